@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Speed of the expert compute on one core: single tiles of both products, and complete expert calls. Measures CPU time, so that
-// a busy machine disturbs little. Several experts alternate, so that weights come from memory, as in a layer, and not from the
-// caches.
+// Speed of the expert compute on one core: single tiles of both products, and complete expert calls. Measures CPU time, so
+// other load on the machine has little effect. Several experts alternate, so weights are read from memory, as in a layer, and
+// not from the caches.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kExperts = 4;
 
-/// Values of ordinary magnitude. Their bits do not matter, as long as no product is subnormal.
+/// Values of ordinary magnitude. Their bits do not matter, but no product may be subnormal.
 std::vector<uint16_t> some_bf16(int64_t n) {
   std::vector<uint16_t> out(static_cast<size_t>(n));
   for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<uint16_t>(0x3C00 + i % 251);
@@ -26,7 +26,7 @@ void set_rate(benchmark::State& state, double operations) {
   state.counters["FLOP/s"] = benchmark::Counter(operations, benchmark::Counter::kIsIterationInvariantRate);
 }
 
-/// One product of `rows` rows: [n, k] weights of kExperts groups.
+/// One product of `rows` rows with [n, k] weights of kExperts groups.
 void run_tiles(benchmark::State& state, int64_t rows, int64_t n, int64_t k, WeightStorage storage) {
   detail::TileGemm gemm(kExperts, n, k, storage);
   const std::vector<uint16_t> b = some_bf16(kExperts * n * k), a = some_bf16(rows * k);
@@ -52,7 +52,7 @@ void tile_down(benchmark::State& state) {
   run_tiles(state, state.range(0), state.range(1), state.range(2), static_cast<WeightStorage>(state.range(3)));
 }
 
-/// ExpertMlp::forward with `rows` rows for each of kExperts experts: both products, SwiGLU and the roundings.
+/// ExpertMlp::forward with `rows` rows for each of kExperts experts: both products, SwiGLU and rounding.
 void expert_forward(benchmark::State& state) {
   const int64_t rows = state.range(0), h = state.range(1), i = state.range(2);
   ExpertMlp mlp({h, i, kExperts}, ExpertWeights(1, h, i).source(0), {});

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange of `switchyard bench`, packed by hand over MPI_Alltoallv: the peer for comparisons.
+// The exchange of `switchyard bench`, packed by hand over MPI_Alltoallv, as a peer for comparison.
 //
 // The work is the same: same routing, same rows, one row per (token, rank) with its ids and weights, results checked bit by
-// bit, same timing rules (barrier before each call, entry to exit on the slowest rank, alternating input sets that no cache
-// holds). All work that a careful user would do outside the call is outside: buffers of the final size are allocated and
-// touched before, and types are committed.
+// bit, and the same timing rules (barrier before each call, entry to exit on the slowest rank, alternating input sets that do
+// not fit into any cache). Work that a careful user would do outside the call is not timed: buffers of the final size are
+// allocated and touched in advance, and types are committed.
 //
 //   mpirun -n 2 --bind-to core mpi_alltoallv --tokens 512 --json peer.json
 #define OMPI_SKIP_MPICXX 1  // the C interface only
@@ -99,7 +99,7 @@ class Peer {
     num_sets_ = o.sets > 0 ? as_int(o.sets)
                            : rotation_sets(per_set, static_cast<double>(machine_.llc_bytes),
                                            static_cast<double>(machine_.memory_available) / 3);
-    o_.warmup = std::max(o_.warmup, num_sets_ - o_.iterations);  // every set is combined once, so that all results are checked
+    o_.warmup = std::max(o_.warmup, num_sets_ - o_.iterations);  // every set is combined once, so all results are checked
     std::vector<std::vector<Routing>> routing;
     for (int r = 0; r < world; ++r) routing.push_back(source.batches(r, o.tokens, num_sets_));
     for (int i = 0; i < num_sets_; ++i) {
@@ -173,7 +173,7 @@ class Peer {
     return {mask, __builtin_popcountll(mask)};
   }
 
-  /// Computes the destinations of tokens, and the counts of all ranks.
+  /// Computes the destinations of tokens and the counts of all ranks.
   void plan(Set& set) {
     std::fill(set.send_counts.begin(), set.send_counts.end(), 0);
     masks_.resize(at(o_.tokens));
@@ -222,7 +222,7 @@ class Peer {
                   set.recv_counts.data(), set.recv_at.data(), meta_type_, MPI_COMM_WORLD);
   }
 
-  /// Identity experts: the received rows are returned and summed by their owner, ranks ascending.
+  /// Identity experts: the received rows are returned, and their owner sums them in ascending rank order.
   void combine(Set& set) {
     MPI_Alltoallv(set.received.data(), set.recv_counts.data(), set.recv_at.data(), row_type_, send_rows_.data(),
                   set.send_counts.data(), set.send_at.data(), row_type_, MPI_COMM_WORLD);
@@ -239,7 +239,7 @@ class Peer {
     }
   }
 
-  /// "" or the first difference on this rank.
+  /// The first difference on this rank, or "".
   std::string verify() {
     std::vector<std::byte> expected(at(row_bytes_));
     for (size_t i = 0; i < sets_.size(); ++i) {

@@ -4,10 +4,11 @@
 
     SWITCHYARD_NCCL=.../nvidia/nccl/lib/libnccl.so.2 python3 bench/nccl_all_to_all.py --tool build/cuda/bin/switchyard --json hosts.json
 
-First `switchyard bench` measures normal mode with `--ranks` ranks on two hosts by name, one GPU per host, over NCCL's sockets of this
-machine. Then one process per GPU sends the bytes that the ranks of one GPU would send to those of the other, with one row per (token,
-rank) and with one row per (token, expert), by one all_to_all of a communicator of the two GPUs. Both use NCCL's network: shared memory and
-NVLink between the GPUs are disabled. Times are medians of the slowest process.
+First `switchyard bench` measures normal mode with `--ranks` ranks on two named hosts, one GPU per host, over NCCL's sockets on
+this machine. Then one process per GPU sends the bytes that the ranks of one GPU would send to the ranks of the other, once with
+one row per (token, rank) and once with one row per (token, expert), using one all_to_all of a communicator of the two GPUs.
+Both measurements use NCCL's network: shared memory and NVLink between the GPUs are disabled. Times are medians of the slowest
+process.
 """
 import argparse
 import json
@@ -23,8 +24,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 NETWORK = {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-#: Minimum ratios of the bytes with one row per (token, rank) and per (token, expert) to ours; and the minimum ratio of times, as a
-#: fraction of the measured ratio of bytes.
+#: Minimum ratios of the bytes with one row per (token, rank) and per (token, expert) to ours; and the minimum ratio of times,
+#: as a fraction of the measured ratio of bytes.
 BYTES_BAR, TIME_BAR = {"token_rank_pairs": 1.3, "routes": 3.0}, 0.8
 
 
@@ -45,8 +46,8 @@ def arguments():
 
 
 def measure_exchange(given):
-    """The run of `switchyard bench`, as in its JSON."""
-    hosts = ",".join("ab"[rank % 2] for rank in range(given.ranks))  # ranks are assigned to GPUs in turn, so that each host has one GPU
+    """Runs `switchyard bench` and returns its run, as in its JSON."""
+    hosts = ",".join("ab"[rank % 2] for rank in range(given.ranks))  # assigned to GPUs in turn: one GPU per host
     environment = {**os.environ, **NETWORK, "SWITCHYARD_HOST": hosts}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tool.json")
@@ -91,7 +92,7 @@ def exchange_by_nccl(rank, given, sizes, store, out_path):
 
 
 def compare(run, nccl):
-    """Compared figures, and whether they meet the bars."""
+    """Returns the compared figures and whether they meet the bars."""
     network, rows = run["network"], run["config"]["hidden"] * 2
     found = []
     for call in ("dispatch", "combine"):

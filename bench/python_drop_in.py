@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the drop-in for DeepEP (docs/deep_ep.md) from Python: a low-latency pair in a CUDA graph, and normal mode at the size of a
-prefill. Ranks are processes, one per GPU, started by torchrun or by this program. bench/python_host_time.py measures the host time of
-calls.
+"""Times of the drop-in for DeepEP (docs/deep_ep.md) from Python: a low-latency pair in a CUDA graph, and normal mode at prefill
+size. Ranks are processes, one per GPU, started by torchrun or by this program. bench/python_host_time.py measures the host time
+of calls.
 
     PYTHONPATH=python python3 bench/python_drop_in.py --json drop_in.json
     PYTHONPATH=python torchrun --nproc-per-node 2 bench/python_drop_in.py
     PYTHONPATH=python python3 bench/python_drop_in.py --tool build/cuda/bin/switchyard
 
-With --tool, `switchyard bench` measures the same calls in the same run on the same GPUs, and its figures are printed next to those of
-Python, with the ratio and its upper bound.
+With --tool, `switchyard bench` measures the same calls in the same run on the same GPUs. Its figures are printed next to those
+of Python, with the ratio and the upper bound of the ratio.
 
-Times are between CUDA events: medians over repetitions of the slowest rank. Before each repetition the L2 cache is overwritten, the GPU is
-kept busy for a millisecond, so that the call has been enqueued by then, and a call of one token lets the ranks begin together. Results of
-calls are checked before calls are timed. A pair that is compared with the tool is measured like the tool does: in a graph, by events
-inside it, with a cold L2 cache and after a meeting of the ranks.
+Times are measured between CUDA events: medians over repetitions, of the slowest rank. Before each repetition the L2 cache is
+overwritten, the GPU is kept busy for a millisecond while the host enqueues the call, and a call with one token makes the ranks
+begin together. Results of calls are checked before calls are timed. A pair that is compared with the tool is measured with the
+tool's method: in a graph, with events inside it, with a cold L2 cache, after a meeting of the ranks.
 """
 import argparse
 import json
@@ -31,7 +31,7 @@ import torch.multiprocessing
 import switchyard as sy
 from switchyard import deep_ep
 
-#: Results of get_dispatch_layout, by dispatch's names.
+#: Results of get_dispatch_layout, by their names in dispatch.
 LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
 
 
@@ -57,20 +57,21 @@ PAIR_BAR, NORMAL_BAR = 1.03, 1.05
 
 
 def measure_by_tool(given, world, *options):
-    """The only run of `switchyard bench` with these options, as in its JSON."""
+    """Returns the only run of `switchyard bench` with these options, as in its JSON."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     environment = {name: value for name, value in os.environ.items() if name not in launcher}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tool.json")
         shape = {"ranks": world, "hidden": given.hidden, "num_experts": given.experts, "topk": given.topk}
         words = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
-        command = [given.tool, "bench", "--backend", "cuda", "--processes", *words, *options, "--json", path]  # ranks are processes here, too
+        # The tool's ranks are processes, too.
+        command = [given.tool, "bench", "--backend", "cuda", "--processes", *words, *options, "--json", path]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         with open(path, encoding="utf-8") as file:
             return json.load(file)["runs"][0]
 
 
-#: Cycles for which a GPU is kept busy before a timed call: about a millisecond, in which the host enqueues the call.
+#: Cycles for which a GPU is kept busy before a timed call: about a millisecond, during which the host enqueues the call.
 BUSY_CYCLES = 2_000_000
 
 
@@ -94,7 +95,7 @@ class Bench:
         return deep_ep.Config(self.given.num_sms) if self.given.num_sms else None
 
     def inputs(self, tokens):
-        """x, ids that differ within a token, weights."""
+        """Returns x, ids that differ within a token, and weights."""
         generator = torch.Generator().manual_seed(self.rank)
         x = torch.randn((tokens, self.given.hidden), generator=generator).bfloat16()
         ids = torch.rand((tokens, self.given.experts), generator=generator).topk(self.given.topk, 1).indices
@@ -133,7 +134,7 @@ class Bench:
         return statistics.median(map(max, zip(*everybody)))
 
     def gpu_time(self, align, call):
-        """Microseconds of `call` after `align`, which lets the ranks begin together."""
+        """Microseconds of `call` after `align`, which makes the ranks begin together."""
         taken = []
         for repetition in range(self.given.repetitions + 5):
             self.synchronize()
@@ -193,7 +194,7 @@ class Bench:
         buffer.destroy()
 
     def barrier(self):
-        """A meeting of all ranks by one small kernel, like the tool's; None if this torch has none."""
+        """A meeting of all ranks in one small kernel, like the tool's; None if this torch does not support it."""
         if self.meeting is None:
             try:
                 from torch.distributed import _symmetric_memory
@@ -206,7 +207,7 @@ class Bench:
         return lambda: self.meeting[1].barrier(channel=0)
 
     def pair_beside_tool(self, name, pair, align, fp8, tool):
-        """Measures a pair as the tool does: by events inside a graph, with a cold L2 cache and after a meeting. `tool`: the tool's
+        """Measures a pair with the tool's method: events inside a graph, a cold L2 cache, after a meeting. `tool`: the tool's
         measurement, or None if there is none yet; returns it."""
         try:
             begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
@@ -216,7 +217,7 @@ class Bench:
             return tool
         graph, taken = torch.cuda.CUDAGraph(), []
         align()
-        align()  # both results of its shape
+        align()  # creates both results of its shape
         self.synchronize()
         dist.barrier()
         with torch.cuda.graph(graph):
@@ -226,7 +227,7 @@ class Bench:
             pair()
             end.record()
         dist.barrier()
-        for _ in range(4 * self.given.repetitions + 5):  # without pauses, like the tool: a GPU that waits for its host enters a sleep state
+        for _ in range(4 * self.given.repetitions + 5):  # no pauses, like the tool: a waiting GPU enters a sleep state
             graph.replay()
             torch.cuda.synchronize()
             taken.append(begin.elapsed_time(end) * 1e3)
@@ -255,7 +256,7 @@ class Bench:
         sent = int(where.sum()) - int(where[:, self.rank].sum())
         more = {"rows": rows.shape[0], "sent": sent}
 
-        calls = {  # with the names in the tool's results
+        calls = {  # by their names in the tool's results
             "dispatch(handle=...)": ("cached_dispatch", lambda: buffer.dispatch(x, handle=handle, config=config)),
             "combine": ("combine", lambda: buffer.combine(rows, handle, config=config)),
             "dispatch(num_worst_tokens=...)": ("dispatch", lambda: buffer.dispatch(x, num_worst_tokens=max_tokens, **keywords)),
@@ -302,7 +303,7 @@ def run(rank, world, store, given):
 
 def main():
     given = arguments()
-    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # ranks meet by ordinary flags
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # ranks meet through ordinary flags
     if "RANK" in os.environ:
         run(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), None, given)
         return

@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the host time of a call from Python up to its launch, and its parts: one rank, one token, one GPU, no dependencies but torch.
+"""Measures the host time of a call from Python up to its launch, in parts: one rank, one token, one GPU, no dependency except
+torch.
 
     PYTHONPATH=python python3 bench/python_host_time.py --json host_time.json
-    PYTHONPATH=python python3 bench/python_host_time.py --backend cpu    # Python's part; the rest is work there
+    PYTHONPATH=python python3 bench/python_host_time.py --backend cpu    # Python's part; on the CPU the rest is the call's work
 
-For each call, in microseconds of single calls between two readings of the clock:
+For each call, in microseconds, from single calls between two clock readings:
 
     whole    the call
     Python   the call with the library's function replaced by a C function that returns at once: Python, torch, ctypes
-    C        the library's function alone, by ctypes, with the arguments of the call; without the time of ctypes
-    driver   expected time of CUDA in C: number of functions that an enqueue calls (counted in the sources), times the time of each
+    C        the library's function by itself, called through ctypes with the arguments of the call; without the time of ctypes
+    driver   expected time of CUDA in C: number of functions that an enqueue calls (counted in the sources) * time of each
 
-Then the times of these functions alone on this machine, from the driver (names with cu), the runtime (cuda) and torch, without the time of
-ctypes. The program waits for the GPU every few calls, so that it does not measure a full launch queue. Everything is measured on torch's
-default stream, and again on a separate stream.
+Then the times of these functions by themselves on this machine: functions of the driver (names with cu), of the runtime (cuda)
+and of torch, without the time of ctypes. The program waits for the GPU every few calls, so it does not measure a full launch
+queue. Everything is measured on torch's default stream and again on a separate stream.
 
-A host that is shared with others is slow for seconds at a time. Therefore the measurements alternate: a round measures 20 calls of each,
-and a figure is the median over rounds of the rounds' medians. The minimum and maximum over rounds are printed next to it, and so is the
-time that Python takes for a hundred additions, which shows how fast the host was.
+A shared host is slow for seconds at a time. Therefore the measurements alternate: a round measures 20 calls of each, and a
+figure is the median over rounds of the rounds' medians. Printed next to it are the minimum and maximum over rounds and, as an
+indicator of the host's speed, the time that Python takes for a hundred additions.
 """
 import argparse
 import contextlib
@@ -38,7 +39,7 @@ from switchyard._abi.arrays import arrays_of_torch
 from switchyard._abi.ffi import bare, library
 from switchyard.deep_ep import _copies
 
-#: Results of get_dispatch_layout, by dispatch's names.
+#: Results of get_dispatch_layout, by their names in dispatch.
 LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
 
 #: int pthread_equal(a, b): returns 0 for different pointers and ignores further arguments, so it can replace any successful
@@ -66,7 +67,7 @@ def arguments():
 
 
 class Function:
-    """A library function as all callers in this process use it: each ctypes object has an address, which is changed."""
+    """A library function as seen by all callers in this process: the address inside each ctypes object is replaced."""
 
     def __init__(self, name):
         self.name = name
@@ -83,7 +84,7 @@ class Function:
         self.replace(self.address)
 
     def arguments_of(self, call):
-        """The arguments that `call` passes. The memory to which they point must outlive this."""
+        """Returns the arguments passed by `call`, and its result. The arguments' memory must outlive the arguments."""
         given, original = [], self.prototype(self.address)
 
         def note(*arguments):
@@ -100,8 +101,8 @@ class Function:
 
 
 class Figure:
-    """Host time of `call` by rounds, less that of `nothing`, in microseconds. Not timed: `before` is called before the calls of a round,
-    `after` after each call, `behind` at the end."""
+    """Host time of `call` by rounds, less that of `nothing`, in microseconds. Not timed: `before` is called before the calls of
+    a round, `after` after each call, `behind` at the end."""
 
     def __init__(self, call, nothing=None, before=None, after=None, behind=None):
         self.call, self.nothing, self.before, self.after, self.behind = call, nothing, before, after, behind
@@ -135,7 +136,7 @@ class Figure:
 
 
 def take_turns(figures, rounds, synchronize):
-    """The first round is not counted."""
+    """The first round is discarded."""
     for number in range(rounds + 1):
         for figure in figures:
             figure.take(synchronize)
@@ -150,10 +151,10 @@ def hundred_additions():
     return total
 
 
-# CUDA functions that an enqueue calls, by the names of Units.
-ENQUEUE = {"cuCtxGetCurrent": 1, "cudaEventRecord": 1}  # no address queries, because torch has the information
-POOL = {"cuPointerGetAttributes, 3": 1, "cudaEventRecord": 2}  # for rows in the library's memory, whose end is recorded separately
-SIDE = {"cudaStreamGetCaptureInfo": 1, "cudaStreamGetId": 1}  # on streams that can be captured
+# CUDA functions called by an enqueue, by the names of Units.
+ENQUEUE = {"cuCtxGetCurrent": 1, "cudaEventRecord": 1}  # no address queries, because torch provides the information
+POOL = {"cuPointerGetAttributes, 3": 1, "cudaEventRecord": 2}  # for rows in library memory: their end is recorded separately
+SIDE = {"cudaStreamGetCaptureInfo": 1, "cudaStreamGetId": 1}  # on streams that support capture
 CALLS_OF = {
     "sy_exchange_dispatch_cached": {**ENQUEUE, "launch, 2 KiB": 1},
     "sy_exchange_combine": {**ENQUEUE, "launch, 2 KiB": 1},
@@ -173,7 +174,7 @@ class Units:
 
     @staticmethod
     def _find_runtime():
-        """The runtime that torch has loaded."""
+        """The runtime loaded by torch."""
         with open("/proc/self/maps", encoding="utf-8") as maps:
             paths = {line.split()[-1] for line in maps if "libcudart.so" in line}
         return ctypes.CDLL(min(paths)) if paths else None
@@ -289,7 +290,7 @@ class Units:
 
 
 class Calls:
-    """The measured calls, with the library function of each, and the other functions that it calls."""
+    """The measured calls, each with its library function and the other functions that it calls."""
 
     def __init__(self, given):
         self.given, self.cuda = given, given.backend == "cuda"
@@ -304,7 +305,7 @@ class Calls:
         hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(16, given.hidden, 1, given.experts)
         buffer = deep_ep.Buffer(dist.group.WORLD, 64 << 20, hint, low_latency_mode=True, explicitly_destroy=True, backend=given.backend)
         until.callback(buffer.destroy)
-        if not self.cuda:  # with the code for GPUs
+        if not self.cuda:  # including the code for GPUs
             buffer._normal.made = _copies.Generations(buffer.runtime, 64 << 20, {"backend": "cpu"})
         counted = dict(zip(LAYOUT, buffer.get_dispatch_layout(ids, given.experts)))
         rows, _, _, _, handle, _ = buffer.dispatch(x, topk_idx=ids, topk_weights=weights, **counted)
@@ -328,7 +329,7 @@ class Calls:
                 (f"drop-in: low_latency_combine, {word}", 12, "sy_low_latency_combine", (),
                  lambda: buffer.low_latency_combine(y, ids, weights, handle))]
 
-    #: Further functions that a dispatch of an exchange calls if it delivers into the library's memory.
+    #: Further functions that a dispatch calls if it delivers into the library's memory.
     DELIVERS = ("sy_dispatched_get", "sy_dispatched_destroy")
 
     def of_package(self, until):
@@ -352,7 +353,7 @@ class Calls:
 
 
 class Measured:
-    """A call, with its figures and those of its parts. Without a `function` of the library its parts are unknown."""
+    """A call with its figures and those of its parts. Without a library `function` the parts are unknown."""
 
     def __init__(self, name, bar, function, others, call):
         self.name, self.bar, self.call, self.others, self.whole, self.function = name, bar, call, others, Figure(call), None
@@ -366,7 +367,7 @@ class Measured:
         self.by_ctypes = Figure(lambda: nothing(*self.given))
 
     def know(self):
-        """Stores the arguments; the memory to which they point stays valid only as long as nothing else is called."""
+        """Stores the arguments. The memory to which they point is valid only until the next call of anything else."""
         self.given, self.kept = self.function.arguments_of(self.call)
 
     def give_back(self):
@@ -418,7 +419,7 @@ def measure_all(given, calls, stream, where):
         take_turns([host, *(figure for each in measured for figure in each.figures()), *units.values()], given.rounds, synchronize)
         report = [each.report(units, stream, where) for each in measured]
         synchronize()
-        measured.clear()  # before their objects end
+        measured.clear()  # before the objects that they refer to are destroyed
     report.append({"stream": where, "unit": "Python: a hundred additions", **host.report()})
     report += [{"stream": where, "unit": name, **figure.report()} for name, figure in units.items()]
     print_figures(where, report)

@@ -2,7 +2,7 @@
 // One expert-parallel layer over four ranks that are threads of this process. No cluster, GPU or launcher is needed.
 //
 // Every token is sent to the ranks that hold its two experts; expert e multiplies the received rows by e + 1; combine returns
-// the results and sums them with the tokens' weights. All numbers are small, so that the result can be checked exactly.
+// the results and sums them with the tokens' weights. All numbers are small, so the result can be checked exactly.
 #include <switchyard/normal.hpp>
 
 #include <atomic>
@@ -79,7 +79,7 @@ int main() try {
     ranks.emplace_back([&] {
       try {
         wrong += run_rank(group, config);
-      } catch (const std::exception& error) {  // the waits of other ranks end too, each with an error that names the cause
+      } catch (const std::exception& error) {  // the other ranks stop waiting too, each with an error that names the cause
         std::fprintf(stderr, "rank %d: %s\n", group.rank(), error.what());
         wrong += 1;
       }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as processes. Started alone, this program forks four ranks. Started by a launcher, it is one of the launcher's ranks:
+// Ranks as processes. Started directly, this program forks four ranks. Started by a launcher, it is one of the launcher's
+// ranks:
 //   torchrun --no-python --nproc-per-node 4 example_02_processes
 //   mpirun -n 4 example_02_processes        srun -n 4 example_02_processes
 //
-// A bf16 dispatch in rank-major order: one row per (token, rank). Every rank returns the received rows unchanged, so that
-// combine yields each token times the number of ranks that it visited.
+// A bf16 dispatch in rank-major order: one row per (token, rank). Every rank returns the received rows unchanged, so combine
+// yields each token times the number of ranks that received it.
 #include <switchyard/normal.hpp>
 
 #include <sys/wait.h>
@@ -23,12 +24,12 @@ using namespace switchyard;
 
 constexpr int kExperts = 16, kTopk = 4, kTokens = 64, kHidden = 128;
 
-// Small integers are exact in bf16, which is the upper half of a float32.
+// Small integers are exact in bf16. A bf16 is the upper half of a float32.
 uint16_t to_bf16(int number) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(number)) >> 16); }
 int value(int rank, int t, int column) { return (rank * 5 + t + column) % 8; }
 int expert(int rank, int t, int k) { return (rank * 3 + t + k * k) % kExperts; }
 
-// Number of ranks that hold one of the token's experts.
+// Number of ranks that hold at least one of the token's experts.
 int visited(int rank, int t, int world) {
   int count = 0;
   for (int r = 0; r < world; ++r) {
@@ -64,14 +65,14 @@ int run_rank(Group group, const NormalConfig& config) {
   return wrong == 0 ? 0 : 1;
 }
 
-// Joins the group and runs. No exception may leave a forked process.
+// Joins the group and runs the rank. No exception may leave a forked process.
 int guarded(const std::function<Group(const GroupOptions&)>& join) try {
   NormalConfig config;
   config.hidden = kHidden;
   config.num_experts = kExperts;
   config.topk = kTopk;
   config.max_tokens = kTokens;
-  GroupOptions options;  // the size of a launcher's group is unknown here: reserve for the largest
+  GroupOptions options;  // the size of a launcher's group is not known yet: reserve for the maximum
   options.heap_bytes = NormalExchange::heap_bytes(config, kMaxRanks);
   return run_rank(join(options), config);
 } catch (const std::exception& error) {

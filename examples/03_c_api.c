@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch and combine from C11 on two ranks that are threads. Every rank returns the received rows and weights unchanged; each
-// token must return multiplied by the number of ranks that it visited, here two.
+// Dispatch and combine from C11 on two ranks that are threads. Every rank returns the received rows and weights unchanged, so
+// each token must return multiplied by the number of ranks that received it, here two.
 #include <switchyard/c/switchyard.h>
 
 #include <pthread.h>
@@ -44,7 +44,7 @@ static int exchange_tokens(Rank* me, const float* x, const int32_t* ids, const f
 
   sy_dispatched_view received = SY_DISPATCHED_VIEW_INIT;
   TRY(sy_dispatched_get(dispatched, &received));
-  rows.data = received.x;  // experts would work here, in place
+  rows.data = received.x;  // a real program would run its experts here, in place
   rows.rows = received.rows;
   sy_combine_options options = SY_COMBINE_OPTIONS_INIT;
   options.topk_weights = received.topk_weights;

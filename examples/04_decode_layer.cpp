@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A decode layer over three ranks that are threads of this process: low-latency dispatch (bf16 tokens travel as fp8), a masked
-// grouped matrix product that reads rows, counts and scales exactly as delivered, and combine, which reads the products where
-// the experts wrote them. Runs once for each form of scales. On GPUs the calls are the same with device pointers; the counts
-// stay on the device.
+// grouped matrix product that reads rows, counts and scales exactly as delivered, and combine, which reads the products from
+// the memory in which the experts wrote them. Runs once for each form of scales. On GPUs the calls are the same, with device
+// pointers, and the counts stay on the device.
 //
-// Tokens are representable exactly in fp8: small integers times a power of two for each 128 columns, and in each such group one
-// element of 448 times that power, where 448 is the largest fp8 number. Therefore the result must equal that of plain
-// arithmetic, bit by bit.
+// Tokens are exactly representable in fp8: small integers times a power of two for each group of 128 columns. Each group also
+// has one element of 448 (the largest fp8 number) times that power. Therefore the result must equal that of plain arithmetic,
+// bit by bit.
 #include <switchyard/low_latency.hpp>
 
 #include <atomic>
@@ -51,7 +51,7 @@ float from_fp8(uint8_t bits) {
 
 // --- Experts: one masked grouped product.
 
-// The scale of columns [128 g, 128 g + 128) of row r of expert e, at the place where dispatch wrote it.
+// The scale of columns [128 g, 128 g + 128) of row r of expert e, in the position written by dispatch.
 float scale_of(const LowLatencyOutput& in, const LowLatencyConfig& config, int64_t e, int64_t r, int64_t g) {
   const bool packed = config.scales == ScaleKind::ue8m0;  // one byte: the exponent of a power of two
   const int64_t groups = num_scales(kHidden);
@@ -71,13 +71,13 @@ float scale_of(const LowLatencyOutput& in, const LowLatencyConfig& config, int64
   return scale;
 }
 
-// y[row] = matrix of the row's expert * row, for the rows that exist.
+// y[row] = matrix of the row's expert * row, for all valid rows.
 void masked_grouped_product(const LowLatencyOutput& in, const LowLatencyConfig& config, int first_expert, int experts,
                             const LowLatencyRows& y) {
   const auto* const codes = static_cast<const uint8_t*>(in.x.data);
   auto* const out = static_cast<uint16_t*>(y.data);
   for (int64_t e = 0; e < experts; ++e) {
-    for (int64_t r = 0; r < in.rows_of_expert[e]; ++r) {  // further rows are undefined
+    for (int64_t r = 0; r < in.rows_of_expert[e]; ++r) {  // rows beyond these are undefined
       const int64_t row = e * in.rows_per_expert + r;
       float x[kHidden];
       for (int c = 0; c < kHidden; ++c) x[c] = from_fp8(codes[row * kHidden + c]) * scale_of(in, config, e, r, c / kScaleGroup);
@@ -92,7 +92,7 @@ void masked_grouped_product(const LowLatencyOutput& in, const LowLatencyConfig& 
 
 // --- One rank.
 
-// Number of wrong elements, compared with the same layer computed on the token's rank without any exchange.
+// Number of elements that differ from the same layer computed on the token's rank without any exchange.
 int wrong_elements(int step, int rank, int t, const uint16_t* out) {
   int wrong = 0;
   float x[kHidden];
@@ -115,7 +115,7 @@ int run_rank(Group& group, const LowLatencyConfig& config) {
   const int rank = group.rank(), first = first_expert(kExperts, kRanks, rank);
   LowLatencyExchange exchange(group, config);          // collective
   LowLatencyOutput received = exchange.make_output();  // allocated once, used by every step
-  LowLatencyRows y = exchange.make_rows(DType::bf16);  // for the products, [experts here * R, H]
+  LowLatencyRows y = exchange.make_rows(DType::bf16);  // for the products, [local experts * R, H]
   std::vector<uint16_t> x(kMaxTokens * kHidden), out(kMaxTokens * kHidden);
   std::vector<int32_t> ids(kMaxTokens * kTopk);
   std::vector<float> weights(kMaxTokens * kTopk);

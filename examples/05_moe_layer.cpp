@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A complete MoE layer over three ranks that are threads of this process: one object for prefill and one for decoding, which
-// share the weights without a second copy. `out` already contains the rows of a shared expert when the layer is called. On GPUs
-// the calls are the same with device pointers and a stream, and can be captured in a graph.
+// A complete MoE layer over three ranks that are threads of this process, with one object for prefill and one for decoding.
+// Both share one copy of the weights. When the layer is called, `out` already contains the rows of a shared expert. On GPUs the
+// calls are the same with device pointers and a stream, and can be captured in a graph.
 //
-// The result must equal that of the formula, computed on the token's rank, within the rounding of bf16.
+// The result must equal that of the formula, evaluated on the token's rank, within the rounding of bf16.
 #include <switchyard/layer.hpp>
 
 #include <atomic>

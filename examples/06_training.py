@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training a Mixture-of-Experts layer over ranks with PyTorch, on the CPU:
+"""Training a Mixture-of-Experts layer over several ranks with PyTorch, on the CPU:
 
     torchrun --nproc-per-node 4 examples/06_training.py
 
-Every rank has its own tokens, a copy of the router, and a share of the experts. Dispatch and combine are differentiable, so the loss
-reaches the experts, the router's weights and the tokens. Needs the package: ./dev wheel, pip install dist/*.whl (docs/python.md).
+Every rank has its own tokens, a copy of the router, and a share of the experts. Dispatch and combine are differentiable, so
+gradients of the loss flow to the experts, the router's weights and the tokens. Needs the package: ./dev wheel, pip install
+dist/*.whl (docs/python.md).
 """
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ class Moe(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, ids = self.router(x).softmax(-1).topk(TOPK)
         rows, handle = self.exchange.dispatch(x, ids, weights)
-        parts = rows.tensor_split(handle.offsets.tolist()[:-1])  # each expert's rows, from all ranks
+        parts = rows.tensor_split(handle.offsets.tolist()[:-1])  # the rows of each expert, from all ranks
         y = torch.cat([torch.tanh(expert(part)) for expert, part in zip(self.experts, parts)])
         return x + self.exchange.combine(y, handle, order="per_route")
 
@@ -38,7 +39,7 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     with sy.Group.from_process_group(heap_bytes=64 << 20) as group:
-        torch.manual_seed(0)  # the target is equal on all ranks, and so is the router
+        torch.manual_seed(0)  # the target and the router are equal on all ranks
         teacher, model = torch.nn.Linear(HIDDEN, HIDDEN), Moe(group)
         torch.manual_seed(1 + rank)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -48,7 +49,7 @@ def main() -> None:
             loss = F.mse_loss(model(x), x + torch.tanh(teacher(x)).detach())
             optimizer.zero_grad()
             loss.backward()
-            dist.all_reduce(model.router.weight.grad)  # experts have one owner; the router has a copy on every rank
+            dist.all_reduce(model.router.weight.grad)  # each expert has one owner, but every rank has a copy of the router
             model.router.weight.grad /= world
             optimizer.step()
             total = loss.detach().clone()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records the routing of a transformers model over ranks for the tool, on the CPU:
+"""Records the routing of a transformers model on several ranks, on the CPU, for use with the tool:
 
     torchrun --nproc-per-node 2 examples/07_record_routing.py routing.safetensors
     switchyard bench --routing routing.safetensors
 
-The model is a small Mixtral with random weights, whose experts are divided among the ranks; each rank reads its own texts. Hooks on the
-routers record the experts of the rank's tokens (docs/routing.md). Rank 0 joins the ranks' files and reads the result back. Needs the
-package (docs/python.md) and transformers.
+The model is a small Mixtral with random weights. Its experts are divided among the ranks, and each rank reads its own texts.
+Hooks on the routers record the experts of the rank's tokens (docs/routing.md). Rank 0 merges the ranks' files and reads the
+result back. Needs the package (docs/python.md) and transformers.
 """
 import os
 import sys
@@ -46,7 +46,7 @@ def record(group: sy.Group, model: torch.nn.Module) -> record_routing.RoutingRec
 
 
 def check(path: str, world: int) -> None:
-    """Checks that every layer and rank is present, with as many tokens as the texts had, and with ids of existing experts."""
+    """Checks that every layer and rank is present, with the number of tokens of the texts and only ids of existing experts."""
     tensors, about = record_routing.load_safetensors(path)
     assert record_routing.experts_of(path, about) == EXPERTS, about
     for layer in range(LAYERS):

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps of a Mixture-of-Experts layer; on GPUs a step is a CUDA graph, on the CPU the same calls:
+"""Decode steps of a Mixture-of-Experts layer. On GPUs a step is a CUDA graph; on the CPU it makes the same calls:
 
     torchrun --nproc-per-node 2 examples/08_serving.py          # default: cuda if torch has it; or append cpu or cuda
 
-A step is router, layer and norm of the rank's tokens, one token of each sequence that the rank serves. The layer is computed in two
-ways: with low-latency dispatch, products of torch and combine; and with `MoeLayer`, if the library switchyard_layer is available. The
-last step of each is compared with all experts computed in torch. Needs the package (docs/python.md), and Hopper GPUs or none.
+A step computes the router, the layer and the norm for the rank's tokens: one token of each sequence that the rank serves. The
+layer is computed in two ways: with low-latency dispatch, torch products and combine; and with `MoeLayer`, if the library
+switchyard_layer is available. The last step of each is compared with all experts computed in torch. Needs the package
+(docs/python.md); GPUs, if used, must be Hopper.
 """
 import os
 import sys
@@ -23,7 +24,7 @@ Layer = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Step:
-    """One step, on memory at fixed addresses, as graphs require."""
+    """One step. It uses memory at fixed addresses, as graphs require."""
 
     def __init__(self, layer: Layer, x: torch.Tensor, router: torch.Tensor) -> None:
         self.layer, self.router = layer, router
@@ -38,7 +39,7 @@ class Step:
 
 
 def by_low_latency(group: sy.Group, w13: torch.Tensor, w2: torch.Tensor) -> Layer:
-    """Rows beyond the received ones are also computed, but never read."""
+    """Also computes rows beyond the received ones, which are never read."""
     exchange = sy.LowLatency(group, scales=None, **SHAPE)
     rows = []  # expert outputs, allocated once
 
@@ -54,7 +55,7 @@ def by_low_latency(group: sy.Group, w13: torch.Tensor, w2: torch.Tensor) -> Laye
 
 
 def reference(step: Step, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
-    """Expected result of the layer in the last step, from the weights of all experts, in float32."""
+    """Expected result of the layer in the last step, computed from the weights of all experts in float32."""
     out = torch.zeros_like(step.before, dtype=torch.float32)
     for e in range(EXPERTS):
         tokens, positions = torch.where(step.ids == e)
@@ -65,7 +66,7 @@ def reference(step: Step, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
 
 
 def serve(group: sy.Group, step: Step, steps: int) -> float:
-    """Seconds of `steps` steps. The first steps are not counted: they create resources of later ones."""
+    """Seconds of `steps` steps. The first steps are discarded, because they create resources for later ones."""
     on_gpu, run = step.x.is_cuda, step.__call__
     for _ in range(2):
         step()
@@ -87,7 +88,7 @@ def serve(group: sy.Group, step: Step, steps: int) -> float:
 
 
 def make_weights(device: str) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Router and all experts, equal on all ranks."""
+    """The router and all experts, equal on all ranks."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:

@@ -9,7 +9,7 @@
 
 namespace oracle {
 
-/// Route f = t * K + k of each row of `rank`'s return buffer: its valid routes in a stable sort by expert.
+/// Route f = t * K + k of each row in `rank`'s return buffer: its valid routes, stably sorted by expert.
 std::vector<int64_t> returned_routes(const Problem& problem, int rank);
 
 /// Identity experts on closed-form rows: every result equals the input, within 1e-6 before rounding.
@@ -19,7 +19,7 @@ struct LedgerFixture {
   int topk = 8;
   int experts_per_rank = 2;
   uint64_t seed = 1234;
-  uint64_t drop_percent = 0;  ///< of the routes, chosen by rank and f
+  uint64_t drop_percent = 0;  ///< of the routes, selected by rank and f
 
   int64_t routes() const { return tokens * topk; }  ///< per rank
   /// (f + rank) mod E; -1: dropped.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Expected results of low-latency mode, by definition: the tokens that chose an expert, their order, and the positions of their
-// scales. Sums are those of combine_row (oracle/rows.hpp). Shares no code with src/.
+// scales. Sums are computed by combine_row (oracle/rows.hpp). Shares no code with src/.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace oracle {
 
-/// A delivered row: its token, and the first choice of the token that names the expert.
+/// A delivered row: its token, and the token's first choice that names the expert.
 struct Arrival {
   int source = 0;
   int64_t token = 0;
@@ -29,18 +29,18 @@ struct LowLatencyView {
 };
 LowLatencyView low_latency_view(const Problem& problem, int rank);
 
-/// Number of rows that one rank sends to itself and to others.
+/// Number of rows that one rank sends to itself and to other ranks.
 struct Traffic {
   uint64_t local = 0, remote = 0;
 };
-/// Rows of a dispatch: one per (token, rank) or per (token, expert).
+/// Traffic of a dispatch: one row per (token, rank) or per (token, expert).
 Traffic dispatch_traffic(const Problem& problem, int rank, switchyard::Sending sending);
-/// Rows of a combine after that dispatch: one per (token, expert) or per (token, rank), counted by the rank of the expert.
+/// Traffic of a combine after that dispatch: one row per (token, expert) or per (token, rank), counted at the expert's rank.
 Traffic combine_traffic(const Problem& problem, int rank, CombineOrder order);
-/// Rows of a rank's tokens that cross between hosts in a dispatch: one per (token, other host with a route). `host_of`: by
-/// rank.
+/// Rows of a rank's tokens that cross between hosts in a dispatch: one per (token, other host with a route). `host_of`: host of
+/// each rank.
 uint64_t dispatch_crossings(const Problem& problem, int rank, const std::vector<int>& host_of);
-/// Rows that cross between hosts in a combine after that dispatch: like combine_traffic, for ranks of other hosts.
+/// Rows that cross between hosts in a combine after that dispatch: like combine_traffic, but only to ranks of other hosts.
 uint64_t combine_crossings(const Problem& problem, int rank, CombineOrder order, const std::vector<int>& host_of);
 
 /// Byte offset of scale `group` of row `row` of local expert `expert` in Rows::scales. `row_scales`: columns per scale.
@@ -51,15 +51,15 @@ struct ScaleShape {
   int row_scales = switchyard::kScaleGroup;
   int64_t rows_per_expert = 0;
   int64_t groups() const;
-  /// Number of stored groups: those beyond groups() are 0.
+  /// Number of stored groups. Scales of groups beyond groups() are 0.
   int64_t places() const;
-  /// LowLatencyOutput::scale_rows: column-major: words from one column to the next, in units of 16 bytes; row-major:
+  /// LowLatencyOutput::scale_rows. Column-major: words from one column to the next, in units of 16 bytes. Row-major:
   /// rows_per_expert.
   int64_t column() const;
   int64_t offset(int64_t expert, int64_t row, int64_t group) const;
 };
 
-/// Bound of |combine - exact sum| for one element, from the exact terms w_k * x_k by k and the rank of each; see
+/// Bound of |combine - exact sum| for one element, computed from the exact terms w_k * x_k by k and the rank of each; see
 /// docs/concepts/low_latency.md. Neither order may overflow.
 struct ErrorBound {
   double exact = 0;      ///< the sum

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Number formats of the oracle, by definition: exact in double, one rounding. Shares no code with src/.
+// Number formats of the oracle, by definition: exact values in double, rounded once. Shares no code with src/.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,8 @@
 
 namespace oracle {
 
-/// An IEEE-like format. `finite_only` has no infinity: larger values saturate, and the all-ones code is the only NaN (e4m3).
+/// An IEEE-like format. With `finite_only` there is no infinity: larger values saturate, and the all-ones code is the only NaN
+/// (e4m3).
 struct Format {
   int exponent_bits;
   int mantissa_bits;
@@ -27,7 +28,7 @@ uint32_t encode(const Format& format, double value);
 /// Exact.
 double decode(const Format& format, uint32_t code);
 
-/// Reads all elements of a row of `type`, exactly; writes a row of `values`, each rounded once. Like decode and encode.
+/// Reads all elements of a row of `type` exactly; writes a row of `values`, each rounded once. Equivalent to decode and encode.
 void load_row(switchyard::DType type, const void* row, int64_t elements, float* values);
 void store_row(switchyard::DType type, const float* values, int64_t elements, void* row);
 /// Element `i` of a row of `type`, exactly.

@@ -21,8 +21,8 @@ int64_t row_limit(const Problem& p, int rank) {
   return cut ? at(p.capacity, rank) : std::numeric_limits<int64_t>::max();
 }
 
-/// Expert-major: the first row of each expert of `rank`, with each expert padded, followed by the number of rows. Before
-/// capacity.
+/// Expert-major, before capacity: the first row of each expert of `rank`, with each expert padded, followed by the total number
+/// of rows.
 std::vector<int64_t> first_rows(const Problem& p, int rank) {
   const int first = p.first_expert(rank), last = p.first_expert(rank + 1);
   std::vector<int64_t> count(static_cast<size_t>(last - first), 0), rows{0};
@@ -35,8 +35,8 @@ std::vector<int64_t> first_rows(const Problem& p, int rank) {
 }
 
 /// Calls visit(route, pair) for every route to `rank`, by (source, token, k). `pair` is the number of preceding (source, token)
-/// pairs with a route to the rank. Rank-major rows are these pairs; expert-major rows are routes, by (expert, source, token,
-/// k).
+/// pairs with a route to the rank. Rank-major rows correspond to these pairs; expert-major rows correspond to routes, by
+/// (expert, source, token, k).
 template <class Visit>
 void each_route_to(const Problem& p, int rank, const Visit& visit) {
   const int first = p.first_expert(rank), last = p.first_expert(rank + 1);
@@ -84,7 +84,7 @@ class Receiver {
   void add(const Route& r, int64_t pair) {
     const int local = r.expert - first_;
     if (!by_expert_) v_.rows_needed = pair + 1;
-    // A rank-major record beyond capacity has no row and does not exist.
+    // A rank-major pair beyond capacity has neither a row nor a record.
     if ((by_expert_ || r.kept) && pair == static_cast<int64_t>(v_.records.size())) add_record(r);
     if (!r.kept) {
       ++at(v_.dropped_per_source, int64_t{r.source} * local_experts_ + local);
@@ -147,7 +147,7 @@ Owned nothing_kept(const Problem& p, int rank) {
   return v;
 }
 
-/// Adds a route of the owner. Routes arrive by rank, then by token and k.
+/// Adds a route of the owner. Routes must be added by rank, then by token and k.
 void add_owned(const Problem& p, const Route& r, int64_t pair, Owned& v) {
   const int64_t f = r.token * p.topk + r.k;
   if (!r.kept) at(v.dropped, f) = 1;
@@ -211,7 +211,7 @@ Expected expect(const Problem& p) {
   out.ranks.resize(static_cast<size_t>(p.world));
   out.routes_per_expert.assign(static_cast<size_t>(p.world), std::vector<int32_t>(static_cast<size_t>(p.experts), 0));
   out.touching.assign(static_cast<size_t>(p.world), std::vector<int32_t>(static_cast<size_t>(p.world), 0));
-  std::vector<std::vector<size_t>> number;  // number of each choice among the routes
+  std::vector<std::vector<size_t>> number;  // index of each choice among the routes
   size_t routes = 0;
   for (int rank = 0; rank < p.world; ++rank) {
     static_cast<Owned&>(at(out.ranks, rank)) = nothing_kept(p, rank);
@@ -242,7 +242,7 @@ int64_t worst_case_rows(const Problem& p, int rank) {
   if (p.layout == Layout::rank_major) return p.first_expert(rank + 1) > p.first_expert(rank) ? p.world * p.max_tokens : 0;
   const int64_t routes = p.world * p.max_tokens * p.topk;
   const int64_t num_local_experts = p.first_expert(rank + 1) - p.first_expert(rank);
-  // Every non-empty expert but one holds a single route; the last one holds the rest.
+  // Every non-empty expert except the last holds a single route; the last one holds the rest.
   const int64_t nonempty = std::min(routes, num_local_experts);
   if (nonempty == 0) return 0;
   return (nonempty - 1) * p.alignment + aligned(routes - (nonempty - 1), p.alignment);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expected results of a dispatch, by definition: all routes in order, placed and counted. Shares no code with src/.
+// Expected results of a dispatch, by definition: all routes in order, with their placement and counts. Shares no code with
+// src/.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +14,11 @@ using switchyard::Layout;
 using switchyard::Overflow;
 using switchyard::SizePolicy;
 
-/// Experts are split into consecutive ranges; the first E mod W ranks hold one more. For rank == world: E.
+/// Experts are split into consecutive ranges; the first E mod W ranks hold one more. For rank == world returns E.
 int first_expert(int experts, int world, int rank);
 int owner(int experts, int world, int64_t expert);
 
-/// One dispatch, seen globally: the inputs of all ranks.
+/// One dispatch, described globally: the inputs of all ranks.
 struct Problem {
   int world = 1;
   int experts = 1;
@@ -71,7 +72,7 @@ struct Send {
   int64_t record;  ///< index of the pair at `rank`
 };
 
-/// View of one rank as receiver. For sizes see Dispatched and HandleData, which have the same fields.
+/// View of one rank as receiver. Dispatched and HandleData have the same fields and document their sizes.
 struct Received {
   int64_t rows = 0;
   int64_t rows_needed = 0;                ///< before capacity
@@ -97,7 +98,7 @@ struct Owned {
   std::vector<std::vector<Send>> sends;  ///< per token, ranks ascending
 };
 
-/// Views of one rank: all routes are read, and only those of the rank are kept. Under Overflow::fail capacity is ignored.
+/// Views of one rank: reads all routes but keeps only those of the rank. Under Overflow::fail capacity is ignored.
 Received received(const Problem& problem, int rank);
 Owned owned(const Problem& problem, int rank);
 /// Number of ids of the rank that are neither -1 nor in [0, E).

@@ -53,13 +53,13 @@ float wild_value(uint64_t bits, DType type) {
   return scaled(bits >> 63 ? -mantissa : mantissa, exponent);
 }
 
-/// The cases vary with the row and the group, so that a few rows cover all of them.
+/// The cases vary with the row and the group, so a few rows cover all of them.
 float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
   const uint64_t group = static_cast<uint64_t>(column / switchyard::kScaleGroup);
   const float ordinary = random_value(bits);
   const bool outlier = column % switchyard::kScaleGroup == static_cast<int64_t>(key.b % 97 % switchyard::kScaleGroup);
-  const float largest = type == DType::f16 ? 65504.0f : 3.3895313892515355e38f;  // bf16's largest
-  const int floor_exponent = type == DType::f16 ? -24 : -133;                    // smallest subnormal of f16 and bf16
+  const float largest = type == DType::f16 ? 65504.0f : 3.3895313892515355e38f;  // the largest bf16
+  const int floor_exponent = type == DType::f16 ? -24 : -133;                    // smallest subnormals of f16 and bf16
   switch ((key.a + key.b + group) % 13) {
     case 0: return 0.0f;
     case 1: return bits & 1 ? -0.0f : 0.0f;
@@ -77,7 +77,7 @@ float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
   }
 }
 
-/// Like random_value, but as a code of `type` without rounding: any mantissa, exponents -6 to 3.
+/// Like random_value, but as a code of `type` that needs no rounding: any mantissa, exponents -6 to 3.
 [[gnu::always_inline]] inline uint64_t random_code(uint64_t bits, DType type) {
   const uint64_t exponent = (bits >> 32) % 10, sign = bits >> 63;
   switch (type) {
@@ -98,7 +98,7 @@ void fill_codes(int64_t hidden, void* out, const BitsOf& bits_of) {
   std::memcpy(out, code, codes.size() * sizeof(T));
 }
 
-/// Column `c` of a row whose pattern consists of values.
+/// Column `c` of a row whose pattern consists of values (not bits).
 [[gnu::always_inline]] inline float value_of(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t c, uint64_t bits) {
   switch (pattern) {
     case Pattern::unit_interval: return static_cast<float>(bits >> 40) * 0x1p-24f;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row contents: closed-form data, quantization and the sums of combine, by contract. Compile with -ffp-contract=off.
+// Row contents: closed-form data, quantization and the sums of combine, as defined by the contract. Compile with
+// -ffp-contract=off.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +16,15 @@ using switchyard::CombineOrder;
 using switchyard::DType;
 using switchyard::ScaleKind;
 
-/// Content of rows. All patterns are functions of (seed, row key, column), so that any rank can compute any row.
+/// Content of rows. All patterns are functions of (seed, row key, column), so any rank can compute any row.
 enum class Pattern {
-  small_integers,  ///< -8 ... 7: exact in every type, sums of hundreds of them exact in bf16's f32 accumulator
+  small_integers,  ///< -8 ... 7: exact in every type; sums of hundreds of them are exact in the f32 accumulator of bf16
   random_values,   ///< full mantissas, magnitudes 2^-6 ... 2^3
   unit_interval,   ///< [0, 1)
   wild_values,     ///< all magnitudes, subnormals, -0, infinities, NaN
   raw_bits,        ///< arbitrary bit patterns: for transport only
   blank_words,     ///< random_values with runs of 4, 8 and 12 bytes of ones: NaNs of 16 and 32 bits
-  quantise_cases,  ///< per 128 columns: all zero, -0, tiny, subnormal, huge, one outlier, infinities, also among zeros, NaN,
+  quantise_cases,  ///< per 128 columns: all zero, -0, tiny, subnormal, huge, one outlier, infinities (also among zeros), NaN,
                    ///< ordinary
 };
 
@@ -35,10 +36,10 @@ struct RowKey {
 void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hidden, void* out);
 /// Writes arbitrary scales, one per `group` columns (a scale row of scale_row_bytes, padding bytes zero).
 void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void* out, int group = switchyard::kScaleGroup);
-/// Pseudo-random 64 bits; also for routings and shapes.
+/// Pseudo-random 64 bits, also used for routings and shapes.
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0);
 
-/// Quantizes a bf16, f16 or f32 row: `hidden` e4m3 codes and one scale row (padding bytes zero), with a scale per `group`
+/// Quantizes a bf16, f16 or f32 row into `hidden` e4m3 codes and one scale row (padding bytes zero) with a scale per `group`
 /// columns.
 void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8_t* codes, void* scales,
               int group = switchyard::kScaleGroup);
@@ -52,8 +53,8 @@ struct Term {
   int rank = 0;  ///< the rank that holds the row
 };
 /// One combined token. `terms`: k ascending (per_route; expert-major per_rank) or rank ascending (rank-major). `weighted`:
-/// multiply by the weights. `pre_reduced`: one row per rank (rank-major), so that per_rank has no inner sum. `host_of`: the
-/// host of each rank of the group, numbered by lowest rank, for per_host; empty: one host.
+/// multiply by the weights. `pre_reduced`: one row per rank (rank-major), so per_rank has no inner sum. `host_of`, for
+/// per_host: the host of each rank of the group, numbered by lowest rank; empty: one host.
 struct SumSpec {
   DType type = DType::bf16;
   int64_t hidden = 0;

@@ -17,13 +17,13 @@ auto& element(V& v, int64_t i) {
 /// 1 for tokens that are sent to one rank.
 using Selection = std::vector<uint8_t>;
 
-/// Channel of a token: consecutive ranges of ceil(T / C) tokens.
+/// Channel of a token. Channels are consecutive ranges of ceil(T / C) tokens.
 int64_t channel_of(int64_t token, int64_t tokens, int channels) {
   const int64_t per_channel = tokens / channels + (tokens % channels != 0 ? 1 : 0);
   return token / per_channel;
 }
 
-/// Number of selected tokens per channel.
+/// Number of selected tokens in each channel.
 std::vector<int32_t> per_channel(const Selection& selected, int channels) {
   const auto tokens = static_cast<int64_t>(selected.size());
   std::vector<int32_t> count(static_cast<size_t>(channels), 0);
@@ -113,7 +113,7 @@ Ledger ledger(const Problem& p, int rank) {
     l.peer_token_per_expert.insert(l.peer_token_per_expert.end(), count.begin(), count.end());
     std::partial_sum(count.begin(), count.end(), std::back_inserter(l.cumsum_per_expert));
   }
-  // The rank's routes in a stable sort by expert.
+  // The rank's routes, stably sorted by expert.
   std::vector<int32_t> next(1, 0);
   next.insert(next.end(), l.cumsum_per_expert.begin() + int64_t{rank} * l.padded,
               l.cumsum_per_expert.begin() + (int64_t{rank} + 1) * l.padded);

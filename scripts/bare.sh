@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs commands in a bare system, like that of a new user: a chroot in build/bare/SYSTEM with the essential packages, git and CA
-# certificates. It gets from this machine only the name servers, the sources of apt for that distribution, proxies, the index of
-# pip and the CA certificates.
+# certificates. From this machine it takes only the name servers, apt's sources for that distribution, proxies, the pip index
+# and the CA certificates.
 #
 #   scripts/bare.sh make SYSTEM              creates the system anew
 #   scripts/bare.sh root SYSTEM COMMAND...   runs a command as root in this clone, which has the same path inside
@@ -11,11 +11,10 @@
 #   scripts/bare.sh remove SYSTEM            removes the system
 #   scripts/bare.sh second                   prints ubuntu24.04, or debian13 if Ubuntu's archive does not answer
 #
-# Systems: debian12, debian13, ubuntu24.04. Requires root, debootstrap (`./dev setup bare`) and namespaces of mounts and
-# processes; exit status 2, with the reason, if one is missing. Mounts exist only in the namespace of the command: they vanish
-# with it, however it ends, and the kernel kills remaining processes of the command.
-# For `root` the system is a chroot, where / is a plain folder; for `user` it is the root of the namespace, as on a real
-# machine.
+# Systems: debian12, debian13, ubuntu24.04. Requires root, debootstrap (`./dev setup bare`) and mount and process namespaces; if
+# one is missing, exits with status 2 and the reason. Mounts exist only in the command's namespace: they vanish with it, however
+# it ends, and the kernel kills the command's remaining processes. For `root` the system is a chroot, where / is an ordinary
+# folder; for `user` it is the root of the namespace, as on a real machine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly root=$PWD
@@ -56,7 +55,7 @@ require_privileges() {
 # killed.
 in_namespaces() { setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child --propagation private -- "$@"; }
 
-# fetch URL FILE [SHA256]: downloads like apt, with its proxies.
+# fetch URL FILE [SHA256]: downloads a file with apt's proxy settings.
 fetch() {
   mkdir -p "$(dirname "$2")"
   rm -f "$2"
@@ -67,7 +66,8 @@ verb_second() {
   if fetch "$ubuntu/dists/noble/InRelease" "$root/build/bare/InRelease"; then echo ubuntu24.04; else echo debian13; fi
 }
 
-# Prints the lines of sources.list for this suite: this machine's if it has any, else the distribution's archive.
+# Prints the lines of sources.list for this suite: those of this machine if it has any, else those for the distribution's
+# archive.
 apt_sources() {
   local lines
   # shellcheck disable=SC2016  # the variables are apt's
@@ -81,14 +81,14 @@ apt_sources() {
   echo "$lines"
 }
 
-# Names of variables for access to archives and indexes, and for builds and tests in CI.
+# Names of the variables for access to archives and indexes and for builds and tests in CI.
 readonly passed_variables='^((http|https|ftp|all|no)_proxy|(HTTP|HTTPS|FTP|ALL|NO)_PROXY|SSL_CERT_FILE|REQUESTS_CA_BUNDLE|PIP_(INDEX_URL|EXTRA_INDEX_URL|TRUSTED_HOST|CERT|CLIENT_CERT|PROXY|DEFAULT_TIMEOUT|TIMEOUT|RETRIES|CONFIG_FILE)|CI|CTEST_OUTPUT_ON_FAILURE|SWITCHYARD_WERROR)$'
 passed_environment() {
   local name
   for name in $(compgen -e | grep -E "$passed_variables"); do printf '%s=%s\n' "$name" "${!name}"; done
 }
 
-# copy FILE [AS]: copies a file of this machine into the system, if it exists.
+# copy FILE [AS]: copies a file from this machine into the system, if it exists.
 copy() {
   [[ -f $1 ]] || return 0
   install -D -m 644 "$1" "$tree${2:-$1}"
@@ -118,7 +118,7 @@ provision() {
   done
 }
 
-# Creates the user `dev`, who may not call sudo, and that user's copy of the clone in its current state.
+# Creates the user `dev`, who may not use sudo, and that user's copy of the clone in its current state.
 make_user() {
   chroot "$tree" useradd --create-home --shell /bin/bash dev
   mkdir "$tree/home/dev/switchyard"
@@ -172,7 +172,7 @@ run_inside() {
   in_namespaces "$BASH" "$self" inside "$system" "$@"
 }
 
-# Runs inside the namespaces: mounts the file systems of a machine and runs the command. Not to be called manually.
+# Runs inside the namespaces: mounts the file systems of a machine and runs the command. Do not call manually.
 verb_inside() {
   local who=$1 environment home=/root folder=$root enter=(chroot "$tree")
   shift
@@ -193,7 +193,7 @@ verb_inside() {
   fi
   environment+=("HOME=$home" "USER=$([[ $who == user ]] && echo dev || echo root)" LANG=C.UTF-8
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
-  # Not exec: a first process that is not a shell neither reaps orphans nor dies from its own signals.
+  # No exec: a first process that is not a shell neither reaps orphans nor dies from its own signals.
   # shellcheck disable=SC2016
   env -i "${environment[@]}" "${enter[@]}" bash -c 'cd "$1" && shift && exec "$@"' bash "$folder" "$@" && return || return $?
 }

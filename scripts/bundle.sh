@@ -38,7 +38,7 @@ fi
 install -m 755 "${programs[@]}" "$out/bin/"
 strip --strip-debug "$out"/bin/*
 
-# Libraries that the machine must provide: glibc and the GPU driver.
+# Libraries provided by the machine: glibc and the GPU driver.
 readonly host_libraries='^(linux-vdso|ld-linux|libc|libm|libdl|librt|libpthread|libresolv|libutil|libcuda|libnvidia-.*)(-[a-z0-9-]+)?\.so'
 ldd "$out"/bin/* | awk '$2 == "=>" {print $1, $3} $0 ~ /not found/ {print $1, "missing"}' | sort -u | while read -r soname path; do
   [[ ! $soname =~ $host_libraries ]] || continue
@@ -51,7 +51,7 @@ chmod 755 "$out/switchyard"
 cp VERSION LICENSE "$out/"
 [[ ! -d data ]] || cp -r data "$out/data"
 
-# Verifies that every library comes from the bundle or from glibc, and that nothing requires a newer glibc than promised.
+# Verifies that every library is in the bundle or belongs to glibc, and that none requires a newer glibc than promised.
 if ldd "$out"/bin/* | awk '$2 == "=>" {print $3}' | sort -u | grep -vE "^$PWD/$out/bin/\.\./lib/|/lib(c|m|dl|rt|pthread|resolv|util)\.so|/ld-linux|/libcuda|/libnvidia"; then
   echo "bundle: the libraries above would be taken from the machine" >&2
   exit 1

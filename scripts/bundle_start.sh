@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Starts a program of this bundle after checking that the machine can run it.
+# Starts a program of this bundle after checking that it can run on this machine.
 #   ./switchyard VERB ...              the command line tool
 #   ./switchyard --run PROGRAM ...     another program of bin/ (tests)
-# SWITCHYARD_BUNDLE_GPU=1 also requires a GPU driver; the CPU backend does not.
+# SWITCHYARD_BUNDLE_GPU=1 also requires a GPU driver. The CPU backend does not need one.
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
 needed_glibc=2.36
 needed_driver=580

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compiles the device code of every .cu file of src/ for architectures that no preset builds: sm_80 (no bulk copies) and sm_100.
 # cuda_archs.sh [BUILD_DIR]: a configured build folder, for its generated header (build/cuda). Needs nvcc 12.9 or later, no GPU.
-# The code is not run: it is hardly optimized, and kernels with tracing are excluded, because their ops are those of the other
-# kernels and of sm_90a. A feature that an architecture lacks is still an error.
+# The code is not run: it is barely optimized, and kernels with tracing are excluded, because they use the ops of the other
+# kernels and of sm_90a. Use of a feature that an architecture lacks is still an error.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")

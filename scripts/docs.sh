@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # `./dev docs`: the documents as a site in build/site. Its tools are installed from PyPI into build/python/docs, in the versions
-# of scripts/site/requirements.txt. A warning is a failure: a missing page, or a link or an anchor without a target.
+# of scripts/site/requirements.txt. Warnings are failures: a missing page, or a link or anchor without a target.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -28,7 +28,7 @@ fi
 # Otherwise the theme advertises its successor at every start.
 export NO_MKDOCS_2_WARNING=1 PYTHONDONTWRITEBYTECODE=1
 if [[ -n $serve ]]; then exec "$environment/bin/mkdocs" serve --quiet --dev-addr 127.0.0.1:8000; fi
-# Without --quiet, which would prevent warnings from being counted.
+# Without --quiet, because it would prevent warnings from being counted.
 log=build/docs.log
 if ! "$environment/bin/mkdocs" build --strict --clean >"$log" 2>&1; then
   grep -vE '^(INFO|  - )' "$log" >&2

@@ -64,7 +64,7 @@ cost() {
   [[ ! -s $out/trace_cost_$name.txt ]] || mv "$out/trace_cost_$name.txt" "$out/trace_cost_$name.json"
 }
 
-# 1,2,4 on four GPUs: figures of ranks that share a GPU mean little. Without GPUs (--list): as on four.
+# 1,2,4 on four GPUs: figures of ranks that share a GPU are not meaningful. Without GPUs (--list): as on four.
 ranks_to_sweep() {
   local gpus=0 ranks=1
   if [[ -x $tool ]]; then gpus=$("$tool" doctor --json | grep -c '"name": "GPU [0-9]' || true); fi
@@ -100,7 +100,7 @@ decode low_latency_fp8 --quantize f32
 decode low_latency_bf16
 decode low_latency_fp8_rows --dtype fp8
 decode low_latency_per_route --quantize f32 --sending per_route
-# Whole layers, hidden 7168, intermediate 2048, top-8; and decode-sized ones.
+# Whole layers with hidden 7168, intermediate 2048, top-8; and decode-sized layers.
 measure layer --mode layer --tokens 4096 --sweep experts=64,128,256 --html "$out/layer.html"
 measure layer_8192 --mode layer --tokens 8192 --experts 128
 measure layer_fp8 --mode layer --quantize f32 --tokens 4096 --sweep experts=64,128,256 --html "$out/layer_fp8.html"
@@ -112,14 +112,14 @@ readonly few=(--sweep "tokens=1,8,32,128")
 measure layer_decode --mode layer --exchange low_latency --sweep experts=64,128 "${few[@]}" --html "$out/layer_decode.html"
 measure layer_decode_fp8 --mode layer --exchange low_latency --quantize f32 --sweep experts=64,128 "${few[@]}" \
   --html "$out/layer_decode_fp8.html"
-# All other kernels of the mode, at the ends of the range.
+# All other kernels of the mode, at both ends of the range.
 readonly orders=(--sweep "scale-order=row_major,column_major") sendings=(--sweep "sending=per_rank,per_route")
 readonly ends=(--sweep "tokens=1,128")
 measure low_latency_scales --mode low_latency --sweep quantize=f32,ue8m0 "${orders[@]}" "${sendings[@]}" "${ends[@]}"
 measure low_latency_fp8_rows_scales --mode low_latency --dtype fp8 "${orders[@]}" "${sendings[@]}" "${ends[@]}"
 measure low_latency_dtype --mode low_latency --sweep dtype=bf16,f16,f32 "${sendings[@]}" "${ends[@]}"
 measure low_latency_overlap --mode low_latency --quantize f32 --iterations 400 --sweep tokens=1,32,128 --compute 50
-# Time of a call once all ranks have entered, if one is late.
+# Time of a call after all ranks have entered, if one enters late.
 readonly late=(--sweep "late-us=0,5,20,100,1000,5000")
 measure low_latency_late --mode low_latency --quantize f32 --tokens 128 "${late[@]}"
 measure flat_late --mode flat --tokens 128 "${late[@]}"

@@ -18,10 +18,10 @@ EOF
 }
 die() { printf 'gpu_sanitize: %s\n' "$*" >&2; exit 2; }
 
-# The subset: program, filter and, if it differs from the tests' default, multiprocessors of a rank. Two ranks, all kinds of
-# calls: both layouts and stagings, cached calls, drops and padding, bulk copies of rows, quantized rows, weights and biases,
-# ordinary, symmetric and registered memory; kernels that divide their blocks and push rows of combine per_route;
-# then the other modes, the grouped GEMM and the fused layer.
+# The subset: program, filter and, if it differs from the tests' default, multiprocessors per rank. The subset covers all kinds
+# of calls on two ranks: both layouts and stagings, cached calls, drops and padding, bulk copies of rows, quantized rows,
+# weights and biases, ordinary, symmetric and registered memory; kernels that divide their blocks and push rows of combine
+# per_route; followed by the other modes, the grouped GEMM and the fused layer.
 readonly subset=(
   'gpu_acceptance_a_test */W2_*:-*A12*'
   'gpu_acceptance_b_test *B03*/W2_*:*B05*/W2_*:*B09*/W2_*:*B10*/W2_*:*B13*/W2_*'
@@ -32,14 +32,15 @@ readonly subset=(
   'gpu_moe_layer_test *GiveTheBitsOfTheirCalls/fused_normal_all:*InGraphs/fused_normal_no_tokens'
   'gpu_ledger_test *D04*/W2_*:*D05*/W2_*:*D10*/W2_*:*D11*/W2_*'
 )
-# Excluded from racecheck, which does not follow the order in which these tests reuse the scales of a stage (docs/design/0043).
+# Excluded from racecheck, which does not recognize the order in which these tests reuse the scales of a stage
+# (docs/design/0043).
 readonly without_racecheck=(
   'gpu_gemm_test Fp8Gemm.QuantisedOutputsAreThoseOfBf16:Fp8Gemm.EveryFormOfTheScales:Fp8Gemm.BitsDependOnTheRowAlone'
 )
 # Two ranks that wait for each other in every call. If this test makes no progress under a tool, no other test can.
 readonly proof='gpu_acceptance_b_test *B02_CombineOfDispatchedRows/W2_*'
 
-# Errors in one of two ranks, one kind per tool. A tool that does not find its own kind detects nothing.
+# Errors planted in one of two ranks, one kind per tool. A tool that does not report its own kind detects nothing.
 readonly planted=gpu_planted_errors
 
 tools=() bin=build/cuda/bin deadline=600 limit=3600 logs=build/gpu_sanitize
@@ -79,7 +80,7 @@ run() {
 sum() { sed -nE "s/.*$1.*/\1/p" "$2" | awk '{n += $1} END {print n + 0}'; }
 passed_in() { sum '\[  PASSED  \] ([0-9]+) tests?\.' "$1"; }
 errors_in() { sum 'SUMMARY: ([0-9]+) (error|hazard)' "$1"; }
-# The last line of a report, for a program with all its ranks.
+# The last line of a report, covering a program with all its ranks.
 readonly report='(ERROR SUMMARY: [0-9]+ error|RACECHECK SUMMARY: [0-9]+ hazard)'
 
 failed=0

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the layers of src (cmake/Layers.cmake): an include uses every permission of a SEES list, no layer except arch queries the target
-machine of the compilation, and host code names the GPU runtime in one file only.
+"""Checks the layers of src (cmake/Layers.cmake): every permission of a SEES list is used by an include, no layer except arch
+queries the target machine of the compilation, and only one file of host code names the GPU runtime.
 
-The build itself refuses an include that no list permits."""
+The build itself rejects includes that no list permits."""
 import re
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 SRC = Path(__file__).resolve().parent.parent / "src"
 INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"', re.M)
 SOURCES = {".hpp", ".cpp", ".cu", ".cuh", ".def"}
-# Device code that is neither an op of arch nor an annotation of base/macros.hpp.
+# Device code that is neither in an op of arch nor in an annotation of base/macros.hpp.
 MACHINE = re.compile(r"^\s*#\s*(?:if|ifdef|elif)\b.*__(?:CUDA_ARCH|CUDACC|HIP)|\basm\b\s*(?:volatile)?\s*\(", re.M)
 MACHINE_ALLOWED = ("arch/", "base/macros.hpp")
 
@@ -41,7 +41,7 @@ def sources(folder):
 
 
 def reachable(folder):
-    """Names of all files of src that the layer includes, directly or through others."""
+    """Names of all files of src that the layer includes, directly or indirectly."""
     found, left = set(), list(sources(folder))
     while left:
         for name in INCLUDE.findall(left.pop().read_text()):

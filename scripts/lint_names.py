@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses words of the retired vocabulary: in identifiers, and with --prose also in comments and documents.
+"""Rejects words of the retired vocabulary in identifiers and, with --prose, also in comments and documents.
 
-lint_names.py [--prose] [FILE ...]; without files: all that git tracks. `./dev lint` runs it without --prose.
+lint_names.py [--prose] [FILE ...]; without files: all files tracked by git. `./dev lint` runs it without --prose.
 """
 import keyword
 import re
@@ -155,7 +155,7 @@ def lint(path, with_prose):
         if path.endswith(SOURCES):
             code, comments = split_source(text)
             names = [(n, m[0]) for n, line in enumerate(code.split('\n'), 1) for m in IDENTIFIER.finditer(line)]
-            # Without comment markers, so that a pattern finds the beginning of a sentence.
+            # Without comment markers, so a pattern can match the beginning of a sentence.
             prose = [(n, re.sub(r'^[\s/*<!]+', '', line)) for n, line in enumerate(comments.split('\n'), 1)]
         else:
             prose = list(enumerate(text.split('\n'), 1))

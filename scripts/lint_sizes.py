@@ -3,8 +3,8 @@
 """Size rules: files of at most 500 lines, functions of at most 60, kernel entries (__global__) of at most 150.
 
 Usage: lint_sizes.py [FILE...]   (default: every tracked source)
-Exceptions are listed in scripts/lint_sizes.allow, one per line: `path lines reason` or `path:function lines reason`. An unnecessary entry
-is also an error, so that the list remains accurate.
+Exceptions are listed in scripts/lint_sizes.allow, one per line: `path lines reason` or `path:function lines reason`. An
+unnecessary entry is also an error, so the list stays accurate.
 """
 import re
 import subprocess
@@ -29,7 +29,7 @@ def blank_literals(text):
 
 
 def signature_name(head):
-    """Name of the function whose signature `head` is, or None if the brace after it opens something else."""
+    """Name of the function that has the signature `head`, or None if the brace after `head` opens something else."""
     head = head.strip()
     if "(" not in head or NOT_A_FUNCTION.search(head):
         return None

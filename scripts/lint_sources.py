@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that every tracked source is built, so that none rots: the nearest CMakeLists.txt at or above its folder must list it."""
+"""Checks that every tracked source is built: the nearest CMakeLists.txt at or above its folder must list it."""
 import re
 import subprocess
 import sys
@@ -12,7 +12,7 @@ SEPARATE = ("tests/abi/consumer/",)  # separate projects
 
 
 def owner(path):
-    """The nearest CMakeLists.txt at or above the folder of `path`."""
+    """The nearest CMakeLists.txt in the folder of `path` or above it."""
     for folder in path.parents:
         if (ROOT / folder / "CMakeLists.txt").exists():
             return folder / "CMakeLists.txt"
@@ -29,7 +29,7 @@ def main():
         lists = owner(path)
         entry = path.relative_to(lists.parent).as_posix()
         words = re.findall(r"[\w./-]+", re.sub(r"#[^\n]*", "", (ROOT / lists).read_text()))
-        if entry not in words and path.stem not in words:  # a loop over test names lists stems
+        if entry not in words and path.stem not in words:  # loops over test names list stems
             missing.append(f"{name}: not listed in {lists}")
     print("\n".join(missing), end="\n" if missing else "")
     return 1 if missing else 0

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the shell blocks of the pages like a reader: the blocks of a page one after the other in one shell, at the top of the clone.
+"""Runs the shell blocks of the pages like a reader: all blocks of a page in order, in one shell, at the top of the clone.
 
 A fence of README.md, docs/quickstart.md, docs/start and docs/how_to may have a comment on the line above it:
 
   <!-- not run: REASON -->   above a ```sh fence: the block is not run; REASON states its requirement
   <!-- file: PATH -->        above a fence of another language: a file that the page tells the reader to save, relative to the clone
 
-Without arguments, runs every page. A block with an invalid comment is an error, and so is a fence of commands in another language than
-sh. Files that a page leaves at the top of the clone, except build/ and dist/, are removed afterwards. The last line is `N passed, N
-failed`, which counts blocks.
+Without arguments, runs every page. A block with an invalid comment is an error, as is a fence of commands in a language other
+than sh. Files that a page leaves at the top of the clone, except build/ and dist/, are removed afterwards. The last line is `N
+passed, N failed`, in blocks.
 """
 import argparse
 import contextlib
@@ -85,11 +85,11 @@ def all_pages():
 
 
 def script_of(blocks):
-    """One shell script. It writes the place of each block to descriptor 9 at its begin, and `end` when all blocks have
+    """One shell script. It writes the place of each block to descriptor 9 when the block begins, and `end` when all blocks have
     succeeded."""
     parts = ["set -e\n"]
     for block in blocks:
-        parts.append(f"echo {block.place} >&9\n{block.text}test $? = 0\n")  # -e does not detect a failed first part of `a && b`
+        parts.append(f"echo {block.place} >&9\n{block.text}test $? = 0\n")  # -e ignores a failed first part of `a && b`
     return "".join(parts) + "echo end >&9\n"
 
 

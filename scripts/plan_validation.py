@@ -5,12 +5,13 @@
 Usage: plan_validation.py PATH-OF-SWITCHYARD [--backend cpu|cuda] [--ranks 1,2] [--hosts NAMES]... [--rounds 3] [--seconds 8]
                           [--add HOSTS=FILE]... [--topology FILE] [--json FILE]
 
-In each round, `doctor --measure` writes a topology of this machine, and `bench` measures a dispatch and a combine of 4096 bf16 tokens, a
-dispatch of 512 tokens quantized to fp8, and with the last number of ranks one of 4096 such tokens. `plan` predicts the same calls from
-that topology alone. The result of each figure is the median over rounds. --hosts a,a,b,b: also four ranks on two hosts by name, whose
-rows cross this machine's loopback, with one sum per host and with exact rows. --add compares other measurements: FILE is the output of
-`bench --json` for ranks on HOSTS hosts, whose numbers are in `--topology` (default: the last topology measured here, as a test bed).
-Rounds on a machine that also does other work mean little; the load is printed and recorded.
+In each round, `doctor --measure` writes a topology of this machine, and `bench` measures a dispatch and a combine of 4096 bf16
+tokens, a dispatch of 512 tokens quantized to fp8, and, with the last number of ranks, a dispatch of 4096 such tokens. `plan`
+predicts the same calls from only that topology. The result of each figure is the median over rounds. --hosts a,a,b,b: also
+measures four ranks on two named hosts, whose rows cross this machine's loopback, with one sum per host and with exact rows.
+--add compares other measurements: FILE is the output of `bench --json` for ranks on HOSTS hosts, and `--topology` describes
+those hosts (default: the last topology measured here, as a test bed). Rounds on a busy machine are not meaningful; the load is
+printed and recorded.
 
 Exit status 0: at least four of five figures are within 15 %.
 """
@@ -50,7 +51,7 @@ def planned(tool, topology, config, hosts):
 
 
 def measured_locally(tool, args, ranks, hosts="", shapes=()):
-    """(rows, calls, run) of each of SHAPES and of the given shapes."""
+    """(rows, calls, run) of each element of SHAPES and of the given shapes."""
     for order in ("per_host", "per_rank") if hosts else ("per_rank",):
         for rows, tokens, quantize, calls in [*SHAPES, *shapes]:
             if order != "per_rank" and quantize != "none":

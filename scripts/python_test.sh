@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `./dev python-test`: the tests of python/tests against an installed wheel, as users have it. First in a new environment with
-# only the wheel, numpy and pytest; then the tests of foreign arrays in one with torch, which takes 5 GB and is kept. The last
-# line is `N passed, N failed`.
+# `./dev python-test`: runs the tests of python/tests against an installed wheel, as users have it. The first environment is new
+# and has only the wheel, numpy and pytest. The second one, for the tests of foreign arrays, has torch, takes 5 GB and is kept.
+# The last line is `N passed, N failed`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -26,8 +26,8 @@ unset SWITCHYARD_LIBRARY SWITCHYARD_LAYER_LIBRARY PYTHONPATH
 ./dev build --preset "$preset" --target switchyard_layer_shared
 export SWITCHYARD_LAYER_LIBRARY=$PWD/build/$preset/libswitchyard_layer.so
 
-# Two test files at a time, because most files keep one core busy. GPU tests run one by one, because they inspect the work on a
-# GPU.
+# Two test files at a time, because most files keep only one core busy. GPU tests run one by one, because they inspect the work
+# on a GPU.
 workers=0
 [[ $preset == cuda || $(nproc) -lt 2 ]] || workers=2
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Records the routing of a running Mixture-of-Experts model in the form that Switchyard reads (docs/routing.md).
+"""Records the routing of a running Mixture-of-Experts model in the format that Switchyard reads (docs/routing.md).
 
     recorder = RoutingRecorder(num_experts=256)
-    recorder.record(layer=3, rank=0, topk_ids=ids, topk_weights=weights)    # arrays or tensors [..., K], as often as wanted
+    recorder.record(layer=3, rank=0, topk_ids=ids, topk_weights=weights)    # arrays or tensors [..., K], any number of times
     recorder.save("routing.safetensors")                                    # or a folder, for .npy files
 
 Needs numpy; takes torch tensors of any device and dtype without importing torch. On the command line:
 
-    record_routing.py info FILE             what a recording holds
-    record_routing.py merge OUT FILE...     one recording of those that several processes saved
+    record_routing.py info FILE prints the content of a recording
+    record_routing.py merge OUT FILE... merges the recordings of several processes
 """
 import json
 import os
@@ -30,7 +30,7 @@ _DTYPES = {"I8": "|i1", "U8": "|u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "
 
 
 def to_numpy(values):
-    """Array of `values`: anything that numpy understands, or a torch tensor. bfloat16 and float16 become float32."""
+    """Array of `values`: anything that numpy accepts, or a torch tensor. bfloat16 and float16 become float32."""
     if hasattr(values, "detach"):
         values = values.detach()
         values = (values.float() if values.is_floating_point() else values).cpu().numpy()
@@ -39,8 +39,9 @@ def to_numpy(values):
 
 
 def softmax_topk(topk, renormalize=True):
-    """An `extract` for RoutingRecorder.hook that repeats the choice of gates that return only logits [..., E]. For a torch tensor the choice
-    is that of torch.topk over its float32 softmax, as models compute it, also among equal logits, which are frequent in bfloat16."""
+    """An `extract` for RoutingRecorder.hook that repeats the choice of gates that return only logits [..., E]. For a torch
+    tensor the choice is that of torch.topk over the float32 softmax, as models compute it. This also holds among equal logits,
+    which are frequent in bfloat16."""
     def extract(output):
         logits = output[0] if isinstance(output, (tuple, list)) else output
         if hasattr(logits, "softmax"):
@@ -57,8 +58,9 @@ def softmax_topk(topk, renormalize=True):
 
 
 def ids_and_weights(output):
-    """The default `extract`: of the values that a gate returned, the only integer tensor is the ids, and the only float tensor of its shape
-    is the weights. Fits (ids, weights), (weights, ids), (logits, weights, ids) and named tuples of these."""
+    """The default `extract`. Among the values returned by a gate, the only integer tensor is the ids, and the only float tensor
+    of the same shape is the weights. Supports (ids, weights), (weights, ids), (logits, weights, ids) and named tuples of
+    these."""
     parts = [to_numpy(part) for part in (output if isinstance(output, (tuple, list)) else [output]) if hasattr(part, "shape")]
     ids = [part for part in parts if part.dtype.kind in "iu" and part.ndim >= 2]
     if len(ids) != 1:
@@ -70,8 +72,8 @@ def ids_and_weights(output):
 
 
 class RoutingRecorder:
-    """Collects the choices of gates by (layer, rank). `max_tokens`: keep only that many first tokens of each; `metadata`: texts to save
-    in addition to `num_experts`. record() may be called from several threads."""
+    """Collects the choices of gates by (layer, rank). `max_tokens`: keep only the first `max_tokens` tokens of each;
+    `metadata`: texts to save in addition to `num_experts`. record() may be called from several threads."""
 
     def __init__(self, num_experts, max_tokens=None, metadata=None):
         if not 1 <= int(num_experts) < 2**31:
@@ -88,8 +90,8 @@ class RoutingRecorder:
         return sum(len(ids) for ids, _ in self._parts.get((layer, rank), []))
 
     def record(self, layer, rank, topk_ids, topk_weights=None):
-        """Appends tokens. Ids [..., K] are integers (outside [0, num_experts): dropped); weights have the same shape or are None,
-        consistently within a layer. `layer` None: the model has only one."""
+        """Appends tokens. Ids [..., K] are integers (outside [0, num_experts): dropped); weights have the same shape or are
+        None, consistently within a layer. `layer` None: the model has only one layer."""
         ids = to_numpy(topk_ids)
         if ids.dtype.kind not in "iu" or ids.ndim < 2 or not 1 <= ids.shape[-1] <= MAX_TOPK:
             raise ValueError(f"topk_ids is {ids.dtype} {list(ids.shape)}; allowed: integers [..., K], K from 1 to {MAX_TOPK}")
@@ -120,8 +122,8 @@ class RoutingRecorder:
             self._parts.setdefault((layer, rank), []).append((ids, weights))
 
     def record_dense(self, layer, rank, probs, routing_map):
-        """Appends tokens from [T, E] arrays (Megatron Core's router): the chosen experts of a token are those with a set boolean in
-        `routing_map`, in order of descending probability; tokens with fewer choices than the maximum get ids -1."""
+        """Appends tokens from [T, E] arrays (Megatron Core's router): the chosen experts of a token are those whose boolean in
+        `routing_map` is set, in order of descending probability; tokens with fewer choices than the maximum get ids -1."""
         probs, chosen = to_numpy(probs), to_numpy(routing_map).astype(bool)
         if probs.ndim != 2 or probs.shape != chosen.shape:
             raise ValueError(f"probs is {list(probs.shape)}, routing_map {list(chosen.shape)}; allowed: both [T, E]")
@@ -151,7 +153,7 @@ class RoutingRecorder:
         return found
 
     def save(self, path):
-        """Writes a `.safetensors` file, or, if `path` has another ending, a folder of `.npy` files (without metadata)."""
+        """Writes a `.safetensors` file or, if `path` has another extension, a folder of `.npy` files (without metadata)."""
         if not self._parts:
             raise ValueError("nothing was recorded")
         if str(path).endswith(".safetensors"):
@@ -212,7 +214,7 @@ def _array(path, name, entry, data):
 
 
 def load_safetensors(path):
-    """(tensors, metadata) of a recording. Raises ValueError, naming the file, if it is not a recording."""
+    """(tensors, metadata) of a recording. Raises ValueError naming the file if it is not a recording."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(64)
@@ -239,7 +241,7 @@ def experts_of(path, metadata):
 
 
 def merge(output, inputs):
-    """Joins recordings of several processes to one; every tensor may occur only once, and num_experts must agree."""
+    """Joins recordings of several processes into one. Every tensor may occur only once, and num_experts must agree."""
     tensors, metadata = {}, {}
     for path in inputs:
         more, about = load_safetensors(path)
@@ -265,7 +267,7 @@ def info(path):
         kept = ids[(ids >= 0) & ((ids < experts) | (experts == 0))]
         if kept.dtype.kind not in "iu":
             raise ValueError(f"{path}: tensor {name}: expected integers, found floating point")
-        load = np.unique(kept, return_counts=True)[1]  # of experts that were chosen at least once
+        load = np.unique(kept, return_counts=True)[1]  # counts only experts chosen at least once
         num_local_experts = max(experts, int(kept.max(initial=0)) + 1)
         weighted = name.replace("topk_ids", "topk_weights") in tensors
         skew = load.max() * num_local_experts / kept.size if kept.size else 0
@@ -284,7 +286,7 @@ def main(arguments):
             return 2
         sys.stdout.flush()
     except (OSError, ValueError, MemoryError) as error:
-        if not isinstance(error, BrokenPipeError):  # the reader, for example head, has closed the pipe
+        if not isinstance(error, BrokenPipeError):  # the reader, for example head, closed the pipe
             print(f"record_routing: {error or 'no memory'}", file=sys.stderr)
         if isinstance(error, OSError):  # the rest of the output cannot be written either
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -19,15 +19,15 @@ def line_of(value):
 
 
 def holds_runs(value):
-    """True for a list of objects, and for values that contain one."""
+    """True for a list of objects, and for any value that contains one."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(item, dict) for item in value)
     return isinstance(value, dict) and any(holds_runs(item) for item in value.values())
 
 
 def lines_of(value, indent=""):
-    """Text of a value. Members of an object that holds runs have a line each, and so have runs. A run is one line, even if it contains
-    lists (of its checks, for example), unless it has its own `runs`."""
+    """Text of a value. In an object that contains runs, each member and each run takes one line. A run is one line even if it
+    contains lists (of its checks, for example), unless it has its own `runs`."""
     inner = indent + " "
     if isinstance(value, dict) and holds_runs(value):
         members = [f"{inner}{line_of(key)}: {lines_of(item, inner)}" for key, item in value.items()]

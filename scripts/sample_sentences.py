@@ -5,9 +5,9 @@
 usage: sample_sentences.py [--count 100] [--planted 20] [--from OLD_COMMIT] FOLDER
 
 Writes FOLDER/sample.txt (numbered: place and text, nothing else) and FOLDER/key.json (seed, commit, which numbers are planted).
-Half of the planted sentences are from documents and half from comments of OLD_COMMIT; none of them is in the tree today. The seed is
-derived from the commit, so that a state of the tree has one sample. Readers get only sample.txt and mark each sentence that a native
-technical editor would rewrite.
+Half of the planted sentences are from documents and half from comments of OLD_COMMIT; none of them is in the tree today. The
+seed is derived from the commit, so each state of the tree has one sample. Readers receive only sample.txt and mark each
+sentence that a native technical editor would rewrite.
 """
 import argparse
 import json

@@ -21,7 +21,7 @@ done
 
 ./dev setup python
 ./dev build --preset "$preset" --target switchyard_shared
-# The long form: pip of Debian 12 has no -C.
+# The long option, because Debian 12's pip has no -C.
 defines=(--config-settings "cmake.define.SWITCHYARD_PREBUILT=$PWD/build/$preset")
 if [[ -n $layer ]]; then
   ./dev build --preset "$preset" --target switchyard_layer_shared
@@ -37,7 +37,7 @@ PATH="$PWD/$tools/bin:$PATH" "$tools/bin/pip" -q wheel . --no-deps --no-build-is
 wheels=("$raw"/*.whl)
 mkdir -p dist
 rm -f dist/switchyard_ep-*.whl
-# The GPU driver's library belongs to the machine. The libraries next to ours in the build folder are part of the wheel.
+# The GPU driver's library belongs to the machine. The libraries next to ours in the build folder are included in the wheel.
 LD_LIBRARY_PATH="$PWD/build/$preset" PATH="$PWD/$tools/bin:$PATH" \
   "$tools/bin/auditwheel" repair --exclude libcuda.so.1 --exclude libswitchyard.so.0 -w dist "${wheels[0]}"
 made=(dist/switchyard_ep-*.whl)

@@ -53,7 +53,7 @@ std::vector<std::string> verbs_of(const CLI::App& app) {
   return verbs;
 }
 
-/// "Could not convert: --json = out.json": the option is a toggle.
+/// "Could not convert: --json = out.json" for an option that is a toggle.
 std::string explain_switch(const CLI::App& app, const std::string& what) {
   const std::string given = what.substr(what.find(':') + 2);
   const std::string flag = given.substr(0, given.find(' '));
@@ -64,7 +64,7 @@ std::string explain_switch(const CLI::App& app, const std::string& what) {
                      meaning);
 }
 
-/// Texts for arguments that the parser only reports as extra or missing.
+/// Texts for arguments that the parser reports only as extra or missing.
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const Chosen chosen = chosen_verb(app);
   std::string what = error.what();
@@ -94,7 +94,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   return fmt::format("'{}': no such verb; allowed: {}.{}", first, joined(verbs, ", "), hint);
 }
 
-/// Refuses `verify --json ledger`: the option belongs to `verify`, which does not run. \throws UsageError
+/// Rejects `verify --json ledger`: the option belongs to `verify`, which is not run. \throws UsageError
 void refuse_options_before_verb(const CLI::App& app) {
   for (const CLI::App* verb = &app; !verb->get_subcommands().empty(); verb = verb->get_subcommands().front()) {
     const std::string next = verb->get_subcommands().front()->get_name();
@@ -111,7 +111,7 @@ int usage_error(const CLI::App& app, const std::string& text) {
   return kExitUsage;
 }
 
-/// Errors of invalid arguments are usage errors; all others are runtime errors.
+/// Errors about invalid arguments are usage errors; all others are runtime errors.
 int library_error(const CLI::App& app, const Error& error) {
   const std::string text = text_with_flags(error, flags_of(*chosen_verb(app).app));
   if (error.code() == ErrorCode::invalid_argument) return usage_error(app, text);
@@ -179,7 +179,7 @@ static bool is_verb(const std::string& word) {
   return std::any_of(verbs.begin(), verbs.end(), [&](const Verb* verb) { return word == verb->name; });
 }
 
-/// Checks that all output has been written, which fails on a full disk. \returns the exit status
+/// Checks that all output was written, which fails on a full disk. \returns the exit status
 static int with_output_written(int status) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
   std::fprintf(stderr, "switchyard: standard output cannot be written: %s\n", std::strerror(errno));
@@ -188,7 +188,7 @@ static int with_output_written(int status) {
 
 }  // namespace switchyard::tool
 
-/// Accepts `help` and `help VERB`, which people type first.
+/// Accepts `help` and `help VERB`, which people often type first.
 int main(int argc, char** argv) try {
   std::signal(SIGXFSZ, SIG_IGN);                   // writing beyond `ulimit -f` then fails with an error, as on a full disk
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams of ranks on one GPU must not share a queue
@@ -200,7 +200,7 @@ int main(int argc, char** argv) try {
   std::vector<char*> pointers;
   for (std::string& arg : args) pointers.push_back(arg.data());
   return switchyard::tool::with_output_written(switchyard::tool::run(static_cast<int>(pointers.size()), pointers.data()));
-} catch (const std::exception& e) {  // not even enough memory for the arguments
+} catch (const std::exception& e) {  // there is not even enough memory for the arguments
   std::fprintf(stderr, "switchyard: %s\n", e.what());
   return switchyard::tool::kExitRuntime;
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the code that repeats the C headers: docs/design/0062-one-description-of-the-interface.md.
+"""Generates the code that repeats the content of the C headers: docs/design/0062-one-description-of-the-interface.md.
 
 Usage: generate.py [--check] [--new-layout]
 
@@ -24,7 +24,7 @@ EXCHANGE, LAYER = "switchyard", "switchyard_layer"
 
 
 def wrapped(words: list[str], indent: str, separator: str = " ", width: int = WIDTH, tail: str = "") -> list[str]:
-    """Lines of `words`, which `separator` joins."""
+    """`words` joined by `separator` and broken into lines."""
     lines, line = [], indent
     for number, word in enumerate(words):
         piece = word + (separator.rstrip() if number + 1 < len(words) else "")
@@ -263,7 +263,7 @@ def python_enumerations(interface: Interface) -> str:
 # ---- All of it ----
 
 def made(interface: Interface) -> dict[str, str]:
-    """What the headers lead to, by path."""
+    """Content of the files generated from the headers, by path."""
     about = ["// Structs of libswitchyard and their C++ twins. from_c() reads a struct of any version and throws ArgumentError for what the",
              "// C++ type cannot express; twin_of() converts a struct that was read; fill() fills as much as the caller's version has."]
     unknown = [name for name in interface.enumerations if name not in ENUMERATIONS and name != "sy_bool"]
@@ -288,7 +288,7 @@ def made(interface: Interface) -> dict[str, str]:
 
 
 def moved(interface: Interface) -> list[str]:
-    """Members that are not where the committed assertions have them. A reserved one, which had to be 0, may become another."""
+    """Members whose offset differs from the committed assertions. A reserved member, which had to be 0, may be replaced."""
     problems = []
     for path in ("src/capi/structs.hpp", "src/capi/layer/structs.hpp"):
         text = (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).is_file() else ""

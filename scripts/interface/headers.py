@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the C headers of include/switchyard/c, which describe the interface: structs, enumerations and functions.
 
-The headers are plain C. Two names in them carry what C cannot say: SY_DEFAULT(value) after a member, and the type sy_bool.
+The headers are plain C. Two names in them express what C cannot: SY_DEFAULT(value) after a member, and the type sy_bool.
 """
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: Size of the types that are not pointers. Enumerations are int32_t.
+#: Sizes of the types that are not pointers. Enumerations are int32_t.
 SIZES = {"size_t": 8, "int64_t": 8, "uint64_t": 8, "double": 8, "int32_t": 4, "uint32_t": 4, "float": 4}
 
 
@@ -83,7 +83,8 @@ def read_member(struct: str, text: str) -> Member:
 
 
 def lay_out(struct: Struct, interface: Interface) -> None:
-    """Computes offsets, and refuses padding: a program compiled against an older header must not set bytes that no member has."""
+    """Computes offsets and rejects padding: a program compiled against an older header must not set bytes that belong to no
+    member."""
     at = 0
     for member in struct.members:
         function = member.type.endswith("_function")
@@ -136,7 +137,7 @@ def read_header(path: Path, root: Path, interface: Interface) -> None:
 
 
 def read(root: Path) -> Interface:
-    """The interface that the headers under `root` describe."""
+    """The interface described by the headers under `root`."""
     interface = Interface()
     folder = root / "include/switchyard/c"
     first = [folder / "types.h"]

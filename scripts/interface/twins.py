@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which C++ type a type of the C headers stands for, and where the two differ. Whatever is not here has the same name in both.
+"""The C++ types that correspond to the types of the C headers, and their differences. Everything not listed has the same name
+in both.
 
-A conversion is a list of equal names. An exception is an entry of `members`: the C++ expression, or None where the conversion is written
-by hand. A `range` is checked before the conversion, because the C++ type could not hold other values, or because C gives the value
-another meaning.
+A conversion is a list of equal names. `members` lists the exceptions: the C++ expression, or None if the conversion is written
+by hand. A `range` is checked before the conversion, because the C++ type cannot hold other values or because the value has a
+different meaning in C.
 """
 from __future__ import annotations
 
@@ -38,8 +39,9 @@ ENUMERATIONS = {
 
 @dataclass
 class Twin:
-    """`argument`: what errors call the struct; None: the caller says. `optional`: NULL means defaults. `literal`: the C++ struct can be
-    made at compile time, so that its defaults are compared with those of C there. `needed`: texts that must not be NULL."""
+    """`argument`: name of the struct in errors; None: supplied by the caller. `optional`: NULL means defaults. `literal`: the
+    C++ struct is constant-evaluated, so its defaults are compared with those of C at compile time. `needed`: texts that must
+    not be NULL."""
 
     type: str
     argument: str | None = "options"
@@ -56,7 +58,7 @@ def config(type: str, **more: object) -> Twin:
 
 _SWIGLU = {f"swiglu_{name}": f"swiglu.{name}" for name in ("limit", "alpha", "up_shift")}
 
-#: Structs that callers give.
+#: Structs passed by callers.
 TAKEN = {
     "sy_const_row_view": Twin("ConstRows", None, False),
     "sy_row_view": Twin("Rows", None, False),
@@ -93,7 +95,7 @@ TAKEN = {
 
 _TOTAL = {"total_bytes": "total()"}
 
-#: Structs that the library fills. Those with a `storage`, and the views of outputs, are filled by hand.
+#: Structs filled by the library. Those with a `storage`, and the views of outputs, are filled by hand-written code.
 FILLED = {
     "sy_const_row_view": Twin("ConstRows"),
     "sy_row_view": Twin("Rows"),

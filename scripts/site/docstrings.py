@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the docstrings of this package for a reference in Markdown: roles of Sphinx become code, sentences that explain an argument
-(`name: ...`) become a list, `#:` documents an attribute, and `**config` is shown as the keywords that it represents."""
+"""Converts the docstrings of this package for a reference in Markdown: Sphinx roles become code, sentences that explain an
+argument (`name: ...`) become a list, `#:` documents an attribute, and `**config` is replaced by the keywords that it
+represents."""
 import re
 
 import griffe

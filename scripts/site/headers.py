@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the public headers with libclang: declarations with the comments that state their contracts.
 
-A *block* is a documented declaration and the declarations without a comment on the lines right below it, to which its comment also
-applies. Fails if a header does not compile alone.
+A *block* is a documented declaration together with the undocumented declarations on the lines directly below it, to which its
+comment also applies. Fails if a header does not compile by itself.
 """
 import re
 import subprocess
@@ -44,13 +44,13 @@ class Header:
 
 
 def comment_text(lines):
-    """The text of /// lines, without the markers and with its own indentation."""
+    """The text of /// lines, without the markers but with its own indentation."""
     return "\n".join(re.sub(r"^\s*///<? ?", "", line) for line in lines).strip("\n")
 
 
 def comment_of(lines, first, last):
-    """The comment of a declaration on these lines (from 1): above it, else after it and on the lines where that comment
-    continues."""
+    """The comment of a declaration on these lines (counted from 1): above it, else after it and on the lines that continue that
+    comment."""
     above = []
     while re.match(r"\s*///(?!<)", lines[first - 2 - len(above)]):
         above.insert(0, lines[first - 2 - len(above)])
@@ -125,7 +125,7 @@ class Reader:
         found, structs = [], {}
         for cursor in parent.get_children():
             if not cursor.location.file or cursor.location.file.name != self.path:
-                if not top and cursor.kind == Kind.FIELD_DECL:  # from a table (.def), which has the comments
+                if not top and cursor.kind == Kind.FIELD_DECL:  # from a table (.def), which contains the comments
                     found.append(Declaration(cursor.kind, cursor.spelling, f"{cursor.type.spelling} {cursor.spelling};", table_comment(cursor), 0, 0))
                 continue
             if top and cursor.kind in (Kind.NAMESPACE, Kind.LINKAGE_SPEC, Kind.UNEXPOSED_DECL):
@@ -171,7 +171,7 @@ class Reader:
             declaration.members = self.blocks(self.declarations(cursor))
         if cursor.kind == Kind.ENUM_DECL:
             declaration.enumerators = self.enumerators(cursor)
-            if "(" in name or not name:  # without a name
+            if "(" in name or not name:  # it has no name
                 declaration.name, declaration.code = "", ""
         return declaration
 

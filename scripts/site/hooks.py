@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MkDocs hooks of this site: pages made from the headers and the package, files to which pages link, links, lists."""
+"""MkDocs hooks of this site: pages generated from the headers and the package, files linked by pages, links, lists."""
 import re
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ _made = {}
 
 
 def made_pages():
-    """Generated pages, made once per build."""
+    """Generated pages, created once per build."""
     if not _made:
         _made.update({f"reference/{name}": text for name, text in reference.pages(ROOT).items()})
         _made.update({f"reference/python/{name}": text for name, text in python_pages.pages(ROOT).items()})
@@ -30,7 +30,7 @@ def title_of(path):
 
 
 def designs():
-    """The list of design pages. In a clone, the folder is that list."""
+    """The list of design pages. In a clone, the folder itself is the list."""
     pages = sorted((ROOT / "docs/design").glob("0*.md"))
     return ("# Decisions\n\nEach page asks one question, says what was decided, and what was looked at and rejected.\n\n"
             + "".join(f"- [{title_of(path)}]({path.name})\n" for path in pages))
@@ -89,7 +89,7 @@ def on_files(files, config):
 
 
 def separate_lists(markdown):
-    """Adapts lists to GitHub's rules: a list may follow a line of text, and is nested by two or three blanks."""
+    """Adapts lists to GitHub's rules: a list may directly follow a line of text, and is nested by two or three blanks."""
     parts = links.prose_parts(markdown)
     for i in range(0, len(parts), 2):
         parts[i] = re.sub(r"^((?! *[-*] | *\d+\. |\|| {2}).*\S.*)\n(?=[-*] |\d+\. )", r"\1\n\n", parts[i], flags=re.M)

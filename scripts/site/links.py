@@ -10,7 +10,7 @@ NAMED = re.compile(r"(?<!\]\()(?<![\[`\w/-])docs/([\w/-]+\.md(?:#[\w-]+)?)(?![\w
 FENCE = re.compile(r"^(```.*?^```[ \t]*$)", re.M | re.S)
 #: Documents of the root that are separate pages.
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
-#: Extensions of sources that are shown as pages, and their highlighting. Others (results, traces) are copied.
+#: Extensions of sources shown as pages, and their highlighting. Other files (results, traces) are copied.
 SHOWN = {".cpp": "cpp", ".hpp": "cpp", ".cu": "cpp", ".cuh": "cpp", ".c": "c", ".h": "c", ".def": "c", ".py": "python", ".sh": "bash", ".cmake": "cmake",
          ".txt": "text", ".map": "text", ".toml": "toml"}
 
@@ -27,7 +27,7 @@ def site_path(path):
 
 
 def repository_path(page):
-    """The repository file from which a page of the site was made, if there is one."""
+    """The repository file from which a page of the site was generated, if there is one."""
     for path, place in PAGES.items():
         if place == page and path != "README.md":
             return path
@@ -35,7 +35,7 @@ def repository_path(page):
 
 
 def target_of(page, link):
-    """The target of a link of a document, as a path from the repository's root; the path of a folder ends in /."""
+    """The target of a document's link, as a path from the repository's root; the path of a folder ends in /."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
     return path + "/" if link.endswith("/") else path
 
@@ -57,7 +57,7 @@ def targets(document, markdown):
 
 
 def relink(page, document, markdown):
-    """Converts the links of `document` for their place in `page`."""
+    """Converts the links of `document` for its location at `page`."""
 
     def replace(match):
         place = site_path(target_of(document, match.group(2)))
@@ -75,7 +75,7 @@ def listing(root, folder):
 
 
 def shown(root, path):
-    """A page that shows a source."""
+    """A page that displays a source."""
     text = (root / path).read_text(encoding="utf-8")
     fence = "`" * 4
     return f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n{fence}{SHOWN[posixpath.splitext(path)[1]]}\n{text}{fence}\n"

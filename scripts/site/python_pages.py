@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the Python reference. This module imports only the standard library, so that tests can check the list."""
+"""Pages of the Python reference. This module imports only the standard library, so tests can check the list."""
 import ast
 from pathlib import Path
 
@@ -19,13 +19,13 @@ def exported(path):
 
 
 def defined(path):
-    """The functions and classes that the module itself defines."""
+    """The functions and classes defined in the module itself."""
     return [node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
 
 
 def shown(root, module):
-    """The names that the page of `module` documents. The page of the package documents only names that the package itself
-    defines."""
+    """The names documented on the page of `module`. The page of the package documents only names defined in the package
+    itself."""
     package = Path(root) / "python/switchyard"
     if not module:
         top = package / "__init__.py"

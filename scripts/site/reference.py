@@ -16,7 +16,7 @@ def slug(name):
 
 
 class Index:
-    """Place of each name's declaration."""
+    """Location of each name's declaration."""
 
     def __init__(self):
         self.places = {}
@@ -53,7 +53,7 @@ class Writer:
         return re.sub(r"([*_>\[\]])", r"\\\1", text).replace("<", "&lt;")
 
     def words(self, text, scope, own):
-        """One paragraph with its names as links and everything else unchanged. `own`: words of the declaration, its
+        """One paragraph whose names are links; everything else is unchanged. `own`: words of the declaration, such as its
         parameters."""
         out, at = [], 0
         for match in WORD.finditer(text):
@@ -116,7 +116,7 @@ class Writer:
         return anchor
 
     def items(self, blocks, scope, anchor):
-        """Data members and enumerators, each with its meaning. Links to them lead to `anchor`, that of their type."""
+        """Data members and enumerators, each with its meaning. Links to them lead to `anchor`, the anchor of their type."""
         self.lines.append("")
         for each in (each for block in blocks for each in block):
             self.index.add(self.language, self.page, f"{scope}::{each.name}", anchor)
@@ -171,13 +171,13 @@ INTERNAL = {"NamesOf"}
 
 
 def declared(language, text):
-    """The public names of a header, found without a parser, so that names that the header reader skips are detected."""
+    """The public names of a header, found without a parser, so names that the header reader skips are detected."""
     text = re.sub(r"^namespace (?:\w+::)?detail \{.*?^\}(?:$|  // namespace)", "", text, flags=re.M | re.S)
     return {name for pattern in DECLARED[language] for name in re.findall("^" + pattern, text, re.M)} - INTERNAL
 
 
 def check_complete(root, index):
-    """Raises an error if a header declares a function, type, constant, macro or enumerator that has no place in the
+    """Raises an error if a header declares a function, type, constant, macro or enumerator that is missing from the
     reference."""
     for language, (folder, pattern, _) in LANGUAGES.items():
         for path in sorted((root / folder).glob(pattern)):
@@ -200,6 +200,6 @@ def pages(root):
             if header.blocks:
                 writers.append(Writer(language, header, root, index))
     for writer in writers:
-        writer.write()  # afterwards every name has its place
+        writer.write()  # after this, every name has its location
     check_complete(root, index)
     return {f"{writer.language}/{writer.page}": writer.write() for writer in writers}

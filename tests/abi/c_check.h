@@ -7,13 +7,13 @@
 #include "switchyard/c/switchyard.h"
 #include "switchyard/c/trace.h"
 
-/* Counts one check; prints those that fail. In c_check.c. */
+/* Counts one check; prints it if it fails. In c_check.c. */
 void check_report(int ok, const char* file, int line, const char* text);
-/* Prints the numbers of passed and failed checks. Returns the exit status of the program. */
+/* Prints the numbers of passed and failed checks. Returns the program's exit status. */
 int check_status(void);
 #define CHECK(condition) check_report(!!(condition), __FILE__, __LINE__, #condition)
 #define CHECK_OK(call) check_report((call) == SY_OK, __FILE__, __LINE__, #call)
-/* The call must fail with this code, and the text must contain `word`. */
+/* The call must fail with this code, and the error text must contain `word`. */
 #define CHECK_FAILS(call, code, word) \
   check_report((call) == (code) && strstr(sy_last_error(), word) != NULL, __FILE__, __LINE__, #call ": " #code ", '" word "'")
 
@@ -43,7 +43,7 @@ static inline sy_group_options patient_options(size_t heap_bytes) {
   return o;
 }
 
-/* Runs `body(rank, group)` on two threads, each a rank of one group. In c_check.c. */
+/* Runs `body(rank, group)` on two threads, one for each rank of a group. In c_check.c. */
 void run_two_ranks(void (*body)(int rank, sy_group* group), const sy_group_options* options);
 
 /* In c_errors.c, c_hosts.c, c_low_latency.c, c_ledger.c, c_row_memory.c, c_trace.c. */

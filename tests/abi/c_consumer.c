@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses the C ABI as a C11 program does. Two ranks are two threads; expected values are computed by the loops in this file.
+// Uses the C ABI like a C11 program. Two ranks are two threads; expected values are computed by the loops in this file.
 #include <stdlib.h>
 
 #include "c_check.h"
@@ -10,7 +10,7 @@ enum { kWorld = 2, kHidden = 16, kExperts = 3, kTopk = 2, kMaxTokens = 3 };
 
 // ---- Routing and values ----
 
-// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. -1 is no expert.
+// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. The id -1 names no expert.
 static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {-1, 0}}};
 static const int64_t kTokens[kWorld] = {3, 2};
 
@@ -56,7 +56,7 @@ static sy_normal_config make_config(sy_layout layout, sy_staging staging) {
 
 // ---- Two ranks as threads ----
 
-// State shared by the threads of one run; written before they start.
+// State shared by the threads of one run, written before they start.
 static sy_layout layout_of_run;
 static sy_staging staging_of_run;
 
@@ -160,7 +160,7 @@ static void check_view(const sy_dispatched_view* v, const Rank* me, float offset
 
 // ---- Combine ----
 
-// Expert e turns a row x into (e + 1) * x; rank-major "experts" double it. `y` has the rows of the view.
+// Expert e turns a row x into (e + 1) * x. With rank-major rows the "experts" double it. `y` has the rows of the view.
 static void apply_experts(const sy_dispatched_view* v, const Rank* me, float* y) {
   for (int64_t row = 0; row < v->rows; ++row) {
     float factor = 2.0f;
@@ -173,7 +173,7 @@ static void apply_experts(const sy_dispatched_view* v, const Rank* me, float* y)
   }
 }
 
-// Every intermediate value is a small multiple of 1/4, so that sums are exact in any order.
+// Every intermediate value is a small multiple of 1/4, so sums are exact in any order.
 static void check_combined(const Rank* me, const float* out, const float* out_weights, float offset, const float* bias) {
   for (int64_t t = 0; t < kTokens[me->rank]; ++t) {
     float factor = 0.0f;
@@ -230,7 +230,7 @@ static void combine_and_check(const Rank* me, sy_exchange* exchange, const sy_di
   free(memory);
 }
 
-// Delivers the rows of `view` again, into memory of this program, which outlives the dispatch.
+// Delivers the rows of `view` again, into memory of this program that outlives the dispatch.
 static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const sy_handle* handle,
                                   const sy_dispatched_view* view) {
   sy_row_view own = SY_ROW_VIEW_INIT;
@@ -247,14 +247,14 @@ static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const 
   CHECK_OK(sy_dispatched_destroy(delivered));
   const size_t bytes = (size_t)(view->rows * view->x_cols) * sizeof(float);
   CHECK(memcmp(own.data, view->x, bytes) == 0);
-  // Once more, with nothing to destroy.
+  // Again, without requesting an object to destroy.
   memset(own.data, 0x5a, bytes);
   CHECK_OK(sy_exchange_dispatch_cached(exchange, &in->rows, handle, &options, NULL));
   CHECK(memcmp(own.data, view->x, bytes) == 0);
   free(own.data);
 }
 
-// An exchange that counts ids of no expert: those of the last token of this rank, and of no other.
+// An exchange that counts invalid ids. On this rank only the last token has any.
 static void invalid_ids(int rank, sy_group* group) {
   sy_exchange* exchange = NULL;
   sy_normal_config config = make_config(layout_of_run, staging_of_run);
@@ -422,7 +422,7 @@ static void options_of_dispatch(int own_rank, sy_group* group) {
   options.overflow = SY_OVERFLOW_DROP_AND_REPORT;
   CHECK_OK(sy_exchange_dispatch(exchange, &in.rows, &in.ids, in.weights, &options, &d));
   sy_dispatched_view v = get(d);
-  // One row fits: token 0 of rank 0, on both ranks. Everything else is dropped.
+  // There is room for one row: token 0 of rank 0, on both ranks. Everything else is dropped.
   CHECK(v.rows == 1 && v.x_rows == 1 && row_equals(&v, 0, 0, 0, 0.0f) && v.dropped != NULL && v.dropped_per_source != NULL);
   for (int64_t f = 0; f < kTokens[me->rank] * kTopk; ++f)
     CHECK(v.dropped[f] == (owner(kIds[me->rank][f / kTopk][f % kTopk]) >= 0 && !(me->rank == 0 && f < kTopk)));

@@ -57,7 +57,7 @@ static void versions_and_texts(void) {
 }
 
 static void sizes_of_structs(void) {
-  // A program compiled against a newer header: its struct is longer.
+  // A program compiled against a newer header, whose struct is longer.
   struct {
     sy_group_options known;
     unsigned char news[32];
@@ -71,7 +71,8 @@ static void sizes_of_structs(void) {
   CHECK_FAILS(sy_group_in_process(1, &newer.known, &group), SY_INVALID_ARGUMENT, "offset 85");
   CHECK(group == NULL);
 
-  // An older one: shorter, and the memory after it does not belong to the struct. Missing members have their defaults.
+  // A program compiled against an older header: its struct is shorter, and the memory after it does not belong to the struct.
+  // Missing members have their defaults.
   size_t* older = malloc(2 * sizeof(size_t));
   if (!older) abort();
   older[0] = 2 * sizeof(size_t);
@@ -81,7 +82,7 @@ static void sizes_of_structs(void) {
   CHECK_OK(sy_group_heap(group, NULL, &size));
   CHECK(size >= (size_t)1 << 20 && size < (size_t)1 << 28);
   free(older);
-  size_t* answer = malloc(2 * sizeof(size_t));  // holds only total_ms
+  size_t* answer = malloc(2 * sizeof(size_t));  // has room only for total_ms
   if (!answer) abort();
   answer[0] = 2 * sizeof(size_t);
   answer[1] = SIZE_MAX;
@@ -111,7 +112,7 @@ static void memory_of_an_exchange(void) {
   size_t heap = 0;
   CHECK_OK(sy_exchange_heap_bytes(&config, 2, SY_BACKEND_CPU, &heap));
   CHECK(heap > need.total_bytes);
-  // For GPUs: plus tables of handles. Needs no GPU.
+  // On GPUs, tables of handles are added. Needs no GPU.
   sy_memory_requirement on_gpu = SY_MEMORY_REQUIREMENT_INIT;
   CHECK_OK(sy_exchange_memory_required(&config, 2, SY_BACKEND_CUDA, &on_gpu));
   CHECK(on_gpu.control_bytes == need.control_bytes && on_gpu.pool_bytes > need.pool_bytes);
@@ -125,7 +126,7 @@ static void memory_of_an_exchange(void) {
   CHECK_FAILS(sy_exchange_heap_bytes(&config, 2, -1, &gpu_heap), SY_INVALID_ARGUMENT, "backend = -1");
   int64_t max = 0;
   CHECK_OK(sy_exchange_max_rows(&config, 2, &max));
-  CHECK(max == 2 * config.max_tokens);  // rank-major: every token of both ranks
+  CHECK(max == 2 * config.max_tokens);  // rank-major: all tokens of both ranks
   CHECK_FAILS(sy_exchange_max_rows(&config, 0, &max), SY_INVALID_ARGUMENT, "world = 0");
   sy_normal_config ring = config;
   ring.staging = SY_STAGING_RING;
@@ -141,7 +142,7 @@ static void memory_of_an_exchange(void) {
   CHECK(need.pool_bytes == 0 && need.ring_bytes > 0 && need.ring_bytes <= unbounded / 2 && need.private_bytes == 0);
 }
 
-// Structs of programs that were compiled before these members existed.
+// Structs of programs compiled before these members existed.
 static void shorter_options(void) {
   sy_group* group = NULL;
   sy_group_options options = small(1000);
@@ -171,7 +172,7 @@ static void shorter_options(void) {
   CHECK_OK(sy_group_destroy(group));
 }
 
-// Without a GPU: a typed error that names the option. With one: a group.
+// Without a GPU: a typed error that names the option. With a GPU: a group.
 static void gpu_groups(void) {
   sy_group* group = NULL;
   sy_group_options options = small(1000);
@@ -227,7 +228,7 @@ static void null_arguments(void) {
   CHECK_OK(sy_storage_release(NULL));
 }
 
-// Values that the C++ types cannot hold; each in its own group, because a wrong collective call ends it.
+// Values that the C++ types cannot hold. Each is tested in its own group, because a wrong collective call ends the group.
 static void wrong_members(void) {
   sy_group* group = NULL;
   sy_group_options options = small(1000);
@@ -256,7 +257,7 @@ static void wrong_members(void) {
   for (size_t i = 0; i < 4; ++i) {
     group = alone();
     sy_normal_config config = make_config();
-    const int32_t value = 256;  // 0 if truncated to a byte
+    const int32_t value = 256;  // becomes 0 if truncated to a byte
     memcpy((char*)&config + members[i], &value, sizeof value);
     sy_exchange* exchange = (sy_exchange*)&config;
     const sy_code code = sy_exchange_create(group, &config, &exchange);
@@ -305,7 +306,7 @@ static void routing_without_a_group(void) {
   CHECK(handle == NULL);
 }
 
-// Every object is destroyed before the objects made from it; the rows stay readable to the end.
+// Every object is destroyed before the objects made from it; the rows stay readable until the end.
 static void destroyed_in_the_wrong_order(void) {
   sy_group* group = alone();
   const sy_normal_config config = make_config();
@@ -331,7 +332,7 @@ static void destroyed_in_the_wrong_order(void) {
   CHECK_OK(sy_rows_get(rows, &mine));
   memset(mine.data, 0, sizeof kRows);
   CHECK_OK(sy_rows_destroy(rows));
-  CHECK(view.source_token[1] == 1);  // routing lives with the handle
+  CHECK(view.source_token[1] == 1);  // the handle keeps the routing alive
   CHECK_OK(sy_handle_release(handle));
 }
 
@@ -383,7 +384,7 @@ static void aborting(int rank, sy_group* group) {
 
 static pthread_barrier_t timed_out;
 
-// Rank 1 never dispatches.
+// Rank 1 never calls dispatch.
 static void late_peer(int rank, sy_group* group) {
   const sy_normal_config config = make_config();
   sy_exchange* exchange = NULL;
@@ -412,7 +413,7 @@ static void late_peer(int rank, sy_group* group) {
   }
   pthread_barrier_wait(&timed_out);
   if (rank == 1) {
-    CHECK(strcmp(sy_last_error(), "") == 0);  // errors belong to their thread
+    CHECK(strcmp(sy_last_error(), "") == 0);  // errors are per thread
     CHECK_FAILS(sy_group_check(group), SY_PEER_FAILED, "rank 0");
   }
   CHECK_OK(sy_exchange_destroy(exchange));

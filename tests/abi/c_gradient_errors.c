@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of gradients through the C ABI that needs no GPU: refusals at creation, and the checks of every call before it uses
-// its object.
+// Misuse of gradients through the C ABI that needs no GPU: refusals at creation, and the checks that every call makes before it
+// uses its object.
 #include <math.h>
 #include <stdlib.h>
 
@@ -81,7 +81,7 @@ static void wrong_weight_gradients(void) {
   CHECK_REFUSED(num_experts, 2049, "num_experts = 2049");
   CHECK_REFUSED(n, 12, "n = 12");
   CHECK_REFUSED(k, 0, "k = 0");
-  CHECK_REFUSED(dtype, 256, "config->dtype = 256");  // 0 if truncated to a byte
+  CHECK_REFUSED(dtype, 256, "config->dtype = 256");  // becomes 0 if truncated to a byte
   CHECK_REFUSED(dtype, SY_DTYPE_F32, "dtype = f32");
   CHECK_REFUSED(dtype, SY_DTYPE_FP8_E4M3, "dtype = fp8_e4m3");
   CHECK_REFUSED(out_dtype, 256, "config->out_dtype = 256");
@@ -116,7 +116,7 @@ static void wrong_row_gradients(void) {
 #undef CHECK_REFUSED
 }
 
-// A library without CUDA reports that. One with CUDA makes objects if there is a supported GPU.
+// A library without CUDA reports that. A library with CUDA creates objects if there is a supported GPU.
 static void gpus(void) {
 #if !defined(LIBRARY_HAS_CUDA)
   const sy_weight_gradient_config weight = weight_config();
@@ -139,12 +139,12 @@ static void sizes_of_structs(void) {
   } newer = {SY_WEIGHT_GRADIENT_CONFIG_INIT, {0}};
   sy_weight_gradient* gradient = NULL;
   newer.known.struct_size = sizeof newer;
-  CHECK_FAILS(sy_weight_gradient_create(&newer.known, &gradient), kWrong, "num_experts = 0");  // it was read
+  CHECK_FAILS(sy_weight_gradient_create(&newer.known, &gradient), kWrong, "num_experts = 0");  // the longer struct was read
   newer.news[3] = 1;
   CHECK_FAILS(sy_weight_gradient_create(&newer.known, &gradient), kWrong, "offset 43");
 
-  // Shorter: without the members after the type, which have their defaults; the memory there does not belong to the struct. The
-  // rest depends on whether there is a GPU.
+  // A shorter struct, without the members after the type: they have their defaults, and the memory after the struct is not
+  // read. The rest depends on whether there is a GPU.
   const sy_swiglu_gradient_config whole = swiglu_config();
   enum { kOlder = offsetof(sy_swiglu_gradient_config, swiglu_limit) / sizeof(size_t) };
   size_t* older = calloc(kOlder, sizeof(size_t));

@@ -20,7 +20,7 @@ static sy_group_options options_on(const char* host) {
   return o;
 }
 
-// Every rank has one token, with a route to each rank: expert e is on rank e. Checks rows, sums and network traffic.
+// Every rank has one token with a route to each rank: expert e is on rank e. Checks rows, sums and network traffic.
 static void exchange_of_one_token(sy_group* group) {
   int32_t rank = -1, world = 0, hosts = 0, host = -1;
   CHECK_OK(sy_group_rank(group, &rank));
@@ -40,7 +40,7 @@ static void exchange_of_one_token(sy_group* group) {
   const sy_expert_ids expert_ids = view_of_ids(ids, 1, world);
   sy_dispatched* dispatched = NULL;
   CHECK_OK(sy_exchange_dispatch(exchange, &rows, &expert_ids, NULL, NULL, &dispatched));
-  // The row was sent once to each other host, regardless of the number of its ranks.
+  // The row was sent once to each other host, regardless of that host's number of ranks.
   sy_call_statistics last = SY_CALL_STATISTICS_INIT;
   CHECK_OK(sy_exchange_last_call(exchange, &last));
   CHECK(last.network_bytes == (uint64_t)(hosts - 1) * sizeof x && last.remote_bytes == (uint64_t)(world - 1) * sizeof x);
@@ -100,7 +100,7 @@ static void wrong_options(void) {
   options = options_on(NULL);
   options.reserved2 = 1;
   CHECK_FAILS(sy_group_in_process(1, &options, &group), SY_INVALID_ARGUMENT, "reserved2 = 1");
-  // A program that was compiled before these members existed: the memory after its struct is not read.
+  // A program compiled before these members existed: the memory after its struct is not read.
   options = options_on((const char*)1);
   options.struct_size = offsetof(sy_group_options, host);
   options.silence_ms = options.network = options.reserved2 = 99;
@@ -111,8 +111,9 @@ static void wrong_options(void) {
   CHECK_OK(sy_group_destroy(group));
 }
 
-// One of three processes, two of which share a host. The last one does not enter a barrier; the waiting ranks get an error with
-// the time for which its host was silent. It lives until the others, which hold the other end of `stays`, have ended.
+// One of three processes, two of which share a host. The last one does not enter a barrier; the waiting ranks receive an error
+// that contains the time for which its host was silent. The last process stays alive until the others, which hold the other end
+// of `stays`, have ended.
 static int be_process(int32_t rank, const char* store, const int stays[2]) {
   sy_group* group = NULL;
   sy_group_options options = options_on("a,a,b");
@@ -163,7 +164,7 @@ static void three_processes(void) {
   }
 }
 
-// Rank 1 reports a failure of its own instead of creating an object.
+// Rank 1 reports its own failure instead of creating an object.
 static void failed_before_creation(int rank, sy_group* group) {
   sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
@@ -193,7 +194,7 @@ void run_host_tests(void) {
   const sy_group_options options = options_on("a,b");
   run_two_ranks(two_hosts, &options);
   run_two_ranks(failed_before_creation, &options);
-#if defined(__SANITIZE_THREAD__)  // it does not track threads of a process that was forked from one with threads
+#if defined(__SANITIZE_THREAD__)  // does not support threads in a process forked from a multithreaded one
   (void)three_processes;
 #else
   three_processes();

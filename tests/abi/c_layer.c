@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expert compute through the C ABI, as a C11 program uses it: the CPU's experts give the bits of the C++ class, in a call of
-// their own and between a dispatch and a combine.
+// Expert compute through the C ABI, used like a C11 program: the CPU's experts give the same bits as the C++ class, both in a
+// separate call and between a dispatch and a combine.
 #include "c_layer.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static mlp_case make_case(int views_weights) {
   return c;
 }
 
-// Rows are weights of another seed: bf16 numbers of all kinds.
+// Rows are weights from another seed: bf16 numbers of all kinds.
 static void make_numbers(void) {
   const mlp_case c = make_case(0);
   reference_weights(7, &c, w13, w2);
@@ -45,14 +45,14 @@ static void forward(sy_expert_mlp* mlp, int views_weights) {
   sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
   rows.num_rows = num_rows;
   rows.first_row = first_row;
-  memset(expected, 0xab, sizeof expected);  // rows of no expert are not touched
+  memset(expected, 0xab, sizeof expected);  // rows of no expert must stay unchanged
   memset(y, 0xab, sizeof y);
   reference_forward(&c, x, kRows, first_row, num_rows, expected);
   CHECK_OK(sy_expert_mlp_forward(mlp, &from, &rows, &to, NULL));
   CHECK(memcmp(y, expected, sizeof y) == 0);
 
   sy_expert_call call = SY_EXPERT_CALL_INIT;
-  call.num_sms = 7;  // the CPU ignores it
+  call.num_sms = 7;  // ignored on the CPU
   rows = (sy_expert_rows)SY_EXPERT_ROWS_INIT;
   rows.num_rows_32 = masked;
   rows.rows_per_expert = 13;
@@ -68,7 +68,7 @@ static void rank_major(sy_expert_mlp* mlp, int views_weights) {
   int32_t ids[kTokens * kTopk];
   float weights[kTokens * kTopk];
   for (int f = 0; f < kTokens * kTopk; ++f) {
-    ids[f] = f % 5 - 1;  // -1 and 3 are no experts of this rank
+    ids[f] = f % 5 - 1;  // -1 and 3 are not experts of this rank
     weights[f] = 0.25f * (float)(1 + f % 3);
   }
   const sy_expert_ids view = view_of_ids(ids, kTokens, kTopk);
@@ -127,7 +127,7 @@ static void packed_weights_are_copies(void) {
 
 static const int32_t kIds[kTokens * kTopk] = {0, 2, 1, 0, 2, -1, 2, 1, 1, 1, 0, 1, 2, 0, 1, 2, -1, -1, 0, 1, 2, 2, 1, 0};
 
-// Expected results of the experts from the C++ class, given the rows of the dispatch: the same call on the same rows.
+// Expected results of the experts from the C++ class: the same call on the rows of the dispatch.
 static void check_experts_of(const void* from, const void* made, int64_t rows, const int64_t* first_row,
                              const int64_t* counts) {
   const mlp_case c = make_case(0);

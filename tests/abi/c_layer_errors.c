@@ -106,7 +106,7 @@ static void wrong_experts(void) {
   shape.reserved = 1;
   CHECK_REFUSED(kWrong, "shape->reserved = 1");
   shape.reserved = 0;
-  options.backend = 256;  // 0 if truncated to a byte
+  options.backend = 256;  // becomes 0 if truncated to a byte
   CHECK_REFUSED(kWrong, "options->backend = 256: must be cpu (0) or cuda (1)");
   options.backend = SY_BACKEND_CPU;
   options.dtype = 256;
@@ -133,7 +133,7 @@ static void wrong_experts(void) {
   CHECK(mlp == NULL);
 }
 
-// GPUs: a library without CUDA reports that; one with CUDA reports that there is no such GPU.
+// GPUs: a library without CUDA reports that; a library with CUDA reports that the requested GPU does not exist.
 static void gpus(void) {
   const sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
   sy_expert_options options = SY_EXPERT_OPTIONS_INIT;
@@ -199,7 +199,7 @@ static void wrong_gemms(void) {
                          "config->weight_scales = 256", "config->quantize = 256", "config->reserved = 256"};
   for (size_t i = 0; i < sizeof members / sizeof *members; ++i) {
     config = gemm_config();
-    const int32_t value = 256;  // 0 if truncated to a byte
+    const int32_t value = 256;  // becomes 0 if truncated to a byte
     memcpy((char*)&config + members[i], &value, sizeof value);
     const sy_code code = sy_grouped_gemm_create(&config, w13, NULL, &gemm);
     check_report(code == kWrong && strstr(sy_last_error(), names[i]) && !gemm, __FILE__, __LINE__, names[i]);
@@ -231,7 +231,7 @@ static void wrong_gemms(void) {
 static void rows_of_views(void) {
   sy_expert_rows rows = SY_EXPERT_ROWS_INIT;
   sy_dispatched_view dispatched = SY_DISPATCHED_VIEW_INIT;
-  CHECK_OK(sy_expert_rows_of_dispatched(&dispatched, &rows));  // no experts on this rank
+  CHECK_OK(sy_expert_rows_of_dispatched(&dispatched, &rows));  // this rank has no experts
   CHECK(rows.num_rows == NULL && rows.first_row == NULL);
   dispatched.num_local_experts = kExperts;
   CHECK_FAILS(sy_expert_rows_of_dispatched(&dispatched, &rows), kWrong, "dispatched->tokens_per_expert is NULL");
@@ -256,7 +256,7 @@ static void rows_of_views(void) {
   CHECK(rows.scale_rows == 8);
   output.scale_order = 2;
   CHECK_FAILS(sy_expert_rows_of_low_latency(&output, &rows), kWrong, "output->scale_order = 2");
-  // A program or library without information on the layout of scales: refused, not guessed.
+  // A program or library without information on the layout of scales must be refused: the layout is not guessed.
   output.scale_order = SY_SCALES_ROW_MAJOR;
   output.struct_size = offsetof(sy_low_latency_view, scale_order);
   CHECK_FAILS(sy_expert_rows_of_low_latency(&output, &rows), kWrong, "scale_group = 0");
@@ -275,8 +275,8 @@ static void sizes_of_structs(void) {
   newer.news[3] = 1;
   CHECK_FAILS(sy_expert_mlp_create(&newer.known, w13, w2, NULL, &mlp), kWrong, "offset 35");
 
-  // Shorter: without the members after num_experts and type, which have their defaults; the memory there does not belong to the
-  // struct.
+  // A shorter struct, without the members after num_experts and type: they have their defaults, and the memory after the struct
+  // is not read.
   const sy_grouped_gemm_config whole = gemm_config();
   enum { kOlder = offsetof(sy_grouped_gemm_config, order) / sizeof(size_t) };
   size_t* older = calloc(kOlder, sizeof(size_t));
@@ -304,8 +304,8 @@ static void sizes_of_structs(void) {
   }
 }
 
-// More weights than available memory: the out-of-memory code, and no exception escapes. A sanitizer's allocator ends the
-// program instead.
+// More weights than available memory: the call returns the out-of-memory code, and no exception escapes. A sanitizer's
+// allocator would end the program instead.
 static void without_memory(void) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   const sy_expert_shape shape = small_shape(1 << 20, 1 << 20, 1 << 10);
@@ -315,7 +315,7 @@ static void without_memory(void) {
 #endif
 }
 
-// Errors belong to their thread, and to the library that last failed on it.
+// Errors are kept per thread and per library.
 static void* on_another_thread(void* unused) {
   CHECK(strcmp(sy_last_error(), "") == 0);
   CHECK_FAILS(sy_expert_mlp_memory(NULL, NULL), kWrong, "mlp is NULL");
@@ -331,7 +331,7 @@ static void threads(void) {
   CHECK_FAILS(sy_group_barrier(NULL), kWrong, "group is NULL");
   CHECK_FAILS(sy_expert_mlp_memory(NULL, NULL), kWrong, "mlp is NULL");
   CHECK_OK(sy_expert_mlp_destroy(NULL));
-  CHECK(strcmp(sy_last_error(), "mlp is NULL") == 0);  // successful calls leave it unchanged
+  CHECK(strcmp(sy_last_error(), "mlp is NULL") == 0);  // successful calls leave the error unchanged
 }
 
 void run_layer_error_tests(void) {

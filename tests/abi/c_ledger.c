@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledgers, and combine driven by them, through the C ABI. The ledger is that of a dispatch or handmade; expert rows are the
-// tokens times (expert + 1), small multiples of a quarter, so that every sum is exact.
+// Ledgers, and combine driven by them, through the C ABI. The ledger is either from a dispatch or handmade. Expert rows are the
+// tokens times (expert + 1), small multiples of a quarter, so every sum is exact.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -25,7 +25,7 @@ static sy_ledger_config make_config(void) {
   return c;
 }
 
-// The handmade tables. A rank's expert rows are in the order (expert, source), its return buffer in the order (expert, token).
+// The handmade tables. A rank's expert rows are ordered by (expert, source), its return buffer by (expert, token).
 static int32_t peer_tokens[kWorld * kPadded] = {1, 1, 1, [kPadded] = 1, 1, 2};
 static int32_t cumsum[kWorld * kPadded] = {1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3,
                                            1, 2, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4};
@@ -60,7 +60,7 @@ static void check_same(const sy_ledger* a, const sy_ledger* b) {
   CHECK(equal(a->prev_sum_before_rank, b->prev_sum_before_rank, (int64_t)kWorld * a->num_local_experts));
 }
 
-// Expert rows of rank `rank`, in the order (expert, source, token).
+// Expert rows of rank `rank`, ordered by (expert, source, token).
 static int64_t make_expert_rows(int rank, float* rows) {
   int64_t row = 0;
   for (int32_t e = rank == 0 ? 0 : 2; e < (rank == 0 ? 2 : 3); ++e)
@@ -127,11 +127,11 @@ static void combines(int rank, sy_group* group) {
   CHECK_OK(sy_ledger_combine_last_call(combine, &statistics));
   CHECK(statistics.remote_bytes == (rank == 0 ? 2u : 1u) * kHidden * sizeof(float));
   CHECK_OK(sy_ledger_combine_destroy(combine));
-  CHECK_OK(sy_prepared_ledger_sizes(prepared, &tokens, NULL, NULL));  // destroyed in any order
+  CHECK_OK(sy_prepared_ledger_sizes(prepared, &tokens, NULL, NULL));  // objects may be destroyed in any order
   CHECK_OK(sy_prepared_ledger_destroy(prepared));
 }
 
-// The tables of a dispatch equal the handmade ones.
+// The tables of a dispatch equal the handmade tables.
 static void from_a_dispatch(int rank, sy_group* group) {
   sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
@@ -158,7 +158,7 @@ static void from_a_dispatch(int rank, sy_group* group) {
   CHECK_OK(sy_exchange_destroy(exchange));
 }
 
-// Rank 1's ledger has one more row from rank 0: both get the error.
+// Rank 1's ledger has one more row from rank 0: both ranks receive the error.
 static void different_ledgers(int rank, sy_group* group) {
   const sy_ledger_config config = make_config();
   sy_ledger ledger = make_ledger(rank);
@@ -180,14 +180,14 @@ static void different_ledgers(int rank, sy_group* group) {
   const sy_const_row_view y = view_of_rows(experts, 4, kHidden);
   const sy_code code = sy_ledger_combine_run(combine, &y, NULL, prepared, out, NULL);
   int32_t failed = -1;
-  sy_code reason = code;  // found here, or reported by the other rank, which found it
+  sy_code reason = code;  // found here, or reported by the other rank
   if (code == SY_PEER_FAILED) CHECK_OK(sy_last_peer_failure(&failed, &reason));
   CHECK(reason == SY_MISMATCH && (code == reason || failed == 1 - rank));
   CHECK_OK(sy_prepared_ledger_destroy(prepared));
   CHECK_OK(sy_ledger_combine_destroy(combine));
 }
 
-// Rank 1 passes bytes that name a row twice: its error names the row, and rank 0's error names rank 1.
+// Rank 1 passes bytes that name a row twice: its error names the row; rank 0's error names rank 1.
 static void malformed_bytes(int rank, sy_group* group) {
   const sy_ledger_config config = make_config();
   const sy_ledger ledger = make_ledger(rank);

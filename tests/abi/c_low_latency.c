@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode and the flat exchange through the C ABI, as a C11 program uses it. Expert e turns x into (e + 1) * x; all
-// numbers are small multiples of a quarter, so that every sum is exact.
+// Low-latency mode and the flat exchange through the C ABI, used like a C11 program. Expert e turns x into (e + 1) * x; all
+// numbers are small multiples of a quarter, so every sum is exact.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 
 enum { kWorld = 2, kHidden = 384, kGroup = 128, kExperts = 3, kTopk = 2, kMaxTokens = 3, kCapacity = kWorld * kMaxTokens };
 
-// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. -1 is no expert; a token of rank 1 names an expert twice.
+// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. The id -1 names no expert; a token of rank 1 names an expert twice.
 static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {-1, -1}, {2, 2}}};
 static const int64_t kTokens[kWorld] = {3, 3};
 
@@ -78,14 +78,15 @@ static sy_const_row_view answers(const Objects* o) {
   return view_of_rows(o->y.data, o->y.rows, o->y.cols);
 }
 
-// Number of rows of `source` for global expert `expert`, if it has `tokens` tokens: distinct tokens that choose it.
+// Number of rows from `source` for global expert `expert` if `source` has `tokens` tokens: distinct tokens that choose the
+// expert.
 static int32_t rows_from(int source, int64_t tokens, int32_t expert) {
   int32_t rows = 0;
   for (int64_t t = 0; t < tokens; ++t) rows += kIds[source][t][0] == expert || kIds[source][t][1] == expert;
   return rows;
 }
 
-// Every row of every local expert is the one that `row_source` names, each (source, token) once, sources ascending.
+// Every row of every local expert is the one named in `row_source`; each (source, token) occurs once, sources ascending.
 static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
   const sy_low_latency_view* v = &o->view;
   CHECK(v->num_local_experts == experts_of(rank) && v->world == kWorld && v->rows_per_expert == kCapacity &&
@@ -112,7 +113,7 @@ static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
   }
 }
 
-// y = (expert + 1) * x for the existing rows; the rest stays NaN, which must not affect any sum.
+// y = (expert + 1) * x for the valid rows. The others stay NaN, which must not affect any sum.
 static void run_experts(const Objects* o, int rank) {
   memset(o->y.data, 0xff, (size_t)o->y.rows * kHidden * sizeof(float));
   for (int32_t e = 0; e < o->view.num_local_experts; ++e)
@@ -122,7 +123,7 @@ static void run_experts(const Objects* o, int rank) {
     }
 }
 
-// Factor of token t: the sum over its experts of weight * (expert + 1); `extra` multiplies the experts of each rank.
+// Factor of token t: the sum over its experts of weight * (expert + 1). `extra` multiplies the experts of each rank.
 static float factor(int rank, int64_t t, int weighted, const float* extra) {
   float sum = 0.0f;
   for (int k = 0; k < kTopk; ++k) {
@@ -146,7 +147,7 @@ static void whole_calls(int rank, sy_group* group) {
   check_delivered(&o, rank, kTokens);
   sy_call_statistics statistics = SY_CALL_STATISTICS_INIT;
   CHECK_OK(sy_low_latency_last_call(o.exchange, &statistics));
-  // Token saving: rank 0 sends two tokens to rank 1, rank 1 one to rank 0.
+  // Token saving: rank 0 sends two tokens to rank 1, and rank 1 sends one to rank 0.
   CHECK(statistics.remote_bytes == (rank == 0 ? 2u : 1u) * kHidden * sizeof(float));
   run_experts(&o, rank);
 
@@ -160,7 +161,7 @@ static void whole_calls(int rank, sy_group* group) {
   CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, &options));
   check_sums(out, rank, kTokens[rank], 1, NULL);
 
-  // Weights and factors given to combine.
+  // Weights and factors passed to combine.
   const float ones[kMaxTokens * kTopk] = {1, 1, 1, 1, 1, 1}, factors[kExperts] = {2.0f, 0.5f, 4.0f};
   options.order = SY_ORDER_PER_ROUTE;
   options.topk_weights = ones;
@@ -204,7 +205,7 @@ static void halves(int rank, sy_group* group) {
   destroy_objects(&o);
 }
 
-// Groups whose largest magnitude is 448 have the scale 1, and small integers are exact in e4m3.
+// Groups with the largest magnitude 448 have scale 1, and small integers are exact in e4m3.
 static void quantised(int rank, sy_group* group) {
   Objects o = make_objects(group, SY_SCALE_F32);
   const sy_low_latency_config config = make_config(SY_SCALE_F32);
@@ -229,7 +230,7 @@ static void quantised(int rank, sy_group* group) {
   destroy_objects(&o);
 }
 
-// The layout of scales is part of the view; a program compiled against an earlier header has a shorter one.
+// The layout of scales is part of the view. A program compiled against an earlier header has a shorter view.
 static void scales_in_views(int rank, sy_group* group) {
   (void)rank;
   sy_low_latency_config config = make_config(SY_SCALE_F32);
@@ -254,7 +255,7 @@ static void scales_in_views(int rank, sy_group* group) {
   free(older);
   CHECK_OK(sy_low_latency_output_destroy(output));
 
-  // The same in memory of the caller.
+  // The same with memory of the caller.
   sy_row_view own = SY_ROW_VIEW_INIT;
   own.rows = view.x_rows;
   own.cols = view.x_cols;
@@ -299,13 +300,13 @@ static void all_to_all(int rank, sy_group* group) {
   options.expert_scale = factors + first_of(rank);
   CHECK_OK(sy_low_latency_all_to_all(o.exchange, &in.rows, &in.ids, out, &options));
   check_sums(out, rank, kTokens[rank], 1, extra);
-  const float inverse[kExperts] = {1.0f, 0.5f, 1.0f / 3.0f};  // of (e + 1): the row unchanged
+  const float inverse[kExperts] = {1.0f, 0.5f, 1.0f / 3.0f};  // inverse of (e + 1): leaves the row unchanged
   CHECK_OK(sy_low_latency_all_to_all(o.exchange, &in.rows, &in.ids, out, NULL));
   check_sums(out, rank, kTokens[rank], 0, inverse);
   destroy_objects(&o);
 }
 
-// An object may be destroyed before the outputs made from it, which another object of the same config accepts.
+// An object may be destroyed before the outputs made from it. Another object of the same config accepts these outputs.
 static void in_any_order(int rank, sy_group* group) {
   size_t before = 0, after = 0;
   CHECK_OK(sy_group_heap(group, &before, NULL));
@@ -334,7 +335,7 @@ static void in_any_order(int rank, sy_group* group) {
   CHECK_OK(sy_low_latency_rows_destroy(o.rows));
 }
 
-// The previous call was not received: this rank gets that error, and the other one's error names the failed peer.
+// The previous call was not received: this rank receives that error, and the other rank's error names the failed peer.
 static void unreceived(int rank, sy_group* group) {
   Objects o = make_objects(group, SY_SCALE_NONE);
   Input in;
@@ -352,7 +353,7 @@ static void unreceived(int rank, sy_group* group) {
   destroy_objects(&o);
 }
 
-// Errors found by the C layer itself must reach the peer too.
+// Errors found by the C layer itself must also reach the peer.
 static void wrong_on_rank_0(int rank, sy_group* group) {
   Objects o = make_objects(group, SY_SCALE_NONE);
   Input in;
@@ -415,7 +416,7 @@ static void local_misuse(void) {
 }
 
 void run_low_latency_tests(void) {
-  const sy_low_latency_config config = make_config(SY_SCALE_NONE);  // the larger rows
+  const sy_low_latency_config config = make_config(SY_SCALE_NONE);  // without scales, rows are larger
   sy_group_options options = patient_options(0);
   CHECK_OK(sy_low_latency_heap_bytes(&config, kWorld, &options.heap_bytes));
   run_two_ranks(whole_calls, &options);

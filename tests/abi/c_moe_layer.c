@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole layer through the C ABI on two ranks: the bits of the C++ class, its memory, and its refusals.
+// A whole layer through the C ABI on two ranks: same bits as the C++ class, memory requirements, and refusals.
 #include "c_layer.h"
 #include "c_layer_reference.h"
 
@@ -10,10 +10,10 @@ static uint16_t w13[kWorld][kExperts * 2 * kWidth * kHidden], w2[kWorld][kExpert
 static uint16_t x[kWorld][kTokens * kHidden];
 static int32_t ids[kWorld][kTokens * kTopk];
 static float weights[kWorld][kTokens * kTopk];
-// State shared by the ranks of one run; written before they start.
+// State shared by the ranks of one run, written before they start.
 static int low_latency_of_run;
 static sy_moe_form form_of_run;
-static uint16_t expected[2][kWorld][kTokens * kHidden];  // without and with add
+static uint16_t expected[2][kWorld][kTokens * kHidden];  // without and with `add`
 
 static moe_case make_case(int low_latency) {
   const moe_case c = {.experts = {kHidden, kWidth, kExperts, 0, NULL, NULL},
@@ -94,8 +94,7 @@ static void two_calls(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_implementation(layer, &text));
   CHECK(strncmp(text, begin, strlen(begin)) == 0);
 
-  // A layer that shares everything except the weights, which are those of the other rank, outlives the one from which it was
-  // made.
+  // A layer that shares everything with another layer except the weights (it uses those of the other rank) outlives that layer.
   sy_moe_layer* other = NULL;
   const int peer = 1 - rank;
   CHECK_FAILS(sy_moe_layer_with_weights(NULL, w13[peer], w2[peer], NULL, NULL, NULL, &other), kWrong, "layer is NULL");
@@ -118,7 +117,7 @@ static void two_calls(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_destroy(layer));
 }
 
-// Routes beyond a capacity of one row are dropped; the table marks them, and nothing else has a sum.
+// Routes beyond a capacity of one row are dropped: the table marks them, and they do not contribute to any sum.
 static void drops(int rank, sy_group* group) {
   sy_moe_layer_config config = make_config(0);
   config.capacity = 1;
@@ -136,11 +135,11 @@ static void drops(int rank, sy_group* group) {
   int kept_of_both[kWorld] = {0, 0};
   const int mine = (int)kept;
   CHECK_OK(sy_group_all_gather(group, &mine, sizeof mine, kept_of_both));
-  CHECK(kept_of_both[0] + kept_of_both[1] == kWorld);  // a row on each rank
+  CHECK(kept_of_both[0] + kept_of_both[1] == kWorld);  // one row on each rank
   CHECK_OK(sy_moe_layer_destroy(layer));
 }
 
-// The fused form: normal mode only, with tokens and returned rows in the heap; on the CPU it may have packed weights.
+// The fused form: normal mode only, with tokens and returned rows in the heap. On the CPU its weights may be packed.
 static void fused_memory(sy_moe_layer_config config) {
   const sy_code unsupported = SY_UNSUPPORTED;
   const size_t rows = kTokens * (1 + kTopk) * kHidden * sizeof(uint16_t);
@@ -186,12 +185,12 @@ static void memory(int low_latency) {
   config.invalid_ids = 2;
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "config->invalid_ids = 2");
   config = make_config(low_latency);
-  config.struct_size = 40;  // of a program without further members: there are no experts then
+  config.struct_size = 40;  // from a program without further members: there are then no experts
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "MoeLayerConfig::num_experts = 0");
 }
 
-// A config that one rank refuses is an error on all ranks, which continue; an invalid struct is reported to them like a failed
-// rank.
+// A config rejected on one rank is an error on all ranks, and the group stays usable; an invalid struct is reported to the
+// peers like a failed rank.
 static void refusals(int rank, sy_group* group) {
   sy_moe_layer_config config = make_config(0);
   config.topk = rank == 0 ? kTopk : 99;

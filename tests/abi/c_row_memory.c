@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric memory for external allocators, whose functions carry no state.
+// Symmetric memory for external allocators. Their functions have no state argument.
 #include <stdint.h>
 #include <string.h>
 
@@ -25,12 +25,12 @@ static sy_group* alone(void) {
 static void gives_and_takes_back(void) {
   sy_group* const group = alone();
   sy_row_memory* memory = NULL;
-  CHECK(sy_row_memory_allocate(64, 0, NULL) == NULL);  // no memory is in use
+  CHECK(sy_row_memory_allocate(64, 0, NULL) == NULL);  // no row memory is in use
   CHECK_OK(sy_row_memory_create(group, kBytes, &memory));
   CHECK(heap_used(group) >= kBytes);
   CHECK_OK(sy_row_memory_use(memory));
   char* const first = sy_row_memory_allocate(kBytes, 0, NULL);
-  char* const second = sy_row_memory_allocate(2 * kBytes, 0, NULL);  // there is no room: ordinary memory
+  char* const second = sy_row_memory_allocate(2 * kBytes, 0, NULL);  // no room is left: ordinary memory
   CHECK(first != NULL && second != NULL && (uintptr_t)first % 512 == 0 && (uintptr_t)second % 512 == 0);
   memset(first, 1, kBytes);
   memset(second, 2, 2 * kBytes);
@@ -64,7 +64,7 @@ static void outlives_its_group(void) {
   memset(rows, 3, kBytes);
   CHECK(rows[0] == 3 && rows[kBytes - 1] == 3);
   sy_row_memory_free(rows, kBytes, 0, NULL);
-  CHECK(sy_row_memory_allocate(64, 0, NULL) == NULL);  // its use kept nothing alive
+  CHECK(sy_row_memory_allocate(64, 0, NULL) == NULL);  // using it does not keep anything alive
 }
 
 static void misuse(void) {

@@ -49,7 +49,7 @@ static int json_has(const sy_trace* trace, const char* word) {
   return found;
 }
 
-/* Each rank has a trace of its own; rank 0 gets the records of rank 1. */
+/* Each rank has its own trace; rank 0 receives the records of rank 1. */
 static void record(int rank, sy_group* group) {
   sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
@@ -60,7 +60,7 @@ static void record(int rank, sy_group* group) {
   sy_exchange* exchange = NULL;
   CHECK_OK(sy_exchange_create(group, &config, &exchange));
   sy_trace_options options = SY_TRACE_OPTIONS_INIT;
-  options.num_warps = 2;  // as the group
+  options.num_warps = 2;  // same as the group's
   sy_trace *trace = NULL, *wrong = NULL;
   CHECK_OK(sy_trace_create(2, &options, &trace));
   CHECK_OK(sy_trace_create(3, NULL, &wrong));
@@ -85,7 +85,7 @@ static void record(int rank, sy_group* group) {
   CHECK_OK(sy_trace_clock_error(trace, &error));
   CHECK(lost == 0 && error == 0);
 
-  // To the other rank and back, as bytes.
+  // As bytes, to the other rank and back.
   sy_bytes bytes = SY_BYTES_INIT;
   CHECK_OK(sy_trace_serialize(trace, rank, &bytes));
   CHECK_FAILS(sy_trace_merge(trace, bytes.data, bytes.size / 2), SY_INVALID_ARGUMENT, "");
@@ -99,7 +99,7 @@ static void record(int rank, sy_group* group) {
   CHECK(count_of(other, "dispatch", rank) == 0);
   CHECK_OK(sy_trace_destroy(other));
 
-  // A trace that is destroyed while it records lives as long as the group needs it.
+  // A trace destroyed while it records stays valid as long as the group needs it.
   CHECK_OK(sy_group_set_trace(group, trace));
   CHECK_OK(sy_trace_destroy(trace));
   dispatch(exchange);

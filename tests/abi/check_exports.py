@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """check_exports.py LIBRARY SOURCE_DIR: the shared library exports all C functions of its headers, the public C++ API, and
-nothing else. A public header of another library than libswitchyard names it ("Library switchyard_layer"). Exports of
+nothing else. A public header of a library other than libswitchyard names that library ("Library switchyard_layer"). Exports of
 libswitchyard for libraries that depend on it are declared in the headers of src/capi listed in INNER_HEADERS."""
 import re
 import subprocess
@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 PUBLIC_CXX = re.compile(r"^(vtable for |typeinfo for |typeinfo name for )?switchyard::(?!detail::)")
-# A template function is demangled with its result first: "switchyard::DType switchyard::detail::f<...>(...)".
+# The demangled name of a template function begins with its result: "switchyard::DType switchyard::detail::f<...>(...)".
 INNER_CXX = re.compile(r"^[^(]*?\sswitchyard::detail::\w+")
 EXCHANGE = "switchyard"
 INNER_HEADERS = ("keep_exception.hpp", "share_group.hpp")
 
 
 def library_of(header):
-    """Returns the library that the comment of a public header names."""
+    """Returns the library named in the comment of a public header."""
     said = re.search(r"\bLibrary\s+(?:///\s*)?(switchyard\w*)", header)
     return said[1] if said else EXCHANGE
 
@@ -26,7 +26,7 @@ def without_comments(text):
 
 
 def functions(text):
-    """Returns the C functions that a header declares."""
+    """Returns the C functions declared in a header."""
     declarations = re.sub(r"typedef[^;]*;", "", without_comments(text))
     return set(re.findall(r"\b(sy_\w+)\s*\([^;{]*\)\s*(?:noexcept\s*)?;", declarations))
 

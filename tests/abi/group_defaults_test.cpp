@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SY_GROUP_OPTIONS_INIT equals the C++ defaults. Other structs of options are compared at compile time (src/capi/structs.hpp);
-// GroupOptions contains a string, which not every compiler can evaluate then.
+// SY_GROUP_OPTIONS_INIT equals the C++ defaults. Other option structs are compared at compile time (src/capi/structs.hpp), but
+// GroupOptions contains a string, which not every compiler can evaluate at compile time.
 #include <gtest/gtest.h>
 
 #include "switchyard/c/switchyard.h"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # install_and_use.sh BUILD_DIR VERSION: installs the build into a scratch prefix, moves it (a package must be relocatable), and
-# builds consumers against it: of the library alone, of the additional libraries, and of expert compute in C, each through
-# find_package and through pkg-config.
+# builds consumers against it, each through find_package and through pkg-config: of the main library only, of the additional
+# libraries, and of expert compute in C.
 set -euo pipefail
 
 build=$1 version=$2
@@ -23,7 +23,7 @@ library=$(find "$prefix" -name 'libswitchyard.*' -print -quit)
 library_path=$(dirname "$library")
 export LD_LIBRARY_PATH=$library_path PKG_CONFIG_PATH=$library_path/pkgconfig
 
-# The library is only the exchange: no routing input, no expert compute, no test-only code.
+# The main library contains only the exchange: no routing input, no expert compute, no test-only code.
 dynamic=()
 [[ $library == *.a ]] || dynamic=(-D)
 nm -C "${dynamic[@]}" "$library" >"$scratch/symbols" 2>/dev/null

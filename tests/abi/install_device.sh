@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # install_device.sh BUILD_DIR NVCC: installs a build with CUDA into a scratch prefix and builds a project with its own row
-# function against it, which shows that the installed device headers are complete. Needs nvcc, no GPU.
+# function against it, to check that the installed device headers are complete. Needs nvcc, no GPU.
 set -euo pipefail
 
 build=$1 nvcc=$2

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""one_bool.py SOURCE_DIR: one more bool in one struct of options changes three files that the generator makes, and a member that
-moves is refused. With the five that a person edits, it touches eight: docs/design/0062-one-description-of-the-interface.md names them."""
+"""one_bool.py SOURCE_DIR: adding a bool to a struct of options changes three generated files, and a moved member is rejected.
+With the five files edited by hand, the addition touches eight: docs/design/0062-one-description-of-the-interface.md names
+them."""
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The conformance suite of the warp ops, typed over the arch. A test program specializes ArchDriver for its arch, includes this
-// header (and through it the arithmetic parts) and uses INSTANTIATE_TYPED_TEST_SUITE_P. Every test of a row op runs once for
-// each implementation variant, and fails if a variant of the machine was not exercised.
+// header (which includes the arithmetic parts) and uses INSTANTIATE_TYPED_TEST_SUITE_P. Every test of a row op runs once for
+// each implementation variant, and fails if a variant available on this machine was not exercised.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 
 namespace switchyard::conformance {
 
-/// Memory of the arch between two guard zones. Begins at `offset` bytes from a boundary of 256.
+/// Memory of the arch between two guard zones. Begins `offset` bytes after a boundary of 256.
 template <class A>
 class Guarded {
  public:
@@ -56,7 +56,7 @@ class Guarded {
   std::byte* base_ = nullptr;
 };
 
-/// Sizes that every arch supports: `bytes`, or the next lower multiple of 16 for an arch limited to these; 64 places, or 32.
+/// Sizes that every arch supports: `bytes`, or the next lower multiple of 16 for an arch limited to those; 64 places, or 32.
 template <class A>
 constexpr size_t whole(size_t bytes) {
   return ArchDriver<A>::kWholeRowsOnly ? bytes / 16 * 16 : bytes;
@@ -112,7 +112,7 @@ class ArchConformance : public ::testing::Test {
 
 TYPED_TEST_SUITE_P(ArchConformance);
 
-/// Critical row sizes: all small ones, and both sides of vector, line, piece and page boundaries.
+/// Critical row sizes: all small ones, and sizes on both sides of vector, line, piece and page boundaries.
 inline std::vector<size_t> large_sizes() {
   return {511, 1024, 4095, 4096, 4097, 7168, 14336, 14352, 16383, 16384, 16400, 65536 + 48};
 }
@@ -375,7 +375,7 @@ TYPED_TEST_P(ArchConformance, PollNamesTheFirstFlagThatLags) {
       words[n - 1] = last_kept;
       words[late] = kept;
     }
-    words[n / 2] = detail::flag_word(6, 0);  // a later epoch has passed this one
+    words[n / 2] = detail::flag_word(6, 0);  // the flag has already passed this epoch
     EXPECT_EQ(poll(n), -1) << n;
   }
   EXPECT_EQ(poll(0), -1);
@@ -387,7 +387,7 @@ TYPED_TEST_P(ArchConformance, FlagsSurviveTheWrapOfTheEpoch) {
   const uint64_t* const flags[] = {word};
   constexpr uint64_t kLastEpoch = (uint64_t{1} << 40) - 1;
   for (uint64_t step = 0; step < 12; ++step) {
-    const uint64_t epoch = kLastEpoch - 5 + step;  // wraps to 0 after five steps: flag_word drops the bits above
+    const uint64_t epoch = kLastEpoch - 5 + step;  // wraps to 0 after five steps: flag_word drops the higher bits
     const uint64_t value = (uint64_t{1} << detail::kFlagValueBits) - 1 - step;
     EXPECT_EQ(detail::flag_epoch(detail::flag_word(epoch, value)), epoch & kLastEpoch);
     EXPECT_EQ(detail::flag_value(detail::flag_word(epoch, value)), value);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic half of the conformance suite: reduce_rows and quantize_row against tests/conformance/reference.hpp, bit by
-// bit (any NaN equals any NaN). Included by arch_conformance.hpp.
+// The arithmetic half of the conformance suite: compares reduce_rows and quantize_row bitwise with
+// tests/conformance/reference.hpp (any NaN equals any NaN). Included by arch_conformance.hpp.
 #pragma once
 
 #include <cmath>
@@ -16,8 +16,8 @@ inline constexpr DType kRowTypes[] = {DType::bf16, DType::f16, DType::f32};
 
 /// Content of random rows.
 enum class Content {
-  any_bits,  ///< every pattern, NaN, infinities and subnormals included
-  tame,      ///< magnitudes between 2^-4 and 2^4: sums that round, cancel and tie
+  any_bits,  ///< every pattern, including NaN, infinities and subnormals
+  tame,      ///< magnitudes between 2^-4 and 2^4: sums that require rounding, cancel and tie
   tiny,      ///< around the smallest normal number
 };
 
@@ -38,7 +38,7 @@ inline void fill_row(void* row, DType type, int64_t hidden, Content content, std
   }
 }
 
-/// Equal bits, or both NaN.
+/// Equal bits, or both are NaN.
 inline ::testing::AssertionResult same_element(const void* got, const void* want, DType type, int64_t i) {
   const float a = reference_load(got, type, i);
   const float b = reference_load(want, type, i);
@@ -57,7 +57,7 @@ constexpr size_t element_offset(size_t offset, size_t element_bytes) {
   return ArchDriver<A>::kUnalignedElements ? offset : offset / element_bytes * element_bytes;
 }
 
-/// One reduction: rows, biases and weights in arch memory, each at its own alignment.
+/// One reduction: rows, biases and weights in arch memory, each with its own alignment.
 template <class A>
 struct Reduction {
   Reduction(DType type_, int64_t hidden_, int n_, int num_biases_, bool weighted, size_t misalignment)
@@ -161,7 +161,7 @@ TYPED_TEST_P(ArchConformance, ReduceMatchesTheReference) {
   }
 }
 
-// x + half a step of x, for every finite bf16 and f16 x: every sum is a tie between two codes.
+// x + half a step of x, for every finite bf16 and f16 value x: every sum is a tie between two codes.
 TYPED_TEST_P(ArchConformance, ReduceRoundsTiesToEven) {
   for (const DType type : {DType::bf16, DType::f16}) {
     const Format& format = type == DType::bf16 ? bf16_format() : f16_format();
@@ -174,7 +174,7 @@ TYPED_TEST_P(ArchConformance, ReduceRoundsTiesToEven) {
       int exponent;
       std::frexp(value, &exponent);
       const double half = std::ldexp(value < 0 ? -1.0 : 1.0, exponent - 2 - mantissa_bits);
-      if (format.decode(format.encode(half)) != half) continue;  // half a step is below the type: no tie can be built from it
+      if (format.decode(format.encode(half)) != half) continue;  // half a step is too small for the type: no tie
       codes.push_back(code);
       halves.push_back(static_cast<float>(half));
     }
@@ -200,7 +200,7 @@ TYPED_TEST_P(ArchConformance, ReduceRoundsTiesToEven) {
   }
 }
 
-// Data on which a fused multiply-add, a double accumulator, or another order of the rows changes the bits.
+// Data for which a fused multiply-add, a double accumulator, or a different order of the rows changes the bits.
 TYPED_TEST_P(ArchConformance, ReduceAddsInOrderWithoutFusing) {
   constexpr int64_t kHidden = 4096;
   Reduction<TypeParam> work(DType::f32, kHidden, 5, 1, true, 0);
@@ -239,7 +239,7 @@ TYPED_TEST_P(ArchConformance, ReduceKeepsEveryPattern) {
   for (const DType type : {DType::bf16, DType::f16}) {
     const Format& format = type == DType::bf16 ? bf16_format() : f16_format();
     constexpr int64_t kHidden = 65536;
-    for (const int way : {0, 1, 2}) {  // a row unchanged, a row of weight 1, a bias
+    for (const int way : {0, 1, 2}) {  // a row unchanged, a row with weight 1, a bias
       const bool as_bias = way == 2;
       Reduction<TypeParam> work(type, kHidden, as_bias ? 0 : 1, as_bias ? 1 : 0, way == 1, 0);
       if (!as_bias) work.set_weight(0, 1.0f);
@@ -254,7 +254,7 @@ TYPED_TEST_P(ArchConformance, ReduceKeepsEveryPattern) {
         for (uint32_t code = 0; code < 65536; ++code) {
           uint16_t got;
           std::memcpy(&got, work.out.data() + code * 2, 2);
-          // A row is added to +0, so that -0 becomes +0; a bias is the initial value of the sum.
+          // A row is added to +0, so -0 becomes +0; a bias is the initial value of the sum.
           const uint32_t want = code == 0x8000u && !as_bias ? 0 : code;
           if (format.is_nan(code)) {
             ASSERT_TRUE(format.is_nan(got)) << type_name(type) << " " << code;
@@ -290,8 +290,8 @@ TYPED_TEST_P(ArchConformance, ReduceOfMinusZero) {
   }
 }
 
-// The low bits of a float32 NaN must not carry into the exponent or vanish when it is narrowed. They come from the weights: a
-// NaN of a 16-bit type has none.
+// The low bits of a float32 NaN must neither carry into the exponent nor vanish when the value is narrowed. They originate in
+// the weights, because a NaN of a 16-bit type has no such bits.
 TYPED_TEST_P(ArchConformance, ReduceKeepsNan) {
   for (const DType type : kRowTypes) {
     for (const uint32_t bits : {0x7FFFFFFFu, 0xFFFFFFFFu, 0x7F800001u, 0xFF800001u, 0x7FC00000u, 0x7F80FFFFu, 0xFFFF8000u}) {
@@ -472,7 +472,7 @@ TYPED_TEST_P(ArchConformance, QuantizeSpecialGroups) {
       check_quantize<TypeParam>(this->warp_, {kSome[i % 8], kSome[i / 8 % 8], kSome[i / 64]}, type, 0, each);
     std::vector<float> row;
     for (const std::vector<float>& group : groups) {
-      check_quantize<TypeParam>(this->warp_, group, type, 0, each);  // alone: a short group
+      check_quantize<TypeParam>(this->warp_, group, type, 0, each);  // the group by itself: a short group
       for (size_t i = 0; i < 128; ++i) row.push_back(i < group.size() ? group[i] : 0.0f);
     }
     row.resize(row.size() - 100);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both CPU archs under the conformance suite, and CPU-specific tests: instruction sets, streaming stores, the float mode of the
-// caller's thread, and the queue of the deferred arch.
+// Runs the conformance suite for both CPU archs, and CPU-specific tests: instruction sets, streaming stores, the float mode of
+// the caller's thread, and the queue of the deferred arch.
 #include <gtest/gtest.h>
 
 #if defined(__x86_64__)
@@ -25,7 +25,8 @@ using Driver0 = ArchDriver<detail::Cpu>;
 using DeferredDriver = ArchDriver<detail::CpuDeferred>;
 
 #if defined(__x86_64__)
-// A build that lost an instruction set (by flags, or by a library that distrusts the compiler) must not pass by testing less.
+// A build that lacks an instruction set (because of flags, or a library that distrusts the compiler) must not pass by testing
+// less.
 TEST(SimdTargets, IncludeWhatTheMachineOffers) {
   const std::vector<std::string> names = Driver0::variants();
   const auto has = [&](const char* name) { return std::count(names.begin(), names.end(), name) == 1; };
@@ -151,7 +152,7 @@ TEST(CpuDeferred, WritesNothingBeforeSettle) {
   warp.reduce_rows({dst.data() + 768, rows, nullptr, 1, {}, DType::f32, 64});
   EXPECT_TRUE(dst.untouched());
   EXPECT_EQ(warp.warp.pending().size(), 4u);
-  std::memset(src.data(), 2, src.size());  // not drained: the late reader gets this
+  std::memset(src.data(), 2, src.size());  // not drained: the late reader must see this
   warp.settle();
   EXPECT_EQ(warp.warp.pending().size(), 0u);
   EXPECT_EQ(dst.data()[0], std::byte{2});

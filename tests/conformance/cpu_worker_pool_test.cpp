@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warps of the CPU: the pool that runs them, their barrier, and the order table of their flag ops.
+// Warps of the CPU: the pool that runs them, their barrier, and the memory-order table of their flag ops.
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
@@ -50,8 +50,8 @@ TEST_P(WorkerPools, RunsEveryWarpOnceAndAgain) {
   }
 }
 
-// Plain memory on purpose: run() must order the caller's writes before the warps and the warps' writes before its return
-// (checked by ThreadSanitizer).
+// Deliberately plain memory: run() must order the caller's writes before the warps' accesses, and the warps' writes before its
+// return (checked by ThreadSanitizer).
 TEST_P(WorkerPools, OrdersMemoryAroundEachCall) {
   const auto [blocks, warps] = GetParam();
   WorkerPool pool(blocks, warps);

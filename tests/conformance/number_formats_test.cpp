@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// base/number_formats.hpp against the definition of the formats (conformance/reference.hpp).
+// Compares base/number_formats.hpp with the definition of the formats (conformance/reference.hpp).
 #include "base/number_formats.hpp"
 
 #include "arch/cuda/divide_by.hpp"
@@ -28,7 +28,7 @@ static_assert(detail::f16_from_f32(65504.0f) == 0x7BFF && detail::f32_from_f16(0
 static_assert(detail::e4m3_from_f32(1e9f) == 0x7E && detail::f32_from_e4m3(0x01) == 0x1p-9f);
 static_assert(detail::ue8m0_from_scale(1.0f) == 127 && detail::f32_from_ue8m0(0) == 0x1p-127f);
 
-/// Critical values of a narrowing: all codes, all midpoints and both of their neighbors, and random bits.
+/// Critical values for narrowing: all codes, all midpoints with both neighbors, and random bits.
 std::vector<float> probes(const Format& format, uint32_t num_codes) {
   std::vector<float> values = {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
                                std::numeric_limits<float>::max(), std::numeric_limits<float>::denorm_min(),
@@ -126,7 +126,7 @@ TEST(NumberFormats, ElementsOfUnalignedRows) {
   }
 }
 
-/// Every significand, at exponents from the smallest to the largest that quantization divides this way.
+/// Every significand, at exponents from the smallest to the largest for which quantization uses this division.
 TEST(ExactDivision, ScaleOfEveryMaximum) {
   constexpr float kInverse = 1.0f / detail::kE4m3Max;
   for (const int exponent : {-51, -50, -3, 0, 9, 126, 127}) {
@@ -140,7 +140,7 @@ TEST(ExactDivision, ScaleOfEveryMaximum) {
   }
 }
 
-/// A default divisor divides by 1: kernels are warmed up with default layouts, and chosen by fast().
+/// A default-constructed divisor divides by 1: kernels are warmed up with default layouts, and selected by fast().
 TEST(ExactDivision, DivisorBeginsAsOne) {
   const detail::Divisor one;
   EXPECT_TRUE(one.fast());
@@ -150,7 +150,7 @@ TEST(ExactDivision, DivisorBeginsAsOne) {
   }
 }
 
-/// Every divisor of rows and pieces, near changes of the quotient, up to the bound and beyond what fits.
+/// Every divisor of rows and pieces, near changes of the quotient, up to the bound and beyond values that fit.
 TEST(ExactDivision, DivisorDividesUpToItsBound) {
   for (uint32_t d = 1; d < 3000; d += d < 300 ? 1 : 7) {
     for (const uint64_t bound :

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the conformance suite for sums over looked-up rows, and for rows by a function. Included by arch_conformance.hpp
-// only.
+// The part of the conformance suite for sums over looked-up rows and for rows transformed by a function. Included by
+// arch_conformance.hpp only.
 #pragma once
 
 #include "conformance/arithmetic_conformance.hpp"
@@ -35,7 +35,7 @@ TYPED_TEST_P(ArchConformance, ReduceFromPlacesIsTheSameSum) {
   }
 }
 
-// Every element with its own column, in two calls whose sources may change once drained.
+// Each element is computed with its own column, in two calls whose sources may change once drained.
 TYPED_TEST_P(ArchConformance, MapTurnsEveryElement) {
   for (const DType type : kRowTypes) {
     for (const int64_t hidden : {0, 1, 7, 8, 129, 256, 257, 1000}) {

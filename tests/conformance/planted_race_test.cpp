@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Proof that ThreadSanitizer checks the row ops. For each instruction set and each operand of each op a race is planted: one
-// thread runs the op, another accesses one byte of the operand without synchronization. Every race must be reported, and the
-// same accesses ordered by a release and an acquire must not be. Builds with -fsanitize=thread only.
+// thread runs the op, and another accesses one byte of the operand without synchronization. Every race must be reported. The
+// same accesses, ordered by a release and an acquire, must not be reported. Builds with -fsanitize=thread only.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -26,10 +26,10 @@ std::atomic<int> num_reports{0};
 
 }  // namespace
 
-// Called by the run-time library for each race.
+// Called by the run-time library for each race report.
 extern "C" void __tsan_on_report(void*) { num_reports.fetch_add(1, std::memory_order_relaxed); }
 
-// Planted races must neither be folded into one nor decide the exit status.
+// Planted races must neither be merged nor determine the exit status.
 extern "C" const char* __tsan_default_options() {
   return "suppress_equal_stacks=0:suppress_equal_addresses=0:exitcode=0:halt_on_error=0:report_signal_unsafe=0";
 }
@@ -39,7 +39,7 @@ namespace {
 
 constexpr size_t kMaxBytes = 16384;
 
-/// Operands of all ops; each case names the byte that the second thread accesses.
+/// Operands of all ops. Each case names the byte that the second thread accesses.
 struct Operands {
   alignas(64) uint8_t source[kMaxBytes];
   alignas(64) uint8_t other[kMaxBytes];
@@ -123,7 +123,7 @@ class Muted {
 };
 
 /// Runs the op on one thread, then writes the victim on another. The flag between them orders the two in time; only with
-/// `synchronised` does it also order them for ThreadSanitizer. Returns the number of reports.
+/// `synchronised` does ThreadSanitizer also consider them ordered. Returns the number of reports.
 int run_case(const Case& one, bool synchronised) {
   const int before = num_reports.load(std::memory_order_relaxed);
   std::atomic<bool> done{false};
@@ -155,8 +155,8 @@ class PlantedRace : public ::testing::TestWithParam<std::string> {
   void TearDown() override { force_simd_target(0); }
 };
 
-/// Number of cases, and the reports of one of them on fresh memory: accesses of earlier cases in ThreadSanitizer's four shadow
-/// cells of an address would crowd out this one.
+/// Number of cases, and the reports of one of them, on fresh memory: otherwise accesses of earlier cases would fill
+/// ThreadSanitizer's four shadow cells of an address and displace this case's.
 size_t num_cases() { return all_cases(*std::make_unique<Operands>()).size(); }
 int run_fresh(size_t index, bool synchronised, std::string* name) {
   const auto operands = std::make_unique<Operands>();
@@ -196,7 +196,7 @@ INSTANTIATE_TEST_SUITE_P(Targets, PlantedRace, ::testing::ValuesIn(target_names(
 }  // namespace
 }  // namespace switchyard::detail
 
-// Options in the environment would override those above; a run that stops at its first race proves nothing.
+// Options in the environment would override those above, and a run that stops at its first race proves nothing.
 int main(int argc, char** argv) {
   if (std::getenv("TSAN_OPTIONS") != nullptr) {
     ::unsetenv("TSAN_OPTIONS");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Expected results of the arithmetic ops, derived from the definition of the formats: every code is decoded to an exact double,
-// and rounding is a search for the nearest code. Shares no code and no technique with src/.
+// and rounding searches for the nearest code. Shares no code and no technique with src/.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace switchyard::conformance {
 /// A binary format of `1 + exponent_bits + mantissa_bits` bits.
 class Format {
  public:
-  /// `has_infinity`: the top exponent holds infinity and NaNs (IEEE). Otherwise only the code of all ones is NaN, and rounding
+  /// `has_infinity`: the top exponent holds infinity and NaNs (IEEE). Otherwise only the all-ones code is NaN, and rounding
   /// saturates.
   Format(int exponent_bits, int mantissa_bits, bool has_infinity)
       : mantissa_bits_(mantissa_bits), bias_((1 << (exponent_bits - 1)) - 1), has_infinity_(has_infinity) {
@@ -41,7 +41,7 @@ class Format {
   bool is_nan(uint32_t code) const { return std::isnan(decode(code)); }
   uint32_t nan_code() const { return nan_code_; }
 
-  /// Nearest code, ties to the even one. Values are exact in double.
+  /// Nearest code, ties to the even code. Values are exact in double.
   uint32_t encode(double value) const {
     if (std::isnan(value)) return nan_code_;
     const uint32_t sign = std::signbit(value) ? sign_ : 0;
@@ -51,7 +51,7 @@ class Format {
     if (above == magnitudes_.end()) {
       const double last = magnitudes_.back();
       const double half_step = (last - magnitudes_[magnitudes_.size() - 2]) / 2;
-      // The largest finite IEEE code is odd: its tie goes to infinity.
+      // The largest finite IEEE code is odd, so its tie rounds to infinity.
       return sign | (has_infinity_ && magnitude >= last + half_step ? infinity_code_ : low);
     }
     const double below_distance = magnitude - magnitudes_[low];
@@ -110,7 +110,7 @@ inline void reference_store(void* row, DType type, int64_t i, float value) {
   std::memcpy(static_cast<char*>(row) + i * 2, &code, 2);
 }
 
-/// One element of a reduction. `volatile` keeps the compiler from fusing the product into the sum.
+/// One element of a reduction. `volatile` prevents the compiler from fusing the product into the sum.
 inline float reference_sum(const float* terms, const float* weights, int n, const float* biases, int num_biases) {
   volatile float sum = 0.0f;
   if (num_biases > 0) sum = biases[0];

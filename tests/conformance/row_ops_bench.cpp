@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Speed of the CPU's row ops compared with the copy limit of the machine: rows of 14 KiB (hidden 7168, bf16), working set far
-// beyond the caches, rows in random order. Not a test. Usage: row_ops_bench [threads] [MiB per buffer] [samples]
+// Speed of the CPU's row ops compared with the machine's copy limit: rows of 14 KiB (hidden 7168, bf16), a working set far
+// larger than the caches, rows in random order. Not a test. Usage: row_ops_bench [threads] [MiB per buffer] [samples]
 //
-// Bytes: each row read once plus each row written once (quantization: read only). A sample moves 8 MiB per thread, all threads
-// together, and lasts from the first start to the last end; samples of all cases alternate, and the best decile is shown, so
-// that other load on the machine has little influence. The limit is the best all-core copy, plain memcpy or the library's.
+// Bytes: each row read once plus each row written once (quantization: read only). In a sample all threads together move 8 MiB
+// each; it lasts from the first start to the last end. Samples of all cases alternate, and the best decile is shown, so other
+// load on the machine has little influence. The limit is the best all-core copy, with plain memcpy or the library's copy.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -108,7 +108,7 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-/// Threads that repeatedly run one body together.
+/// Threads that repeatedly run the same body together.
 class Team {
  public:
   Team(size_t threads, size_t rows_per_buffer) : threads_(threads), begin_(threads), end_(threads), rows_(threads) {
@@ -138,7 +138,7 @@ class Team {
     for (int64_t polls = 0; counter.load(std::memory_order_acquire) != value; ++polls) polite_wait(polls);
   }
   void work(size_t t, size_t rows_per_buffer) {
-    rows_[t] = std::make_unique<Rows>(rows_per_buffer, static_cast<unsigned>(t + 1));  // on its own memory node
+    rows_[t] = std::make_unique<Rows>(rows_per_buffer, static_cast<unsigned>(t + 1));  // on the thread's own memory node
     done_.fetch_add(1, std::memory_order_acq_rel);
     for (size_t round = 1;; ++round) {
       await(round_, round);

@@ -6,10 +6,10 @@
 
 namespace switchyard::conformance {
 
-/// Bytes of a sentinel row of `bytes` bytes, which has whole words of 8, all zero.
+/// Size of a sentinel row of `bytes` bytes, which consists of whole 8-byte words, all zero.
 inline size_t sentinel_bytes(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
-/// Whether `row` is a sentinel form of `want`: equal except for the sign of zeros, and without a zero word.
+/// Whether `row` is a sentinel form of `want`: equal except for the signs of zeros, and without a zero word.
 inline ::testing::AssertionResult is_sentinel_form_of(const std::byte* row, const std::byte* want, DType type, int64_t hidden) {
   const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type), word = 8;
   for (size_t at = 0; at < bytes; at += word) {
@@ -25,7 +25,7 @@ inline ::testing::AssertionResult is_sentinel_form_of(const std::byte* row, cons
   return ::testing::AssertionSuccess();
 }
 
-/// Rows with many zeros, as made by experts that clip.
+/// Rows with many zeros, as produced by experts that clip.
 template <class Random>
 void fill_with_zeros(std::byte* row, DType type, int64_t hidden, Random& random) {
   fill_row(row, type, hidden, static_cast<Content>(0), random);
@@ -67,15 +67,15 @@ TYPED_TEST_P(ArchConformance, SentinelRowsHoldNoZeros) {
   });
 }
 
-/// n rows with many zeros, memory for them as sentinel rows, and weights; with five rows or more one place is empty, with three
+/// n rows with many zeros, memory for them as sentinel rows, and weights. With five or more rows one place is empty; with three
 /// or more one row is given twice.
 template <class A>
 struct SentinelRowsCase {
   std::vector<std::unique_ptr<Guarded<A>>> given, sentinels;
   std::vector<const void*> plain, rows;  ///< by place
-  std::vector<const void*> there;        ///< those of `plain` that are not null
+  std::vector<const void*> there;        ///< the non-null rows of `plain`
   std::vector<float> weights, their_weights;
-  int late;  ///< the place of the row that arrives last
+  int late;  ///< place of the row that arrives last
 
   template <class Random>
   SentinelRowsCase(int n, DType type, int64_t hidden, Random& random) : late(n == 3 ? 1 : n - 1) {
@@ -98,12 +98,12 @@ struct SentinelRowsCase {
     }
   }
   std::byte* sentinel_at(int i) { return sentinels[static_cast<size_t>(i)]->data(); }
-  /// True if row i is announced on its own.
+  /// True if row i is announced separately.
   bool arrives(int i) const { return rows[static_cast<size_t>(i)] != nullptr && !(i == 2 && rows.size() > 2); }
 };
 
-// A sum of rows that have all arrived has the bits of a sum of the rows themselves, and leaves zeros. While one row, or one
-// word of it, is missing, its place is reported, and the rows stay.
+// A sum of rows that have all arrived has the bits of a sum of the rows themselves, and leaves zeros behind. While a row or a
+// word of it is missing, its place is reported and the rows are left unchanged.
 TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
   this->for_each_variant([&] {
     for (const DType type : kRowTypes) {
@@ -151,8 +151,8 @@ TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
   });
 }
 
-/// Whether `row` is the form of the `bytes` bytes `want` that sentinel_copies() makes: no word of 8 bytes is all ones, and only
-/// words of 4 that were all ones have changed.
+/// Whether `row` is the form of the `bytes` bytes at `want` that sentinel_copies() makes: no 8-byte word is all ones, and only
+/// 4-byte words that were all ones have changed.
 inline ::testing::AssertionResult detects_copy(const std::byte* row, const std::byte* want, size_t bytes) {
   constexpr uint32_t kOnes = 0xffffffff, kInstead = 0xffff7fff;
   for (size_t at = 0; at < bytes; at += 4) {
@@ -170,14 +170,14 @@ inline ::testing::AssertionResult detects_copy(const std::byte* row, const std::
   return ::testing::AssertionSuccess();
 }
 
-// A blanked row has not arrived; an announced row has, for any content; a row with a blank word has not.
+// A blanked row has not arrived; an announced row has arrived, whatever its content; a row with a blank word has not arrived.
 TYPED_TEST_P(ArchConformance, BlankRowsHaveNotCome) {
   this->for_each_variant([&] {
     for (const size_t size : {1, 4, 8, 15, 16, 130, 512, 4104}) {
       const size_t bytes = whole<TypeParam>(size);
       if (bytes == 0) continue;
       typename TestFixture::Memory src(sentinel_bytes(bytes)), row(sentinel_bytes(bytes));
-      for (const int ones : {0, 2, 100}) {  // percentage of the words
+      for (const int ones : {0, 2, 100}) {  // percentage of words that are all ones
         src.randomize(this->random_);
         row.randomize(this->random_);
         for (size_t at = 0; at + 4 <= bytes; at += 4)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Configurations of objects of all modes that are invalid or differ from the peers'.
+// Object configurations, in all modes, that are invalid or differ from those of the peers.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -30,7 +30,7 @@ struct Configuration {
   std::string name;
   const char* in_text;  ///< the error must name the field
   std::function<void()> measure;
-  std::function<void(Group&, bool spoiled)> make;  ///< makes an object
+  std::function<void(Group&, bool spoiled)> make;  ///< creates an object
 };
 std::ostream& operator<<(std::ostream& out, const Configuration& c) { return out << c.name; }
 
@@ -87,7 +87,7 @@ void add_wrong_low_latency(std::vector<Configuration>& all) {
         }}});
 }
 
-/// Uses products of its own.
+/// Uses its own products.
 struct FusedObject : FusedMoeRig {
   using FusedMoeRig::FusedMoeRig;
   static auto memory_required(const FusedMoeConfig& config, int world) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that make different collective calls: every pair of calls, of one mode or of two, on one object or on two, set-up calls
-// included, ends with mismatch on all ranks, long before the deadline.
+// Ranks that make different collective calls: every pair of calls (of one mode or of two, on one object or on two, set-up calls
+// included) ends with a mismatch on all ranks, long before the deadline.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -134,8 +134,8 @@ const Call kCalls[] = {
 
 class DifferentCalls : public testing::TestWithParam<size_t> {};
 
-/// `odd` makes call a, the others b. Afterwards every call reports the mismatch again, unless merely an object could not be
-/// made.
+/// Rank `odd` makes call a, the others make call b. Afterwards every call reports the mismatch again, unless the only failure
+/// was that an object could not be created.
 TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
   const Call& a = kCalls[GetParam()];
   for (size_t i = 0; i < std::size(kCalls); ++i) {
@@ -164,7 +164,7 @@ TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
 INSTANTIATE_TEST_SUITE_P(AllPairs, DifferentCalls, testing::Range(size_t{0}, std::size(kCalls)),
                          [](const auto& p) { return std::string(kCalls[p.param].name); });
 
-/// A call that sends and returns: the next call on its rank may be the same as the others'.
+/// A call that sends and then returns: the next call on this rank may match that of the others.
 TEST(DifferentCallsLater, OfRanksThatHaveOnlySent) {
   const auto all = outcomes(2, options_with(90s), [&](Group& group) {
     LowLatencyRig a(group), b(group), c(group);
@@ -195,7 +195,7 @@ TEST(DifferentCallsLater, WhileTheGroupSleeps) {
   }
 }
 
-/// Ranks that throw before any collective step stay in step: misuse on all ranks, local calls, calls refused during sleep.
+/// Ranks that throw before any collective step stay in step: misuse on all ranks, local calls, calls rejected during sleep.
 TEST(SameCalls, AfterRefusedOnes) {
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
     NormalRig rig(group);
@@ -222,7 +222,7 @@ TEST(SameCalls, AfterRefusedOnes) {
 }
 
 /// Ranks that do not number their calls, as on GPUs: a rank that waits for a placement receives the counts of a rank that makes
-/// a fresh dispatch.
+/// a new dispatch.
 TEST(CountsInACallWithoutCounts, AreAMismatch) {
   namespace detail = switchyard::detail;
   constexpr int kRanks = 2;
@@ -258,7 +258,7 @@ TEST(CountsInACallWithoutCounts, AreAMismatch) {
     }
     detail::publish_placement<detail::Cpu>(warp, call, control, detail::Placement{});
     EXPECT_FALSE(detail::wait_placements<detail::Cpu>(warp, call, control, detail::Site::placement));
-    for (int r = 0; r < kRanks; ++r)  // as its host does
+    for (int r = 0; r < kRanks; ++r)  // like the rank's host
       std::atomic_ref(memory[r][0]).store(detail::make_abort_word(rank, static_cast<int>(ErrorCode::mismatch)));
   };
   std::thread fresh([&] { run(0, detail::Operation::dispatch); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Failing constructions: all ranks report the same error, and the group stays usable. Deadlines: which one applies where,
-// changes at run time, and none at all.
+// Failing constructions: all ranks report the same error, and the group stays usable. Deadlines: where each applies, changes at
+// run time, and no deadline at all.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -24,7 +24,8 @@ using switchyard::NormalConfig;
 using switchyard::RowMemory;
 using switchyard::Staging;
 
-/// Makes an object of one mode, with a config that fits, is too large for the heap, is invalid, or differs from the peers'.
+/// Creates an object of one mode with a config that fits, is too large for the heap, is invalid, or differs from that of the
+/// peers.
 enum class Size { fits, too_large, wrong, other };
 struct Mode {
   const char* name;
@@ -60,14 +61,14 @@ std::vector<Mode> modes() {
 
 class Construction : public testing::TestWithParam<Mode> {};
 
-/// Every rank fails, or only one, twice; then a smaller object is made and used, at the same heap offset on all ranks.
+/// Every rank fails, or only one, twice; then a smaller object is created and used, at the same heap offset on all ranks.
 TEST_P(Construction, FailsAlikeAndLeavesTheGroupUsable) {
   constexpr int kWorld = 3;
   const std::pair<Size, ErrorCode> failures[] = {{Size::too_large, ErrorCode::heap_exhausted},
                                                  {Size::wrong, ErrorCode::invalid_argument},
                                                  {Size::other, ErrorCode::mismatch}};
   for (const auto& [size, code] : failures) {
-    for (const int culprit : {-1, 0, 2}) {  // -1: all of them
+    for (const int culprit : {-1, 0, 2}) {  // -1: all ranks
       if (culprit < 0 && size == Size::other) continue;
       std::vector<Outcome> first(kWorld), second(kWorld);
       const auto all = outcomes(kWorld, options_with(600s, size_t{1} << 20), [&, size = size](Group& group) {
@@ -102,7 +103,7 @@ TEST_P(Construction, FailsAlikeAndLeavesTheGroupUsable) {
 INSTANTIATE_TEST_SUITE_P(Faults, Construction, testing::ValuesIn(modes()),
                          [](const auto& m) { return std::string(m.param.name); });
 
-/// Each rank has released different objects, as ranks in Python do until a garbage collection.
+/// Each rank has released different objects, like Python ranks before a garbage collection.
 TEST_P(Construction, FindsAPlaceThatIsFreeOnAllRanks) {
   constexpr int kWorld = 3, kObjects = 4;
   for (const unsigned seed : {1u, 2u, 3u}) {
@@ -143,19 +144,19 @@ TEST(Place, IsSoughtWhereAllRanksHaveRoom) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// One rank loads its weights for longer than a call may take.
+/// One rank takes longer to load its weights than a call may take.
 TEST_P(Construction, WaitsForTheRendezvousDeadline) {
   const auto all = outcomes(2, options_with(100ms), [&](Group& group) {
     if (group.rank() == 1) std::this_thread::sleep_for(600ms);
     const Outcome made = outcome_of([&] { GetParam().make_and_call(group, Size::wrong); });
     EXPECT_EQ(code_name(made.code), "invalid_argument") << made.text;
-    group.set_timeout(60s);  // calls on a loaded machine
+    group.set_timeout(60s);  // allows for calls on a loaded machine
     GetParam().make_and_call(group, Size::fits);
   });
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// One rank fails in the caller's code before its construction begins, and reports that.
+/// One rank fails in the caller's code before its construction begins, and reports the failure.
 TEST_P(Construction, EndsWithTheErrorOfARankThatDoesNotBegin) {
   constexpr int kWorld = 3;
   for (const int culprit : {0, 2}) {
@@ -199,7 +200,7 @@ TEST(Agreement, GathersOrThrowsOnAllRanksAlike) {
 
 // --- Deadlines
 
-/// Functions that build or wake, other than constructors of objects.
+/// Functions that construct or wake, other than constructors of objects.
 TEST(SetupDeadline, IsThatOfTheRendezvous) {
   const auto all = outcomes(2, options_with(100ms), [](Group& group) {
     int ordinary = 0;
@@ -232,7 +233,7 @@ TEST(CallDeadline, IsChangedAtRunTime) {
   EXPECT_GE(all[0].report.waited_ms, static_cast<double>(kSoon.count()));
 }
 
-/// Durations whose nanoseconds do not fit into 64 bits, and the minimum and maximum allowed durations.
+/// Durations that exceed 64 bits in nanoseconds, and the minimum and maximum allowed durations.
 TEST(CallDeadline, MayBeAnyDuration) {
   using std::chrono::nanoseconds;
   const milliseconds max = std::chrono::duration_cast<milliseconds>(nanoseconds::max());

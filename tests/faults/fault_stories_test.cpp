@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults inside calls, one test for the calls of all modes. Departing ranks: fault_departure_test.cpp; killed ranks:
-// tests/multiproc/exchange_test.cpp; calls that differ from the peers': different_calls_test.cpp.
+// Faults inside calls, with one test for the calls of all modes. Departing ranks are in fault_departure_test.cpp, killed ranks
+// in tests/multiproc/exchange_test.cpp, and calls that differ from those of the peers in different_calls_test.cpp.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -41,15 +41,15 @@ void expect_report(const Outcome& o, const WatchedCall& c, int waiting, int sile
 }
 
 /// The error is sticky: a hundred later calls return at once (with a deadline each, the test would not end in time), a new
-/// object is refused, and the silent rank gets the error when it makes the call.
+/// object is rejected, and the silent rank receives the error when it makes the call.
 TEST_P(SilentRank, OthersReportItInFull) {
   const WatchedCall& c = GetParam();
   for (const int world : {2, 4, 8}) {
-    if (world == 8 && std::string(c.site) != "call_header") continue;  // low latency, which is for worlds of this size
+    if (world == 8 && std::string(c.site) != "call_header") continue;  // only low latency has groups of this size
     const int silent = world - 1;
     std::barrier gone(world);
     const auto all = outcomes(world, options_with(kSoon), [&](Group& group) {
-      switchyard::detail::number_calls_from(group, uint64_t{1} << 40);  // so that the report contains the number of this call
+      switchyard::detail::number_calls_from(group, uint64_t{1} << 40);  // lets the report contain the number of this call
       c.play(group, [&](const std::function<void()>& call) {
         group.barrier();
         Outcome first;
@@ -94,7 +94,7 @@ TEST_P(SilentInSetUp, IsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(Faults, SilentInSetUp, testing::ValuesIn(set_up_calls()), name_of);
 
-/// Late, but within the deadline: no fault, and the statistics name the rank.
+/// Late, but within the deadline: no fault, and the statistics name the late rank.
 class SlowRank : public testing::TestWithParam<WatchedCall> {};
 
 TEST_P(SlowRank, IsNamedByTheWaitStatistics) {
@@ -131,7 +131,7 @@ TEST_P(Abort, EndsEveryWaitAndNamesTheRank) {
     GetParam().play(group, [&](const std::function<void()>& call) {
       if (group.rank() != 2) return call();
       group.abort(static_cast<int32_t>(ErrorCode::io));
-      group.abort(static_cast<int32_t>(ErrorCode::system));  // only the first counts
+      group.abort(static_cast<int32_t>(ErrorCode::system));  // only the first abort counts
     });
   });
   for (const size_t r : {size_t{0}, size_t{1}}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults inside a fused layer on the CPU, after its plan: products that throw or take too long, and a rank that dies during
-// them. Faults common to all modes: fault_stories_test.cpp.
+// Faults inside a fused layer on the CPU, after its plan: products that throw or take too long, and a rank that dies while
+// computing them. fault_stories_test.cpp has the faults common to all modes.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -24,7 +24,7 @@ using switchyard::Group;
 
 constexpr int kWorld = 3, kBad = 1;
 
-/// Makes two calls; in the second one rank kBad runs `action` in a tile.
+/// Makes two calls. In the second call rank kBad runs `action` in a tile.
 std::vector<Outcome> with_action(std::chrono::milliseconds timeout, const std::function<void()>& action) {
   return outcomes(kWorld, options_with(timeout), [&](Group& group) {
     FusedMoeRig rig(group);
@@ -47,7 +47,7 @@ TEST(FusedFaults, ProductsThatThrowEndTheCallOnAllRanks) {
 
 /// Other workers of the rank may wait for the tile; other ranks wait for its results.
 TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
-  std::atomic<int> ended{0};  // a rank that still received the tile in time would have nothing to report
+  std::atomic<int> ended{0};  // a rank that still received the tile in time would have no error to report
   const auto all = outcomes(kWorld, options_with(kSoon), [&](Group& group) {
     FusedMoeRig rig(group);
     rig.round();
@@ -59,7 +59,7 @@ TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
     group.barrier();
     const Outcome o = outcome_of([&] { rig.round(); });
     if (group.rank() != kBad) ++ended;
-    if (group.rank() == kBad) {  // it may have everything that it needs; then its next call fails
+    if (group.rank() == kBad) {  // it may have all data that it needs; then its next call fails
       const Outcome failure = o.code == ErrorCode::ok ? outcome_of([&] { group.barrier(); }) : o;
       EXPECT_TRUE(failure.code == ErrorCode::peer_failed || failure.code == ErrorCode::peer_timeout) << shown(failure);
     } else if (o.code == ErrorCode::peer_timeout) {
@@ -68,14 +68,14 @@ TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
       EXPECT_EQ(o.report.call, 2u);
       EXPECT_EQ(o.report.awaited_rank, kBad);
     } else {
-      EXPECT_EQ(code_name(o.code), "peer_failed") << shown(o);  // another rank was first
+      EXPECT_EQ(code_name(o.code), "peer_failed") << shown(o);  // another rank failed first
       EXPECT_EQ(code_name(o.reason), "peer_timeout") << shown(o);
     }
   });
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// A rank whose plan is in time and whose products are late: the others' statistics name it.
+/// A rank that plans in time but is late with its products: the statistics of the other ranks name it.
 TEST(FusedFaults, SlowProductsAreChargedToTheirRank) {
   const auto all = outcomes(kWorld, options_with(60s), [&](Group& group) {
     FusedMoeRig rig(group);
@@ -87,7 +87,7 @@ TEST(FusedFaults, SlowProductsAreChargedToTheirRank) {
     const auto after = group.wait_statistics();
     if (group.rank() == kBad) return;
     EXPECT_GT(after[kBad].waits, before[kBad].waits);
-    EXPECT_GT(after[kBad].max_ms, 50);  // the waits of the plan take microseconds
+    EXPECT_GT(after[kBad].max_ms, 50);  // the waits for the plan take microseconds
     for (size_t r = 0; r < kWorld; ++r)
       EXPECT_GE(after[kBad].total_ms - before[kBad].total_ms, after[r].total_ms - before[r].total_ms) << "rank " << r;
   });
@@ -102,7 +102,7 @@ TEST(FusedFaults, RanksThatDoNotAllAddAreAMismatch) {
   }));
 }
 
-/// Tiles that do not cover an expert's rows are refused before any computation.
+/// Tiles that do not cover an expert's rows are rejected before any computation.
 TEST(FusedFaults, TilesOfWrongSizesAreRefused) {
   class Uncut final : public switchyard::FusedProducts {
    public:
@@ -141,7 +141,7 @@ TEST(FusedFaults, ProductsMayOnlyBeMissingWithoutExperts) {
         FusedMoe layer(group, config, products);
         layer.forward(a.rows.data(), a.expert_ids(), nullptr, a.out.data());
       });
-      group.barrier();  // the group is usable
+      group.barrier();  // the group is still usable
       if (end.code != ErrorCode::ok) throw switchyard::Error(end.code, end.text);
     });
     for (const Outcome& o : all) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misplaced handles: of another rank, another shape, other dispatches, another group; and handles restored from bytes,
-// correctly used.
+// Misplaced handles, of another rank, another shape, other dispatches or another group; and correctly used handles restored
+// from bytes.
 #include <gtest/gtest.h>
 
 #include "modes/normal/normal_rig.hpp"
@@ -31,7 +31,8 @@ TEST(Handles, OfAnotherRankOrShapeAreRefused) {
   EXPECT_EQ(all[1].failed_rank, 0);
 }
 
-/// Ranks that pass handles of different dispatches to one call: of one object, or of another one of the same shape.
+/// Ranks that pass handles of different dispatches to one call. The dispatches are of one object, or of two objects of the same
+/// shape.
 TEST(Mismatch, HandlesOfOtherDispatches) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     for (const bool cached : {true, false}) {
@@ -53,7 +54,7 @@ TEST(Mismatch, HandlesOfOtherDispatches) {
   }
 }
 
-/// The same call with handles of another group of the same shape.
+/// The same call with handles of another group with the same shape.
 TEST(Mismatch, HandlesOfAnotherGroup) {
   std::vector<std::vector<std::byte>> theirs(2);
   for (const Outcome& o : outcomes(2, options_with(60s), [&](Group& group) {
@@ -86,7 +87,7 @@ TEST(Handles, OfOneDispatchAsBytesOnSomeRanks) {
       NormalRig rig(group, NormalRig::config(staging)), second(group, NormalRig::config(staging));
       const Dispatched d = rig.dispatch();
       const auto handle = group.rank() == 1 ? switchyard::Handle::deserialize(d.handle.serialize()) : d.handle;
-      NormalRig& user = staging == Staging::direct ? second : rig;  // any object of the shape
+      NormalRig& user = staging == Staging::direct ? second : rig;  // any object of the same shape works
       const Dispatched again = user.exchange.dispatch(user.x(), handle, DispatchOptions());
       user.exchange.combine(again.x, handle, user.out.data(), CombineOptions());
     });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ids that are neither -1 nor an expert, in every mode: InvalidIds::count yields the bits of -1 in their place and counts them.
-// InvalidIds::raise is covered by the misuses of each mode.
+// Ids that are neither -1 nor an expert, in every mode: InvalidIds::count counts them and gives the same bits as -1 in their
+// place. InvalidIds::raise is covered by the misuse tests of each mode.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -57,7 +57,7 @@ Config counting(Config config) {
   return config;
 }
 
-/// Makes an object that counts, and passes a function that makes its calls and returns the number of invalid ids counted.
+/// Creates an object that counts, and passes on a function that makes its calls and returns the number of counted invalid ids.
 struct Mode {
   std::string name;
   std::function<void(Group&,
@@ -150,7 +150,7 @@ TEST_P(CountedIds, AreNoExpertsAndInvalidIdsOfTheRankAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Faults, CountedIds, testing::ValuesIn(modes()), [](const auto& m) { return m.param.name; });
 
-/// Weights that a combine would not apply.
+/// Weights that a combine must not apply.
 TEST(WeightsOfCombine, ThatAreNotAppliedAreRefused) {
   const auto all = outcomes(1, options_with(60s), [](Group& group) {
     NormalRig rig(group, NormalRig::config(Staging::direct, Layout::expert_major));

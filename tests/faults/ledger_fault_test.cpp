@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine, case D8 and faults specific to this mode: refused tables, ranks with different ledgers, the named rank among
-// many. Faults common to all modes: fault_stories_test.cpp.
+// Ledger combine, case D8, and faults specific to this mode: rejected tables, ranks with different ledgers, the named rank
+// among many. fault_stories_test.cpp has the faults common to all modes.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -19,7 +19,7 @@ using switchyard::LedgerConfig;
 using switchyard::LedgerTables;
 using switchyard::PreparedLedger;
 
-/// Two ranks, five experts (three on rank 0), some ids out of range, experts padded to 4 rows.
+/// Two ranks, five experts (three on rank 0), some ids out of range, each expert's rows padded to a multiple of 4.
 std::shared_ptr<const LedgerCase> small_case(uint64_t seed = 3) {
   LedgerScenario s;
   s.name = "small";
@@ -160,7 +160,7 @@ TEST(Ledger, RanksWithOtherLedgersFindOut) {
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
     SmallLedger rig(group, c);
     LedgerTables& t = rig.tables;
-    if (group.rank() == 1) {  // its tables have one row less of rank 0 in the last expert
+    if (group.rank() == 1) {  // its tables have one row fewer from rank 0 in the last expert
       ASSERT_GT(t.peer_token_per_expert[4], 0);
       t.peer_token_per_expert[4]--;
       for (size_t e = 4; e < 16; ++e) t.cumsum_per_expert[e]--;
@@ -172,7 +172,8 @@ TEST(Ledger, RanksWithOtherLedgersFindOut) {
   for (const Outcome& o : all) EXPECT_NE(o.text.find("ledgers differ"), std::string::npos) << o.text;
 }
 
-/// The fifth of eight ranks is silent; tokens of other ranks that do not need it are summed nevertheless, and it is named.
+/// The fifth of eight ranks is silent: tokens of other ranks that do not need it are still summed, and the silent rank is
+/// named.
 TEST(Ledger, TheSilentOneIsNamedAmongMany) {
   LedgerScenario s;
   s.problem.world = 8;
@@ -196,7 +197,7 @@ TEST(Ledger, TheSilentOneIsNamedAmongMany) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Two rows for the token of rank 0, from ranks 1 and 2. Rank 2 has entered the call and stops before its row, so rank 2 is
+/// Two rows for the token of rank 0, from ranks 1 and 2. Rank 2 has entered the call but stops before its row, so rank 2 is
 /// named; the row of rank 1 has arrived.
 TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
   for (const int64_t hidden : {64, 65}) {  // sentinel rows, and others
@@ -211,7 +212,7 @@ TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
     StalledPage page;
     const auto all = outcomes(3, options_with(kSoon), [&](Group& group) {
       SmallLedger rig(group, c);
-      rig.combine();  // so that the next call meets ranks that have made one already
+      rig.combine();  // ensures that in the next call all ranks have made a call before
       const PreparedLedger ledger = rig.ledger.prepare(rig.tables);
       if (group.rank() == 2) {
         ASSERT_EQ(rig.y.rows, 1);
@@ -221,7 +222,7 @@ TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
       }
       group.barrier();
       const Outcome o = outcome_of([&] { rig.ledger.combine(rig.y, rig.data.probs(), ledger, rig.out); });
-      if (group.rank() != 0) return;  // rank 1 waits for no row
+      if (group.rank() != 0) return;  // rank 1 does not wait for any row
       EXPECT_TRUE(page.was_held());
       EXPECT_EQ(code_name(o.code), "peer_timeout") << o.text;
       EXPECT_EQ(o.report.awaited_rank, 2);
@@ -232,7 +233,7 @@ TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
   }
 }
 
-/// Flags survive, and so do sentinel rows: a word of theirs that became zero would look like one that has arrived.
+/// Flags survive, and so do sentinel rows: a word of a sentinel row that became zero would look as if it had arrived.
 TEST(Ledger, SleepBetweenCalls) {
   const auto c = small_case();
   const auto all = outcomes(2, options_with(60s, size_t{8} << 20), [&](Group& group) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of ledger combine that the host can check, one case each.
+// Misuse of ledger combine that the host can check, one case for each.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of low-latency mode that the host can check, one case each: a valid call, and how one rank spoils it.
+// Misuse of low-latency mode that the host can check, one case for each: a valid call, and the way in which one rank spoils it.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse that the host can check, one case each: valid calls of a mode, and how one rank spoils one of them.
+// Misuse that the host can check, one case for each: valid calls of a mode, and the way in which one rank spoils one of them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 namespace harness {
 
-/// Misuse of the object that `Rig` holds.
+/// Misuse of an object held by `Rig`.
 template <class Rig>
 struct MisuseOf {
   const char* name;
@@ -23,7 +23,7 @@ struct MisuseOf {
 using Misuse = MisuseOf<switchyard::Group>;
 inline std::ostream& operator<<(std::ostream& out, const Misuse& m) { return out << m.name; }
 
-/// Binds each misuse to its own rig, `make(group)`.
+/// Binds each misuse to its own rig, created by `make(group)`.
 template <class Rig, class Make>
 std::vector<Misuse> on_rigs(const std::vector<MisuseOf<Rig>>& misuses, Make make) {
   std::vector<Misuse> all;
@@ -37,7 +37,7 @@ std::vector<Misuse> on_rigs(const std::vector<MisuseOf<Rig>>& misuses, Make make
   return all;
 }
 
-/// The misusing rank gets an error about the argument, and the others one that names that rank.
+/// The misusing rank receives an error about the argument; the other ranks receive an error that names that rank.
 inline void expect_misuse(const std::vector<Outcome>& all, size_t bad, switchyard::ErrorCode code, const char* in_text) {
   EXPECT_EQ(code_name(all[bad].code), code_name(code)) << all[bad].text;
   EXPECT_NE(all[bad].text.find(in_text), std::string::npos) << all[bad].text;

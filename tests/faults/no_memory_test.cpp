@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank that runs out of memory in a call: each allocation of each collective call fails in turn, on one rank or in one of its
-// workers. The library always throws Error, the peers get it long before their deadline, and if all ranks fail in step the
+// workers. The library always throws Error, the peers receive it long before their deadline, and if all ranks fail in step the
 // group stays usable.
 //
-// Executable: no_memory_test, which replaces all operators new and delete: a sanitizer with its own operators would report a
-// block that is allocated by one kind and freed by the other as a mismatch. Label: none. Timeout: 120 s.
+// Executable: no_memory_test, which replaces all operators new and delete, because a sanitizer with its own operators would
+// report a mismatch for a block allocated by one kind and freed by the other. Label: none. Timeout: 120 s.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -21,7 +21,7 @@
 
 namespace {
 
-thread_local int allocations_left = -1;               // number that this thread can still make; negative: none fails
+thread_local int allocations_left = -1;               // allocations left for this thread; negative: no limit
 thread_local bool is_rank = false, no_pages = false;  // no_pages: allocations of whole pages fail
 std::atomic<int> of_workers_left{-1};
 
@@ -184,12 +184,12 @@ const Call kCalls[] = {
 
 switchyard::GroupOptions patient() { return options_with(90s); }
 
-/// Results of a call and of the next one, a barrier.
+/// Results of a call and of the next call, a barrier.
 struct Ends {
   Outcome call, next;
 };
 
-/// Makes `call` and a barrier on all ranks, after `arm` on each rank and until `disarm`. Every exception is Error.
+/// Makes `call` and a barrier on all ranks, after `arm` on each rank and before `disarm`. Every exception must be an Error.
 std::vector<Ends> ends_of(const Call& call, bool deferred, const std::function<void(int)>& arm,
                           const std::function<void(int)>& disarm) {
   std::vector<Ends> ends(kWorld);
@@ -227,7 +227,7 @@ void expect_reported(const std::vector<Ends>& ends, int poor, const std::string&
       EXPECT_NE(e.call.text, "") << what;
       continue;
     }
-    // A rank that had everything it needed gets the error in its next call.
+    // A rank that already had all data that it needed receives the error in its next call.
     const Outcome& failure = e.call.code == ErrorCode::ok ? e.next : e.call;
     EXPECT_EQ(code_name(failure.code), "peer_failed") << what << ", rank " << r << ": " << failure.text;
     EXPECT_EQ(code_name(failure.reason), "system") << what << ", rank " << r << ": " << failure.text;
@@ -253,9 +253,9 @@ TEST_P(NoMemory, OnOneRankIsAnErrorThatAllHearOf) {
     const std::string what = std::string(GetParam().name) + ", allocation " + std::to_string(allocations);
     const ErrorCode code = ends[kPoor].call.code;
     const bool shared = code == ErrorCode::pool_exhausted ||
-                        (code == ErrorCode::system && ends[0].call.text == ends[kPoor].call.text);  // steps of sleep
+                        (code == ErrorCode::system && ends[0].call.text == ends[kPoor].call.text);  // in steps of sleep
     if (shared) ++in_step;
-    if (!failed || shared || code == ErrorCode::ok) {  // ok: it managed without the memory
+    if (!failed || shared || code == ErrorCode::ok) {  // ok: the call did not need the memory
       for (const Ends& e : ends) {
         EXPECT_EQ(code_name(e.call.code), code_name(code)) << what << ": " << e.call.text;
         EXPECT_EQ(code_name(e.next.code), "ok") << what << ": " << e.next.text;
@@ -270,7 +270,7 @@ TEST_P(NoMemory, OnOneRankIsAnErrorThatAllHearOf) {
 
 INSTANTIATE_TEST_SUITE_P(Calls, NoMemory, testing::ValuesIn(kCalls), [](const auto& c) { return std::string(c.param.name); });
 
-/// Workers with lists of deferred copies allocate memory for them.
+/// Workers allocate memory for their lists of deferred copies.
 TEST(NoMemoryOfAWorker, EndsTheOtherWorkersWaitsToo) {
   int failures = 0;
   for (const Call& call : kCalls) {
@@ -296,7 +296,7 @@ TEST(NoMemoryOfAWorker, EndsTheOtherWorkersWaitsToo) {
 TEST(NoMemoryForRows, OfRingStagingIsSharedInStep) {
   const auto all = outcomes(kWorld, patient(), [&](Group& group) {
     NormalRig rig(group, NormalRig::config(Staging::ring));
-    std::vector<Dispatched> held;  // so that no freed one is reused
+    std::vector<Dispatched> held;  // prevents reuse of freed memory
     while (held.size() < 20) held.push_back(rig.dispatch());
     no_pages = group.rank() == kPoor;
     const Outcome o = outcome_of([&] { held.push_back(rig.dispatch()); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults specific to normal mode: differing options, pools and heaps that are too small, counts that do not fit. Faults common
-// to all modes: fault_stories_test.cpp.
+// Faults specific to normal mode: differing options, pools and heaps that are too small, counts that do not fit.
+// fault_stories_test.cpp has the faults common to all modes.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -90,7 +90,7 @@ TEST(Pool, ExhaustedOnOneRankFailsOnAllAndIsNotSticky) {
     NormalRig rig(group, config);
     std::vector<Dispatched> held;
     int failures = 0;
-    std::vector<switchyard::RowBuffer> fill;  // rank 1's pool is exhausted before the others'
+    std::vector<switchyard::RowBuffer> fill;  // rank 1's pool is exhausted earlier than that of the others
     const auto handle = rig.dispatch().handle;
     if (group.rank() == 1) {
       const Outcome full = outcome_of([&] {
@@ -150,8 +150,8 @@ TEST(Heap, FormulaIsExact) {
 
 // --- Limits
 
-/// The largest counts in the 24 bits of a flag's value: a record per token of an expert-major source and, with the end mark, a
-/// row per route of a ring's stream.
+/// The largest counts in the 24 bits of a flag's value: one record per token of an expert-major source; one row per route, plus
+/// the end mark, in a ring's stream.
 TEST(Construction, CountsFitTheFlagsThatCarryThem) {
   const auto outcome_with = [](Staging staging, Layout layout, int topk, int64_t max_tokens) {
     NormalConfig config = NormalRig::config(staging, layout);

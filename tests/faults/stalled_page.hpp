@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory whose first reader has to wait: a rank stops in the middle of its call, at a place that a test chooses.
+// Memory whose first reader must wait: a rank stops in the middle of its call, at a point chosen by a test.
 #pragma once
 
 #include <signal.h>
@@ -13,7 +13,7 @@
 
 namespace harness {
 
-/// One page, readable after release(). An earlier read is held in its SIGSEGV handler. One at a time in a process.
+/// One page, readable after release(). An earlier read is held in a SIGSEGV handler. Only one at a time in a process.
 class StalledPage {
  public:
   StalledPage() : bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
@@ -35,7 +35,7 @@ class StalledPage {
 
   void* data() const { return page_; }
   size_t size() const { return bytes_; }
-  /// Holds reads from now on. The content stays.
+  /// Holds reads from now on. The content is preserved.
   void stall() {
     released_ = false;
     mprotect(page_, bytes_, PROT_NONE);
@@ -54,7 +54,7 @@ class StalledPage {
   }
   void held(void* address) {
     const auto at = reinterpret_cast<uintptr_t>(address), first = reinterpret_cast<uintptr_t>(page_);
-    if (at < first || at >= first + bytes_) {  // an unrelated fault: it recurs, and is not held then
+    if (at < first || at >= first + bytes_) {  // an unrelated fault: it recurs and is then not held
       sigaction(SIGSEGV, &before_, nullptr);
       return;
     }

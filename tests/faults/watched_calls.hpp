@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of every mode, each with its preceding calls, for tests of faults in it: a rank that is silent in it, leaves, aborts or
-// is killed. Each test is written once, for all of them. Ranks are threads or processes.
+// Calls of every mode, each with its preceding calls, for tests of faults inside the call: a rank is silent, leaves, aborts or
+// is killed. Each test is written once for all calls. Ranks are threads or processes.
 #pragma once
 
 #include <functional>
@@ -18,22 +18,22 @@
 
 namespace harness {
 
-/// Thrown by a rank's own code that gives up.
+/// Thrown by a rank's own code when it gives up.
 struct OwnError : std::runtime_error {
   OwnError() : std::runtime_error("my expert failed") {}
 };
 
-/// Makes the call, or not; it may be made again. The rank's object exists.
+/// Makes the call or does not; the call may be repeated. The rank's object exists.
 using Watch = std::function<void(const std::function<void()>& call)>;
 
 struct WatchedCall {
   std::string name;
   const char* operation;  ///< operation of the call in reports; empty for set-up calls
-  const char* site;       ///< where a rank waits for one that does not make the call
+  const char* site;       ///< the site at which a rank waits for a rank that does not make the call
   uint64_t number;        ///< number of the call
   std::function<void(switchyard::Group&, const Watch&)> body;
 
-  /// Makes an object and the preceding calls, then lets the test make the call. All ranks wait for each other in it.
+  /// Creates an object, makes the preceding calls, and then makes the test's call, in which all ranks wait for each other.
   void play(switchyard::Group& group, const Watch& watch) const {
     bool called = false;
     body(group, [&](const std::function<void()>& call) {
@@ -45,7 +45,7 @@ struct WatchedCall {
 };
 inline std::ostream& operator<<(std::ostream& out, const WatchedCall& c) { return out << c.name; }
 
-/// A rig has round(), the calls of its mode; `rounds` of them are made first.
+/// A rig has round(), which makes the calls of its mode; `rounds` rounds are made first.
 template <class Rig, class Make>
 std::function<void(switchyard::Group&, const Watch&)> after_rounds(int rounds, Make make, void (*calls)(Rig&, const Watch&)) {
   return [rounds, make, calls](switchyard::Group& group, const Watch& watch) {
@@ -164,7 +164,7 @@ inline std::vector<WatchedCall> all_calls() {
   return all;
 }
 
-/// For a rank that stayed.
+/// For a rank that has not left.
 inline bool reports_departure(const Outcome& o, int rank) {
   return o.code == switchyard::ErrorCode::peer_failed && o.failed_rank == rank &&
          o.text.find("rank " + std::to_string(rank) + " left the group") != std::string::npos;

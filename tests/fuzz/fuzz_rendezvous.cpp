@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arbitrary bytes against every message that a stranger can send to the rendezvous. With libFuzzer, or with
-// SWITCHYARD_FUZZ_MAIN as a standalone program: fuzz_rendezvous [iterations] [seed] runs a reproducible corpus of random, valid
-// and damaged streams.
+// Feeds arbitrary bytes to every message handler of the rendezvous that a stranger can reach. Runs with libFuzzer or, with
+// SWITCHYARD_FUZZ_MAIN, as a standalone program: fuzz_rendezvous [iterations] [seed] runs a reproducible corpus of random,
+// valid and damaged streams.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -21,7 +21,7 @@ void require(bool condition, const char* what) {
   std::abort();
 }
 
-/// An accepted message must be exactly what encode would have written.
+/// An accepted message must equal the output of encode exactly.
 template <class Message>
 void check_round_trip(ByteSpan payload, const std::optional<Message>& message) {
   if (message) require(std::ranges::equal(encode(*message), payload), "a message does not come back as it was");
@@ -197,7 +197,7 @@ int main(int argc, char** argv) {
     check_all(input);
     accepted += read_stream(input, input.size() + 1).frames;
   }
-  // A corpus that never gets past the first check tests nothing.
+  // A corpus that never passes the first check tests nothing.
   require(iterations < 100 || accepted > iterations / 4, "the corpus is too damaged to test the decoders");
   std::printf("fuzz_rendezvous: %llu inputs, %zu frames accepted\n", static_cast<unsigned long long>(iterations), accepted);
   return 0;

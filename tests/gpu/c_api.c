@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C ABI on a GPU, from C11 through the shared library: two ranks are two threads that share it, each with a stream of its
-// own. Values are small multiples of a quarter, so that every sum is exact; expected values are computed by the loops in this
+// The C ABI on a GPU, from C11 through the shared library. Two ranks are two threads that share the GPU, each with its own
+// stream. Values are small multiples of a quarter, so every sum is exact; expected values are computed by the loops in this
 // file.
 //
 // Nothing is allocated or copied while a rank may wait for the other: all memory is allocated and written, and all streams have
@@ -18,7 +18,7 @@
 
 enum { kWorld = 2, kHidden = 384, kExperts = 3, kTopk = 2, kMaxTokens = 3, kCapacity = kWorld * kMaxTokens, kAlignment = 4 };
 
-// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. 9 and -1 are no experts.
+// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. The ids 9 and -1 name no expert.
 static const int32_t kIds[kWorld][kMaxTokens * kTopk] = {{0, 2, 1, 0, 2, -1}, {2, 1, 9, 0}};
 static const int64_t kTokens[kWorld] = {3, 2};
 static const float kFactors[kExperts] = {2.0f, 0.5f, 4.0f};
@@ -33,7 +33,7 @@ static float weight(int rank, int64_t f) {
   return (float)(1 + rank + token + 2 * k) * 0.25f;
 }
 
-// A rank's state on the GPU.
+// State of a rank on the GPU.
 typedef struct Rank {
   int rank;
   sy_group* group;
@@ -102,7 +102,7 @@ static sy_normal_config normal_config(sy_layout layout, int32_t alignment) {
   return c;
 }
 
-// In the order (expert, source, token), each expert's rows padded with zeros.
+// Ordered by (expert, source, token), each expert's rows padded with zeros.
 static void check_expert_major(const Rank* me, const sy_dispatched_view* v) {
   sy_counts counts = SY_COUNTS_INIT;
   CHECK_OK(sy_handle_counts(v->handle, &counts));
@@ -161,7 +161,7 @@ static void normal(const Rank* me, sy_layout layout) {
   CHECK_OK(sy_group_barrier(me->group));
 }
 
-// The ledger of an expert-major dispatch, with its rows as the experts' answers.
+// The ledger of an expert-major dispatch; its rows serve as the experts' answers.
 static void ledger(const Rank* me) {
   const sy_normal_config by_expert = normal_config(SY_LAYOUT_EXPERT_MAJOR, 1);
   sy_ledger_config config = SY_LEDGER_CONFIG_INIT;
@@ -280,7 +280,7 @@ static void low_latency(const Rank* me) {
   CHECK_OK(sy_group_barrier(me->group));
 }
 
-// Memory that kernels cannot use is refused before anything is enqueued; the peer gets an error.
+// Memory that kernels cannot use is rejected before anything is enqueued; the peer receives an error.
 static void host_pointer(const Rank* me) {
   const sy_low_latency_config config = low_latency_config();
   sy_low_latency* exchange = NULL;
@@ -294,7 +294,7 @@ static void host_pointer(const Rank* me) {
                 "host memory");
   } else {
     sy_code code = sy_low_latency_all_to_all(exchange, &me->rows, &me->expert_ids, me->out[0], &options);
-    CHECK(cudaStreamSynchronize(me->stream) == cudaSuccess);  // the kernel has ended, not at its deadline
+    CHECK(cudaStreamSynchronize(me->stream) == cudaSuccess);  // the kernel ended before its deadline
     if (code == SY_OK) code = sy_group_check(me->group);
     CHECK(code == SY_PEER_FAILED);
   }

@@ -3,9 +3,9 @@
 """The command line tool on GPUs: every verb succeeds, checks its results, and writes files that other programs can read.
 
 Usage: cli_gpu_test.py PATH-OF-SWITCHYARD [unittest arguments]
-SWITCHYARD_TEST_BACKEND=cpu runs the same on the CPU backend: a check of this file.
-Some sixty processes make their CUDA contexts one after the other, which takes minutes on GPUs (ctest allows 15). A test's name
-is printed before it runs, and its time after it, so that an interrupted run shows its position.
+SWITCHYARD_TEST_BACKEND=cpu runs the same tests on the CPU backend, as a check of this file. About sixty processes create their
+CUDA contexts one after the other, which takes minutes on GPUs (ctest allows 15). A test's name is printed before the test runs
+and its time afterwards, so an interrupted run shows its position.
 """
 import json
 import os
@@ -27,7 +27,7 @@ MODES = ("normal", "low_latency", "flat", "ledger", "layer")
 
 
 class Demo(unittest.TestCase):
-    """More ranks than most hosts have GPUs: they share them."""
+    """More ranks than most hosts have GPUs: ranks share GPUs."""
 
     SIZE = [*cli_test.Demo.SIZE, *ON]
     check = cli_test.Demo.check
@@ -41,7 +41,7 @@ class Demo(unittest.TestCase):
         self.check_fused(data, 8)
 
     def check_fused(self, data, world):
-        """On GPUs the layer also runs in one kernel, and the page shows the activity of its warps."""
+        """On GPUs the layer also runs as one kernel, and the page shows the activity of its warps."""
         same = [check for check in data["checks"] if "fused" in check["name"]]
         if BACKEND == "cpu":
             return self.assertEqual((same, data["fused"]), ([], []))
@@ -52,7 +52,7 @@ class Demo(unittest.TestCase):
             self.assertGreater(rank["up_share"], 0, rank)
 
     def test_as_it_comes(self):
-        """Default sizes: plans of several blocks, and ranks that use all of their GPU's share."""
+        """Default sizes: plans of several blocks, and ranks that use their entire share of the GPU."""
         with tempfile.TemporaryDirectory() as folder:
             code, out, err = run("demo", *ON, "--out", folder)
             self.assertEqual(code, 0, out + err)
@@ -79,7 +79,7 @@ class Verify(unittest.TestCase):
         self.expect_pass(*SMALL, "--ranks", "1,2,4", "--dtype", "bf16,fp8", "--routing", "uniform,drops")
 
     def test_layer(self):
-        """Dropped routes, ranks without tokens and without experts, skew; the GEMMs of ranks that share a GPU."""
+        """Dropped routes, ranks without tokens, ranks without experts, skew; GEMMs of ranks that share a GPU."""
         out = self.expect_pass(*ON, "--mode", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "512", "--experts", "16",
                                "--topk", "4", "--intermediate", "136", "--routing", "uniform,zipf,drops,duplicates,all_to_one")
         if BACKEND == "cuda":
@@ -90,7 +90,7 @@ class Verify(unittest.TestCase):
 
     @unittest.skipUnless(BACKEND == "cuda", "experts on the CPU compute in bf16")
     def test_layer_in_fp8(self):
-        """Partial blocks of scales, in both dimensions; both kinds of scales, also if none is requested."""
+        """Partial blocks of scales in both dimensions; both kinds of scales, even if none is requested."""
         ragged = ["--mode", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "528", "--experts", "16", "--topk", "4",
                   "--intermediate", "144", "--dtype", "bf16"]
         self.expect_pass(*ON, *ragged, "--routing", "uniform,zipf,drops,duplicates,all_to_one", "--quantize", "f32,ue8m0")
@@ -112,7 +112,7 @@ class Verify(unittest.TestCase):
 
 
 class Bench(unittest.TestCase):
-    NORMAL = ["--limit-ms", "1"] if BACKEND == "cpu" else []  # little time for the host's copy limit, which is not checked
+    NORMAL = ["--limit-ms", "1"] if BACKEND == "cpu" else []  # keeps the host's copy limit short, because it is not checked
 
     def measured(self, *args):
         with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +183,7 @@ class Bench(unittest.TestCase):
         self.measured(*self.NORMAL, "--processes")
 
     def launched(self, mode, folder):
-        """Starts two calls, each a rank, as a launcher does: (stdout, stderr), status of each."""
+        """Starts two calls, each for one rank, like a launcher: returns (stdout, stderr) and status of each."""
         calls = []
         for rank in range(2):
             own = {"SWITCHYARD_RANK": str(rank), "SWITCHYARD_WORLD_SIZE": "2", "SWITCHYARD_JOB_TOKEN": "any",
@@ -219,7 +219,7 @@ class Trace(unittest.TestCase):
             return json.loads(path.read_text()), json.loads(out)
 
     def traced_with_arrows(self, mode):
-        """Whether a rank waits for another one within a few calls depends on the machine."""
+        """Whether any rank has to wait for another within a few calls depends on the machine."""
         for _ in range(20):
             trace, summary = self.traced(mode)
             if any(e["ph"] == "s" for e in trace["traceEvents"]):

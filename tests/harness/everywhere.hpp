@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds and workers of the suites that run twice: with ranks as threads, and (SWITCHYARD_TEST_RANKS=processes) as forked
-// processes.
+// Worlds and workers of the suites that run twice: with ranks as threads and (SWITCHYARD_TEST_RANKS=processes) with ranks as
+// forked processes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,14 +29,15 @@ inline std::ostream& operator<<(std::ostream& out, const Where& w) {
   return out << "W" << w.world << " workers " << to_string(w.workers);
 }
 
-/// SWITCHYARD_TEST_WORKERS=all in the environment: every world with every kind of workers (release tier).
+/// SWITCHYARD_TEST_WORKERS=all in the environment: every world runs with every kind of workers (release tier).
 inline bool all_workers_wanted() {
   const char* const text = std::getenv("SWITCHYARD_TEST_WORKERS");
   return text != nullptr && std::string(text) == "all";
 }
 
-/// Whether the n-th of the worlds below uses this kind of workers: two kinds per world, one in sanitizer builds. In sanitizer
-/// builds with `more_at_random`, kinds 0 and 1 have one rank, 4 and 5 two, 2 three and 3 four, and larger worlds have none.
+/// Whether the n-th of the worlds below uses this kind of workers. Each world uses two kinds, or one in sanitizer builds. In
+/// sanitizer builds with `more_at_random`, kinds 0 and 1 have one rank, 4 and 5 two, 2 three and 3 four, and larger worlds have
+/// none.
 constexpr bool is_chosen(int n, int kind, bool more_at_random) {
   if (!kSanitizer) return kind % 3 == n % 3;
   if (!more_at_random) return kind % 3 == n % 3 && (kind >= 3) == (n % 2 == 1);
@@ -44,10 +45,10 @@ constexpr bool is_chosen(int n, int kind, bool more_at_random) {
   return n == kWorldOf[kind];
 }
 
-/// 1, 2, 3, 4, 5 and 8 ranks with workers of 2 blocks of 1, 2 and 3 warps, with immediate and deferred copies: some of these
-/// six kinds per world, so that all six and all worlds occur. `more_at_random`: the mode also has random calls of up to 8
-/// ranks, which replace its larger worlds in sanitizer builds, where these would take half of the time. CUDA: 1, 2 or 3
-/// multiprocessors, or the value of SWITCHYARD_TEST_SMS.
+/// 1, 2, 3, 4, 5 and 8 ranks with workers of 2 blocks of 1, 2 and 3 warps, with immediate and deferred copies: each world uses
+/// some of these six kinds, such that all kinds and all worlds occur. `more_at_random`: the mode also has random calls on up to
+/// 8 ranks, which replace its larger worlds in sanitizer builds, where those worlds would take half of the time. CUDA: 1, 2 or
+/// 3 multiprocessors, or the value of SWITCHYARD_TEST_SMS.
 inline std::vector<Where> everywhere(bool more_at_random = false) {
   std::vector<Where> all;
   int n = 0;
@@ -63,7 +64,7 @@ inline std::vector<Where> everywhere(bool more_at_random = false) {
   return all;
 }
 
-/// Maximum number of ranks; on GPUs limited to 12 per GPU, the number that have streams of their own.
+/// Maximum number of ranks; on GPUs at most 12 per GPU, the number that can have their own streams.
 inline int many_ranks() {
 #if defined(SWITCHYARD_TEST_CUDA)
   return std::min(switchyard::kMaxRanks, 12 * gpus_of_suite());

@@ -41,7 +41,7 @@ void run_body(Group& group, const Fleet& fleet, const RankBody& body, Failures& 
   }
 }
 
-/// A directory for the store's socket, removed with this object.
+/// A directory for the store's socket, removed together with this object.
 class StoreDirectory {
  public:
   StoreDirectory() {
@@ -70,8 +70,8 @@ void report(int fd, const std::vector<std::string>& failures) {
   }
 }
 
-/// On GPUs: ranks with the same host name share a GPU, and other hosts use another one, as on separate machines. NCCL treats
-/// this process as running on that machine, and uses its network.
+/// On GPUs: ranks with the same host name share a GPU, and other hosts use other GPUs, as on separate machines. NCCL treats
+/// this process as running on that machine and uses its network.
 void place_on_gpu(int rank, int world, switchyard::GroupOptions& options) {
   if constexpr (kBackend == switchyard::Backend::cuda) {
     if (!spans_hosts(world)) return;
@@ -96,14 +96,14 @@ std::vector<std::string> be_rank(int rank, const Fleet& fleet, const std::string
   return failures.take();
 }
 
-/// Runs in a process that already is a rank. A smaller group excludes the other members.
+/// Runs in a process that already is a rank. A group smaller than the world excludes the other processes.
 std::vector<std::string> run_in_team(RankTeam& team, const Fleet& fleet, const RankBody& body) {
   if (fleet.world > team.world()) return {"more ranks than the team of " + std::to_string(team.world()) + " has"};
   const bool here = team.rank() < fleet.world;
   return team.gather(here ? be_rank(team.rank(), fleet, team.store(), team.token(), body) : std::vector<std::string>{});
 }
 
-/// Reads until the pipe closes or the deadline passes. Returns true if the child reached its end.
+/// Reads until the pipe closes or the deadline passes. Returns true if the child ran to its end.
 bool collect(int fd, Clock::time_point deadline, std::string& text) {
   char buffer[4096];
   while (true) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory of a rank. Each input is a separate block of its exact size, so that AddressSanitizer detects accesses beyond
-// its ends.
+// Host memory of a rank. Each input is a separate block of its exact size, so AddressSanitizer detects accesses beyond either
+// end.
 #include <cstdlib>
 #include <cstring>
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// main() of the suites on the CPU, standalone or as a member of a team that mpirun started.
+// main() of the suites on the CPU, standalone or as a member of a team started by mpirun.
 #include <gtest/gtest.h>
 
 #include "harness/rank_team.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors as data, and deadlines of tests about errors.
+// Errors as data, and deadlines for tests of errors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -38,16 +38,16 @@ inline Outcome outcome_of(const std::function<void()>& call) {
   return o;
 }
 
-/// Returns the error of the call that all ranks made wrongly, on whichever rank it was detected first.
+/// Returns the error of a call that all ranks made incorrectly, from the rank that detected it first.
 inline switchyard::ErrorCode cause_of(const Outcome& o) {
   return o.code == switchyard::ErrorCode::peer_failed ? o.reason : o.code;
 }
 
-/// Text for messages.
+/// Text of an outcome, for messages.
 inline std::string shown(const Outcome& o) { return std::string(switchyard::to_string(o.code)) + ": " + o.text; }
 
-/// Deadline of tests that wait for it to pass: short for the person who runs them, long compared with the pauses that a loaded
-/// machine imposes on a rank. Ranks meet before the failing call, so that only its own lateness counts.
+/// Deadline of tests that wait until it has passed: short for the person who runs them, long compared with the pauses that a
+/// loaded machine imposes on a rank. Ranks meet before the failing call, so only delays within the call count.
 inline constexpr std::chrono::milliseconds kSoon{1200};
 
 inline std::string code_name(switchyard::ErrorCode code) { return switchyard::to_string(code); }
@@ -66,8 +66,8 @@ inline switchyard::GroupOptions options_with(std::chrono::milliseconds timeout, 
   return o;
 }
 
-/// Runs `body` per rank and returns the outcome of each. Every rank's objects are destroyed before it returns, so a destructor
-/// that hangs after a fault hangs the test.
+/// Runs `body` on each rank and returns the outcome of each. Every rank's objects are destroyed before it returns, so a
+/// destructor that hangs after a fault hangs the test.
 inline std::vector<Outcome> outcomes(int world, const switchyard::GroupOptions& options,
                                      const std::function<void(switchyard::Group&)>& body) {
   auto groups = switchyard::Group::in_process(world, options);
@@ -76,7 +76,7 @@ inline std::vector<Outcome> outcomes(int world, const switchyard::GroupOptions& 
   return all;
 }
 
-/// Every rank must get the error, by its own comparison or from the first rank that compared.
+/// Every rank must receive the error, either from its own comparison or from the rank that compared first.
 inline void expect_mismatch(const std::vector<Outcome>& all) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "mismatch") << o.text;
 }

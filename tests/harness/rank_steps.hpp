@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of a rank around its calls in any mode: passes inputs, fetches results, meets the other ranks, arrives late, and
-// compares reported traffic.
+// Steps of a rank around its calls in any mode: pass inputs, fetch results, meet the other ranks, arrive late, and compare the
+// reported traffic.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ namespace harness {
 
 using switchyard::detail::idx;
 
-/// Compares rows of `hidden` elements; returns "" if they are equal, else the first difference: `what`, the number of the row
+/// Compares rows of `hidden` elements. Returns "" if they are equal, else the first difference: `what`, the number of the row
 /// (counted from `first`), and the column.
 std::string first_difference(const char* what, int64_t first, switchyard::DType type, int64_t hidden, const void* expected,
                              const void* got, int64_t elements);
 
-/// Sleeps up to `max_us` microseconds, in a third of all cases not at all. The other arguments determine the time.
+/// Sleeps up to `max_us` microseconds, and not at all in a third of all cases. The other arguments determine the time.
 void random_delay(int max_us, uint64_t seed, int rank, uint64_t step);
 
 class RankSteps {
@@ -46,7 +46,7 @@ class RankSteps {
     memory_.read(to.data(), from, idx(count) * sizeof(T));
     return to;
   }
-  /// Options of a call: the rank's stream and, on a GPU, `num_sms` multiprocessors.
+  /// Options of a call: the rank's stream and, on a GPU, the number of multiprocessors `num_sms`.
   template <class Options>
   Options on_stream(Options options, int num_sms) const {
     options.stream = memory_.stream();
@@ -54,11 +54,11 @@ class RankSteps {
     return options;
   }
 
-  /// For ranks of one process that share a GPU: a copy by the host may wait for other ranks' kernels, which then must not wait
-  /// for this rank.
+  /// For ranks of one process that share a GPU: a copy by the host may wait for other ranks' kernels, so those kernels must not
+  /// wait for this rank.
   void meet();
   void arrive_late(int max_us, uint64_t seed) { random_delay(max_us, seed, group_.rank(), calls_++); }
-  /// Checks the traffic of the previous call: `rows` of `row_bytes` each.
+  /// Checks the traffic of the previous call: `rows` rows of `row_bytes` each.
   void check_traffic(const switchyard::CallStatistics& stats, const oracle::Traffic& rows, uint64_t row_bytes);
 
   switchyard::Group& group_;

@@ -33,7 +33,7 @@ std::string current_test() {
   return info ? std::string(info->test_suite_name()) + "." + info->name() : "no test";
 }
 
-/// Returns the tests that GoogleTest's flags select, by the world in their names; 0: none.
+/// Returns the tests selected by GoogleTest's flags, by the world in their names; 0: none.
 std::map<int, std::vector<std::string>> selected_tests() {
   const auto listing = switchyard::test::run_ranks(1, [&](ChildRank& me) {
     const fs::path file = fs::temp_directory_path() / ("switchyard-tests-" + std::to_string(::getpid()));
@@ -65,10 +65,10 @@ void select(const std::vector<std::string>& names) {
   std::string filter;
   for (const std::string& name : names) filter += (filter.empty() ? "" : ":") + name;
   GTEST_FLAG_SET(filter, filter);
-  GTEST_FLAG_SET(shuffle, false);  // shuffling uses the clock, which differs
+  GTEST_FLAG_SET(shuffle, false);  // shuffling uses the clock, which differs between processes
 }
 
-/// Starts rounds until all members have ended. Returns false if one was missing.
+/// Starts rounds until all members have ended. Returns false if a member was missing.
 bool serve(ForkedRanks& members, Milliseconds patience) {
   for (int round = 1;; ++round) {
     int there = 0, ended = 0;
@@ -110,7 +110,7 @@ bool run_team(int world, const std::vector<std::string>& names) {
     if (end.ok()) continue;
     passed = false;
     std::cerr << "team of " << world << ", " << end << "\n";
-    const bool shown = ends[0].exit_code == 1;  // rank 0 has printed the failure
+    const bool shown = ends[0].exit_code == 1;  // rank 0 has already printed the failure
     if (!shown && !end.overdue && end.rank > 0) std::cerr << std::ifstream(output(end.rank)).rdbuf();
   }
   fs::remove_all(folder);
@@ -131,7 +131,7 @@ std::vector<std::string> RankTeam::gather(const std::vector<std::string>& lines)
     out << current_test() << "\n";
     for (const std::string& line : lines) out << line << "\n";
   }
-  fs::rename(file(rank()) + ".new", file(rank()));  // renamed, so that other ranks read only complete files
+  fs::rename(file(rank()) + ".new", file(rank()));  // renamed, so other ranks read only complete files
   meet_(round_);
   std::vector<std::string> all;
   std::string first;

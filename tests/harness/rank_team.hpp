@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reuses one process per rank for many tests: W processes run the same tests in step, each as one rank of every group. A
-// process that uses a GPU takes a second or two to start, longer when several start at once, and a suite has hundreds of
+// Reuses one process per rank for many tests: W processes run the same tests in step, each as the same rank of every group. A
+// process that uses a GPU takes a second or two to start (longer when several start at once), and a suite has hundreds of
 // groups.
 //
 //   int main(int argc, char** argv) {
 //     testing::InitGoogleTest(&argc, argv);
-//     return harness::run_tests_in_teams();   // run_processes (fleet.hpp) finds its team by itself
+//     return harness::run_tests_in_teams();  // run_processes (fleet.hpp) finds its team without further setup
 //   }
 //
-// Members must run identically: tests may not depend on time, on the process or on side effects of a body in another process.
+// Members must run identically: tests may not depend on time, on the process, or on side effects of a body in another process.
 #pragma once
 
 #include <functional>
@@ -19,8 +19,8 @@ namespace harness {
 
 class RankTeam {
  public:
-  /// `folder` is for sockets and lines. `meet` is called with a round's number after this member has written its file of that
-  /// round; it returns when all members have written theirs.
+  /// `folder` is for sockets and result files. `meet` is called with a round's number after this member has written its file of
+  /// that round; it returns when all members have written theirs.
   RankTeam(int rank, int world, std::string folder, std::function<void(int round)> meet);
   /// The team of this process, or null.
   static RankTeam* mine();
@@ -30,8 +30,8 @@ class RankTeam {
   /// Rendezvous address of this round's group.
   std::string store() const;
   std::string token() const { return "round-" + std::to_string(round_); }
-  /// Ends a round: waits for all members and returns all their lines in rank order, equal on each of them. A member that runs
-  /// another test adds one more line.
+  /// Ends a round: waits for all members and returns the lines of all of them in rank order, equal on each member. A member
+  /// that runs a different test adds one more line.
   std::vector<std::string> gather(const std::vector<std::string>& lines);
 
   /// File with the lines of `rank` in this round.
@@ -45,16 +45,16 @@ class RankTeam {
 };
 
 /// Replaces RUN_ALL_TESTS; call it before this process has threads. Tests whose name contains W<n>_ run in n processes, one
-/// world after the other, all other tests in this process. Filters and shards apply. Only rank 0 of a team prints, unless only
-/// another rank failed. Returns 0 if all tests passed on all ranks. A member that dies, or is silent for five minutes (with
-/// SWITCHYARD_TEST_DEADLINE_S: ten times that value), ends its team and fails the program.
+/// world after the other; all other tests run in this process. Filters and shards apply. Only rank 0 of a team prints, unless
+/// only another rank failed. Returns 0 if all tests passed on all ranks. A member that dies, or is silent for five minutes
+/// (with SWITCHYARD_TEST_DEADLINE_S: ten times that value), ends its team and makes the program fail.
 int run_tests_in_teams();
 
 /// Whether mpirun started this process as a member of a team: SWITCHYARD_TEST_TEAM names its folder
 /// (tests/multiproc/mpirun.sh).
 bool is_member_of_launcher();
-/// Replaces RUN_ALL_TESTS in a member of a launcher's team: runs the tests whose name specifies the number of processes that
-/// mpirun started, and those with AnyWorld. Returns 1 if there are none.
+/// Replaces RUN_ALL_TESTS in a member of a launcher's team: runs the tests whose name specifies the number of processes started
+/// by mpirun, and those with AnyWorld. Returns 1 if there are none.
 int run_tests_as_member();
 
 }  // namespace harness

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The frame that runs tests in teams of processes (rank_team.hpp), with ranks on the CPU. That it detects failures is shown by
-// failing tests, which are disabled here and run by a second program that must fail.
+// The framework that runs tests in teams of processes (rank_team.hpp), with ranks on the CPU. Failing tests, which are disabled
+// here and run by a second program that must fail, show that it detects failures.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ Fleet fleet_of(int world) {
 
 class Team : public testing::TestWithParam<int> {
  protected:
-  /// Runs all ranks in the team's processes; each reports its identity.
+  /// Runs all ranks in the team's processes. Each rank reports its identity.
   static std::vector<std::string> names(int world) {
     return run_processes(fleet_of(world), [](switchyard::Group& group, Failures& failures) {
       failures.add(std::to_string(group.rank()) + " of " + std::to_string(group.size()));
@@ -103,7 +103,7 @@ struct Ended {
   int code;
   std::string text;
 };
-/// Runs this program again, with the planted tests that `filter` selects.
+/// Runs this program again with the planted tests selected by `filter`.
 Ended run_planted(const std::string& filter) {
   const std::string command = "SWITCHYARD_TEST_DEADLINE_S=1 /proc/" + std::to_string(::getpid()) +
                               "/exe --gtest_also_run_disabled_tests --gtest_filter='*Planted.DISABLED_" + filter + "/*' 2>&1";
@@ -122,7 +122,7 @@ TEST(PlantedMistakes, AreNoticed) {
                                                           {"MemberLeavesOutAGroup", "fell out of step"},
                                                           {"MemberIsAtAnotherTest*", "rank 1 is at"},
                                                           {"OnlyTheOtherRankFails", "seen by rank 1 alone"}};
-  std::vector<std::future<Ended>> runs;  // concurrently, because most of their time is waiting
+  std::vector<std::future<Ended>> runs;  // concurrently, because they mostly wait
   for (const auto& [mistake, says] : mistakes) runs.push_back(std::async(std::launch::async, run_planted, mistake));
   for (size_t i = 0; i < runs.size(); ++i) {
     const auto& [mistake, says] = mistakes[i];

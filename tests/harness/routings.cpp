@@ -18,7 +18,7 @@ double unit(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1.0p-53;
 int64_t draw(uint64_t bits, int low, int high, double skew) {
   if (high <= low) return -1;
   if (skew == 0) return low + static_cast<int64_t>(bits % static_cast<uint64_t>(high - low));
-  // Inverse of the continuous distribution: cheap, and skewed enough.
+  // Inverse of the continuous distribution: fast, and sufficiently skewed.
   const double n = high - low, x = std::exp(unit(bits) * std::log(n + 1)) - 1;
   return low + std::min<int64_t>(high - low - 1, static_cast<int64_t>(x));
 }
@@ -57,7 +57,7 @@ int64_t outside(uint64_t bits, int experts, bool wide) {
     case 2: return int64_t{experts} + 5;
     case 3: return std::numeric_limits<int32_t>::min();
     case 4: return std::numeric_limits<int32_t>::max();
-    case 6: return int64_t{1} << 32;  // 0 if truncated
+    case 6: return int64_t{1} << 32;  // becomes 0 if truncated
     case 7: return std::numeric_limits<int64_t>::min() + 1;
     default: return -1;
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs cases of a mode, one after the other, on one group. A Case contains the mode's input and the expected results; its
-// header declares `CaseInfo info_of(const Case&)` and `void run_object(Group&, const Case&, Failures&)`: the body of one rank,
-// with its own object.
+// Runs cases of a mode one after the other on one group. A Case contains the mode's input and the expected results. Its header
+// declares `CaseInfo info_of(const Case&)` and `void run_object(Group&, const Case&, Failures&)`, the body of one rank with its
+// own object.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct CaseInfo {
   std::string name;  ///< appears in every mismatch
   int world;
   uint64_t first_epoch;  ///< number of the object's first call
-  size_t heap_bytes;     ///< heap bytes that the object needs
+  size_t heap_bytes;     ///< heap bytes needed by the object
 };
 
 template <class Case>
@@ -34,7 +34,7 @@ void run_case(switchyard::Group& group, const Case& c, Failures& failures) {
   failures.equal(before, group.heap_used(), "heap_used after destruction");
 }
 
-/// Heap that a group needs to run these cases one after the other.
+/// Heap size of a group that runs these cases one after the other.
 template <class Case>
 size_t heap_of_largest(const std::vector<std::shared_ptr<const Case>>& cases) {
   size_t bytes = 0;
@@ -42,7 +42,7 @@ size_t heap_of_largest(const std::vector<std::shared_ptr<const Case>>& cases) {
   return bytes;
 }
 
-/// Forms a group and runs all cases on it; returns the mismatches as one text.
+/// Forms a group, runs all cases on it, and returns the mismatches as one text.
 template <class Case>
 std::string run_each(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const Case>>& cases) {
   const Fleet fleet = fleet_of(info_of(*cases.front()).world, workers, heap_of_largest(cases));

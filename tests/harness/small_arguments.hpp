@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Valid arguments of small calls, which a test may spoil.
+// Valid arguments of small calls that a test can spoil.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct SmallArguments {
   switchyard::ConstRows x() const { return {rows.data(), kTokens, kHidden, switchyard::DType::bf16}; }
   switchyard::ExpertIds expert_ids() const { return switchyard::ExpertIds::of(ids.data(), kTokens, kTopk); }
 
-  /// Ids in which token 2, k = 1 has `id`, which is neither -1 nor an expert; all others are experts. For any rank; never
+  /// Ids in which token 2, k = 1 has `id`, which is neither -1 nor an expert; all others are experts. Usable on any rank; never
   /// freed.
   template <int64_t id>
   static switchyard::ExpertIds ids_with() {
@@ -42,7 +42,7 @@ struct SmallArguments {
     }();
     return switchyard::ExpertIds::of(all.data(), kTokens, kTopk);
   }
-  static constexpr int64_t kWideId = (int64_t{1} << 32) + 3;  ///< its low half is an expert
+  static constexpr int64_t kWideId = (int64_t{1} << 32) + 3;  ///< its lower half is a valid expert
 
   std::vector<int32_t> ids;
   std::vector<uint16_t> rows = std::vector<uint16_t>(kTokens * kHidden, 0x3F80), out = std::vector<uint16_t>(kTokens * kHidden);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every header compiles alone.
+"""Checks that every header compiles by itself.
 
   public    the headers of include/, with g++ and clang++ and nothing else on the include path; C headers also as pedantic C11.
             A header that documents Error includes it, so that callers can catch it
@@ -42,7 +42,7 @@ def public_jobs(build):
     for root in roots:
         for path in sorted((root / "switchyard").rglob("*.h*")):
             name = path.relative_to(root).as_posix()
-            # Twice: the second inclusion must be harmless.
+            # The text includes the header twice: the second inclusion must be harmless.
             text = f'#include "{name}"\n#include "{name}"\nextern int declaration;\n'
             if path.suffix == ".hpp" and "Error(" in path.read_text(encoding="utf-8"):
                 text += "static_assert(sizeof(switchyard::Error) > 0 && switchyard::ErrorCode::ok == switchyard::ErrorCode(0));\n"
@@ -59,7 +59,7 @@ def layers_of(build):
 
 
 def included_first(build):
-    """Returns the headers that sources of the build include before all others."""
+    """Returns the headers that some source of the build includes first."""
     sources = {Path(entry["file"]) for entry in json.loads((build / "compile_commands.json").read_text())}
     found = set()
     for path in sources:
@@ -70,15 +70,15 @@ def included_first(build):
 
 
 def internal_jobs(build):
-    compiler = shutil.which("clang++") or shutil.which("clang++-14") or compilers(["g++"])  # the faster one
+    compiler = shutil.which("clang++") or shutil.which("clang++-14") or compilers(["g++"])  # clang++ is faster
     include = [f"-I{ROOT / 'include'}", f"-I{build / 'include'}"]
     layers, compiled = layers_of(build), included_first(build)
     for view, folder in layers:
         for path in sorted((ROOT / "src" / folder).rglob("*.hpp")):
             name = path.relative_to(ROOT / "src").as_posix()
             inner = any(path.is_relative_to(ROOT / "src" / other) for _, other in layers if len(other) > len(folder))
-            # -inl.hpp is compiled once per instruction set, with macros of its own; a header of a sub-layer is checked with
-            # that sub-layer.
+            # An -inl.hpp file is compiled once per instruction set, with its own macros. A header of a sub-layer is checked
+            # with that sub-layer.
             if name.endswith("-inl.hpp") or inner or name in compiled:
                 continue
             command = [compiler, "-xc++", "-std=c++20", "-DHWY_SHARED_DEFINE", "-DSWITCHYARD_HAS_GPU_CODE=0", "-Wall", "-Wextra", "-Werror",
@@ -87,7 +87,7 @@ def internal_jobs(build):
 
 
 def needs_cuda(name):
-    """Whether a header of src includes one of CUDA, by itself or through others of src."""
+    """Whether a header of src includes a CUDA header, directly or through other headers of src."""
     seen, left = set(), [name]
     while left:
         at = ROOT / "src" / left.pop()
@@ -119,8 +119,7 @@ def baseline_jobs(build):
 
 
 def compile_alone(job):
-    """Returns ("", output) if the text compiles, else the kind of failure: "cuda" for a header of CUDA that is not
-    installed."""
+    """Returns ("", output) if the text compiles, else the kind of failure: "cuda" for a missing CUDA header."""
     name, command, text = job
     run = subprocess.run([*command, "-fsyntax-only", "-"], input=text, capture_output=True, text=True, check=False)
     if run.returncode == 0:
@@ -143,7 +142,7 @@ def main():
         results = list(pool.map(compile_alone, jobs))
     failures = [text for why, text in results if why == "error"]
     need_cuda = [name for why, name in results if why == "cuda"]
-    if need_cuda and args.kind != "internal":  # users of the public headers need no CUDA
+    if need_cuda and args.kind != "internal":  # users of the public headers do not need CUDA
         failures += [f"FAIL {name}: includes headers of CUDA" for name in need_cuda]
         need_cuda = []
     print("\n".join(failures))

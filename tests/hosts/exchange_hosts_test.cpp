@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode over several hosts: faults in it, and cases that other suites do not cover. Its results: the suites of
-// tests/modes/normal, which also run over hosts.
+// Normal mode over several hosts: its faults, and cases that other suites do not cover. The suites of tests/modes/normal also
+// run over hosts and check the results.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -31,12 +31,12 @@ std::vector<WatchedCall> direct_calls() {
   return calls;
 }
 
-// --- A rank that does not make the call: on the same host, on another one, or a proxy of others
+// --- A rank that does not make the call: on the same host, on another one, or a proxy for others
 
 class SilentOverHosts : public testing::TestWithParam<WatchedCall> {};
 
 TEST_P(SilentOverHosts, IsNamedByAll) {
-  // The last of a host, a proxy for two ranks or for three, and a rank that is no proxy.
+  // The last rank of a host, a proxy for two ranks or for three, and a rank that is not a proxy.
   for (const auto& [hosts, silent] : {std::pair{"a,b", 3}, {"a,a,b,b", 0}, {"a,a,a,b", 3}, {"a,a,a,b", 1}})
     expect_named_when_silent(GetParam(), hosts, silent);
 }
@@ -50,7 +50,7 @@ class KilledOverHosts : public testing::TestWithParam<int> {};
 
 TEST_P(KilledOverHosts, IsNamedByAll) { expect_named_when_killed<NormalRig>(GetParam()); }
 
-#if !defined(__SANITIZE_THREAD__)  // which checks one process only
+#if !defined(__SANITIZE_THREAD__)  // it checks only one process
 INSTANTIATE_TEST_SUITE_P(Hosts, KilledOverHosts, testing::Range(0, 8));
 #else
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KilledOverHosts);
@@ -81,7 +81,7 @@ TEST(OverHosts, OtherOptionsAreFound) {
   expect_mismatch(all);
 }
 
-/// A rank without room for rows causes an error that all ranks survive, including those on other hosts.
+/// A rank without room for rows causes an error that leaves all ranks usable, including those on other hosts.
 TEST(OverHosts, ARankWithoutRoomEndsTheCallEverywhere) {
   const auto all = outcomes(4, options_on("a,b", std::chrono::seconds(600)), [&](Group& group) {
     NormalRig rig(group);
@@ -146,7 +146,7 @@ std::vector<std::vector<std::byte>> combined(const Case& c, const char* hosts) {
   return all;
 }
 
-/// per_rank and per_route do not depend on hosts; per_host does, and on one host equals per_route or per_rank.
+/// per_rank and per_route do not depend on hosts. per_host does; on one host it equals per_route or per_rank.
 TEST(OverHosts, BitsOfOrders) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     Scenario s;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trials of faults between hosts, many of each kind: groups of four processes on two hosts in which something is killed,
-// stopped or cut off while they exchange rows. All others must end with a typed error that names a rank at fault, and no
-// process may remain. A few groups get the same fault concurrently.
+// Many trials of each kind of fault between hosts: in a group of four processes on two hosts, a process is killed or stopped,
+// or the network is cut, while rows are exchanged. All other processes must end with a typed error that names a rank at fault,
+// and no process may remain. Several groups receive the same fault concurrently.
 //
-// SWITCHYARD_FAULT_TRIALS: trials of each kind (default 2; the release tier 100). Each test prints the number of trials that
-// ended as expected. A separate program, because it moves to a network namespace.
+// SWITCHYARD_FAULT_TRIALS: trials of each kind (default 2; the release tier uses 100). Each test prints the number of trials
+// that ended as expected. A separate program, because it moves into a network namespace.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -34,7 +34,7 @@ constexpr int kWorld = 4, kSideBySide = 5;
 
 constexpr int host_of(int rank) { return rank / 2; }
 
-/// Call number `call` of a trial: rounds of an exchange, barriers, or both in turn.
+/// Call number `call` of a trial: rounds of an exchange, barriers, or both alternately.
 void call_once(int trial, int call, Group& group, harness::NormalRig& rig) {
   const int kind = trial / 4 % 3;
   if (kind == 0 || (kind == 2 && call % 2 == 0))
@@ -43,12 +43,12 @@ void call_once(int trial, int call, Group& group, harness::NormalRig& rig) {
     group.barrier();
 }
 
-/// A fault in a group, and the expected end of all other ranks' calls.
+/// A fault in a group, and the expected end of the calls of all other ranks.
 struct Fault {
   const char* name;
   const char* code;
   std::chrono::milliseconds timeout;  ///< timeout of the calls
-  bool of_network;  ///< hosts are network namespaces, and ranks make one call after "go"; else hosts by name, endless calls
+  bool of_network;                    ///< hosts are network namespaces, one call after "go"; else hosts by name, endless calls
   std::vector<int> (*victims)(int trial);  ///< ranks that do not reach their end
 };
 
@@ -67,12 +67,12 @@ class Trial {
   void await_all(const char* line) {
     for (int r = 0; r < kWorld; ++r) EXPECT_TRUE(ranks_.wait_until_said(r, line, kLong)) << line << " of rank " << r;
   }
-  /// Waits until all others have reported how their calls ended.
+  /// Waits until all other processes have reported how their calls ended.
   void await_ends() {
     for (int r = 0; r < kWorld; ++r)
       if (!is_victim(r)) ranks_.wait_until_said_first(r, "ended ", kLong);
   }
-  /// Lets all others end and kills the victims. Returns "", or a description of the failure.
+  /// Lets all others end, then kills the victims. Returns "", or a description of the failure.
   std::string finish() {
     for (const int r : victims_) ranks_.kill(r);
     ranks_.send_line_to_all("end");
@@ -113,7 +113,7 @@ class Trial {
   }
 
   bool is_victim(int rank) const { return std::find(victims_.begin(), victims_.end(), rank) != victims_.end(); }
-  /// A victim or, if the network is at fault, a rank of the other host.
+  /// A victim or, for network faults, a rank of the other host.
   bool blames_rightly(const RankEnd& end) const {
     for (int blamed = -1; blamed < kWorld; ++blamed) {
       const bool right = fault_.code == std::string("ok")
@@ -133,9 +133,9 @@ class Trial {
 };
 using Batch = std::vector<std::unique_ptr<Trial>>;
 
-/// Runs the trials of a kind; `strike` applies the fault to the groups of a batch after all of them have met.
+/// Runs the trials of a kind. `strike` applies the fault to the groups of a batch after all of them have met.
 void run_trials(const Fault& fault, const std::function<void(Batch&, int trial)>& strike) {
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // processes that a rank leaves behind become children of this one
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphaned child processes become children of this process
   const int trials = static_cast<int>(harness::from_environment("SWITCHYARD_FAULT_TRIALS", 2));
   int good = 0, orphans = 0;
   std::chrono::milliseconds longest{0};
@@ -162,7 +162,7 @@ void run_trials(const Fault& fault, const std::function<void(Batch&, int trial)>
             << " processes left, all told after at most " << longest.count() << " ms\n";
 }
 
-/// Waits between 0 and 5 ms after the ranks have met, which is anywhere in a call.
+/// Waits between 0 and 5 ms after the ranks have met, so the fault can hit any point of a call.
 void wait_a_moment(int trial) {
   ::usleep(static_cast<useconds_t>(harness::Draw(static_cast<uint64_t>(trial) + 1).between(0, 5000)));
 }
@@ -198,7 +198,7 @@ class NetworkTrials : public testing::Test {
   void SetUp() override {
     if (!Networks::get().problem().empty()) GTEST_SKIP() << Networks::get().problem();
   }
-  /// The network drops everything for two seconds, starting just before the call.
+  /// The network drops all packets for two seconds, starting immediately before the call.
   static void lose_everything(Batch& batch, int) {
     Networks::get().cut();
     for (auto& each : batch) each->ranks().send_line_to_all("go");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults between hosts, common to all modes: a rank that does not make the call, and a process that is killed.
+// Faults between hosts that all modes share: a rank that does not make the call, and a process that is killed.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ inline void expect_all_ok(const std::vector<Outcome>& all) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Rank `missing` of four makes the call only after the others have given up: all name it, and the error is sticky.
+/// Rank `missing` of four makes the call only after the others have given up: all of them name it, and the error is sticky.
 inline void expect_named_when_silent(const WatchedCall& c, const std::string& hosts, int missing) {
   std::barrier gone(4);
   const auto all = outcomes(4, options_on(hosts, kSoon), [&](switchyard::Group& group) {
@@ -50,8 +50,8 @@ inline void expect_named_when_silent(const WatchedCall& c, const std::string& ho
   expect_all_ok(all);
 }
 
-/// One of four processes on two hosts is killed while rows are in flight, at a different time in each trial: all others name
-/// it.
+/// One of four processes on two hosts is killed while rows are in flight, at a different time in each trial. All others name
+/// the killed process.
 template <class Rig>
 void expect_named_when_killed(int trial) {
   const int victim = trial % 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode over several hosts: faults in it, calls in two halves, and cases that other suites do not cover. Its
-// results: the suites of tests/modes/low_latency, which also run over hosts.
+// Low-latency mode over several hosts: its faults, calls in two halves, and cases that other suites do not cover. The suites of
+// tests/modes/low_latency also run over hosts and check the results.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -24,7 +24,7 @@ using switchyard::Group;
 using switchyard::GroupOptions;
 using switchyard::LowLatencyExchange;
 
-// --- A rank that does not make the call: a proxy of one rank, of three, and of none
+// --- A rank that does not make the call: a proxy for one rank, for three, and for none
 
 class SilentInLowLatency : public testing::TestWithParam<WatchedCall> {};
 
@@ -49,7 +49,7 @@ class KilledInLowLatency : public testing::TestWithParam<int> {};
 
 TEST_P(KilledInLowLatency, IsNamedByAll) { expect_named_when_killed<LowLatencyRig>(GetParam()); }
 
-#if !defined(__SANITIZE_THREAD__)  // which checks one process only
+#if !defined(__SANITIZE_THREAD__)  // it checks only one process
 INSTANTIATE_TEST_SUITE_P(Hosts, KilledInLowLatency, testing::Range(0, 4));
 #else
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KilledInLowLatency);
@@ -59,8 +59,8 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(KilledInLowLatency);
 
 struct Pair {
   const char* name;
-  void (*here)(LowLatencyRig&);   ///< host 0
-  void (*there)(LowLatencyRig&);  ///< host 1
+  void (*here)(LowLatencyRig&);   ///< on host 0
+  void (*there)(LowLatencyRig&);  ///< on host 1
 };
 
 /// Calls of one object are distinguished by the data that the ranks announce.
@@ -92,8 +92,8 @@ TEST(LowLatencyOverHosts, RowsOfOtherDispatchesAreFound) {
 
 // --- Calls in two halves
 
-/// Some ranks receive before a call of another object, others after it, including proxies: sent data is forwarded when a rank
-/// makes another call.
+/// Some ranks, including proxies, receive before a call of another object, and others receive after it: sent data is forwarded
+/// when a rank makes another call.
 TEST(LowLatencyOverHosts, ReceivingHalvesAnywhereBehindTheirSendingHalves) {
   expect_all_ok(outcomes(4, options_on("a,a,b,b", 60s), [&](Group& group) {
     LowLatencyRig first(group), second(group);
@@ -113,7 +113,7 @@ TEST(LowLatencyOverHosts, ReceivingHalvesAnywhereBehindTheirSendingHalves) {
   }));
 }
 
-/// Two calls in flight at a time, received in either order.
+/// Two calls are in flight at the same time and are received in either order.
 TEST(LowLatencyOverHosts, HalvesOfTwoObjectsOverlap) {
   expect_all_ok(outcomes(4, options_on("a,a,b,b", 60s), [&](Group& group) {
     LowLatencyRig first(group), second(group);
@@ -137,7 +137,7 @@ TEST(LowLatencyOverHosts, HalvesOfTwoObjectsOverlap) {
   }));
 }
 
-/// A sending half never waits, whatever the others do; the rows exceed the capacity of sockets.
+/// A sending half never waits, whatever the other ranks do. The rows exceed the capacity of sockets.
 TEST(LowLatencyOverHosts, SendingHalvesWaitForNobody) {
   switchyard::LowLatencyConfig c = LowLatencyRig::config();
   c.hidden = 1 << 18;
@@ -165,7 +165,7 @@ TEST(LowLatencyOverHosts, SendingHalvesWaitForNobody) {
   }));
 }
 
-/// An object destroyed with an unreceived half leaves nothing behind that the next call would use.
+/// An object destroyed with an unreceived half leaves nothing behind that affects the next call.
 TEST(LowLatencyOverHosts, ObjectsMayGoBetweenTheHalves) {
   expect_all_ok(outcomes(2, options_on("a,b", 60s), [&](Group& group) {
     LowLatencyRig other(group);
@@ -191,7 +191,7 @@ TEST(LowLatencyOverHosts, WholeExchangesAndOutputsOfOtherHostsAreRefused) {
     LowLatencyRig rig(group);
     expect_text(outcome_of([&] { rig.exchange.moe_all_to_all(rig.x(), rig.expert_ids(), rig.out.data()); }),
                 switchyard::ErrorCode::unsupported, "use dispatch and combine");
-    rig.round();  // nothing has happened
+    rig.round();  // nothing has been changed
     EXPECT_EQ(rig.out[0], 0x3F80);
   }));
   const auto all = outcomes(2, options_on("a,b", 60s), [&](Group& group) {

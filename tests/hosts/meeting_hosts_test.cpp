@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous of ranks of two networks: the effect of a machine's names and of a firewall between the hosts. Skipped with a
+// Rendezvous of ranks in two networks: the effect of a machine's names and of a firewall between the hosts. Skipped with a
 // message if this user cannot create networks.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -28,7 +28,7 @@ class MeetingHosts : public testing::Test {
   }
 };
 
-/// False in a chroot whose root is a plain folder: there, mounts cannot be hidden from other processes.
+/// False in a chroot whose root is an ordinary folder: there, mounts cannot be hidden from other processes.
 bool root_is_a_mount_point() {
   std::ifstream mounts("/proc/self/mountinfo");
   for (std::string line; std::getline(mounts, line);) {
@@ -39,7 +39,7 @@ bool root_is_a_mount_point() {
   return false;
 }
 
-/// Machines with names of their own, set by be_called().
+/// Machines with their own names, set by be_called().
 class MeetingNamedHosts : public MeetingHosts {
  protected:
   void SetUp() override {
@@ -56,7 +56,7 @@ GroupOptions options_of(Milliseconds rendezvous) {
   return options;
 }
 
-/// Gives this process's machine a name and an /etc/hosts of its own.
+/// Gives this process's machine a name and its own /etc/hosts.
 void be_called(const std::string& name, const std::string& hosts) {
   char file[] = "/tmp/switchyard-hosts-XXXXXX";
   const detail::UniqueFd fd(::mkstemp(file));
@@ -68,8 +68,8 @@ void be_called(const std::string& name, const std::string& hosts) {
   ChildRank::require(made, std::string("names of a machine: ") + std::strerror(errno));
 }
 
-/// Machine 0 is named `first`, which it resolves to `own`; the other one resolves it to its address. Rank r is on machine
-/// machines[r], and sets letter r of `places` as its host name.
+/// Machine 0 is named `first`. It resolves that name to `own`; the other machine resolves it to the address of machine 0. Rank
+/// r is on machine machines[r] and sets letter r of `places` as its host name.
 std::vector<RankEnd> meet_by_name(const std::string& own, const std::vector<int>& machines, const std::string& places,
                                   int hosts) {
   return ForkedRanks(static_cast<int>(machines.size()),
@@ -107,7 +107,7 @@ TEST_F(MeetingNamedHosts, SeveralHostsOfThatMachineReachEachOtherToo) {
 }
 
 TEST_F(MeetingNamedHosts, NamesThatAreNotItsOwnStayWhereTheyAre) {
-  // Rank 0 listens on loopback, where the other machine cannot reach it.
+  // Rank 0 listens on loopback, which the other machine cannot reach.
   ForkedRanks ranks(2, [](ChildRank& me) {
     Networks::get().enter(me.rank());
     be_called(me.rank() == 0 ? "zeroth" : "second",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups of several hosts whose ranks are processes, over loopback: they meet, transfer bytes, and detect ranks that die, stop,
-// leave, abort or make other calls. Deadlines exceed this program's time limit, except where a test waits for one.
+// leave, abort or make different calls. Deadlines exceed this program's time limit, except where a test waits for one.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -95,7 +95,7 @@ std::vector<unsigned char> receive_all(int fd, size_t bytes) {
   return all;
 }
 
-/// Twice: each call makes new sockets. Ranks with more to send than a socket accepts send in turn.
+/// Twice: each call creates new sockets. Ranks with more data than a socket accepts send alternately.
 TEST_P(ProcessHosts, AreConnectedByRails) {
   const Place place(GetParam().store);
   expect_all_ok(run_ranks(GetParam().world, [&](ChildRank& me) {
@@ -144,7 +144,7 @@ TEST(ProcessHostsOfThreads, JoinAndExchangeRows) {
   }));
 }
 
-/// One body for all ranks of "a,a,b,b"; a rank reports how its call ended.
+/// The body of all ranks of "a,a,b,b". A rank reports how its call ended.
 void say(ChildRank& me, const Outcome& o) {
   me.say(harness::code_name(o.code) + " rank " + std::to_string(std::max(o.failed_rank, o.report.awaited_rank)) + ": " +
          o.text);
@@ -197,7 +197,7 @@ TEST(ProcessHostsFaults, AnAbortReachesRanksThatWaitAndRanksThatDoNot) {
     });
     say(me, o);
     me.require(static_cast<int>(o.reason) == 77, "the reason given");
-    me.await("end");  // no rank leaves before all were notified
+    me.await("end");  // no rank leaves before all have been notified
   });
   for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank 2", 5s));
   ranks.send_line_to_all("end");
@@ -205,7 +205,8 @@ TEST(ProcessHostsFaults, AnAbortReachesRanksThatWaitAndRanksThatDoNot) {
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end << all_said(end);
 }
 
-/// Runs `after` in the parent once all ranks have met and reported it; ranks then call barrier() and report how it ended.
+/// Runs `after` in the parent once all ranks have reported that they have met. The ranks then call barrier() and report how it
+/// ended.
 std::vector<RankEnd> ends_of_barrier(const GroupOptions& options, const std::function<void(ForkedRanks&)>& after,
                                      const std::vector<int>& absent) {
   const Place place("127.0.0.1");
@@ -271,7 +272,7 @@ TEST(ProcessHostsFaults, ARankThatLeftIsNoDeath) {
   }
 }
 
-/// Its data remains available to the others, which continue.
+/// The data of a rank that has left remains available to the others, which continue.
 TEST(ProcessHostsFaults, ARankThatIsDoneMayLeave) {
   const Place place("127.0.0.1");
   for (int round = 0; round < 10; ++round) {
@@ -293,7 +294,7 @@ void with_host_1_stopped(ForkedRanks& ranks, const Body& body) {
   for (const int r : {2, 3}) ranks.kill(r, SIGCONT);
 }
 
-/// A stopped rank sends nothing, like a network that drops everything.
+/// A stopped rank sends nothing, which looks like a network that drops all packets.
 TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
   const auto ends = ends_of_barrier(options_of("a,a,b,b", 1200ms),
                                     [&](ForkedRanks& ranks) {
@@ -310,7 +311,7 @@ TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
   }
 }
 
-/// A stopped rank is detected by its own host and by others; a wait for a running rank is attributed to the stopped one.
+/// A stopped rank is detected by its own host and by other hosts. A wait for a running rank is attributed to the stopped rank.
 TEST(ProcessHostsFaults, ARankThatStandsStillIsSeen) {
   const Place place("127.0.0.1");
   ForkedRanks ranks(3, [&](ChildRank& me) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of several hosts whose ranks are threads of one process: the memory and ranks that they reach, and the operations that
-// they refuse.
+// Groups of several hosts whose ranks are threads of one process: the accessible memory and ranks, and the operations that are
+// refused.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <unistd.h>
@@ -140,7 +140,7 @@ TEST(ThreadHostsFaults, DifferentCallsAreNamedAcrossHosts) {
   }
 }
 
-/// All ranks refuse alike, and the group stays usable.
+/// All ranks reject the call in the same way, and the group stays usable.
 TEST(ThreadHostsRefusals, NameTheHostsAndWhatToUse) {
   const auto all = outcomes(3, options_of("a,a,b"), [&](Group& group) {
     switchyard::NormalConfig rings;

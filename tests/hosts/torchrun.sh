@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# torchrun.sh TORCHRUN: runs the torchrun commands of docs/how_to/hosts.md, each on a host of its own: node1 and node2 are
-# network namespaces with names of their own and a bridge between them. Uses the switchyard that TORCHRUN's Python imports. Exit
-# status 77, with the reason, if this user cannot create such hosts.
+# torchrun.sh TORCHRUN: runs the torchrun commands of docs/how_to/hosts.md, each on its own host: node1 and node2 are network
+# namespaces with separate names and a bridge between them. Uses the switchyard that TORCHRUN's Python imports. Exits with
+# status 77 and the reason if this user cannot create such hosts.
 set -euo pipefail
 torchrun=$(realpath -s "${1:?torchrun.sh TORCHRUN}")
 page=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../../docs/how_to/hosts.md")
@@ -18,7 +18,7 @@ fi
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-mount -t tmpfs none /run  # where ip(8) keeps namespaces
+mount -t tmpfs none /run  # ip(8) keeps namespaces there
 { ip link add bridge type bridge && ip link set bridge up; } 2>/dev/null || skip "ip(8) cannot make a bridge"
 for n in 1 2; do
   ip netns add "node$n"
@@ -67,7 +67,7 @@ try() {
   done
   for n in 1 2; do wait "${pids[n - 1]}" || { echo "FAIL: $1 on node$n"; cat "$folder/output$n"; exit 1; }; done
 }
-export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=eth0  # gloo would listen at the own name, which is loopback
+export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=eth0  # gloo would listen at the host's own name, which is loopback
 unset SWITCHYARD_HOST SWITCHYARD_STORE SWITCHYARD_JOB_TOKEN
 try process_group.py
 SWITCHYARD_JOB_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank sets one flag 100 ms late, at each site of sites.def and in every mode that has the site: the trace of each rank
-// that waits for the flag has a span that covers the delay and names the late rank.
+// One rank sets one flag 100 ms late, at each site of sites.def and in every mode that has the site. The trace of each rank
+// that waits for the flag must have a span that covers the delay and names the late rank.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -31,7 +31,7 @@ using switchyard::detail::Site;
 using switchyard::detail::site_name;
 
 constexpr std::chrono::milliseconds kDelay{100};
-/// A rank that is descheduled at that moment begins to wait later, by at most this. Otherwise the call is repeated.
+/// A rank that is descheduled at that moment begins to wait later, at most by this time. Otherwise the call is repeated.
 constexpr std::chrono::milliseconds kTolerance{20};
 constexpr int kMaxTrials = 20;
 
@@ -47,7 +47,7 @@ struct LateSite {
 };
 std::ostream& operator<<(std::ostream& out, const LateSite& c) { return out << site_name(c.site) << " in " << c.call; }
 
-/// A ledger whose rows are not multiples of 16 bytes, so that a flag follows them.
+/// A ledger whose rows are not multiples of 16 bytes, so each row is followed by a flag.
 std::shared_ptr<const LedgerCase> odd_rows(int world) {
   LedgerScenario s;
   s.problem.world = world;
@@ -61,7 +61,7 @@ std::shared_ptr<const LedgerCase> odd_rows(int world) {
 std::vector<WatchedCall> more_calls() {
   constexpr auto make = [](Group& group) { return NormalRig(group, NormalRig::config(Staging::direct, Layout::expert_major)); };
   constexpr auto dispatch = [](NormalRig& rig, const Watch& watch) { watch([&] { rig.dispatch(); }); };
-  // Rows outside the heap are copied into it and pulled from there.
+  // Rows outside the heap are copied into it, and peers pull them from there.
   constexpr auto by_rank = [](Group& group) { return NormalRig(group, NormalRig::config()); };
   constexpr auto own_rows = [](NormalRig& rig, const Watch& watch) {
     const auto d = rig.dispatch();
@@ -116,23 +116,23 @@ std::vector<LateSite> late_sites() {
 
 /// Sites at which no warp waits for a flag.
 const std::set<Site> kNobodyWaits = {
-    Site::none,         // words that are read in waits for other sites
-    Site::local_sends,  // a counter: the last warp to arrive continues, and the others have left
+    Site::none,         // words read while waiting for other sites
+    Site::local_sends,  // a counter: the last warp to arrive continues, and the other warps have already left
 };
 
 class LateSites : public testing::TestWithParam<LateSite> {};
 
-/// Milliseconds of the longest span of the late site in the trace of `rank` that names the late rank.
+/// Milliseconds of the longest span of the late site that names the late rank, in the trace of `rank`.
 double longest_wait(const Trace& trace, const LateSite& c, int rank, int late) {
   double longest = 0;
   for (const auto& s : trace.slices())
-    // The bootstrap does not report the rank that a barrier waits for.
+    // The bootstrap does not report for which rank a barrier waits.
     if (s.rank == rank && s.name == event_info(c.wait).name && (s.arg == late || c.site == Site::barrier))
       longest = std::max(longest, s.duration_us * 1e-3);
   return longest;
 }
 
-/// Makes the call with one late flag. \returns the missing spans, by rank
+/// Makes the call with one late flag. \returns for each rank, the missing spans
 std::string missing_spans(const LateSite& c, int late) {
   constexpr int kWorld = 3;
   const WatchedCall call = call_named(c.call);

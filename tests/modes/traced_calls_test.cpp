@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Traces of real calls on the CPU: every byte that crosses a link is in some span, waits end where sums begin, and a track that
+// Traces of real calls on the CPU: every byte that crosses a link is in some span, waits end when sums begin, and a track that
 // is too short keeps the end of the run.
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ void expect_all_ok(const std::vector<Outcome>& all) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Payload over links as reported by the ranks, by the phases that transport it, and in the spans of these phases.
+/// Payload over links: as reported by the ranks, as reported by the phases that transport it, and in the spans of these phases.
 struct Crossed {
   std::atomic<uint64_t> reported{0};
   std::map<std::string, uint64_t> traced(const Trace& trace) const {
@@ -62,7 +62,7 @@ switchyard::LowLatencyConfig plain_rows() {
   return c;
 }
 
-/// Runs `body` on all ranks while they record. It adds the values of last_call().
+/// Runs `body` on all ranks while they record, and adds up the values of last_call().
 std::map<std::string, uint64_t> traced_bytes(uint64_t& reported, const std::function<void(Group&, Crossed&)>& body) {
   const auto options = options_with(60s);
   Trace trace = trace_for(options);
@@ -166,7 +166,7 @@ TEST(TracedCalls, SpansOfTheLedgerCombineCarryEveryByteThatCrosses) {
   });
   EXPECT_GT(reported, 0u);
   EXPECT_EQ(traced.at("return_segments"), reported);
-  EXPECT_EQ(traced.size(), 2u);  // the other is send_rows of the dispatch
+  EXPECT_EQ(traced.size(), 2u);  // the other one is the dispatch's send_rows
 }
 
 TEST(TracedCalls, SpansOfAFusedLayerCarryEveryByteThatCrosses) {
@@ -182,7 +182,7 @@ TEST(TracedCalls, SpansOfAFusedLayerCarryEveryByteThatCrosses) {
   EXPECT_EQ(traced.at("pull_rows") + traced.at("return_rows"), reported);
 }
 
-/// Every worker has spans of a call with all kinds of work; a wait that was already satisfied has no span.
+/// Every worker has spans of a call with all kinds of work. A wait that was already satisfied has no span.
 TEST(TracedCalls, AFusedLayerHasItsTilesAndItsCall) {
   const auto options = options_with(60s);
   Trace trace = trace_for(options);
@@ -213,14 +213,14 @@ TEST(TracedCalls, AFusedLayerHasItsTilesAndItsCall) {
   EXPECT_EQ(spans["sum_returned"], kWorld * FusedMoeRig::kTokens);
 }
 
-/// Records of one track, oldest first, their times in ticks.
+/// Records of one track, oldest first, with times in ticks.
 std::vector<TraceRecord> records_of(const Trace& trace, int rank, int track) {
   std::vector<TraceRecord> all;
   for (size_t i = 0; i < trace.tracer(rank)->size(track); ++i) all.push_back(trace.tracer(rank)->record(track, i));
   return all;
 }
 
-/// Whether a call has to wait for rows depends on the machine: calls are made until one has.
+/// Whether a call has to wait for rows depends on the machine, so calls are made until one has to.
 TEST(TracedCalls, AWaitForRowsEndsWhereTheirSumBegins) {
   constexpr int kMaxCalls = 20000;
   auto options = options_with(60s);
@@ -253,8 +253,8 @@ TEST(TracedCalls, AWaitForRowsEndsWhereTheirSumBegins) {
   EXPECT_TRUE(seen) << "no call of " << kMaxCalls << " waited for rows";
 }
 
-/// Delay of the late rank: much longer than a call currently takes on this machine, so that the others wait for it and for no
-/// other rank. Collective; `call` makes a call.
+/// Delay of the late rank: much longer than a call currently takes on this machine, so the others wait for the late rank and
+/// for no other rank. Collective. `call` makes a call.
 using Slowest = std::atomic<std::chrono::nanoseconds::rep>;
 std::chrono::nanoseconds lateness(Group& group, Slowest& slowest, const std::function<void()>& call) {
   for (int i = 0; i < 4; ++i) {
@@ -269,9 +269,9 @@ std::chrono::nanoseconds lateness(Group& group, Slowest& slowest, const std::fun
   return std::max<std::chrono::nanoseconds>(40ms, std::chrono::nanoseconds(4 * slowest.load()));
 }
 
-/// Waits of the ranks other than `late` that name it, by phase. Of the long waits, of more than half of its delay, "long"
-/// counts those that name it, and "others" those that name another rank, which must be few: the machine may stop any rank for a
-/// while.
+/// Waits, by phase, of the ranks other than `late` that name it. Long waits are longer than half of its delay: "long" counts
+/// those that name it, and "others" those that name another rank. There must be few of the latter, because the machine may
+/// pause any rank for a while.
 std::map<std::string, int> waits_for(const Trace& trace, int late, std::chrono::nanoseconds delay) {
   std::map<std::string, int> named;
   for (const auto& s : trace.slices()) {
@@ -286,8 +286,8 @@ void expect_late_named(std::map<std::string, int> named, int wanted) {
   EXPECT_LE(named["others"] * 4, named["long"]) << named["others"] << " long waits name a rank that was not late";
 }
 
-/// One rank is late in every call. Whether its entry is observed before its rows arrive depends on the machine: calls are made
-/// until both have occurred.
+/// One rank is late in every call. Whether its entry is observed before its rows arrive depends on the machine, so calls are
+/// made until both have occurred.
 TEST(TracedCalls, WaitsOfLowLatencyNameTheLateRank) {
   constexpr int kLate = 2, kMaxRounds = 50;
   const auto options = options_with(60s);
@@ -325,8 +325,8 @@ TEST(TracedCalls, WaitsOfLowLatencyNameTheLateRank) {
   expect_late_named(named, 4 * rounds);
 }
 
-/// Every token has rows of all ranks, and the rows of the late rank, the last by number, take a while after its entry: a guess
-/// would name the first.
+/// Every token has rows of all ranks, and the rows of the late rank (the highest-numbered rank) arrive some time after its
+/// entry: an implementation that guesses would name the first rank.
 TEST(TracedCalls, WaitsOfTheLedgerCombineNameTheLateSender) {
   constexpr int kLate = 2, kCalls = 4;
   for (const int64_t hidden : {8192, 8191}) {  // sentinel rows, and others

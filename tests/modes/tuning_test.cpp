@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tuned values in exchange objects: their sources and precedence, their effect, and ranks that disagree.
+// Tuned values in exchange objects: sources and precedence of the values, their effect, and ranks that disagree.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ using switchyard::TuningFile;
 
 constexpr int64_t kHidden = 1024;
 
-/// A tuning for rows of kHidden channels on the CPU.
+/// A tuning for CPU rows of kHidden columns.
 std::shared_ptr<const Tuning> tuning_of(int pieces) {
   const std::string text =
       "switchyard-tuning 1\ndevice=cpu mode=low_latency ranks=2 hidden=1024 tokens=6 pieces=" + std::to_string(pieces);
@@ -41,7 +41,7 @@ LowLatencyConfig wide(int pieces = 0) {
   return c;
 }
 
-/// Number of pieces of a row in a dispatch: each is placed in a span of its own.
+/// Number of pieces of a row in a dispatch. Each piece is placed in a separate span.
 int64_t pieces_received(Group& group, const LowLatencyConfig& config) {
   LowLatencyExchange exchange(group, config);
   auto output = exchange.make_output();
@@ -51,7 +51,7 @@ int64_t pieces_received(Group& group, const LowLatencyConfig& config) {
   Trace trace(group.size(), options);
   const std::vector<uint16_t> rows(static_cast<size_t>(LowLatencyRig::kTokens * kHidden), 0x3F80);
   const std::vector<int32_t> ids(static_cast<size_t>(LowLatencyRig::kTokens * LowLatencyRig::kTopk),
-                                 group.rank() == 0 ? 1 : config.num_experts - 1);  // to itself
+                                 group.rank() == 0 ? 1 : config.num_experts - 1);  // one row to itself
   group.set_trace(&trace);
   exchange.dispatch({rows.data(), LowLatencyRig::kTokens, kHidden, switchyard::DType::bf16},
                     switchyard::ExpertIds::of(ids.data(), LowLatencyRig::kTokens, LowLatencyRig::kTopk), output);
@@ -90,7 +90,7 @@ TEST(Tuned, OtherDevicesAndModesAreNotMeant) {
   expect_pieces(other("device=cpu mode=flat sms=3"), 0, 2);
 }
 
-/// The reported memory suffices for every number of pieces, and equals the allocated memory.
+/// The reported memory suffices for every number of pieces and equals the allocated memory.
 TEST(Tuned, MemoryDoesNotDependOnTheTuning) {
   const size_t need = LowLatencyExchange::memory_required(wide(), 2).total();
   for (int pieces = 1; pieces <= 16; ++pieces) {
@@ -119,7 +119,7 @@ TEST(Tuned, RanksThatCutRowsOtherwiseEndWithMismatch) {
   for (const Outcome& o : construct(4)) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// 12 rows of 1024 bytes for one expert: untuned, up to 64 of them are sent together, in a chunk of 64 KiB.
+/// 12 rows of 1024 bytes for one expert. Without tuning, up to 64 of them are sent together, in a chunk of 64 KiB.
 TEST(Tuned, ChunksOfALedger) {
   for (const auto& [kib, chunks] : {std::pair(0, 1), {1, 12}, {3, 4}, {5, 3}, {1024, 1}}) {
     const std::string value = kib > 0 ? " chunk_kib=" + std::to_string(kib) : "";
@@ -145,7 +145,7 @@ TEST(Tuned, ChunksOfALedger) {
   }
 }
 
-/// The file is read once, when the group is formed.
+/// The file is read only once, when the group is formed.
 TEST(Tuned, FromTheFileThatTheEnvironmentNames) {
   const auto path = std::filesystem::temp_directory_path() / ("sy_tuned_" + std::to_string(getpid()));
   const auto write = [&](const std::string& values) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous of threads and processes: admitted ranks, missing ranks, and the reports to the others when a rank dies.
+// Rendezvous of threads and processes: admitted ranks, missing ranks, and the reports to the other ranks when a rank dies.
 #include "bootstrap/bootstrap.hpp"
 
 #include <fcntl.h>
@@ -116,7 +116,7 @@ TEST(Threads, RanksMayLeaveAtDifferentTimes) {
   auto links = make_thread_bootstraps(3);
   run_threads(links, [](Bootstrap& link) {
     link.barrier(kLong);
-    link.leave();  // the others may still copy the round
+    link.leave();  // the others may still be copying the round's data
   });
 }
 
@@ -227,7 +227,7 @@ TEST(Processes, WithoutRankZeroItIsTheOneMissing) {
 
 // ---- death ----
 
-/// All ranks join and watch; then `victim` ends in the way that `end` specifies. The others must be notified of exactly that.
+/// All ranks join and watch; then `victim` ends in the way specified by `end`. The others must be notified of exactly that.
 void expect_death_is_reported(
     const Place& place, const std::function<void(ForkedRanks&, int)>& end,
     const std::function<void(ChildRank&)>& before = [](ChildRank&) {}) {
@@ -277,7 +277,7 @@ TEST(Death, IsToldThoughAChildOfTheRankHoldsItsSockets) {
         if (me.rank() != 1) return;
         if (::fork() != 0) return;
         try {
-          me.await("never");  // outlives the rank: until the parent sends the rank a line, or ends
+          me.await("never");  // stays alive longer than the rank, until the parent sends the rank a line or ends
         } catch (const std::exception&) {
         }
         ::_exit(0);
@@ -298,7 +298,7 @@ TEST(Death, OrderlyLeavingIsNone) {
     } catch (const PeerFailed& error) {
       me.require(error.rank() == 2, std::string("named: ") + error.what());
     }
-    // The other waiting rank is notified at the same time and may leave first, which is no death either.
+    // The other waiting rank is notified at the same time and may leave first; that is not a death either.
     me.require(deaths == 0, "no deaths");
   }));
 }
@@ -341,7 +341,7 @@ TEST(Processes, ARankOutOfStepIsAMismatch) {
       if (me.rank() == 1) link->all_gather("ab", 2, all, kLong);
       me.require(false, "different calls must not match");
     } catch (const Error& error) {
-      // The rank that notices first leaves, and the other may be notified of that first.
+      // The rank that is notified first leaves, and the other rank may be notified of that departure first.
       me.require(error.code() == ErrorCode::mismatch || error.code() == ErrorCode::peer_failed, error.what());
       if (error.code() == ErrorCode::mismatch)
         me.require(std::string(error.what()).find("same calls") != std::string::npos, error.what());

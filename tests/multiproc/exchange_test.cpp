@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchanges between processes that die, stop, leave or fall silent: the others end with an error that names the rank, and no
-// resources remain.
+// Exchanges between processes that die, stop, leave or fall silent: the other processes end with an error that names the rank,
+// and no resources remain.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/types.h>
@@ -42,7 +42,7 @@ Fleet fleet_of(int world, std::chrono::milliseconds timeout) {
   return fleet;
 }
 
-/// Named shared memory of this library, and temporary folders of this test process.
+/// Named shared memory created by this library, and temporary folders of this test process.
 std::set<std::string> named_memory() {
   std::set<std::string> names;
   for (const auto& [folder, part] : {std::pair<std::string, std::string>{"/dev/shm", "switchyard"}, {"/tmp", store_prefix()}}) {
@@ -55,7 +55,7 @@ std::set<std::string> named_memory() {
   return names;
 }
 
-/// Shared mappings of this process without a name in any file system.
+/// Shared mappings of this process that have no name in any file system.
 int anonymous_segments() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;
@@ -124,7 +124,8 @@ TEST(Killed, WhileFormingTheObject) {
 
 class AKilledProcess : public testing::TestWithParam<WatchedCall> {};
 
-/// In a call of any mode, while the others wait for it or still make the previous calls. Deadlines exceed this program's limit.
+/// A process is killed in a call of any mode, while the others wait for it or still make the previous calls. Deadlines exceed
+/// this program's limit.
 TEST_P(AKilledProcess, IsNamedByTheOthers) {
   Fleet fleet = fleet_of(3, 600s);
   fleet.options.rendezvous_timeout = 600s;
@@ -144,12 +145,12 @@ TEST_P(AKilledProcess, IsNamedByTheOthers) {
 INSTANTIATE_TEST_SUITE_P(Killed, AKilledProcess, testing::ValuesIn(all_calls()),
                          [](const auto& c) { return std::string(c.param.name); });
 
-/// Two of four die at once: the others name one of the two.
+/// Two of four processes die at once: the others name one of the two.
 TEST(Killed, TwoAtOnce) {
   const auto failures = run_processes(
       fleet_of(4, 20s),
       [&](Group& group, Failures& f) {
-        const Outcome o = outcome_of([&] {  // the others may still be in the first round when the two die
+        const Outcome o = outcome_of([&] {  // the others may still be in the first round when the two processes die
           NormalRig rig(group);
           while (true) {
             rig.round();
@@ -163,12 +164,12 @@ TEST(Killed, TwoAtOnce) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// An uncaught exception ends the process without a report.
+/// An uncaught exception ends a process without a report.
 TEST(Killed, ByAnUncaughtException) {
   const auto failures = run_processes(
       fleet_of(2, 20s),
       [&](Group& group, Failures& f) {
-        const Outcome o = outcome_of([&] {  // the other may still be in the first round
+        const Outcome o = outcome_of([&] {  // the other process may still be in the first round
           NormalRig rig(group);
           rig.round();
           if (group.rank() == 0) {
@@ -183,7 +184,8 @@ TEST(Killed, ByAnUncaughtException) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// Alive but not running: only the deadline detects it. When it runs again it is notified that it was given up.
+/// A process is alive but not running: only the deadline detects it. When it runs again it is notified that others gave up on
+/// it.
 class Stopped : public testing::TestWithParam<Staging> {};
 
 TEST_P(Stopped, RunsIntoTheDeadlineAndLearnsOfIt) {
@@ -198,7 +200,7 @@ TEST_P(Stopped, RunsIntoTheDeadlineAndLearnsOfIt) {
       const Outcome o = outcome_of([&] {
         while (true) rig.round();
       });
-      // It may have been waiting for rank 0 when it was stopped, and find its own deadline passed.
+      // It may have been waiting for rank 0 when it was stopped, and find that its own deadline has passed.
       f.check(o.code == ErrorCode::peer_failed || o.code == ErrorCode::peer_timeout, o.text);
       return;
     }
@@ -223,7 +225,7 @@ TEST(Left, InOrderButTooEarly) {
   const auto failures = run_processes(fleet_of(3, kSoon), [&](Group& group, Failures& f) {
     NormalRig rig(group);
     rig.round();
-    if (group.rank() == 2) return;  // its Group is destroyed: an orderly leave
+    if (group.rank() == 2) return;  // its Group is destroyed: an orderly departure
     const Outcome o = outcome_of([&] { rig.round(); });
     f.check(reports_departure(o, 2), shown(o));
   });
@@ -232,7 +234,8 @@ TEST(Left, InOrderButTooEarly) {
 
 class ALeavingProcess : public testing::TestWithParam<WatchedCall> {};
 
-/// Its own code throws, and its objects and its Group are destroyed during unwinding. Deadlines exceed this program's limit.
+/// A rank's own code throws, and its objects and its Group are destroyed during unwinding. Deadlines exceed this program's
+/// limit.
 TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
   Fleet fleet = fleet_of(3, 600s);
   fleet.options.rendezvous_timeout = 600s;
@@ -252,11 +255,11 @@ TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// Its objects and its Group live until its peers have ended. Deadlines exceed this program's limit.
+/// The departed rank's objects and Group live until its peers have ended. Deadlines exceed this program's limit.
 TEST_P(ALeavingProcess, IsNoticedWhileItsObjectsLive) {
   Fleet fleet = fleet_of(3, 600s);
   fleet.options.rendezvous_timeout = 600s;
-  int ended[2];  // the others notify rank 1
+  int ended[2];  // used by the others to notify rank 1
   ASSERT_EQ(::pipe(ended), 0);
   const auto failures = run_processes(fleet, [&](Group& group, Failures& f) {
     GetParam().play(group, [&](const std::function<void()>& call) {
@@ -293,7 +296,7 @@ TEST(Left, WhileOthersReceiveTheLastCall) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// Objects that a child inherits, and destroys when it ends.
+/// Objects that a child inherits and destroys when it ends.
 struct Inherited {
   std::vector<Group> groups;
   std::vector<NormalRig> normal;
@@ -301,7 +304,7 @@ struct Inherited {
   std::vector<switchyard::Dispatched> rows;
   std::vector<switchyard::RegisteredMemory> registered;
   ~Inherited() { clear(); }
-  void clear() {  // in the order required by objects and groups
+  void clear() {  // destroys them in the order required by objects and groups
     registered.clear();
     rows.clear();
     low_latency.clear();
@@ -310,8 +313,8 @@ struct Inherited {
   }
 };
 
-/// Forks a child that, after `first`, ends by exit(), with destructors of static objects. Returns false if it did not end, or
-/// ended by a signal.
+/// Forks a child that runs `first` and then ends with exit(), which runs destructors of static objects. Returns false if the
+/// child did not end, or was ended by a signal.
 bool child_exits(const std::function<void()>& first) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -410,7 +413,7 @@ TEST(ForkedChild, EndsWithoutTheThreadsOfItsParentsGroups) {
   kept.groups.clear();
 }
 
-/// An orderly leave after the last common call disturbs no other rank, in any order.
+/// An orderly departure after the last common call does not disturb other ranks, in any order.
 TEST(Left, InOrderWhenDone) {
   const auto failures = run_processes(fleet_of(4, 20s), [&](Group& group, Failures&) {
     NormalRig rig(group);
@@ -420,7 +423,7 @@ TEST(Left, InOrderWhenDone) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// Deadlines may differ: the first one to pass ends the calls of all.
+/// Deadlines may differ: the first to pass ends the calls of all ranks.
 TEST(Deadlines, MayDifferByRank) {
   Fleet fleet = fleet_of(3, 60s);
   fleet.per_rank.assign(3, fleet.options);
@@ -447,10 +450,10 @@ TEST(Deadlines, MayDifferByRank) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// The failed rank lives until the others have ended: they are notified only by its abort. The deadline exceeds this program's
-/// time limit.
+/// The failed rank lives until the others have ended: only its abort notifies them. The deadline exceeds this program's time
+/// limit.
 TEST(Misuse, EndsSetUpCallsOfThePeers) {
-  int ended[2];  // a byte of each peer
+  int ended[2];  // one byte from each peer
   ASSERT_EQ(::pipe(ended), 0);
   const auto failures = run_processes(fleet_of(3, 600s), [&](Group& group, Failures& f) {
     NormalRig rig(group);

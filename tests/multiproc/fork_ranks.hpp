@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as forked processes, for tests: start them, communicate with them, kill them, and get the exit status of each.
+// Ranks as forked processes, for tests: start them, communicate with them, kill them, and get the outcome of each.
 //
 //   ForkedRanks ranks(3, [&](ChildRank& me) {
 //     auto group = Group::connect(me.rank(), me.world(), store, token);
@@ -53,7 +53,7 @@ class ChildRank {
   int rank() const { return rank_; }
   int world() const { return world_; }
 
-  /// Sends one line to the parent.
+  /// Sends a line to the parent.
   void say(std::string line) const {
     line += '\n';
     for (size_t done = 0; done < line.size();) {
@@ -82,12 +82,12 @@ class ChildRank {
   int rank_, world_, to_parent_, from_parent_;
 };
 
-/// Result of a rank.
+/// Outcome of a rank.
 struct RankEnd {
   int rank = -1;
   int exit_code = -1;    ///< 0: the body returned; 1: it threw; -1: ended by a signal
   int signal = 0;        ///< signal that ended it, or 0
-  bool overdue = false;  ///< still ran at the deadline and was killed
+  bool overdue = false;  ///< was still running at the deadline and was killed
   std::string error;     ///< what() of the exception that left the body
   std::vector<std::string> said;
   bool ok() const { return exit_code == 0 && !overdue; }
@@ -126,7 +126,7 @@ class ForkedRanks {
     for (int r = 0; r < world(); ++r) send_line(r, line);
   }
 
-  /// False if the rank ended or the deadline passed first.
+  /// Returns false if the rank ended or the deadline passed before that.
   bool wait_until_said(int rank, const std::string& line, Milliseconds deadline) {
     return wait_until_said(rank, deadline, [&](const std::string& said) { return said == line; });
   }
@@ -147,14 +147,14 @@ class ForkedRanks {
     }
   }
 
-  /// False if the deadline passed first.
+  /// Returns false if the deadline passed before that.
   bool wait_until_ended(int rank, Milliseconds deadline) {
     const auto end = Clock::now() + deadline;
     while (!at(rank).ended && Clock::now() < end) pump(end);
     return at(rank).ended;
   }
 
-  /// Waits for all ranks to end; kills those that still run at the deadline. Element r is rank r.
+  /// Waits until all ranks have ended and kills those still running at the deadline. Element r belongs to rank r.
   std::vector<RankEnd> finish(Milliseconds deadline) {
     const auto end = Clock::now() + deadline;
     while (any_running() && Clock::now() < end) pump(end);
@@ -187,7 +187,7 @@ class ForkedRanks {
     return std::any_of(children_.begin(), children_.end(), [](const Child& child) { return !child.ended; });
   }
 
-  /// Records a child's end. Its pipe may stay open longer, in a process that the child forked.
+  /// Records a child's end. Its pipe may stay open longer, in a process forked by the child.
   static void reap(Child& child, int flags) {
     int status = 0;
     pid_t pid = 0;
@@ -227,7 +227,7 @@ class ForkedRanks {
   }
 
   [[noreturn]] static void run(ChildRank me, const Body& body) {
-    std::signal(SIGPIPE, SIG_DFL);  // the library must not raise it
+    std::signal(SIGPIPE, SIG_DFL);  // the library must not raise SIGPIPE
     int code = 0;
     try {
       body(me);
@@ -259,10 +259,10 @@ class ForkedRanks {
       while (read_lines(child)) quiet = false;
       reap(child, WNOHANG);
     }
-    if (quiet) ::usleep(1000);  // a pipe at its end is always ready; its process ends a moment later
+    if (quiet) ::usleep(1000);  // a pipe at its end is always ready, but its process ends a moment later
   }
 
-  /// False if there is nothing to read now.
+  /// Returns false if there is nothing to read at the moment.
   static bool read_lines(Child& child) {
     char data[4096];
     const ssize_t n = ::read(child.from_child.get(), data, sizeof data);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heap of threads and processes releases its memory and allocates it again: kept, lost and resident parts.
+// The heap of threads and processes releases its memory and allocates it again: kept, discarded and resident parts.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -38,7 +38,7 @@ void expect_invalid(const std::string& part, const Body& body) {
   ChildRank::require(false, "an error with '" + part + "'");
 }
 
-/// Fills the words of a segment from `first` on, each with a different value.
+/// Fills the words of a segment starting at `first`, each with a different value.
 void fill(const HeapView& view, int owner, size_t first, size_t end, uint64_t seed) {
   for (size_t at = first; at < end; at += 8) *reinterpret_cast<uint64_t*>(view.base[owner] + at) = seed + at;
 }
@@ -48,7 +48,8 @@ void require_filled(const HeapView& view, int owner, size_t first, size_t end, u
       ChildRank::require(false, what + " of rank " + std::to_string(owner) + " at " + std::to_string(at));
 }
 
-/// Bytes of a segment that the system may turn into huge pages on its own, for any content: flag "hg" of their mappings.
+/// Bytes of a segment that the system may convert to huge pages without being asked, whatever their content: flag "hg" of their
+/// mappings.
 size_t bytes_for_huge_pages(const std::byte* base, size_t bytes) {
   const auto first = reinterpret_cast<uintptr_t>(base), last = first + bytes;
   std::ifstream maps("/proc/self/smaps");
@@ -68,7 +69,7 @@ size_t bytes_for_huge_pages(const std::byte* base, size_t bytes) {
   return sum;
 }
 
-/// Kept ranges that begin and end inside pages, of blocks and of a pool; everything else is zero after wake, on all ranks.
+/// Kept ranges that begin and end inside pages, in blocks and in a pool. Everything else is zero after wake, on all ranks.
 void nap(Bootstrap& link, SymmetricHeap& heap, uint64_t seed) {
   const HeapView& view = heap.view();
   const size_t whole = heap.allocate(10000, 64), part = heap.allocate(kPart, 4096, 8200), none = heap.allocate(kPool, 64, 0);
@@ -85,7 +86,7 @@ void nap(Bootstrap& link, SymmetricHeap& heap, uint64_t seed) {
     heap.sleep(link, heap.kept(), kLong);
     ChildRank::require(heap.asleep(), "asleep");
     link.barrier(kLong);
-    // The header stays available for ranks that must report a failure.
+    // The header stays available because ranks may have to report a failure.
     auto* const header = reinterpret_cast<HeapHeader*>(view.base[(link.rank() + 1) % link.world()]);
     ChildRank::require(header->abort_word == 0, "the header can be read");
     std::vector<unsigned char> pages(view.bytes / page_bytes());

@@ -44,7 +44,7 @@ std::unique_ptr<Bootstrap> join(const ChildRank& me, const std::string& store) {
   return connect_processes({me.rank(), me.world(), store, "token"}, kLong);
 }
 
-/// Returns the error code of `body`, and its text if `text` is given.
+/// Returns the error code of `body` and, if `text` is given, the error text.
 template <class Body>
 ErrorCode error_of(const Body& body, std::string* text = nullptr) {
   try {
@@ -71,7 +71,7 @@ TEST(OffsetAllocator, FirstFitAndCoalescing) {
   EXPECT_FALSE(allocator.allocate(129, 64)) << "two blocks that do not touch are not one";
   EXPECT_EQ(allocator.allocate(64, 64), at[1]) << "the first block that fits";
   allocator.release(at[1]);
-  allocator.release(at[2]);  // joins both neighbors
+  allocator.release(at[2]);  // merges with both neighbors
   EXPECT_EQ(allocator.usage().largest_free, 384u);
   EXPECT_EQ(allocator.allocate(384, 64), at[1]);
   for (const size_t i : {size_t{4}, size_t{0}, size_t{1}}) allocator.release(at[i]);
@@ -167,7 +167,8 @@ TEST(Heap, MoreThanTheMachineHasIsAnErrorThatNamesSizes) {
 
 // ---- threads ----
 
-/// Every rank writes a cell in every segment; every rank checks its own. Also checks alignment and zero initialization.
+/// Every rank writes one cell in every segment and checks all cells of its own segment. Also checks alignment and zero
+/// initialization.
 void exercise(Bootstrap& link, SymmetricHeap& heap) {
   const auto require = [](bool condition, const char* what) {
     if (!condition) throw std::runtime_error(what);
@@ -244,7 +245,7 @@ TEST(Heap, AForkDoesNotInheritTheSegments) {
 
 // ---- processes ----
 
-/// Number of mappings of segments in a process, or -1 if the process does not exist.
+/// Number of segment mappings in a process, or -1 if the process does not exist.
 int mapped_segments(pid_t pid) {
   std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
   if (!maps) return -1;
@@ -277,7 +278,7 @@ TEST_P(Worlds, ProcessesShareTheirSegments) {
       link->barrier(kLong);
       me.require(*heap->view().at(0, counter) == static_cast<uint64_t>(1000 * me.world()), "atomic sum");
       link->barrier(kLong);
-      if (me.rank() == 0) link->leave();  // not collective
+      if (me.rank() == 0) link->leave();  // leaving is not collective
     }
     me.require(mapped_segments(::getpid()) == 0, "nothing is mapped any more");
   });
@@ -323,7 +324,7 @@ TEST(HeapOfProcesses, OneRankWithoutRoomIsAnErrorOnAllThatNamesIt) {
   const auto ends = run_ranks(3, [&](ChildRank& me) {
     const auto link = join(me, store);
     if (me.rank() == 1) {
-      const rlimit small = {kMiB, kMiB};  // would raise SIGXFSZ if the library did not check it
+      const rlimit small = {kMiB, kMiB};  // exceeding it would raise SIGXFSZ if the library did not check the limit
       me.require(::setrlimit(RLIMIT_FSIZE, &small) == 0, "setrlimit");
     }
     std::string text;
@@ -380,7 +381,7 @@ TEST(Segment, SignalsDoNotStarveIt) {
   const size_t page = page_bytes(), bytes = 1000 * page + 1;
   size_t done = 0;
   int calls = 0;
-  // Simulates a timer: a step that takes longer than its period is undone.
+  // Simulates a timer: a step that takes longer than the timer's period is undone.
   const auto timer = [&](size_t longest) {
     done = 0;
     calls = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous addresses of tests, and reports of their results.
+// Rendezvous addresses for tests, and reports of their results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using detail::JoinSpec;
 inline constexpr Milliseconds kLong{60000};
 inline constexpr Milliseconds kShort{300};
 
-/// A new rendezvous address. Paths are in a folder that is removed with the object.
+/// A new rendezvous address. Paths are in a folder that is removed together with the object.
 class Place {
  public:
   explicit Place(const std::string& kind) {

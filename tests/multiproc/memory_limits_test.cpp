@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory limits of a process: machine, control groups of both versions, address space; read from folders that replace / in
-// these tests.
+// Memory limits of a process: machine, control groups of both versions, address space. The tests read them from folders that
+// replace /.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -66,13 +66,13 @@ TEST(MemoryAvailable, UnderstandsVersionOneAndContainers) {
   system.put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");  // no limit
   system.put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "100\n");
   EXPECT_EQ(memory_available(system.root()).bytes, UINT64_MAX);
-  system.put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "70000\n");  // in a container, its group is the mount's root
+  system.put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "70000\n");  // in a container, whose group is the root of the mount
   EXPECT_EQ(memory_available(system.root()).bytes, 69900u);
 }
 
 TEST(MemoryAvailable, FindsGroupsByTheirMounts) {
   const FakeSystem system;
-  // A part of the hierarchy, mounted at a path with a space in its name, and version 2 at another path.
+  // A subtree of the hierarchy, mounted at a path that contains a space, and version 2 at another path.
   system.put("/proc/self/mountinfo",
              "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n"
              "35 31 0:32 /docker /groups/of\\040memory rw,relatime shared:7 - cgroup cgroup rw,memory\n"

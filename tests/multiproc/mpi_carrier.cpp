@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contract of carriers over MPI. Run by mpirun; each process is two ranks, as threads. Exit status 0 if everything is as
-// expected.
+// The contract of carriers over MPI. Run by mpirun; each process is two ranks, which are threads. The exit status is 0 if all
+// checks pass.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -41,7 +41,7 @@ void on_bare_ranks(const Body& body) {
     threads.emplace_back([&, here] { body(process * kRanksPerProcess + here, world); });
   for (std::thread& thread : threads) thread.join();
 }
-/// Like on_bare_ranks, with a carrier for each.
+/// Like on_bare_ranks, with a carrier for each rank.
 template <class Body>
 void on_ranks(uint64_t nonce, size_t max_bytes, const Body& body) {
   on_bare_ranks([&](int rank, int world) {
@@ -55,7 +55,7 @@ TEST(MpiCarrier, RoundsComeWholeAndInOrder) {
     on_ranks(kNonce + max, max, [](Carrier& carrier, int rank, int world) { exchange(carrier, rank, world, 25); });
 }
 
-// Rank 0 sends other sizes than its peers expect. None of its bytes is written, in their buffers or after them.
+// Rank 0 sends other sizes than its peers expect. None of its bytes may be written, neither in their buffers nor after them.
 TEST(MpiCarrier, OtherSizesAreUnlike) {
   struct Sizes {
     size_t sent, awaited, max;
@@ -89,7 +89,7 @@ TEST(MpiCarrier, OtherSizesAreUnlike) {
   }
 }
 
-// No rank sends: the round stays in flight, names the ranks that it waits for, and ends by an abort from another thread.
+// No rank sends: the round stays in flight, names the ranks for which it waits, and is ended by an abort from another thread.
 TEST(MpiCarrier, AbortEndsRounds) {
   on_ranks(kNonce + 2, 64, [](Carrier& carrier, int rank, int world) {
     Bytes in(5000);
@@ -105,7 +105,7 @@ TEST(MpiCarrier, AbortEndsRounds) {
   });
 }
 
-// Leftovers of one group are not mistaken for another's, because its tags or its heads differ.
+// Leftovers of one group are not mistaken for data of another group, because their tags or headers differ.
 TEST(MpiCarrier, GroupsAreToldApart) {
   on_ranks(kNonce + 3, 100000, [](Carrier& carrier, int rank, int world) {
     const Bytes out(30, std::byte{1});
@@ -115,14 +115,14 @@ TEST(MpiCarrier, GroupsAreToldApart) {
   on_ranks(kNonce + 4, 100000, [](Carrier& carrier, int rank, int world) { exchange(carrier, rank, world, 5); });
 }
 
-/// Memory whose use after its end crashes.
+/// Memory that causes a crash if it is used after its end.
 std::shared_ptr<std::byte> mapped(size_t bytes) {
   void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) throw std::bad_alloc();
   return {static_cast<std::byte*>(at), [bytes](std::byte* given) { ::munmap(given, bytes); }};
 }
 
-/// Single bytes between two ranks, over a carrier of their own.
+/// Single bytes between two ranks, over a separate carrier.
 class Signals {
  public:
   Signals(int rank, uint64_t nonce) : carrier_(make_carrier(rank, nonce, 64)) {}
@@ -139,10 +139,10 @@ class Signals {
   uint64_t round_ = 0;
 };
 
-constexpr size_t kLong = size_t{8} << 20;                 // longer than any message that MPI sends before it is received
-constexpr int kSender = 0, kReceiver = kRanksPerProcess;  // of two processes
+constexpr size_t kLong = size_t{8} << 20;                 // longer than any message that MPI sends before the receive is posted
+constexpr int kSender = 0, kReceiver = kRanksPerProcess;  // in two different processes
 
-// A carrier ends before its peer receives. The memory that it shares lives until MPI has sent it, and no longer.
+// A carrier ends before its peer receives. The shared memory lives until MPI has sent it, and no longer.
 TEST(MpiCarrier, WhatIsNotSentYetKeepsItsMemory) {
   on_bare_ranks([](int rank, int) {
     if (rank != kSender && rank != kReceiver) return;
@@ -175,8 +175,8 @@ TEST(MpiCarrier, WhatIsNotSentYetKeepsItsMemory) {
   });
 }
 
-// A carrier ends while it receives, sooner or later, from a peer that is not in MPI meanwhile. Later writes by MPI still find
-// its memory.
+// A carrier ends, sooner or later, while it receives from a peer that is not inside MPI at that time. The memory must still
+// exist for later writes by MPI.
 TEST(MpiCarrier, WhatIsBeingReceivedKeepsItsMemory) {
   uint64_t nonce = kNonce + 300;
   for (const int looks : {0, 1, 3, 20}) {

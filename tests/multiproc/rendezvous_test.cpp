@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rendezvous against attacks and faults: strangers, impostors, broken ranks and broken bytes.
+// The rendezvous under attacks and faults: strangers, impostors, broken ranks and corrupt bytes.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -21,7 +21,7 @@ namespace {
 using namespace detail;
 using namespace test;
 
-/// Two ranks of two join, while a third process runs `intrude`.
+/// Both ranks of a group of two join while a third process runs `intrude`.
 std::vector<RankEnd> with_intruder(const std::string& kind,
                                    const std::function<void(ChildRank&, const std::string&)>& intrude) {
   const Place place(kind);
@@ -35,7 +35,7 @@ std::vector<RankEnd> with_intruder(const std::string& kind,
   return processes.finish(kLong);
 }
 
-/// A raw connection to a store that may not listen yet.
+/// A raw connection to a store that may not be listening yet.
 UniqueFd knock(const std::string& store) {
   for (;;) {
     int error = 0;
@@ -50,7 +50,7 @@ class Intruders : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Stores, Intruders, testing::Values("path", "127.0.0.1"));
 
 TEST_P(Intruders, WithAnotherTokenIsRefused) {
-  // Over TCP it cannot distinguish rank 0 from a stranger in its place, and retries until its deadline.
+  // Over TCP a rank cannot distinguish rank 0 from a stranger in its place, and retries until its deadline.
   const bool at_once = GetParam() == "path";
   const auto ends = with_intruder(GetParam(), [&](ChildRank& me, const std::string& store) {
     say_outcome(me, {1, 2, store, "another token"}, at_once ? kLong : Milliseconds{1000});
@@ -83,15 +83,15 @@ TEST_P(Intruders, GarbageIsIgnored) {
     const UniqueFd fd = knock(store);
     send_some(fd.get(), std::as_bytes(std::span(request)));
     me.say("done");
-    ::usleep(200000);  // while the others join
+    ::usleep(200000);  // while the others are joining
   });
   EXPECT_TRUE(said(ends[0], "joined")) << all_said(ends[0]);
   EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
 }
 
 TEST_P(Intruders, SilenceHoldsNobodyUp) {
-  // More connections than rank 0 serves at a time, and than wait in its backlog. They stay open until the end; the ranks must
-  // not need a handshake deadline to get past them.
+  // More connections than rank 0 serves at a time plus its backlog. They stay open until the end. The ranks must join without
+  // waiting for a handshake deadline of these connections.
   const auto start = std::chrono::steady_clock::now();
   const Place place(GetParam());
   ForkedRanks processes(3, [&](ChildRank& me) {
@@ -114,8 +114,8 @@ TEST_P(Intruders, SilenceHoldsNobodyUp) {
   expect_ok(processes.finish(kLong));
 }
 
-/// Strangers occupy the address of rank 0 before it listens, and send messages that only rank 0 may send: that the rank is
-/// refused, that everything has failed, that it is admitted.
+/// Strangers occupy the address of rank 0 before it listens and send messages that only rank 0 may send: that the rank is
+/// rejected, that everything has failed, that it is admitted.
 TEST(Rendezvous, AStrangerInThePlaceOfRankZeroEndsNobody) {
   const Place place("127.0.0.1");
   ForkedRanks ranks(3, [&](ChildRank& me) {
@@ -149,7 +149,7 @@ TEST(Rendezvous, AStrangerInThePlaceOfRankZeroEndsNobody) {
   for (size_t r = 0; r < 2; ++r) EXPECT_TRUE(said(ends[r], "joined")) << r << ": " << all_said(ends[r]);
 }
 
-/// At the address given by a launcher's variables, in a folder that is created if needed.
+/// At the address given by a launcher's variables, in a folder that is created if necessary.
 TEST(Rendezvous, RanksMeetAtTheDerivedPlace) {
   const std::string run = random_token();
   const auto ends = run_ranks(2, [&](ChildRank& me) {
@@ -178,7 +178,7 @@ TEST(Rendezvous, AFolderOpenToOthersIsNotUsed) {
   EXPECT_TRUE(said(ends[0], "closed to others")) << all_said(ends[0]);
 }
 
-/// Implements the protocol by hand, like a rank that has the token.
+/// Implements the protocol by hand for a rank that has the token.
 class HandMadeRank {
  public:
   HandMadeRank(const std::string& store, int rank, int world) : connection_(knock(store), kMaxHandshakeBytes) {
@@ -210,7 +210,7 @@ class HandMadeRank {
 
 TEST(Rendezvous, TheSecondOfTwoEqualRanksIsRefusedAndTheFirstStays) {
   const Place place("abstract");
-  ForkedRanks processes(4, [&](ChildRank& me) {  // 0, 1, 2 of 3, and another 1
+  ForkedRanks processes(4, [&](ChildRank& me) {  // ranks 0, 1 and 2 of 3, and a second rank 1
     if (me.rank() == 1) {
       HandMadeRank first(place.store(), 1, 3);
       while (decode_progress(first.wait_for(FrameKind::progress).payload).value().arrived != 0b011) continue;
@@ -231,7 +231,7 @@ TEST(Rendezvous, TheSecondOfTwoEqualRanksIsRefusedAndTheFirstStays) {
   EXPECT_TRUE(said(ends[3], "rank 1 is here already")) << all_said(ends[3]);
 }
 
-/// While ranks 1 and 2 are missing. Both processes are notified of each other, long before the deadline.
+/// While ranks 1 and 2 are missing: both processes are notified of each other long before the deadline.
 TEST(Rendezvous, TwoRanksZeroEndEachOther) {
   for (const char* const kind : {"path", "abstract", "127.0.0.1"}) {
     const Place place(kind);
@@ -240,7 +240,7 @@ TEST(Rendezvous, TwoRanksZeroEndEachOther) {
   }
 }
 
-/// A rank 0 of another job waits until the address is free.
+/// A rank 0 of another job waits until the address becomes free.
 TEST(Rendezvous, ARankZeroOfAnotherJobComesNext) {
   for (const char* const kind : {"path", "127.0.0.1"}) {
     const Place place(kind);
@@ -318,7 +318,7 @@ TEST(Rendezvous, AStaleSocketFileIsReplacedAndAnotherFileIsNot) {
 }
 
 TEST(Rendezvous, ARankThatDiesWhileTheRanksConnectIsNamedToAll) {
-  // Rank 3 arrives, gets the roster, and ends without connecting to any rank. No rank may wait for the deadline.
+  // Rank 3 arrives, receives the roster, and ends without connecting to any rank. No rank may wait for the deadline.
   const Place place("127.0.0.1");
   const auto ends = run_ranks(4, [&](ChildRank& me) {
     if (me.rank() < 3) return say_outcome(me, {me.rank(), 4, place.store(), "token"}, kLong);
@@ -328,8 +328,8 @@ TEST(Rendezvous, ARankThatDiesWhileTheRanksConnectIsNamedToAll) {
 }
 
 TEST(Rendezvous, AllRanksBlameTheSameOne) {
-  // Rank 1 does not listen because, according to it, rank 3 failed. Rank 2, which finds it gone, may report that to rank 0
-  // before or after; whichever rank 0 then blames, rank 2 blames as well.
+  // Rank 1 does not listen because it claims that rank 3 failed. Rank 2, which finds rank 1 gone, may report that to rank 0
+  // before or after that claim; rank 2 then blames the same rank as rank 0.
   for (int round = 0; round < 50; ++round) {
     const Place place("path");
     const auto ends = run_ranks(4, [&](ChildRank& me) {
@@ -369,7 +369,7 @@ TEST(Rendezvous, AServerWithoutTheTokenIsNotBelieved) {
   const Place place("path");
   ForkedRanks ranks(2, [&](ChildRank& me) {
     if (me.rank() == 1) return say_outcome(me, {1, 2, place.store(), "token"}, Milliseconds{1500});
-    // Follows the protocol in everything but the proof.
+    // Follows the protocol in everything except the proof.
     Listener listener = listen_at(parse_endpoint(place.store()), Deadline(kLong));
     for (;;) {
       auto accepted = listener.accept();
@@ -453,7 +453,7 @@ TEST(Rendezvous, StrangersInTheMeshAreIgnored) {
       me.require(greet(connect(), {to, to, roster.session, {}}, "token"), "from itself");
       Connection& second = connect();
       me.require(greet(connect(), {2, to, roster.session, {}}, "token"), "the right one");
-      greet(second, {2, to, roster.session, {}}, "token");  // once more; the listener may be closed by now
+      greet(second, {2, to, roster.session, {}}, "token");  // once more; the listener may already be closed
     }
     rank.connection().queue(FrameKind::ready);
     rank.connection().flush();

@@ -17,7 +17,7 @@ using namespace detail;
 
 ByteSpan bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
 
-// ---- SHA-256, against the examples of FIPS 180-4 and RFC 4231 ----
+// ---- SHA-256, with the examples of FIPS 180-4 and RFC 4231 ----
 
 TEST(Sha256, PublishedExamples) {
   EXPECT_EQ(to_hex(sha256({})), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
@@ -253,7 +253,7 @@ TEST(Messages, EveryFieldIsUnderTheProof) {
   EXPECT_EQ(judge_mesh_hello(mesh, gate, Nonce{}, 1, greeting), "");
 }
 
-/// Refusal and welcome: invalid without the token, for another hello, or in place of each other.
+/// Refusal and welcome are invalid without the token, for another hello, or in place of each other.
 TEST(Messages, AnswersToAHelloAreProved) {
   Nonce hello{}, other{};
   other[3] = std::byte{1};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weakens one memory order at a time and requires ThreadSanitizer to report a race: a suite that cannot detect a missing order
 // proves nothing by passing. Each mutant runs one targeted scenario in a forked child. Orders whose weakening is undetectable
-// are listed with the reason; if one of them is detected after all, the list is stale and the test fails too.
+// are listed with the reason; if such a weakening is detected after all, the list is out of date and the test fails too.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,7 +34,7 @@ using switchyard::detail::Side;
 using switchyard::detail::Site;
 
 constexpr int kRaceReported = 66;
-constexpr int kRunsOfSurvivor = 6;  // on a busy machine, the schedule can hide a race in one run
+constexpr int kRunsOfSurvivor = 6;  // on a busy machine, the schedule may hide a race in a single run
 
 enum class Phase {
   dispatch,
@@ -75,7 +75,7 @@ constexpr const char* kPhaseNames[] = {"dispatch",
                                        "sums_back_hosts",
                                        "low_latency_hosts"};
 
-/// One order of one flag, weakened during one kind of call.
+/// One memory order of one flag, weakened during one kind of call.
 struct Mutant {
   Site site;
   Side side;
@@ -105,10 +105,10 @@ constexpr Use kUses[] = {
     {Site::rows, Phase::dispatch_out, Staging::direct},  // rows are copied as they arrive
     {Site::local_sends, Phase::dispatch, Staging::direct},
     {Site::local_sends, Phase::cached, Staging::direct},
-    {Site::local_sends, Phase::combine_ordinary, Staging::direct},  // before outputs: copies of the rows
-    {Site::local_sends, Phase::combine_in_place, Staging::direct},  // before pulled: reads of the rows
-    {Site::local_sends, Phase::combine_sums, Staging::direct},      // before outputs: sums
-    {Site::local_sends, Phase::combine_routes, Staging::direct},    // before outputs: pushed rows
+    {Site::local_sends, Phase::combine_ordinary, Staging::direct},  // precedes outputs: copies of the rows
+    {Site::local_sends, Phase::combine_in_place, Staging::direct},  // precedes pulled: reads of the rows
+    {Site::local_sends, Phase::combine_sums, Staging::direct},      // precedes outputs: sums
+    {Site::local_sends, Phase::combine_routes, Staging::direct},    // precedes outputs: pushed rows
     {Site::placement, Phase::combine_in_place, Staging::direct},
     {Site::placement, Phase::combine_routes, Staging::direct},
     {Site::placement, Phase::combine_in_place, Staging::ring},
@@ -117,8 +117,8 @@ constexpr Use kUses[] = {
     {Site::outputs, Phase::combine_routes, Staging::direct},
     {Site::pulled, Phase::combine_in_place, Staging::direct},
     {Site::ledger_rows, Phase::ledger, Staging::direct},
-    {Site::local_sends, Phase::ledger, Staging::direct},           // before ledger_rows: copies of the rows
-    {Site::ledger_rows, Phase::ledger_sentinel, Staging::direct},  // signatures; its other orderings: ReuseOfBuffers
+    {Site::local_sends, Phase::ledger, Staging::direct},           // precedes ledger_rows: copies of the rows
+    {Site::ledger_rows, Phase::ledger_sentinel, Staging::direct},  // signatures; the flag's other orderings: ReuseOfBuffers
     {Site::returned, Phase::ledger_sentinel, Staging::direct},
     {Site::ring_tail, Phase::dispatch, Staging::ring},
     {Site::ring_tail, Phase::cached, Staging::ring},
@@ -126,7 +126,7 @@ constexpr Use kUses[] = {
     {Site::ring_head, Phase::dispatch, Staging::ring},
     {Site::ring_head, Phase::cached, Staging::ring},
     {Site::ring_head, Phase::combine_in_place, Staging::ring},
-    {Site::call_header, Phase::low_latency, Staging::direct},  // its value is read; its other orderings: ReuseOfBuffers
+    {Site::call_header, Phase::low_latency, Staging::direct},  // its value is read; the flag's other orderings: ReuseOfBuffers
     {Site::message, Phase::low_latency, Staging::direct},
     {Site::returned, Phase::low_latency, Staging::direct},
     {Site::call_header, Phase::flat, Staging::direct},
@@ -136,7 +136,7 @@ constexpr Use kUses[] = {
     {Site::layer_rows, Phase::fused, Staging::direct},
     {Site::layer_tiles, Phase::fused, Staging::direct},
     {Site::layer_returned, Phase::fused, Staging::direct},
-    {Site::local_sends, Phase::fused, Staging::direct},  // before layer_told: tokens and announced routes
+    {Site::local_sends, Phase::fused, Staging::direct},  // precedes layer_told: tokens and announced routes
     // Flags set by proxies.
     {Site::counts, Phase::dispatch_hosts, Staging::direct},
     {Site::placement, Phase::dispatch_hosts, Staging::direct},
@@ -155,7 +155,8 @@ constexpr Use kUses[] = {
     {Site::local_sends, Phase::sums_back_hosts, Staging::direct},
     {Site::call_header, Phase::low_latency_hosts, Staging::direct},
     {Site::message, Phase::low_latency_hosts, Staging::direct},
-    // Not `returned`: ThreadSanitizer treats all sockets as one synchronization object, and ranks use theirs after their rows.
+    // `returned` is excluded: ThreadSanitizer treats all sockets as one synchronization object, and ranks use theirs after
+    // their rows.
     {Site::network, Phase::low_latency_hosts, Staging::direct},
     {Site::local_sends, Phase::low_latency_hosts, Staging::direct},
 };
@@ -205,7 +206,7 @@ std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
     s.tokens = {17, 16, 15, 16};
     if (phase == Phase::sums_back_hosts) {
       s.order = CombineOrder::per_host;
-      s.tokens = {67, 66, 65, 66};  // so that all warps have rows in each round
+      s.tokens = {67, 66, 65, 66};  // gives every warp rows in each round
     }
   }
   s.staging = staging;
@@ -220,11 +221,11 @@ std::shared_ptr<const LedgerCase> ledger_scenario(Phase phase) {
   s.problem.experts = 6;
   s.problem.topk = 3;
   s.tokens = {17, 16, 15};
-  s.hidden = phase == Phase::ledger_sentinel ? 2048 : 2044;  // rows that are not whole 16 bytes use flags
+  s.hidden = phase == Phase::ledger_sentinel ? 2048 : 2044;  // rows that are not multiples of 16 bytes use flags
   return make_ledger_case(s);
 }
 
-/// All ranks are at the same point when orders change, and between the calls; a barrier orders everything, so each call is
+/// All ranks are at the same point when orders change and between the calls. A barrier orders everything, so each call is
 /// tested separately.
 class StepRunner {
  public:
@@ -325,8 +326,8 @@ void weaken(switchyard::Group& group, const std::optional<Mutant>& mutant, std::
   group.barrier();
 }
 
-/// Queued low-latency calls: both ways of sending, both orders, repeated experts. No barrier between them, because a flag also
-/// orders the data that a later call overwrites.
+/// Queued low-latency calls: both ways of sending, both orders, repeated experts. There is no barrier between them, because a
+/// flag also orders data that a later call overwrites.
 void run_low_latency(switchyard::Group& group, Failures& f, const std::optional<Mutant>& mutant) {
   LowLatencyScript s;
   s.world = group.size();
@@ -376,7 +377,7 @@ void run_flat(switchyard::Group& group, Failures& f, const std::optional<Mutant>
   }
 }
 
-/// Whole layers, without a group: calls with nothing between them except a substitute for the plan.
+/// Whole layers, without a group: nothing between the calls except a substitute for the plan.
 std::vector<std::string> run_fused(const std::optional<Mutant>& mutant) {
   FusedScenario s;
   s.world = 3;
@@ -474,7 +475,7 @@ TEST(Control, IsCleanWithoutAMutation) {
   }
 }
 
-/// Every flag is either tried above or documented as redundant, and then indeed undetected in every call.
+/// Every flag is either tested above or documented as redundant; the latter must indeed be undetectable in every call.
 TEST(Survivors, AreDocumented) {
   for (int i = 0; i < switchyard::detail::kNumSites; ++i) {
     const Site site = static_cast<Site>(i);

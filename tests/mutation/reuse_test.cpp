@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The second purpose of the flags that announce a rank's entry into a call: a rank may overwrite data that it sent some calls
-// ago only because the peers announced their entry into a call in between. A fast rank sends rows to a slow one that reads
-// them. If either side of the flag is weakened, ThreadSanitizer must report that the rows are overwritten without an order
-// after the owner's use of them. The race on the data next to the flag is reported first, so the run continues after a report,
-// in its own process.
+// ago only because the peers have announced their entry into a call in between. A fast rank sends rows to a slow rank that
+// reads them. If either side of the flag is weakened, ThreadSanitizer must report that the rows are overwritten without being
+// ordered after the owner's use of them. The race on the data next to the flag is reported first, so the run, which has its own
+// process, continues after a report.
 //
 // Low latency: rows in calls 1, 3, 5, ...; the calls in between consist of headers only. Ledger combine: sentinel rows in
 // every call, each buffer overwritten three calls later.
@@ -29,7 +29,7 @@ using switchyard::detail::Site;
 
 constexpr const char* kVariable = "SWITCHYARD_TEST_WEAKENED_SIDE";
 
-/// Started by a test below, which sets in the environment what to weaken.
+/// Started by a test below, which sets the mutation in the environment.
 void weaken(Site site) {
   const char* side = std::getenv(kVariable);
   ASSERT_NE(side, nullptr);
@@ -41,7 +41,7 @@ TEST(ReuseOfBuffers, DISABLED_LowLatency) {
   LowLatencyScript s;
   s.world = 2;
   s.config.hidden = 256;
-  s.config.num_experts = 1;  // rank 0 holds it: rank 1 receives only headers
+  s.config.num_experts = 1;  // on rank 0: rank 1 receives only headers
   s.config.topk = 1;
   s.config.max_tokens = 6;
   s.slow_rank = 0;
@@ -54,7 +54,7 @@ TEST(ReuseOfBuffers, DISABLED_LowLatency) {
 TEST(ReuseOfBuffers, DISABLED_Ledger) {
   LedgerScenario s;
   s.problem.world = 2;
-  s.problem.experts = 1;  // rank 0 holds it: it receives only flags
+  s.problem.experts = 1;  // on rank 0, which receives only flags
   s.problem.topk = 1;
   s.tokens = {0, 6};
   s.hidden = 256;
@@ -103,7 +103,7 @@ std::string run_child(const char* side, const char* test) {
   return output;
 }
 
-/// Counts reports of a write by `writer` that races with an earlier access of the owner, `previous` ("read" or "write"), in
+/// Counts reports of a write by `writer` that races with an earlier access by the owner, `previous` ("read" or "write"), in
 /// `user`.
 int races_on_rows(const std::string& output, const char* writer, const char* access, const char* user) {
   int found = 0;
@@ -135,7 +135,7 @@ void expect_reuse_ordered_by_flag(const char* test, const char* writer, const ch
 TEST(ReuseOfBuffers, NeedsTheHeaderOfTheCallBetween) {
   expect_reuse_ordered_by_flag("LowLatency", "send_part", "read", "place_piece");
 }
-// The owner's last access to a buffer, in the next call, blanks it.
+// The owner's last access to a buffer, in the next call, blanks the buffer.
 TEST(ReuseOfBuffers, NeedsTheEntryIntoTheCallBetween) {
   expect_reuse_ordered_by_flag("Ledger", "return_segments", "write", "blank_last_rows");
 }

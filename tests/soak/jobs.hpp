@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs of the soak's GPUs and CPUs between the library's calls: experts that multiply rows by a factor, and judges that derive
-// every result from the number of the call alone (modes/low_latency/closed_form.hpp). For token t, a layer of any mode must
-// give x[t] times the sum of the factors of its experts, exactly.
+// Jobs that the soak runs on GPUs and CPUs between the library's calls: experts that multiply rows by a factor, and judges that
+// derive every result from only the number of the call (modes/low_latency/closed_form.hpp). For token t, a layer of any mode
+// must give exactly x[t] times the sum of the factors of its experts.
 #pragma once
 
 #include "modes/low_latency/closed_form.hpp"
@@ -30,7 +30,8 @@ SWITCHYARD_FN inline void set_value(void* rows, int64_t i, float value) {
   harness::set_element(kType, rows, i, exact_bits(kType, value));
 }
 
-/// Makes rows of call `number` for the tokens of call `routed`, whose ids are reused; the outputs become kUntouched.
+/// Creates the rows of call `number` for the tokens of call `routed`, whose ids are reused. The outputs are filled with
+/// kUntouched.
 struct MakeRows {
   Form f;
   CallNumber number, routed;
@@ -46,7 +47,7 @@ struct MakeRows {
   }
 };
 
-/// Rank-major: each row times the sum of the factors of its local experts; 0 for rows without any.
+/// Rank-major: each row times the sum of the factors of its local experts; 0 for rows without a local expert.
 struct RankMajorExperts {
   Form f;
   int rank;
@@ -67,8 +68,8 @@ struct RankMajorExperts {
   }
 };
 
-/// A row that source `from >> 48` sent to a local expert in call `number`, routed as in call `routed`: judged, and multiplied
-/// by the expert's factor.
+/// A row that source `from >> 48` sent to a local expert in call `number`, routed as in call `routed`: it is judged, then
+/// multiplied by the expert's factor.
 struct ExpertRow {
   Form f;
   CallNumber number, routed;
@@ -94,7 +95,7 @@ struct ExpertRow {
   }
 };
 
-/// Expert-major rows; padding becomes NaN, because it must not be read.
+/// Expert-major rows. Padding becomes NaN, because it must not be read.
 struct ExpertMajorExperts {
   ExpertRow expert_row;
   const int64_t* row_source;
@@ -112,7 +113,7 @@ struct ExpertMajorExperts {
   }
 };
 
-/// The masked rows of low latency; those beyond rows_of_expert become NaN.
+/// The masked rows of low latency. Rows beyond rows_of_expert become NaN.
 struct MaskedExperts {
   ExpertRow expert_row;
   const int32_t* rows_of_expert;
@@ -130,13 +131,13 @@ struct MaskedExperts {
   }
 };
 
-/// Judges the sums of a layer, and that nothing was written beyond them.
+/// Judges the sums of a layer, and checks that nothing was written beyond them.
 struct JudgeLayer {
   Form f;
   CallNumber number, routed;
   int rank;
   const uint8_t* dropped;  ///< [T, K], or null
-  bool nothing;            ///< the layer must not have written anything
+  bool nothing;            ///< the layer must not have written any output
   const void* out;
   Verdict* verdict;
 
@@ -161,7 +162,7 @@ struct JudgeLayer {
   }
 };
 
-/// Sets a word that gives a graph's jobs the number of their call.
+/// Sets a word from which a graph's jobs read the number of their call.
 struct SetNumber {
   uint64_t* word;
   uint64_t value;
@@ -176,7 +177,7 @@ struct ClearVerdict {
   SWITCHYARD_FN void operator()(int64_t) const { *verdict = Verdict{}; }
 };
 
-/// Numbers that another library adds up concurrently with the exchange.
+/// Values that another library adds up concurrently with the exchange.
 struct FillNumbers {
   float* numbers;
   int64_t count;

@@ -37,7 +37,7 @@ std::vector<NormalConfig> normal_configs(const Life& life) {
   config.num_experts = experts_of(life);
   config.topk = kTopk;
   config.max_tokens = kMaxTokens;
-  config.invalid_ids = switchyard::InvalidIds::count;  // drawn routings have some
+  config.invalid_ids = switchyard::InvalidIds::count;  // drawn routings have some invalid ids
   const size_t rows = static_cast<size_t>(life.world) * kMaxTokens;
   config.pool_bytes = 40 * rows * static_cast<size_t>(life.hidden) * 2 + (size_t{4} << 20);
   NormalConfig ring = config;
@@ -56,7 +56,7 @@ LowLatencyConfig low_latency_config(const Life& life) {
   config.num_experts = experts_of(life);
   config.topk = kTopk;
   config.max_tokens = kMaxTokens;
-  config.invalid_ids = switchyard::InvalidIds::count;  // drawn routings have some
+  config.invalid_ids = switchyard::InvalidIds::count;  // drawn routings have some invalid ids
   config.scales = switchyard::ScaleKind::none;
   config.sending = draw(life.seed, 20) % 2 ? switchyard::Sending::per_rank : switchyard::Sending::per_route;
   return config;
@@ -97,7 +97,7 @@ Lane::Lane(const Life& life, int lane, Group group, Report& report)
         place_.make_all_reduce([&](const void* from, size_t bytes, void* to) { group_->all_gather(from, bytes, to); });
   }
   for (int i = 0; all_reduce_ && i < kNumBuffers; ++i) numbers_.push_back(place_.make<float>(kNumbers));
-  if (all_reduce_) {  // its first call allocates and connects, which waits for everything that runs on the GPU
+  if (all_reduce_) {  // its first call allocates and connects, which waits for all running work on the GPU
     all_reduce_->sum(numbers_[0], kNumbers);
     place_.finish(place_.stream(2));
   }
@@ -108,7 +108,7 @@ Lane::~Lane() {
   try {
     if (compute_) place_.finish(compute_);
   } catch (const std::exception&) {
-    // Nothing runs without a context.
+    // Without a context nothing runs.
   }
 }
 
@@ -215,7 +215,7 @@ void Lane::step() {
   settle();
 }
 
-/// Waits for all work so far and reads the judges' verdicts.
+/// Waits for all work so far and reads the verdicts of the judges.
 void Lane::settle() {
   count("settled");
   place_.finish(compute_);
@@ -239,7 +239,7 @@ void Lane::settle() {
   place_.run(ClearVerdict{verdict_}, compute_);
 }
 
-/// The error is required, unless a peer has ended.
+/// The error is required unless a peer has ended.
 void Lane::must_fail(ErrorCode code, const char* what, const std::function<void()>& call) {
   try {
     call();

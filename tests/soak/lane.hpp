@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread of a serving worker: it draws its steps from the life's seed, so that all ranks make the same calls, but each with
-// its own number of tokens, sizes of graphs, releases of memory and delays. Every result is judged.
+// One thread of a serving worker. It draws its steps from the life's seed, so all ranks make the same calls, but each with its
+// own numbers of tokens, sizes of graphs, releases of memory and delays. Every result is judged.
 #pragma once
 
 #include <array>
@@ -22,12 +22,12 @@
 namespace soak {
 
 inline constexpr bool kCuda = kBackend == switchyard::Backend::cuda;
-/// kFamilies: families of graphs, those of low latency last. kNumbers: numbers that another library adds up.
+/// kFamilies: families of graphs, with those of low latency last. kNumbers: values that another library adds up.
 inline constexpr int kTopk = 4, kMaxTokens = 128, kNormals = 3, kFamilies = kNormals + 2;
 inline constexpr size_t kNumbers = size_t{1} << 16;
 inline constexpr std::array<int, 5> kGraphTokens{8, 24, 56, 96, kMaxTokens};
 
-/// A rank's own code fails, if the life requires it.
+/// Thrown when a rank's own code fails because the life requires it.
 struct OwnError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -37,17 +37,17 @@ size_t heap_bytes_of(const Life& life);
 
 class Lane {
  public:
-  /// Collective. Call from the thread that will run it.
+  /// Collective. Call from the thread that will run the lane.
   Lane(const Life& life, int lane, switchyard::Group group, Report& report);
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
-  /// Waits for its own kernels, which may read rows that are freed now.
+  /// Waits for the lane's kernels, which may read rows that are freed now.
   ~Lane();
 
-  /// Call before run(), while no lane of the process has waiting calls.
+  /// Call before run(), while no lane of the process has a waiting call.
   void capture_graphs();
-  /// Runs all steps. \throws OwnError or ends by SIGKILL if the life requires it; \throws Error for the effect of a peer's end
-  /// on this lane; std::runtime_error for a wrong result.
+  /// Runs all steps. \throws OwnError, or ends by SIGKILL, if the life requires it; \throws Error if a peer's end affects this
+  /// lane; std::runtime_error for a wrong result.
   void run();
 
  private:
@@ -60,10 +60,10 @@ class Lane {
   struct Normal {
     Normal(switchyard::Group& group, const switchyard::NormalConfig& config) : exchange(group, config) {}
     switchyard::NormalExchange exchange;
-    std::optional<switchyard::Handle> first;  ///< kept from the beginning to the end
+    std::optional<switchyard::Handle> first;  ///< kept from beginning to end
     std::deque<Routed> routed;                ///< equal on all ranks
     std::deque<switchyard::Dispatched> kept;  ///< differs by rank
-    size_t free_buffers = 0;                  ///< row buffers that fit the pool in addition to `first`
+    size_t free_buffers = 0;                  ///< number of row buffers that fit into the pool in addition to `first`
     bool counts_free_buffers() const {
       return kBackend == switchyard::Backend::cuda || exchange.config().staging == switchyard::Staging::direct;
     }
@@ -80,7 +80,7 @@ class Lane {
     bool captured = false;
     switchyard::DispatchOptions options;
     const Routed* again = nullptr;  ///< cached dispatch
-    bool fails = false;             ///< it must not deliver anything
+    bool fails = false;             ///< the call must not deliver anything
   };
 
   uint64_t all(uint64_t what) const { return draw(life_.seed, 1000 + 8 * static_cast<uint64_t>(step_) + what, lane_ + 1); }
@@ -124,7 +124,7 @@ class Lane {
   const uint64_t lane_;
   Report& report_;
   Place place_;
-  std::unique_ptr<AllReduce> all_reduce_;  ///< destroyed after the group: it may wait for something that never happens
+  std::unique_ptr<AllReduce> all_reduce_;  ///< destroyed after the group, because it may wait for an event that never occurs
   std::optional<switchyard::Group> group_;
   int step_ = 0;
   void *compute_ = nullptr, *comm_ = nullptr;

@@ -51,7 +51,7 @@ void Lane::forward(Normal& o, bool again) {
   keep(o, std::move(d));
 }
 
-/// Dispatch, experts, combine and the judge: the calls on one stream, the rest on another, or all on one.
+/// Dispatch, experts, combine and judge: the calls on one stream and the rest on another, or all on one stream.
 Dispatched Lane::layer(Normal& o, const LayerCall& call) {
   void* const comm = all(4) % 4 == 0 ? compute_ : comm_;
   const bool on_device = call.captured && kCuda;
@@ -92,7 +92,7 @@ void Lane::compute(Normal& o, const LayerCall& call, const Dispatched& d, const 
   place_.run(ExpertMajorExperts{row, d.row_source.data(), d.expert_first_row.data(), y.rows}, compute_);
 }
 
-/// Drops rows at arbitrary times, as a garbage collector would.
+/// Drops rows at arbitrary times, like a garbage collector.
 void Lane::keep(Normal& o, Dispatched d) {
   o.kept.push_back(std::move(d));
   while (o.kept.size() > mine(6) % 4) {
@@ -125,7 +125,7 @@ int64_t Lane::rows_to(const Normal& o, CallNumber n, int to) const {
   return rows;
 }
 
-/// More rows than a rank accepts: the call fails on all ranks, or drops the routes without room.
+/// More rows than a rank accepts: the call either fails on all ranks or drops the routes without room.
 void Lane::overflow(Normal& o, bool drop) {
   LayerCall call;
   call.form = form_of(kMaxTokens);
@@ -151,7 +151,7 @@ void Lane::overflow(Normal& o, bool drop) {
   });
 }
 
-/// One rank has dropped too little memory.
+/// One rank has released too little memory.
 void Lane::exhaust(Normal& o) {
   if (!o.counts_free_buffers()) return;
   count("exhausted");
@@ -179,7 +179,7 @@ void Lane::exhaust(Normal& o) {
     place_.finish(compute_);
     group_->check();
   });
-  place_.order(comm_, compute_);  // the rank without room took part in a call there
+  place_.order(comm_, compute_);  // the rank without room took part in a call on comm_
 }
 
 void Lane::by_ledger() {
@@ -243,9 +243,9 @@ void Lane::low_latency(const Form& form, const CallArrays& arrays, CallNumber n,
 
 // ---- graphs ----
 
-/// Called between two meetings of all lanes of the process. cudaGraphInstantiate waits for everything that runs on the GPU,
-/// including another lane's kernels, which may wait for a peer whose host instantiates too: two lanes capture before their
-/// first step.
+/// Called between two meetings of all lanes of the process. cudaGraphInstantiate waits for all running work on the GPU,
+/// including another lane's kernels, which may wait for a peer whose host is also instantiating. Therefore, with two lanes, all
+/// captures precede the first step.
 void Lane::capture_graphs() {
   if (!kCuda || life_.lanes == 1) return;
   for (int family = 0; family < kFamilies; ++family) {
@@ -253,7 +253,7 @@ void Lane::capture_graphs() {
   }
 }
 
-/// Captured on first use.
+/// Captured at first use.
 Lane::Sized& Lane::graph_of(int family, int size) {
   const auto [place, is_new] = graphs_.try_emplace({family, size});
   Sized& sized = place->second;
@@ -271,7 +271,7 @@ Lane::Sized& Lane::graph_of(int family, int size) {
   return sized;
 }
 
-/// Replays a graph of the family that all ranks replay now, of a size that this rank chooses.
+/// Replays a graph of the family that all ranks are replaying, in a size chosen by this rank.
 void Lane::replay() {
   const int family = static_cast<int>(all(2) % kFamilies);
   Sized& sized = graph_of(family, static_cast<int>(mine(3) % kGraphTokens.size()));
@@ -280,7 +280,7 @@ void Lane::replay() {
   sized.graph->launch(compute_);
 }
 
-/// Two layers, of which the second reuses the memory of the first.
+/// Two layers. The second reuses the memory of the first.
 void Lane::normal_graph(Normal& o, const Form& form, const CallArrays& arrays) {
   for (uint64_t l = 0; l < 2; ++l) {
     LayerCall call;
@@ -295,7 +295,7 @@ void Lane::normal_graph(Normal& o, const Form& form, const CallArrays& arrays) {
 
 // ---- outside the exchange ----
 
-/// The end of a forked child releases none of this process's resources.
+/// The end of a forked child does not release any of this process's resources.
 void Lane::fork_helper() {
 #if !defined(__SANITIZE_THREAD__)
   if (mine(2) % static_cast<uint64_t>(life_.world) != 0) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A life of a soak: ranks form groups, work and end, all drawn from one seed.
+// A life in a soak: ranks form groups, work and end, all drawn from one seed.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ inline constexpr int kMaxLanes = 2;  ///< of each rank, each with its own thread
 enum class End { in_order, throws, killed };
 inline const char* name_of(End end) { return end == End::in_order ? "in_order" : end == End::throws ? "throws" : "killed"; }
 
-/// Steps within which all ranks certainly make a call that needs the others.
+/// Number of steps within which all ranks certainly make a call that needs the others.
 inline constexpr int kStepsToHear = 12;
 
 struct Life {
@@ -24,10 +24,10 @@ struct Life {
   int steps = 0;   ///< of each lane
   int hidden = 0;  ///< columns of a row
   End end = End::in_order;
-  int victim = 0, victim_lane = 0, last_step = 0;  ///< the rank and lane that ends before the others, and when
+  int victim = 0, victim_lane = 0, last_step = 0;  ///< the rank and lane that end before the others, and when
 };
 
-/// Draws numbers that must be equal on all ranks, and numbers of one rank.
+/// Draws numbers that are equal on all ranks, and numbers that are specific to a rank.
 inline uint64_t draw(uint64_t seed, uint64_t a, uint64_t b = 0) {
   uint64_t x = seed * 0xD1342543DE82EF95u + 1;
   for (const uint64_t word : {a, b}) {

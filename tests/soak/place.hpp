@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compute resources of a rank's lane: memory, streams, jobs and graphs of the CPU (place_cpu.cpp) or of a GPU (place_cuda.cu),
+// Compute resources of a rank's lane: memory, streams, jobs and graphs on the CPU (place_cpu.cpp) or on a GPU (place_cuda.cu),
 // depending on the linked file.
 #pragma once
 
@@ -20,15 +20,15 @@ inline constexpr auto kBackend = switchyard::Backend::cuda;
 inline constexpr auto kBackend = switchyard::Backend::cpu;
 #endif
 
-/// GPUs of this machine; 0 on the CPU. Does not initialize a GPU in this process.
+/// Number of GPUs of this machine; 0 on the CPU. Does not initialize a GPU in this process.
 int count_gpus();
-/// Multiprocessors for each call of one of `lanes` lanes of each of `world` ranks; 0 on the CPU.
+/// Multiprocessors for each call of a lane, with `lanes` lanes on each of `world` ranks; 0 on the CPU.
 int num_sms_for(int world, int lanes);
 
 /// Sum over ranks by another library's collective, on its own stream. Null if unavailable.
 class AllReduce {
  public:
-  virtual ~AllReduce() = default;  ///< ends work in flight, whether or not it can complete
+  virtual ~AllReduce() = default;  ///< ends work in flight whether or not it can complete
   /// In place, enqueued on the lane's stream 2.
   virtual void sum(float* numbers, size_t count) = 0;
 };
@@ -37,7 +37,7 @@ using Gather = std::function<void(const void* mine, size_t bytes, void* all)>;
 
 class Place {
  public:
-  /// For rank `rank` of `world`; construct in the thread that will use it.
+  /// For rank `rank` of `world`. Construct it in the thread that will use it.
   Place(int rank, int world);
   ~Place();
   Place(const Place&) = delete;
@@ -57,11 +57,11 @@ class Place {
     return value;
   }
 
-  /// \throws std::runtime_error if `stream` is captured and the capture is void, after `what`.
+  /// \throws std::runtime_error with `what` if `stream` is captured and the capture has been invalidated.
   void check_capture(void* stream, const char* what) const;
   /// One of three streams; null on the CPU.
   void* stream(int i) const;
-  /// Orders later work on `after` after later work on `before`.
+  /// Orders later work on `after` after the work enqueued so far on `before`.
   void order(void* before, void* after);
   bool done(void* stream) const;
   void finish(void* stream);
@@ -74,10 +74,11 @@ class Place {
     virtual ~Graph() = default;
     virtual void launch(void* stream) = 0;
   };
-  /// Captures the work that `enqueue` enqueues on `stream` as a graph; on the CPU, which has no graphs, each launch calls it.
+  /// Captures the work that `enqueue` enqueues on `stream` as a graph. On the CPU, which has no graphs, each launch calls
+  /// `enqueue`.
   std::unique_ptr<Graph> capture(void* stream, const std::function<void()>& enqueue);
 
-  /// Collective, by `gather`; null if there is no such library, or ranks share a device.
+  /// Collective, using `gather`. Null if there is no such library, or if ranks share a device.
   std::unique_ptr<AllReduce> make_all_reduce(const Gather& gather);
 
  private:

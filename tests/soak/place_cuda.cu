@@ -17,7 +17,7 @@ namespace soak {
 namespace {
 
 constexpr int kStreams = 3, kEvents = 64, kThreads = 256, kMaxBlocks = 64;
-/// Allocated at once, so that steps allocate nothing.
+/// Allocated at once, so steps do not allocate.
 constexpr size_t kPlaceBytes = size_t{96} << 20;
 
 void must(cudaError_t error, const char* what) {
@@ -35,8 +35,8 @@ __global__ void job_kernel(const Job job, int64_t max) {
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < end; i += step) job(i);
 }
 
-/// Call before anything waits on the GPU: the first launch of a kernel may wait for all running kernels, to load it or to make
-/// room for its stack.
+/// Call before anything waits on the GPU: the first launch of a kernel may wait for all running kernels, either to load the
+/// kernel or to make room for its stack.
 template <class... Jobs>
 void warm_up(cudaStream_t stream) {
   (job_kernel<<<1, kThreads, 0, stream>>>(Jobs{}, 0), ...);
@@ -83,7 +83,7 @@ int count_gpus() {
 }
 
 int num_sms_for(int world, int lanes) {
-  constexpr int kForOthers = 16;  // NCCL's blocks, and those of jobs
+  constexpr int kForOthers = 16;  // left for NCCL's blocks and those of jobs
   int gpus = 0, sms = 0;
   must(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
   must(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
@@ -116,7 +116,7 @@ Place::Place(int rank, int world) : impl_(std::make_unique<Impl>()) {
 Place::~Place() {
   for (auto& event : impl_->events) (void)cudaEventDestroy(event);
   for (auto& stream : impl_->streams) (void)cudaStreamSynchronize(stream);
-  (void)cudaFreeAsync(impl_->memory, impl_->streams[0]);  // cudaFree would keep other lanes from launching while it waits
+  (void)cudaFreeAsync(impl_->memory, impl_->streams[0]);  // cudaFree would wait and thereby prevent other lanes from launching
   for (auto& stream : impl_->streams) (void)cudaStreamDestroy(stream);
 }
 

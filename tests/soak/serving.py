@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A serving worker in Python for seconds or minutes: two groups in one process, each with calls of its own, objects that come and go,
-results that are kept for a while, and garbage collection at random moments on every thread. Every result is compared.
+"""A serving worker in Python that runs for seconds or minutes: two groups in one process, each with its own calls, objects that
+are created and destroyed, results that are kept for a while, and garbage collection at random times on every thread. Every
+result is compared.
 
-Ranks of a group draw the same actions from (seed, group, step) and their own inputs from (seed, group, step, rank). Rows and weights are
-small integers in float32, so sums are exact in any order. Ends with a count of what was done, or with the first difference.
+Ranks of a group draw the same actions from (seed, group, step) and their own inputs from (seed, group, step, rank). Rows and
+weights are small integers in float32, so sums are exact in any order. Ends with a count of the actions, or with the first
+difference.
 """
 import argparse
 import collections
@@ -19,17 +21,17 @@ import numpy as np
 import switchyard as sy
 
 HEAP = 256 << 20
-MAX_KEPT = 6  # results that a rank keeps
-MAX_OBJECTS = 5  # objects that a rank has at a time
+MAX_KEPT = 6  # number of results that a rank keeps
+MAX_OBJECTS = 5  # number of objects that a rank holds at a time
 
 
 class Kept:
-    """An array whose memory belongs to the library, and a copy of what it must hold until it is dropped."""
+    """An array in memory owned by the library, and a copy of the content that it must hold until it is dropped."""
 
     def __init__(self, name, array, owner=None):
         self.name = name
         self.array, self.expected, self.owner = array, np.array(array), owner
-        self.cycle = self  # only the garbage collector ends this object
+        self.cycle = self  # only the garbage collector destroys this object
 
     def check(self):
         if not np.array_equal(self.array, self.expected):
@@ -39,13 +41,13 @@ class Kept:
 def draw_inputs(rng, config):
     tokens = int(rng.integers(0, config["max_tokens"] + 1))
     ids = np.stack([rng.permutation(config["experts"])[: config["topk"]] for _ in range(tokens)]) if tokens else np.zeros((0, config["topk"]))
-    ids = np.where(rng.random(ids.shape) < 0.1, -1, ids).astype(np.int32)  # drops
+    ids = np.where(rng.random(ids.shape) < 0.1, -1, ids).astype(np.int32)  # dropped routes
     x = rng.integers(-8, 9, (tokens, config["hidden"])).astype(np.float32)
     return x, ids, rng.integers(1, 4, ids.shape).astype(np.float32)
 
 
 def visited_ranks(group, ids, experts):
-    """How many ranks each token is sent to."""
+    """The number of ranks to which each token is sent."""
     owner = np.concatenate([np.full(len(group.experts_of(experts, rank)), rank) for rank in range(group.size)] + [[-1]])
     return np.array([len(set(owner[row]) - {-1}) for row in ids], np.float32).reshape(-1, 1)
 
@@ -67,7 +69,7 @@ class ExchangeCase:
         out = self.object.combine(y, handle)
         factor = np.where(ids >= 0, weights, 0).sum(1, keepdims=True) if major else visited_ranks(self.group, ids, self.config["experts"])
         compare("exchange", out, 3 * x * factor)
-        if shared.random() < 0.5:  # the same routing again
+        if shared.random() < 0.5:  # the same routing as before
             again, _ = self.object.dispatch(x + 1, handle=handle)
             compare("cached dispatch", self.object.combine(again, handle), (x + 1) * factor)
         return [kept, Kept("combined", out)]
@@ -84,7 +86,7 @@ class LowLatencyCase:
         expected = 2 * x * np.where(ids >= 0, weights, 0).sum(1, keepdims=True)
         if shared.random() < 0.3:
             compare("all to all", self.object.all_to_all(x, ids, weights), expected / 2)
-        keeps = own.random() < 0.3  # dispatches without an output of the caller's overwrite what the one before delivered
+        keeps = own.random() < 0.3  # dispatches without an output of the caller overwrite the rows of the previous dispatch
         received = self.object.dispatch(x, ids, weights, output=self.object.make_output() if keeps else None)
         y = self.object.make_rows(received)
         kept = []
@@ -97,7 +99,7 @@ class LowLatencyCase:
 
 
 class LayerCase:
-    """Experts that return zeros but for one, which is checked against float64."""
+    """Experts that return zeros, except one, which is checked against float64."""
 
     def __init__(self, group, rng):
         self.config = {"hidden": 32, "intermediate": 16, "experts": rng.randint(group.size, 8), "topk": 2, "max_tokens": 8,
@@ -137,7 +139,7 @@ def compare(name, got, expected):
 
 
 def collect(rng):
-    """Garbage collection as a serving engine does it, or not."""
+    """Runs garbage collection like a serving engine, or does nothing."""
     what = rng.random()
     if what < 0.3:
         gc.collect(rng.randrange(3))
@@ -150,7 +152,7 @@ def collect(rng):
 
 
 class Rank:
-    """One rank of a group: what it does in each step."""
+    """One rank of a group: its actions in each step."""
 
     def __init__(self, group, seed, lane, cases, counts):
         self.group, self.seed, self.lane, self.cases, self.counts = group, seed, lane, cases, counts
@@ -158,7 +160,7 @@ class Rank:
         self.last = sy.Exchange(group, hidden=16, experts=group.size, topk=group.size, max_tokens=1, dtype="f32")
 
     def is_last(self, end):
-        """Rank 0 decides by its clock; its token brings the decision to all ranks."""
+        """Rank 0 decides by its clock; its token distributes the decision to all ranks."""
         ids = np.arange(self.group.size, dtype=np.int32).reshape(1, -1)[: 1 if self.group.rank == 0 else 0]
         rows, _ = self.last.dispatch(np.full((len(ids), 16), time.monotonic() >= end, np.float32), ids)
         return bool(rows[0, 0])
@@ -180,7 +182,7 @@ class Rank:
         self.counts[type(case).__name__] += 1
         if private.random() < 0.5:
             self.kept.extend(kept)
-        if shared.random() < 0.1:  # all ranks end an object in the same step: closed, dropped, or left to the collector
+        if shared.random() < 0.1:  # all ranks end an object in the same step: close, drop, or leave it to the collector
             ended = self.objects.pop(shared.randrange(len(self.objects)))
             if private.random() < 0.5:
                 ended.object.close()
@@ -204,7 +206,7 @@ def run_lane(seed, lane, ranks, end, cases, counts, failures):
                 rank.run(end)
                 for kept in rank.kept:
                     kept.check()
-        except BaseException as error:  # leaving `with` by an exception has aborted the group
+        except BaseException as error:  # leaving `with` by an exception has already aborted the group
             failures.append(f"group {lane}, rank {group.rank}: {type(error).__name__}: {error}")
 
     threads = [threading.Thread(target=body, args=(group,)) for group in groups]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CpuLate: the CPU arch with one late flag. The first time that an armed rank sets a flag of the armed site, or writes a
-// sentinel row, its warp sleeps before it. For tests of what other ranks record meanwhile.
+// CpuLate: the CPU arch with one late flag. The first time an armed rank sets a flag of the armed site, or writes a sentinel
+// row, its warp sleeps first. For tests of the records that other ranks make in the meantime.
 #pragma once
 
 #include <atomic>
@@ -11,9 +11,9 @@
 
 namespace switchyard::detail {
 
-/// Shared by all objects of the arch CpuLate in the process: use them on one rank only.
+/// Shared by all objects of the arch CpuLate in the process. Use such objects on only one rank.
 struct Lateness {
-  std::atomic<Site> site{Site::none};  ///< the next flag of this site is late; `none`: no flag is
+  std::atomic<Site> site{Site::none};  ///< the next flag of this site is late; `none`: no flag is late
   std::atomic<bool> happened{false};
   std::chrono::nanoseconds delay{};
 
@@ -46,7 +46,7 @@ struct CpuLate : Cpu {
   static void publish_entry(Warp& w, int n, F&& f, Site site) {
     publish_to<Scope::system>(w, n, f, site);
   }
-  /// The only flag of another rank that is set without an order.
+  /// The only op that sets a flag of another rank without an order.
   static void post(Warp& w, uint64_t* flag, uint64_t value) {
     lateness_of_site.before(Site::expert_count);
     Cpu::post(w, flag, value);

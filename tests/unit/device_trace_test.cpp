@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Converting kernel records to a timeline on the host's clock: anchors, multiprocessors with their own clocks, full tracks,
+// Conversion of kernel records to a timeline on the host's clock: anchors, multiprocessors with separate clocks, full tracks,
 // calls, and clocks that drift apart.
 #include "trace/device_trace.hpp"
 
@@ -36,14 +36,14 @@ struct Buffers {
 
 TEST(DeviceTrace, CyclesBecomeHostTimeByMultiprocessor) {
   Buffers b;
-  // Multiprocessor 7 counts 2 cycles per nanosecond from 1000; 9 counts 1 from 1,000,000.
+  // Multiprocessor 7 counts 2 cycles per nanosecond, starting at 1000; multiprocessor 9 counts 1, starting at 1,000,000.
   b.anchor(0, 7, 1000, 100);
   b.span(0, 7, Event::send_rows, 1200, 1400, 3, 14336);
   b.anchor(0, 7, 3000, 1100);
   b.anchor(2, 9, 1'000'000, 100);
   b.span(2, 9, Event::wait_message, 1'000'100, 1'000'300, 1);
   b.anchor(2, 9, 1'001'000, 1100);
-  b.span(3, 9, Event::place_rows, 1'000'500, 1'000'600, 2);  // another warp of the same block: no anchors of its own
+  b.span(3, 9, Event::place_rows, 1'000'500, 1'000'600, 2);  // another warp of the same block, without its own anchors
   const Tracer t = b.converted();
   ASSERT_EQ(t.size(0), 1u);
   EXPECT_EQ(t.record(0, 0).begin_ns, 200u + kHostMinusTimer);
@@ -118,7 +118,7 @@ TEST(DeviceTrace, ALaunchIsACallFromItsFirstAnchorToItsLast) {
   kernel(Event::dispatch, launch(0, 1, 64), 190, 400, 0);
   kernel(Event::dispatch, launch(0, 1, 64), 180, 450, 2);  // another block
   kernel(Event::combine, launch(0, 1, 64), 500, 600, 0);
-  kernel(Event::dispatch, launch(1, 1, 7), 550, 700, 2);  // another object, whose counts arrived in an earlier dispatch
+  kernel(Event::dispatch, launch(1, 1, 7), 550, 700, 2);  // another object; its counts arrived in an earlier dispatch
   const Tracer t = b.converted();
   const auto expect = [&](size_t i, Event event, uint64_t begin, uint64_t end, int64_t arg) {
     const TraceRecord& r = t.record(kHostTrack, i);
@@ -129,12 +129,12 @@ TEST(DeviceTrace, ALaunchIsACallFromItsFirstAnchorToItsLast) {
   };
   ASSERT_EQ(t.size(kHostTrack), 4u);
   expect(0, Event::plan, 100, 200, 512);
-  expect(1, Event::dispatch, 100, 450, 64);  // from the begin of its plan
+  expect(1, Event::dispatch, 100, 450, 64);  // starting at the begin of its plan
   expect(2, Event::combine, 500, 600, 64);
   expect(3, Event::dispatch, 550, 700, 7);
 }
 
-/// The first warp of a block records its last anchor when it has no more work; others continue.
+/// The first warp of a block records its last anchor when it has no more work; other warps continue.
 TEST(DeviceTrace, ACallEndsWithTheLastSpanOfAnyWarp) {
   Buffers b;
   const auto kernel = [&](Event event, int64_t call, uint16_t multiprocessor, uint64_t begin, uint64_t end, int track) {
@@ -144,7 +144,7 @@ TEST(DeviceTrace, ACallEndsWithTheLastSpanOfAnyWarp) {
   kernel(Event::dispatch, 1, 3, 1000, 1100, 0);
   kernel(Event::dispatch, 1, 4, 1010, 1120, 2);
   b.span(1, 3, Event::send_rows, 1005, 1170, 0);
-  b.span(3, 4, Event::wait_message, 1015, 1300, 0);  // the last of the first call, just before the second begins
+  b.span(3, 4, Event::wait_message, 1015, 1300, 0);  // the last span of the first call; the second begins next
   kernel(Event::combine, 1, 4, 1320, 1400, 0);       // blocks are on other multiprocessors
   kernel(Event::combine, 1, 3, 1330, 1410, 2);
   b.span(1, 4, Event::return_rows, 1318, 1500, 0);  // begins before the first warp has recorded its anchor
@@ -164,7 +164,7 @@ TEST(DeviceTrace, SpansWhoseAnchorsWereReplacedAreOfNoCall) {
   for (uint64_t call = 0; call < 6; ++call)
     for (const uint64_t at : {1000 * call, 1000 * call + 500})
       b.anchor(0, 0, at, at, Event::dispatch, pack_launch(call, nullptr, 5));
-  b.span(1, 0, Event::send_rows, 1100, 1700, 0);  // of call 1, whose anchors were replaced first
+  b.span(1, 0, Event::send_rows, 1100, 1700, 0);  // part of call 1, whose anchors were replaced first
   b.span(1, 0, Event::send_rows, 2100, 2700, 0);
   const Tracer t = b.converted();
   ASSERT_EQ(t.size(kHostTrack), 4u);
@@ -173,13 +173,13 @@ TEST(DeviceTrace, SpansWhoseAnchorsWereReplacedAreOfNoCall) {
   EXPECT_EQ(t.lost(0), 4u);
 }
 
-/// A GPU timer that runs `ppm` faster than the host's clock: its reading at a given host time.
+/// A GPU timer that runs `ppm` faster than the host's clock: its value at a given host time.
 struct DriftingTimer {
   double ppm;
   uint64_t at(uint64_t host_ns) const {
     return 1'700'000'000'000'000'000 + static_cast<uint64_t>(static_cast<double>(host_ns) * (1 + ppm * 1e-6));
   }
-  /// A reading at a given time, with an error of less than half of the round trip.
+  /// A reading at a given time; its error is less than half of the round trip.
   TimerReading read(uint64_t host_ns, uint64_t round_trip_ns, int64_t error_ns) const {
     return {at(host_ns), static_cast<int64_t>(host_ns - at(host_ns)) + error_ns, round_trip_ns};
   }

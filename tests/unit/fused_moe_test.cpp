@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedMoe without a call: its memory, the fields that it refuses, and the error of a group of CPUs without products, the same
-// on all ranks. Its results: modes/fused/fused_group_test.cpp, and on GPUs gpu/gemm/gpu_moe_layer_test.cpp.
+// FusedMoe without a call: its memory, the fields that it rejects, and the error of a CPU group without products, equal on all
+// ranks. Its results are tested in modes/fused/fused_group_test.cpp and, on GPUs, in gpu/gemm/gpu_moe_layer_test.cpp.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -30,7 +30,7 @@ FusedMoeConfig small() {
   return c;
 }
 
-/// Memory that the change of one field adds for two ranks.
+/// Additional memory for two ranks caused by the change of one field.
 FusedMoeMemory added_by(const std::function<void(FusedMoeConfig&)>& change, FusedMoeConfig c = small()) {
   const FusedMoeMemory before = FusedMoe::memory_required(c, 2);
   change(c);
@@ -38,7 +38,7 @@ FusedMoeMemory added_by(const std::function<void(FusedMoeConfig&)>& change, Fuse
   return {after.heap_bytes - before.heap_bytes, after.private_bytes - before.private_bytes};
 }
 
-// The formulas of docs/layer.md. Sizes are chosen so that nothing is rounded except where noted.
+// The formulas of docs/layer.md. Sizes are chosen to avoid rounding except where noted.
 TEST(FusedMoeMemory, FollowsTheFormula) {
   constexpr size_t kRows = 2 * 64 * 2, kElement = 2, kFlag = 8;
   // The rows in memory, twice as wide: tokens and inbox in the heap, x and y outside.
@@ -54,8 +54,8 @@ TEST(FusedMoeMemory, FollowsTheFormula) {
   more = added_by([](auto& c) { c.max_tokens = 128; });
   EXPECT_EQ(more.heap_bytes, 64 * 3 * 256 * kElement + 64 * 2 * kFlag + kRows * (8 + 4 * 2));
   EXPECT_GE(more.private_bytes, kRows * (2 * 256 + 128) * kElement + kRows * kFlag);
-  EXPECT_LE(more.private_bytes, kRows * (2 * 256 + 128) * kElement + kRows * kFlag + 64 * 64 + 1024);  // and tables
-  // No capacity, one that never binds, and one that does: only the experts' rows decrease.
+  EXPECT_LE(more.private_bytes, kRows * (2 * 256 + 128) * kElement + kRows * kFlag + 64 * 64 + 1024);  // plus tables
+  // No capacity; a capacity that never binds; and one that does: only the experts' rows decrease.
   more = added_by([](auto& c) { c.capacity = 1 << 20; });
   EXPECT_EQ(more.heap_bytes + more.private_bytes, 0u);
   FusedMoeConfig bounded = small();
@@ -80,7 +80,7 @@ TEST(FusedMoeMemory, OfTheCpuFollowsItsFormula) {
   expect_text(wrong, ErrorCode::invalid_argument, "backend = 7: must be cpu (0) or cuda (1)");
 }
 
-// One byte and a scale for each element that is multiplied, and weight scales at four times their given size.
+// One byte and a scale for each multiplied element, and weight scales at four times their given size.
 TEST(FusedMoeMemory, OfFp8FollowsItsFormula) {
   constexpr size_t kRows = 2 * 64 * 2, kFlag = 8;
   FusedMoeConfig c = small();
@@ -116,9 +116,9 @@ TEST(FusedMoeConfigs, ErrorsOfFp8NameTheField) {
 
 TEST(FusedMoeMemory, IsThatOfARankWithMostExperts) {
   FusedMoeConfig c = small();
-  c.num_experts = 5;  // three and two
+  c.num_experts = 5;  // ranks have three and two experts
   EXPECT_GE(FusedMoe::memory_required(c, 2).private_bytes, FusedMoe::memory_required(small(), 2).private_bytes);
-  c.num_experts = 1;  // one rank has none
+  c.num_experts = 1;  // one rank has no experts
   EXPECT_GT(FusedMoe::memory_required(c, 2).private_bytes, 0u);
   c.max_tokens = 0;
   EXPECT_GT(FusedMoe::memory_required(c, 2).heap_bytes, 0u);  // counts and flags
@@ -151,7 +151,7 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
   refused("FusedMoeConfig::max_tokens = 536870912: must be in [0, ", [](auto& c) { c.max_tokens = 536870912; });
   refused("FusedMoeConfig::capacity = -1: must be in [0, 2147483647]", [](auto& c) { c.capacity = -1; });
   refused("FusedMoeConfig::capacity = 2147483648: must be in [0, ", [](auto& c) { c.capacity = int64_t{1} << 31; });
-  // Tiles have 20-bit numbers, tickets have 30 bits: (2^20 - 2) * 176 and, for 4095 + 4095 columns of tiles, fewer.
+  // Tile numbers have 20 bits, tickets 30: (2^20 - 2) * 176 and, for 4095 + 4095 columns of tiles, fewer.
   refused("FusedMoeConfig::capacity = 184549025: must be at most 184549024 rows of a rank", [](auto& c) {
     c.max_tokens = 100 << 20;
     c.capacity = 184549025;
@@ -167,7 +167,7 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
           [](auto& c) { c.overflow = static_cast<Overflow>(7); });
 }
 
-// All ranks get the same error, for valid and invalid settings, and the group stays usable.
+// All ranks report the same error, for valid and invalid settings, and the group stays usable.
 TEST(FusedMoes, OfWeightsNeedAGroupOfGpus) {
   const auto options = harness::options_with(std::chrono::seconds(20));
   const std::vector<Outcome> ends = harness::outcomes(2, options, [&](Group& group) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The low-latency phases across hosts, which GPUs run as kernels between rounds, here on the CPU: one thread runs each phase of
-// all warps of all ranks in turn, and copies the data of the rounds. For any assignment of ranks to hosts, every byte of every
-// output must be the same as on one host; the mode's own suites test those outputs.
+// The low-latency phases across hosts, which GPUs run as kernels between rounds. Here they run on the CPU: one thread runs each
+// phase for all warps of all ranks in turn and copies the data of the rounds. For any assignment of ranks to hosts, every byte
+// of every output must equal that on one host. The mode's own suites test the outputs on one host.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -82,7 +82,7 @@ struct Rank {
   std::vector<std::byte> y;
 };
 
-/// All ranks of a group, and their calls.
+/// All ranks of a group and their calls.
 class Cluster {
  public:
   explicit Cluster(const Shape& shape) : shape_(shape), map_(places(shape.hosts)), world_(map_.world()) {
@@ -98,7 +98,7 @@ class Cluster {
     for (int r = 0; r < world_; ++r) p.push_back(dispatch_params(r));
     each([&](Rank& rank, size_t r, CpuWarp& w) {
       low_latency_send<Cpu>(w, p[r]);
-      LowLatencyDispatchParams in_parts = p[r];  // only what crosses hosts: the rest would need a barrier of the block's warps
+      LowLatencyDispatchParams in_parts = p[r];  // only data that crosses hosts: the rest would need a block barrier
       in_parts.part_columns = 128;
       in_parts.parts = (layout_.hidden + 127) / 128;
       if (!map_.one_host())
@@ -137,7 +137,7 @@ class Cluster {
     return {reinterpret_cast<const char*>(at(r).output.data()), static_cast<size_t>(at(r).output_bytes)};
   }
   uint64_t network_bytes(int r) const { return sum_moved(at(r).moved).network_bytes; }
-  /// Number of times that rows of rank r's tokens cross hosts in a dispatch, and in a combine of this order.
+  /// Number of rows of rank r's tokens that cross hosts in a dispatch, and in a combine of this order.
   uint64_t crossings(int r) const {
     return count(r, [&](int32_t e) { return map_.host_of(layout_.owner(e)); });
   }
@@ -157,7 +157,7 @@ class Cluster {
     return oracle::mix(shape_.seed, static_cast<uint64_t>(r * 8 + what), static_cast<uint64_t>(i));
   }
 
-  /// Choices repeat, and some are no expert. Row values have few significant bits in every type.
+  /// Choices repeat, and some are not experts. Row values have few significant bits in every type.
   void give_inputs(int r) {
     const auto tokens = shape_.tokens[static_cast<size_t>(r)];
     for (int64_t f = 0; f < int64_t{tokens} * layout_.topk; ++f) {
@@ -260,14 +260,14 @@ class Cluster {
     return p;
   }
 
-  /// One phase of all warps of all ranks.
+  /// One phase, for all warps of all ranks.
   template <class F>
   void each(const F& phase) {
     for (size_t r = 0; r < ranks_.size(); ++r)
       for (CpuWarp& w : ranks_[r].warps) EXPECT_TRUE(phase(ranks_[r], r, w)) << "rank " << r << " warp " << w.index();
   }
 
-  /// The data transfer of all ranks' rounds. Both ends of a leg have it, with the same size.
+  /// The data transfer of all ranks' rounds. Both ends of a leg must have it, with the same size.
   template <class TransfersOf>
   void exchange(const TransfersOf& transfers_of) {
     std::vector<std::vector<PeerTransfer>> all;
@@ -326,7 +326,7 @@ void expect_alike(const Shape& shape) {
     for (int r = 0; r < here.world(); ++r)
       EXPECT_EQ(there.network_bytes(r), there.crossings(r) * static_cast<uint64_t>(l.payload_bytes + l.scale_bytes));
     for (const CombineOrder order : {CombineOrder::per_rank, CombineOrder::per_route, CombineOrder::per_rank}) {
-      if (order == CombineOrder::per_route && round == 1) continue;  // so that calls of each kind have both parities
+      if (order == CombineOrder::per_route && round == 1) continue;  // so calls of each kind have both parities
       for (Cluster* cluster : {&here, &there}) cluster->combine(order, type);
       for (int r = 0; r < here.world(); ++r) {
         EXPECT_EQ(here.out(r) == there.out(r), true) << "sums of rank " << r << ", round " << round;

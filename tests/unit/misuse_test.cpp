@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse that must be an Error and not a crash: objects that are empty or were moved from, and free functions outside their
-// domain.
+// Misuse that must cause an Error and not a crash: empty and moved-from objects, and free functions with arguments outside
+// their domain.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -106,7 +106,7 @@ TEST_F(Misuse, NormalExchangeThatWasMovedFrom) {
   expect_invalid(empty, [&] { exchange.config(); });
   expect_invalid(empty, [&] { exchange.last_call(); });
   // NOLINTEND(bugprone-use-after-move)
-  other.combine(received.x, received.handle, rows_);  // the group stays usable
+  other.combine(received.x, received.handle, rows_);  // the group is still usable
 }
 
 TEST_F(Misuse, LowLatencyExchangeThatWasMovedFrom) {
@@ -314,7 +314,7 @@ TEST(MisusedFunctions, OutsideTheirDomain) {
   EXPECT_EQ(scale_row_bytes(7168, ScaleKind::f32, -1), 0u);
 }
 
-/// The configs alone: 0, -1 and the extremes of every field that is a divisor or a factor.
+/// Only the configs: 0, -1 and the extremes of every field that is a divisor or a factor.
 TEST(MisusedFunctions, ConfigsOutsideTheirDomain) {
   for (const int64_t bad :
        {int64_t{0}, int64_t{-1}, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {

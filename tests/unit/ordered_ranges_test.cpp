@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Free memory with its order, against a table that records the uses of every granule.
+// Free memory and its order, compared with a table that records the uses of every granule.
 #include "heap/ordered_ranges.hpp"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ TEST(OrderedRanges, BringTheUsesOfWhatIsTaken) {
   const auto first = ranges.take(kGranule, 0, kFree);
   EXPECT_EQ(first->offset, 0u);
   EXPECT_EQ(first->after, (std::vector<int>{1, 2}));
-  const auto across = ranges.take(3 * kGranule, 0, kFree);  // the rest of a, and b
+  const auto across = ranges.take(3 * kGranule, 0, kFree);  // the rest of a, followed by b
   EXPECT_EQ(across->offset, kGranule);
   EXPECT_EQ(across->after, (std::vector<int>{1, 2, 3}));
 }
@@ -87,7 +87,7 @@ class Table {
     }
     ranges.give(offset, std::move(after));
   }
-  /// Cost of `granules` granules from g on.
+  /// Cost of `granules` granules, starting at g.
   template <class Cost>
   int price(size_t g, size_t granules, Cost&& cost) const {
     int sum = 0;
@@ -105,7 +105,7 @@ class Table {
       if (g == 0 || taken_[g - 1] || uses_[g - 1] != uses_[g]) least = std::min(least, price(g, granules, cost));
     return least;
   }
-  /// Marks what take() returned; \returns the uses of all of it.
+  /// Marks the memory returned by take(); \returns the uses of all of it.
   std::set<int> take(size_t offset, size_t granules) {
     std::set<int> wanted;
     for (size_t g = offset / kGranule; g < offset / kGranule + granules; ++g) {
@@ -122,7 +122,7 @@ class Table {
   std::vector<bool> taken_ = std::vector<bool>(kGranules, false);
 };
 
-/// 20 000 random calls; no other place where a block fits costs less, and its uses are those of its granules.
+/// 20 000 random calls: no other place into which a block fits costs less, and the uses of a block are those of its granules.
 TEST(OrderedRanges, EqualTheTable) {
   std::mt19937_64 random(7);
   Table table;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the arrows of a written trace begin and end, by the rules of the programs that read it.
+// Where the arrows of a trace file begin and end, by the rules of the programs that read it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,19 +28,19 @@ struct Slice {
   int awaited = -1;
 };
 
-/// The innermost slices at both ends of an arrow, and the one around the second.
+/// The innermost slices at both ends of an arrow, and the slice around the second of them.
 struct Arrow {
   Slice from, to, around;
 };
 
-/// Nanoseconds of a written time: rounded as intended, or truncated like importers that multiply a double by 1000.
+/// Nanoseconds of a time in the file: rounded as intended, or truncated as in importers that multiply a double by 1000.
 int64_t read_ns(const json& micros, bool cut) {
   const double ns = micros.get<double>() * 1000.0;
   return static_cast<int64_t>(cut ? ns : std::round(ns));
 }
 
-/// Events in the order of their times; at the same time slices first, longer ones first. A slice is open until its end,
-/// exclusive; an end of an arrow belongs to the innermost open slice of its track.
+/// Events in order of time; at equal times slices first, longer slices first. A slice is open until its end, exclusive; an end
+/// of an arrow belongs to the innermost open slice on its track.
 std::vector<Arrow> arrows_of(const json& document, bool cut) {
   std::vector<std::tuple<int64_t, int, int64_t, const json*>> order;  // time, slice first, longer first
   for (const json& e : document["traceEvents"]) {
@@ -79,8 +79,8 @@ std::vector<Arrow> arrows_of(const json& document, bool cut) {
   return arrows;
 }
 
-/// Every arrow must lead from a span of the awaited rank that is not a wait into a marker in a wait, or into the wait, whether
-/// the reader takes the arrow's own begin as its source or the slice that begins first.
+/// Every arrow must lead from a span of the awaited rank that is not a wait into a marker in a wait, or into the wait itself,
+/// whether the reader takes the arrow's own begin as its source or the slice that begins first.
 void expect_arrows(const Trace& trace, size_t wanted, const std::string& from = "") {
   const json document = json::parse(trace.chrome_json());
   for (const bool cut : {false, true}) {
@@ -128,10 +128,10 @@ TEST(TraceArrows, SpansThatBeginWhereOthersEndAreNotTheirs) {
 
 TEST(TraceArrows, SpansInsideOfTheSourceAreNotTheSource) {
   Trace trace = two_ranks();
-  put(trace, 1, detail::kHostTrack, Event::dispatch, 1'000, 9'000);  // its signal is at its begin
+  put(trace, 1, detail::kHostTrack, Event::dispatch, 1'000, 9'000);  // its signal is raised at its begin
   put(trace, 1, detail::kHostTrack, Event::plan, 1'000, 2'000);
   put(trace, 0, 0, Event::wait_entered, 500, 4'000);
-  put(trace, 0, 1, Event::wait_entered, 500, 1'800);  // no time in between: no arrow
+  put(trace, 0, 1, Event::wait_entered, 500, 1'800);  // no time in between, so no arrow
   expect_arrows(trace, 1, "dispatch");
   Trace ends = two_ranks();
   put(ends, 1, 0, Event::send_rows, 1'000, 9'000);
@@ -169,7 +169,7 @@ TEST(TraceArrows, MarkersAreNoSpansOfTheTrace) {
   EXPECT_EQ(slices(trace.chrome_json(false)), 2);
 }
 
-/// Two ranks whose workers do one thing after another, without a nanosecond in between, for times of any length.
+/// Two ranks whose workers do one thing after another, with no gap of even a nanosecond, for times of any length.
 TEST(TraceArrows, OfManySpansAllLeadFromSendsToWaits) {
   std::mt19937 random(1);
   Trace trace = two_ranks();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trace facility: recording, merging, and the written JSON as an independent parser reads it.
+// The trace facility: recording, merging, and the JSON output as read by an independent parser.
 #include "switchyard/trace.hpp"
 
 #include <gtest/gtest.h>
@@ -162,7 +162,7 @@ void expect_micros(const json& time, int64_t ns) {
 
 TEST(Trace, JsonTimesAreExactAndRelativeToTheFirstEvent) {
   Trace trace(2, small(1, 2));
-  const uint64_t t0 = 7'000'000'000'123ULL;  // a steady clock after two hours: microseconds as doubles would still be exact
+  const uint64_t t0 = 7'000'000'000'123ULL;  // a steady clock after two hours: microseconds in a double are still exact
   put_span(trace, 1, 1, Event::send_rows, t0 + 1'001, t0 + 3'456'789, 17);
   put_span(trace, 0, detail::kHostTrack, Event::dispatch, t0, t0 + 5'000'000, 512);
   trace.tracer(0)->append(0, {t0 + 2'500, t0 + 2'500, 8, static_cast<uint16_t>(Event::gate), RecordKind::instant});
@@ -202,7 +202,7 @@ TEST(Trace, FlowsLeadFromTheLastPossibleSendToTheWait) {
   ASSERT_EQ(ends.size(), 1u);
   EXPECT_EQ(starts[0]["id"], ends[0]["id"]);
   EXPECT_EQ(starts[0]["pid"], 0);
-  expect_micros(starts[0]["ts"], 2'997);  // inside the slices that they belong to: see trace_arrows_test
+  expect_micros(starts[0]["ts"], 2'997);  // inside the slices to which they belong; see trace_arrows_test
   EXPECT_EQ(ends[0]["pid"], 1);
   expect_micros(ends[0]["ts"], 3'997);
   EXPECT_TRUE(only_phase(json::parse(trace.chrome_json(false)), "s").empty());
@@ -229,7 +229,7 @@ TEST(Trace, FlowsFollowEveryKindOfWait) {
   struct Pair {
     Event wait, cause;
     int track;       // of the cause
-    uint64_t at_ns;  // when its signal is raised, for a span from 1000 to 2000
+    uint64_t at_ns;  // time at which its signal is raised, for a span from 1000 to 2000
   };
   constexpr int kCalls = detail::kHostTrack;
   for (const Pair& p : {Pair{Event::wait_entered, Event::combine, kCalls, 1'000},
@@ -263,7 +263,7 @@ TEST(Trace, BytesInFlightAreThoseOfOpenSpans) {
   Trace trace(2, small(1, 2));
   trace.tracer(0)->span(0, Event::send_rows, 1'000, 3'000, 1, 100);
   trace.tracer(0)->span(1, Event::send_rows, 2'000, 4'000, 1, 50);
-  trace.tracer(0)->span(0, Event::send_rows, 3'000, 5'000, 1, 100);  // begins where another with the same number of bytes ends
+  trace.tracer(0)->span(0, Event::send_rows, 3'000, 5'000, 1, 100);  // begins where another span with the same bytes ends
   trace.tracer(0)->span(1, Event::place_rows, 4'500, 4'700, 1);      // stays on this rank
   trace.tracer(1)->span(0, Event::pull_reduce, 1'000, 2'000, 1, detail::record_bytes(uint64_t{5} << 30));
   const json doc = json::parse(trace.chrome_json());
@@ -335,7 +335,7 @@ TEST(Trace, OwnEventsAreNamedEscapedAndBuiltInNamesAreReused) {
   EXPECT_EQ(spans[0]["args"]["items"], 6);
 }
 
-/// Spans are timed by a counter that need not count nanoseconds; times read back are on the steady clock.
+/// Spans are timed by a counter whose unit need not be nanoseconds; times that are read back refer to the steady clock.
 TEST(Trace, SpansAreOnTheSteadyClock) {
   constexpr uint64_t kSlackNs = 50'000;  // anchors are taken while other threads run
   Trace trace(2, small(1, 1));
@@ -367,7 +367,7 @@ TEST(TickClock, TimesAreBetweenAnchors) {
   detail::TickClock clock;
   clock.add_latest(1000, 5000, 100);
   EXPECT_FALSE(clock.usable());
-  clock.add_latest(1010, 5020, 100);  // near the first one, which remains
+  clock.add_latest(1010, 5020, 100);  // close to the first one, which is kept
   EXPECT_TRUE(clock.usable());
   EXPECT_EQ(clock.ns(1005), 5010u);
   clock.add_latest(1030, 5060, 100);  // replaces the second
@@ -380,7 +380,7 @@ TEST(TickClock, TimesAreBetweenAnchors) {
   EXPECT_EQ(clock.ns(2030 + 1030), 7120u);
 }
 
-/// A kernel's end and the next one's begin may be a few ticks apart, and at the same time of a coarse clock.
+/// A kernel's end and the next kernel's begin may be a few ticks apart, yet at the same time of a coarse clock.
 TEST(TickClock, OutsideItsAnchorsTheWholeRecordingSaysHowFastItCounts) {
   detail::TickClock clock;
   clock.add(100'000, 60'000);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tuning file: what is read, what is refused and how, which entry applies, where files are found; and when the warps of an
-// entry take effect.
+// The tuning file: accepted and rejected contents, selection of entries, file locations, and the conditions under which an
+// entry's warps take effect.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@ const std::string kShape = " ranks=2 hidden=7168 tokens=128";
 
 TuningFile parse(const std::string& lines) { return TuningFile::parse(kHeader + lines, "my.tuning"); }
 
-/// The text of the error, or "" without one.
+/// The text of the error, or "" if there is none.
 std::string error_of(const std::string& text) {
   try {
     (void)TuningFile::parse(text, "my.tuning");
@@ -174,7 +174,7 @@ TEST(TuningLookup, NearestByOctavesRanksTwice) {
       "device=cpu mode=low_latency ranks=8 hidden=1024 tokens=16 pieces=4\n");
   EXPECT_EQ(pieces_at(file, 2, 1024, 16), 1);
   EXPECT_EQ(pieces_at(file, 2, 1024, 63), 1);
-  EXPECT_EQ(pieces_at(file, 2, 1024, 64), 1);  // halfway: the earlier line
+  EXPECT_EQ(pieces_at(file, 2, 1024, 64), 1);  // halfway: the earlier line applies
   EXPECT_EQ(pieces_at(file, 2, 1024, 65), 2);
   EXPECT_EQ(pieces_at(file, 2, 1024, 1), 1);
   EXPECT_EQ(pieces_at(file, 2, 1024, 0), 1);  // like 1
@@ -183,7 +183,7 @@ TEST(TuningLookup, NearestByOctavesRanksTwice) {
   EXPECT_EQ(pieces_at(file, 2, 2049, 16), 3);
   EXPECT_EQ(pieces_at(file, 3, 1024, 16), 1);
   EXPECT_EQ(pieces_at(file, 5, 1024, 16), 4);
-  // Two octaves of ranks weigh as much as four of tokens.
+  // Two octaves of ranks count as much as four octaves of tokens.
   EXPECT_EQ(pieces_at(file, 8, 1024, 255), 4);
 }
 
@@ -207,12 +207,12 @@ TEST(TuningLookup, EntriesOfAnyGpuCountWhereAGpuHasNone) {
     const TuningEntry* const entry = file.nearest({device, mode, 2, 7168, tokens});
     return entry ? entry->values.sms : 0;
   };
-  EXPECT_EQ(sms("NVIDIA H200", TuningMode::flat, 128), 3);  // the device's own entry, at any distance
+  EXPECT_EQ(sms("NVIDIA H200", TuningMode::flat, 128), 3);  // the device's own entry, however distant
   EXPECT_EQ(sms("NVIDIA H200", TuningMode::ledger, 128), 4);
   EXPECT_EQ(sms("NVIDIA H100", TuningMode::flat, 128), 1);
   EXPECT_EQ(sms("NVIDIA H100", TuningMode::flat, 512), 2);
   EXPECT_EQ(sms("cpu", TuningMode::flat, 128), 0);
-  // A file that has any entry for the mode takes precedence over the next one.
+  // A file with any entry for the mode takes precedence over the next file.
   const TuningFile next = parse("device=\"NVIDIA H100\" mode=flat ranks=2 hidden=7168 tokens=128 sms=5");
   EXPECT_EQ(Tuning({file, next}).find({"NVIDIA H100", TuningMode::flat, 2, 7168, 128}).sms, 1);
   EXPECT_EQ(Tuning({next, file}).find({"NVIDIA H100", TuningMode::flat, 2, 7168, 128}).sms, 5);
@@ -257,7 +257,7 @@ TEST(TuningLaunch, WarpsAndStagesGoWithTheMultiprocessorsThatAreInForce) {
   for (const int asked : {1, 24, 48, 132}) EXPECT_EQ(combine_of(tuned, asked), (Launch{asked, 20, 0})) << asked;
 }
 
-/// As measured by `tune`: bench gives the number in effect, also where the entry leaves it to the default.
+/// As measured by `tune`: bench reports the number in effect, even if the entry leaves it to the default.
 TEST(TuningLaunch, AnEntryThatLeavesTheMultiprocessorsToTheDefaultHasItsWarpsThere) {
   const TuningValues tuned = normal_values(0, 0);
   for (const int asked : {0, 24}) {
@@ -268,7 +268,7 @@ TEST(TuningLaunch, AnEntryThatLeavesTheMultiprocessorsToTheDefaultHasItsWarpsThe
   EXPECT_EQ(combine_of(tuned, 25), (Launch{25, 20, 0}));
 }
 
-/// Eight ranks on a GPU with 132 have 16 each, regardless of the entry.
+/// Eight ranks on a GPU with 132 multiprocessors have 16 each, regardless of the entry.
 TEST(TuningLaunch, WhereARankHasFewerAllOfItsOwnAreAsTuned) {
   for (const TuningValues& tuned : {normal_values(48, 40), normal_values(0, 0)}) {
     for (const int asked : {0, 16}) {
@@ -285,13 +285,13 @@ TEST(TuningLaunch, WithoutATuningNothingChanges) {
     EXPECT_EQ(dispatch_of({}, asked), (Launch{24, 14, 0})) << asked;
     EXPECT_EQ(combine_of({}, asked), (Launch{24, 20, 0})) << asked;
   }
-  TuningValues sms;  // an entry with only multiprocessors
+  TuningValues sms;  // an entry that sets only multiprocessors
   sms.dispatch_sms = sms.combine_sms = 64;
   EXPECT_EQ(dispatch_of(sms, 0), (Launch{64, 14, 0}));
   EXPECT_EQ(combine_of(sms, 64), (Launch{64, 20, 0}));
 }
 
-/// A tuning's values for combine were found with rows that are read in place.
+/// A tuning's values for combine were determined with rows that are read in place.
 TEST(TuningLaunch, CombinesThatCopyTakeTheirDefaultUnlessTunedToMore) {
   const auto copying_combine_of = [](const TuningValues& tuned, int asked, int max) {
     return launch_of(switchyard::detail::NormalCall::copying_combine, tuned, asked, max);
@@ -304,7 +304,7 @@ TEST(TuningLaunch, CombinesThatCopyTakeTheirDefaultUnlessTunedToMore) {
   EXPECT_EQ(copying_combine_of(normal_values(48, 100), 24, 132), (Launch{24, 20, 0}));
 }
 
-/// Files older than the key have no value for such dispatches, which use their default.
+/// Files older than this key have no value for such dispatches; the dispatches use their default.
 TEST(TuningLaunch, DispatchesThatQuantiseHaveTheirOwnValueOrTheirOwnDefault) {
   TuningValues tuned = normal_values(48, 40);
   for (const auto& [max, blocks] : {std::pair(132, 64), std::pair(66, 64), std::pair(16, 16), std::pair(1, 1)}) {
@@ -321,7 +321,7 @@ TEST(TuningLaunch, DispatchesThatQuantiseHaveTheirOwnValueOrTheirOwnDefault) {
   EXPECT_EQ(combine_of(tuned, 0), (Launch{40, 12, 0}));
 }
 
-/// The layouts of normal mode have separate entries, with the same keys.
+/// The layouts of normal mode have separate entries with the same keys.
 TEST(TuningLookup, LayoutsAreApart) {
   const TuningFile file = parse("device=g mode=normal_expert_major" + kShape + " dispatch_sms=96 combine_warps=16\n" +
                                 "device=g mode=normal" + kShape + " dispatch_sms=16");
@@ -342,7 +342,7 @@ TEST(TuningSources, TheFirstFileWithDeviceAndModeDecides) {
 
 TEST(TuningSources, FromTheEnvironment) {
   unsetenv("SWITCHYARD_TUNING");
-  ASSERT_EQ(Tuning::from_environment().files().size(), 1u);  // the built-in one, which is well-formed
+  ASSERT_EQ(Tuning::from_environment().files().size(), 1u);  // the built-in file, which is well-formed
   EXPECT_EQ(Tuning::from_environment().files()[0].name, "built-in values");
   for (const char* device : {"NVIDIA H200", "NVIDIA H100 80GB HBM3"})
     for (const TuningMode mode : {TuningMode::normal, TuningMode::normal_expert_major})

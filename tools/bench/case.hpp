@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One mode on one backend, as the driver of `switchyard bench` uses it.
+// Interface between the driver of `switchyard bench` and one mode on one backend.
 #pragma once
 
 #include <fmt/core.h>
@@ -24,7 +24,7 @@ namespace switchyard::tool {
 class BenchCase {
  public:
   virtual ~BenchCase() = default;
-  /// Fills in the options that were left to choose, in all points. \throws UsageError
+  /// Resolves the options left on automatic, in all points. \throws UsageError
   virtual void fit(std::vector<BenchOptions>& points) = 0;
   /// Validates a fitted point before anything is measured. \throws UsageError, or the library's Error
   virtual void check(const BenchOptions& point) const = 0;
@@ -34,7 +34,7 @@ class BenchCase {
   /// Runs before the first point and after the last one.
   virtual void begin(Progress&, const BenchOptions&) {}
   virtual void end() {}
-  /// Measures a point, stores its results, and returns a summary of a few words. \throws RankError, Error, UsageError
+  /// Measures a point, stores its results, and returns a short summary. \throws RankError, Error, UsageError
   virtual std::string measure(const BenchOptions& point, Progress& progress) = 0;
   /// The entry of a measured point in the runs of --json.
   virtual nlohmann::json measured(const BenchOptions& point) = 0;
@@ -58,7 +58,7 @@ struct MeasuredPoint {
   bool passed() const { return all_passed(checks); }
 };
 
-/// The handling of points that all cases share. `Run` is a MeasuredPoint with its figures.
+/// Point handling shared by all cases. `Run` is a MeasuredPoint with its figures.
 template <class Run>
 class BenchCaseOf : public BenchCase {
  public:
@@ -82,7 +82,7 @@ class BenchCaseOf : public BenchCase {
   /// The options of the first point.
   const BenchOptions& any() const { return runs_.front().options; }
   const char* tail() const { return measure::tail_name(any().iterations); }
-  /// Prints below the table why it has no p99.
+  /// Prints a note below the table that explains why it has no p99.
   void print_tail_of_table() const { print_tail(any()); }
   void print_failures() const {
     for (const Run& r : runs_)
@@ -98,7 +98,7 @@ inline std::string checked_cell(const MeasuredPoint& run) {
   if (!run.options.verify) return yellow("no");
   return run.passed() ? green("PASS") : red("FAIL");
 }
-/// Value for documents: null if nothing was checked.
+/// Value for documents; null if nothing was checked.
 inline nlohmann::json verified_json(const MeasuredPoint& run) {
   return run.options.verify ? nlohmann::json(run.passed()) : nlohmann::json(nullptr);
 }
@@ -109,17 +109,17 @@ inline std::string rows_text(const BenchOptions& o) {
   return scales_named(o.quantize) == ScaleKind::none ? o.dtype : o.dtype + ">fp8";
 }
 
-/// Multiprocessors of calls: a tuning may choose one number for dispatch and another for combine.
+/// Number of multiprocessors per call: a tuning may choose different numbers for dispatch and combine.
 inline std::string sms_text(const BenchOptions& o) {
   return o.sms == o.combine_sms ? std::to_string(o.sms) : fmt::format("{}, {}", o.sms, o.combine_sms);
 }
 
-/// Values at `key` in the results of all ranks.
+/// Values at `key` in all ranks' results.
 std::vector<nlohmann::json> part_of(const std::vector<nlohmann::json>& ranks, const char* key);
 
-/// Measures the copy limit of this machine and shows its progress. Runs once: the limit does not depend on the point.
+/// Measures the copy limit of this machine once (it does not depend on the point) and shows the progress.
 measure::CopyLimit copy_limit_of(Progress& progress, const BenchOptions& options, const measure::Machine& machine);
-/// "", or why the copy limit is not credible: a share of it is above 1.
+/// Returns why the copy limit is not credible (a share of it is above 1), or "".
 std::string limit_note(double largest_share);
 
 }  // namespace switchyard::tool

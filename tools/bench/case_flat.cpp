@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flat mode: the whole exchange of scaling experts, in one launch and in two.
+// Flat mode: the whole exchange with scaling experts, in one launch and in two.
 #include <fmt/core.h>
 
 #include <cmath>
@@ -13,8 +13,8 @@ namespace {
 
 using nlohmann::json;
 
-/// The target on H200s over NVLink: 2 (t + 12 us), where t is the time of the bytes that a rank writes to others, in both
-/// directions, at this rate.
+/// The target on H200s over NVLink: 2 (t + 12 us), where t is the time to transfer the bytes that a rank writes to other ranks,
+/// in both directions, at this rate.
 constexpr double kLinkBytesPerSecond = 353e9, kOverheadSeconds = 12e-6;
 /// Geometric mean of the five shapes on the contest's machine, 8 MI300X.
 constexpr double kPublishedSeconds = 292e-6;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer: dispatch, products of the experts and combine in separate calls, and also in one call (MoeForm::fused)
-// where that form is available.
+// A whole MoE layer: dispatch, expert products and combine in separate calls and, where the form is available, in one call
+// (MoeForm::fused).
 //
-// The rules are those of the mode that moves the rows. With normal mode, calls on GPUs are timed from event to event; with
-// low-latency mode, in replayed graphs. Before each timed call the L2 cache is filled with other lines and all GPUs meet. The
-// timed sections are the whole layer with its calls enqueued back to back, each call alone, and both products without exchange
-// on the rows of the same routing, which is the limit of the layer. Sections are timed in several turns, so that clocks that
-// sink with the heat slow all of them alike.
+// The rules are those of the mode that moves the rows: in normal mode, GPU calls are timed from event to event; in low-latency
+// mode, in replayed graphs. Before each timed call the L2 cache is filled with unrelated lines and all GPUs meet. The timed
+// sections are the whole layer with its calls enqueued back to back, each call on its own, and both products without the
+// exchange on the rows of the same routing; those products are the limit of the layer. Sections are timed in several turns, so
+// thermal throttling slows all of them alike.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -40,8 +40,8 @@ constexpr Section kSections[] = {{"dispatch", [](LayerRank& r, CombineOrder) { r
                                  {"fused", [](LayerRank& r, CombineOrder) { r.fused(); }, Section::fuses}};
 constexpr int64_t kTurns = 4;
 
-/// Tokens of a rank whose results are computed again, by as many threads as the rank's share of the cores, up to kMaxThreads: a
-/// thread holds an expert's weights in float32.
+/// Number of tokens per rank whose results are recomputed. The number of threads is the rank's share of the cores, at most
+/// kMaxThreads, because a thread holds an expert's weights in float32.
 constexpr int64_t kCheckedTokens = 4;
 constexpr int kMaxThreads = 8;
 
@@ -98,7 +98,7 @@ std::unique_ptr<Clock> clock_of(const Point& p, Group& group) {
   return make_gpu_clock(group, &exchange_of(p.options) == &kNormal ? Timing::enqueued : Timing::replayed, {});
 }
 
-/// Collective. Work of the fused form's warps, recorded separately from the timed calls.
+/// Collective. Work of the fused form's warps, recorded in a separate run from the timed calls.
 json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDevice& device, int64_t max_sms) {
   constexpr int kCalls = 3;
   const TraceOptions options =
@@ -106,10 +106,10 @@ json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDe
   return layer_times_json(record_layers(group, device, options, kCalls, [&] { rank.fused(); }));
 }
 
-/// Keys of the halves of the fused form, which are timed separately.
+/// Keys of the two halves of the fused form. The halves are timed separately.
 constexpr const char *kDispatchUp = "dispatch_up", *kDownCombine = "down_combine";
 
-/// Collective. The halves alternate, because neither can be repeated alone.
+/// Collective. The halves alternate, because neither can be repeated without the other.
 void time_halves(Clock& clock, LayerRank& rank, int64_t warmup, int64_t count, json& out) {
   for (int64_t i = 0; i < warmup + count; ++i) {
     const double up = clock.once([&] { rank.dispatch_up(); }), down = clock.once([&] { rank.down_combine(); });
@@ -177,11 +177,11 @@ struct Run : MeasuredPoint {
   std::map<std::string, measure::Times> times;  ///< by key of a section
   int64_t routes = 0, max_routes_per_rank = 0;  ///< of all ranks, and the maximum of a rank
   size_t heap_bytes = 0;
-  json fused_workers = json::array();  ///< of the ranks with complete records
+  json fused_workers = json::array();  ///< of those ranks whose records are complete
 
   double p50(const char* key) const { return times.at(key).p50; }
   bool in_parts() const { return times.count("up") > 0; }
-  /// TFLOP/s of a rank with the mean number of rows (one per route), for a section that multiplies each row with `matrices`
+  /// TFLOP/s of a rank with the mean number of rows (one per route), for a section that multiplies each row by `matrices`
   /// matrices of H x I.
   double tflops(const char* key, int matrices) const {
     const double rows = static_cast<double>(routes) / static_cast<double>(options.ranks);
@@ -190,7 +190,7 @@ struct Run : MeasuredPoint {
   }
   bool fuses() const { return times.count("fused") > 0; }
   bool has_halves() const { return times.count(kDispatchUp) > 0; }
-  /// Time of "layer" or "fused" relative to that of its products.
+  /// Time of "layer" or "fused" divided by the time of its products.
   double over_experts(const char* key = "layer") const { return p50(key) / p50("experts"); }
 };
 
@@ -357,7 +357,7 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
 
  private:
-  /// Fused form: times of its halves next to those of the products in them.
+  /// Fused form: times of its halves, compared with the products in each half.
   void print_halves() const {
     if (std::none_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.has_halves(); })) return;
     PointTable table(any(), {"ranks", "tokens", "experts", "sms"},
@@ -377,7 +377,7 @@ class LayerBench final : public BenchCaseOf<Run> {
     fmt::print("\n{}\n  The halves of the fused layer, each one call; the plan belongs to the first.\n", table.text());
   }
 
-  /// Fused form: work of its warps. Shares are the minimum over ranks, times the maximum.
+  /// Fused form: work of its warps. Shares are minima over ranks; times are maxima.
   void print_fused_workers() const {
     if (std::all_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.fused_workers.empty(); })) return;
     PointTable table(

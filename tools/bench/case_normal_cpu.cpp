@@ -2,8 +2,8 @@
 // Normal mode on the CPU.
 //
 // Rules: all ranks meet at a barrier before each call. The time of a call is from entry to exit on the slowest rank. Rows cycle
-// through several input sets and are combined only after all other sets have been dispatched, so that no call finds its rows in
-// a cache. Results are checked bit by bit after the timed part.
+// through several input sets and are combined only after all other sets have been dispatched, so no call finds its rows in a
+// cache. Results are checked bit by bit after the timed part.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct BenchRun : MeasuredPoint {
   size_t heap_bytes = 0;  ///< symmetric memory per rank
 };
 
-/// State that is equal on all ranks.
+/// State common to all ranks.
 struct Setup {
   BenchOptions options;
   int world = 1;
@@ -198,7 +198,7 @@ Setup make_setup(const BenchOptions& options, const measure::Machine& machine, c
   setup.sets = options.sets > 0 ? static_cast<int>(options.sets)
                                 : measure::rotation_sets(per_set, static_cast<double>(machine.llc_bytes),
                                                          static_cast<double>(machine.memory_available) / 3);
-  // Every set is combined at least once: their results are checked.
+  // Every set is combined at least once, because all results are checked.
   setup.options.warmup = std::max(options.warmup, setup.sets - options.iterations);
   setup.scenarios.assign(static_cast<size_t>(setup.sets), base);
   for (int r = 0; r < setup.world; ++r) {
@@ -387,7 +387,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
   }
 
  private:
-  /// Times of dispatch plus combine: the times of the slowest rank of each, added.
+  /// Times of dispatch plus combine: the sum of the slowest rank's time in each.
   static measure::Times both_of(const std::vector<json>& ranks) {
     const auto slowest = [&](const char* key) {
       std::vector<std::vector<double>> all;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normal mode on GPUs.
 //
-// Rules: before each measured call every GPU's L2 cache is filled with other lines and all GPUs meet in a kernel. A time is
-// from CUDA event to CUDA event around the whole call (plan included) on the slowest rank. The limits are measured the same way
-// in the same run, on the same routing, bytes and number of multiprocessors, and include the meeting that shows that all rows
-// have arrived. On several hosts the ranks' threads meet instead, there are no limits because bare kernels cannot reach other
-// hosts, and traffic between hosts is counted.
+// Rules: before each measured call every GPU's L2 cache is filled with unrelated lines and all GPUs meet in a kernel. A time is
+// measured from CUDA event to CUDA event around the whole call (plan included) on the slowest rank. The limits are measured the
+// same way in the same run, with the same routing, bytes and number of multiprocessors; they include the meeting that confirms
+// the arrival of all rows. With several hosts the ranks' threads meet instead, traffic between hosts is counted, and there are
+// no limits, because bare kernels cannot reach other hosts.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ using nlohmann::json;
 
 constexpr int64_t kMinPlans = 50;  ///< minimum number of timed launches of the plan
 
-/// State that is equal on all ranks.
+/// State common to all ranks.
 struct Setup {
   BenchOptions options;
   Scenario scenario;
@@ -128,7 +128,7 @@ class RankBench {
     (void)dispatch();
     out["remote_bytes"] = exchange_.last_call().remote_bytes;
     out["checks"] = encode_checks(checks);
-    // The plan as a separate launch in a replayed graph of a dispatch, which continues when the plan has ended.
+    // The plan as a separate launch in a replayed graph of a dispatch; the dispatch starts when the plan has ended.
     if (limits)
       out["plan_launch"] =
           clock_->time_first_kernel([&] { (void)dispatch(); }, o.warmup, std::max<int64_t>(o.iterations, kMinPlans));

@@ -43,7 +43,7 @@ json document_of(const std::string& what, const BenchOptions& any, const Stopped
   return document;
 }
 
-/// Writes --json and --html. Returns the exception instead of throwing it, so that the figures are printed in any case.
+/// Writes --json and --html. Returns an exception instead of throwing it, so the figures are always printed.
 [[nodiscard]] std::exception_ptr write_results(const BenchOptions& options, const json& document) {
   try {
     if (!options.json_path.empty()) measure::write_json(options.json_path, document);
@@ -54,14 +54,14 @@ json document_of(const std::string& what, const BenchOptions& any, const Stopped
   return nullptr;
 }
 
-/// Prints the paths of the written files. \throws the exception that write_results returned
+/// Prints the paths of the written files. \throws the exception returned by write_results
 void print_written(const BenchOptions& options, const std::exception_ptr& problem) {
   if (problem) std::rethrow_exception(problem);
   for (const std::string& path : {options.json_path, options.html_path})
     if (!path.empty() && path != measure::kStandardOutput) fmt::print("  written to {}\n", path);
 }
 
-/// Handles a process that is one of several ranks started by a launcher. Only the first rank prints.
+/// Handles a process that is one of several ranks of a launcher. Only the first rank prints.
 void be_one_of(const Membership& me, BenchOptions& o) {
   const std::string started = fmt::format("the launcher started {} ranks", me.world);
   if (mode_named(o.mode).has_layouts && !on_gpus(o))
@@ -100,7 +100,7 @@ int run_bench(const BenchOptions& given) {
   if (const auto me = join_launched_ranks()) be_one_of(*me, options);
   std::vector<BenchOptions> points = bench_points(options);
   check_outputs({{"--json", options.json_path, kMinJsonBytes}, {"--html", options.html_path, kMinPageBytes}});
-  (void)Tuning::from_environment();  // groups would refuse an invalid file
+  (void)Tuning::from_environment();  // groups would reject an invalid file
   const std::unique_ptr<BenchCase> one = make_bench_case(mode_named(options.mode), backend_named(options.backend));
   for (BenchOptions& point : points)
     if (point.commit.empty()) point.commit = source_commit();

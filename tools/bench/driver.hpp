@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard bench`: times and verifies dispatch, combine and whole layers against limits of the same machine, measured in the
-// same run.
+// `switchyard bench`: times and verifies dispatch, combine and whole layers, and compares them with limits measured on the same
+// machine in the same run.
 #pragma once
 
 #include <memory>

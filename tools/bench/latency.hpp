@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Code that the cases of decode-sized calls share: low latency and flat, on the CPU and on GPUs.
+// Code shared by the cases of decode-sized calls (low latency and flat) on the CPU and on GPUs.
 #pragma once
 
 #include <memory>
@@ -22,14 +22,14 @@ struct LatencyPoint {
 LatencyPoint latency_point(const BenchOptions& options, const std::vector<int64_t>& tokens);
 /// The group that measures a point.
 RankJob job_of(const LatencyPoint& point);
-/// Throws UsageError if ranks with `rank_bytes` each for inputs and outputs do not fit into the machine's memory.
+/// Throws UsageError if the machine's memory cannot hold `rank_bytes` of inputs and outputs per rank.
 void check_latency_memory(const LatencyPoint& point, size_t rank_bytes, const measure::Machine& machine);
-/// Collective. The clock of a rank; on GPUs it has the limits of the point's rows.
+/// Collective. The clock of a rank. On GPUs it also measures the limits for the point's rows.
 std::unique_ptr<Clock> latency_clock(const LatencyPoint& point, Group& group);
 /// Symmetric memory per rank.
 size_t symmetric_bytes(const LatencyPoint& point);
 
-/// Fills in the options that were left to choose. Returns the GPUs, or nothing on the CPU. \throws UsageError
+/// Resolves the options left on automatic. Returns the GPUs, or nothing on the CPU. \throws UsageError
 std::optional<UsedGpus> fit_points(std::vector<BenchOptions>& points, const measure::Machine& machine);
 /// Maximum "remote_bytes" in the results of all ranks.
 double max_remote_bytes(const std::vector<nlohmann::json>& ranks);
@@ -37,7 +37,7 @@ double max_remote_bytes(const std::vector<nlohmann::json>& ranks);
 /// A measured point of decode-sized calls.
 struct LatencyRun : MeasuredPoint {
   LatencyPoint point;
-  double remote_bytes = 0;  ///< written by the rank that writes most
+  double remote_bytes = 0;  ///< maximum that a rank writes
 };
 
 template <class Run>

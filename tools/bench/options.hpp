@@ -44,7 +44,7 @@ struct BenchOptions {
   int64_t send_chunk = 0;
   int64_t slots = 0;
   bool cached = false;     ///< dispatch with the handle of the first dispatch
-  int64_t iterations = 0;  ///< 0: 40; on GPUs 200, so that p99 leaves out two
+  int64_t iterations = 0;  ///< 0: 40; on GPUs 200, so p99 excludes the two slowest
   int64_t warmup = 5;
   int64_t sets = 0;  ///< 0: enough to exceed four times the last-level cache
   std::string pin = "auto";
@@ -76,10 +76,10 @@ size_t sent_row_bytes(const BenchOptions& o);
 /// Bytes of a row on its way back.
 size_t returned_row_bytes(const BenchOptions& o);
 
-/// Throws UsageError for words that exclude each other in the configuration's mode.
+/// Throws UsageError for options that exclude each other in the configuration's mode.
 void check_words(const BenchOptions& o);
-/// CUDA: sets the multiprocessors that were left to choose, at most `max`: the tuned value for this GPU and shape, else the
-/// library's default.
+/// CUDA: sets the numbers of multiprocessors that were left on automatic, at most `max`: the tuned value for this GPU and
+/// shape, else the library's default.
 void choose_sms(BenchOptions& o, const std::string& gpu, int64_t max);
 
 }  // namespace switchyard::tool

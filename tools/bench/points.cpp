@@ -37,7 +37,7 @@ constexpr Axis kAxes[] = {
     {"late-us", &BenchOptions::late_us, 0, kMaxLateUs},
 };
 
-/// A sweepable option that is a word. `allowed` empty: validated like the flag.
+/// A sweepable option whose value is a word. With an empty `allowed` it is validated like the flag.
 struct WordAxis {
   const char* name;
   std::string BenchOptions::*target;
@@ -136,7 +136,8 @@ void vary(std::vector<BenchOptions>& points, const std::string& sweep) {
   points = std::move(next);
 }
 
-/// Where a flag has an effect: whether it does here, the given option that prevents it, and where it belongs instead.
+/// Applicability of a flag: whether it has an effect here, the given option that prevents the effect, and where the flag
+/// belongs instead.
 struct Place {
   bool here;
   std::string given, why;
@@ -167,7 +168,7 @@ Places places_of(const BenchOptions& o) {
   };
 }
 
-/// Throws for flags and sweeps without effect in this mode on this backend.
+/// Throws for flags and sweeps that have no effect in this mode on this backend.
 void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>& swept) {
   const BenchOptions defaults;
   const auto [gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, scaled, ring, shape] = places_of(o);
@@ -186,7 +187,7 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"exchange", o.exchange != defaults.exchange, layer},
       {"intermediate", o.intermediate != defaults.intermediate, layer},
       {"cached", o.cached, normal},
-      {"cached", o.cached, cpu},  // on GPUs both kinds of dispatch are measured
+      {"cached", o.cached, cpu},  // on GPUs both kinds of dispatch are always measured
       {"sets", o.sets != defaults.sets, normal},
       {"sets", o.sets != defaults.sets, cpu},
       {"limit-ms", o.limit_ms != defaults.limit_ms, normal},
@@ -239,7 +240,7 @@ std::vector<BenchOptions> contest_points(const BenchOptions& options) {
     o.hidden = shape.hidden;
     o.tokens = shape.tokens;
     o.seed = shape.seed;
-    o.swept = {"hidden"};  // differs in all of them
+    o.swept = {"hidden"};  // it differs between all shapes
   }
   return points;
 }

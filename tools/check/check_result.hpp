@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Outcomes of checks: encoded by ranks, merged over all ranks, and as JSON.
+// Outcomes of checks: encoding by ranks, merging over all ranks, and JSON.
 #pragma once
 
 #include <cstdint>

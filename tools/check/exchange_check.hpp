@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collective checks of one exchange against the oracle: every rank of a group runs them.
+// Collective checks of one exchange against the oracle. Every rank of a group runs them.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace switchyard::tool {
 
-/// Collects differences: stores the first one and counts comparisons.
+/// Collects differences: stores the first and counts comparisons.
 class Comparison {
  public:
   explicit Comparison(std::string name) { result_.name = std::move(name); }
@@ -40,7 +40,7 @@ class Comparison {
   CheckResult result_;
 };
 
-/// Properties of dispatched rows that are not in the scenario.
+/// Properties of dispatched rows that the scenario does not describe.
 struct SentRows {
   DType type = DType::bf16;            ///< type of the source rows
   ScaleKind scales = ScaleKind::none;  ///< scales of fp8 source rows
@@ -53,10 +53,9 @@ CheckResult check_dispatched(const std::string& name, const Scenario& s, int ran
                              bool with_metadata, int64_t capacity = -1);
 /// `out` is [T, H] of type `c.type`.
 CheckResult check_combined(const std::string& name, const Scenario& s, int rank, const void* out, const CombineCase& c);
-/// Writes the experts' outputs for the rows of a dispatch. Padding rows get a NaN pattern, so that reading them becomes
-/// visible.
+/// Writes the experts' outputs for the rows of a dispatch. Padding rows get a NaN pattern, so reading them becomes visible.
 void fill_outputs(const Scenario& s, int rank, uint64_t set, int64_t rows, DType type, void* y);
-/// The handle's other tables, and the layout query.
+/// The handle's other tables and the layout query.
 CheckResult check_layout_query(const Scenario& s, int rank);
 CheckResult check_matrices(const Scenario& s, int rank, const Handle& handle, int num_channels);
 CheckResult check_ledger(const Scenario& s, int rank, const Handle& handle);

@@ -82,7 +82,7 @@ void LowLatencyRank::prepare(uint64_t set, Experts experts) {
     given_scale_ = device_.upload(scale_.data() + s_.first_expert(rank_), (expected_.arrivals.size() + 1) * sizeof(float));
     return meet();
   }
-  std::vector<std::byte> y(at(output_.x.rows) * row_bytes, std::byte{0xFF});  // NaNs, so that reading too much becomes visible
+  std::vector<std::byte> y(at(output_.x.rows) * row_bytes, std::byte{0xFF});  // NaNs reveal reads beyond the rows
   for (size_t e = 0; e < expected_.arrivals.size(); ++e) {
     std::byte* row = y.data() + e * at(output_.rows_per_expert) * row_bytes;
     for (const oracle::Arrival& a : expected_.arrivals[e]) {

@@ -28,7 +28,7 @@ class LowLatencyRank {
  public:
   /// Collective. `type`: type of the source rows. The layout of `s` must be expert_major with alignment 1.
   LowLatencyRank(const Scenario& s, const LowLatencyConfig& config, DType type, Group& group, RankDevice& device, CallSms sms);
-  /// Device memory that one object takes.
+  /// Device memory needed by one object.
   static size_t device_bytes(const Scenario& s, const LowLatencyConfig& config);
 
   /// Uploads the inputs of data set `set`. Experts::compute: also the outputs of the experts. Experts::scale: also the factors;
@@ -37,7 +37,7 @@ class LowLatencyRank {
   void prepare(uint64_t set, Experts experts = Experts::compute);
   void dispatch(bool split = false);
   void combine(CombineOrder order, bool split = false);
-  /// Calls in two halves, with `between` between them.
+  /// Calls in two halves, with `between` called between them.
   void dispatch_in_halves(const std::function<void()>& between);
   void combine_in_halves(CombineOrder order, const std::function<void()>& between);
   /// After prepare(set, Experts::scale): combines the dispatched rows in place; all_to_all() runs the whole exchange in one

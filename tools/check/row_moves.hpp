@@ -21,7 +21,7 @@ RowCounts count_rows(const Scenario& s);
 struct PlannedMoves {
   std::vector<measure::RowMoves> moves;  ///< by rank: rank-major rows, per (destination, source) in token order
   double mean_ranks = 0;                 ///< per token
-  int64_t remote_pairs = 0;              ///< (token, other rank) of the rank that sends most
+  int64_t remote_pairs = 0;              ///< (token, other rank) pairs of the rank that sends the most
 };
 PlannedMoves plan_moves(const Scenario& s);
 

@@ -15,7 +15,7 @@ std::string code_text(const void* row, DType type, int64_t c) {
   return fmt::format("{:g} (0x{:0{}x})", oracle::load(type, row, c), bits, 2 * dtype_bytes(type));
 }
 
-/// The first choice of the token that names the same expert as choice k.
+/// The token's first choice that names the same expert as choice k.
 int first_with_expert(const Scenario& s, int source, int64_t token, int k) {
   int first = 0;
   while (s.id(source, token, first) != s.id(source, token, k)) ++first;

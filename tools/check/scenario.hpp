@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An exchange with closed-form rows, seen globally: the input of the oracle, and the rows of the expected sums.
+// A global description of an exchange with closed-form rows: the input of the oracle, and the rows of the expected sums.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Scenario {
   bool weighted() const { return !routing.empty() && !routing[0].topk_weights.empty(); }
   int64_t tokens(int rank) const { return routing[static_cast<size_t>(rank)].num_tokens; }
 
-  /// The exchange as input of the oracle. `capacity` applies to every rank, and further rows are dropped; < 0: no capacity.
+  /// The exchange as input of the oracle. `capacity` applies to every rank, and rows beyond it are dropped; < 0: no capacity.
   oracle::Problem problem(int64_t capacity = -1) const;
 };
 
@@ -52,16 +52,16 @@ struct CombineCase {
   bool apply_weights = true;
   uint64_t set = 0;
   int num_bias = 0;
-  bool identity = false;  ///< experts return the dispatched rows of token_rows(seed, set, ...) unchanged, or scaled:
+  bool identity = false;  ///< experts return the dispatched rows of token_rows(seed, set, ...), unchanged or scaled:
   const std::vector<float>* expert_scale = nullptr;  ///< by expert; with identity: rows are round(row * scale)
-  bool repeats_alias = false;  ///< low latency: an expert that a token names again has one row, that of its first k
+  bool repeats_alias = false;  ///< low latency: an expert that a token names repeatedly has one row, for its first k
   int64_t capacity = -1;       ///< of every rank in the preceding dispatch; < 0: none
 };
 
-/// The sums that combine must produce on one rank.
+/// The sums that a combine must produce on one rank.
 class ExpectedSums {
  public:
-  /// `s` must outlive this.
+  /// `s` must outlive this object.
   ExpectedSums(const Scenario& s, const CombineCase& c, int rank);
   /// Writes the sum of one token of the rank.
   void make(int64_t token, void* out);

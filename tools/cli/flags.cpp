@@ -10,8 +10,8 @@
 namespace switchyard::tool {
 namespace {
 
-/// A field of the library's configs and options, and a flag that sets it. -M, -K, --pes and --experts-per-pe belong to `verify
-/// ledger`.
+/// A field of the library's configs and options, and the flag that sets it. -M, -K, --pes and --experts-per-pe belong to
+/// `verify ledger`.
 struct FieldFlag {
   std::string_view field;
   const char* flag;

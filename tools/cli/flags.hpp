@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flags that set the fields of the library's configs and options.
+// Flags that set the fields of the library's configs and options.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@ class Error;
 
 namespace switchyard::tool {
 
-/// The text of a library error with its field, or each factor of a product of fields, replaced by the one of `flags` that sets
-/// it: "LowLatencyConfig::max_tokens = 70000: ..." becomes "--tokens = 70000: ...". Fields without such a flag stay unchanged.
+/// Replaces the field in the text of a library error, or each factor of a product of fields, by the flag in `flags` that sets
+/// it: "LowLatencyConfig::max_tokens = 70000: ..." becomes "--tokens = 70000: ...". Fields without a flag stay unchanged.
 std::string text_with_flags(const Error& error, const std::vector<std::string>& flags);
 
 /// The candidate that sets the same value as `flag` of another verb, or "cuda" for "gpu"; "" if there is none.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON files that verbs read.
+// JSON files read by verbs.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,17 +7,16 @@
 
 namespace switchyard::tool {
 
-/// A file on the command line: the flag or argument that names it, its path, and a description of the expected content, for
-/// errors.
+/// A file named on the command line: its flag or argument, its path, and a description of the expected content for errors.
 struct InputFile {
   std::string flag, path, allowed;
 };
 
-/// Refuses the file. `problem` may quote its content and the parser's message. \throws UsageError
+/// Rejects the file. `problem` may quote its content and the parser's message. \throws UsageError
 [[noreturn]] void refuse(const InputFile& file, const std::string& problem);
 
-/// Parses the file. Reads no further than the first character that is not JSON. \throws UsageError with the line and column of
-/// that character, or with the reason why nothing can be read
+/// Parses the file, reading no further than the first invalid character. \throws UsageError with the line and column of that
+/// character, or with the reason why nothing can be read
 nlohmann::json read_json(const InputFile& file);
 
 }  // namespace switchyard::tool

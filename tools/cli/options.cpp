@@ -13,7 +13,7 @@
 namespace switchyard::tool {
 namespace {
 
-constexpr size_t kHelpWidth = 72;  // of the description column
+constexpr size_t kHelpWidth = 72;  // width of the description column
 
 /// Factor of a size suffix; 0 if unknown.
 int64_t suffix_factor(std::string suffix) {
@@ -205,7 +205,7 @@ void Options::json_output(bool& target, const std::string& help) {
       ->type_name("")
       ->expected(0, 1)
       ->default_str(standard)  // value of the flag without an argument
-      ->option_text(" ")       // the help shows it as a toggle
+      ->option_text(" ")       // the help presents it as a toggle
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 

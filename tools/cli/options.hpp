@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of the verbs: checked values and clear errors. Verbs include this instead of the parser, which takes seconds to
-// compile.
+// Options of the verbs, with checked values and clear errors. Verbs include this header instead of the parser's, which takes
+// seconds to compile.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +51,8 @@ class Options {
   void toggle(const std::string& flag, bool& target, const std::string& help);
   /// A toggle that sets `target` to false.
   void toggle_off(const std::string& flag, bool& target, const std::string& help);
-  /// --json of a verb that prints either text or JSON on standard output: a toggle that also accepts "-", which means the same
-  /// here and in verbs whose --json names a file.
+  /// --json of a verb that prints either text or JSON on standard output: a toggle that also accepts "-", for consistency with
+  /// verbs whose --json names a file.
   void json_output(bool& target, const std::string& help);
   /// Text below the options in the help.
   void footer(const std::string& text);
@@ -61,7 +61,7 @@ class Options {
   Options verb(const std::string& name, const std::string& help);
   /// `act` is called when this verb is on the command line, after its options have been parsed.
   void on_selected(std::function<void()> act);
-  /// For use in on_selected: whether an option is on the command line, and the names of all that are.
+  /// For use in on_selected: whether an option is on the command line, and the names of all given options.
   bool has(const std::string& flag) const;
   std::vector<std::string> given() const;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Output files of verbs and checks that they can be written; JSON on standard output; memory limits.
+// Output files of verbs, with early checks that they are writable; JSON on standard output; memory limits.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 
 namespace switchyard::tool {
 
-/// Lower bounds for the sizes of output files, slightly below what tiny runs write.
+/// Lower bounds for the sizes of output files, slightly below the output of tiny runs.
 inline constexpr size_t kMinJsonBytes = 2048, kMinPageBytes = 8192, kMinReportBytes = 28'000;
 
-/// A file that a verb writes at its end; an empty path: no file.
+/// A file that a verb writes when it ends; an empty path: no file.
 struct OutputFile {
   std::string flag, path;
   size_t least = 0;  ///< minimum size in bytes
 };
-/// Checks before minutes of measuring that the files can be written. Leaves no file behind. --json and --html accept "-":
+/// Checks that the files can be written, before minutes of measuring. Leaves no file behind. --json and --html accept "-":
 /// standard output then carries only that document, and the verb prints to stderr. \throws UsageError, also if two flags name
 /// the same file
 void check_outputs(const std::vector<OutputFile>& files);

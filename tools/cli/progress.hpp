@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Progress of long work: a bar that is redrawn on a terminal, one line per stage elsewhere.
+// Progress of long-running work: a bar redrawn in place on a terminal, one line per stage elsewhere.
 #pragma once
 
 #include <chrono>
@@ -9,14 +9,14 @@
 
 namespace switchyard::tool {
 
-/// Text of a stage in less than `columns`: the bar shrinks in favor of the note, but does not vanish. `total` 0: no bar. The
-/// title is padded to `title_width`.
+/// Text of a stage in fewer than `columns` columns. The bar shrinks to make room for the note, but does not vanish. `total` 0:
+/// no bar. The title is padded to `title_width`.
 inline constexpr size_t kTitleWidth = 30;
 std::string progress_line(const std::string& title, int64_t done, int64_t total, double seconds, const std::string& note,
                           size_t columns, size_t title_width = kTitleWidth);
 
-/// Thread-safe. Writes to stderr, so that stdout carries only results. A signal that ends the program while a line is being
-/// drawn ends that line first.
+/// Thread-safe. Writes to stderr, so stdout carries only results. If a signal ends the program while a line is being drawn,
+/// that line is terminated first.
 class Progress {
  public:
   /// With `quiet`, writes nothing.
@@ -27,7 +27,7 @@ class Progress {
   /// Disables the output of all objects from now on.
   static void silence();
 
-  /// Pads the titles of all later stages to the longest of these, so that columns align.
+  /// Pads the titles of all later stages to the longest of these, so columns align.
   void align(const std::vector<std::string>& titles);
   /// Ends the previous stage, if any. `total` 0: unknown.
   void stage(const std::string& title, int64_t total = 0);

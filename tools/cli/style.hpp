@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Terminal output: colors where wanted, human-readable numbers, aligned tables.
+// Terminal output: optional colors, human-readable numbers, aligned tables.
 #pragma once
 
 #include <cstdint>

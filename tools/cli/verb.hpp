@@ -21,7 +21,7 @@ class UsageError : public std::runtime_error {
 /// Runs a verb with the parsed options. \returns the exit status
 using VerbRun = std::function<int()>;
 
-/// A verb. Its folder defines it next to its implementation; tools/verbs.cpp lists all verbs.
+/// A verb, defined in its folder next to its implementation. tools/verbs.cpp lists all verbs.
 struct Verb {
   const char* name;
   const char* help;                  ///< one line, for the list of verbs

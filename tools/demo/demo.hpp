@@ -24,7 +24,7 @@ namespace switchyard::tool {
 extern const Verb kDemoVerb;
 
 struct DemoOptions {
-  std::string backend = "auto";  ///< run_demo resolves it to cpu or cuda
+  std::string backend = "auto";  ///< run_demo replaces it by cpu or cuda
   std::string routing = "recorded";
   int64_t ranks = 8;
   int64_t tokens = 0;  ///< per rank and step; 0: fitted to the machine, like the next two fields
@@ -42,11 +42,11 @@ struct DemoOptions {
   std::string out = "switchyard-report";
 };
 
-/// Chooses sizes of the layer such that the demo takes well under a minute and at most a quarter of the memory, and with the
-/// backend cuda at most half of the GPUs' memory. \throws UsageError if requested sizes do not fit
+/// Chooses sizes of the layer such that the demo takes well under a minute and at most a quarter of the memory; with the
+/// backend cuda, also at most half of the GPUs' memory. \throws UsageError if requested sizes do not fit
 DemoOptions fit_to_machine(const DemoOptions& options, const measure::Machine& machine, const GpuProbe& probe, int experts);
 
-/// All data that a rank needs; equal on all ranks.
+/// All data that a rank needs, equal on all ranks.
 struct DemoPlan {
   DemoOptions options;
   std::shared_ptr<const RoutingSource> source;
@@ -55,15 +55,16 @@ struct DemoPlan {
   int64_t max_rows = 0;                       ///< maximum of any rank in any step; bounds the pool
   GpuProbe probe;                             ///< GPUs of this machine, used or not
   bool fused = false;                         ///< the fused form also runs, on the rows of each step
-  std::string why_not_fused;                  ///< on GPUs: the library's reason why it does not
+  std::string why_not_fused;                  ///< on GPUs: the library's reason if it does not
   bool on_gpus() const { return backend_named(options.backend) == Backend::cuda; }
   bool gated() const { return source->is_gate(); }
-  /// Order of combine's sum: that of the fused form if it runs, because its bits are compared with those of the separate calls.
+  /// Order of combine's sum: that of the fused form if it runs, because the results are compared bitwise with the separate
+  /// calls.
   CombineOrder order() const { return fused ? CombineOrder::per_route : CombineOrder::per_rank; }
 };
 DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const RoutingSource> source, const GpuProbe& probe = {});
 
-/// Seconds of one step on one rank; on a GPU each lasts to the end of the enqueued work.
+/// Seconds of one step on one rank. On a GPU each lasts until the enqueued work has ended.
 struct StepTimes {
   double gate = 0, dispatch = 0, expert = 0, combine = 0;
   double fused = 0;  ///< the whole layer in one call
@@ -78,7 +79,7 @@ struct StepResult {
 };
 struct DemoOutcome {
   std::vector<std::vector<StepResult>> steps;  ///< [step][rank]
-  std::vector<CheckResult> checks;             ///< all except the reference's, merged over ranks and steps
+  std::vector<CheckResult> checks;             ///< all checks except those against the reference, merged over ranks and steps
   Trace trace;
   std::vector<LayerTimes> layers;  ///< fused, last step's rows, recorded separately: ranks ascending; empty if incomplete
   std::string fused_implementation;
@@ -88,10 +89,10 @@ struct DemoOutcome {
 };
 /// Starts the ranks, runs all steps and the exact checks of the exchange.
 DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress);
-/// Maximum relative error of any token against the single-rank reference, by step.
+/// Maximum relative error over all tokens against the single-rank reference, by step.
 std::vector<double> compare_with_reference(const DemoPlan& plan, const DemoOutcome& outcome, int threads, Progress& progress);
 
-/// All data of the report.
+/// All data for the report.
 nlohmann::json demo_report(const DemoPlan& plan, const DemoOutcome& outcome, const std::vector<double>& errors,
                            const measure::Machine& machine, bool passed);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of the demo: gate, dispatch, experts and combine, on Hopper GPUs also the same layer in one call, and the exact
+// One rank of the demo: gate, dispatch, experts and combine; on Hopper GPUs also the same layer in one call; and the exact
 // checks of both.
 #include <fmt/core.h>
 
@@ -33,7 +33,7 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-/// On GPUs traces one warp of each of a few blocks: all others do the same work, and a page cannot show more.
+/// On GPUs traces one warp in each of a few blocks: all others do the same work, and a page cannot show more.
 TraceOptions trace_options(const DemoPlan& plan) {
   TraceOptions t;
   t.num_blocks = plan.on_gpus() ? 8 : static_cast<int>(plan.options.blocks);
@@ -53,7 +53,7 @@ NormalConfig config_of(const DemoPlan& plan) {
   c.expert_alignment = static_cast<int>(o.alignment);
   c.staging = staging_named(o.staging);
   if (c.staging == Staging::ring) return c;
-  if (plan.on_gpus()) return c;  // sizes are the worst case there, as in the default pool
+  if (plan.on_gpus()) return c;  // sizes are worst-case there, as in the default pool
   // Received rows, expert outputs and the combine's partial sums, each with its metadata.
   const auto row = static_cast<size_t>(o.hidden) * 2;
   const size_t records = at(o.ranks * o.tokens);
@@ -61,7 +61,7 @@ NormalConfig config_of(const DemoPlan& plan) {
   return c;
 }
 
-/// The same layer in its fused form.
+/// The same layer in fused form.
 MoeLayerConfig fused_config_of(const DemoPlan& plan) {
   MoeLayerConfig c;
   c.hidden = plan.options.hidden;
@@ -74,7 +74,7 @@ MoeLayerConfig fused_config_of(const DemoPlan& plan) {
   return c;
 }
 
-/// Gate weights in closed form, scaled so that logits have about unit variance.
+/// Gate weights in closed form, scaled such that logits have about unit variance.
 RowArray gate_weights(const DemoPlan& plan) {
   RowArray w(plan.shape.experts, plan.options.hidden, DType::f32);
   const float scale = 1.0f / std::sqrt(static_cast<float>(plan.options.hidden));
@@ -87,7 +87,7 @@ RowArray gate_weights(const DemoPlan& plan) {
   return w;
 }
 
-/// Device memory of a rank's rows, ids, weights and results and of its experts' weights, with a margin.
+/// Device memory for a rank's rows, ids, weights, results and expert weights, with a margin.
 size_t device_bytes(const DemoPlan& plan) {
   const DemoOptions& o = plan.options;
   const int num_local_experts = plan.shape.first_expert(1);  // rank 0 has the most experts
@@ -109,7 +109,7 @@ class DemoRank {
         weights_(plan.shape.seed, plan.options.hidden, plan.options.intermediate) {}
 
   json run() {
-    ExpertMlp mlp = make_experts();  // before any rank waits for another one, which may share its GPU
+    ExpertMlp mlp = make_experts();  // before any rank waits for another rank, which may share its GPU
     NormalExchange exchange(group_, config_of(plan_));
     if (plan_.fused) fused_.emplace(group_, fused_config_of(plan_), w13_, w2_);
     if (plan_.gated()) gate_weights_ = gate_weights(plan_);
@@ -181,7 +181,7 @@ class DemoRank {
     return result_of_step;
   }
 
-  /// Seconds of the layer in one call; its bits must equal those of the separate calls. The last step is also recorded.
+  /// Seconds of the layer in one call. Its bits must equal those of the separate calls. The last step is also recorded.
   double fused_step(int64_t step, const Inputs& in, const std::vector<uint8_t>& separate, std::vector<CheckResult>& checks) {
     const auto forward = [&] { fused_->forward(in.x.data, in.ids, in.weights, in.out, {.stream = device_.stream()}); };
     device_.fill(in.out, 0xFF, separate.size());
@@ -201,7 +201,7 @@ class DemoRank {
     return seconds;
   }
 
-  /// This rank's experts. On a GPU this writes their weights into device memory.
+  /// Creates this rank's experts; on a GPU their weights are in device memory.
   ExpertMlp make_experts() {
     const ExpertShape shape{plan_.options.hidden, plan_.options.intermediate, count_};
     if (device_.on_host()) return {shape, weights_.source(first_)};
@@ -241,7 +241,7 @@ class DemoRank {
     return o;
   }
 
-  /// Seconds of a part of a step; on a GPU to the end of the enqueued work.
+  /// Seconds of one part of a step; on a GPU, until the enqueued work has ended.
   template <class F>
   double time_until_done(F&& part) {
     const Clock::time_point begin = Clock::now();
@@ -249,13 +249,13 @@ class DemoRank {
     device_.wait();
     return seconds_between(begin, Clock::now());
   }
-  /// Times a part that leaves no trace of its own, and records a span for it.
+  /// Times a part that is not traced otherwise and records a span for it.
   template <class F>
   double timed(const char* name, const char* unit, int64_t count, F&& part) {
     const Trace::Span span(&trace_, rank_, trace_.event(name, unit), count);
     return time_until_done(part);
   }
-  /// Ranks of one process may share a GPU: no rank may copy while another rank's kernel waits for its call.
+  /// Ranks of one process may share a GPU: no rank may copy while another rank's kernel waits for that rank's call.
   void meet() {
     if (device_.on_host()) return;
     device_.wait();
@@ -277,7 +277,7 @@ class DemoRank {
     return rows;
   }
 
-  /// `d` and `out`, the combine of its rows, are in host memory.
+  /// `d` and `out` (the combine of its rows) are in host memory.
   void add_checks(int64_t step, const Dispatched& d, const RowArray& out, const Routing& routing,
                   std::vector<CheckResult>& checks) {
     Scenario s = plan_.shape;
@@ -292,7 +292,7 @@ class DemoRank {
     checks.push_back(check_combined("combine of identity experts, bit by bit", s, rank_, out.row(0), expected));
   }
 
-  /// Choices of the gate on all ranks: each rank has only its own.
+  /// The gate's choices on all ranks; each rank has only its own.
   std::vector<Routing> gathered(const Routing& mine) {
     const size_t n = mine.topk_ids.size();
     const auto world = at(group_.size());
@@ -341,7 +341,7 @@ StepResult step_from(const json& j, const DemoPlan& plan) {
   return s;
 }
 
-/// Determines whether the library has a fused form of this layer on GPUs.
+/// Determines whether the library supports the fused form of this layer on the GPUs.
 void choose_fused(DemoPlan& plan) {
   try {
     (void)MoeLayer::memory_required(fused_config_of(plan), plan.shape.world, Backend::cuda);
@@ -409,7 +409,7 @@ DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress) {
       [&](Group& group, RankLink& link) {
         const std::shared_ptr<RankDevice> device =
             rank_device(group.rank(), plan.on_gpus() ? gpus : 0, plan.on_gpus() ? device_bytes(plan) : 0);
-        group.barrier();  // every rank has its stream and its memory before any rank waits for another one
+        group.barrier();  // every rank has its stream and memory before any rank waits for another
         return DemoRank(plan, group, link, *device).run();
       },
       [&](int rank, int64_t n, const std::string&) {

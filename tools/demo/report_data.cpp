@@ -18,10 +18,10 @@ namespace {
 
 using nlohmann::json;
 
-/// Traffic between ranks over all steps, and to the experts.
+/// Traffic over all steps, between ranks and to the experts.
 struct Traffic {
-  std::vector<std::vector<int64_t>> rows;    ///< [source][dest] one per (token, rank)
-  std::vector<std::vector<int64_t>> routes;  ///< [source][dest] one per (token, expert)
+  std::vector<std::vector<int64_t>> rows;    ///< [source][dest], one per (token, rank)
+  std::vector<std::vector<int64_t>> routes;  ///< [source][dest], one per (token, expert)
   std::vector<int64_t> experts;              ///< routes to each expert
   int64_t pairs = 0, routes_total = 0;
 };
@@ -95,7 +95,7 @@ json tiles(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traf
   return out;
 }
 
-/// Bars of the parts of a step. A fused layer is a single bar instead of the others.
+/// Bars for the parts of a step. A fused layer is one bar that replaces the others.
 json step_times(const DemoPlan& plan, const DemoOutcome& outcome) {
   json items = json::array();
   const auto add = [&](const char* name, double StepTimes::*phase, const char* category) {
@@ -109,7 +109,7 @@ json step_times(const DemoPlan& plan, const DemoOutcome& outcome) {
   return items;
 }
 
-/// Description of a worker's phase for readers of the report; "" for phases that the demo does not have.
+/// Description of a worker's phase for readers of the report; "" for phases that do not occur in the demo.
 std::string meaning_of(const std::string& phase) {
   static const std::map<std::string, std::string> meanings = {
       {"gate", "logits of the tokens, and the experts that they choose"},

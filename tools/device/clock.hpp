@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The clock and memory of one rank, on the host or on a GPU. Timed code is written once for both.
+// The clock and memory of one rank, on the host or on a GPU. The same timed code serves both.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@
 
 namespace switchyard::tool {
 
-/// How a GPU's clock times calls. In both cases the L2 cache is filled with other lines before each call.
+/// How a GPU's clock times calls. With either method the L2 cache is filled with unrelated lines before each call.
 enum class Timing {
   enqueued,  ///< from CUDA event to CUDA event around each call
   replayed,  ///< the call is part of a replayed graph and is timed inside the graph
 };
 
-/// Seconds of a limit by block shape: bare kernels move the rows of a routing. Empty on the host.
+/// Seconds of a limit, by block shape: bare kernels that move the rows of a routing. Empty on the host.
 using LimitTimes = std::vector<std::vector<double>>;
 
 class Clock {
@@ -31,42 +31,42 @@ class Clock {
   virtual double once(const std::function<void()>& call) = 0;
   /// Collective. Seconds of `n` runs of `call`, after `warmup` further ones. All ranks meet before each.
   virtual std::vector<double> time(const std::function<void()>& call, int64_t warmup, int64_t n) = 0;
-  /// Collective. Seconds of the first kernel of `call` alone. `call` must enqueue that kernel first. Empty on the host.
+  /// Collective. Seconds of only the first kernel of `call`, which `call` must enqueue first. Empty on the host.
   virtual std::vector<double> time_first_kernel(const std::function<void()>&, int64_t, int64_t) { return {}; }
   /// All ranks meet; on a GPU in stream order.
   virtual void meet() = 0;
-  /// Idles for that time: on the rank's own thread, or enqueued.
+  /// Idles for the given time: on the rank's own thread, or enqueued.
   virtual void idle(double microseconds) = 0;
-  /// Arithmetic that takes about that time when it runs alone: on the rank's own thread, or enqueued for all multiprocessors of
-  /// the rank.
+  /// Arithmetic that takes about the given time when nothing else runs: on the rank's own thread, or enqueued for all
+  /// multiprocessors of the rank.
   virtual void compute(double microseconds) = 0;
   /// Collective. Times of bare kernels on `sms` multiprocessors that write each token's row to all its destinations, or that
-  /// sum rows from there (bf16).
+  /// read and sum rows (bf16) from those destinations.
   virtual LimitTimes push_limits(size_t, int, int64_t, int64_t) { return {}; }
   virtual LimitTimes pull_limits(size_t, int, int64_t, int64_t) { return {}; }
   /// Collective. Seconds of a meeting of all ranks' GPUs, like the one that ends these kernels. Empty on the host.
   virtual std::vector<double> meeting_limit(int64_t, int64_t) { return {}; }
-  /// Collective. Seconds in which `sms` multiprocessors quantize the given number of bf16 rows of `hidden` columns, which stay
-  /// in shared memory. Empty on the host.
+  /// Collective. Seconds for `sms` multiprocessors to quantize the given number of bf16 rows of `hidden` columns, kept in
+  /// shared memory. Empty on the host.
   virtual std::vector<double> quantize_limit(int64_t, int64_t, int, int64_t, int64_t) { return {}; }
 };
 
 /// Maximum of --late-us.
 inline constexpr int64_t kMaxLateUs = 100'000;
-/// clock.time() of calls that rank 0 enters `late_us` after the others, counted from rank 0's entry. `self`: this rank.
+/// clock.time() of calls that rank 0 enters `late_us` after the others, measured from rank 0's entry. `self`: this rank.
 std::vector<double> time_entered_late(Clock& clock, int self, int64_t late_us, const std::function<void()>& call,
                                       int64_t warmup, int64_t n);
 
-/// Rows that the limits of a GPU's clock move.
+/// Rows moved by the limits of a GPU's clock.
 struct LimitRows {
   const measure::RowMoves* pushed = nullptr;  ///< by this rank; null: the clock has no limits
-  const measure::RowMoves* pulled = nullptr;  ///< null: the rows that push sends
+  const measure::RowMoves* pulled = nullptr;  ///< null: the rows of `pushed`
   int64_t tokens = 0;                         ///< on this rank
   size_t bytes = 0;                           ///< maximum that any rank receives
 };
 
 std::unique_ptr<Clock> make_host_clock(Group& group);
-/// Collective. GPUs only. Takes gpu_clock_bytes(rows.bytes) of each rank's heap. \throws UsageError if this build has no CUDA
+/// Collective, GPUs only. Takes gpu_clock_bytes(rows.bytes) of each rank's heap. \throws UsageError if this build has no CUDA
 /// code
 std::unique_ptr<Clock> make_gpu_clock(Group& group, Timing timing, const LimitRows& rows);
 /// Symmetric memory of the clock. \throws UsageError if this build has no CUDA code

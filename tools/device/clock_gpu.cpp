@@ -22,7 +22,7 @@ class BenchDevice final : public RankDevice {
     gpu_.write(device, host.data(), bytes);
   }
   void wait() const override { gpu_.wait(); }
-  void keep() override {}     // everything is kept
+  void keep() override {}     // nothing to do: all memory is kept
   void release() override {}  // memory is freed with the GpuRank
 
  private:
@@ -106,7 +106,7 @@ class GpuClock final : public Clock {
   LimitTimes limits(Launch launch, size_t row_bytes, int sms, int64_t warmup, int64_t n) {
     LimitTimes shapes;
     for (int shape = 0; shape < measure::kFloorShapes; ++shape) {
-      if (timing_ == Timing::replayed) {  // the first launch allocates memory, which a graph cannot
+      if (timing_ == Timing::replayed) {  // the first launch allocates memory, which is impossible during capture
         (gpu_.*launch)(tokens_, row_bytes, sms, shape);
         device_.wait();
       }

@@ -73,7 +73,7 @@ std::vector<double> time_entered_late(Clock& clock, int self, int64_t late_us, c
   const auto late = static_cast<double>(late_us);
   std::vector<double> seconds = clock.time(
       [&] {
-        clock.idle(self == 0 ? late : 0);  // on all ranks: equal numbers of launches
+        clock.idle(self == 0 ? late : 0);  // all ranks call it, for equal numbers of launches
         call();
       },
       warmup, n);

@@ -11,7 +11,7 @@
 
 namespace switchyard::tool {
 
-/// Owns the copies that `view` points to. Movable.
+/// Owns the copies to which `view` points. Movable.
 struct HostDispatched {
   Dispatched view;  ///< arrays that do not apply are empty, as on the CPU
   std::vector<std::byte> rows, scales;
@@ -21,8 +21,8 @@ struct HostDispatched {
   std::vector<uint8_t> dropped;
 };
 
-/// Copies the results of a dispatch from a GPU; on the host returns them as they are. `weighted`: the dispatch had weights.
-/// Waits for the GPU.
+/// Copies the results of a dispatch from a GPU and waits for it; on the host returns them unchanged. `weighted`: the dispatch
+/// had weights.
 HostDispatched copy_to_host(const Dispatched& d, bool weighted, const RankDevice& device);
 
 }  // namespace switchyard::tool

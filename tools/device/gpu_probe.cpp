@@ -15,7 +15,7 @@
 namespace switchyard::tool {
 namespace {
 
-// The parts of the driver API's C ABI that are used here. Numbers are CUdevice_attribute and CUdevice_P2PAttribute values.
+// The parts of the driver API's C ABI that this file uses. Numbers are CUdevice_attribute and CUdevice_P2PAttribute values.
 constexpr int kMultiprocessors = 16;
 constexpr int kPciBus = 33;
 constexpr int kComputeMajor = 75;
@@ -37,7 +37,7 @@ class Driver {
   Driver& operator=(const Driver&) = delete;
   explicit operator bool() const { return library_ != nullptr; }
 
-  /// Calls a driver function; returns -1 if this driver does not have it.
+  /// Calls a driver function. Returns -1 if this driver does not have the function.
   template <class... Args>
   int call(const char* name, Args... args) const {
     void* symbol = dlsym(library_, name);
@@ -54,7 +54,7 @@ class Driver {
   void* library_;
 };
 
-/// The word of the kernel module's banner that consists of digits and dots.
+/// The first word of the kernel module's banner that contains only digits and dots.
 std::string module_version() {
   std::ifstream in("/proc/driver/nvidia/version");
   std::string line;
@@ -106,7 +106,7 @@ void count_nvlinks(const Driver& driver, std::vector<Gpu>& gpus) {
   nvml.call("nvmlShutdown");
 }
 
-/// Initializes the driver; creates no context.
+/// Initializes the driver without creating a context.
 GpuProbe probe_in_process() {
   GpuProbe probe;
   probe.driver_version = module_version();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs of this machine, queried from the driver alone: no CUDA toolkit, no link-time dependency.
+// GPUs of this machine, queried only through the driver: no CUDA toolkit, no link-time dependency.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Gpu {
   bool file_descriptors = false;  ///< VMM allocations can be exported as POSIX file descriptors
   bool host_register = false;     ///< host memory can be registered (mapped for the GPU)
   int pci_bus = 0;
-  int nvlinks = -1;  ///< active ones; -1: unknown, NVML cannot be loaded
+  int nvlinks = -1;  ///< active links; -1: unknown, NVML cannot be loaded
 };
 
 struct GpuProbe {
@@ -36,8 +36,8 @@ struct GpuProbe {
   std::string names() const;
 };
 
-/// Queries the driver in a child process, so that this process can still fork ranks that use GPUs. Call it while this process
-/// has one thread.
+/// Queries the driver in a child process, so this process can still fork ranks that use GPUs. Call it while this process has
+/// one thread.
 GpuProbe probe_gpus();
 
 /// The GPUs of a run.
@@ -50,7 +50,7 @@ struct UsedGpus {
   const std::string& name() const { return probe.gpus.front().name; }
   nlohmann::json described() const;
 };
-/// For --backend cuda; like probe_gpus(). \throws UsageError if this build has no CUDA code, or without a usable GPU
+/// For --backend cuda; like probe_gpus(). \throws UsageError if this build has no CUDA code or there is no usable GPU
 UsedGpus gpus_to_use();
 
 }  // namespace switchyard::tool

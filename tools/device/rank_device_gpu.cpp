@@ -38,7 +38,7 @@ class CudaDevice final : public RankDevice {
     size_ = 0;
     check(cudaMalloc(reinterpret_cast<void**>(&arena_), bytes), "cudaMalloc of the rank's rows");
     size_ = bytes;
-    fill(arena_, 0, std::min<size_t>(bytes, 256));  // first use of a stream may wait for other ranks' kernels: not in a call
+    fill(arena_, 0, std::min<size_t>(bytes, 256));  // a stream's first use may wait for other ranks' kernels
     wait();
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard doctor`: capabilities and limitations of this machine, their reasons, and remedies.
+// `switchyard doctor`: capabilities and limitations of this machine, with reasons and remedies.
 #pragma once
 
 #include <cstdint>
@@ -32,24 +32,24 @@ std::vector<Finding> check_processes();
 std::vector<Finding> check_gpus();
 /// Findings about GPUs, from a probe of any machine. `heap_choice`: value of SWITCHYARD_CUDA_HEAP, or "".
 std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap_choice);
-/// Timers for traces: `ticks` is the resolution of each GPU's global timer, in nanoseconds.
+/// Timers for traces. `ticks`: resolution of each GPU's global timer in nanoseconds.
 Finding timer_finding(const std::vector<uint64_t>& ticks);
-/// GPU memory passed as file descriptors: `problems` of each GPU, "" if it works.
+/// GPU memory passed as file descriptors. `problems`: per GPU, "" if it works.
 Finding descriptor_finding(const std::vector<std::string>& problems);
-/// Expert compute on GPUs: each computes a few rows. `problems` of each, "" if the results equal the host's.
+/// Expert compute on GPUs: each computes a few rows. `problems`: per GPU, "" if the results equal the host's.
 std::vector<std::string> try_experts(int gpus);  ///< empty without CUDA code; not in a process that will fork ranks
 Finding experts_finding(const std::vector<std::string>& problems);
 /// Memory per rank of one normal-mode object: on the CPU, or on CUDA with `available` bytes on each GPU.
 Finding memory_finding(Backend backend, int world, uint64_t available);
-/// Judges the backend cuda by the findings above and by whether this build has it.
+/// Judges the backend cuda from the findings above and from whether this build includes it.
 Finding judge_cuda(const std::vector<Finding>& found, bool in_build);
-/// The tuning that groups would use. `devices`: those of this machine, named as in the keys of entries.
+/// The tuning that groups would use. `devices`: those of this machine, named like the keys of entries.
 Finding tuning_finding(const std::vector<std::string>& devices);
 std::vector<Finding> check_tuning();
 std::vector<Finding> check_libraries();
-/// Environment variables of this process: the rank that they define, and each variable.
+/// Environment variables of this process: the rank that they define, and the variables themselves.
 std::vector<Finding> check_environment();
-/// Judges the backends by the other findings.
+/// Judges the backends from the other findings.
 std::vector<Finding> judge_backends(const std::vector<Finding>& found);
 
 struct DoctorOptions {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Findings of doctor about environment variables.
+// doctor's findings about environment variables.
 #include <fmt/core.h>
 #include <unistd.h>
 
@@ -19,12 +19,12 @@ namespace {
 
 constexpr std::string_view kOwn = "SWITCHYARD_";
 
-/// Variables that the library and this tool read, without the prefix SWITCHYARD_.
+/// Variables read by the library and this tool, without the prefix SWITCHYARD_.
 const std::vector<std::string> kKnown = {"RANK", "WORLD_SIZE", "STORE", "JOB_TOKEN", "TUNING", "CUDA_HEAP", "DATA_DIR"};
-/// Variables that only scripts and tests of the project read, without those that begin with TEST_.
+/// Variables read only by scripts and tests of the project, except those that begin with TEST_.
 const std::vector<std::string> kOfDevelopers = {"WERROR",       "SEED",         "RANDOM_CALLS", "RANDOM_EXCHANGES",
                                                 "QUEUED_CALLS", "GPU_OPTIONAL", "BUNDLE_GPU"};
-/// Any of these variables requests a rank of a group.
+/// Each of these variables requests a rank of a group.
 constexpr const char* kRankVariables[] = {"SWITCHYARD_RANK",      "SWITCHYARD_WORLD_SIZE", "RANK",        "WORLD_SIZE",
                                           "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",  "SLURM_PROCID"};
 
@@ -37,7 +37,7 @@ bool is_set(const char* name) {
   return value != nullptr && *value != '\0';
 }
 
-/// The rank that Group::from_environment would give to this process.
+/// The rank that Group::from_environment would assign to this process.
 Finding rank_finding() {
   Finding f{"Environment", "rank of a group", Verdict::ok, "", "", ""};
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finding of doctor about expert compute on GPUs: a small product on each GPU, compared with the host's.
+// doctor's finding about expert compute on GPUs: a small product on each GPU, compared with the host's result.
 #include <fmt/core.h>
 
 #include <cmath>
@@ -27,7 +27,7 @@ double widened(uint16_t bf16) {
   return static_cast<double>(value);
 }
 
-/// Distance relative to `expected`, in Euclidean norms.
+/// Euclidean norm of the difference, relative to that of `expected`.
 double relative_distance(const std::vector<uint16_t>& got, const std::vector<uint16_t>& expected) {
   double error = 0, norm = 0;
   for (size_t i = 0; i < got.size(); ++i) {
@@ -38,7 +38,7 @@ double relative_distance(const std::vector<uint16_t>& got, const std::vector<uin
   return std::sqrt(error / norm);
 }
 
-/// Outputs of the experts for the same rows on any `device`. Rows without an expert stay 0.
+/// Outputs of the experts for the same rows on any `device`. Rows without an expert remain 0.
 std::vector<uint16_t> outputs_on(RankDevice& device) {
   const ExpertWeights weights(1, kShape.hidden, kShape.intermediate);
   const auto size = static_cast<size_t>(kShape.hidden * kShape.intermediate);

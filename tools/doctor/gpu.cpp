@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Findings of doctor about GPUs: driver information, and the timer as a kernel observes it.
+// doctor's findings about GPUs: driver information, and the timer as read by a kernel.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -127,7 +127,7 @@ Finding atomics_finding(const GpuProbe& p) {
   return f;
 }
 
-/// The kind of heap that a group on these GPUs would have, decided as in heap/gpu.
+/// The kind of heap that a group on these GPUs would use, decided as in heap/gpu.
 Finding heap_finding(const GpuProbe& p, const std::string& choice) {
   const auto exports = [](const Gpu& g) { return g.virtual_memory && g.file_descriptors; };
   const bool all = std::all_of(p.gpus.begin(), p.gpus.end(), exports);

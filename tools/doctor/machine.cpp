@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Findings of doctor about CPU, memory and processes.
+// doctor's findings about CPU, memory and processes.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/mman.h>
@@ -41,7 +41,7 @@ std::set<std::string> cpu_flags() {
   return flags;
 }
 
-/// The bracketed word of "always [madvise] never".
+/// The word in brackets in "always [madvise] never".
 std::string chosen(const std::string& line) {
   const size_t open = line.find('[');
   const size_t close = line.find(']');
@@ -62,7 +62,7 @@ Finding feature(const std::set<std::string>& flags, const char* name, std::initi
   return f;
 }
 
-/// Creates a memfd segment like the process backend, and reports the call that failed.
+/// Creates a memfd segment like the process backend and reports which call failed, if any.
 Finding try_memfd() {
   Finding f{"Processes", "shared memory (memfd)", Verdict::ok, "memfd_create, fallocate and mmap work", "", ""};
   const int fd = memfd_create("switchyard-doctor", MFD_CLOEXEC);

@@ -23,10 +23,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kMaxMeasuredRanks = 8;  ///< on a CPU; further ranks share its cores in the same way
+constexpr int kMaxMeasuredRanks = 8;  ///< on a CPU; ranks beyond this share its cores in the same way
 constexpr int64_t kEmptyCalls = 200, kWarmup = 20;
 
-/// Measurements of a rank: calls without tokens.
+/// Measurements of one rank: calls without tokens.
 json empty_calls(Group& group, const NormalConfig& config, Clock& clock) {
   NormalExchange exchange(group, config);
   void* const stream = clock.device().stream();
@@ -51,7 +51,7 @@ RankJob empty_job(const NormalConfig& config, int world, Backend backend) {
   if (backend == Backend::cuda) {
     job.group.heap_bytes += gpu_clock_bytes(0);
   } else {
-    job.group.num_warps = 1;  // the time to wake others is a separate number
+    job.group.num_warps = 1;  // the time to wake further workers is a separate number
   }
   return job;
 }

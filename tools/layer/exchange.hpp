@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange of a layer in normal or low-latency mode: rows travel to experts and back. Experts read the rows that a dispatch
-// delivered and write the rows that combine reads: nothing is copied between the calls.
+// The exchange of a layer in normal or low-latency mode: rows travel to experts and back. Experts read the dispatched rows and
+// write the rows for combine in place: nothing is copied between the calls.
 #pragma once
 
 #include <cstddef>
@@ -19,17 +19,17 @@ namespace switchyard::tool {
 /// Selects the mode by its config. The tokens are bf16.
 using LayerExchangeConfig = std::variant<NormalConfig, LowLatencyConfig>;
 
-/// Normal mode: bf16 rows of the scenario, which must have its routes; expert-major.
+/// Normal mode: bf16 rows of the scenario, expert-major. The scenario must have its routes.
 NormalConfig layer_normal_config(const Scenario& s);
 /// Low-latency mode for the same rows. `quantize`, if not none: rows travel as fp8 with these scales.
 LowLatencyConfig layer_low_latency_config(const Scenario& s, ScaleKind quantize = ScaleKind::none);
 
 /// Symmetric memory per rank.
 size_t exchange_heap_bytes(const LayerExchangeConfig& config, int world, Backend backend);
-/// Maximum number of expert rows on the rank with the most experts. The array always has that many rows.
+/// Maximum number of expert rows on any rank. The array always has that many rows.
 int64_t exchange_max_rows(const LayerExchangeConfig& config, int world);
 
-/// The tokens of a rank, in memory of its device.
+/// The tokens of a rank, in memory of the rank's device.
 struct LayerInput {
   ConstRows x;
   ExpertIds ids;
@@ -39,9 +39,9 @@ struct LayerInput {
 class LayerExchange {
  public:
   virtual ~LayerExchange() = default;
-  /// Collective. Invalidates the results of an earlier dispatch.
+  /// Collective. Invalidates the results of earlier dispatches.
   virtual void dispatch(const LayerInput& input) = 0;
-  /// Results of the last dispatch, the position of its rows, and the output rows of the experts.
+  /// Results of the last dispatch, the positions of its rows, and the output rows of the experts.
   virtual ConstRows x() const = 0;
   virtual ExpertRows rows() const = 0;
   virtual Rows y() const = 0;
@@ -49,8 +49,8 @@ class LayerExchange {
   virtual void combine(CombineOrder order, void* out) = 0;
 };
 
-/// Collective. Calls are enqueued on `stream`. `quantize`: scales of the rows that a dispatch sends; low-latency mode takes
-/// them from the config.
+/// Collective. Calls are enqueued on `stream`. `quantize`: scales of the rows that a dispatch sends; low-latency mode ignores
+/// it and uses its config.
 std::unique_ptr<LayerExchange> make_layer_exchange(const LayerExchangeConfig& config, ScaleKind quantize, Group& group,
                                                    CallSms sms, void* stream);
 

@@ -9,7 +9,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// Options of experts on the host: no routes, because forward_rank_major is not called.
+/// Options of experts on the host. Routes are not needed: forward_rank_major is not called.
 ExpertOptions host_options() {
   ExpertOptions o;
   o.route_scratch_bytes = 0;

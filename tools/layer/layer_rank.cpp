@@ -14,7 +14,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// Shape of a rank's experts; by default of rank 0, which has the most experts.
+/// Shape of a rank's experts; by default of rank 0, which has the maximum number of experts.
 ExpertShape shape_of(const LayerSpec& spec, int rank = 0) {
   const Scenario& s = spec.scenario;
   return {s.hidden, spec.intermediate, s.first_expert(rank + 1) - s.first_expert(rank)};
@@ -55,7 +55,7 @@ FusedMoeConfig halves_config(const MoeLayerConfig& layer) {
   return c;
 }
 
-/// A device allocates a minimum even if there is nothing to store.
+/// A device allocates a minimum size even for empty buffers.
 size_t some(size_t bytes) { return std::max<size_t>(bytes, 16); }
 
 }  // namespace
@@ -126,14 +126,14 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   const size_t bytes = some(at(mine.num_tokens * spec.scenario.hidden) * dtype_bytes(kLayerType));
   rows_ = device_.allocate(bytes);
   out_ = device_.allocate(bytes);
-  group_.barrier();  // every rank has its memory before any rank waits for another one, which may share its GPU
+  group_.barrier();  // every rank has its memory before any rank waits for another, which may share its GPU
   exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
   if (spec.fused) make_fused();
 }
 
 void LayerRank::make_fused() {
   const void *w13 = experts_.w13(), *w2 = experts_.w2();
-  std::vector<uint16_t> gate_up, down;  // on the host: the layer packs them
+  std::vector<uint16_t> gate_up, down;  // on the host: the layer packs these weights
   if (device_.on_host()) {
     const ExpertShape shape = shape_of(spec_, rank_);
     const size_t each = at(shape.hidden * shape.intermediate);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One rank of an MoE layer, on the CPU or a GPU: dispatch, experts and combine in separate calls, and the same layer in one
-// call (MoeForm::fused). Rows and weights have a closed form. Results are checked against one rank that computes everything
-// without exchange.
+// call (MoeForm::fused). Rows and weights have a closed form. Results are checked against a single rank that computes
+// everything without an exchange.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace switchyard::tool {
 
-/// A layer; equal on all ranks.
+/// A layer, equal on all ranks.
 struct LayerSpec {
   Scenario scenario;  ///< expert-major, with its routes
   int64_t intermediate = 0;
@@ -29,11 +29,11 @@ struct LayerSpec {
   /// low-latency exchange must be configured for them.
   ScaleKind quantize = ScaleKind::none;
   bool fused = false;   ///< the rank also has the fused form: only if why_not_fused() is empty
-  bool halves = false;  ///< and, on GPUs, its two halves as separate calls with separate memory
+  bool halves = false;  ///< and, on GPUs, also its two halves as separate calls with separate memory
   int fused_sms = 0;    ///< GPUs: multiprocessors of a fused call; 0: the library's default
 };
-/// The library's reason why it has no fused form of a layer. Empty if it has one, as far as that is known before a group
-/// exists; see also LayerRank::why_not_fused().
+/// The library's reason if it has no fused form of a layer, else empty, as far as this can be determined before a group exists.
+/// See also LayerRank::why_not_fused().
 std::string why_not_fused(const LayerSpec& spec);
 /// Widths that experts on GPUs accept: multiples of 16 in fp8, else of 8.
 bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quantize);
@@ -41,14 +41,14 @@ bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quanti
 void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize);
 /// Symmetric memory per rank.
 size_t layer_heap_bytes(const LayerSpec& spec);
-/// Further device memory, of the rank that takes most.
+/// Further device memory: the maximum of any rank.
 size_t layer_device_bytes(const LayerSpec& spec);
-/// Memory of the fused form alone, of the rank that takes most.
+/// Memory of the fused form by itself: the maximum of any rank.
 size_t layer_fused_bytes(const LayerSpec& spec);
 
 class LayerRank {
  public:
-  /// Collective. `device` must have space for layer_device_bytes(spec). `device` and `spec` must outlive this.
+  /// Collective. `device` must have space for layer_device_bytes(spec). `device` and `spec` must outlive this object.
   LayerRank(const LayerSpec& spec, Group& group, RankDevice& device);
 
   /// Collective. Sets the inputs of data set `set`, and fills the outputs with NaN.
@@ -63,22 +63,22 @@ class LayerRank {
   /// layer() with CombineOrder::per_route in one call; only if fuses().
   void fused();
   bool fuses() const { return fused_.has_value(); }
-  /// The two halves, to be called alternately; only if has_halves(). The second one writes the outputs.
+  /// The two halves, to be called alternately; only if has_halves(). The second half writes the outputs.
   void dispatch_up();
   void down_combine();
   bool has_halves() const { return halves_.has_value(); }
-  /// The library's reason if the spec requests the fused form and it is unavailable. Equal on all ranks.
+  /// The library's reason if the spec requests the fused form but the form is unavailable. Equal on all ranks.
   const std::string& why_not_fused() const { return why_not_fused_; }
   int rank() const { return rank_; }
-  /// Rows that the last dispatch delivered, as far as the host knows.
+  /// Number of rows in the last dispatch, as far as the host knows it.
   int64_t delivered() const { return exchange_->x().rows; }
-  /// Whether up() and down() can be called instead of experts(): on GPUs.
+  /// Whether up() and down() can be called instead of experts(); true on GPUs.
   bool in_parts() const { return experts_.in_parts(); }
 
-  /// Waits. Returns the outputs, [T, H].
+  /// Waits, then returns the outputs, [T, H].
   std::vector<std::byte> outputs() const;
-  /// Local. Compares `outputs`, returned by outputs() after prepare(set) and a layer, with the single-rank reference, for
-  /// `max_tokens` evenly spread tokens that `threads` threads compute.
+  /// Local. Compares `outputs`, returned by outputs() after prepare(set) and a layer, with the single-rank reference for
+  /// `max_tokens` evenly spread tokens, using `threads` threads.
   CheckResult check(const std::string& name, const std::vector<std::byte>& outputs, int64_t max_tokens, int threads) const;
 
  private:

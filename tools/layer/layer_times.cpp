@@ -18,7 +18,7 @@ struct Interval {
   double length() const { return std::max(0.0, end - begin); }
 };
 
-/// One call, and the parts of its rank's spans inside it.
+/// One call, and the parts of the rank's spans that lie inside it.
 struct Call {
   Interval time;
   std::vector<Interval> ups, downs, sums, waits, communication;
@@ -91,7 +91,7 @@ void for_each_part(const TraceSlice& s, std::vector<Call>& calls, Each each) {
     if (const Interval part = part_of(s, *call); part.length() > 0) each(*call, part);
 }
 
-/// Adds the parts of spans to their calls, and returns the workers that multiply or sum. Adds waits of these workers only.
+/// Adds the parts of spans to their calls and returns the workers that multiply or sum. Waits are added only for these workers.
 std::set<int> place(const Spans& spans, std::vector<Call>& calls) {
   std::set<int> workers;
   for (const TraceSlice* s : spans)

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times of fused layers from a trace: the work of their warps, and the share of the communication that overlaps with the
-// products.
+// Times of fused layers from a trace: the work of their warps, and the share of communication that overlaps with the products.
 #pragma once
 
 #include <cstdint>
@@ -15,38 +14,38 @@
 
 namespace switchyard::tool {
 
-/// Times of one rank, as means over its calls. A call is a span `layer`; only the parts of worker spans inside it count.
+/// Times of one rank, averaged over its calls. A call is a `layer` span; only the parts of worker spans inside it are counted.
 struct LayerTimes {
   int rank = 0;
   int64_t calls = 0;
   double call_us = 0;
-  /// Over calls with products: from the begin of the call to that of the first `expert_up`, and from the end of the last
-  /// `expert_down` to that of the call. 0 if no call has products.
+  /// Mean over calls with products: from the beginning of the call to the beginning of the first `expert_up`, and from the end
+  /// of the last `expert_down` to the end of the call. 0 if no call has products.
   double before_up_us = 0, after_down_us = 0;
   /// Number of workers that multiply or sum: those with an `expert_up`, `expert_down` or `sum_returned` in any of the calls.
   int workers = 0;
-  /// Work of these workers, as shares of their number times the time of the calls. The remaining time is not recorded.
+  /// Shares of these workers' total time (their number times the duration of the calls). The rest of that time is not recorded.
   double up_share = 0, down_share = 0, sum_share = 0, wait_share = 0;
   /// Sum of `pull_rows` and `return_rows` over all workers, per call; and the part of it during which any worker of the same
-  /// rank is in an `expert_up` or `expert_down`.
+  /// rank is in `expert_up` or `expert_down`.
   double communication_us = 0, hidden_us = 0;
 
   double product_share() const { return up_share + down_share; }
   double hidden_share() const { return communication_us > 0 ? hidden_us / communication_us : 0; }
 };
 
-/// Ranks ascend; those without a counted `layer` have no entry. `slices`: a result of Trace::slices(). `left_out`: number of
-/// first calls of each rank that do not count.
+/// Ranks ascend; ranks without a counted `layer` have no entry. `slices`: a result of Trace::slices(). `left_out`: number of
+/// initial calls of each rank to skip.
 std::vector<LayerTimes> layer_times(const std::vector<TraceSlice>& slices, size_t left_out = 0);
 
 /// Options that record all warps of `sms` multiprocessors of a GPU, or the workers of a rank on the host.
 TraceOptions layer_trace_options(Backend backend, int64_t sms, int64_t blocks, int64_t warps);
 /// Collective. Records `calls` fused layers, at least 2, and returns this rank's times without the first call, which takes
-/// longer on a GPU than those that follow immediately. Returns one entry, or none if records were lost.
+/// longer on a GPU than immediately following ones. Returns one entry, or none if records were lost.
 std::vector<LayerTimes> record_layers(Group& group, const RankDevice& device, const TraceOptions& options, int calls,
                                       const std::function<void()>& call);
 
-/// Times as documents contain them: an object per rank.
+/// Times in the form used in documents: one object per rank.
 nlohmann::json layer_times_json(const std::vector<LayerTimes>& times);
 /// Parses one of these objects.
 LayerTimes layer_times_from(const nlohmann::json& encoded);

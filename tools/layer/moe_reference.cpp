@@ -13,8 +13,8 @@
 #include "oracle/numbers.hpp"
 #include "run/index.hpp"
 
-// The loops below are compiled for several instruction sets if the compiler supports selection at run time. Sanitizers cannot
-// instrument that.
+// The loops below are compiled for several instruction sets if the compiler supports selection at run time, which sanitizers
+// cannot instrument.
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define SWITCHYARD_MULTIVERSION __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
 #else
@@ -30,7 +30,7 @@ struct Route {
   float weight;
 };
 
-constexpr int64_t kBlock = 64;  // columns whose sums stay in registers or the L1 cache
+constexpr int64_t kBlock = 64;  // number of columns whose sums stay in registers or the L1 cache
 
 /// Sums of kRows rows of a [.., depth] with kBlock columns of b [depth, cols], written to out.
 template <int kRows>
@@ -66,9 +66,8 @@ int64_t padded(int64_t cols) { return (cols + kBlock - 1) / kBlock * kBlock; }
 
 constexpr int64_t kTile = 32;
 
-/// float32 [cols, padded(rows)] of a bf16 [rows, cols]; padding is zero. Works in tiles, so that both sides stay in the cache.
-/// `values_of(row, col)` returns the values that the elements from there on represent, up to the next multiple of kTile
-/// columns.
+/// float32 [cols, padded(rows)] of a bf16 [rows, cols]; padding is zero. Works in tiles, so both sides stay in the cache.
+/// `values_of(row, col)` returns the values represented by the elements from (row, col) to the next multiple of kTile columns.
 template <class ValuesOf>
 void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, std::vector<float>& to,
                const ValuesOf& values_of) {
@@ -166,7 +165,7 @@ class ExpertWorker {
     return std::sqrt(moved);
   }
   static double square(float v) { return static_cast<double>(v) * static_cast<double>(v); }
-  /// Maximum deviation of a sum of the first product from the reference's, relative to the magnitude of these sums: the tensor
+  /// Maximum deviation of a sum of the first product from the reference, relative to the magnitude of these sums: the tensor
   /// cores add fp8 products with 14 bits, 128 at a time.
   static constexpr double kSumMoves = 1.0 / 2048;
 
@@ -178,8 +177,8 @@ class ExpertWorker {
   std::vector<double> w2_norms_, ambiguity_;  ///< w2_norms_: squared, of columns
 };
 
-/// The weight with which route `i` moves its token, among the routes of an expert in token order. If a token names an expert
-/// several times, its first route has the sum of their weights.
+/// The weight of route `i` for its token, among the routes of an expert in token order. If a token names an expert several
+/// times, its first route has the sum of their weights.
 double weight_of_run(const std::vector<Route>& routes, size_t i) {
   const auto same = [&](size_t a, size_t b) { return routes[a].rank == routes[b].rank && routes[a].token == routes[b].token; };
   if (i > 0 && same(i - 1, i)) return 0;

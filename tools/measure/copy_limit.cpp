@@ -22,7 +22,7 @@ constexpr size_t kBlock = size_t{8} << 20;  // one memcpy: long enough for the C
 constexpr int kMinPasses = 5;
 constexpr int kMaxPasses = 200;
 
-/// Anonymous memory, on large pages if the system grants them.
+/// Anonymous memory, on large pages if available.
 class Buffer {
  public:
   explicit Buffer(size_t bytes) : bytes_(bytes) {
@@ -45,7 +45,8 @@ void copy_in_pieces(std::byte* to, const std::byte* from, size_t bytes, size_t p
   for (size_t at = 0; at < bytes; at += piece) std::memcpy(to + at, from + at, std::min(piece, bytes - at));
 }
 
-/// Copies with ordinary 16-byte loads and stores, which allocate in the caches. volatile keeps the loop from becoming a memcpy.
+/// Copies with ordinary 16-byte loads and stores, which allocate in the caches. volatile prevents the loop from becoming a
+/// memcpy.
 void copy_with_stores(std::byte* to, const std::byte* from, size_t bytes) {
   typedef long long Vector __attribute__((vector_size(16)));
   const auto* source = reinterpret_cast<const Vector*>(from);
@@ -94,7 +95,7 @@ CopyLimit measure_copy_limit(const Machine& machine, const CopyLimitOptions& opt
   const Buffer source(limit.bytes);
   const Buffer target(limit.bytes);
   std::barrier<> gate(static_cast<std::ptrdiff_t>(num_threads) + 1);
-  const Method* method = nullptr;  // written by this thread between two passes
+  const Method* method = nullptr;  // this thread writes it between two passes
   const auto work = [&](size_t index) {
     pin_thread(share_of_cpus(machine, static_cast<int>(index), static_cast<int>(num_threads)));
     std::byte* from = source.data() + index * slice;
@@ -117,7 +118,7 @@ CopyLimit measure_copy_limit(const Machine& machine, const CopyLimitOptions& opt
     for (int pass = -1; pass < kMaxPasses && (pass < kMinPasses || sum < share); ++pass) {
       method = &m;
       const Clock::time_point begin =
-          Clock::now();  // before the gate: the first pass also waits for page faults and is dropped
+          Clock::now();  // before the gate: the first pass also includes page faults and is discarded
       gate.arrive_and_wait();
       gate.arrive_and_wait();
       const double took = std::chrono::duration<double>(Clock::now() - begin).count();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The limit against which exchanges are compared: the rate at which this machine's cores copy memory that no cache holds.
+// The limit for exchanges: the rate at which this machine's cores copy memory that is not in any cache.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct CopyRate {
 
 struct CopyLimit {
   int threads = 0;
-  size_t bytes = 0;  ///< source bytes of all threads together
+  size_t bytes = 0;  ///< source bytes of all threads
   std::vector<CopyRate> rates;
   const CopyRate& best() const;
 };
@@ -30,14 +30,14 @@ struct CopyLimit {
 struct CopyLimitOptions {
   int threads = 1;        ///< thread i is pinned to share_of_cpus(machine, i, threads)
   size_t row_bytes = 0;   ///< > 0: also measure copies of rows of this size, as in an exchange
-  double seconds = 1.0;   ///< approximate time of all methods together
+  double seconds = 1.0;   ///< approximate duration of all methods together
   double llc_factor = 4;  ///< source bytes = factor * last-level cache; the destination has the same size. Together they take
-                          ///< at most a quarter of the available memory, and the source at most the bytes that 10 GB/s copy
-                          ///< twice per method in `seconds`: with little memory or time, caches may hold them
+                          ///< at most a quarter of the available memory, and the source at most the number of bytes that 10
+                          ///< GB/s copies twice per method in `seconds`; with little memory or time, caches may hold them
 };
 
-/// Methods: the C library's memcpy over long blocks (it usually bypasses the caches), memcpy row by row, and a loop of ordinary
-/// vector stores. The fastest is the limit. `on_progress`, if given, receives the finished fraction.
+/// Methods: the C library's memcpy over long blocks (which usually bypasses the caches), memcpy row by row, and a loop of
+/// ordinary vector stores. The fastest one defines the limit. `on_progress`, if given, receives the finished fraction.
 CopyLimit measure_copy_limit(const Machine& machine, const CopyLimitOptions& options,
                              const std::function<void(double)>& on_progress = {});
 

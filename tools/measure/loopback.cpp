@@ -77,7 +77,8 @@ size_t moved(ssize_t n, const char* what) {
   return 0;
 }
 
-/// One end of a connection as in a rank: the library's carrier, and as many chunks in each direction as a ring of rounds has.
+/// One end of a connection, set up as in a rank: the library's carrier, and as many chunks in each direction as a ring of
+/// rounds has.
 class RailEnd {
  public:
   explicit RailEnd(Socket socket) : memory_(2 * kSlots * kChunk, std::byte{1}) {
@@ -86,8 +87,8 @@ class RailEnd {
     carrier_ = detail::make_socket_carrier(std::move(sockets));
   }
 
-  /// Runs rounds of one chunk in each direction, at least one. After each round `last(round)` returns the number of the last
-  /// round. Both ends must get the same number, at least kSlots after the round in which it was first returned.
+  /// Runs at least one round of one chunk in each direction. After each round `last(round)` returns the number of the final
+  /// round. Both ends must receive the same number, at least kSlots after the round in which it is first returned.
   template <class Last>
   void rounds(const Last& last) {
     uint64_t posted = 0;
@@ -106,7 +107,7 @@ class RailEnd {
     const detail::PeerTransfer transfer{0, {slot, kChunk}, {slot + kChunk, kChunk}};
     carrier_->post(round, {&transfer, 1}, nullptr);
   }
-  /// Polls as often as a rank that waits for a round.
+  /// Polls as often as a rank does when it waits for a round.
   void await(uint64_t round) {
     const Clock::time_point begin = Clock::now();
     for (int64_t polls = 0;; ++polls) {
@@ -136,7 +137,7 @@ void on_both_ends(int pairs, const Work& work) {
         work(socket, first, pair);
       } catch (...) {
         if (!reported.test_and_set()) problem = std::current_exception();
-        for (const auto& link : links) ::shutdown(link.first.get(), SHUT_RDWR);  // ends threads that wait for this one
+        for (const auto& link : links) ::shutdown(link.first.get(), SHUT_RDWR);  // ends threads that wait for this thread
       }
     });
   };
@@ -148,9 +149,9 @@ void on_both_ends(int pairs, const Work& work) {
   if (problem) std::rethrow_exception(problem);
 }
 
-/// Rate of one direction of one pair, in 1e9 bytes per second, while all pairs swap.
+/// Rate of one direction of one pair in 1e9 bytes per second, while all pairs exchange data.
 double swap_rate(int pairs, double seconds) {
-  constexpr uint64_t kMore = 8;  ///< rounds after the decision to end: the other end has posted fewer
+  constexpr uint64_t kMore = 8;  ///< rounds after the decision to end; the other end has posted fewer
   struct Pair {
     std::atomic<uint64_t> last{UINT64_MAX};
   };
@@ -171,7 +172,7 @@ double swap_rate(int pairs, double seconds) {
   return sum / pairs;
 }
 
-/// Time of one direction, and the part of it that the sender's call takes, in microseconds.
+/// Time of one direction, and its part inside the sender's call, in microseconds.
 std::pair<double, double> answer_times() {
   double us = 0, post_us = 0;
   on_both_ends(1, [&](Socket& socket, bool first, int) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine of a measurement: CPU, cores available to this process, caches, memory.
+// The machine on which a measurement runs: CPU, cores available to this process, caches, memory.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +36,8 @@ Machine this_machine();
 /// Restricts the calling thread to these CPUs; threads that it creates inherit the restriction. An empty list changes nothing.
 void pin_thread(const std::vector<int>& cpus);
 
-/// CPUs for worker `index` of `count`: an even, contiguous share of the machine's, or a single one if there are fewer CPUs than
-/// workers.
+/// CPUs for worker `index` of `count`: an even, contiguous share of the machine's CPUs, or a single CPU if there are fewer CPUs
+/// than workers.
 std::vector<int> share_of_cpus(const Machine& machine, int index, int count);
 
 /// Current time in UTC, as 2026-01-31T12:00:00Z.

@@ -34,8 +34,8 @@ std::vector<int32_t> scattered_ids() {
   return ids;
 }
 
-/// The plan of a dispatch in which both ranks have the same ids. As in a program that does other work between its calls, each
-/// plan creates its handle in memory that no cache holds.
+/// The plan of a dispatch in which both ranks have the same ids. As in a program that does other work between calls, each plan
+/// creates its handle in memory that is not in any cache.
 class Planning {
  public:
   Planning() {
@@ -47,7 +47,7 @@ class Planning {
     }
   }
 
-  /// The work of a sender. \returns seconds
+  /// A sender's work. \returns seconds
   double plan() {
     ++turn_;
     detail::HandleData& h = handles_[turn_ % kHandles];
@@ -70,14 +70,14 @@ class Planning {
     h.weights.assign(weights_.begin(), weights_.end());
     return seconds_since(begin);
   }
-  /// The part of each record that a sender's workers write, among the rows that they write: a record's stores miss the caches
-  /// and queue with those of the rows for memory. The arithmetic is that of protocol/normal/dispatch_direct.hpp: each entry
-  /// looks up the address of its destination. \returns seconds by which rows with records take longer than rows alone
+  /// Writing of records by a sender's workers, interleaved with their rows: the stores to records miss the caches and compete
+  /// with the stores to rows for memory. The arithmetic is that of protocol/normal/dispatch_direct.hpp: each entry looks up the
+  /// address of its destination. \returns the additional seconds that rows with records take compared with rows only
   double write() {
     const double rows = send(false);
     return send(true) - rows;
   }
-  /// The work of a receiver for as many records. \returns seconds
+  /// A receiver's work for the same number of records. \returns seconds
   double read() {
     detail::HandleData& h = handles_[turn_ % kHandles];
     const Clock::time_point begin = Clock::now();
@@ -144,7 +144,7 @@ class Planning {
   std::vector<std::byte> cold_ = std::vector<std::byte>(kBlocks * block_bytes());
   std::vector<Block> blocks_ = std::vector<Block>(kWorld);
   size_t turn_ = 0, block_ = 0;
-  volatile int topk_ = kTopk;  // volatile: the library has no constant here
+  volatile int topk_ = kTopk;  // volatile: topk is not a constant in the library either
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time in which a rank plans a dispatch on the CPU: the library's own planning functions, without a group and without rows.
+// Time for a rank to plan a dispatch on the CPU, using the library's own planning functions, without a group and without rows.
 #pragma once
 
 #include "measure/machine.hpp"
@@ -9,7 +9,7 @@ namespace switchyard::measure {
 /// Nanoseconds. A record contains the destination of each of its token's K routes.
 struct PlanningTimes {
   double route_ns = 0;         ///< sender: planning a route
-  double record_write_ns = 0;  ///< sender: writing one of the K entries of a record, to memory that no cache holds
+  double record_write_ns = 0;  ///< sender: writing one of the K entries of a record to memory that is not in any cache
   double record_read_ns = 0;   ///< receiver: reading one entry of a record
 };
 

@@ -35,7 +35,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Rows of one worker: memory of a program, or of a heap, which requests large pages from the system.
+/// Rows of one worker: memory of a program, or of a heap (which requests large pages from the system).
 class Rows {
  public:
   Rows(size_t rows, bool heap) : rows_(rows) {
@@ -61,7 +61,7 @@ class Rows {
   size_t rows_;
 };
 
-/// Memory of one worker: rows of its program, which a dispatch reads and a combine writes, and rows of its heap.
+/// Memory of one worker: rows of its program (read by a dispatch, written by a combine) and rows of its heap.
 struct Worker {
   explicit Worker(size_t rows)
       : program(rows, false), heap(rows, true), scratch(kHidden * 2), scales(rows * kQuantizedPlaces * kScaleBytes) {}
@@ -69,10 +69,10 @@ struct Worker {
   std::vector<std::byte> scratch, scales;
 };
 
-/// A pass of a worker over its `n` rows. `next` is the worker whose memory is at the other end of a link.
+/// A worker's pass over its `n` rows. `next`: the worker whose memory is at the other end of a link.
 using Pass = std::function<void(Worker& mine, Worker& next, size_t n)>;
 
-/// Copies each source row to `places` rows in separate ranges, like the memories of ranks.
+/// Copies each source row to `places` rows in separate ranges, like those of different ranks' memories.
 void copy_pass(Worker& mine, size_t n, int places) {
   bool streamed = false;
   for (size_t i = 0; i < n; ++i) {
@@ -103,7 +103,7 @@ void sum_pass(Worker& mine, size_t n, int places) {
   if (streamed) detail::flush_streams();
 }
 
-/// Like a dispatch that quantizes: into a row that stays in the cache, and from there with its scales to separate places.
+/// Like a quantizing dispatch: quantizes into a row that stays in the cache, then copies it with its scales to separate places.
 void quantize_pass(Worker& mine, size_t n) {
   auto* const q = reinterpret_cast<uint8_t*>(mine.scratch.data());
   std::byte* const row_scales = mine.scratch.data() + kHidden;
@@ -121,7 +121,7 @@ void quantize_pass(Worker& mine, size_t n) {
   if (streamed) detail::flush_streams();
 }
 
-/// Workers of which some or all make passes over their rows.
+/// Workers, some or all of which make passes over their rows.
 class Crew {
  public:
   Crew(const Machine& machine, int workers, size_t rows) : gate_(workers + 1) {
@@ -194,7 +194,7 @@ RowRate row_rate(Crew& crew, int active, bool sums, double budget) {
   return rate_of_line(ns_per_byte, sums);
 }
 
-/// Rate in source bytes of `active` workers: the time of quantizing and writing rows, less the time of writing at `write_gbs`.
+/// Rate in source bytes of `active` workers: the time to quantize and write rows, less the time to write them at `write_gbs`.
 double quantize_rate(Crew& crew, int active, double write_gbs, double budget) {
   const size_t n = crew.rows();
   const double seconds = crew.seconds([](Worker& mine, Worker&, size_t rows) { quantize_pass(mine, rows); }, active, n, budget);
@@ -203,7 +203,7 @@ double quantize_rate(Crew& crew, int active, double write_gbs, double budget) {
   return rows * kRowBytes * 1e-9 / std::max(seconds - writing, seconds * 0.1);
 }
 
-/// One-way time in microseconds: two threads answer each other.
+/// One-way time in microseconds of two threads that signal each other in turn.
 double flag_time(const Machine& machine, int workers) {
   if (workers < 2) return 0;
   constexpr uint64_t kRounds = 20'000;
@@ -234,7 +234,7 @@ double flag_time(const Machine& machine, int workers) {
   return us;
 }
 
-/// Sleeps like a worker of a rank that waits for the next call and has stopped polling.
+/// Sleeps like a rank's worker that waits for the next call and has stopped polling.
 class Sleeper {
  public:
   explicit Sleeper(const std::vector<int>& cpus) : thread_([this, cpus] { sleep(cpus); }) {}
@@ -287,7 +287,7 @@ class Sleeper {
 double wake_time(const Machine& machine, int workers) {
   if (workers < 2) return 0;
   constexpr int kTimes = 200;
-  constexpr std::chrono::microseconds kAsleep{300};  // about the time that a rank plans before its workers have work
+  constexpr std::chrono::microseconds kAsleep{300};  // about the time for which a rank plans before its workers have work
   std::vector<double> all;
   std::thread([&] {
     pin_thread(share_of_cpus(machine, 0, workers));
@@ -308,7 +308,7 @@ RowRate rate_of_line(const double (&t)[3], bool many_read) {
   // t = once + each * places, over places 1, 2, 4: mean 7 / 3, squared deviations 14 / 3.
   const double mean = (t[0] + t[1] + t[2]) / 3,
                each_fit = (t[0] * (1 - 7.0 / 3) + t[1] * (2 - 7.0 / 3) + t[2] * (4 - 7.0 / 3)) / (14.0 / 3);
-  const double least = t[0] * 0.02;  // more than 50 times the rate of the whole is noise, not a rate
+  const double least = t[0] * 0.02;  // a rate more than 50 times the overall rate is noise
   const double each = std::clamp(each_fit, least, t[0] - least), once = std::max(mean - each * 7 / 3, least);
   return many_read ? RowRate{1 / each, 1 / once} : RowRate{1 / once, 1 / each};
 }

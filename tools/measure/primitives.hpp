@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The primitives of exchanges on a CPU, each measured separately: copies and sums of rows by the library's own row functions,
-// planning of routes, and flags that ranks set for one another. No exchange runs here.
+// The primitives of exchanges on a CPU, each measured separately: copies and sums of rows with the library's own row functions,
+// route planning, and flags from one rank to another. No exchange runs here.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace switchyard::measure {
 
-/// Rates of bytes read and of bytes written, in 1e9 per second, when rows are read once and written several times, or read
+/// Rates of bytes read and of bytes written, in 1e9 per second, for rows that are read once and written several times, or read
 /// several times and written once. The time of a row is the sum of both parts.
 struct RowRate {
   double read_gbs = 0;
   double write_gbs = 0;
 };
-/// One worker alone, and the sum of all workers of the machine at once.
+/// One worker by itself, and the sum of all workers of the machine at once.
 struct RowRates {
   RowRate worker;
   RowRate all;
@@ -29,11 +29,11 @@ struct HostPrimitives {
   size_t row_bytes = 0;         ///< size of the rows
   RowRates copy;                ///< rows copied to one or several places
   RowRates sum;                 ///< bf16 rows summed
-  double quantize_gbs = 0;      ///< bf16 bytes read and converted to fp8 rows, less the time of writing these: one worker
+  double quantize_gbs = 0;      ///< bf16 bytes read and converted to fp8 rows, less the time to write these rows: one worker
   double all_quantize_gbs = 0;  ///< all workers
-  double link_gbs = 0;          ///< cached rows to memory of another worker while all workers do so: rate of one worker
+  double link_gbs = 0;          ///< cached rows to memory of another worker while all workers do this: rate of one worker
   double flag_us = 0;           ///< a flag from one thread to another, one way; 0 with one worker
-  double wake_us = 0;           ///< until a worker that slept for a while runs; 0 with one worker
+  double wake_us = 0;           ///< until a worker that has slept for a while runs; 0 with one worker
   PlanningTimes planning;
 };
 
@@ -47,9 +47,9 @@ struct PrimitiveOptions {
 HostPrimitives measure_primitives(const Machine& machine, const PrimitiveOptions& options,
                                   const std::function<void(double)>& on_progress = {});
 
-/// Rates from the times of one, two and four rows on the other side, per byte of a row: a line through them by least squares.
-/// `many_read`: those rows are read, as in a sum; else written. A rate that is negative or absurdly high is replaced by the
-/// rate of the whole at one row.
+/// Rates per byte of a row from the times of one, two and four rows on the other side: a least-squares line through them.
+/// `many_read`: those rows are read, as in a sum; else written. A negative or absurdly high rate is replaced by the overall
+/// rate at one row.
 RowRate rate_of_line(const double (&ns_per_byte)[3], bool many_read);
 
 }  // namespace switchyard::measure

@@ -47,12 +47,12 @@ std::string replaced(const fs::path& target, const fs::file_status& before, cons
   std::error_code error;
   if (problem.empty() && fs::exists(before)) fs::permissions(draft, before.permissions(), error);
   if (problem.empty() && !error) fs::rename(draft, target, error);
-  if (error) problem = written(target, text);  // the file is a mount
+  if (error) problem = written(target, text);  // the file is a mount point
   fs::remove(draft, error);
   return problem;
 }
 
-/// Descriptor of the original standard output, once it was claimed.
+/// Descriptor of the original standard output, after it was claimed.
 int standard_output = STDOUT_FILENO;
 
 std::string written_to_standard_output(const std::string& text) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Result files that are written completely or not at all.
+// Result files, written completely or not at all.
 #pragma once
 
 #include <cstddef>
@@ -7,18 +7,19 @@
 
 namespace switchyard::measure {
 
-/// The path that means standard output.
+/// The path that denotes standard output.
 inline constexpr const char* kStandardOutput = "-";
-/// From now on stdout is redirected to stderr. The original standard output receives only what write_file writes to
-/// kStandardOutput: a program that reads it gets one document.
+/// Redirects stdout to stderr from now on. The original standard output receives only what write_file writes to
+/// kStandardOutput, so a program that reads it gets one document.
 void claim_standard_output();
 
-/// Writes `text` to a new file next to `path` that then replaces it and keeps the permissions of an existing file. A link stays
-/// a link; a device, a pipe or a file that cannot be replaced is written in place. \throws std::runtime_error naming the path
+/// Writes `text` to a new file next to `path`, which then replaces `path` and keeps the permissions of an existing file. A link
+/// stays a link; a device, a pipe or a file that cannot be replaced is written in place. \throws std::runtime_error naming the
+/// path
 void write_file(const std::string& path, const std::string& text);
 
-/// The reason why write_file(path) of at least `least` bytes would fail, as far as it can be determined beforehand; "" if there
-/// is none. Leaves everything unchanged.
+/// Reason why write_file(path) of at least `least` bytes would fail, as far as it can be determined beforehand; "" if there is
+/// none. Leaves everything unchanged.
 std::string why_not_writable(const std::string& path, size_t least = 0);
 
 }  // namespace switchyard::measure

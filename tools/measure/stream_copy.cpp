@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies that bypass the caches when writing: the destination is written without being read first.
+// Copies whose writes bypass the caches: the destination is written without being read first.
 #include "measure/stream_copy.hpp"
 
 #include <cstring>

@@ -14,7 +14,7 @@ double rows_between(const Traffic& traffic, Variant variant, int source, int des
   return variant == Variant::flat_per_route ? traffic.routes(source, dest) : traffic.pairs(source, dest);
 }
 
-/// Rows of `source` for the ranks of `host`, written by `writer`, one of these ranks.
+/// Rows of `source` for the ranks of `host`, written by `writer`, one of those ranks.
 void deliver(CallLoads& loads, const Traffic& traffic, Variant variant, int source, int writer, int host, double row) {
   const HostsOfRanks& where = traffic.where();
   for (int d = where.first(host); d < where.first(host + 1); ++d) {
@@ -27,7 +27,7 @@ void deliver(CallLoads& loads, const Traffic& traffic, Variant variant, int sour
   }
 }
 
-/// Rows of owner `owner` on the ranks of `host`, read by `reader`, one of these ranks. \returns bytes
+/// Rows of owner `owner` on the ranks of `host`, read by `reader`, one of those ranks. \returns bytes
 double collect(CallLoads& loads, const Traffic& traffic, Variant variant, int owner, int reader, int host, double row) {
   const HostsOfRanks& where = traffic.where();
   double all = 0;
@@ -137,8 +137,8 @@ CallLoads dispatch_loads(const PlanShape& shape, const Traffic& traffic, Variant
       send_to_host(loads, shape, traffic, variant, s, h);
     }
     deliver(loads, traffic, variant, s, s, own, shape.sent_row());
-    // A token is read, and quantized, once for its own host and once for each other host: a crossing row is created in its
-    // slot. A flat exchange creates it once for all other hosts. Quantized rows are in a cache afterwards.
+    // A token is read (and quantized) once for its own host and once for each other host, because a crossing row is created in
+    // its slot. A flat exchange creates it once for all other hosts. Quantized rows are in a cache afterwards.
     const double read = traffic.tokens_to(s, own) + (is_flat(variant) ? std::min(remote, traffic.tokens(s)) : remote);
     (quantises ? loads.quantize : loads.copy.read)[idx(s)] += shape.source_row() * read;
   }
@@ -157,7 +157,7 @@ CallLoads combine_loads(const PlanShape& shape, const Traffic& traffic, Variant 
     loads.sum.read[idx(s)] += collect(loads, traffic, variant, s, s, own, row);
     loads.sum.write[idx(s)] += row * static_cast<double>(shape.tokens);
     if (variant != Variant::per_host || where.hosts() == 1) continue;
-    const double own_sums = row * traffic.tokens_to(s, own);  // computed first, then added to the sums of other hosts
+    const double own_sums = row * traffic.tokens_to(s, own);  // computed first; sums of other hosts are added to it
     loads.sum.write[idx(s)] += own_sums;
     loads.sum.read[idx(s)] += own_sums;
   }

@@ -21,7 +21,7 @@ struct CallLoads {
   std::vector<double> link_out, link_in;  ///< [W]
   std::vector<double> net_out, net_in;    ///< [W]
   std::vector<double> records;            ///< [W] written by a rank's warps
-  double peers = 0;                       ///< ranks of other hosts to which a rank sends
+  double peers = 0;                       ///< number of ranks on other hosts to which a rank sends
   PlanBytes bytes(const HostsOfRanks& where) const;
 };
 

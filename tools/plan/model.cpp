@@ -12,7 +12,7 @@ namespace switchyard::tool {
 namespace {
 
 constexpr double kUsPerGb = 1e-3;   ///< microseconds of a byte at 1e9 bytes per second
-constexpr double kChunk = 4 << 20;  ///< bytes of crossing rows that are transferred together
+constexpr double kChunk = 4 << 20;  ///< crossing rows are transferred in chunks of this many bytes
 constexpr int kRoundsInFlight = 3;  ///< slots of a ring of chunks
 constexpr double kCountsHead = 32;  ///< bytes of a row of counts in addition to the counts
 
@@ -31,8 +31,8 @@ class Machines {
     const int on_fullest = (sharing(r) + t_.host.ranks - 1) / t_.host.ranks;
     return 1.0 / on_fullest;
   }
-  /// Maximum over ranks, and over hosts: `rank(r)` is the time of one worker of rank r, `host(r)` that of rank r's part when
-  /// all workers are busy.
+  /// Maximum over ranks and over hosts. `rank(r)` is the time of one worker of rank r; `host(r)` is the time of rank r's part
+  /// when all workers are busy.
   template <class Rank, class Host>
   double slowest(Rank rank, Host host) const {
     double max = 0;
@@ -43,7 +43,7 @@ class Machines {
     }
     return std::max(max, *std::max_element(hosts.begin(), hosts.end()));
   }
-  /// The same for a time of workers that do not disturb each other.
+  /// The same for times of workers that do not disturb each other.
   template <class Rank>
   double slowest(Rank rank) const {
     return slowest(rank, [&](int r) { return t_.host.on_gpus() ? 0.0 : rank(r) / t_.host.workers; });
@@ -75,12 +75,12 @@ class Machines {
   const HostsOfRanks& where_;
 };
 
-/// Bytes that are sent to one other rank at a time.
+/// Number of bytes sent to one other rank at a time.
 double message_of(const CallLoads& loads, const PlanBytes& bytes) {
   return loads.peers > 0 ? std::min(kChunk, bytes.network_out / loads.peers) : 0;
 }
 
-/// Maximum of the times of rails, hosts, and the middle of the network.
+/// Maximum of the times of the rails, the hosts, and the middle of the network.
 double network_us(const Topology& t, const HostsOfRanks& where, const CallLoads& loads, const PlanBytes& bytes) {
   if (bytes.network_all == 0) return 0;
   const NetworkTopology& n = t.network;
@@ -104,9 +104,9 @@ double network_us(const Topology& t, const HostsOfRanks& where, const CallLoads&
   return kUsPerGb * std::max(max, across / (n.bisection * hosts / 2 * host_gbs));
 }
 
-/// `rounds` rounds of small messages: counts and placements.
+/// `rounds` rounds of small messages for counts and placements.
 double counts_us(const Topology& t, const PlanShape& shape, const HostsOfRanks& where, Variant variant, int rounds) {
-  if (where.hosts() == 1) return 0;  // then part of a call that moves nothing
+  if (where.hosts() == 1) return 0;  // already part of a call that moves nothing
   const double row = kCountsHead + 4.0 * (where.world() + shape.experts + where.hosts());
   const double peers = is_flat(variant) ? where.world() - where.max_host_size() : where.hosts() - 1;
   const double written = is_flat(variant) ? 0 : row * where.hosts() * (where.max_host_size() - 1);  // by proxies, to their host
@@ -123,18 +123,18 @@ double plan_us(const Topology& t, const PlanShape& shape, const Traffic& traffic
     return 1e-3 * shape.topk * (static_cast<double>(shape.tokens) * t.host.route_ns + records * t.host.record_read_ns);
   };
   const Machines machines(t, where);
-  // One thread per rank plans, regardless of the number of the rank's workers.
+  // One thread per rank plans, regardless of the number of workers.
   return machines.slowest([&](int r) { return rank(r) * machines.workers_of(r); },
                           [&](int r) { return t.host.on_gpus() ? 0 : rank(r) / t.host.workers; });
 }
 
-/// Time in which workers write records in addition to rows.
+/// Additional time for workers to write records along with rows.
 double records_us(const Topology& t, const PlanShape& shape, const HostsOfRanks& where, const CallLoads& loads) {
   const double ns = shape.topk * t.host.record_write_ns;
   return Machines(t, where).slowest([&](int r) { return 1e-3 * ns * loads.records[static_cast<size_t>(r)]; });
 }
 
-/// Time until the first chunk has crossed, and after the last one has: all others are hidden behind the longest phase.
+/// Time until the first chunk has crossed and after the last one has crossed; all other chunks overlap with the longest phase.
 double fill_us(const Topology& t, const CallLoads& loads, const PlanBytes& bytes) {
   const double chunk = message_of(loads, bytes);
   if (chunk == 0) return 0;
@@ -153,7 +153,7 @@ void add(CallPrediction& call, const char* name, double us, bool overlaps) {
   if (us > 0) call.phases.push_back({name, us, overlaps});
 }
 
-/// Adds the phases that move rows, and the total of all phases.
+/// Adds the phases that move rows, and the sum of all phases.
 void finish(CallPrediction& call, const Topology& t, const HostsOfRanks& where, const CallLoads& loads, double link_gbs,
             double link_start_us) {
   const Machines machines(t, where);
@@ -162,7 +162,7 @@ void finish(CallPrediction& call, const Topology& t, const HostsOfRanks& where, 
   const double memory = machines.move_us(t.host.copy, loads.copy) + machines.move_us(t.host.sum, loads.sum);
   const double links = machines.links_us(loads, link_gbs);
   add(call, "quantise", machines.rate_us(loads.quantize, t.host.quantize_gbs, t.host.host_quantize_gbs), overlaps);
-  // On a CPU the same threads do all of it, and writes to other ranks are already counted as written bytes.
+  // On a CPU the same threads do all of the work, and writes to other ranks are already counted as written bytes.
   add(call, "memory", overlaps || memory >= links ? memory : 0, overlaps);
   add(call, "links", !overlaps ? (links > memory ? links : 0) : links > 0 ? links + link_start_us : 0, overlaps);
   add(call, "network", network_us(t, where, loads, call.bytes), overlaps);
@@ -189,8 +189,8 @@ NormalConfig config_of(const PlanShape& shape) {
   return c;
 }
 
-/// docs/design/0055-several-hosts.md: rings of three chunks in each direction for each other host, and an inbox for a whole
-/// combine.
+/// See docs/design/0055-several-hosts.md: for each other host, rings of three chunks in each direction, plus an inbox for a
+/// whole combine.
 double network_memory(const PlanShape& shape, const HostsOfRanks& where, Variant variant) {
   if (where.hosts() == 1) return 0;
   const double hosts = where.hosts() - 1, tokens = static_cast<double>(shape.tokens), row = shape.returned_row();

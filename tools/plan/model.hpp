@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Predicted times, bytes and memory of an exchange, from the numbers of a topology and the counted rows. The topology supplies
-// all constants. docs/concepts/prediction.md gives the formulas.
+// Predicted times, bytes and memory of an exchange, computed from the figures of a topology and the counted rows. All constants
+// are from the topology. docs/concepts/prediction.md gives the formulas.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace switchyard::tool {
 
-/// How rows are sent between hosts. On one host the last three are equal.
+/// How rows are sent between hosts. On a single host the last three are equal.
 enum class Variant {
-  flat_per_route,  ///< a row for each route, from its source to the expert's rank: an all-to-all without savings
+  flat_per_route,  ///< a row for each route, from its source to the expert's rank: an all-to-all without deduplication
   flat_per_rank,   ///< a row for each (token, rank)
-  hierarchical,    ///< a row for each (token, host), forwarded there; the exact rows return, one for each (token, rank)
+  hierarchical,    ///< a row for each (token, host), forwarded there; unsummed rows return, one for each (token, rank)
   per_host,        ///< like hierarchical, but one sum returns for each (token, host)
 };
 inline constexpr Variant kVariants[] = {Variant::flat_per_route, Variant::flat_per_rank, Variant::hierarchical,
@@ -43,19 +43,19 @@ struct PlanShape {
   double slot(int max_host_size) const;
 };
 
-/// A part of a call. Overlapping parts take as long as the longest of them.
+/// A part of a call. Overlapping parts together take as long as the longest of them.
 struct PlanPhase {
   const char* name;
   double us = 0;
   bool overlaps = false;
 };
 
-/// Bytes of one call. Figures per rank are those of the rank with the maximum.
+/// Bytes of one call. Figures per rank are maxima over ranks.
 struct PlanBytes {
   double network_out = 0, network_in = 0;  ///< per rank
   double link_out = 0, link_in = 0;        ///< per rank, to and from the other ranks of its host
   double memory = 0;                       ///< per rank, read and written
-  double network_host = 0;                 ///< sent by the host with the maximum
+  double network_host = 0;                 ///< maximum sent by a host
   double network_all = 0;                  ///< of all ranks together
 };
 
@@ -70,7 +70,7 @@ struct CallPrediction {
 struct PlanMemory {
   MemoryRequirement heap;  ///< NormalExchange::memory_required
   double network = 0;      ///< rings of crossing rows, and the inbox of combine
-  bool continued = false;  ///< more ranks than a group can have: heap extrapolates the library's numbers
+  bool continued = false;  ///< more ranks than a group can have: `heap` is extrapolated
   double total() const { return static_cast<double>(heap.total() + heap.private_bytes) + network; }
 };
 
@@ -81,15 +81,15 @@ struct Prediction {
   double us() const { return dispatch.us + combine.us; }
 };
 
-/// \pre `traffic` was counted for hosts of the topology. \throws Error(invalid_argument) if the library refuses the shape
+/// \pre `traffic` was counted for hosts of the topology. \throws Error(invalid_argument) if the library rejects the shape
 Prediction predict(const Topology& topology, const PlanShape& shape, const Traffic& traffic, Variant variant);
 
-/// NormalExchange::memory_required for groups of any size. Groups have at most kMaxRanks ranks. Beyond that, the result is on
-/// the parabola through the values at a quarter, half and all of kMaxRanks, which equals its formulas up to rounding.
+/// NormalExchange::memory_required for groups of any size. Groups have at most kMaxRanks ranks; larger sizes are extrapolated
+/// by the parabola through the values at a quarter, half and all of kMaxRanks, which matches the formulas up to rounding.
 MemoryRequirement memory_for(const NormalConfig& config, int world, Backend backend);
 
-/// Time of a call that moves nothing with `ranks` ranks on a host. Between measured numbers of ranks it is interpolated on a
-/// line over the logarithm; beyond them it is the nearest measured value.
+/// Time of a call that moves nothing with `ranks` ranks on a host. Between measured numbers of ranks it is interpolated
+/// linearly in the logarithm; beyond them it is the nearest measured value.
 double call_us(const HostTopology& host, const std::vector<double>& times, int ranks);
 
 }  // namespace switchyard::tool

@@ -22,7 +22,7 @@ constexpr const char* kFormat = "switchyard-topology";
 constexpr int kVersion = 1;
 constexpr int kMaxRanksPerHost = 64, kMaxHosts = 2048;
 
-/// An object of the file: fields are read by name, and unread fields are errors.
+/// An object in the file: fields are read by name, and unread fields are errors.
 class Fields {
  public:
   Fields(const json& object, std::string path) : object_(object), path_(std::move(path)) {
@@ -152,7 +152,7 @@ NetworkTopology network_from(Fields f) {
   return network;
 }
 
-/// A number of hosts, or a list with the number of ranks of each.
+/// A number of hosts, or a list of the number of ranks of each host.
 std::vector<int> hosts_from(Fields& f, const HostTopology& host) {
   const json& value = f.at("hosts");
   if (!value.is_array()) return std::vector<int>(static_cast<size_t>(f.integer("hosts", 1, kMaxHosts)), host.ranks);
@@ -208,7 +208,7 @@ Topology topology_from(const json& document) {
   if (t.hosts.size() > 1 && !t.has_network)
     f.fail("network", fmt::format("is missing, and there are {} hosts", t.hosts.size()));
   t.one_machine = f.has("one_machine") && f.truth("one_machine");
-  (void)f.has("measured");  // measurement methods, for people
+  (void)f.has("measured");  // measurement methods, for human readers
   f.refuse_unknown_keys();
   return t;
 }

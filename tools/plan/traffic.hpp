@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of rows between ranks and hosts, counted over the routes of all ranks, for groups of any size.
+// Numbers of rows between ranks and hosts, counted from the routes of all ranks, for groups of any size.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace switchyard::tool {
 
 /// Assignment of ranks to hosts: first the ranks of host 0, then those of host 1, ... The ranks of a host have rails, ascending
-/// from 0. On every other host a rank has a proxy: the rank there with the same rail, modulo the number of ranks there
+/// from 0. On every other host a rank has a proxy: the rank of that host with the same rail, modulo that host's number of ranks
 /// (docs/design/0055-several-hosts.md).
 class HostsOfRanks {
  public:
@@ -32,7 +32,7 @@ class HostsOfRanks {
   std::vector<int> host_of_;  ///< [world]
 };
 
-/// Counted rows of one call. Repeated experts of a token are one (token, rank) pair and several routes.
+/// Row counts of one call. Repeated experts of a token count as one (token, rank) pair and several routes.
 class Traffic {
  public:
   Traffic(HostsOfRanks where, int num_experts);
@@ -68,11 +68,12 @@ class Traffic {
   double scale_ = 1;
 };
 
-/// Maximum number of counted tokens of all ranks: beyond it, the first tokens of each rank represent all.
+/// Maximum number of tokens counted over all ranks: beyond it, only the first tokens of each rank are counted, as
+/// representatives.
 inline constexpr int64_t kMaxCountedTokens = int64_t{1} << 24;
 
 /// The traffic of each group with `tokens` tokens per rank. `source_of(world)` returns the routing of a group of at most
-/// kMaxRanks ranks; larger groups repeat the routing of kMaxRanks ranks, with further tokens each time.
+/// kMaxRanks ranks; larger groups reuse the routing of kMaxRanks ranks, each time with further tokens.
 std::vector<Traffic> count_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens,
                                    const std::function<RoutingSource(int world)>& source_of);
 

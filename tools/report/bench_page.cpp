@@ -48,7 +48,7 @@ constexpr Axis kAxes[] = {
     {"scale_order", "order of scales", "scale-order", true},
 };
 
-/// A line of a plot: the path of its values in a run, and its style.
+/// A line in a plot: the path of its values in a run, and its style.
 struct Line {
   std::string name;
   std::vector<const char*> path;
@@ -95,7 +95,7 @@ std::vector<std::string> texts_of(const json& runs, const Axis& axis) {
   return texts;
 }
 
-/// The horizontal axis of a plot: numbers at their positions, or words side by side.
+/// The horizontal axis of a plot: numbers at their positions, or evenly spaced words.
 struct Horizontal {
   Horizontal(const json& runs, const Axis& given)
       : axis(given), words(given.words ? texts_of(runs, given) : decltype(words)()) {}
@@ -142,7 +142,7 @@ std::vector<ChartLine> series_of(const std::vector<const json*>& runs, const Hor
 }
 
 std::string table_of(const json& runs, const std::vector<size_t>& varied) {
-  std::vector<const Line*> lines;  // solid lines of the plot that the runs have
+  std::vector<const Line*> lines;  // solid lines of the plot for which the runs have values
   for (const Line& line : kTimes)
     if (!line.dashed && runs.at(0).contains(line.path[0])) lines.push_back(&line);
   const bool shares = runs.at(0).contains("share_of_limit"), plan = runs.at(0).contains("plan_us");
@@ -175,7 +175,7 @@ std::string table_of(const json& runs, const std::vector<size_t>& varied) {
   return out + "</table></div>";
 }
 
-/// A column of the table of fused layers: the minimum of a share, or the maximum of a time, over ranks.
+/// A column in the table of fused layers: the minimum of a share or the maximum of a time, over ranks.
 struct WorkersColumn {
   const char *title, *key;
   bool share;  ///< minimum over ranks, per cent; otherwise maximum, microseconds
@@ -217,7 +217,7 @@ std::string fused_section(const json& runs, const std::vector<size_t>& varied) {
          "most.</p></section>\n";
 }
 
-/// Method of a mode's figures. Normal mode on the CPU names its limit.
+/// Description of the method behind a mode's figures. Normal mode on the CPU names its limit.
 struct LimitsText {
   const char* mode;
   bool gpus;
@@ -252,7 +252,7 @@ std::string limits_text(const json& d) {
       d.at("copy_limit").value("gb_per_s", 0.0));
 }
 
-/// Columns of the table: values that differ. A value may depend on another one: warps on the ranks, SMs on a tuning.
+/// Columns of the table: values that differ between runs. A value may depend on another: warps on ranks, SMs on a tuning.
 std::vector<size_t> varied_in(const json& runs) {
   std::vector<size_t> varied;
   for (size_t a = 0; a < std::size(kAxes); ++a)
@@ -260,9 +260,9 @@ std::vector<size_t> varied_in(const json& runs) {
   return varied;
 }
 
-/// Swept quantities. The first one, numbers before words and then the one with the most values, is the horizontal axis; each
-/// combination of the others has its own plots. Old documents do not name swept quantities: for them, the first quantity that
-/// varies.
+/// Swept quantities. The first one is the horizontal axis: a number if there is one, and the one with the most values. Each
+/// combination of the others has its own plots. Old documents do not name swept quantities: for them, it is the first quantity
+/// that varies.
 std::vector<size_t> swept_in(const json& document) {
   const json& runs = document.at("runs");
   if (!document.contains("swept")) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page of `switchyard bench --html`: plots and a table from the document of --json, for CPU and GPUs.
+// The page of `switchyard bench --html`: plots and a table from the --json document, for CPU and GPUs.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,9 +7,9 @@
 
 namespace switchyard::tool {
 
-/// One self-contained page: drawn here, no script, no external resources. Shows time and share of the limit over the swept
-/// quantity with the most values, one pair of plots for each combination of the other swept quantities; the values that all
-/// runs have in common are at the top. `document` has the schema switchyard.bench/1 and at least one run.
+/// One self-contained page, with plots drawn here and without scripts or external resources. Shows time and share of the limit
+/// over the swept quantity with the most values, with one pair of plots for each combination of the other swept quantities.
+/// Values common to all runs are at the top. `document` has the schema switchyard.bench/1 and at least one run.
 std::string bench_html(const nlohmann::json& document);
 
 }  // namespace switchyard::tool

@@ -59,7 +59,7 @@ std::string axes(const Scale& x, const Scale& y, const std::set<double>& values,
         fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}{}</text>", kLeft - 8, y(v) + 4, chart_number(v), unit);
   }
   double last = -1e9;
-  for (const double v : values) {  // the measured values, where there is space
+  for (const double v : values) {  // the measured values, where there is room
     if (x(v) - last < 44 && !over.words) continue;
     last = x(v);
     out += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>", x(v), kHeight - kBottom + 18,

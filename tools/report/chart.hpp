@@ -11,14 +11,14 @@ namespace switchyard::tool {
 struct ChartPoint {
   double x, y;
 };
-/// `color`: a variable of the pages' style, like "--move".
+/// `color`: a variable of the pages' style, for example "--move".
 struct ChartLine {
   std::string name;
   const char* color;
   bool dashed = false;
   std::vector<ChartPoint> points;
 };
-/// The horizontal axis of a chart. With `words`, values are side by side, 0, 1, ..., and no line joins them.
+/// The horizontal axis of a chart. With `words`, values are evenly spaced at 0, 1, ..., and not joined by a line.
 struct ChartAxis {
   std::string title;
   bool words = false;
@@ -30,7 +30,7 @@ struct ChartAxis {
 std::string chart(const std::vector<ChartLine>& lines, const ChartAxis& over, const std::string& unit, bool share);
 /// Names and colors of the lines.
 std::string chart_keys(const std::vector<ChartLine>& lines);
-/// Format of values in charts.
+/// Formats a value as in charts.
 std::string chart_number(double value);
 
 }  // namespace switchyard::tool

@@ -7,7 +7,7 @@
 
 namespace switchyard::tool {
 
-/// The page. `data` is a result of demo_report.
+/// Returns the page. `data` is a result of demo_report.
 std::string report_html(const nlohmann::json& data);
 /// \throws switchyard::Error(io) naming the path
 void write_report(const std::string& path, const nlohmann::json& data);

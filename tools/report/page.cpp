@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Description of the machine; "" for figures that were not measured on a machine.
+/// Description of the machine; "" for figures that were not measured.
 std::string machine_of(const json& d) {
   std::string out;
   if (!d.contains("machine")) return out;

@@ -55,7 +55,7 @@ std::vector<ChartLine> lines_of(const json& points, const std::function<double(c
   return lines;
 }
 
-/// Removes points that are 0, because an axis may be logarithmic, and lines without other points.
+/// Removes points with value 0, because an axis may be logarithmic, and lines without other points.
 std::vector<ChartLine> positive(std::vector<ChartLine> lines) {
   for (ChartLine& line : lines) std::erase_if(line.points, [](const ChartPoint& p) { return p.y <= 0; });
   std::erase_if(lines, [](const ChartLine& line) { return line.points.empty(); });
@@ -95,7 +95,7 @@ const json* entry_of(const json& point, const std::string& variant) {
   return nullptr;
 }
 
-/// Speedups of the other variants over the first one; empty without the first one.
+/// Speedups of the other variants relative to the first one; empty without the first one.
 std::vector<ChartLine> gains_of(const json& points) {
   const std::string first = kVariantLines[0].name;
   if (entry_of(points.at(0), first) == nullptr) return {};

@@ -7,8 +7,8 @@
 
 namespace switchyard::tool {
 
-/// One self-contained page like bench_html's: time, bytes and memory over the number of ranks for each variant, the phases of
-/// the time, and a table. `document` has the schema switchyard.plan/1.
+/// One self-contained page in the style of bench_html: time, bytes and memory over the number of ranks for each variant, the
+/// phases of the time, and a table. `document` has the schema switchyard.plan/1.
 std::string plan_html(const nlohmann::json& document);
 
 }  // namespace switchyard::tool

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard plot`: the page of earlier measurements.
+// `switchyard plot`: generates the page of an earlier measurement.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ struct PlotOptions {
   std::string html_path;  ///< empty: `file` with the extension .html
 };
 
-/// Writes the page that --html of that run would have written. \throws UsageError, std::runtime_error \returns the exit status
+/// Writes the page that --html would have written in that run. \throws UsageError, std::runtime_error \returns the exit status
 int run_plot(const PlotOptions& options);
 
 }  // namespace switchyard::tool

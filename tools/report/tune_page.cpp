@@ -21,7 +21,7 @@ std::string value_of(const json& trial) {
   return value == 0 ? "by row size" : std::to_string(value);
 }
 
-/// A bar for each value, from 0: green for the chosen value, gray for the library's default if that is another one.
+/// A bar for each value, starting at 0: green for the chosen value, gray for the library's default if it differs.
 std::string bars(const std::vector<const json*>& trials) {
   double max = 0;
   for (const json* t : trials) max = std::max(max, t->at("us").get<double>());

@@ -19,7 +19,7 @@ namespace {
 
 struct Interrupted : std::exception {};
 
-/// During its lifetime the first Ctrl-C, SIGTERM or SIGHUP is recorded instead of ending the program; the second one ends it.
+/// During its lifetime the first Ctrl-C, SIGTERM or SIGHUP is only recorded. The second one ends the program.
 class Interrupts {
  public:
   Interrupts() {
@@ -27,7 +27,7 @@ class Interrupts {
     owner = getpid();
     for (size_t i = 0; i < std::size(kSignals); ++i) {
       sigaction(kSignals[i], nullptr, &before_[i]);
-      if (before_[i].sa_handler == SIG_IGN) continue;  // nohup
+      if (before_[i].sa_handler == SIG_IGN) continue;  // ignored by nohup
       struct sigaction action {};
       action.sa_handler = remember;
       action.sa_flags = SA_RESTART;
@@ -54,10 +54,10 @@ class Interrupts {
 
   static void remember(int signal) {
     if (last_signal != 0) {
-      // timeout(1) sends its signal to the program and then to its process group: both are one request.
+      // timeout(1) sends its signal to the program and then to its process group: count both as one request.
       if (signal != SIGINT && signal == last_signal && now_ms() - last_signal_ms < 1000) return;
       ::signal(signal, SIG_DFL);
-      raise(signal);  // delivered when this handler has returned
+      raise(signal);  // delivered when this handler returns
       return;
     }
     last_signal_ms = now_ms();
@@ -85,7 +85,7 @@ int Stopped::status(bool passed) const {
   }
   std::fflush(nullptr);
   ::signal(signal, SIG_DFL);
-  raise(signal);  // so that a script that runs this program ends, too
+  raise(signal);  // ends a script that runs this program, too
   return kExitRuntime;
 }
 
@@ -106,7 +106,7 @@ Stopped in_turn(Progress& progress, size_t count, const std::function<std::strin
       stopped.error = std::current_exception();
       return stopped;
     }
-    guard();  // from now on there are results to keep
+    guard();  // from now on there are results to preserve
     progress.finish(words);
     if (stopped.guard && Interrupts::which() != 0 && i + 1 < count) {
       stopped.what = fmt::format("interrupted after {} of {}", i + 1, count);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A series of measurements that may end early: results of finished measurements are kept.
+// A series of measurements that may end early. Results of finished measurements are kept.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@ namespace switchyard::tool {
 struct Stopped {
   std::string what;
   std::exception_ptr error;
-  std::shared_ptr<const void> guard;  ///< during its lifetime signals do not end the program, so that results can be written
-  /// The exit status. Call it after results were written. \throws the error, or ends the program like Ctrl-C
+  std::shared_ptr<const void> guard;  ///< keeps signals from ending the program, so results can be written
+  /// The exit status. Call it after the results are written. \throws the error, or ends the program like Ctrl-C
   int status(bool passed) const;
 };
-/// Calls one(0), one(1), ..., each of which returns the text with which its stage of `progress` ends. An exception of the first
-/// call is rethrown; an exception of a later call ends the series and is returned. The first Ctrl-C, SIGTERM or SIGHUP also
-/// ends the series, when the current call has returned; it ends ranks of a launcher at once.
+/// Calls one(0), one(1), ..., each of which returns the final text of its stage of `progress`. An exception from the first call
+/// is rethrown; an exception from a later call ends the series and is returned. The first Ctrl-C, SIGTERM or SIGHUP also ends
+/// the series as soon as the current call returns; it ends ranks of a launcher at once.
 Stopped in_turn(Progress& progress, size_t count, const std::function<std::string(size_t)>& one);
 
 }  // namespace switchyard::tool

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tool's modes: properties of a mode that do not depend on the verb. The properties that a verb needs are in the verb's own
-// table, in tools/bench/driver.cpp, tools/verify/case.cpp, tools/trace/calls.cpp and tools/tune/tune.cpp.
+// The tool's modes: properties of a mode that do not depend on the verb. Properties that only one verb needs are in that verb's
+// own table, in tools/bench/driver.cpp, tools/verify/case.cpp, tools/trace/calls.cpp or tools/tune/tune.cpp.
 #pragma once
 
 #include <string>
@@ -12,22 +12,22 @@ namespace switchyard::tool {
 
 struct Mode {
   const char* name;                ///< value of --mode
-  TuningMode tuning;               ///< the mode whose tuning entries its objects use
-  TuningMode expert_major_tuning;  ///< the mode whose tuning entries they use with --layout expert_major
+  TuningMode tuning;               ///< the mode whose tuning entries apply
+  TuningMode expert_major_tuning;  ///< the mode whose tuning entries apply with --layout expert_major
   bool has_layouts;                ///< --layout, --staging, --order and --alignment apply; otherwise rows are expert-major
-  bool has_dispatch;               ///< dispatches rows; the ledger combine only returns them
+  bool has_dispatch;               ///< dispatches rows; the ledger combine only returns rows
   bool has_experts;                ///< experts compute between the calls, on rows of bf16 tokens
   bool plain_rows;                 ///< rows travel unchanged: neither fp8 rows nor --quantize
   bool one_launch;                 ///< a call is one launch, with one number of multiprocessors
   bool returns_per_route;          ///< one row returns for each route, regardless of --order
-  int default_sms;                 ///< multiprocessors of a call that does not set them; 0: all of the rank
+  int default_sms;                 ///< default number of multiprocessors per call; 0: all of the rank
   int64_t max_tokens;              ///< per rank
 
   TuningMode tuning_of(Layout layout) const { return layout == Layout::expert_major ? expert_major_tuning : tuning; }
 };
 
-/// kLayer is a layer in separate calls: experts, and calls of normal or low-latency mode around them. Its values for tuning,
-/// multiprocessors and tokens are those of normal mode.
+/// kLayer is a layer of separate calls: experts between calls of normal or low-latency mode. Its tuning, multiprocessors and
+/// tokens are those of normal mode.
 extern const Mode kNormal, kLowLatency, kFlat, kLedger, kLayer;
 
 /// \throws std::invalid_argument if no mode has that name

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words of the command line for the library's types, and the types that they name. Names of enumerations are the library's own
-// (switchyard/names.hpp); this file alone defines the further words for rows.
+// Words of the command line for the library's types. Names of enumerations are the library's own (switchyard/names.hpp); only
+// this file defines the additional words for rows.
 #pragma once
 
 #include <iterator>
@@ -22,7 +22,7 @@ std::vector<std::string> words_of() {
   for (const Named<E>& known : NamesOf<E>::kAll) words.emplace_back(known.name);
   return words;
 }
-/// The value named `word`. `what` is the name of the enumeration in errors. \throws std::invalid_argument
+/// The value named `word`. `what`: name of the enumeration in errors. \throws std::invalid_argument
 template <NamedEnum E>
 E named(const char* what, const std::string& word) {
   if (const auto value = from_string<E>(word)) return *value;
@@ -35,11 +35,11 @@ struct SourceRows {
   ScaleKind scales = ScaleKind::none;
 
   bool quantised() const { return scales != ScaleKind::none; }
-  /// Type of the result and of the rows that experts return.
+  /// Type of the result and of the rows returned by experts.
   DType result_type() const { return quantised() ? DType::bf16 : type; }
 };
-/// Words for rows: types without scales by their own names, then `fp8` with float32 scales and, with `all_scales`, other
-/// scales.
+/// Words for rows: types without scales under their own names, then `fp8` (float32 scales) and, with `all_scales`, the other
+/// kinds of scales.
 std::vector<std::string> row_words(bool all_scales);
 /// Words for types whose rows can be summed.
 std::vector<std::string> combined_words();

@@ -26,12 +26,12 @@ namespace {
 using measure::pin_thread;
 using nlohmann::json;
 
-/// How a rank ended. An empty error means that `result` is valid.
+/// Outcome of a rank. `result` is valid if the error is empty.
 struct Outcome {  // NOLINT(bugprone-exception-escape): moving a json does not throw, but its header does not declare so
   json result;
   std::string error;
   ErrorCode code = ErrorCode::peer_failed;
-  int distance = 0;        ///< from the cause: 0 its own error, 1 waited in vain for a peer, 2 was informed that a peer failed
+  int distance = 0;        ///< from the cause: 0 own error, 1 timed out waiting for a peer, 2 notified of a failure
   bool joined = true;      ///< the group was formed
   std::string field = {};  ///< Error::field()
 };
@@ -63,7 +63,7 @@ Outcome run_body(Group& group, const RankBody& body, RankLink& link) {
   }
 }
 
-/// The results, or the error closest to the cause.
+/// The results. Throws the error closest to the cause.
 std::vector<json> collect(std::vector<Outcome>&& outcomes) {
   for (const int distance : {0, 1, 2}) {
     for (size_t r = 0; r < outcomes.size(); ++r) {
@@ -99,7 +99,7 @@ std::vector<json> run_threads(const RankJob& job, const RankBody& body, const On
       if (!job.cpus.empty()) pin_thread(job.cpus[r]);
       ThreadLink link(static_cast<int>(r), on_progress);
       outcomes[r] = run_body(groups[r], body, link);
-      // A failed rank leaves the group now, so that peers that wait for it at a barrier are notified at once.
+      // A failed rank leaves the group now, so peers that wait for it at a barrier are notified at once.
       if (!outcomes[r].error.empty()) const Group left = std::move(groups[r]);
     });
   }
@@ -119,7 +119,7 @@ void write_all(int fd, const void* data, size_t bytes) {
   while (bytes > 0) {
     const ssize_t n = write(fd, at, bytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;  // the parent has ended, and so does this process
+    if (n <= 0) return;  // the parent has ended, so this process ends too
     at += n;
     bytes -= static_cast<size_t>(n);
   }
@@ -239,10 +239,10 @@ void reap(Child& child) {
   if (!WIFSIGNALED(status)) return;
   const int signal = WTERMSIG(status);
   child.outcome = {json(), fmt::format("its process was ended by signal {} ({})", signal, strsignal(signal)),
-                   signal == SIGKILL ? ErrorCode::system : ErrorCode::peer_failed};  // how systems kill when out of memory
+                   signal == SIGKILL ? ErrorCode::system : ErrorCode::peer_failed};  // typical of the out-of-memory killer
 }
 
-/// Ends the started ranks: errno contains the reason why another one cannot start.
+/// Ends the ranks already started. errno contains the reason why the next one cannot start.
 [[noreturn]] void cannot_start(const char* call, int rank, std::vector<Child>& children) {
   const int error = errno;
   for (Child& child : children) {
@@ -262,7 +262,7 @@ std::string random_text() {
 }
 
 std::vector<json> run_processes(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {
-  const std::string store = "unix:@switchyard-" + random_text();  // abstract: nothing remains, however this ends
+  const std::string store = "unix:@switchyard-" + random_text();  // abstract: nothing remains, however this process ends
   const std::string token = random_text();
   std::vector<Child> children(static_cast<size_t>(job.world));
   std::fflush(nullptr);
@@ -385,7 +385,7 @@ std::optional<Membership> join_launched_ranks() {
   try {
     const Membership me = Group::find_in_environment();
     if (me.world > 1) launched() = me;
-  } catch (const Error&) {  // no launcher, or variables of an earlier one: this process is on its own
+  } catch (const Error&) {  // no launcher, or variables left by an earlier one: this process is not a member of a group
   }
   return launched();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one function on every rank of a group: as threads of this process, as processes that it starts, or as one of the
-// processes that a launcher started.
+// Runs one function on every rank of a group. Ranks are threads of this process, processes that it starts, or processes started
+// by a launcher.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace switchyard::tool {
 
-/// Progress reports of a rank. Calls are cheap and local, and may come from any rank.
+/// Progress reports of a rank. Calls are cheap and local, and any rank may make them.
 class RankLink {
  public:
   virtual ~RankLink() = default;
@@ -31,18 +31,18 @@ struct RankJob {
   int world = 1;
   bool processes = false;
   GroupOptions group;
-  std::vector<std::vector<int>> cpus;  ///< per rank, or empty: rank r's thread or whole process is pinned to cpus[r]
-  std::string size_flags = "--tokens, --hidden or --ranks";  ///< flags to reduce if the heaps do not fit into memory
+  std::vector<std::vector<int>> cpus;  ///< per rank, or empty: CPUs to which rank r's thread or whole process is pinned
+  std::string size_flags = "--tokens, --hidden or --ranks";  ///< flags to reduce if memory cannot hold the heaps
 };
 
-/// A rank threw an exception while it worked, or its process ended. The text begins with the rank that was the cause. The code
-/// is that of its Error; `system` if it had no memory or was killed; else `peer_failed`.
+/// A rank threw an exception while it worked, or its process ended. The text begins with the rank that caused the failure. The
+/// code is that of the rank's Error; `system` if it ran out of memory or was killed; else `peer_failed`.
 class RankError : public Error {
  public:
   RankError(int rank, ErrorCode code, const std::string& what, const std::string& field = {})
       : Error(code, what, field), rank_(rank) {}
   int rank() const { return rank_; }
-  /// True if valid calls failed; false if calls were refused or the system had no memory for them.
+  /// True if valid calls failed; false if calls were rejected or ran out of memory.
   bool blames_exchange() const;
 
  private:
@@ -54,16 +54,16 @@ class RankError : public Error {
 /// \throws RankError; Error, the same for threads and processes, if the group cannot be formed.
 std::vector<nlohmann::json> run_ranks(const RankJob& job, const RankBody& body, const OnProgress& on_progress = {});
 
-/// Defaults on the CPU: 2 ranks, or 8 with 16 cores or more; and the number of warps that keeps all cores busy.
+/// Defaults on the CPU: 2 ranks (8 with 16 cores or more), and the number of warps that keeps all cores busy.
 int64_t default_ranks(const measure::Machine& machine);
 int64_t default_warps(const measure::Machine& machine, int64_t blocks_of_all_ranks);
 
-/// If torchrun, mpirun, srun or SWITCHYARD_ variables made this process one of several ranks, run_ranks runs only that rank
-/// from now on, every rank returns the results of all ranks, and a failing rank throws only its own error. \returns the
+/// If torchrun, mpirun, srun or SWITCHYARD_ variables made this process one of several ranks: from now on run_ranks runs only
+/// that rank, every rank returns the results of all ranks, and a failing rank throws only its own error. \returns the
 /// membership, or nothing
 std::optional<Membership> join_launched_ranks();
-/// True if join_launched_ranks() found a launcher. A decision of one rank alone, such as to stop early, would leave the others
-/// waiting.
+/// True if join_launched_ranks() found a launcher. No rank may then decide individually, for example to stop early: the others
+/// would wait forever.
 bool ranks_are_launched();
 
 }  // namespace switchyard::tool

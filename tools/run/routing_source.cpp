@@ -20,12 +20,12 @@
 namespace switchyard::tool {
 namespace {
 
-/// A word, the meaning of its number, and the meaning of the word.
+/// A word, the meaning of the number that may follow it, and the meaning of the word.
 struct Word {
   const char* name;
   const char* number;
   const char* meaning;
-  bool whole = false;  ///< an integer of at least 0
+  bool whole = false;  ///< an integer >= 0
 };
 constexpr Word kWords[] = {
     {"recorded", "layer=N", "the recording of the project: a trained gate of 256 experts, top-8, on real text"},
@@ -79,7 +79,7 @@ std::optional<double> number_of(const std::string& flag, const std::string& spec
       *word.number == 0 ? alone + ", without a number" : fmt::format("{} or '{}:<{}>'", alone, word.name, word.number)));
 }
 
-/// The layer of "layer=3"; none if `text` has another form. \throws UsageError
+/// The layer in "layer=3"; none if `text` has another form. \throws UsageError
 std::optional<int> layer_of(const std::string& flag, const std::string& text) {
   if (text.rfind("layer=", 0) != 0) return std::nullopt;
   return static_cast<int>(parse_integer(flag + " layer", text.substr(6), 0, 1 << 20));
@@ -109,7 +109,7 @@ double share_without_expert(const RoutingFile& file, int layer, int experts) {
   return routes > 0 ? static_cast<double>(without) / static_cast<double>(routes) : 0;
 }
 
-/// Logits of one token without a model: closed form, about as spread as a trained gate's.
+/// Logits of one token without a model: closed form, spread about like those of a trained gate.
 void make_up_logits(uint64_t seed, int rank, int64_t token, float* out, int64_t experts) {
   fill_row(out, DType::f32, experts,
            row_key(seed, 77, RowKind::bias, static_cast<uint64_t>(rank), static_cast<uint64_t>(token)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Closed-form rows: every byte is a function of a key, so that any rank can compute the expected row of any other rank.
+// Closed-form rows: every byte is a function of a key, so any rank can compute the expected row of any other rank.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace switchyard::tool {
 
-/// Kind of a row, and the meaning of the key's other arguments.
+/// Kind of a row; it defines the meaning of the key's other arguments.
 enum class RowKind : uint64_t {
   token = 1,          ///< a token's activation: a = rank, b = token
   token_scales = 2,   ///< scales of a token, fp8
@@ -19,7 +19,7 @@ enum class RowKind : uint64_t {
   bias = 5,           ///< a = rank, b = token, c = index of the bias
 };
 
-/// Key of a row; `set` distinguishes the data of different calls.
+/// Key of a row. `set` distinguishes the data of different calls.
 uint64_t row_key(uint64_t seed, uint64_t set, RowKind kind, uint64_t a, uint64_t b, uint64_t c = 0);
 
 /// Fills `hidden` elements with finite values of both signs, magnitudes in [2^-4, 2) with all mantissa bits used, and some +0

@@ -105,7 +105,7 @@ int64_t max_routes_per_rank(const Scenario& s) {
   return *std::max_element(routes.begin(), routes.end());
 }
 
-/// Ledger combines of the rows that a dispatch of the same tokens would deliver, with its ledger.
+/// Ledger combines of the rows that a dispatch of the same tokens would deliver, using its ledger.
 class LedgerCalls final : public TracedCalls {
  public:
   LedgerCalls(const BenchOptions& o, const Scenario& s, Group& group, RankDevice& device) {
@@ -125,7 +125,7 @@ class LedgerCalls final : public TracedCalls {
       DispatchOptions d;
       d.stream = device.stream();
       tables = exchange.dispatch(rows, ids, nullptr, d).handle.ledger();
-      group.barrier();  // all ranks have copied theirs before any object is destroyed
+      group.barrier();  // all ranks have made their copies before any object is destroyed
     }
     ledger_ = std::make_unique<LedgerCombine>(group, config(o, s));
     prepared_ = ledger_->prepare(tables);
@@ -145,7 +145,7 @@ class LedgerCalls final : public TracedCalls {
     c.dtype = rows_named(o.dtype).type;
     return c;
   }
-  /// The dispatch that supplies the ledger: with short rows, because only its counts matter.
+  /// The dispatch that supplies the ledger. Its rows are short, because only its counts matter.
   static NormalConfig dispatch_config(const BenchOptions& o, const Scenario& s) {
     NormalConfig c;
     c.hidden = 8;
@@ -204,7 +204,7 @@ class LayerCalls final : public TracedCalls {
   void call(Trace* recording) override {
     if (spec_.fused) return rank_.fused();
     rank_.dispatch();
-    if (recording && !rank_.in_parts()) {  // on the host, where a call returns when its work is done
+    if (recording && !rank_.in_parts()) {  // on the host, where a call returns when its work is complete
       const Trace::Span span(recording, rank_.rank(), recording->event("expert_mlp"), rank_.delivered());
       rank_.experts();
     } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls that `switchyard trace` records, on one rank, in any mode, on the CPU or on a GPU.
+// The calls that `switchyard trace` records, on one rank: any mode, on the CPU or on a GPU.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@ namespace switchyard::tool {
 class TracedCalls {
  public:
   virtual ~TracedCalls() = default;
-  /// Collective. One dispatch and combine, or the mode's equivalent. `recording`: the group's trace, or null; used for spans
+  /// Collective. One dispatch and combine, or the mode's equivalent. `recording`: the group's trace or null, used for spans
   /// that the library does not record itself.
   virtual void call(Trace* recording) = 0;
 };
@@ -31,8 +31,9 @@ struct TraceMode {
   size_t (*device_bytes)(const BenchOptions& o, const Scenario& s);  ///< of a rank's device
 };
 const TraceMode& trace_mode(const BenchOptions& o);
-/// Mode layer: resolves --form automatic to a form that the library has, preferring fused over separate, and sets dependent
-/// options. \throws UsageError if the library does not have the requested form, or if it excludes other words
+/// Mode layer: resolves --form automatic to a form that the library supports (fused if possible, else separate) and sets
+/// dependent options. \throws UsageError if the library does not support the requested form, or if that form conflicts with
+/// other options
 void settle_layer(BenchOptions& o, const Scenario& s);
 /// Names of the modes that can be traced.
 std::vector<std::string> trace_modes();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A trace file that Trace::write_chrome_json wrote.
+// A trace file written by Trace::write_chrome_json.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct TraceFile {
 /// \throws UsageError if the file cannot be read, is compressed, or is not a trace of this library
 TraceFile read_trace_file(const std::string& path);
 /// Reads a trace from its document, without the markers at the heads of arrows. \throws BadEvent naming an event with an
-/// impossible time, process or track; std::exception if something else is missing
+/// impossible time, process or track; std::exception for any other missing content
 TraceFile trace_file_from(const nlohmann::json& document);
 /// Like Trace::summary(), with the phases in order of appearance.
 std::vector<TracePhase> phases_of(const std::vector<TraceSlice>& slices);

@@ -88,7 +88,7 @@ json traced_rank(const TraceVerbOptions& options, const Scenario& s, const Trace
   return {{"trace", json::binary({raw, raw + bytes.size()})}, {"cost", cost}};
 }
 
-/// Cost of recording, from the slowest rank of each round.
+/// Cost of recording, computed from the slowest rank of each round.
 TraceCost cost_of(const std::vector<json>& ranks) {
   const auto slowest = [&](const char* which) {
     std::vector<double> max;
@@ -102,13 +102,13 @@ TraceCost cost_of(const std::vector<json>& ranks) {
   return {slowest("plain"), slowest("traced")};
 }
 
-/// A run: its scenario and its number of GPUs, 0 for the CPU.
+/// A run: its scenario and its number of GPUs (0: on the CPU).
 struct Fitted {
   Scenario scenario;
   int gpus = 0;
 };
 
-/// Fills in the options that were left to choose.
+/// Resolves the options left on automatic.
 Fitted fit(TraceVerbOptions& options) {
   BenchOptions& o = options.run;
   const bool on_gpus = backend_named(o.backend) == Backend::cuda, whole_layer = mode_named(o.mode).has_experts;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard trace`: a timeline of the work of every warp of every rank in a few calls, and its summary.
+// `switchyard trace`: a timeline of the work of every warp of every rank in a few calls, and a summary of it.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ inline constexpr int64_t kMaxTraceEvents = 1 << 20;  ///< per worker
 struct TraceVerbOptions {
   BenchOptions run;  ///< the traced run; its measurement options are not used
   int64_t calls = 1;
-  int64_t cost_rounds = 0;  ///< number of rounds of `calls`, each without and with recording
+  int64_t cost_rounds = 0;  ///< number of rounds; each makes `calls` calls without and with recording
   int64_t events = 256;
   std::string out = "switchyard-trace.json";
-  std::string in;  ///< an existing trace: nothing is run
+  std::string in;  ///< an existing trace; no run takes place
   bool json = false;
-  std::string gpus;  ///< names and driver, filled in
+  std::string gpus;  ///< names and driver, filled in by the run
 };
 
 /// \returns the exit status

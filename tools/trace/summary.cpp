@@ -25,7 +25,7 @@ using nlohmann::json;
 struct Link {
   int from = 0, to = 0;
   double bytes = 0;            ///< per call
-  const char* by = "routing";  ///< or "trace": the bytes that its spans carried
+  const char* by = "routing";  ///< or "trace": the bytes carried by its spans
 };
 
 /// Input of summaries.
@@ -43,7 +43,7 @@ Seen seen_of(TraceFile file) {
   return {file.world, file.num_warps, file.lost, file.clock_error_ns, std::move(file.slices), std::move(phases)};
 }
 
-/// Direction of a span's rows: to the experts or back, and from its rank or to it.
+/// Direction of a span's rows: to the experts or back, and from or to its own rank.
 struct Direction {
   bool back = false, to_rank = false;
 };
@@ -65,8 +65,8 @@ std::map<int, std::vector<const TraceSlice*>> calls_of(const std::vector<TraceSl
   return calls;
 }
 
-/// The link that carried most bytes in one direction, according to the spans. Spans do not name the peer: with two ranks it is
-/// the other one; with more ranks, or if spans were lost, there is no result.
+/// The link that carried the most bytes in one direction, according to the spans. Spans do not name the peer: with two ranks it
+/// is the other rank; with more ranks, or if spans were lost, there is no result.
 std::optional<Link> busiest_in_trace(const Seen& seen, bool back) {
   if (seen.world != 2 || seen.lost > 0) return std::nullopt;
   const auto calls = calls_of(seen.slices);
@@ -87,7 +87,7 @@ std::optional<Link> busiest_in_trace(const Seen& seen, bool back) {
   return Link{from, 1 - from, bytes[from] / static_cast<double>(n), "trace"};
 }
 
-/// Bytes of rows from or for other ranks that each rank's spans carried.
+/// Bytes of rows from or for other ranks, as carried by each rank's spans.
 std::vector<double> carried_bytes(const Seen& seen) {
   std::vector<double> bytes(static_cast<size_t>(seen.world));
   for (const TraceSlice& s : seen.slices)
@@ -95,7 +95,7 @@ std::vector<double> carried_bytes(const Seen& seen) {
   return bytes;
 }
 
-/// Rows that cross from a token's rank to its experts' ranks: one per rank, or one per route.
+/// Rows that cross from a token's rank to the ranks of its experts: one per rank, or one per route.
 std::map<std::pair<int, int>, int64_t> link_rows(const Scenario& s, bool per_route) {
   std::map<std::pair<int, int>, int64_t> rows;
   for (int r = 0; r < s.world; ++r) {
@@ -112,7 +112,7 @@ std::map<std::pair<int, int>, int64_t> link_rows(const Scenario& s, bool per_rou
   return rows;
 }
 
-/// The link that carries most payload from tokens to experts. Empty if the mode has no such call.
+/// The link that carries the most payload from tokens to experts. Empty if the mode has no dispatch.
 Link busiest_out(const BenchOptions& o, const Scenario& s) {
   Link heaviest;
   const Mode& mode = mode_named(o.mode);
@@ -124,7 +124,7 @@ Link busiest_out(const BenchOptions& o, const Scenario& s) {
   return heaviest;
 }
 
-/// The link that carries most payload back.
+/// The link that carries the most payload back.
 Link busiest_back(const BenchOptions& o, const Scenario& s) {
   const bool per_route = mode_named(o.mode).returns_per_route || order_named(o.order) == CombineOrder::per_route ||
                          (order_named(o.order) == CombineOrder::per_host && layout_named(o.layout) == Layout::expert_major);
@@ -147,14 +147,14 @@ std::map<int, std::map<int, Spans>> workers_of(const std::vector<TraceSlice>& sl
   return workers;
 }
 
-/// The first span of a worker that may reach into a call.
+/// The first span of a worker that may extend into a call.
 Spans::const_iterator first_in(const TraceSlice& call, const Spans& spans) {
   const auto first = std::lower_bound(spans.begin(), spans.end(), call.begin_us,
                                       [](const TraceSlice* s, double begin) { return s->begin_us < begin; });
   return first == spans.begin() ? first : first - 1;
 }
 
-/// False for warps that the call's kernels do not have.
+/// False for warps that do not exist in the call's kernels.
 bool takes_part(const TraceSlice& call, const Spans& spans) {
   const double call_end = call.begin_us + call.duration_us;
   for (auto s = first_in(call, spans); s != spans.end() && (*s)->begin_us < call_end; ++s)
@@ -163,7 +163,7 @@ bool takes_part(const TraceSlice& call, const Spans& spans) {
 }
 
 /// Share of the time between a rank's first and last record during which its workers recorded no activity. The time of a call
-/// counts only for the workers that take part in it.
+/// counts only for the workers that participate in it.
 struct Gaps {
   double window_us = 0, idle_share = 0;
 };
@@ -195,7 +195,7 @@ std::map<int, Gaps> gaps_of(const std::vector<TraceSlice>& slices) {
   return out;
 }
 
-/// The longest time inside a call during which a participating worker recorded no activity.
+/// The longest period inside a call during which a participating worker recorded no activity.
 struct LongestGap {
   std::string call, after, before;
   int track = 0;
@@ -235,7 +235,7 @@ std::map<int, LongestGap> longest_gaps(const std::vector<TraceSlice>& slices, bo
   return out;
 }
 
-/// Milliseconds that all workers of all other ranks waited for each rank.
+/// Milliseconds for which all workers of all other ranks waited for each rank.
 std::vector<double> awaited_ms(const std::vector<TraceSlice>& slices, int world) {
   std::vector<double> ms(static_cast<size_t>(world));
   for (const TraceSlice& s : slices)
@@ -358,7 +358,7 @@ void print_clocks(const Seen& seen) {
     fmt::print("  Clocks of GPUs and host agree within {}.\n", duration(static_cast<double>(seen.clock_error_ns) * 1e-9));
 }
 
-/// The value of --events that would keep all spans if workers record equally many; a power of two, at most the flag's maximum.
+/// The value of --events that would keep all spans if workers record equally many: a power of two, at most the flag's maximum.
 int64_t enough_events(const Trace& trace, int world, int64_t given) {
   const int64_t workers = int64_t{trace.options().num_blocks} * trace.options().num_warps * world;
   const int64_t needed = given + (static_cast<int64_t>(trace.lost()) + workers - 1) / std::max<int64_t>(workers, 1);

@@ -11,7 +11,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// \throws UsageError for options without effect
+/// \throws UsageError for options that have no effect
 void refuse_without_effect(const Options& add, const TraceVerbOptions& t) {
   for (const std::string& name : add.given())
     if (!t.in.empty() && name != "--in" && name != "--json") throw UsageError(name + ": given with --in, which runs nothing");

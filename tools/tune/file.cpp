@@ -45,7 +45,7 @@ std::string merged(const std::string& text, const std::vector<CommentedEntry>& e
     size_t line = static_cast<size_t>(old.line) - 1;
     gone.insert(line);
     while (line > 1 && is_comment(lines[line - 1])) gone.insert(--line);
-    if (line > 1 && lines[line - 1].empty()) gone.insert(line - 1);  // the empty line that separated it from the previous entry
+    if (line > 1 && lines[line - 1].empty()) gone.insert(line - 1);  // the empty line that separates it from the previous entry
   }
   std::string out;
   while (!lines.empty() && lines.back().empty()) lines.pop_back();
@@ -59,7 +59,7 @@ std::string merged(const std::string& text, const std::vector<CommentedEntry>& e
   return out;
 }
 
-// In memory: forked ranks have it too, and nothing remains wherever this process ends.
+// In memory: forked ranks inherit it, and nothing remains wherever this process ends.
 TuningOverride::TuningOverride() : file_(memfd_create("switchyard-tune", 0)) {
   const char* before = std::getenv(kVariable);
   was_set_ = before != nullptr;

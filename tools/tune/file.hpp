@@ -15,11 +15,11 @@ struct CommentedEntry {
   std::vector<std::string> comments;
 };
 
-/// Text of the file at `path`, or of a file without entries if it does not exist or is empty. \throws Error(invalid_argument)
-/// if it is not a tuning file
+/// Text of the file at `path`, or of a file without entries if `path` does not exist or is empty. \throws
+/// Error(invalid_argument) if it is not a tuning file
 std::string read_or_new(const std::string& path);
-/// Appends these entries to `text`. Existing entries of the same keys are removed with the comments directly above them;
-/// everything else stays.
+/// Appends these entries to `text`. Existing entries with the same keys are removed, along with the comments directly above
+/// them; everything else stays.
 std::string merged(const std::string& text, const std::vector<CommentedEntry>& entries);
 
 /// During its lifetime, groups formed by this process or by processes that it forks read their tuning from a temporary file.
@@ -30,7 +30,7 @@ class TuningOverride {
   ~TuningOverride();
   TuningOverride(const TuningOverride&) = delete;
   TuningOverride& operator=(const TuningOverride&) = delete;
-  /// Groups formed from now on have these entries; of several equally near entries the first counts.
+  /// Groups formed from now on use these entries. If several entries are equally near, the first one counts.
   void set(const std::vector<TuningEntry>& entries);
 
  private:

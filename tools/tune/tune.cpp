@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every measurement is one of bench (or of `verify ledger`) with SWITCHYARD_TUNING naming a file that has the candidate values.
+// Every measurement is a run of bench (or of `verify ledger`) with SWITCHYARD_TUNING naming a file of candidate values.
 #include "tune/tune.hpp"
 
 #include <fmt/core.h>
@@ -62,7 +62,7 @@ std::unique_ptr<BenchCase> bench_case(const BenchOptions& o) {
 void check_bench_shape(const BenchOptions& o) { bench_case(o)->check(o); }
 json measured_bench_shape(const BenchOptions& o, int) { return bench_case(o)->measured(o); }
 
-/// The tuning of a mode.
+/// Tuning properties of a mode.
 struct TuneMode {
   TuningMode tuning;
   const Mode& mode;
@@ -74,8 +74,8 @@ struct TuneMode {
   void (*check)(const BenchOptions& shape);               ///< throws for invalid options before anything is measured
   json (*measured)(const BenchOptions& shape, int gpus);  ///< \throws RankError, UsageError
 };
-/// In tuning order: the values found for low_latency are in force when flat is measured. Normal mode with expert-major rows is
-/// aligned as grouped GEMMs require.
+/// In tuning order: the values found for low_latency are in force when flat is measured. Expert-major rows of normal mode are
+/// aligned as required by grouped GEMMs.
 constexpr TuneMode kModes[] = {
     {TuningMode::normal, kNormal, Layout::rank_major, 1, 4096, false, false, check_bench_shape, measured_bench_shape},
     {TuningMode::normal_expert_major, kNormal, Layout::expert_major, 128, 4096, false, false, check_bench_shape,
@@ -91,7 +91,7 @@ const TuneMode& tune_mode_named(const std::string& name) {
   return *std::find_if(std::begin(kModes), std::end(kModes), [&](const TuneMode& m) { return name == to_string(m.tuning); });
 }
 
-/// Scales of quantizing dispatches, which normal mode measures in addition to other dispatches. Other modes: "".
+/// Scales of quantizing dispatches, which normal mode measures in addition to other dispatches. "" in other modes.
 std::string quantised_beside(const TuneOptions& o, const TuneMode& mode) {
   if (&mode.mode != &kNormal) return "";
   return scales_named(o.quantize) == ScaleKind::none ? to_string(ScaleKind::f32) : o.quantize;
@@ -139,7 +139,7 @@ TuneOptions resolved(const TuneOptions& asked) {
         throw UsageError(fmt::format("--tokens: {} given; mode {} takes at most {}", tokens, name, m.mode.max_tokens));
   }
   for (const auto& [flag, text] : {std::pair("--commit", o.commit), {"--routing", o.routing}})
-    if (text.find_first_of("\r\n") != std::string::npos)  // the texts go into comments of the file
+    if (text.find_first_of("\r\n") != std::string::npos)  // the texts become comments in the file
       throw UsageError(fmt::format("{}: a text with a line break given; allowed: one line", flag));
   if (o.commit.empty()) o.commit = source_commit();
   return o;
@@ -251,7 +251,7 @@ class Tuner {
   json runs = json::array();
 
  private:
-  /// The entries of the future file with `entry`.
+  /// The entries of the future file, including `entry`.
   std::vector<TuningEntry> in_force(const TuningEntry& entry) const {
     std::vector<TuningEntry> all{entry};
     all.insert(all.end(), kept_.begin(), kept_.end());
@@ -270,7 +270,7 @@ class Tuner {
     override_.set(entries);
     const auto once = [&](BenchOptions o, bool with_limits) {
       o.limits = with_limits;
-      o.pieces = values.pieces;  // set explicitly, so that a number that this device cannot use is refused
+      o.pieces = values.pieces;  // set explicitly, so a number unsupported on this device is rejected
       if (place_.gpus > 0) choose_sms(o, place_.device, place_.max_sms);
       return mode_of(shape.key.mode).measured(o, place_.gpus);
     };
@@ -408,7 +408,7 @@ json document_of(const TuneOptions& o, const Place& place, const std::vector<Tun
       trials.push_back({{"name", trial.name},
                         {"value", trial.value},
                         {"us", trial.us},
-                        {"chosen", t.verdict.dropped.empty() ? trial.chosen : trial.is_default},  // in force in the end
+                        {"chosen", t.verdict.dropped.empty() ? trial.chosen : trial.is_default},  // the values finally in force
                         {"usual", trial.is_default},
                         {"problem", trial.problem}});
     document["chosen"].push_back({{"entry", t.entry.text()},
@@ -436,8 +436,7 @@ std::string old_text(const std::string& path) {
   }
 }
 
-/// Writes the tuning file, --json and --html. Returns the exception instead of throwing it, so that the findings are printed in
-/// any case.
+/// Writes the tuning file, --json and --html. Returns an exception instead of throwing it, so the findings are always printed.
 std::exception_ptr write_all(const TuneOptions& o, const std::string& tuning, const json& document) {
   try {
     measure::write_file(o.out, tuning);

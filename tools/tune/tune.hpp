@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard tune`: finds launch shapes and pieces by measurement, and writes the tuning file of the library.
+// `switchyard tune`: determines launch shapes and pieces by measurement and writes the library's tuning file.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct TuneOptions {
   std::vector<int64_t> tokens;     ///< empty: by mode
   std::vector<int64_t> hidden{7168};
   int64_t experts = 0, topk = 0;
-  std::string quantize = "f32";  ///< low_latency: scales; normal: scales of the quantizing dispatches, f32 if none
+  std::string quantize = "f32";  ///< low_latency: scales; normal: scales of the quantizing dispatches (f32 if none)
   std::string routing = "uniform";
   int64_t iterations = 100, warmup = 10;
   int64_t slack = 3;  ///< per cent
@@ -30,7 +30,7 @@ struct TuneOptions {
   std::string commit;
 };
 
-/// Names of the tunable modes: normal mode has two.
+/// Names of the tunable modes. Normal mode has two.
 std::vector<std::string> tune_modes();
 /// \returns the exit status
 int run_tune(const TuneOptions& options);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One case of `switchyard verify`: the checks of every rank in each mode, and the merge of the ranks' results.
+// One case of `switchyard verify`: the checks of every rank in each mode, and the merge of all ranks' results.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ class NormalChecks {
     return o;
   }
 
-  // Inputs of calls. Each new input frees the arena: nothing of the previous call is needed then.
+  // Inputs of calls. Each new input frees the arena, because nothing of the previous call is needed any more.
   ConstRows given(const RowArray& x) {
     device_.release();
     ConstRows rows = x.view();
@@ -74,7 +74,7 @@ class NormalChecks {
   const T* given(const std::vector<T>& values) {
     return device_.lend(values.data(), values.size() * sizeof(T));
   }
-  /// Ranks of one process may share a GPU: no rank's copies may have to wait for a kernel that waits for a later call.
+  /// Ranks of one process may share a GPU: no rank's copies may have to wait for a kernel that itself waits for a later call.
   void meet() {
     if (device_.on_host()) return;
     device_.wait();
@@ -103,7 +103,7 @@ class NormalChecks {
   Dispatched dispatch(uint64_t set) { return dispatch(set, {}); }
 
   /// Combines the experts' outputs of set `set` from a row buffer (or, if `ordinary`, from memory of the caller). Rows beyond
-  /// the delivered ones hold NaNs, so that reading them becomes visible.
+  /// the delivered ones hold NaNs, so reading them becomes visible.
   RowArray combined(const Handle& handle, uint64_t set, CombineOptions o, bool ordinary, int num_bias,
                     float* out_weights = nullptr) {
     RowArray out(s_.tokens(rank_), s_.hidden, out_type_);
@@ -173,7 +173,7 @@ class NormalChecks {
     if (s_.layout == Layout::rank_major && s_.weighted()) returned_weights(d);
   }
 
-  /// Rank-major: each rank returns its part of the weights; their sums must be the weights of all valid routes.
+  /// Rank-major: each rank returns its part of the weights. The sum of all parts must equal the weights of all valid routes.
   void returned_weights(const Dispatched& d) {
     Comparison c("combine returns the weights");
     CombineOptions o;
@@ -229,7 +229,7 @@ class NormalChecks {
     o.capacity = largest - 1;
     try {
       const Dispatched d = dispatch(0, o);
-      (void)d.handle.counts();  // a GPU detects it after the call
+      (void)d.handle.counts();  // a GPU detects the error only after the call
       fails.fail("no error was raised");
     } catch (const Error& e) {
       fails.is_true(e.code() == ErrorCode::capacity_exceeded, fmt::format("another error was raised: {}", e.what()));
@@ -261,7 +261,7 @@ std::vector<CheckResult> normal_checks(const VerifyCase& c, const Scenario& s, G
   return NormalChecks(c, s, group, device).run();
 }
 
-/// Low-latency mode: both ways of sending, both halves together and separately, scales in both orders.
+/// Low-latency mode: both ways of sending, the two halves in one call and separately, scales in both orders.
 std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
   std::vector<CheckResult> results;
   for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
@@ -275,7 +275,7 @@ std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario&
       group.barrier();
       for (const std::string& name : c.orders) {
         const CombineOrder order = order_named(name);
-        if (order == CombineOrder::per_host) continue;  // belongs to normal mode
+        if (order == CombineOrder::per_host) continue;  // only normal mode has it
         rank.combine(order, split);
         results.push_back(rank.check_combined(fmt::format("combine {}{}", name, split ? ", in halves" : ""), order));
         group.barrier();
@@ -285,7 +285,7 @@ std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario&
   return results;
 }
 
-/// Flat: the whole exchange in one call, and as a dispatch and a combine of rows in place, with both ways of sending.
+/// Flat: the whole exchange in one call, and as a dispatch and an in-place combine, with both ways of sending.
 std::vector<CheckResult> flat_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
   std::vector<CheckResult> results;
   for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
@@ -308,11 +308,11 @@ std::vector<CheckResult> flat_checks(const VerifyCase& c, const Scenario& s, Gro
   return results;
 }
 
-/// Number of copies of normal mode's rows: with ring staging outputs are not in the heap.
+/// Number of copies of normal mode's rows. With ring staging outputs are not in the heap.
 double normal_copies(const VerifyCase& c) { return staging_named(c.staging) == Staging::ring ? 2 : 1; }
-/// The received rows, the experts' outputs, and a copy of either.
+/// The received rows, the experts' outputs, and a copy of one of the two.
 double low_latency_copies(const VerifyCase&) { return 3; }
-/// The experts of a rank, and those of the reference, widened.
+/// The experts of a rank, and the reference's experts, widened.
 double layer_copies(const VerifyCase&) { return 3; }
 
 constexpr VerifyMode kModes[] = {
@@ -346,7 +346,7 @@ std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOption
   job.group.heap_bytes = heap_bytes(c, s);
   return merged_by_place(run_ranks(job, [&](Group& group, RankLink&) {
     const std::shared_ptr<RankDevice> device = rank_device(group.rank(), c.gpus, arena);
-    group.barrier();  // every rank has its stream and its memory before any rank waits for another one
+    group.barrier();  // every rank has its stream and memory before any rank waits for another
     return encode_checks(verify_mode(c).run(c, s, group, *device));
   }));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole layers: dispatch, experts and combine in separate calls, and the fused form if the library has it.
+// Whole layers: dispatch, experts and combine in separate calls, and the fused form if the library supports it.
 #include "layer/layer_rank.hpp"
 
 #include <algorithm>
@@ -15,13 +15,13 @@ constexpr const char* kFused = "layer, fused, per_route";
 constexpr const char* kFusedBits = "layer, fused, bits of separate calls";
 constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
 
-/// The fused form is bf16, and its combine order is per_route.
+/// The fused form is bf16 with combine order per_route.
 bool may_fuse(const VerifyCase& c) {
   return scales_named(c.quantize) == ScaleKind::none &&
          std::find(c.orders.begin(), c.orders.end(), kPerRoute) != c.orders.end();
 }
 
-/// A layer with each exchange; in fp8 with low latency and scales in either order. The first one also runs fused if possible.
+/// A layer for each exchange; in fp8 with low latency and scales in either order. The first one also runs fused if possible.
 std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
   const ScaleKind quantize = scales_named(c.quantize);
   LayerSpec normal{s, c.intermediate, backend_of(c), layer_normal_config(s), {c.sms, c.sms}, quantize};
@@ -50,7 +50,7 @@ size_t max_of(const VerifyCase& c, const Scenario& s, size_t (*bytes)(const Laye
   return found;
 }
 
-/// Collective. Checks the fused form on data set `set` against the reference and against the bits of the separate calls.
+/// Collective. Checks the fused form on data set `set` against the reference and bitwise against the separate calls.
 void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckResult>& results) {
   rank.prepare(set);
   rank.layer(CombineOrder::per_route);
@@ -70,7 +70,7 @@ void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckR
 
 size_t layer_heap_bytes(const VerifyCase& c, const Scenario& s) { return max_of(c, s, layer_heap_bytes); }
 size_t layer_device_bytes(const VerifyCase& c, const Scenario& s) {
-  // On the host the library's own allocations come from the same memory.
+  // On the host the library's own allocations are made from the same memory.
   return max_of(c, s, layer_device_bytes) + (c.gpus > 0 ? 0 : max_of(c, s, layer_fused_bytes));
 }
 
@@ -82,7 +82,7 @@ std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Gr
     device.release();
     LayerRank rank(spec, group, device);
     for (const std::string& order : c.orders) {
-      if (order_named(order) == CombineOrder::per_host) continue;  // normal mode's own checks cover it
+      if (order_named(order) == CombineOrder::per_host) continue;  // covered by normal mode's own checks
       rank.prepare(set++);
       rank.layer(order_named(order));
       results.push_back(rank.check("layer, " + exchange_text(spec) + ", " + order, rank.outputs(), kAllTokens, 1));

@@ -57,7 +57,7 @@ class LedgerRank {
       const auto prepare_begin = Steady::now();
       prepare();
       const double prepared = us_since(prepare_begin);
-      group_.barrier();  // all ranks are ready: not part of the time
+      group_.barrier();  // all ranks are ready: waiting for them is not part of the time
       const auto begin = Steady::now();
       ledger_.combine({y_, rows_, f_.hidden, f_.type}, probs_, prepared_, out_, options_);
       device_.wait();
@@ -72,7 +72,7 @@ class LedgerRank {
     return {{"prepare", prepares}, {"combine", samples}};
   }
 
-  /// Collective, after run(). Seconds of the call alone, replayed. Checks the output of the last replay.
+  /// Collective, after run(). Seconds of replays of the call by itself. Checks the output of the last replay.
   json time_replayed(Clock& clock, int64_t late_us, int64_t n) {
     LedgerCombineOptions options = options_;
     options.stream = clock.device().stream();
@@ -111,10 +111,10 @@ class LedgerRank {
     device_.wait();
   }
 
-  /// The row to which route f of this rank returns; -1: none.
+  /// The row to which route f returns on this rank; -1: none.
   int32_t row_of(int64_t f) const { return tables_.expanded_row_idx[static_cast<size_t>(f)]; }
 
-  /// Rows by (local expert, source, route order), as a dispatch delivers them.
+  /// Rows by (local expert, source, route order), the order in which a dispatch delivers them.
   void fill_expert_output() {
     const std::vector<oracle::Origin> rows = oracle::rows_to(f_.problem(), rank_);
     host_y_.resize(rows.size() * f_.row_bytes());
@@ -125,7 +125,7 @@ class LedgerRank {
     }
   }
 
-  /// The return buffer and the results, and their distance from the float32 sums.
+  /// The return buffer, the results, and their distance from the float32 sums.
   struct Golden {
     std::vector<std::byte> returned, out;
     double max_diff = 0;
@@ -262,12 +262,12 @@ std::vector<json> run_on_ranks(const LedgerFixture& fixture, const LedgerVerifyO
   const size_t arena = LedgerRank::device_bytes(fixture);
   const RankBody body = [&](Group& group, RankLink& link) {
     const std::shared_ptr<RankDevice> device = rank_device(group.rank(), gpus, arena);
-    group.barrier();  // every rank has its stream and its memory before any rank waits for another one
+    group.barrier();  // every rank has its stream and memory before any rank waits for another
     LedgerRank rank(fixture, group, *device, static_cast<int>(o.sms));
     json result = rank.run(o.warmup, o.measured, link);
     if (timed) result["kernel"] = rank.time_replayed(*make_gpu_clock(group, Timing::replayed, {}), o.late_us, 100);
     result.update(rank.findings());
-    group.barrier();  // memory is not freed earlier
+    group.barrier();  // memory must not be freed earlier
     return result;
   };
   return run_ranks(job, body, [&](int, int64_t done, const std::string&) {
@@ -368,7 +368,7 @@ void print_report(const LedgerVerifyOptions& o, const json& r) {
 double host_bytes(const LedgerVerifyOptions& o, int gpus) {
   const LedgerFixture f(o);
   const double heap = gpus > 0 ? 0 : static_cast<double>(LedgerCombine::heap_bytes(f.config(), f.world));
-  // The experts' outputs, while they are appended and as a copy, and their check; the results and their check.
+  // The experts' outputs while they are appended and as a copy, and their check; the results and their check.
   const double rows = 4 * static_cast<double>(f.routes()) + 2 * static_cast<double>(f.tokens);
   return f.world * (heap + rows * static_cast<double>(f.row_bytes()));
 }

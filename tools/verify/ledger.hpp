@@ -30,11 +30,10 @@ struct LedgerVerifyOptions {
   bool json = false;
 };
 
-/// Host memory of the check, all ranks together: heaps, rows and their references.
+/// Host memory of the check for all ranks together: heaps, rows and reference data.
 double host_bytes(const LedgerVerifyOptions& options, int gpus);
 /// Runs the check on `gpus` GPUs (0: the CPU). Returns the document of --json. `on_progress` receives the number of finished
-/// calls.
-/// \throws Error if it could not run
+/// calls. \throws Error if it could not run
 nlohmann::json measured_ledger(const LedgerVerifyOptions& options, int gpus,
                                const std::function<void(int64_t)>& on_progress = {});
 /// \returns the exit status

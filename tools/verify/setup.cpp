@@ -11,7 +11,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// Ranks have different numbers of tokens: all, three quarters, none, a half, all, ...
+/// Ranks have different numbers of tokens: all, three quarters, none, half, all, ...
 int64_t tokens_of(int rank, int64_t tokens, bool equal) {
   if (equal) return tokens;
   constexpr int64_t kQuarters[] = {4, 3, 0, 2};
@@ -22,7 +22,7 @@ RoutingSource source_of(const VerifyCase& c, const VerifyOptions& options) {
   return RoutingSource("--routing", c.routing, {options.experts, options.topk, c.ranks, c.seed, 64});
 }
 
-/// A scenario without routes: the fullest rank has its number of tokens, the others none.
+/// A scenario without routes: the fullest rank has the full number of tokens, the others have none.
 Scenario sizes_of(const VerifyCase& c, const VerifyOptions& options, const RoutingSource& source) {
   Scenario s;
   s.world = c.ranks;
@@ -67,7 +67,7 @@ NormalConfig normal_config(const VerifyCase& c, const Scenario& s) {
   config.expert_alignment = s.alignment;
   config.dtype = rows_named(c.dtype).result_type();
   config.staging = staging_named(c.staging);
-  config.ring = {3, 2, std::max(4, s.topk)};  // small rings: they wrap and block their producers
+  config.ring = {3, 2, std::max(4, s.topk)};  // small rings, which wrap and block their producers
   for (int r = 0; r < s.world; ++r) config.max_tokens = std::max(config.max_tokens, s.tokens(r));
   // Up to three outputs and two row buffers are alive at once.
   if (const size_t pool = pool_of(config, s.world, backend_of(c)); pool > 0) config.pool_bytes = 4 * pool + (size_t{1} << 16);
@@ -93,7 +93,7 @@ size_t normal_heap_bytes(const VerifyCase& c, const Scenario& s) {
 
 size_t normal_device_bytes(const VerifyCase& c, const Scenario& s) {
   NormalConfig config = normal_config(c, s);
-  config.pool_bytes = 0;  // with 0 the pool holds any output: combine may get that much from ordinary memory
+  config.pool_bytes = 0;  // with 0 the pool holds any output; combine may take that much from ordinary memory
   const auto tokens = static_cast<size_t>(config.max_tokens), row = static_cast<size_t>(s.hidden) * sizeof(float);
   const size_t inputs = tokens * (5 * row + static_cast<size_t>(s.topk) * 32);
   return pool_of(config, s.world, Backend::cuda) + inputs + (size_t{1} << 20);
@@ -126,7 +126,7 @@ size_t device_bytes(const VerifyCase& c, const VerifyOptions& options) {
 double host_bytes(const VerifyCase& c, const VerifyOptions& options) {
   const Scenario s = sizes_of(c, options, source_of(c, options));
   const auto ranks = static_cast<double>(c.ranks), tokens = static_cast<double>(c.tokens);
-  // Ids and weights of all ranks, kept routes on every rank; a rank's logits, or its batches once more.
+  // Ids and weights of all ranks and, on every rank, the kept routes; a rank's logits, or its batches again.
   const double routing = ranks * tokens * s.topk * (8 + ranks) + tokens * std::max(s.experts * 4, s.topk * 8);
   const VerifyMode& mode = verify_mode(c);
   const auto heap = static_cast<double>(mode.heap_bytes(c, s));

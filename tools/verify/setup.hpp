@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Derives from a case of `switchyard verify` its routing, the configs of its exchanges and their memory.
+// Derives the routing, the exchange configs and their memory from a case of `switchyard verify`.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@ namespace switchyard::tool {
 
 Backend backend_of(const VerifyCase& c);
 
-/// A scenario with the routing of all ranks, which have different numbers of tokens unless --equal-tokens. \throws UsageError,
-/// Error(io)
+/// A scenario with the routing of all ranks. Ranks have different numbers of tokens unless --equal-tokens is given. \throws
+/// UsageError, Error(io)
 Scenario scenario_of(const VerifyCase& c, const VerifyOptions& options);
 NormalConfig normal_config(const VerifyCase& c, const Scenario& s);
-/// Configs of a case of low-latency mode; all run on the same data.
+/// Configs of a case of low-latency mode. All run on the same data.
 std::vector<LowLatencyConfig> low_latency_configs(const VerifyCase& c, const Scenario& s);
 /// The checks of this verb for a mode.
 struct VerifyMode {
@@ -27,7 +27,7 @@ struct VerifyMode {
   std::vector<CheckResult> (*run)(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device);
   size_t (*heap_bytes)(const VerifyCase& c, const Scenario& s);    ///< symmetric memory of a rank
   size_t (*device_bytes)(const VerifyCase& c, const Scenario& s);  ///< further memory of a rank
-  double (*copies)(const VerifyCase& c);                           ///< copies of device_bytes that a CPU rank has at once
+  double (*copies)(const VerifyCase& c);                           ///< copies of device_bytes that a CPU rank holds at once
 };
 const VerifyMode& verify_mode(const VerifyCase& c);
 
@@ -39,11 +39,11 @@ size_t low_latency_device_bytes(const VerifyCase& c, const Scenario& s);
 size_t layer_heap_bytes(const VerifyCase& c, const Scenario& s);
 size_t layer_device_bytes(const VerifyCase& c, const Scenario& s);
 
-/// Collective. A whole layer with either exchange and each order of combine, and its fused form, against one rank that computes
-/// everything.
+/// Collective. A whole layer with either exchange and each order of combine, and its fused form, checked against one rank that
+/// computes everything.
 std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device);
 
-/// Symmetric memory of a rank. \throws Error(invalid_argument) for sizes that an exchange refuses
+/// Symmetric memory of a rank. \throws Error(invalid_argument) for sizes that an exchange rejects
 size_t heap_bytes(const VerifyCase& c, const Scenario& s);
 /// "normal, rank_major rows, ring staging", or the mode's name.
 std::string mode_text(const VerifyCase& c);

@@ -31,7 +31,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Sums over all cases, by name of the check.
+/// Totals over all cases, by name of the check.
 struct Tally {
   int64_t skipped = 0;
   int64_t passed = 0;
@@ -200,7 +200,7 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
   std::erase_if(cases, [&](const VerifyCase& c) {
     return !mode_named(c.mode).has_layouts && (c.layout != o.layouts.front() || c.staging != o.staging.front());
   });
-  // fp8 rows are quantized already; in some modes rows travel unchanged.
+  // fp8 rows are already quantized; in some modes rows travel unchanged.
   std::erase_if(cases, [](const VerifyCase& c) {
     const bool fp8 = rows_named(c.dtype).quantised(), quantised = scales_named(c.quantize) != ScaleKind::none;
     return mode_named(c.mode).plain_rows ? fp8 || quantised : fp8 && quantised;
@@ -216,7 +216,7 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
 
 namespace {
 
-/// Throws for --intermediate if no requested mode has experts, and for widths of a layer that a GPU does not support.
+/// Throws for --intermediate if no requested mode has experts, and for layer widths that a GPU does not support.
 void check_intermediate(const VerifyOptions& o) {
   const bool asked =
       std::any_of(o.modes.begin(), o.modes.end(), [](const std::string& mode) { return mode_named(mode).has_experts; });
@@ -229,7 +229,7 @@ void check_intermediate(const VerifyOptions& o) {
   }
 }
 
-/// Resolves options that depend on the GPUs: ranks. Returns the number of GPUs, 0 for the CPU.
+/// Resolves options that depend on the GPUs (ranks). Returns the number of GPUs, 0 for the CPU.
 int fit_to_gpus(VerifyOptions& o) {
   if (backend_named(o.backend) == Backend::cpu) {
     if (!o.sms.empty()) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
@@ -287,7 +287,7 @@ int run_verify(const VerifyOptions& asked) {
       const std::vector<CheckResult> checks = checks_of(c, options, arena);
       report.add(c, checks, seconds_since(begin));
     } catch (const Error& e) {
-      const bool proceeds = e.code() == ErrorCode::system;  // no memory for this case, but perhaps for the next
+      const bool proceeds = e.code() == ErrorCode::system;  // not enough memory for this case, but perhaps enough for the next
       if (proceeds || options.json) report.add(c, e);
       if (proceeds) continue;
       if (options.json) report.print();

@@ -20,7 +20,7 @@ struct VerifyOptions {
   std::vector<std::string> modes = {"normal", "low_latency", "flat"};
   std::vector<std::string> layouts = kLayouts;
   std::vector<std::string> dtypes = kRowKinds;
-  std::vector<std::string> quantize;  ///< empty: none; layers on GPUs: all that their sizes allow
+  std::vector<std::string> quantize;  ///< empty: none; layers on GPUs: all kinds allowed by their sizes
   std::vector<std::string> staging = kStaging;
   std::vector<std::string> orders = kOrders;
   std::vector<std::string> routings = {"uniform", "zipf", "drops"};
@@ -48,7 +48,7 @@ struct VerifyCase {
   std::string mode, layout, dtype, quantize, staging, routing;
   int ranks = 1, blocks = 1, warps = 1;
   int sms = 0;   ///< CUDA: multiprocessors of each call; 0: the library's default
-  int gpus = 0;  ///< GPUs over which the ranks are distributed; 0: on the CPU
+  int gpus = 0;  ///< GPUs over which the ranks are distributed; 0: ranks run on the CPU
   int64_t tokens = 0, hidden = 0, intermediate = 0;
   std::vector<std::string> orders;
   uint64_t seed = 1;
@@ -59,13 +59,13 @@ std::vector<std::string> verify_modes();
 std::vector<VerifyCase> verify_cases(const VerifyOptions& options);
 /// Device memory of each rank of the case in addition to the heap.
 size_t device_bytes(const VerifyCase& c, const VerifyOptions& options);
-/// Maximum host memory of the case, all ranks together: heaps, rows and the data of the checks.
+/// Maximum host memory of the case for all ranks together: heaps, rows and the data of the checks.
 double host_bytes(const VerifyCase& c, const VerifyOptions& options);
-/// Throws for an invalid case before anything runs: UsageError, also if it does not fit into `available` bytes, or the
+/// Throws for an invalid case before anything runs: UsageError (also if the case does not fit into `available` bytes) or the
 /// library's Error.
 void check_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t available);
-/// Runs one case on all ranks; merges the ranks' results by check. `arena`: the maximum device_bytes of all cases.
-/// \throws RankError, Error, UsageError like run_ranks and RoutingSource
+/// Runs one case on all ranks and merges the ranks' results by check. `arena`: the maximum device_bytes of all cases. \throws
+/// RankError, Error, UsageError like run_ranks and RoutingSource
 std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t arena = 0);
 /// \returns the exit status
 int run_verify(const VerifyOptions& options);

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drop-in for DeepEP: every method against the oracle, over process groups whose ranks are processes. On the CPU, also with
-the code path of GPUs, and on GPUs if there are any."""
+"""The drop-in for DeepEP: every method is compared with the oracle, over process groups whose ranks are processes. Runs on the
+CPU, also with the code path of GPUs, and on GPUs if there are any."""
 import importlib
 import importlib.util
 import inspect
@@ -163,8 +163,8 @@ def test_normal_options(where, scenario, arguments):
 
 
 def check_exchange(buffer, everybody, keep, num_worst_tokens=0):
-    """Checks a dispatch and a combine of the ranks' inputs, element by element. Appends to `keep` what a training step would
-    keep."""
+    """Checks a dispatch and a combine of the ranks' inputs, element by element. Appends to `keep` the objects that a training
+    step would keep alive."""
     rank, experts, world = buffer.rank, LARGE["num_experts"], buffer.group_size
     x, ids, weights = map(on, everybody[rank])
     rows, its_ids, its_weights, counts, handle, _ = dispatch_all(buffer, x, ids, weights, experts, num_worst_tokens=num_worst_tokens)
@@ -186,7 +186,7 @@ def check_combine(buffer, kept):
 
 
 def _growth(buffer):
-    """Repeatedly more tokens than before: earlier rows and handles stay valid."""
+    """Each call has more tokens than the previous ones: earlier rows and handles stay valid."""
     keep = []
     for step, tokens in enumerate([(3, 0), (700, 90), (20, 1500), (2500, 2500), (1, 1)]):
         check_exchange(buffer, seeded(buffer.group_size, tokens, seed=step, **LARGE), keep, num_worst_tokens=6000 if step == 3 else 0)
@@ -195,7 +195,7 @@ def _growth(buffer):
 
 
 def _too_many(buffer):
-    """More tokens on one rank than allowed: all ranks get the error and continue."""
+    """More tokens on one rank than allowed: all ranks receive the error and continue."""
     buffer._normal.made._most_tokens = 50
     for tokens in ((10, 51), (60, 0)):
         x, ids, weights = map(on, seeded(buffer.group_size, tokens, **LARGE)[buffer.rank])
@@ -210,8 +210,8 @@ def test_too_many(where):
 
 
 def _many_layers(buffer):
-    """Rows and handles of many layers are alive at a time, as in training, and are used backwards. One rank drops some of
-    them."""
+    """Rows and handles of many layers are alive at the same time, as in training, and are used in reverse order. One rank drops
+    some of them."""
     keep = []
     everybody = seeded(buffer.group_size, (40, 25), **LARGE)
     for layer in range(150):
@@ -225,8 +225,8 @@ def _many_layers(buffer):
 
 
 def _many_handles_of_worst_size(buffer):
-    """A checkpointed model of 200 layers keeps 200 handles of dispatches whose size the caller specifies. One rank drops some
-    of them."""
+    """A checkpointed model of 200 layers keeps 200 handles of dispatches whose size is specified by the caller. One rank drops
+    some of them."""
     shape, tokens = {"hidden": 128, "num_experts": 16, "topk": 4}, 1500
     everybody = seeded(buffer.group_size, (tokens,) * buffer.group_size, **shape)
     x, ids, weights = map(on, everybody[buffer.rank])
@@ -236,7 +236,7 @@ def _many_handles_of_worst_size(buffer):
         if layer % 10 == 0 and buffer.rank == 0:
             del handles[layer]
     made = buffer._normal.made
-    if not isinstance(made, Rings):  # if handles take memory of a pool, all have it
+    if not isinstance(made, Rings):  # a pool must have room for all handles
         assert all(each.used <= each.room for each in made._made.values())
     for layer in range(199, 0, -11):
         if layer % 10:
@@ -245,7 +245,7 @@ def _many_handles_of_worst_size(buffer):
 
 
 def _model_shape(buffer):
-    """Rows as wide as real ones, with routing in both forms and bias."""
+    """Rows of realistic width, with routing in both forms and bias."""
     shape = {"hidden": 7168, "num_experts": 64, "topk": 8}
     everybody = seeded(buffer.group_size, (300, 257), **shape)
     x, ids, weights = map(on, everybody[buffer.rank])
@@ -306,7 +306,7 @@ def _low_latency(buffer, use_fp8, round_scale, use_ue8m0):
 
 
 def _combine_buffers(buffer):
-    """Rows of one handle stay valid while those of the next are written, as DeepEP's buffers alternate."""
+    """Rows of one handle stay valid while those of the next handle are written, because DeepEP's buffers alternate."""
     inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
     x, ids, weights = tensors(inputs[rank])
     handles, rows = [], []
@@ -336,7 +336,7 @@ def test_low_latency(where, world, use_fp8, round_scale, use_ue8m0):
 
 
 def _overlapping_hooks(buffer):
-    """A second call before the first one's hook: the first is then received, and its hook does nothing more."""
+    """A second call before the first call's hook: the first call is received then, and its hook has no further effect."""
     inputs, rank = inputs_of(buffer.group_size, repeats=False), buffer.rank
     x, ids, weights = tensors(inputs[rank])
     stats = on(torch.zeros(EXPERTS // buffer.group_size, dtype=torch.int32))
@@ -349,7 +349,7 @@ def _overlapping_hooks(buffer):
 
 
 def _two_results(buffer):
-    """Two dispatches whose results are used together, in either order, and zero-copy rows for each."""
+    """Two dispatches whose results are used together, in either order, with zero-copy rows for each."""
     x, ids, weights = tensors(inputs_of(buffer.group_size, repeats=False)[buffer.rank])
     for hooked in (False, True):
         pair = []
@@ -365,7 +365,7 @@ def _two_results(buffer):
 
 
 def _model_low_latency(group, use_fp8):
-    """Rows as wide as real ones, with a different T on each rank."""
+    """Rows of realistic width, with a different T on each rank."""
     shape, max_tokens, rank, world = {"hidden": 7168, "num_experts": 16, "topk": 8}, 128, group.rank(), group.size()
     everybody = seeded(world, (128, 77), **shape)
     hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(max_tokens, 7168, world, 16)
@@ -431,7 +431,7 @@ def _refusals(buffer):
     buffer.get_local_buffer_tensor(dtype=torch.int8, use_rdma_buffer=True).zero_()
     assert buffer.get_local_buffer_tensor(torch.bfloat16, torch.Size([3, 4])).shape == (3, 4)
     buffer.clean_low_latency_buffer(MAX_TOKENS, HIDDEN, EXPERTS)
-    received, *_ = buffer.dispatch(x, handle=handle)  # everything still works
+    received, *_ = buffer.dispatch(x, handle=handle)  # the buffer is still usable
 
 
 @places
@@ -467,7 +467,7 @@ def test_install():
     try:
         assert importlib.util.find_spec("deep_ep") is not None
         found = importlib.import_module("deep_ep")
-        from deep_ep.utils import EventHandle, EventOverlap  # as Megatron does
+        from deep_ep.utils import EventHandle, EventOverlap  # imported as in Megatron
 
         assert found is deep_ep and found.__spec__.name == "switchyard.deep_ep"
         assert EventHandle is deep_ep.EventHandle and EventOverlap is deep_ep.EventOverlap
@@ -484,7 +484,7 @@ def test_install():
 
 
 def test_multiprocessors_that_nobody_has_chosen(monkeypatch):
-    """Without a choice, the number is the library's; an explicit number is used, even if it equals DeepEP's default."""
+    """If no number is requested, it is the library's choice; an explicit number is used even if it equals DeepEP's default."""
     from switchyard.deep_ep._config import UNCHOSEN
 
     buffer = object.__new__(deep_ep.Buffer)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepEP calls of other projects, in their order and with their argument names, through `import deep_ep`. None of these
-projects is needed here."""
+"""DeepEP calls of other projects, in their order and with their argument names, through `import deep_ep`. The tests do not need
+any of these projects."""
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -114,7 +114,7 @@ def _sglang(group):
 
 
 def _after_this_stream(asynchronous):
-    """Keywords of a call ordered after all work enqueued on the current stream so far."""
+    """Keyword arguments of a call that is ordered after all work enqueued on the current stream so far."""
     from deep_ep.utils import EventHandle, EventOverlap
 
     previous = EventOverlap(EventHandle()) if asynchronous else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of the drop-in's calls on a GPU, tested without one: streams are sets of the work enqueued before. Random programs
-of calls and of a caller's own work run with DeepEP's rules, where every call runs on the communication stream, and with the
-drop-in's."""
+"""The order of the drop-in's calls on a GPU, tested without a GPU: a stream is modeled as the set of work enqueued before.
+Random programs of calls and of the caller's own work run under DeepEP's rules, where every call runs on the communication
+stream, and under the drop-in's rules."""
 import contextlib
 import random
 import types
@@ -14,7 +14,7 @@ from switchyard.deep_ep import _events, _streams  # noqa: E402
 
 
 class Stream:
-    """The set of work that precedes the next work enqueued here."""
+    """The set of work that precedes the next work enqueued on this stream."""
 
     def __init__(self, device=0, priority=0):
         self.before = set()
@@ -37,7 +37,7 @@ class Event:
 
 
 class World:
-    """The part of torch that the drop-in's streams and events use."""
+    """The subset of torch used by the drop-in's streams and events."""
 
     Tensor = torch.Tensor
 
@@ -94,7 +94,7 @@ class Ours:
         self.world, self.streams = world, _streams.Streams(0)
 
     def call(self, work, previous, asynchronous):
-        if previous is None and not asynchronous and self.streams.ready() is not None:  # as in Buffer
+        if previous is None and not asynchronous and self.streams.ready() is not None:  # same condition as in Buffer
             assert self.streams.ready() == self.world.now.cuda_stream
             return work()
         _, event = self.streams.run(work, (), None if previous is None else _events.EventOverlap(previous), asynchronous)
@@ -148,8 +148,8 @@ def programs(kinds, streams, overlap):
     (["work", "call", "capture", "wait", "on comm"], 2, True),
 ])
 def test_order(monkeypatch, kinds, streams, overlap):
-    """The drop-in keeps every order of DeepEP. It adds an order only once: at its first use, the communication stream is
-    ordered after all work that the caller enqueued on the streams of the calls."""
+    """The drop-in preserves every order of DeepEP. It adds an order only once: when the communication stream is first used, it
+    is ordered after all work that the caller has enqueued on the streams of the calls."""
     more = 0
     for program in programs(kinds, streams, overlap):
         theirs, ours = play(program, DeepEp, monkeypatch), play(program, Ours, monkeypatch)
@@ -162,7 +162,7 @@ def test_order(monkeypatch, kinds, streams, overlap):
 
 
 def test_no_more_order(monkeypatch):
-    """Once the communication stream is in use, the order equals DeepEP's."""
+    """After the first use of the communication stream, the order equals DeepEP's."""
     kinds = ["work", "call", "capture", "wait", "on comm"]
     for program in programs(kinds, 2, True):
         begun = [("on comm", 0, False, 0.0)] + program

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How other programs find the drop-in for DeepEP: entry points of plug-ins, and the distribution that owns the name
-``deep_ep``. Each case runs in an interpreter of its own, with its own site-packages in front of those of this one."""
+"""Discovery of the drop-in for DeepEP by other programs: entry points of plug-ins, and the distribution that owns the name
+``deep_ep``. Each case runs in a separate interpreter with its own site-packages in front of those of this one."""
 import importlib.metadata
 import subprocess
 import sys
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 GROUPS = ["vllm.general_plugins", "sglang.srt.plugins"]
 
-#: The loading step of vLLM and SGLang in each of their processes.
+#: The loading step that vLLM and SGLang run in each of their processes.
 LOAD = """
 import sys
 from importlib.metadata import entry_points
@@ -41,7 +41,7 @@ class Environment:
         (self.packages / "below.pth").write_text(f"{own}\n")
 
     def add(self, name, source):
-        """Adds a distribution with a package deep_ep, as pip would install it."""
+        """Adds a distribution with a package deep_ep, in the form in which pip would install it."""
         (self.packages / "deep_ep").mkdir(exist_ok=True)
         (self.packages / "deep_ep/__init__.py").write_text(source)
         info = self.packages / f"{name.replace('-', '_')}-1.2.1.dist-info"
@@ -50,7 +50,7 @@ class Environment:
         (info / "RECORD").write_text("deep_ep/__init__.py,,\n")
 
     def add_wheel(self):
-        """Adds the distribution that this project builds."""
+        """Adds the distribution built from this project."""
         wheels = sorted((ROOT / "dist").glob("switchyard_deep_ep-*.whl"))
         if not wheels:
             pytest.skip("./dev wheel --deep-ep has made no wheel")
@@ -116,5 +116,5 @@ def test_the_distribution_that_owns_the_name(fresh):
 @pytest.mark.parametrize("name", ["deep-ep", "sgl-deep-ep"])
 def test_it_refuses_beside_another_owner(fresh, name):
     fresh.add(name, "theirs = True\n")
-    fresh.add_wheel()  # overwrites their file
+    fresh.add_wheel()  # overwrites the other distribution's file
     fresh.check_error(f"switchyard-deep-ep and {name} both have a package deep_ep", "from deep_ep.utils import EventHandle")

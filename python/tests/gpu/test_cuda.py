@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on GPUs: rows bit by bit against the oracle, streams, graphs, gradients. Ranks are processes that are distributed
-over the GPUs. Needs a GPU that the library supports, and a library with CUDA."""
+"""Tensors on GPUs: rows compared bitwise with the oracle, streams, graphs, gradients. Ranks are processes distributed over the
+GPUs. Needs a supported GPU and a library with CUDA."""
 import subprocess
 import sys
 
@@ -112,7 +112,7 @@ def test_wrong_memory():
 
 
 def _other_gpu(group, which):
-    """After successful calls, whose tensors' location torch has reported."""
+    """Mistakes after successful calls, for which torch has reported the location of the tensors."""
     ll, exchange = sy.LowLatency(group, dtype="f32", **SHAPE), sy.Exchange(group, dtype="f32", **SHAPE)
     x, ids, weights = on_gpu(inputs_of(1)[group.rank])
     rows, handle = exchange.dispatch(x, ids)
@@ -143,7 +143,7 @@ def test_other_gpu(which, gpus):
 
 
 def _low_latency(group, scales):
-    """Eager, and from a graph."""
+    """Eagerly and from a graph."""
     ids = np.array([[e, e + 1, e + 3] for e in range(TOKENS)]) % EXPERTS
     inputs = [given._replace(ids=ids[:len(given.ids)]) for given in inputs_of(3, torch.bfloat16)]
     ll = sy.LowLatency(group, dtype="bf16", scales=scales, scale_order="column_major", **SHAPE)
@@ -185,7 +185,7 @@ def test_low_latency(scales):
 
 
 def _gradients(group, layout):
-    """Gradients of the sum of a token's rows times their weights, with experts that return their input."""
+    """Gradients of the sum of a token's rows times their weights, with experts that return their input unchanged."""
     exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
     x, ids, weights = on_gpu(inputs_of(4)[group.rank])
     x.requires_grad_(), weights.requires_grad_()
@@ -207,7 +207,7 @@ def test_gradients(layout):
 
 
 def _rows_of_the_caller(group, quantize):
-    """Eager, by the handle, and from a graph that runs with other rows."""
+    """Eagerly, by the handle, and from a graph that runs with other rows."""
     exchange = sy.Exchange(group, dtype="f32", layout="expert_major", **SHAPE)
     x, ids, weights = on_gpu(inputs_of(6)[group.rank])
     own, handle = exchange.dispatch(x, ids, weights, quantize=quantize)
@@ -224,8 +224,8 @@ def _rows_of_the_caller(group, quantize):
     if quantize is None:
         mine, copied = exchange.allocate_rows(handle), exchange.last_call().copied_bytes
         assert same(exchange.dispatch(x, handle=handle, out=mine)[0], want)
-        assert exchange.last_call().copied_bytes < copied  # of a token's rows here all but one are copies, here and there
-        del mine  # its memory is needed
+        assert exchange.last_call().copied_bytes < copied  # all but one of a token's rows on this rank are copies
+        del mine  # frees its memory, which is needed below
     rows.view(torch.uint8).zero_()
     assert same(call(handle=handle)[0], want)
     torch.cuda.current_stream().synchronize()
@@ -235,7 +235,7 @@ def _rows_of_the_caller(group, quantize):
         captured, kept = call()
     x.mul_(2)
     doubled = [each.clone() for each in want]
-    doubled[-1].mul_(2)  # a power of two goes to the scales
+    doubled[-1].mul_(2)  # a factor that is a power of two changes only the scales
     torch.cuda.current_stream().synchronize()
     group.barrier()
     for _ in range(3):
@@ -253,7 +253,7 @@ def test_rows_of_the_caller(quantize):
 
 
 def _compiled(group, layout, size):
-    """Two layers with checkpoints, and low latency."""
+    """Two layers with checkpoints; low latency."""
     from torch.utils.checkpoint import checkpoint
 
     exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
@@ -309,7 +309,7 @@ def test_low_latency_of_the_caller():
 
 
 def _grouped_gemm(group, layout):
-    """Against torch, with the rows of a dispatch; row i of the result belongs to row i."""
+    """Compared with torch, with the rows of a dispatch: row i of the result corresponds to row i."""
     inputs = inputs_of(9, torch.bfloat16)
     x, ids, weights = on_gpu(inputs[group.rank], torch.bfloat16)
     here, generator = len(group.experts_of(EXPERTS)), torch.Generator("cuda").manual_seed(group.rank)
@@ -408,7 +408,7 @@ def test_process_groups_of_nccl(gpus, tmp_path):
 @pytest.mark.parametrize("tokens, topk", [(0, 3), (1, 32), (333, 5), (4097, 8), (65536, 2)])
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 def test_routing_layout(experts, world, tokens, topk, kind):
-    """Counted on the GPU, twice and in a graph, against the counts of the host."""
+    """Counted on the GPU, twice and in a graph, and compared with the counts of the host."""
     ids = torch.randint(-1, experts, (tokens, topk), generator=torch.Generator().manual_seed(tokens)).to(kind)
     want, given = sy.routing_layout(ids, num_experts=experts, world=world), ids.cuda()
     for _ in range(2):
@@ -434,7 +434,7 @@ def test_routing_layout_refuses():
 
 
 def test_the_example_of_serving(environment):
-    """Its steps are replays of a graph; the program compares the last one itself."""
+    """Its steps are replays of a graph; the program itself checks the last one."""
     program = EXAMPLES / "08_serving.py"
     if not program.is_file():
         pytest.skip("the tests are not in a clone")

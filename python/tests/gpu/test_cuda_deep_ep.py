@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drop-in for DeepEP on GPUs: streams, events, lifetimes, calls that do not wait, and CUDA graphs. drop_in/test_deep_ep.py,
-which also runs on GPUs, checks the results. Ranks are processes that are distributed over the GPUs."""
+"""The drop-in for DeepEP on GPUs: streams, events, lifetimes, calls that do not wait, and CUDA graphs. Results are checked by
+drop_in/test_deep_ep.py, which also runs on GPUs. Ranks are processes distributed over the GPUs."""
 import os
 
 import pytest
@@ -13,7 +13,7 @@ from processes import run_processes  # noqa: E402
 import switchyard as sy  # noqa: E402
 from switchyard import deep_ep  # noqa: E402
 
-#: Cycles of a kernel that keeps a stream busy: some milliseconds, and more than a second.
+#: Cycles of kernels that keep a stream busy: for some milliseconds, and for more than a second.
 SHORT, LONG = 10_000_000, 2_000_000_000
 TOKENS = (200, 170)
 
@@ -43,7 +43,7 @@ def worst(buffer):
 
 
 def captured(buffer, work):
-    """Returns a graph of `work`, and its result. Ranks begin together."""
+    """Returns a graph of `work` and the result of `work`. Ranks begin together."""
     torch.cuda.synchronize()
     buffer.runtime.barrier()
     graph = torch.cuda.CUDAGraph()
@@ -53,7 +53,7 @@ def captured(buffer, work):
 
 
 def end_of(event, hook=None):
-    """Waits as a caller does before it uses results."""
+    """Waits like a caller that is about to use results."""
     if hook is not None:
         hook()
     elif event.event is not None:
@@ -66,8 +66,8 @@ WAYS = [(False, False, False), (False, True, False), (True, False, False), (True
 
 
 def _every_way(buffer, default_stream, previous, asynchronous, on_comm):
-    """The inputs of a call are written late on the current stream, which is busy again right after: results are those of the
-    content written before the event, or before the call."""
+    """The inputs of a call are written late on the current stream, which is busy again right after the call. The results must
+    be those of the content written before the event, or before the call."""
     with torch.cuda.stream(torch.cuda.default_stream() if default_stream else torch.cuda.Stream()):
         _each_form(buffer, previous, asynchronous, on_comm)
 
@@ -115,8 +115,7 @@ def test_every_way(default_stream, previous, asynchronous, on_comm):
 
 
 def _rows_arrive(buffer, row_memory):
-    """Rows that a dispatch by a handle delivers and that a combine reads are copied or not, depending on the available
-    memory."""
+    """Rows that a dispatch by handle delivers and a combine reads are copied or not, depending on the available memory."""
     everybody, x, ids, weights = inputs(buffer)
     want = received_of(everybody, LARGE["num_experts"], buffer.rank)[0]
     os.environ.update({} if row_memory is None else {"SWITCHYARD_DEEP_EP_ROW_MEMORY": row_memory})
@@ -140,7 +139,7 @@ def test_rows_arrive_where_they_are_kept(row_memory):
 
 
 def _mixed(buffer):
-    """Calls on several streams and in several ways, ordered by the caller only through the events that it gets."""
+    """Calls on several streams and in several ways, ordered by the caller only through the returned events."""
     everybody, x, ids, weights = inputs(buffer)
     want = received_of(everybody, LARGE["num_experts"], buffer.rank)[0]
     small, small_ids, small_weights = tensors(inputs_of(buffer.group_size, repeats=False)[buffer.rank])
@@ -166,7 +165,7 @@ def test_mixed():
 
 
 def _lifetimes(buffer):
-    """The caller drops the inputs of an asynchronous call at once, and the memory is written again on the current stream."""
+    """The caller drops the inputs of an asynchronous call at once, and their memory is rewritten on the current stream."""
     everybody, x, ids, weights = inputs(buffer)
     want = received_of(everybody, LARGE["num_experts"], buffer.rank)[0]
     *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
@@ -211,7 +210,7 @@ def test_comm_stream():
 
 
 def _hook_elsewhere(buffer):
-    """A hook that is called while another stream is current receives on the stream that sent."""
+    """A hook called while another stream is current receives on the sending stream."""
     given = inputs_of(buffer.group_size, repeats=False)
     x, ids, weights = tensors(given[buffer.rank])
     stats = torch.zeros(EXPERTS // buffer.group_size, dtype=torch.int32, device="cuda")
@@ -232,7 +231,7 @@ def test_hook_elsewhere():
 
 
 def _no_waits(buffer):
-    """Calls return while the stream is still busy with earlier work, and do not make torch wait either."""
+    """Calls return while the stream is still busy with earlier work, and do not make torch wait."""
     everybody, x, ids, weights = inputs(buffer)
     small, small_ids, small_weights = tensors(inputs_of(buffer.group_size, repeats=False)[buffer.rank])
     *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
@@ -311,7 +310,7 @@ def test_graph_low_latency(how, way):
 
 
 def _graph_normal(buffer, asynchronous):
-    """Layout, dispatch of num_worst_tokens, cached dispatch and combine. Rows and routing differ from replay to replay."""
+    """Layout, dispatch with num_worst_tokens, cached dispatch and combine. Rows and routing differ between replays."""
     _, x, ids, weights = inputs(buffer)
     experts = LARGE["num_experts"]
 
@@ -361,7 +360,7 @@ def test_graph_normal(asynchronous):
 
 
 def _graph_cached(buffer, asynchronous):
-    """The handle of an eager dispatch of exact size, in a graph, as in the backward pass of training."""
+    """The handle of an eager dispatch of exact size is used in a graph, as in the backward pass of training."""
     everybody, x, ids, weights = inputs(buffer)
     want = received_of(everybody, LARGE["num_experts"], buffer.rank)[0]
     *_, handle, _ = dispatch_all(buffer, x, ids, weights, LARGE["num_experts"])
@@ -428,7 +427,7 @@ def test_backends():
 
 
 def _nccl(rank, world, path):
-    """Like most programs: an NCCL group, and no configured location of tensors."""
+    """The setup of most programs: an NCCL group, and no configured location of tensors."""
     import torch.distributed as dist
 
     torch.cuda.set_device(rank)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that Python drops or closes while enqueued work still uses it, for each object and mode: it is not reused before that
-work has ended. The caller's stream is kept busy, so that all later work is still pending when memory is dropped and allocated
-again. Needs a GPU that the library supports, and a library with CUDA."""
+"""Memory that Python drops or closes while enqueued work still uses it, for each object and mode: it must not be reused before
+that work has ended. The caller's stream is kept busy, so all later work is still pending when memory is dropped and allocated
+again. Needs a supported GPU and a library with CUDA."""
 import ctypes
 import gc
 import threading
@@ -17,7 +17,7 @@ from gpu_ranks import over_gpus  # noqa: E402  (needs torch)
 
 HIDDEN, EXPERTS, TOPK, TOKENS = 1024, 8, 2, 256
 SHAPE = {"hidden": HIDDEN, "num_experts": EXPERTS, "topk": TOPK, "max_tokens": TOKENS, "dtype": "bf16"}
-#: GPU clock cycles: about half a second, in which the host enqueues everything else.
+#: GPU clock cycles: about half a second, during which the host enqueues everything else.
 BUSY = 800_000_000
 
 
@@ -28,7 +28,7 @@ def gpus():
 
 
 class Busy:
-    """Keeps the current stream busy. `check` fails if the stream was idle again before the host had enqueued everything."""
+    """Keeps the current stream busy. `check` fails if the stream became idle before the host had enqueued everything."""
 
     def __init__(self):
         torch.cuda.synchronize()
@@ -51,7 +51,7 @@ def low_latency_heap(world):
 
 
 def drop_on_another_thread(things):
-    """Drops the last references on a thread that has no stream of its own."""
+    """Drops the last references on a thread that has no current stream."""
     thread = threading.Thread(target=lambda: (things.clear(), gc.collect()))
     thread.start()
     thread.join()
@@ -151,7 +151,7 @@ def test_record_stream():
 
 
 def _in_a_graph(group, drop_inside):
-    """Memory of a captured call lives as long as its graph, even if it is dropped during the capture."""
+    """Memory of a captured call stays valid as long as its graph, even if it is dropped during the capture."""
     ll = sy.LowLatency(group, **SHAPE)
     x, ids = routed()
     for _ in range(2):
@@ -195,7 +195,7 @@ def test_a_graph_keeps_memory(world, drop_inside):
 
 
 def _closed_exchange(group):
-    """A closed exchange's heap memory is reused only when all ranks' calls have ended."""
+    """The heap memory of a closed exchange is reused only after the calls of all ranks have ended."""
     shape = {**SHAPE, "layout": "rank_major"}
     first = sy.Exchange(group, **shape)
     x, ids = routed(group.rank)
@@ -208,7 +208,7 @@ def _closed_exchange(group):
     got = first.combine(rows, handle)
     del rows, handle
     first.close()
-    busy.check()  # neither drop nor close has waited
+    busy.check()  # neither the drop nor the close has waited
     second = sy.Exchange(group, **shape)
     rows, handle = second.dispatch(x, ids)
     again = second.combine(rows, handle)
@@ -219,7 +219,7 @@ def _closed_exchange(group):
 @pytest.mark.parametrize("world", [1, 2])
 def test_an_exchange_is_closed(world):
     heap = sy.Exchange.heap_bytes(world, backend="cuda", layout="rank_major", **SHAPE) + (4 << 20)
-    over_gpus(world, _closed_exchange, heap)  # room for one at a time
+    over_gpus(world, _closed_exchange, heap)  # the heap has room for only one
 
 
 def _row_memory(group):
@@ -256,7 +256,7 @@ def test_row_memory_is_closed(world):
 
 
 def runtime():
-    """Returns the CUDA runtime, to allocate as another owner does."""
+    """Returns the CUDA runtime, for allocating like an independent owner."""
     beside_torch = (str(path) for path in (Path(torch.__file__).parent.parent / "nvidia").rglob("libcudart.so*"))
     for name in ("libcudart.so.13", "libcudart.so.12", "libcudart.so", *beside_torch):
         try:
@@ -267,7 +267,7 @@ def runtime():
 
 
 class Neighbours:
-    """Blocks of the device's pool that another owner takes while memory is freed; `changed` counts the overwritten ones."""
+    """Blocks of the device's pool that another owner allocates while memory is freed; `changed` counts overwritten blocks."""
 
     SIZE, COUNT, BYTE = 512, 256, 0x5A
 
@@ -305,7 +305,7 @@ def _grouped_gemm(group):
     want = sy.GroupedGemm(w13)(rows, handle)[:count].clone()
     out = torch.zeros(rows.shape[0], w13.shape[1], device="cuda", dtype=torch.bfloat16)
     busy = Busy()
-    sy.GroupedGemm(w13)(rows, handle, out=out)  # the object is gone when the line ends
+    sy.GroupedGemm(w13)(rows, handle, out=out)  # the object is destroyed at the end of this line
     others = Neighbours()
     busy.check()
     torch.cuda.synchronize()
@@ -353,7 +353,7 @@ def test_a_layer_is_dropped(kind):
 
 
 def _outputs_of_layers(group):
-    """A layer keeps none of its outputs alive."""
+    """A layer does not keep its outputs alive."""
     x, ids = routed()
     layer = sy.MoeLayer(group, *weights_of(512), **layer_config(LAYERS[0]))
     before = torch.cuda.memory_allocated()
@@ -370,7 +370,7 @@ FP8 = {**SHAPE, "intermediate": 512, "dtype": "fp8_e4m3", "form": "fused"}
 
 
 def _late_scales(group, constructor):
-    """Scales that the caller's stream makes right before the layer reads them."""
+    """Scales that the caller's stream computes immediately before the layer reads them."""
     inter = FP8["intermediate"]
     w13 = (torch.randn(EXPERTS, 2 * inter, HIDDEN, device="cuda") / 4).to(torch.float8_e4m3fn)
     w2 = (torch.randn(EXPERTS, HIDDEN, inter, device="cuda") / 4).to(torch.float8_e4m3fn)

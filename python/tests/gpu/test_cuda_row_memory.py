@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of torch in symmetric memory: rows are delivered to and read from it, bitwise equal to those in other memory, and
-torch's allocator manages it. Needs a GPU that the library supports, and a library with CUDA."""
+"""Torch tensors in symmetric memory: rows are delivered to it and read from it, bitwise equal to those in other memory, and
+torch's allocator manages it. Needs a supported GPU and a library with CUDA."""
 import gc
 
 import numpy as np
@@ -16,7 +16,7 @@ from gpu_ranks import over_gpus  # noqa: E402  (needs torch)
 EXPERTS, TOPK, HIDDEN, TOKENS, WORLD = 7, 3, 64, 33, 2
 SHAPE = {"num_experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": TOKENS, "dtype": "f32"}
 MAX_TOKENS = WORLD * TOKENS
-#: Torch takes segments of 2 MiB for small tensors.
+#: Torch allocates segments of 2 MiB for small tensors.
 SEGMENT = 2 << 20
 
 
@@ -42,7 +42,8 @@ def rows_in(memory, count):
 
 
 def exchange_in(group, exchange, out, seed):
-    """Runs a dispatch into `out` and a combine from it; checks exact results, and returns the bytes that each copied."""
+    """Runs a dispatch into `out` and a combine from it, checks exact results, and returns the number of bytes that each
+    copied."""
     inputs, x, ids, weights = inputs_of(group, seed)
     rows, handle = exchange.dispatch(x, ids, weights, out=out)
     want = oracle.rank_major(inputs, EXPERTS, group.rank).x
@@ -62,7 +63,7 @@ def _no_copies(group):
     for seed in range(3):
         assert exchange_in(group, exchange, there, seed) == (0, 0)
         assert min(exchange_in(group, exchange, elsewhere, seed)) > 0
-    # Torch owns the segment; tensors beyond its size are in other memory and are correct as well.
+    # Torch owns the segment. Tensors beyond its size are in other memory and are correct as well.
     large = rows_in(memory, SEGMENT // (4 * HIDDEN))
     assert min(exchange_in(group, exchange, large, 7)) > 0
     assert exchange_in(group, exchange, there, 8) == (0, 0)
@@ -76,7 +77,7 @@ LARGE = 32 << 20
 
 
 def _sizes_in_turn(group):
-    """Tensors of growing sizes, one after the other: from a segment that was taken for them, and from one for each size."""
+    """Tensors of growing sizes, one after the other: from one segment allocated for all of them, and from one for each size."""
     exchange = sy.Exchange(group, **SHAPE)
     shared, apart = sy.RowMemory(group, 2 * LARGE, segment=LARGE), sy.RowMemory(group, 2 * LARGE)
     found = {}
@@ -87,7 +88,7 @@ def _sizes_in_turn(group):
             found[memory].append(exchange_in(group, exchange, rows, 3) == (0, 0))
             del rows
     assert found == {shared: [True, True, True], apart: [True, True, False]}
-    # The stream has taken both segments by now: a tensor in one leaves room for as much as the other has.
+    # The stream has allocated both segments by now: a tensor in one leaves as much room as the other has.
     held = rows_in(shared, (20 << 20) // (4 * HIDDEN))
     large = rows_in(shared, (30 << 20) // (4 * HIDDEN))
     assert exchange_in(group, exchange, held, 4) == exchange_in(group, exchange, large, 5) == (0, 0)
@@ -98,10 +99,10 @@ def test_segments_serve_tensors_of_many_sizes():
 
 
 def _streams_in_turn(group):
-    """A second stream takes the other segment; further streams take only what their tensors need, of ordinary memory."""
+    """A second stream allocates the other segment; further streams take only the ordinary memory that their tensors need."""
     exchange = sy.Exchange(group, **SHAPE)
     memory = sy.RowMemory(group, 2 * LARGE, segment=LARGE)
-    count = SEGMENT // (2 * HIDDEN)  # torch has other segments for tensors of less than 1 MiB
+    count = SEGMENT // (2 * HIDDEN)  # torch uses other segments for tensors of less than 1 MiB
     rows = rows_in(memory, count)
     assert exchange_in(group, exchange, rows, 1) == (0, 0)
     reserved = [torch.cuda.memory_reserved()]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers whose experts are computed by the library on GPUs. Ranks are processes that are distributed over the
-GPUs. Needs a GPU that the library supports, and libraries with CUDA."""
+"""Models of transformers whose experts run in the library on GPUs. Ranks are processes distributed over the GPUs. Needs a
+supported GPU and libraries with CUDA."""
 import pytest
 
 import switchyard as sy

@@ -13,8 +13,8 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def test_they_reach_their_ranks(environment):
-    """Every scenario, with its arguments, can be unpickled by another process: a function of a module that it can import.
-    Models of transformers are excluded because they take long to make."""
+    """Every scenario, with its arguments, can be unpickled by another process: it must be a function of an importable module.
+    Models of transformers are excluded because they take long to create."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "only_sent", "-p", "no:cacheprovider", "-k", "cuda",
                "--ignore-glob=*transformers*", TESTS / "gpu", TESTS / "drop_in"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clone that contains the tests, unless they were copied out of it."""
+"""The clone that contains the tests, unless they were copied elsewhere."""
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks for tests of the drop-in, which are processes of a team, and their inputs."""
+"""Ranks for tests of the drop-in, as processes of a team, and their inputs."""
 import functools
 import os
 import secrets
@@ -28,7 +28,7 @@ PLACES = ["cpu", "copies", pytest.param("cuda", marks=pytest.mark.skipif(_withou
 
 
 class Buffer(deep_ep.Buffer):
-    """A Buffer of CPU ranks whose normal mode is that of GPUs."""
+    """A Buffer of CPU ranks whose normal mode uses the code path of GPUs."""
 
     def __init__(self, *arguments, **keywords):
         super().__init__(*arguments, **keywords)
@@ -36,7 +36,7 @@ class Buffer(deep_ep.Buffer):
 
 
 def make_buffer(group, **keywords):
-    """Makes a buffer for both modes, with the shapes below."""
+    """Creates a buffer for both modes, with the shapes below."""
     hint = deep_ep.Buffer.get_low_latency_rdma_size_hint(MAX_TOKENS, HIDDEN, group.size(), EXPERTS)
     given = {"low_latency_mode": True, "num_qps_per_rank": 1, "explicitly_destroy": True, **keywords}
     buffer = deep_ep.Buffer(group, NVL, hint, **given)
@@ -46,13 +46,13 @@ def make_buffer(group, **keywords):
 
 # ---- Processes ----
 
-#: In a process of a team: its process group, and one with only this rank. They are kept, as in a real program.
+#: In a process of a team: its process group, and a group with only this rank. Both are kept, as in a real program.
 _groups = []
 
 
 @functools.lru_cache(None)
 def _folder():
-    """The folder in which process groups of torch meet."""
+    """The folder in which torch's process groups meet."""
     return tempfile.TemporaryDirectory()
 
 
@@ -65,7 +65,7 @@ def _groups_of(rank, world, path):
 
 
 def _rank(rank, world, path, where, ranks, scenario, arguments):
-    """Runs one rank: of all ranks, or alone."""
+    """Runs one rank, as a member of all ranks or by itself."""
     global place
     place, own = where, deep_ep.Buffer
     os.environ["SWITCHYARD_DEEP_EP_BACKEND"] = "cuda" if where == "cuda" else "cpu"
@@ -106,13 +106,13 @@ def over_ranks(where, world, scenario, *arguments):
 
 
 def on(array):
-    """Returns a tensor at the rank's location of tensors."""
+    """Returns a tensor in the memory that holds the rank's tensors."""
     given = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
     return given.to("cuda" if place == "cuda" else "cpu")
 
 
 def inputs_of(world, seed=1, repeats=True):
-    """Inputs of all ranks, x rounded to bf16, ids -1 or of an expert."""
+    """Inputs of all ranks: x rounded to bf16, ids that are -1 or name an expert."""
     made = []
     for given in oracle.make_inputs(world, seed=seed, num_experts=EXPERTS, topk=TOPK, hidden=HIDDEN, max_tokens=TOKENS,
                                     tokens=[9, 0, 12, 4][:world]):
@@ -153,7 +153,7 @@ def laid_out(buffer, ids, **keywords):
 
 
 def check_low_latency(received, count, handle, inputs, rank):
-    """Checks the rows of each expert by source against the oracle; returns float32 [L, R, H]."""
+    """Compares the rows of each expert, by source, with the oracle; returns float32 [L, R, H]."""
     world = len(inputs)
     values = dequantised(received)
     source_of, ranges, max_tokens, hidden, num_experts = handle
@@ -186,7 +186,7 @@ def dequantised(received):
     return q.float() * scales.repeat_interleave(128, 2)
 
 
-# ---- Larger inputs, by torch: those of all ranks follow from a seed ----
+# ---- Larger inputs, by torch: the inputs of all ranks are derived from a seed ----
 
 
 def seeded(world, tokens, hidden, num_experts, topk, seed=0):
@@ -215,13 +215,13 @@ def received_of(everybody, num_experts, rank):
 
 
 def ranks_of(ids, num_experts, world):
-    """bool [T, W]: the ranks that a token is sent to."""
+    """bool [T, W]: the ranks to which a token is sent."""
     each = num_experts // world
     return torch.stack([((ids >= r * each) & (ids < (r + 1) * each)).any(1) for r in range(world)], 1)
 
 
 def dispatch_all(buffer, x, ids, weights, num_experts, **keywords):
-    """Runs a layout and a dispatch."""
+    """Calls get_dispatch_layout and dispatch."""
     per_rank, _, per_expert, where, _ = buffer.get_dispatch_layout(ids, num_experts)
     return buffer.dispatch(x, topk_idx=ids, topk_weights=weights, num_tokens_per_rank=per_rank, is_token_in_rank=where,
                            num_tokens_per_expert=per_expert, **keywords)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks on GPUs: processes of a team, distributed over the GPUs, because a CUDA call that waits for a whole GPU may wait for
-the kernel of another rank of the same process."""
+"""Ranks on GPUs: processes of a team, distributed over the GPUs. They are not threads, because a CUDA call that waits for a
+whole GPU may wait for the kernel of another rank of the same process."""
 import pytest
 
 import switchyard as sy

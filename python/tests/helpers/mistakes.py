@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that evaluates expressions with usage mistakes, each with objects of its own, and reports what they raise. A
-mistake that hangs or crashes ends the process and fails only its own test."""
+"""A process that evaluates expressions with usage mistakes, each with its own objects, and reports the exceptions. A mistake
+that hangs or crashes ends the process and fails only its own test."""
 import gc
 import importlib
 import multiprocessing
@@ -10,7 +10,8 @@ import numpy as np
 
 import switchyard as sy
 
-#: Seconds until a mistake counts as a hang. Groups wait for twice as long, so no mistake may end by a deadline of the library.
+#: Seconds after which a mistake counts as a hang. Groups wait twice as long, so no mistake can end by a deadline of the
+#: library.
 DEADLINE = 10
 SHAPE = {"hidden": 128, "num_experts": 4, "topk": 2, "max_tokens": 8}
 OPTIONS = {"heap_bytes": 8 << 20, "timeout": 2 * DEADLINE, "rendezvous_timeout": 2 * DEADLINE}
@@ -21,7 +22,7 @@ def _bits(shape, dtype):
 
 
 def _forked(make):
-    """Raises here what `make()` raises in a forked child."""
+    """Re-raises in this process the exception that `make()` raises in a forked child."""
     import os
 
     reader, writer = os.pipe()
@@ -43,11 +44,11 @@ def _forked(make):
 
 
 class Wrong:
-    """A type that no argument accepts."""
+    """A type that is invalid for every argument."""
 
 
 def _wrong_array(seed, ndim):
-    """An array of a type that no argument accepts, or with a number of dimensions other than `ndim`."""
+    """An array of an invalid type, or with a number of dimensions other than `ndim`."""
     rng = np.random.default_rng(seed)
     if rng.integers(2):
         kind = rng.choice(["f8", "c8", "?", "u4", "i2", "u8", "U3", "O", "M8[s]", "V6", ">f4", ">i8"])
@@ -62,7 +63,7 @@ def _closed(thing, group):
     return thing
 
 
-#: Names available in expressions, made when an expression uses them.
+#: Names available in expressions, created when an expression uses them.
 MAKERS = {
     "X": lambda e: np.ones((3, 128), np.float32), "IDS": lambda e: np.array([[0, 3], [1, 2], [2, 1]]), "W": lambda e: np.ones((3, 2), np.float32),
     "X16": lambda e: np.zeros((3, 128), np.uint16), "X8": lambda e: np.zeros((3, 128), np.uint8), "S8": lambda e: np.ones((3, 1), np.float32),
@@ -113,7 +114,7 @@ def _serve(connection):
 
 
 class Judge:
-    """The process, started at the first request, and again after it has ended."""
+    """The process, started at the first request and restarted after it has ended."""
 
     _process = _connection = None
 
@@ -121,14 +122,14 @@ class Judge:
         self._imports = imports
 
     def ask(self, expression):
-        """Returns name, text and bases of the exception."""
+        """Returns the name, text and base classes of the exception."""
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self._connection, theirs = context.Pipe()
             self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
             self._process.start()
             theirs.close()
-            self._ask(f"__import__({self._imports!r})", 120)  # does not count
+            self._ask(f"__import__({self._imports!r})", 120)  # not subject to the deadline for hangs
         return self._ask(expression, DEADLINE)
 
     def _ask(self, expression, seconds):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of transformers with random weights, and passes through them with known routing."""
+"""Small transformers models with random weights, and passes through them with known routing."""
 import torch
 import transformers
 
@@ -43,7 +43,7 @@ def in_bf16(name, scale=1):
 
 
 def logits_of(model, ids, chosen=None):
-    """Returns the logits and the output of each router. chosen: router outputs to use instead, because different rounding may
+    """Returns the logits and the output of each router. `chosen`: router outputs to use instead, because different rounding may
     change a close choice."""
     returned = []
 
@@ -69,7 +69,7 @@ def distance(model, whole, ids):
 
 
 def change_experts(model, whole, names, mine, factor):
-    """Changes down projections of both in place: those of `model`, which has the experts `mine`, by load_state_dict."""
+    """Changes the down projections of both models in place: in `model`, which has the experts `mine`, by load_state_dict."""
     for name in names:
         theirs, ours = whole.get_submodule(name), model.get_submodule(name)
         with torch.no_grad():
@@ -80,7 +80,7 @@ def change_experts(model, whole, names, mine, factor):
 
 
 def move_experts(models, names, factor):
-    """Moves down projections, changed, to other memory."""
+    """Changes the down projections and moves them to other memory."""
     for model in models:
         for name in names:
             module = model.get_submodule(name)
@@ -89,7 +89,7 @@ def move_experts(models, names, factor):
 
 def check_products(group, model, whole, ids, names):
     """Checks a converted model against `whole`, with experts computed by the library in passes without gradients: unchanged,
-    with weights that change in place and that move, and after a pass with gradients, which uses the module."""
+    with weights changed in place, with moved weights, and after a pass with gradients, which uses the module."""
     mine, shares, errors = group.experts_of(EXPERTS), [model.get_submodule(each).forward.__self__ for each in names], []
     own = [share._experts for share in shares]
     for share in shares:

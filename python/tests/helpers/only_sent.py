@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plug-in for pytest: tests of ranks on GPUs run as if there were two, and what they send to their ranks is received by a
+"""A plug-in for pytest: tests of GPU ranks run as if there were two ranks, and the scenarios that they send are received by a
 process of a team but not run. Tests that send nothing are excluded. It is loaded before helpers that import `run_on_team` and
 `run_processes` by name."""
 import pickle

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expected results of dispatch and combine, in plain loops over all ranks' inputs. Shares no code with the package."""
+"""Expected results of dispatch and combine, computed in plain loops over all ranks' inputs. Shares no code with the package."""
 from typing import List, NamedTuple, Optional
 
 import numpy as np
@@ -21,7 +21,7 @@ def experts_of(num_experts, world, rank):
 
 
 def to_bf16(values):
-    """Returns the bits of bf16, rounded to nearest even, of finite float32 values."""
+    """Returns the bf16 bits of finite float32 values, rounded to nearest even."""
     bits = np.asarray(values, np.float32).view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -31,7 +31,8 @@ def from_bf16(bits):
 
 
 def make_inputs(world, *, num_experts, topk, hidden, max_tokens, seed=0, weights=True, tokens=None, bad_ids=True, ids_type=np.int64):
-    """Returns random inputs of all ranks: different numbers of tokens, some ids of no expert, an expert twice in a token."""
+    """Returns random inputs of all ranks: different numbers of tokens, some ids of no expert, and a token that repeats an
+    expert."""
     inputs = []
     for rank in range(world):
         rng = np.random.default_rng(1000 * seed + rank)
@@ -75,7 +76,7 @@ class ExpertMajor(NamedTuple):
     weights: np.ndarray
     counts: np.ndarray  # kept routes per local expert
     aligned: np.ndarray
-    dropped: List[np.ndarray]  # [T, K] of each source: its routes that this rank dropped
+    dropped: List[np.ndarray]  # [T, K] for each source: the routes that this rank dropped
 
 
 def expert_major(inputs: List[Input], num_experts, rank, expert_alignment=1, capacity=None) -> ExpertMajor:
@@ -104,7 +105,7 @@ def expert_major(inputs: List[Input], num_experts, rank, expert_alignment=1, cap
 
 
 def combine_rank_major(inputs, num_experts, rank, y_of):
-    """Returns float32 [T, H]: sums over ranks ascending of y_of(rank)[row]."""
+    """Returns float32 [T, H]: sums of y_of(rank)[row] over ranks in ascending order."""
     out = np.zeros(inputs[rank].x.shape, np.float32)
     for other in range(len(inputs)):
         there, y = rank_major(inputs, num_experts, other), y_of(other)
@@ -115,8 +116,8 @@ def combine_rank_major(inputs, num_experts, rank, y_of):
 
 
 def combine_expert_major(inputs, num_experts, rank, y_of, order, weighted, expert_alignment=1, capacity=None):
-    """Returns float32 [T, H] of weighted rows: k ascending inside a rank, then ranks (per_rank), or k ascending over all
-    (per_route)."""
+    """Returns float32 [T, H] of weighted rows, summed in ascending k within a rank and then over ranks (per_rank), or in
+    ascending k over all ranks (per_route)."""
     world, given = len(inputs), inputs[rank]
     found = {}
     for other in range(world):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small model in plain torch, of the form that `parallelize_moe` divides, without transformers."""
+"""A small model in plain torch, of the form that `parallelize_moe` can divide, without transformers."""
 import contextlib
 import threading
 import types
@@ -14,7 +14,7 @@ _seeding = threading.Lock()
 
 @contextlib.contextmanager
 def seeded():
-    """Yields the same random numbers at every use, also if ranks are threads."""
+    """Provides the same random numbers at every use, even if ranks are threads."""
     with _seeding:
         torch.manual_seed(0)
         yield
@@ -52,7 +52,7 @@ class StaticExperts(Experts):
 
 
 class Model(torch.nn.Module):
-    """A linear layer, and experts whose routing is a function of the rank."""
+    """A linear layer, and experts whose routing depends only on the rank."""
 
     def __init__(self, kind=Experts, **options):
         super().__init__()

@@ -10,8 +10,8 @@ def a_store():
 
 
 def run_processes(method, target, world, *arguments, seconds=120):
-    """Returns the exit codes of `target(rank, world, *arguments)` in a process for each rank. Processes that do not end in time
-    are killed (-9)."""
+    """Runs `target(rank, world, *arguments)` in a process per rank and returns the exit codes. Processes that do not end in
+    time are killed (-9)."""
     context = multiprocessing.get_context(method)
     processes = [context.Process(target=target, args=(rank, world, *arguments)) for rank in range(world)]
     for process in processes:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Teams: ranks as processes that are kept from test to test, because torch and a GPU take seconds to start. A test sends them a
-scenario, a function of a module with picklable arguments, as it would pass one to `run_processes`. Tests of imports, forks,
+scenario (a function of a module, with picklable arguments) as it would pass one to `run_processes`. Tests of imports, forks,
 process exit or the variables of a launcher use new processes instead (processes.py)."""
 import atexit
 import faulthandler
@@ -20,7 +20,7 @@ import pytest
 
 import switchyard as sy
 
-#: Seconds for the other ranks to end after one has failed. They are notified, or have deadlines of their own.
+#: Seconds for the other ranks to end after one has failed. They are notified, or have their own deadlines.
 AFTER_A_FAILURE = 40
 
 
@@ -28,14 +28,14 @@ AFTER_A_FAILURE = 40
 
 
 def _serve(rank, world, connection, stacks):
-    """Runs the received scenarios until there are no more or the session has ended, and reports failures. After a failure the
-    process ends at once, so that the other ranks are notified and no later scenario sees leftovers of this one."""
+    """Runs the received scenarios until none are left or the session has ended, and reports failures. After a failure the
+    process ends at once, so the other ranks are notified and later scenarios find no leftovers."""
     faulthandler.register(signal.SIGUSR1, file=open(stacks, "w"), all_threads=True)
     parent = multiprocessing.parent_process().pid
     gc.freeze()  # objects inherited by a fork belong to the session
     while True:
         while not connection.poll(1):
-            if os.getppid() != parent:  # the pipe does not show that if a sibling holds its other end too
+            if os.getppid() != parent:  # needed if a sibling also holds the other end of the pipe: then the pipe does not close
                 os._exit(1)
         try:
             message = connection.recv_bytes()
@@ -54,13 +54,13 @@ def _serve(rank, world, connection, stacks):
 
 
 def _play(message, rank, world):
-    """Runs one scenario, from a clean state to a clean state."""
+    """Runs one scenario, starting and ending in a clean state."""
     variables = dict(os.environ)
     scenario, arguments = pickle.loads(message)
     try:
         scenario(rank, world, *arguments)
     except SystemExit as end:
-        if end.code:  # without a code, a scenario ends early on purpose
+        if end.code:  # an exit without a code means that the scenario ends early on purpose
             raise
     for name in set(os.environ) - set(variables):
         del os.environ[name]
@@ -69,7 +69,7 @@ def _play(message, rank, world):
 
 
 def _clean():
-    """Ensures that nothing of a scenario still runs or holds memory."""
+    """Ensures that no work of a scenario is still running and no memory is held."""
     torch = sys.modules.get("torch")
     gpu = torch is not None and torch.cuda.is_initialized()
     if gpu:
@@ -82,7 +82,7 @@ def _clean():
         torch.cuda.empty_cache()
     left = [each for each in gc.get_objects() if type(each) is sy.Group and not each.closed]
     assert not left, f"the scenario leaves groups open: {left}"
-    gc.freeze()  # modules remain, which cost each collection tenths of a second, also those of torch at a capture
+    gc.freeze()  # the remaining modules would add tenths of a second to each collection, including those of torch at a capture
 
 
 # ---- In the session ----
@@ -107,7 +107,7 @@ class Team:
         return os.path.join(self._folder.name, f"stacks of {rank}")
 
     def play(self, scenario, arguments, seconds):
-        """Returns the failures by rank. For ranks that are not done in `seconds`, returns their stacks."""
+        """Returns the failures by rank, with stacks for ranks that do not finish within `seconds`."""
         message = pickle.dumps((scenario, arguments))
         ended = {rank: self._end_of(rank) for rank, process in enumerate(self.processes) if not process.is_alive()}
         if ended:
@@ -143,7 +143,7 @@ class Team:
         return f"the process has ended with exit code {self.processes[rank].exitcode}"
 
     def _where(self, rank):
-        """Returns the stacks of a process that does not answer."""
+        """Returns the stacks of an unresponsive process."""
         os.kill(self.processes[rank].pid, signal.SIGUSR1)
         stacks, before = Path(self._stacks(rank)), None
         for _ in range(50):
@@ -155,7 +155,7 @@ class Team:
         return text
 
     def close(self, seconds=10):
-        """Ends the processes. Processes that have not ended in `seconds` are killed."""
+        """Ends the processes. Kills those that have not ended within `seconds`."""
         for end in self._ends:
             try:
                 end.send_bytes(b"")
@@ -176,8 +176,8 @@ _teams = {}
 
 
 def run_on_team(method, world, scenario, *arguments, seconds=150):
-    """Calls ``scenario(rank, world, *arguments)`` on `world` ranks, processes started by `method`, and fails the test with the
-    failure of each rank. Changes to environment variables are undone; groups that the scenario made must be closed when it
+    """Calls ``scenario(rank, world, *arguments)`` on `world` ranks (processes started by `method`) and fails the test with the
+    failure of each rank. Changes to environment variables are undone. Groups created by the scenario must be closed when it
     returns."""
     key = (method, world)
     if key not in _teams:
@@ -195,7 +195,7 @@ def run_on_team(method, world, scenario, *arguments, seconds=150):
 
 
 def _is_heard(item):
-    """Whether a rank only failed because another one did; these are listed last."""
+    """Whether a rank failed only because another one did. Such failures are listed last."""
     return "PeerFailed" in item[1].rstrip().rpartition("\n")[2]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normal mode with numpy arrays, element by element against the oracle."""
+"""Normal mode with numpy arrays, compared with the oracle element by element."""
 import numpy as np
 import pytest
 
@@ -11,7 +11,7 @@ SHAPE = {"num_experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": T
 
 
 def typed(inputs, dtype):
-    """The same inputs with rows of a type; bf16 as bits."""
+    """The same inputs with rows of the given type; bf16 rows as bits."""
     cast = {"f32": lambda x: x, "f16": lambda x: x.astype(np.float16), "bf16": oracle.to_bf16}[dtype]
     return [given._replace(x=cast(given.x)) for given in inputs]
 
@@ -175,8 +175,8 @@ def test_capacity_that_fails_leaves_everything_usable(ranks):
 
 @pytest.mark.parametrize("kind", ["f32", "ue8m0"])
 def test_quantised_rows(ranks, kind):
-    """Scales are those of the rows, element by element; rows times scales are the rows within e4m3's precision; and rows that
-    are already fp8 are transferred with their scales bit for bit."""
+    """Scales are compared element by element with those of the rows; rows times scales equal the rows within the precision of
+    e4m3; and rows that are already fp8 are transferred with their scales bit for bit."""
     shape = {**SHAPE, "hidden": 320}  # the last group is short, and float32 scales are padded
     inputs = oracle.make_inputs(2, seed=4, **shape)
 
@@ -194,7 +194,7 @@ def test_quantised_rows(ranks, kind):
             factors = np.float32(2) ** (scales.astype(np.float32) - 127)
         values = e4m3(q) * np.repeat(factors, 128, axis=1)[:, :320]
         np.testing.assert_allclose(values, want, rtol=1 / 16, atol=float(factors.max()) * 2**-9)
-        # The first rank returns its rows, as fp8, to their sources.
+        # The first rank returns its rows, which are fp8, to their sources.
         (again, its_scales), _ = exchange.dispatch((np.ascontiguousarray(q[:1]).repeat(len(inputs[group.rank].x), 0),
                                                     np.ascontiguousarray(scales[:1]).repeat(len(inputs[group.rank].x), 0)),
                                                    handle=handle)
@@ -281,7 +281,7 @@ def test_heap_bytes_suffice(ranks):
 
 
 def test_graph_memory(ranks):
-    """The CPU has no graphs: graph memory has no effect there, and lives as long as it is referenced."""
+    """The CPU has no graphs: graph memory has no effect there and lives as long as it is referenced."""
     inputs = oracle.make_inputs(1, seed=3, **SHAPE)
 
     def rank(group):

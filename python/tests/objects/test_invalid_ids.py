@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids that are neither -1 nor an expert, in exchanges, low latency and layers: raised by default, counted on request."""
+"""Ids that are neither -1 nor an expert, in exchanges, low latency and layers: an error by default, counted on request."""
 import numpy as np
 import pytest
 
@@ -10,7 +10,7 @@ SIZES = {"hidden": HIDDEN, "num_experts": EXPERTS, "topk": TOPK, "max_tokens": T
 
 
 def _ids(dtype, *invalid):
-    """One id is -1, followed by the `invalid` ones."""
+    """One id is -1. The `invalid` ids follow it."""
     ids = np.arange(TOKENS * TOPK, dtype=dtype) % EXPERTS
     ids[0] = -1
     ids[1:1 + len(invalid)] = invalid

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole layer, with bf16 as bits, against float64."""
+"""A whole layer, with bf16 as bits, compared with float64."""
 import numpy as np
 import pytest
 
@@ -20,7 +20,7 @@ def test_it_says_what_is_missing(monkeypatch):
 
 @pytest.fixture
 def layer():
-    """Skips the tests if the wheel has no library, like most wheels."""
+    """Skips the tests if the wheel does not contain the library; most wheels do not."""
     try:
         _ffi.layer_library()
     except sy.LibraryNotFound as error:

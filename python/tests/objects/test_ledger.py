@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Combine by ledgers, against combine by the handle from which they were made."""
+"""Combine by ledgers, compared with combine by the handle from which the ledgers were made."""
 import numpy as np
 import pytest
 

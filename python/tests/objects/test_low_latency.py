@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-latency mode with numpy arrays, against the oracle."""
+"""Low-latency mode with numpy arrays, compared with the oracle."""
 import numpy as np
 import pytest
 
@@ -11,7 +11,7 @@ SHAPE = {"num_experts": EXPERTS, "topk": TOPK, "hidden": HIDDEN, "max_tokens": T
 
 
 def without_repeats(inputs):
-    """Returns inputs in which no token has an expert twice, because a repeated expert is one row in this mode."""
+    """Returns inputs in which no token repeats an expert, because a repeated expert is one row in this mode."""
     changed = []
     for given in inputs:
         ids = given.ids.copy()
@@ -24,7 +24,7 @@ def without_repeats(inputs):
 
 
 def experts_rows(inputs, rank):
-    """Rows and sources of each local expert, in the order of sources and tokens."""
+    """Rows and sources of each local expert, ordered by source and token."""
     there = oracle.expert_major(inputs, EXPERTS, rank)
     begins = np.concatenate([[0], np.cumsum(there.counts)])
     return [(there.x[a:b], there.source[a:b]) for a, b in zip(begins, begins[1:])]
@@ -56,7 +56,7 @@ def test_exchange(ranks, world, sending):
             check_received(received, inputs, group.rank)
             y = exchange.make_rows(received)
             assert y.shape == received.x.shape == (len(group.experts_of(EXPERTS)), world * TOKENS, HIDDEN)
-            with np.errstate(all="ignore"):  # invalid rows have any bits
+            with np.errstate(all="ignore"):  # invalid rows may have any bits
                 y[:] = received.x * np.float32(3)
             out = exchange.combine(y, received)
             assert np.array_equal(out, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made, "per_route", weighted))
@@ -74,7 +74,7 @@ def test_halves(ranks):
         exchange = sy.LowLatency(group, dtype="f32", **SHAPE)
         pending = exchange.dispatch_async(*inputs[group.rank])
         received = pending.wait()
-        assert pending.wait() is received  # only the first call acts
+        assert pending.wait() is received  # only the first call has an effect
         check_received(received, inputs, group.rank)
         first = exchange.combine(received.x, received)
         second = exchange.combine_async(received.x, received).wait()
@@ -101,7 +101,7 @@ def test_all_to_all(ranks):
 @pytest.mark.parametrize("order", ["row_major", "column_major"])
 @pytest.mark.parametrize("kind", ["f32", "ue8m0"])
 def test_scales(ranks, kind, order):
-    shape = {**SHAPE, "hidden": 288}  # three groups of 128, the last one short
+    shape = {**SHAPE, "hidden": 288}  # three groups of 128 columns, the last one short
     inputs = without_repeats(oracle.make_inputs(2, seed=7, **shape))
 
     def rank(group):

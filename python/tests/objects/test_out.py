@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in memory of the caller, and scales in any memory order."""
+"""Rows in the caller's memory, and scales in any memory order."""
 import numpy as np
 import pytest
 
@@ -17,7 +17,7 @@ def shape(hidden):
 @pytest.mark.parametrize("layout", ["rank_major", "expert_major"])
 @pytest.mark.parametrize("size", ["exact", "worst_case"])
 def test_rows_are_where_they_shall_be(ranks, layout, size, staging):
-    """On some ranks only, fresh and cached; the pool holds one output, and the rows of all layers are kept."""
+    """On some ranks only, fresh and cached. The pool holds one output, and the rows of all layers are kept."""
     inputs = oracle.make_inputs(3, seed=3, tokens=[5, 0, 9], **shape(16))
 
     def rank(group):
@@ -111,7 +111,7 @@ def test_what_is_refused(ranks):
         rows, handle = exchange.dispatch(x, ids)
         count = len(rows)
         del rows
-        # Only the counts show it: all ranks get the error and continue.
+        # Detectable only from the counts: all ranks receive the error and continue.
         if group.rank == 0:
             with pytest.raises(sy.PoolExhausted, match="out has room for 3 rows"):
                 exchange.dispatch(x, ids, out=np.empty((3, 16), np.float32))

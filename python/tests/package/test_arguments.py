@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments outside their contract: the text names the argument, its value and the allowed values; peers get the error too."""
+"""Arguments that violate their contract: the text names the argument, its value and the allowed values; peers raise the error
+too."""
 import sys
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_config(ranks, change, words):
         with pytest.raises(sy.InvalidArgument) as caught:
             sy.Exchange(group, **{**CONFIG, **change})
         assert all(word in str(caught.value) for word in words), str(caught.value)
-        sy.Exchange(group, **CONFIG)  # the group is usable
+        sy.Exchange(group, **CONFIG)  # the group is still usable
 
     ranks(rank, 2)
 
@@ -136,7 +137,7 @@ def test_group_options():
 
 
 def test_a_gpu_is_not_here():
-    """Without GPUs, or without a library for them, the error says so."""
+    """Without GPUs, or without a library for GPUs, the error says so."""
     try:
         groups = sy.Group.threads(1, backend="cuda")
     except sy.SwitchyardError as error:

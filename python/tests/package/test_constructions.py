@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constructions that one rank cannot begin or end: its peers raise its error, with its number, and all ranks can continue."""
+"""Constructions that one rank cannot begin or complete: its peers raise its error, including its rank, and all ranks can
+continue."""
 import time
 
 import numpy as np
@@ -16,7 +17,7 @@ BAD = 1  # the failing rank
 
 
 def outcomes_of(ranks, world, first, then, **options):
-    """Returns what `first` raised on each rank, or None. Then all ranks run `then` on the same groups."""
+    """Runs `first` on all ranks, then `then` on the same groups. Returns the exception of `first` on each rank, or None."""
 
     def rank(group):
         raised = None
@@ -103,7 +104,7 @@ def test_sleep_and_wake_wait_for_ranks_that_load_weights(ranks):
 
 
 def test_an_exception_between_the_steps_of_a_construction(ranks):
-    """In nested steps: it is reported once, to the ranks that are in the next step."""
+    """In nested steps, the error is reported once, to the ranks in the next step."""
 
     @constructs
     def make_two(group):
@@ -133,7 +134,7 @@ def test_an_exception_behind_the_last_step_of_the_peers(ranks):
 
 
 def test_an_error_that_all_ranks_raise_is_not_reported_again(ranks):
-    """A caught error does not hide the next one either."""
+    """A caught error does not hide the next error either."""
 
     @constructs
     def make(group):
@@ -149,7 +150,7 @@ def test_an_error_that_all_ranks_raise_is_not_reported_again(ranks):
 
 
 def test_an_interpreter_that_ends_waits_for_nobody(ranks):
-    """Its peers are in no construction."""
+    """The peers of the failing rank are not in a construction."""
 
     def rank(group):
         if group.rank == BAD:

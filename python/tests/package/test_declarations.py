@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every parameter of every public function is declared in _abi/arguments.py, and every declaration is enforced: each function
-is called with wrong values for each of its parameters in turn, with correct ones for the others."""
+is called with wrong values for each of its parameters in turn, and correct values for the others."""
 import inspect
 import re
 
@@ -21,7 +21,7 @@ judge = Judge()
 #: The functions whose keywords ``**config`` and ``**options`` represent.
 KEYWORDS = {"Exchange": normal_config, "LowLatency": low_latency_config, "LedgerCombine": ledger_config, "MoeLayer": layer_config,
             "Group": _options, "run_ranks": _options}
-#: Not called by users: constructors of objects that other functions return, and arguments of a Python protocol.
+#: Not called by users: constructors of objects that other functions return, and methods with arguments of a Python protocol.
 RETURNED = {"Group", "Handle", "Received", "Pending", "PreparedLedger", "GraphMemory"}
 CONFIG = "hidden=128, num_experts=4, topk=2, max_tokens=8"
 LAYER = f"intermediate=64, {CONFIG}"
@@ -65,7 +65,8 @@ CALLS = {
     "run_ranks": ("sy.run_ranks", {"function": "len", "world": "1"}),
     "tuned_values": ("sy.tuned_values", {"device": "'cpu'", "mode": "'normal'", **PLAN}),
 }
-#: Not callable here without a GPU, torch or a process group; with_torch/test_mistakes_with_torch.py covers the others.
+#: Not callable here, because they need a GPU, torch or a process group; with_torch/test_mistakes_with_torch.py covers the
+#: others.
 ELSEWHERE = {"GroupedGemm.__init__", "GroupedGemm.__call__", "Group.from_process_group", "moe_heap_bytes", "parallelize_moe", "Ledger",
              "expert_parameters", "full_state_dict", "keep_out_of_ddp", "Group.record_stream"}
 

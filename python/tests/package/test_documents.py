@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents agree with the product: their programs run and print what they claim, the explained messages exist in the sources,
-and the reference has every public name, header and verb."""
+"""Documents agree with the product: their programs run and print the documented output, the explained messages exist in the
+sources, and the reference covers every public name, header and verb."""
 import importlib
 import re
 import subprocess

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors as exceptions: their details, pickling, and the errors caused by peers that die or leave."""
+"""Errors as exceptions: details, pickling, and errors caused by peers that die or leave."""
 import multiprocessing
 import os
 import pickle
@@ -112,7 +112,7 @@ def _victim(rank, world, store, outcome):
         exchange = sy.Exchange(group, **CONFIG)
         exchange.dispatch(*x_and_ids())
         if rank == 1:
-            os._exit(3)  # dies without leaving
+            os._exit(3)  # dies without leaving the group
         exchange.dispatch(*x_and_ids())
     except sy.SwitchyardError as error:
         outcome.put(error)
@@ -122,7 +122,7 @@ def _victim(rank, world, store, outcome):
 def test_a_dead_peer_is_a_typed_error(method):
     outcome = multiprocessing.get_context(method).SimpleQueue()
     assert run_processes(method, _victim, 2, a_store(), outcome) == [0, 3]
-    error = outcome.get()  # pickled in transit
+    error = outcome.get()  # it was pickled in transit
     assert isinstance(error, sy.PeerFailed) and error.rank == 1 and error.reason == sy.Code.SYSTEM
 
 

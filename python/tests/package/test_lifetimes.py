@@ -78,7 +78,7 @@ def test_context_managers():
 
 
 def test_nothing_leaks():
-    """Objects die with their last reference, not at a later collection."""
+    """Objects are destroyed with their last reference, not by a later garbage collection."""
     objects, _ = made()
     watched = [weakref.ref(objects[name]._owned) for name in ("group", "exchange", "handle")]
     gc.disable()
@@ -90,7 +90,7 @@ def test_nothing_leaks():
 
 
 def test_inputs_are_not_kept():
-    """A handle outlives the rows of its dispatch, and the dispatched inputs."""
+    """A handle remains valid after the rows of its dispatch and the dispatched inputs are gone."""
     objects, _ = made()
     x = np.ones((3, 16), np.float32)
     watched = weakref.ref(x)
@@ -101,7 +101,7 @@ def test_inputs_are_not_kept():
 
 
 def test_other_threads_may_let_go_during_calls(ranks):
-    """Handles and rows end on one thread while another is in calls of the same group."""
+    """Handles and rows are destroyed on one thread while another thread makes calls in the same group."""
 
     def rank(group):
         exchange = sy.Exchange(group, pool_bytes=1 << 20, **CONFIG)
@@ -118,7 +118,8 @@ def test_other_threads_may_let_go_during_calls(ranks):
 
 
 def test_a_rank_collects_what_belongs_to_another_that_waits_for_it(ranks):
-    """An exchange of rank 1 in a cycle, collected on rank 0's thread, while rank 1 is in a call that needs rank 0."""
+    """An exchange of rank 1 that is part of a reference cycle, collected on rank 0's thread while rank 1 is in a call that
+    needs rank 0."""
     waiting, watched = threading.Event(), []
 
     def rank(group):
@@ -132,12 +133,12 @@ def test_a_rank_collects_what_belongs_to_another_that_waits_for_it(ranks):
             group.barrier()
         else:
             waiting.wait()
-            time.sleep(0.1)  # so that rank 1 is in its call; if it is not, this test shows nothing
+            time.sleep(0.1)  # lets rank 1 enter its call; if it has not, this test shows nothing
             gc.collect()
             assert watched[0]() is None
             exchange.close()
             group.barrier()
-        sy.Exchange(group, **CONFIG)  # both have room again
+        sy.Exchange(group, **CONFIG)  # there is room for both again
 
     gc.disable()
     try:
@@ -152,7 +153,7 @@ def test_a_forked_child_leaves_its_parents_objects_alone():
     held, done = threading.Event(), threading.Event()
 
     def elsewhere():
-        with group._lock:  # as a call would
+        with group._lock:  # as a call does
             held.set()
             done.wait()
 

@@ -9,7 +9,7 @@ from mistakes import Judge
 
 judge = Judge()
 
-#: expression, exception, a word of its text
+#: expression, exception, a word of the exception's text
 EXCHANGE = [
     ("ex.dispatch(X.tolist(), IDS)", "InvalidType", "x"),
     ("ex.dispatch(None, IDS)", "InvalidType", "x"),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage mistakes in the creation of groups and objects, and in their use after the end, in a forked child, or without torch.
-Same form as test_mistakes.py."""
+"""Usage mistakes in the creation of groups and objects, in their use after close, in a forked child, or without torch. Same
+form as test_mistakes.py."""
 import subprocess
 import sys
 

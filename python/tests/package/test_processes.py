@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as processes: forked, spawned, and with the variables of launchers."""
+"""Ranks as processes: forked, spawned, and with the environment variables of launchers."""
 import os
 import secrets
 import subprocess
@@ -18,7 +18,7 @@ OPTIONS = {"heap_bytes": 16 << 20, "timeout": 30, "rendezvous_timeout": 30}
 
 
 def exchange_once(group):
-    """Runs one dispatch and combine and checks them; returns a number that all ranks can compute."""
+    """Runs and checks one dispatch and combine; returns a number that every rank can compute."""
     inputs = oracle.make_inputs(group.size, seed=1, **SHAPE)
     exchange = sy.Exchange(group, dtype="f32", **SHAPE)
     rows, handle = exchange.dispatch(*inputs[group.rank])
@@ -84,7 +84,7 @@ def test_nothing_in_the_environment(environment):
 
 
 class Communicator:
-    """The part of an mpi4py communicator that Group.from_mpi4py uses, over threads."""
+    """The subset of an mpi4py communicator that Group.from_mpi4py uses, implemented with threads."""
 
     def __init__(self, rank, everybody, barrier):
         self.rank, self.everybody, self.barrier = rank, everybody, barrier
@@ -134,7 +134,7 @@ def test_communicators_of_mpi4py():
 
 
 def _of_two_machines(rank, mine):
-    """Makes rank 1 report another machine."""
+    """Makes rank 1 report a different machine."""
     return ("elsewhere", "x") if rank == 1 and len(mine) > 1 else mine
 
 
@@ -147,7 +147,7 @@ def test_ranks_of_several_machines_meet_over_tcp(monkeypatch):
         return connect(cls, rank, world, store, *rest, **options)
 
     monkeypatch.setattr(sy.Group, "connect", classmethod(connect_and_note))
-    monkeypatch.setenv("SWITCHYARD_HOST", "a,b")  # in fact this is one machine
+    monkeypatch.setenv("SWITCHYARD_HOST", "a,b")  # although both hosts are one machine
     monkeypatch.delenv("SWITCHYARD_STORE", raising=False)
     monkeypatch.setattr(sy.group, "_address", lambda: "127.0.0.1")
     assert _with_communicator(_of_two_machines) == [0, 1]
@@ -192,7 +192,7 @@ def hosts_of(group):
 
 
 def exchange_between_hosts(group):
-    """A token with a route to each rank: its row is sent once to each other host, and one row is returned from it."""
+    """A token with a route to each rank: its row is sent once to each other host, and each of these hosts returns one row."""
     with sy.Exchange(group, dtype="f32", hidden=16, num_experts=group.size, topk=group.size, max_tokens=1) as exchange:
         rows, handle = exchange.dispatch(np.full((1, 16), 1 + group.rank, "f"), np.arange(group.size)[None])
         assert np.array_equal(rows, np.repeat(np.arange(1, group.size + 1, dtype="f"), 16).reshape(-1, 16))

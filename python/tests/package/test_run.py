@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run_ranks, and processes, when a rank fails, returns early, or the user presses Ctrl-C: all ranks end at once and report
-why."""
+"""run_ranks, and processes, when a rank fails or returns early or the user presses Ctrl-C: all ranks end at once and report the
+reason."""
 import os
 import signal
 import subprocess
@@ -13,7 +13,7 @@ import pytest
 import switchyard as sy
 
 CONFIG = {"hidden": 16, "num_experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
-#: No test may end by a deadline of the library.
+#: No test may end because a deadline of the library expired.
 OPTIONS = {"heap_bytes": 4 << 20, "timeout": 600, "rendezvous_timeout": 600}
 
 
@@ -45,7 +45,7 @@ def test_a_rank_that_skips_a_call():
 
 
 def test_ranks_that_return_at_different_times_are_no_failure():
-    """Rank 0 ends long before the others, whose last call needs nothing more from it."""
+    """Rank 0 ends long before the others, whose last call needs nothing more from rank 0."""
     done = threading.Event()
 
     def rank(group):
@@ -106,7 +106,7 @@ with sy.Group.connect(int(sys.argv[1]), 2, sys.argv[2], "token", 4 << 20, timeou
 
 
 def interrupted(process, seconds=60):
-    """Sends one SIGINT when the program reports that it waits; returns its stderr."""
+    """Sends one SIGINT when the program reports that it is waiting; returns its stderr."""
     assert process.stdout.readline().strip() == "waits"
     process.send_signal(signal.SIGINT)
     try:
@@ -118,7 +118,7 @@ def interrupted(process, seconds=60):
 
 
 def start(environment, program, *arguments):
-    def as_from_a_terminal():  # a background job of a shell ignores the signal, and so would what it starts
+    def as_from_a_terminal():  # background jobs of a shell ignore the signal, and their children would too
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     return subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -133,7 +133,7 @@ def test_ctrl_c_ends_run_ranks(environment, other):
 
 
 def test_ctrl_c_ends_a_process_in_a_call_and_its_peers(environment):
-    """Rank 0 waits in a call without a deadline. Its sleeping peer gets the error at its next call."""
+    """Rank 0 waits in a call without a deadline. Its sleeping peer receives the error at its next call."""
     store = f"unix:@switchyard-interrupt-{os.getpid()}"
     ranks = [start(environment, PROCESS, str(rank), store) for rank in (0, 1)]
     assert ranks[1].stdout.readline().strip() == "waits"
@@ -146,7 +146,7 @@ def test_ctrl_c_ends_a_process_in_a_call_and_its_peers(environment):
 
 
 def test_an_exception_in_a_process_is_told_to_its_peers(ranks):
-    """At the end of ``with group:``, also if objects of the group are still referenced."""
+    """At the end of ``with group:``, even if objects of the group are still referenced."""
     kept = []
 
     def rank(group):

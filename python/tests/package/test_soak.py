@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Half a minute of tests/soak/serving.py; tests/soak/soak_results.txt has the last long runs."""
+"""Runs tests/soak/serving.py for half a minute; tests/soak/soak_results.txt has the results of the last long runs."""
 import subprocess
 import sys
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs and enumerations of the package, against the library, and in a clone against the headers."""
+"""Structs and enumerations of the package, compared with the library and, in a clone, with the headers."""
 import ctypes
 import re
 import shutil
@@ -31,7 +31,7 @@ def test_sizes_are_those_of_the_library():
 
 
 def test_members_and_defaults_are_those_of_the_headers(headers, tmp_path):
-    """A C program prints offset and size of every member, and the bytes of every INIT macro."""
+    """A C program prints the offset and size of every member, and the bytes of every INIT macro."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not compiler:
         pytest.skip("no C compiler")
@@ -55,7 +55,7 @@ def test_members_and_defaults_are_those_of_the_headers(headers, tmp_path):
 
 
 def test_files_are_what_the_generator_makes(headers):
-    """structs.py, signatures.py and enumerations.py are made from the headers."""
+    """structs.py, signatures.py and enumerations.py are generated from the headers."""
     made = subprocess.run([sys.executable, ROOT / "scripts" / "interface" / "generate.py", "--check"], capture_output=True, text=True)
     assert made.returncode == 0, made.stdout + made.stderr
     assert _signatures.EXCHANGE["sy_exchange_dispatch"] == "pppppp" and _signatures.EXCHANGE["sy_scale_row_bytes"] == "lip"

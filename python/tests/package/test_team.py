@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are kept from test to test: the report of a failing scenario, and that the next scenario sees no leftovers of
-it."""
+"""Ranks that are kept from test to test: a failing scenario is reported, and the next scenario finds no leftovers of it."""
 import os
 import signal
 import subprocess
@@ -27,7 +26,7 @@ def processes_of(method):
 
 
 def gone(pid):
-    """Whether a process has ended, also if its exit code was not read."""
+    """Whether a process has ended, even if its exit code has not been read."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
             return file.read().rpartition(")")[2].split()[0] == "Z"
@@ -144,7 +143,7 @@ def _sets_variables(rank, world):
 def test_variables_are_restored(monkeypatch):
     for name in ("OLD", "GONE"):
         monkeypatch.setenv(f"SWITCHYARD_TEST_{name}", "old")
-    team.close_teams()  # existing teams have other variables
+    team.close_teams()  # existing teams have different environment variables
     for _ in range(2):
         run_on_team("fork", WORLD, _sets_variables)
 

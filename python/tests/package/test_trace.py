@@ -32,7 +32,7 @@ def test_a_timeline(ranks, tmp_path):
         assert trace.lost == 0 and trace.clock_error_ns == 0
         path = tmp_path / f"trace{group.rank}.json"
         trace.write_json(path)
-        # Each reading reads the clock again, so times may differ by a nanosecond.
+        # Each reading queries the clock again, so times may differ by a nanosecond.
         written, text = json.loads(path.read_text(encoding="utf-8")), json.loads(trace.json())
         assert written.keys() == text.keys()
         timeless = [[{k: v for k, v in event.items() if k not in ("ts", "dur")} for event in of["traceEvents"] if event["ph"] == "X"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every experts module in the installed transformers, found in its sources: `parallelize_moe` on two ranks either gives correct
-results (results within 1e-6, gradients within 1e-5, float32), or refuses the module with a reason. A module of a later release
-does either or fails here."""
+"""Every experts module in the sources of the installed transformers: on two ranks `parallelize_moe` must either give correct
+results (results within 1e-6, gradients within 1e-5, float32) or refuse the module with a reason. This also applies to modules
+of later releases."""
 import ast
 import contextlib
 import importlib
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 EXPERTS, TOPK, TOKENS, HIDDEN, INNER = 6, 2, 10, 32, 16
-#: Sizes of configs, by their names.
+#: Sizes in configs, by name.
 SIZES = {"hidden_size": HIDDEN, "text_hidden_size": HIDDEN, "hidden_dim": HIDDEN, "d_model": HIDDEN, "ffn_hidden_size": INNER, "d_ff": INNER,
          "expert_ffn_hidden_size": INNER, "decoder_ffn_dim": INNER, "encoder_ffn_dim": INNER,
          "intermediate_size": INNER,
@@ -25,7 +25,8 @@ SIZES = {"hidden_size": HIDDEN, "text_hidden_size": HIDDEN, "hidden_dim": HIDDEN
 
 
 def classes():
-    """Returns (module, class) of everything in the sources that is an experts module by name, or has weights of all experts."""
+    """Returns (module, class) of everything in the sources that is named like an experts module or has weights of all
+    experts."""
     found = []
     for path in sorted((Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")):
         text = path.read_text(encoding="utf-8")
@@ -41,7 +42,7 @@ def classes():
 
 
 def configs(module):
-    """Yields small configs of a model, nested ones first."""
+    """Yields small configs of a model, nested configs first."""
     for name, kind in vars(module).items():
         if name.endswith("Config") and isinstance(kind, type) and issubclass(kind, transformers.PreTrainedConfig) and kind.model_type:
             try:
@@ -53,7 +54,7 @@ def configs(module):
                 for size, value in SIZES.items():
                     before = vars(each).get(size, "absent")
                     if before is None or isinstance(before, (int, list)):
-                        with contextlib.suppress(Exception):  # strict configs refuse values of another type
+                        with contextlib.suppress(Exception):  # strict configs reject values of another type
                             setattr(each, size, [value] * len(before) if isinstance(before, list) else value)
                 each._experts_implementation = "eager"
                 yield each
@@ -77,7 +78,7 @@ def a_module(kind, module):
 
 
 class Block(torch.nn.Module):
-    """Experts after a linear layer, with the router's topk next to them."""
+    """Experts after a linear layer, with the router's topk alongside."""
 
     def __init__(self, experts):
         super().__init__()
@@ -105,7 +106,7 @@ def distance(a, b):
 
 
 def check(name, make):
-    """Checks two ranks against the undivided module."""
+    """Compares two ranks with the undivided module."""
     upstream = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(9))
     whole, wants, xs = Block(make()), [], []
     for r in range(2):
@@ -124,7 +125,7 @@ def check(name, make):
 
     (first, shapes), (second, _) = sy.run_ranks(rank, 2, heap_bytes=8 << 20, timeout=60)
     for (key, parameter), shape in zip(whole.named_parameters(), shapes):
-        if parameter.grad is not None:  # outside the share, such as a norm: each rank has a part
+        if parameter.grad is not None:  # outside the share, such as a norm: each rank has part of the gradient
             got = torch.cat([first[key], second[key]]) if shape != parameter.shape[:1] else first[key] + second[key]
             assert distance(got, parameter.grad) < 1e-5, f"{name}: gradient of {key} off by {distance(got, parameter.grad):.1e}"
 
@@ -134,7 +135,7 @@ def test_every_module_of_experts():
     for module_name, class_name in classes():
         try:
             module = importlib.import_module(module_name)
-        except ImportError:  # of a package that is not installed
+        except ImportError:  # from a package that is not installed
             continue
         kind = getattr(module, class_name)
         made = a_module(kind, module)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of dispatch, combine, and the pair: by gradcheck, and against a model that torch computes without any exchange."""
+"""Gradients of dispatch, combine, and the pair: by gradcheck, and compared with a model computed by torch without any
+exchange."""
 import gc
 import weakref
 
@@ -22,18 +23,19 @@ def of_layout(group, **change):
 
 def inputs_of(rank, world, seed=1):
     x, ids, weights = oracle.make_inputs(world, seed=seed, tokens=[4, 0, 5, 3][:world], **SHAPE)[rank]
-    # Small whole numbers: all sums are exact, and so are float32 differences.
+    # With small integers all sums are exact, and so are float32 differences.
     rng = np.random.default_rng(seed + rank)
     x = torch.from_numpy(rng.integers(-4, 5, x.shape).astype(np.float32)).requires_grad_()
     return x, torch.from_numpy(ids), torch.from_numpy(rng.integers(-3, 4, weights.shape).astype(np.float32)).requires_grad_()
 
 
 def check(function, inputs):
-    """Runs gradcheck in float32: with steps of a power of two, differences of these functions are exact or nearly so."""
+    """Runs gradcheck in float32: with a step size that is a power of two, differences of these functions are exact or nearly
+    so."""
     assert torch.autograd.gradcheck(function, inputs, eps=0.5, atol=1e-3, rtol=1e-3, nondet_tol=0, check_undefined_grad=False)
 
 
-@pytest.mark.filterwarnings("ignore:Input #:UserWarning")  # gradcheck wants float64
+@pytest.mark.filterwarnings("ignore:Input #:UserWarning")  # gradcheck expects float64
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_gradcheck_of_dispatch(layout):
     def rank(group):
@@ -66,7 +68,7 @@ def test_gradcheck_of_combine_and_the_pair(layout, order):
         x, ids, weights = inputs_of(0, 1)
         with torch.no_grad():
             rows, handle = exchange.dispatch(x, ids, weights)
-        _ = handle.topk_weights  # read: a rank-major combine does not apply them
+        _ = handle.topk_weights  # accessed, so a rank-major combine does not apply them
         y = torch.randint(-4, 5, rows.shape).float().requires_grad_()
         bias = torch.randint(-4, 5, x.shape).float().requires_grad_()
         for weighted in (True, False):
@@ -82,7 +84,7 @@ def test_gradcheck_of_combine_and_the_pair(layout, order):
 
 
 def moe(x, ids, weights, matrices):
-    """A layer of linear experts on one rank, in torch only."""
+    """A layer of linear experts on one rank, using only torch."""
     out = [0 * token for token in x]
     for t in range(len(x)):
         for k in range(ids.shape[1]):
@@ -113,7 +115,7 @@ def sharded_expert_major(exchange, x, ids, weights, mine):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_layer_over_ranks(world, layout):
-    """Outputs and all gradients equal those of one process that has all tokens and experts."""
+    """Outputs and all gradients equal those of a single process with all tokens and experts."""
     matrices = torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(0)) / 3
     sharded = sharded_rank_major if layout["layout"] == "rank_major" else sharded_expert_major
 
@@ -123,7 +125,7 @@ def test_a_layer_over_ranks(world, layout):
         owned = group.experts_of(EXPERTS)
         mine = matrices[owned.start:owned.stop].clone().requires_grad_()
         results = []
-        for _ in range(2):  # twice, as gradients are computed again in the next step
+        for _ in range(2):  # twice: gradients are computed again in the next step
             out = sharded(exchange, x, ids, weights, mine)
             grads = torch.autograd.grad(out.square().sum(), (x, weights, mine))
             results.append((out.detach(), *grads))
@@ -144,7 +146,7 @@ def test_a_layer_over_ranks(world, layout):
 
 
 def test_the_handle_is_used_again(ranks):
-    """Backward passes and cached dispatches do not count: none of them plans."""
+    """Backward passes and cached dispatches do not count, because they do not plan."""
 
     def rank(group):
         exchange = of_layout(group, layout="expert_major")
@@ -215,7 +217,7 @@ def test_drops_have_no_gradient(ranks):
 
 
 def test_rows_of_many_layers_are_kept(ranks):
-    """Tensors that a graph keeps are outside the pool, which holds one output."""
+    """Tensors kept by a graph are outside the pool, which holds one output."""
 
     def rank(group):
         exchange = of_layout(group, layout="expert_major")
@@ -254,7 +256,7 @@ def test_outputs_and_biases_of_the_caller(ranks):
         assert exchange.combine(rows, handle, bias=(bias, bias), out=out) is out and out.requires_grad
         out.sum().backward()
         assert (bias.grad == 2).all() and x.grad is not None and weights.grad is not None
-        # Only the weights, only the experts' parameters.
+        # Gradients of only the weights, then of only the experts' parameters.
         rows, handle = exchange.dispatch(x.detach(), ids, weights)
         assert not rows.requires_grad or rows.grad_fn is not None
         first = weights.grad.clone()

@@ -56,7 +56,7 @@ def results(function, x, ids, weights):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_layer(backend, layout, size):
-    """With varying sizes, and with none at all."""
+    """With varying numbers of tokens, including none."""
     group = sy.Group.threads(1, 1 << 22)[0]
     exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
     layer = layer_of(exchange, size)
@@ -69,7 +69,7 @@ def test_a_layer(backend, layout, size):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ranks_with_other_sizes(layout):
-    """A rank without tokens has its own graph, and makes the same calls."""
+    """A rank without tokens has its own graph but makes the same calls."""
 
     def rank(group):
         exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
@@ -87,7 +87,7 @@ def test_ranks_with_other_sizes(layout):
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_checkpoints_reuse_the_plan(layout, compiles, monkeypatch):
-    """Two layers, checkpointed: with keep_plans the backward pass plans nothing, and without it the results are the same."""
+    """Two checkpointed layers: with keep_plans the backward pass does not plan; without it the results are the same."""
     group = sy.Group.threads(1, 1 << 22)[0]
     exchange = sy.Exchange(group, dtype="f32", layout=layout, routing_gradients=True, **SHAPE)
     planned = []
@@ -145,7 +145,7 @@ def test_handles_enter_and_leave_graphs(layout):
     for name in names:
         assert torch.equal(tables[name], getattr(real, name)) and torch.equal(getattr(handle, name), getattr(real, name)), name
     assert handle.to_bytes() and np.array_equal(handle.counts().tokens_per_expert, real.counts().tokens_per_expert)
-    # By either handle, in a graph and outside.
+    # With either handle, in a graph and outside.
     out = exchange.combine(rows, real)
     combine = torch.compile(lambda y, handle: exchange.combine(y, handle), backend="aot_eager", fullgraph=True)
     again = torch.compile(lambda x, handle: exchange.dispatch(x, handle=handle)[0].clone(), backend="aot_eager", fullgraph=True)
@@ -218,7 +218,7 @@ def test_graphs_keep_plans_as_long_as_they_need_them():
                                     {"scales": "ue8m0", "scale_order": "column_major"}], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_low_latency(backend, config):
-    """Two calls whose outputs are read after the second one was made: without a graph each would need an output of its own."""
+    """Two calls whose outputs are read after the second call: without a graph each needs its own output."""
     group = sy.Group.threads(1, 1 << 24)[0]
     ll = sy.LowLatency(group, dtype="bf16", num_experts=EXPERTS, topk=TOPK, hidden=256, max_tokens=8, **config)
     first, second = ll.make_output(torch.empty(0, 256, dtype=torch.bfloat16)), ll.make_output(torch.empty(0, 256, dtype=torch.bfloat16))
@@ -266,7 +266,7 @@ def test_low_latency_leaves_graphs():
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("size", ["exact", "worst_case"])
 def test_rows_in_memory_of_the_caller(size, compiles):
-    """The same buffer in every step: no step keeps the previous one."""
+    """Every step reuses the same buffer: no step keeps the previous one."""
     group = sy.Group.threads(1, 1 << 22)[0]
     exchange = sy.Exchange(group, dtype="f32", layout="expert_major", routing_gradients=True, **SHAPE)
     buffer = torch.zeros(40, HIDDEN)

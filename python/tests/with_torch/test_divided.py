@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Divided models: the modules found, experts per token, types of rows, factors on weights, moving weights, calls of modules
-that are out of step, and torch.compile."""
+"""Divided models: detection of modules, experts per token, types of rows, weights with factors, moving weights, ranks whose
+module calls are out of step, and torch.compile."""
 import copy
 import types
 
@@ -27,11 +27,11 @@ def routing(topk=2, tokens=TOKENS):
     return torch.arange(tokens * topk).reshape(tokens, topk) % EXPERTS, torch.full((tokens, topk), 0.5)
 
 
-# ---- Modules found ----
+# ---- Detection of modules ----
 
 
 class RouterNames(Experts):
-    """The argument names of GPT-OSS, called by position and by name."""
+    """Uses the argument names of GPT-OSS, in calls by position and by name."""
 
     def forward(self, hidden_states, router_indices, routing_weights):
         return Experts.forward(self, hidden_states, router_indices, routing_weights)
@@ -86,7 +86,7 @@ class Router(torch.nn.Module):
 
 
 def test_experts_of_a_token_are_each_modules_own(ranks):
-    """From the adjacent router, the surrounding block, the config; topk= sets it for all."""
+    """From the adjacent router, the surrounding block, or the config; topk= sets it for all."""
     class Block(torch.nn.Module):
         def __init__(self, name, topk):
             super().__init__()
@@ -115,7 +115,7 @@ def test_experts_of_a_token_are_each_modules_own(ranks):
 
 
 class QuantizedExperts(Experts):
-    """Weights of one byte with a scale for each expert, as in fp8 checkpoints; hidden states are bf16."""
+    """One-byte weights with a scale for each expert, as in fp8 checkpoints; hidden states are bf16."""
 
     def __init__(self):
         super().__init__()
@@ -135,7 +135,7 @@ class QuantizedExperts(Experts):
 
 
 def test_rows_have_the_type_of_hidden_states(ranks):
-    """fp8 weights: rows have the model's type, and scales are divided like the weights."""
+    """fp8 weights: rows have the model's type, and scales are divided in the same way as the weights."""
     def rank(group):
         whole, model = Model(QuantizedExperts), Model(QuantizedExperts)
         model.config.dtype = torch.bfloat16
@@ -164,8 +164,7 @@ class LowRank(torch.nn.Module):
 
 @pytest.mark.parametrize("way", ["module", "layer"])
 def test_parametrized_weights(ranks, way):
-    """Factors have gradients, for any implementation of the experts in passes without gradients; and these passes use the
-    factors."""
+    """Factors receive gradients. In passes without gradients every implementation of the experts applies the factors."""
     from torch.nn.utils import parametrize
 
     needs_the_layer()
@@ -189,7 +188,7 @@ def test_parametrized_weights(ranks, way):
 
 @pytest.mark.parametrize("way", ["module", "layer"])
 def test_factors_of_peft(ranks, way):
-    """target_parameters puts factors on the share, computes the weights anew in each pass, and wraps the module."""
+    """target_parameters adds factors to the share, recomputes the weights in each pass, and wraps the module."""
     peft = pytest.importorskip("peft")
     needs_the_layer()
 
@@ -232,7 +231,7 @@ def test_factors_before_the_division_are_refused(ranks):
 
 
 def test_a_storage_that_is_given_other_memory(ranks):
-    """Like FSDP1 and offloading: the same storage at another address."""
+    """As in FSDP1 and offloading: the same storage at another address."""
     needs_the_layer()
 
     def rank(group):
@@ -244,7 +243,7 @@ def test_a_storage_that_is_given_other_memory(ranks):
             for parameter in (model.experts.gate_up_proj, model.experts.down_proj):
                 kept, size = parameter.detach().clone(), parameter.untyped_storage().nbytes()
                 parameter.untyped_storage().resize_(0)
-                held.append(torch.full_like(kept, 3.0))  # takes the memory meanwhile
+                held.append(torch.full_like(kept, 3.0))  # occupies the memory in the meantime
                 parameter.untyped_storage().resize_(size)
                 parameter.copy_(kept)
             assert torch.equal(model.experts(x, ids, weights), first)
@@ -270,7 +269,7 @@ def test_modules_that_are_out_of_step_are_named(backward):
         sy.parallelize_moe(model, group, max_tokens=TOKENS)
         names = ("text", "vision") if group.rank == 0 else ("vision", "text")
         x = tokens_of(group.rank)
-        if backward:  # the same calls forward, others backward
+        if backward:  # the same calls in the forward pass, different calls in the backward pass
             outs = {name: getattr(model, name)(x, ids, weights) for name in ("text", "vision")}
             for name in names:
                 outs[name].sum().backward()
@@ -315,8 +314,9 @@ def play_whole_graphs(rank, world, store):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_whole_graphs(world):
-    """torch.compile(fullgraph=True) also works on one rank and on a rank without rows or experts. The ranks are spawned processes,
-    because Dynamo does not support several threads and torch.autograd does not support forks of a process that has used it."""
+    """torch.compile(fullgraph=True) also works on one rank and on a rank without rows or experts. The ranks are spawned
+    processes, because Dynamo does not support several threads and torch.autograd does not support forks of a process that has
+    used it."""
     run_on_team("spawn", world, play_whole_graphs, a_store(), seconds=400)
 
 

@@ -43,7 +43,7 @@ def test_any_exception_on_one_rank(ranks):
     class Broken(Experts):
         def named_parameters(self, *arguments, **keywords):
             self.asked = getattr(self, "asked", 0) + 1
-            if self.asked > 1:  # it has been found, and is about to be divided
+            if self.asked > 1:  # the module was found and is about to be divided
                 raise RuntimeError("the shard is damaged")
             return super().named_parameters(*arguments, **keywords)
 

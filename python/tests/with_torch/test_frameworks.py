@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with divided experts inside training frameworks: each block of docs/how_to/training.md on two ranks, with gloo,
-against the same block without the division; and the refusals, with a message, before the first step."""
+"""Models with divided experts in training frameworks: each code block of docs/how_to/training.md runs on two ranks with gloo
+and is compared with the same block without division. Refusals raise an error with a message before the first step."""
 import copy
 import os
 import re
@@ -21,7 +21,7 @@ DIVIDING = re.compile(r"^sy\.parallelize_moe\(.*\n", re.M)
 
 
 def blocks():
-    """Returns the blocks of the how-to by the headings above them."""
+    """Returns the code blocks of the how-to by heading."""
     page = ROOT / "docs/how_to/training.md"
     if not page.is_file():
         pytest.skip("the tests are not in a clone")
@@ -32,7 +32,7 @@ def blocks():
 
 
 class Ranks:
-    """The process group of a scenario and a group of its ranks, which end with the scenario."""
+    """The process group of a scenario and a group of its ranks. Both end with the scenario."""
 
     def __init__(self, rank, world, folder):
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="29501",
@@ -56,7 +56,7 @@ class Ranks:
 
 
 def whole_state(model):
-    """Returns the weights of the undivided model, for any kind of parameters."""
+    """Returns the weights of the undivided model for any kind of parameters."""
     return {name.removeprefix("module."): value for name, value in sy.full_state_dict(model).items()}
 
 
@@ -67,7 +67,7 @@ def compare(got, want, within=1e-4):
 
 
 def play_block(rank, world, folder, block):
-    """Runs the block, with the division and without it, from the same model and data."""
+    """Runs the block with and without division, starting from the same model and data."""
     with Ranks(rank, world, folder) as group:
         ends, start = [], whole_state(Model())
         for text in (block, DIVIDING.sub("", block)):
@@ -128,8 +128,8 @@ def play_save(rank, world, folder, block):
 
 
 def play_load(rank, world, folder, saving, loading):
-    """After the checkpoint is loaded, weights are those saved, and the momentum continues as that of one optimizer of all
-    experts."""
+    """After the checkpoint is loaded, the weights are those saved, and momentum continues like that of a single optimizer for
+    all experts."""
     with Ranks(rank, world, folder) as group:
         names = {"sy": sy, "torch": torch, "group": group, "T": TOKENS, "model": Model(), "folder": f"{folder}/checkpoint"}
         torch.nn.init.zeros_(names["model"].experts.down_proj)
@@ -143,7 +143,7 @@ def play_load(rank, world, folder, saving, loading):
 
 
 def test_checkpoints_of_torch_distributed(tmp_path):
-    """Saved by two ranks, loaded by two, three and one: weights and momenta are the same."""
+    """Saved by two ranks and loaded by two, three and one: weights and momenta are the same."""
     saving, loading = blocks()["torch.distributed.checkpoint"]
     run_on_team("spawn", 2, play_save, str(tmp_path), saving, seconds=240)
     found = []
@@ -187,7 +187,7 @@ def play_refusals(rank, world, folder):
         model = divided()
         before = model.experts.down_proj.clone()
         wrapped = DistributedDataParallel(model)
-        assert torch.equal(model.experts.down_proj, before)  # not those of rank 0
+        assert torch.equal(model.experts.down_proj, before)  # they are not the weights of rank 0
         with pytest.raises(sy.InvalidArgument, match="model is a DistributedDataParallel: divide the model first"):
             sy.parallelize_moe(wrapped, group, max_tokens=TOKENS)
         with pytest.raises(sy.InvalidArgument, match=r"DistributedDataParallel averages.*gradients='mean'"):

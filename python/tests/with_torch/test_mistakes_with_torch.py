@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Usage mistakes with tensors of torch, and of functions that need torch or a GPU, in the form of package/test_mistakes.py."""
+"""Usage mistakes with torch tensors, and with functions that need torch or a GPU, in the form of package/test_mistakes.py."""
 import ctypes
 import types
 
@@ -70,14 +70,15 @@ def test_mistakes(expression, exception, word):
     assert name == exception and f"{word}" in text, f"{name}: {text}"
 
 
-# ---- GroupedGemm, whose products need a GPU and whose checks do not ----
+# ---- GroupedGemm: its products need a GPU, its checks do not ----
 
 ROWS, EXPERTS, HIDDEN, WIDE = 12, 4, 512, 512
 
 
 @pytest.fixture
 def product(monkeypatch):
-    """A product of fp8 weights on CPU tensors, whose library only records the calls, and the handle of a dispatch of 12 rows."""
+    """A product of fp8 weights on CPU tensors, with a library that only records calls, and the handle of a dispatch of 12
+    rows."""
     calls = []
 
     def output(config, columns, dtype):
@@ -95,7 +96,7 @@ def product(monkeypatch):
     handle = Handle.__new__(Handle)
     handle._view = structs.DispatchedView(rows=ROWS, x_rows=ROWS)
     yield up, handle, calls
-    assert ctypes  # the structs live until here
+    assert ctypes  # keeps the structs alive up to this point
 
 
 def fp8(rows, columns):

@@ -16,7 +16,7 @@ def test_torch_example_of_the_readme(tmp_path, environment):
         pytest.skip("the tests are not in a clone")
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
     program = next(block for block in blocks if "import torch" in block)
-    # The sum of the results of a token is 2 * sum(x) * sum(weights).
+    # The sum over a token's results is 2 * sum(x) * sum(weights).
     checked = program.replace("return x.grad.shape", "return torch.allclose(x.grad, 2 * weights.sum(-1, keepdim=True).expand(16, 64))")
     assert checked != program
     (tmp_path / "program.py").write_text(checked)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeated calls take a fast path. They compute the same as the full path, and any call that differs from the previous one, or
-is wrong, takes the full path."""
+"""Repeated calls take a fast path. It computes the same results as the full path. A call that differs from the previous one, or
+is invalid, takes the full path."""
 import random
 import types
 
@@ -44,13 +44,13 @@ def inputs_of(seed, tokens):
 
 
 def sums_of(given, factor):
-    """Returns the combine per route of rows that are multiplied by `factor`, without weights."""
+    """Returns the per-route combine, without weights, of rows multiplied by `factor`."""
     valid = ((given.ids >= 0) & (given.ids < SHAPE["num_experts"])).sum(1, keepdims=True)
     return given.x * np.float32(factor) * valid.astype(np.float32)
 
 
 def _variants(seed):
-    """One-token calls in most valid forms: types of ids, strides, a subclass, with weights and without."""
+    """One-token calls in most valid forms: types of ids, strides, a subclass, with and without weights."""
     rng = random.Random(seed)
     for number in range(60):
         x, ids, weights, given = inputs_of(number, rng.choice([5, 5, 5, 9, 0]))
@@ -96,7 +96,7 @@ def test_combine(ranks, taken):
             valid = torch.from_numpy(((given.ids >= 0) & (given.ids < SHAPE["num_experts"])).any(1, keepdims=True).astype(np.float32))
             want = torch.from_numpy(given.x) * valid
             bias = torch.ones_like(want)
-            _ = handle.topk_weights  # read: combine does not apply them
+            _ = handle.topk_weights  # accessed, so combine does not apply them
             for _ in range(2):
                 assert torch.equal(exchange.combine(rows, handle), want)
             assert torch.equal(exchange.combine(rows, handle, bias=bias), want + 1)
@@ -193,7 +193,7 @@ WRONG = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_what_is_wrong_is_found(ranks, what):
-    """After successful calls."""
+    """Mistakes after successful calls."""
     change, text = WRONG[what]
 
     def rank(group):
@@ -249,7 +249,7 @@ def test_closed(ranks):
 
 
 def test_errors_of_the_library(ranks):
-    """They are raised as in other calls."""
+    """Errors of the library are raised as in other calls."""
 
     def rank(group):
         small = dict(SHAPE, max_tokens=5)
@@ -269,7 +269,7 @@ def test_errors_of_the_library(ranks):
 
 
 class Tensor:
-    """The part of a GPU tensor that these calls use."""
+    """The subset of a GPU tensor that these calls use."""
 
     is_cuda, is_cpu, requires_grad = True, False, False
 
@@ -283,13 +283,13 @@ class Tensor:
         return True
 
     def data_ptr(self):
-        return 4096 + id(self) * 64 if self.shape[0] else 0  # none overlaps another
+        return 4096 + id(self) * 64 if self.shape[0] else 0  # no two tensors overlap
 
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """Calls of the library as (known_memory, stream). It refuses tensors that are not on GPU 1 whenever it
-    has to query their location."""
+    """Library calls as (known_memory, stream). Rejects tensors that are not on GPU 1 whenever it has to query their
+    location."""
     calls = []
     options_at = {"sy_low_latency_dispatch": 4, "sy_low_latency_combine": 4, "sy_exchange_combine": 4, "sy_exchange_dispatch_cached": 3}
     here = types.SimpleNamespace(right=True)
@@ -321,7 +321,8 @@ def an_exchange():
 
 
 def ways():
-    """A call of each kind, with tensors on these GPUs; the second sets the number of tokens."""
+    """For each kind, a function that makes a call of `tokens` tokens with its rows on GPU `x` and its other tensors on GPU
+    `others`."""
     handle = types.SimpleNamespace(_at=1, _rows_allocated=3, _tokens=3)
     received = types.SimpleNamespace(_at=1, tokens=3)
 
@@ -345,13 +346,13 @@ def ways():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_known_memory(kind, recorded):
-    """It is set for tensors on the GPU on which the library located memory itself, and for no others."""
+    """known_memory is set for tensors on the GPU on which the library has itself located memory, and for no others."""
     calls, here = recorded
     call, it = ways()[kind], kind(an_exchange())
-    call(it, 1, 1, 0)  # no memory, from which nothing is learned
+    call(it, 1, 1, 0)  # no memory, so nothing is learned from this call
     here.right = False
     with pytest.raises(sy.InvalidArgument):
-        call(it, 0, 0, 3)  # nor from a call that fails
+        call(it, 0, 0, 3)  # nothing is learned from a failing call either
     here.right = True
     call(it, 1, 1, 3)
     assert calls == [(0, 101), (0, 100), (0, 101)]
@@ -368,5 +369,5 @@ def test_known_memory(kind, recorded):
     if kind is _repeated.NormalDispatch:
         calls.clear()
         x, handle = Tensor(1, (3, 8)), types.SimpleNamespace(_at=1, _rows_allocated=3, _tokens=3)
-        assert it(x, handle, 0, None, Tensor(0, (3, 8))) is None and calls == []  # the full path refuses it
+        assert it(x, handle, 0, None, Tensor(0, (3, 8))) is None and calls == []  # the full path rejects it
         assert it(x, handle, 0, None, Tensor(1, (3, 8))) is not None and calls == [(1, 101)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch tensors on the CPU, and process groups of torch."""
+"""Torch tensors on the CPU, and torch process groups."""
 import subprocess
 import sys
 
@@ -134,7 +134,7 @@ def _member(rank, world, path):
     with sy.Group.from_process_group(**options) as group:
         assert (group.rank, group.size, group.backend) == (rank, world, "cpu")
         _exchange_once(group)
-    # A group of some of the ranks, in an order of its own.
+    # A group of some of the ranks, in a different order.
     some = dist.new_group([1, 2])
     if rank in (1, 2):
         with sy.Group.from_process_group(some, **options) as group:
@@ -150,7 +150,7 @@ def test_process_groups(method, tmp_path):
 
 
 class Experts(torch.nn.Module):
-    """Like models of transformers: all experts in parameters of three dimensions."""
+    """As in models of transformers: all experts in three-dimensional parameters."""
 
     def __init__(self, experts, hidden):
         super().__init__()
@@ -167,21 +167,21 @@ class Experts(torch.nn.Module):
 
 
 def _member_on_hosts(rank, world, path):
-    """On two machines, as far as Python can detect, and on two named hosts."""
+    """On two machines, as far as Python can tell, and on two named hosts."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     sy.group._kernel = lambda: f"machine {rank // 2}"
     sy.group._address = lambda: "127.0.0.1"
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
-    torch.manual_seed(0)  # all ranks can compute everybody's tokens and experts
+    torch.manual_seed(0)  # every rank can compute the tokens and experts of all ranks
     whole, tokens = Experts(5, 16), 6
     xs, ids = torch.randn(world, tokens, 16), torch.stack([torch.randperm(5)[:2] for _ in range(world * tokens)]).view(world, tokens, 2)
     weights = torch.rand(world, tokens, 2)
     heap = sy.moe_heap_bytes(whole, world, max_tokens=tokens, topk=2, hosts=2)
     with sy.Group.from_process_group(heap_bytes=heap, host="a,a,b,b", timeout=30, rendezvous_timeout=30) as group:
         assert (group.rank, group.size, group.hosts, group.host) == (rank, world, 2, rank // 2)
-        # Rows, against those of torch's own collective call.
+        # Rows, compared with those of torch's own collective.
         everybody = [torch.empty(tokens, 16) for _ in range(world)]
         dist.all_gather(everybody, xs[rank])
         with sy.Exchange(group, hidden=16, num_experts=world, topk=1, max_tokens=tokens, dtype="f32") as exchange:
@@ -189,13 +189,13 @@ def _member_on_hosts(rank, world, path):
             want = torch.cat([x[(torch.arange(tokens) + source) % world == rank] for source, x in enumerate(everybody)])
             assert torch.equal(rows, want)
             assert torch.equal(exchange.combine(rows, handle), xs[rank])
-        # A layer, forward and backward, against torch on one rank.
+        # A layer, forward and backward, compared with torch on one rank.
         mine = Experts(5, 16)
         mine.load_state_dict(whole.state_dict())
         model = torch.nn.ModuleList([mine])
         assert sy.parallelize_moe(model, group, max_tokens=tokens, topk=2) == ["0"]
         out = mine(xs[rank], ids[rank], weights[rank])
-        # torch.testing would import sympy, in each process.
+        # torch.testing would import sympy in each process.
         assert torch.allclose(out, whole(xs[rank], ids[rank], weights[rank]), rtol=1e-5, atol=1e-5)
         out.square().sum().backward()
         sum(whole(*each).square().sum() for each in zip(xs, ids, weights)).backward()
@@ -211,7 +211,7 @@ def test_process_groups_of_several_machines(tmp_path, monkeypatch):
 
 
 def test_torchrun(tmp_path, environment):
-    """Two ranks started by torchrun, with its variables and without a process group."""
+    """Two ranks started by torchrun, with its environment variables and without a process group."""
     program = tmp_path / "rank.py"
     program.write_text("import numpy as np, switchyard as sy\n"
                        "with sy.Group.from_environment(1 << 24, rendezvous_timeout=30) as group:\n"
@@ -225,7 +225,7 @@ def test_torchrun(tmp_path, environment):
 
 
 def test_the_example_of_training(environment):
-    """The loss falls, which the program itself checks, on a number of ranks that does not divide the number of experts."""
+    """The loss falls (checked by the program itself) on a number of ranks that does not divide the number of experts."""
     program = EXAMPLES / "06_training.py"
     if not program.is_file():
         pytest.skip("the tests are not in a clone")
@@ -235,7 +235,7 @@ def test_the_example_of_training(environment):
 
 
 def test_the_example_of_serving(environment):
-    """The program itself compares its last step; on the CPU its steps are no graphs."""
+    """The program itself checks its last step. On the CPU its steps are not graphs."""
     program = EXAMPLES / "08_serving.py"
     if not program.is_file():
         pytest.skip("the tests are not in a clone")

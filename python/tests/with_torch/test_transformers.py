@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers, with random configurations, against the same models unconverted."""
+"""Models of transformers with random configurations, compared with the same models before conversion."""
 import copy
 import importlib.util
 import subprocess
@@ -23,7 +23,7 @@ LENGTH, BATCH = 5, 2
 
 
 def tokens_of(rank):
-    """Different texts, and on one rank a shorter one."""
+    """Different texts. One rank has a shorter text."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randint(0, WORDS, (BATCH, LENGTH if rank != 1 else 3), generator=generator)
 
@@ -32,10 +32,10 @@ def loss_of(model, ids):
     return model(input_ids=ids).logits.square().mean()
 
 
-@pytest.mark.parametrize("world", [1, 2, 4, 8])  # of 8 ranks two have no experts
+@pytest.mark.parametrize("world", [1, 2, 4, 8])  # with 8 ranks, two have no experts
 @pytest.mark.parametrize("make, layers", [(mixtral, 2), (qwen3, 2), (deepseek, 1)], ids=lambda value: getattr(value, "__name__", ""))
 def test_logits_and_gradients(make, layers, world):
-    """For every rank's tokens; experts' gradients are those of all ranks' tokens together."""
+    """Outputs are compared for every rank's tokens; experts' gradients are those of all ranks' tokens together."""
     torch.manual_seed(0)
     whole = make().float().eval()
     heap = sy.moe_heap_bytes(whole, world, max_tokens=BATCH * LENGTH)
@@ -94,11 +94,11 @@ def _needs_the_layer():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("world", [2, 4, 8])  # of 8 ranks two have no experts
+@pytest.mark.parametrize("world", [2, 4, 8])  # with 8 ranks, two have no experts
 @pytest.mark.parametrize("name", list(MODELS))
 def test_layers(name, world):
-    """experts="layer" in passes without gradients, by the layer only; weights that changed in place or moved; passes with
-    gradients."""
+    """experts="layer" in passes without gradients, computed only by the layer; weights that changed in place or moved; passes
+    with gradients."""
     _needs_the_layer()
     made = in_bf16(name)
     heap = sy.moe_heap_bytes(made, world, max_tokens=BATCH * LENGTH, experts="layer")
@@ -114,7 +114,7 @@ def test_layers(name, world):
 
 
 class _Products:
-    """Replaces GroupedGemm, which is for GPUs: the same calls on the CPU by torch, with only the rows of experts."""
+    """Replaces GroupedGemm, which is for GPUs: makes the same calls with torch on the CPU, using only the rows of experts."""
 
     made = 0
 
@@ -136,7 +136,7 @@ class _Products:
 
 
 def test_the_calls_of_grouped_products(monkeypatch):
-    """Results of "grouped" products, and that they are made anew only when weights have moved."""
+    """Results of "grouped" products. The products are created anew only after weights have moved."""
     monkeypatch.setattr(share_module, "GroupedGemm", _Products)
     monkeypatch.setattr(parallelize, "way_of", lambda *_: "grouped")
     monkeypatch.setattr(_Products, "made", 0)
@@ -161,7 +161,7 @@ def test_the_calls_of_grouped_products(monkeypatch):
 
 
 def test_an_optimizer_step_is_seen():
-    """The layer gives the result of the module's own forward with the weights after the step."""
+    """The layer gives the same result as the module's own forward with the weights after the step."""
     _needs_the_layer()
     models = [in_bf16("mixtral") for _ in range(2)]
 
@@ -188,7 +188,7 @@ def _of_gelu():
 
 
 def _limited():
-    """Mixtral's parameters and activation, with a limit."""
+    """Mixtral's parameters and activation, with a limit added."""
     model = mixtral()
     for module in list(model.modules()):
         if type(module).__name__ == "MixtralExperts":
@@ -227,7 +227,7 @@ def test_what_a_layer_refuses(make, kind, text):
 
 
 def test_the_example_of_recording(environment, tmp_path):
-    """The program itself reads back its recording."""
+    """The program itself reads its recording back."""
     program, to = EXAMPLES / "07_record_routing.py", tmp_path / "routing.safetensors"
     if not program.is_file():
         pytest.skip("the tests are not in a clone")
@@ -238,7 +238,7 @@ def test_the_example_of_recording(environment, tmp_path):
 
 
 def test_recorded_choices_are_those_of_the_model():
-    """softmax_topk among equal logits, of which bf16 has many, equals torch.topk of the float32 softmax."""
+    """softmax_topk among equal logits, which are frequent in bf16, equals torch.topk of the float32 softmax."""
     script = ROOT / "scripts/record_routing.py"
     if not script.is_file():
         pytest.skip("the tests are not in a clone")
@@ -253,7 +253,7 @@ def test_recorded_choices_are_those_of_the_model():
     recorder.hook(0, extract=recording.softmax_topk(8, renormalize=False))(None, None, logits)
     assert (recorder.tensors()["layer0.rank0.topk_weights"] == weights.numpy()).all()
     by_numpy, _ = recording.softmax_topk(8)(logits.float().numpy())
-    assert (by_numpy[:, 0] >= 0).all() and (by_numpy != ids.numpy()).any()  # another order among equals
+    assert (by_numpy[:, 0] >= 0).all() and (by_numpy != ids.numpy()).any()  # the order among equal logits differs
 
 
 def test_what_has_no_experts():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guarantees for autograd, a test for each row of the table in docs/python.md: masked weights, memory that the library
-overwrites, ranks without rows, double backward, kept graphs, checkpoints, autocast, and refusals. torch.compile is in
-test_compile.py."""
+"""Guarantees for autograd, with a test for each row of the table in docs/python.md: masked weights, memory that the library
+overwrites, ranks without rows, double backward, retained graphs, checkpoints, autocast, and refusals. torch.compile is covered
+by test_compile.py."""
 import copy
 
 import pytest
@@ -36,7 +36,7 @@ def plain_layer(x, ids, weights, scale=2.0):
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_masked_places_of_weights_have_no_gradient(ranks, world):
-    """Rank-major: the value delivered for a route of another rank is the constant 0, for any loss."""
+    """Rank-major: the delivered value for a route of another rank is the constant 0, for any loss."""
     def rank(group):
         exchange = sy.Exchange(group, layout="rank_major", **SHAPE)
         x, ids, weights = inputs(group.rank)
@@ -53,8 +53,8 @@ def test_masked_places_of_weights_have_no_gradient(ranks, world):
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_ranks_without_rows_take_part_in_backward(ranks, frozen):
-    """All tokens go to the first expert; of three ranks with two experts one has no experts at all. Gradients are zeros, not
-    None."""
+    """All tokens go to the first expert. With three ranks and two experts, one rank has no experts at all. Gradients are zeros,
+    not None."""
     class OfTwo(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -79,11 +79,11 @@ def test_ranks_without_rows_take_part_in_backward(ranks, frozen):
     ranks(rank, 3)
 
 
-# ---- Memory that the library writes ----
+# ---- Memory that the library overwrites ----
 
 
 def overwritten(tensor, write):
-    """Checks that a graph that saved `tensor` refuses its backward pass once `write` has run."""
+    """Checks that a graph that saved `tensor` refuses its backward pass after `write` has run."""
     p = torch.ones((), requires_grad=True)
     loss = (tensor * p).sum()
     write()
@@ -180,7 +180,7 @@ def test_transforms_of_functions_are_refused(ranks):
 
 
 def run_layer(ranks, body):
-    """Runs `body(layer of x and weights, x, weights, the same in plain torch)` on two ranks."""
+    """Runs `body(layer of x and weights, x, weights, the same layer in plain torch)` on two ranks."""
     def rank(group):
         exchange = sy.Exchange(group, layout="expert_major", routing_gradients=True, **SHAPE)
         x, ids, weights = inputs(group.rank)
@@ -226,7 +226,8 @@ def test_checkpoints(ranks, way):
 
 
 def test_autocast(ranks):
-    """Rows are sent in their own type; expert outputs in bf16 are combined in bf16, and gradients have the inputs' type."""
+    """Rows are sent in their own type. Expert outputs in bf16 are combined in bf16, and gradients have the type of the
+    inputs."""
     def rank(group):
         exchange = sy.Exchange(group, layout="expert_major", routing_gradients=True, **SHAPE)
         x, ids, weights = inputs(group.rank)
@@ -245,7 +246,7 @@ def test_autocast(ranks):
 
 
 def test_copies_of_a_divided_model(ranks):
-    """deepcopy has parameters of its own and computes the same; pickle names the alternative."""
+    """deepcopy has its own parameters and computes the same result; the error of pickle names the alternative."""
     import pickle
 
     def rank(group):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses an installed Switchyard as its users do: forms a group, calls a barrier, and catches the library's exception type.
+// Uses an installed Switchyard like a user's program: forms a group, calls a barrier, and catches the library's exception type.
 #include <switchyard/group.hpp>
 #include <switchyard/status.hpp>
 #include <switchyard/version.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses the exchange and the experts from C, and reads the error of either with one function.
+// Uses the exchange and the experts from C, and reads errors of both libraries with one function.
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,7 +31,7 @@ static int experts_work(void) {
   return ok && result == 0x3F3B;  // 0.7311
 }
 
-// Gradient functions are linked, and refuse before they look for a GPU.
+// Gradient functions are linked; they reject invalid arguments before they look for a GPU.
 static int gradients_are_linked(void) {
   const sy_weight_gradient_config config = SY_WEIGHT_GRADIENT_CONFIG_INIT;
   sy_weight_gradient* gradient = NULL;

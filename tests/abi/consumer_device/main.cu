@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes a row function of its own for the current GPU; without a GPU, the library's exception reports that.
+// Creates its own row function for the current GPU. Without a GPU the library's exception reports that.
 #include <switchyard/cuda/row_function.cuh>
 #include <switchyard/low_latency.hpp>
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-/// A clipped, gated unit per element: expert e uses the e-th bias.
+/// A clipped, gated unit for each element: expert e uses the e-th bias.
 struct ClippedUnit {
   float bias[8];
   __device__ float operator()(float x, const switchyard::RowOrigin& row, int64_t) const {

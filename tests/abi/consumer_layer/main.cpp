@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses the other libraries with the exchange: tokens of a generated routing go through an expert, and errors have one type.
+// Uses the other libraries with the exchange: tokens of a generated routing pass through an expert. All errors have one type.
 #include <switchyard/expert.hpp>
 #include <switchyard/group.hpp>
 #include <switchyard/routing.hpp>

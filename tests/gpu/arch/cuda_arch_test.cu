@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row ops of arch/cuda against the host: copies of every alignment and size through every path, sums and quantization bit
-// by bit. One GPU. Prints "N passed, N failed"; fails if there is no GPU.
+// Compares the row ops of arch/cuda with the host: copies of every alignment and size through every path, and bitwise sums and
+// quantization. One GPU. Prints "N passed, N failed"; fails if there is no GPU.
 //
 // Build:
 //   nvcc -std=c++20 -O3 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a -cudart static -I . -I src -I include
@@ -64,7 +64,7 @@ struct CopyJob {
   int n;
 };
 
-/// Warp w performs jobs w, w + total, ... without settling between them. `via_scratch`: lanes first write the rows to scratch.
+/// Warp w performs jobs w, w + total, ... without settling in between. `via_scratch`: lanes first write the rows to scratch.
 __global__ void copy_kernel(const CopyJob* jobs, int num_jobs, const std::byte* src, std::byte* dst, CudaShape shape,
                             bool via_scratch) {
   CudaWarp w(shared_memory, shape);
@@ -145,7 +145,7 @@ void zeros() {
   check(out.host() == want, "fill_zero");
 }
 
-/// Random values, including all that round or compare specially.
+/// Random values, including all that are special in rounding or comparison.
 float sample(uint64_t& state) {
   state = state * 6364136223846793005ull + 1442695040888963407ull;
   const auto bits = static_cast<uint32_t>(state >> 32);
@@ -156,7 +156,7 @@ float sample(uint64_t& state) {
   return std::ldexp(unit, static_cast<int>(bits >> 24) % 24 - 12);
 }
 
-// The vendor's host emulations are the oracle of the conversions.
+// The vendor's host emulations serve as the oracle of the conversions.
 float to_float(const std::byte* at, DType type) {
   if (type == DType::f32) {
     float f;
@@ -271,7 +271,7 @@ __global__ void locate_kernel(const int* lengths, int n, int total, bool many, L
   }
 }
 
-/// Every index of n segments, some of them empty, and three after the end.
+/// Every index of n segments, some of them empty, and three indices past the end.
 template <class A>
 void locate(const char* name, int n, bool many) {
   std::vector<int> lengths(static_cast<size_t>(n));
@@ -294,7 +294,7 @@ void locate(const char* name, int n, bool many) {
   check(same, std::string("locate: ") + name + ", " + std::to_string(n) + " segments");
 }
 
-/// Quantizes rows for three places: `direct`ly, as low-latency dispatch does, or into scratch, from where they are copied.
+/// Quantizes rows for three places: `direct`ly, like low-latency dispatch, or into scratch, from which they are copied.
 template <class A>
 __global__ void quantize_kernel(std::byte* out, int64_t out_pitch, const std::byte* src, int64_t src_pitch, int rows,
                                 DType type, int64_t hidden, ScaleKind kind, int group, bool direct, CudaShape shape) {
@@ -324,7 +324,7 @@ __global__ void quantize_kernel(std::byte* out, int64_t out_pitch, const std::by
   Cuda::settle(w);
 }
 
-/// Quantizes one row by the contract, with the vendor's host conversion to e4m3.
+/// Quantizes one row as defined in the contract, with the vendor's host conversion to e4m3.
 void quantize_reference(std::byte* q, std::byte* scales, const std::byte* src, DType type, int64_t hidden, ScaleKind kind,
                         int group) {
   for (int64_t begin = 0; begin < hidden; begin += group) {
@@ -389,7 +389,8 @@ void quantize(DType type, int64_t hidden, ScaleKind kind, int group, bool direct
                                 (direct ? " direct" : ""));
 }
 
-/// Blocks pass a token around a ring of flags and a counter: payload written by bulk copy, read by bulk copy after the acquire.
+/// Blocks pass a token around a ring of flags and a counter: the payload is written by bulk copy and read by bulk copy after
+/// the acquire.
 __global__ void relay_kernel(std::byte* slots, uint64_t* flags, uint64_t* counter, int64_t bytes, int rounds,
                              uint64_t* failures, CudaShape shape) {
   CudaWarp w(shared_memory, shape);
@@ -407,7 +408,7 @@ __global__ void relay_kernel(std::byte* slots, uint64_t* flags, uint64_t* counte
         Cuda::pause(w, polls);
       }
     }
-    // At every hop the lanes add one to every word, then the row is copied on in bulk.
+    // At every hop the lanes add one to every word, then a bulk copy passes the row on.
     auto* words = reinterpret_cast<uint32_t*>(slots + me * bytes);
     Cuda::for_lanes(w, bytes / 4, [&](int i) { words[i] += 1; });
     Cuda::settle(w);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The conformance driver of the CUDA archs: every op is a launch of one warp, which settles before it ends. Rows are in an
-// arena that exists twice, in host and in device memory; its used part is copied to the device and back with each op, so that
-// the ops work on device memory and the suite on host memory.
+// The conformance driver of the CUDA archs: every op is a launch of one warp that settles before it ends. Rows are in an arena
+// that exists in both host and device memory; its used part is copied to the device and back with each op, so the ops work on
+// device memory and the suite works on host memory.
 #pragma once
 
 #include <cstdio>
@@ -62,7 +62,7 @@ enum class Op {
   pause,
 };
 
-/// Arguments of an op, in device pointers; unused ones are omitted.
+/// Arguments of an op, as device pointers; unused ones are omitted.
 struct OpRequest {
   Op op;
   void* dst = nullptr;
@@ -83,7 +83,7 @@ struct OpRequest {
   size_t scratch_bytes = 0;
 };
 
-/// An op of one warp. The arena's scratch is copied to the warp's scratch while the op runs.
+/// An op of one warp. While the op runs, the warp's scratch holds a copy of the arena's scratch.
 template <class A>
 __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
   using detail::Scope;
@@ -205,7 +205,7 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
   if (lane == 0) r.result[0] = first, r.result[1] = second;
 }
 
-/// See Driver::block_sums; one block. The words are in global memory.
+/// See Driver::block_sums. One block. The words are in global memory.
 template <class A>
 __global__ void block_sums_kernel(uint64_t* words, uint64_t* sums, int rounds, detail::CudaShape shape) {
   extern __shared__ __align__(128) std::byte conformance_shared[];
@@ -221,7 +221,7 @@ __global__ void block_sums_kernel(uint64_t* words, uint64_t* sums, int rounds, d
   }
 }
 
-/// Memory in two locations at equal offsets. A block's memory is reused once all later blocks have been released.
+/// Memory in two locations with equal offsets. The memory of a block is reused once all later blocks have been released.
 class TwinArena {
  public:
   static TwinArena& instance() {
@@ -452,8 +452,8 @@ struct ArchDriver<detail::CudaArch<kBulk, kInlineAll>> {
     return spec;
   }
 
-  /// Executes `r`, whose dst and src are host addresses, with `list` and `weights` as its arrays. Afterwards list_ contains the
-  /// content of the list.
+  /// Executes `r`, whose dst and src are host addresses, with `list` and `weights` as its arrays. Afterwards list_ holds the
+  /// resulting content of the list.
   std::pair<uint64_t, uint64_t> run(OpRequest r, Pointers list = {}, const std::vector<float>& weights = {}) {
     static uint64_t* const words = [] {
       uint64_t* p = nullptr;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Message passing between two blocks of one GPU, and of two GPUs if available, with the orders that kernels of the library use.
-// ThreadSanitizer cannot check these, because copies of the copy engine go through a proxy other than that of loads and stores.
+// Message passing between two blocks of one GPU, and of two GPUs if available, with the memory orders used by kernels of the
+// library. ThreadSanitizer cannot check these, because the copy engine's accesses go through a different proxy than loads and
+// stores.
 //
-// A writer fills a payload and sets a flag to the number of the round; a reader waits for the flag, judges every word of the
-// payload, poisons it and returns it. Either of them uses copies (bulk, of the copy engine) or its threads (ordinary loads and
-// stores). With the order, no word may be wrong. The same is also run without the order, and the number of observed failures is
-// printed, not asserted: hardware may order more than it guarantees.
+// A writer fills a payload and sets a flag to the number of the round. A reader waits for the flag, judges every word of the
+// payload, poisons the payload and returns it. Either side uses the copy engine (bulk copies) or its threads (ordinary loads
+// and stores). With the memory order no word may be wrong. Each case also runs without the order. The number of failures
+// observed then is only printed: hardware may order more than it guarantees.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -24,13 +25,13 @@ using switchyard::detail::Scope;
 enum class By { copies, threads };
 
 constexpr int kPairs = 32, kRounds = 10000;
-constexpr int kVectors = 512, kPiece = kVectors / 32;  // of 16 bytes: of a payload, and those that a lane copies
+constexpr int kVectors = 512, kPiece = kVectors / 32;  // 16-byte vectors: of a payload, and of the part copied by a lane
 constexpr uint32_t kBytes = kVectors * 16, kPieceBytes = kPiece * 16;
 constexpr int kFlagStride = 32;  // words
 constexpr uint64_t kLimitNs = 5'000'000'000;
 constexpr uint32_t kPoison = 0xdeadbeef;
 
-/// Memory of all pairs. A pair is a block of the writer's kernel and the same block of the reader's.
+/// Memory of all pairs. A pair consists of corresponding blocks of the writer's and the reader's kernels.
 struct Litmus {
   uint64_t* announced;  ///< [kPairs * kFlagStride], at the reader: the round of the payload
   uint64_t* taken;      ///< [kPairs * kFlagStride], at the writer: the last round that the reader has completed
@@ -47,7 +48,7 @@ __device__ uint4 word_of(uint64_t round, int vector) {
 }
 __device__ bool equal(const uint4& a, const uint4& b) { return a.x == b.x && a.y == b.y && a.z == b.z && a.w == b.w; }
 
-/// All lanes: wait until `flag` is `round`, as read by lane 0. False at the deadline.
+/// All lanes: wait until `flag`, read by lane 0, equals `round`. Returns false at the deadline.
 template <Scope S, bool kAcquires>
 __device__ bool await(const uint64_t* flag, uint64_t round) {
   bool there = true;
@@ -64,7 +65,7 @@ __device__ bool await(const uint64_t* flag, uint64_t round) {
   return there;
 }
 
-/// By copies: from shared memory, a piece for each lane, which waits for its own before lane 0 releases the flag.
+/// With bulk copies from shared memory: one piece for each lane, which waits for its own copy before lane 0 releases the flag.
 template <By kBy, Scope S, bool kOrdered>
 __global__ void __launch_bounds__(32) write_payloads(const __grid_constant__ Litmus l) {
   __shared__ alignas(128) uint4 shared[kVectors];
@@ -88,12 +89,12 @@ __global__ void __launch_bounds__(32) write_payloads(const __grid_constant__ Lit
       else
         ptx::store_relaxed<S>(announced, round);
     }
-    ptx::bulk_wait();  // without order: before the shared memory is reused
+    ptx::bulk_wait();  // not part of the order: waits before the shared memory is reused
     __syncwarp();
   }
 }
 
-/// All lanes: load the payload to shared memory, a piece for each lane. False at the deadline.
+/// All lanes: load the payload to shared memory, one piece for each lane. Returns false at the deadline.
 __device__ bool load_payload(uint4* shared, const uint4* payload, uint32_t bar, uint64_t round) {
   if (lane() == 0) ptx::mbarrier_expect(bar, kBytes);
   __syncwarp();
@@ -104,7 +105,7 @@ __device__ bool load_payload(uint4* shared, const uint4* payload, uint32_t bar, 
   return true;
 }
 
-/// By copies: lane 0 has acquired the flag, all lanes fence the proxies, and each loads a piece.
+/// With bulk copies: lane 0 has acquired the flag, all lanes fence the proxies, and each loads a piece.
 template <By kBy, Scope S, bool kOrdered>
 __global__ void __launch_bounds__(32) read_payloads(const __grid_constant__ Litmus l) {
   __shared__ alignas(128) uint4 shared[kVectors];
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(32) read_payloads(const __grid_constant__ Litm
     if (!__all_sync(~0u, right)) ++wrong;
     const uint4 poison{kPoison, kPoison, kPoison, kPoison};
     for (int v = lane(); v < kVectors; v += 32) payload[v] = shared[v] = poison;
-    ptx::fence_proxy_async();  // the next round's copies overwrite it
+    ptx::fence_proxy_async();  // the next round's copies overwrite this memory
     __syncwarp();
     if (lane() == 0) ptx::store_release<S>(l.taken + blockIdx.x * kFlagStride, round);
   }
@@ -187,7 +188,7 @@ struct Counted {
   uint64_t wrong = 0, done = 0;
 };
 
-/// Runs on GPU 0 and GPU `reader`. Pulled memory is at the writer, everything else at the reader.
+/// Runs on GPU 0 and GPU `reader`. Pulled memory is on the writer's GPU, everything else on the reader's.
 template <By kWriter, By kReader, Scope S, bool kOrdered>
 Counted run_on(int reader_device) {
   const Side writer(0), reader(reader_device);
@@ -213,7 +214,7 @@ Counted run_on(int reader_device) {
   return sum;
 }
 
-/// Whether GPUs 0 and 1 exist and can access each other's memory, which is enabled from then on.
+/// Whether GPUs 0 and 1 exist and can access each other's memory. Enables the access.
 bool have_two() {
   int devices = 0;
   must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
@@ -251,13 +252,13 @@ void judge_everywhere() {
   if (have_two()) judge<kWriter, kReader, Scope::system>(1);
 }
 
-// Outputs that the mover returns, and their sum.
+// Outputs returned by the mover, and their sum.
 TEST(OrderLitmus, CopiesToThreads) { judge_everywhere<By::copies, By::threads>(); }
-// Tokens that are staged by threads, and the mover that pulls them.
+// Tokens staged by threads, and the mover that pulls them.
 TEST(OrderLitmus, ThreadsToCopies) { judge_everywhere<By::threads, By::copies>(); }
-// Rows that have been pulled, and the loader of their tile.
+// Pulled rows, and the loader of their tile.
 TEST(OrderLitmus, CopiesToCopies) { judge_everywhere<By::copies, By::copies>(); }
-// Outputs that are returned by warps without a tile, and their sum.
+// Outputs returned by warps without a tile, and their sum.
 TEST(OrderLitmus, ThreadsToThreads) { judge_everywhere<By::threads, By::threads>(); }
 
 }  // namespace

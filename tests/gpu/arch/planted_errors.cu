@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// An error of each kind that compute-sanitizer detects, planted in one of two ranks as processes: scripts/gpu_sanitize.sh
-// trusts a tool that finds nothing elsewhere only if it finds this. Exit status 0 regardless of the kernel's result, 2 if it
-// could not run.
+// An error of each kind that compute-sanitizer detects, planted in one of two ranks that are processes. scripts/gpu_sanitize.sh
+// trusts a tool that finds nothing elsewhere only if the tool finds this error. Exit status 0 regardless of the kernel's
+// result, 2 if the program could not run.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -21,14 +21,14 @@ constexpr int kThreads = 64;
 /// Stores one word beyond the end of `words`.
 __global__ void store_outside(int* words) { words[threadIdx.x + 1] = static_cast<int>(threadIdx.x); }
 
-/// A warp reads shared memory that the other warp wrote, without a barrier.
+/// A warp reads shared memory written by the other warp, without a barrier.
 __global__ void read_too_early(int* words) {
   __shared__ int shared[kThreads];
   shared[threadIdx.x] = static_cast<int>(threadIdx.x);
   words[threadIdx.x] = shared[kThreads - 1 - threadIdx.x];
 }
 
-/// A block barrier that half of a warp skips.
+/// A block barrier skipped by half of a warp.
 __global__ void meet_by_half(int* words) {
   if (threadIdx.x % 32 < 16) __syncthreads();
   words[threadIdx.x] = static_cast<int>(threadIdx.x);
@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
   ForkedRanks ranks(2, [&](ChildRank& me) { plant(me, kind->second); });
   int status = 0;
   for (const auto& end : ranks.finish(std::chrono::seconds(120))) {
-    if (end.exit_code == 1 || end.overdue) status = 2;  // a tool that found an error changes it to another code
+    if (end.exit_code == 1 || end.overdue) status = 2;  // a tool that finds an error changes the exit code
     if (!end.ok()) std::cerr << end << '\n';
   }
   return status;

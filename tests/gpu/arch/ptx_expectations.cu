@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of one ordered op each, or of a few whose order matters together, for ptx_expectations.py, which compiles this file
-// and reads the PTX. Each exists for every arch class: name__bulk (Cuda), name__lanes (CudaLanes), name__inline (CudaInline).
-// Never run.
+// Kernels that each contain one ordered op, or a few ops whose relative order matters, for ptx_expectations.py, which compiles
+// this file and reads the PTX. Each exists for every arch class: name__bulk (Cuda), name__lanes (CudaLanes), name__inline
+// (CudaInline). Never run.
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/low_latency/frame.cuh"
 #include "protocol/call.hpp"
@@ -14,13 +14,13 @@ extern __shared__ __align__(128) std::byte dynamic_shared[];
 
 namespace {
 
-constexpr size_t kRowBytes = 4096;  // one stage: settle or drain_sources waits for its load
-constexpr int64_t kHidden = 4096;   // of 16 bits
+constexpr size_t kRowBytes = 4096;  // one stage: settle or drain_sources waits for the stage's load
+constexpr int64_t kHidden = 4096;   // 16-bit elements
 
-/// Two stages, so that a copy refills one while another is in flight; a scratch of a row.
+/// Two stages, so a copy refills one while another is in flight; a scratch of one row.
 __device__ constexpr CudaShape shape() { return CudaShape{1, 2, kRowBytes, 16384}; }
 
-/// Marks the end of the warp's construction: earlier text of a kernel does not belong to the op.
+/// Marks the end of the warp's construction: kernel text before the mark does not belong to the op.
 __device__ void op_begins() { asm volatile("// op begins" ::: "memory"); }
 
 }  // namespace
@@ -76,7 +76,7 @@ SWITCHYARD_KERNELS(post, (uint64_t * flag), A::post(w, flag, 1);)
 SWITCHYARD_KERNELS(peek, (const uint64_t* flag, uint64_t* out), *out = A::peek(flag);)
 SWITCHYARD_KERNELS(count, (uint64_t * statistic), A::count(w, statistic, 5);)
 SWITCHYARD_KERNELS(count_max, (uint64_t * statistic), A::count_max(w, statistic, 5);)
-// The frame provides the fence of publish_entry, as in every low-latency kernel.
+// The frame supplies the fence of publish_entry, as in every low-latency kernel.
 SWITCHYARD_KERNELS(publish_entry, (uint64_t* const* flags, int n), fence_entry(w); __syncthreads();
                    if (is_announcer(w)) A::publish_entry(
                        w, n,
@@ -135,7 +135,7 @@ SWITCHYARD_KERNELS(copy_drained, (void* dst, std::byte value), A::copy(w, dst, w
                    w.scratch()[threadIdx.x] = value;)
 SWITCHYARD_KERNELS(source_drained, (void* dst, std::byte* src, std::byte value), A::copy(w, dst, src, kRowBytes);
                    A::drain_sources(w); src[threadIdx.x] = value;)
-// The stage of the last piece was first used by the first piece.
+// The first piece already used the stage of the last piece.
 SWITCHYARD_KERNELS(stage_refilled, (void* dst, const void* src), A::copy(w, dst, src, 3 * kRowBytes); A::settle(w);)
 SWITCHYARD_KERNELS(acquired_then_copied, (const uint64_t* flag, void* dst, const void* src),
                    (void)A::load_acquire<Scope::system>(flag, Site::none);
@@ -144,7 +144,7 @@ SWITCHYARD_KERNELS(acquired_then_copied, (const uint64_t* flag, void* dst, const
 SWITCHYARD_KERNELS(written_then_copied, (int* src, void* dst), A::for_lanes(w, 1024, [&](int i) { src[i] = i; }); A::settle(w);
                    A::copy(w, dst, src, kRowBytes); A::settle(w);)
 
-// --- Sentinel rows: no order except for the words read of the row itself
+// Sentinel rows: no order except for the words read from the row itself
 
 SWITCHYARD_KERNELS(multicast_sentinel, (void* const* dsts, const void* src, int n),
                    A::multicast_sentinel(

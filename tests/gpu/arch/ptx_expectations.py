@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the PTX of tests/gpu/arch/ptx_expectations.cu: every ordered op has its instructions, in order, at its scope, in every
-arch class (bulk: Cuda, lanes: CudaLanes, inline: CudaInline) on sm_90, sm_100 and, if nothing is copied in bulk, sm_80. Needs
-nvcc, no GPU.
+"""Reads the PTX of tests/gpu/arch/ptx_expectations.cu and checks that every ordered op has its instructions, in order, with the
+right scope, in every arch class (bulk: Cuda, lanes: CudaLanes, inline: CudaInline) on sm_90, sm_100 and, if nothing is copied
+in bulk, sm_80. Needs nvcc, no GPU.
 
 Usage: ptx_expectations.py [NVCC [FOLDER OF GENERATED HEADERS]]
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 TARGETS = ["90a", "100a", "80"]
 
-# Order within one warp; within the block; between bulk copies and ordinary accesses.
+# Order within one warp; within the block; and between bulk copies and ordinary accesses.
 SYNC, BLOCK, PROXY = r"bar\.warp\.sync", r"bar(rier)?\.sync\s", r"fence\.proxy\.async"
 FENCE = {"sys": r"fence\.acq_rel\.sys", "gpu": r"fence\.acq_rel\.gpu"}
 ACQUIRE = {s: rf"ld\.acquire\.{s}\.global\.u64" for s in ("sys", "gpu")}
@@ -34,14 +34,14 @@ COMMIT, READ, DONE = r"cp\.async\.bulk\.commit_group", r"cp\.async\.bulk\.wait_g
 SENTINEL, SENTINEL_WORD = r"st\.relaxed\.sys\.global\.v4\.u32", r"st\.relaxed\.sys\.global\.u32"
 LOOK, LOOK_WORD = r"ld\.relaxed\.sys\.global\.v4\.u32", r"ld\.relaxed\.sys\.global\.u32"
 
-# Ops that move no awaited data and order nothing.
+# Ops that do not move awaited data and do not order anything.
 WITHOUT_ORDER = {"prefetch", "fetch_words", "lanes_where", "lanes_union", "count_where", "locate", "locate_many", "out_of_line",
                  "out_of_line_if_cheap", "now_ns", "pause"}
 
 
 def expectations(arch, bulk):
-    """For each op: instructions that must appear in this order, and instructions that must not appear. bulk: rows are copied in
-    bulk."""
+    """For each op: instructions that must appear in this order, and instructions that must not appear. `bulk`: rows are copied
+    in bulk."""
     inline = arch == "inline"
     proxy = [PROXY] if bulk else []
     # After settle: moved rows, and writes of lanes.
@@ -91,8 +91,8 @@ def expectations(arch, bulk):
         "map_row_sentinel": ([SENTINEL], [STORE]),
         "has_arrived": ([LOOK, FENCE["sys"], SYNC, LOAD], [FENCE["gpu"], r"ld(\.global)?(\.cs)?\.v4"]),
         "blank_row_released": ([*written, *release], []),
-        # Inline: the words read are those that are summed and then blanked. Otherwise there is a fence before rows are read
-        # again, elsewhere in the text, and blanked.
+        # Inline: the words read are the words that are summed and then blanked. Otherwise there is a fence before rows are read
+        # again (elsewhere in the text) and blanked.
         "reduce_if_arrived": ([LOOK, LOOK_WORD, STORE, SYNC, STORE], [r"ld(\.global)?(\.cs)?\.v4"]) if inline else
                        ([LOOK, LOOK_WORD, FENCE["sys"], SYNC, SYNC, STORE], [FENCE["gpu"]]),
     }
@@ -104,14 +104,14 @@ def single_expectations(bulk):
     init = [r"mbarrier\.init", r"fence\.mbarrier_init\.release\.cluster"] if bulk else []
     return {
         "construction": ([*init, SYNC], []),
-        # Tracing: no code if it is off; if it is on, the clock before and after, and the anchor's timer.
+        # Tracing: no code if it is off. If it is on: the clock before and after, and the timer of the anchor.
         "span_not_traced": (settled, [r"clock64", r"globaltimer", r"smid"]),
         "span_traced": ([r"clock64", *settled, r"clock64", r"globaltimer"], []),
     }
 
 
 def kernels(ptx):
-    """Returns the text of each kernel by name, from its op on, with called functions inlined."""
+    """Returns the text of each kernel by name, starting at its op, with called functions inlined."""
     pattern = r"(\.entry|\.func)(?:\s*\([^()]*\))?\s+([\w$]+)\s*\([^()]*\)[^{};]*\{(.*?)\n\}\n(?!\s*// end inline asm)"
     parts = {name: (kind, body) for kind, name, body in re.findall(pattern, ptx, re.S)}
 
@@ -123,7 +123,7 @@ def kernels(ptx):
 
 
 def missing(text, order, forbidden):
-    """Returns the error in a kernel's text, or an empty string."""
+    """Returns the error in a kernel's text or an empty string."""
     at = 0
     for pattern in order:
         match = re.compile(pattern).search(text, at)
@@ -136,14 +136,14 @@ def missing(text, order, forbidden):
     return ""
 
 
-# The read-only path must never read data that a peer wrote.
+# The read-only path must never read data written by a peer.
 READ_ONLY_PATH = r"\bld\S*\.nc\b"
 WEAKER = [("acquire", "relaxed"), ("release", "relaxed"), ("acq_rel", "relaxed"), (".sys", ".gpu"), (".gpu", ".cta"),
           ("wait_group 0", "wait_group.read 0")]
 
 
 def unnoticed(text, order, forbidden):
-    """Tests the check itself: it must fail if one kind of instruction is removed from the text, or weakened."""
+    """Tests the check itself: it must fail if one kind of instruction is removed from the text or weakened."""
     for pattern in order:
         if not missing(re.sub(pattern, "removed", text), order, forbidden):
             return f"the check does not notice that '{pattern}' is gone"
@@ -168,7 +168,7 @@ def expected_of(target):
 
 
 def ops_left_out(source):
-    """Returns the ops of src/arch/ops.hpp that no kernel calls, although other code may depend on their order."""
+    """Returns the ops of src/arch/ops.hpp that no kernel here calls, although other code may depend on their order."""
     listed = re.search(r"//   moving rows(.*?)\n//\n", (ROOT / "src/arch/ops.hpp").read_text(), re.S)[1]
     return [op for op in re.findall(r"A::(\w+)", listed) if op not in WITHOUT_ORDER and not re.search(rf"A::{op}\b", source)]
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward and backward pass of a whole layer in float64, from its definition. Shares no code with the library.
+// The forward and backward pass of a whole layer in float64, computed from the definition. Shares no code with the library.
 #pragma once
 
 #include <cmath>
@@ -10,11 +10,11 @@
 
 namespace harness {
 
-/// A layer in bf16 on several ranks, whose arguments every rank can compute.
+/// A layer in bf16 on several ranks. Every rank can compute the arguments of all ranks.
 struct BackwardCase {
   std::string name;
   std::vector<int64_t> tokens;  ///< of each rank
-  int64_t capacity = 0;         ///< maximum rows of a rank; 0: all
+  int64_t capacity = 0;         ///< maximum number of rows of a rank; 0: unlimited
   int experts = 64, topk = 8;
   int64_t hidden = 1536, intermediate = 480;
 
@@ -23,7 +23,7 @@ struct BackwardCase {
 
 using Doubles = std::vector<double>;
 
-/// Number `index` of an array of multiples of `scale` / 128 in [-scale, scale), which are exact in bf16. `scale` is a power of
+/// Element `index` of an array of multiples of `scale` / 128 in [-scale, scale), which are exact in bf16. `scale` is a power of
 /// two.
 inline uint64_t mixed(uint64_t array, uint64_t index) {
   uint64_t key = index * 2 + 1 + (array << 40);
@@ -55,7 +55,7 @@ inline double number_of_bf16(uint16_t bits) {
   return static_cast<double>(f);
 }
 
-/// Inputs of one rank. One id in sixteen is no expert: -1, or E.
+/// Inputs of one rank. One id in sixteen is invalid: -1, or E.
 struct BackwardInput {
   Doubles x, dout;
   std::vector<int32_t> ids;
@@ -83,7 +83,7 @@ struct BackwardWeights {
         w2(numbers_of(2 * static_cast<uint64_t>(expert) + 1, c.hidden * c.intermediate, 1. / 8)) {}
 };
 
-/// |got - exact| relative to |exact|, over many elements.
+/// |got - exact| relative to |exact|, accumulated over many elements.
 struct Distance {
   double error = 0, norm = 0;
   void add(double got, double exact) {
@@ -91,7 +91,7 @@ struct Distance {
     error += d * d;
     norm += exact * exact;
   }
-  /// If all elements are 0, only zeros are within. A NaN never is.
+  /// If all exact elements are 0, only zeros are accepted. A NaN never is.
   bool within(double tolerance) const { return norm > 0 ? std::sqrt(error / norm) <= tolerance : error == 0; }
   std::string text() const {
     return "off by " + std::to_string(std::sqrt(error)) + ", the reference has a norm of " + std::to_string(std::sqrt(norm));
@@ -114,12 +114,12 @@ inline void add(double* to, double factor, const double* v, size_t n) {
 
 }  // namespace backward
 
-/// All ranks' arguments, and the results of every route. Each expert's rank fills in its part of `routes`.
+/// All ranks' arguments and the results of every route. Each expert's rank fills in its part of `routes`.
 class BackwardReference {
  public:
   /// Results of route f of a rank's tokens.
   struct Route {
-    Doubles y, dx;  ///< w * y; empty: the route leads nowhere
+    Doubles y, dx;  ///< w * y; empty: the route has no expert
     double dweight = 0;
   };
 
@@ -130,8 +130,8 @@ class BackwardReference {
     }
   }
 
-  /// `visit(first element, row)` is called with every row of the gradients of w13, then of w2. Several threads may process
-  /// experts. `dropped` must be complete.
+  /// Calls `visit(first element, row)` for every row of the gradients of w13, then of w2. Several threads may process experts.
+  /// `dropped` must be complete.
   template <class Visit13, class Visit2>
   void expert(int e, const Visit13& visit_w13, const Visit2& visit_w2) {
     const std::vector<Work> work = work_of(e);
@@ -201,7 +201,7 @@ class BackwardReference {
     }
     return work;
   }
-  /// The gradient of the sums before SwiGLU, from that of its outputs, in place.
+  /// The gradient of the sums before SwiGLU, computed from that of SwiGLU's outputs, in place.
   static void to_sums(Doubles& sums, const Doubles& da) {
     for (size_t i = 0; i < da.size(); ++i) {
       const double gate = sums[i], up = sums[da.size() + i], s = 1 / (1 + std::exp(-gate));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward and backward pass of a whole layer in calls of the library, as in docs/layer.md, on two ranks that may share a
-// GPU, against float64: gradients of tokens, of routing weights, and of the weights of all experts.
+// Compares the forward and backward pass of a whole layer in library calls, as in docs/layer.md, with float64: gradients of
+// tokens, of routing weights, and of the weights of all experts. Two ranks, which may share a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ using switchyard::WeightOrder;
 
 constexpr double kTolerance = 2e-2;  // several roundings to bf16 in sequence
 
-/// Memory of a rank's GPU that does not fit the test's arena. Allocated and freed while all ranks are idle.
+/// Memory of a rank's GPU for data that does not fit into the test's arena. Allocated and freed while all ranks are idle.
 class OwnMemory {
  public:
   explicit OwnMemory(size_t bytes) { must(cudaMalloc(&p_, bytes), "cudaMalloc"); }
@@ -67,11 +67,11 @@ NormalConfig exchange_config(const BackwardCase& c) {
   config.topk = c.topk;
   config.max_tokens = *std::max_element(c.tokens.begin(), c.tokens.end());
   config.layout = Layout::expert_major;
-  // Rows and gradients of both passes are held at the same time: twice an output and expert outputs.
+  // Rows and gradients of both passes are held at the same time: twice an output plus expert outputs.
   config.pool_bytes = 2 * NormalExchange::memory_required(config, c.world(), Backend::cuda).pool_bytes;
   return config;
 }
-/// Rows of as many float32 values as a token has routes, in whole 16 bytes.
+/// Rows of one float32 value for each route of a token, padded to whole 16 bytes.
 NormalConfig routing_config(const BackwardCase& c) {
   NormalConfig config = exchange_config(c);
   config.hidden = (c.topk + 3) / 4 * 4;
@@ -94,7 +94,7 @@ GroupedGemmConfig product(int experts, int64_t n, int64_t k, WeightOrder order, 
   return config;
 }
 
-/// One rank of a layer in training: its weights, objects, memory, and the calls of both passes. Construction is collective.
+/// One rank of a layer in training: its weights, objects and memory, and the calls of both passes. Construction is collective.
 class TrainedLayer {
  public:
   TrainedLayer(Station& me, const BackwardCase& c)
@@ -160,26 +160,26 @@ class TrainedLayer {
     const ExpertRows rows = ExpertRows::of(d_);
     routing_.run(e.x, y_.rows(), rows, dweight_, experts_);                                                 // dw = dot(dz, y)
     weigh_rows(e.x.data, d_.x.rows, c_.hidden, d_.row_weights.data(), d_.row_source.data(), me_.stream());  // dy = w dz
-    sums_.run(d_.x, rows, of_rows(h_), experts_);                                                           // h, again
+    sums_.run(d_.x, rows, of_rows(h_), experts_);                                                           // h again
     down_back_.run(e.x, rows, of_rows(da_), experts_);                                                      // da = W2^T dy
-    swiglu_.run(of_rows(h_), of_rows(da_), rows, of_rows(h_), of_rows(a_), experts_);  // dh in h's memory; a, again
+    swiglu_.run(of_rows(h_), of_rows(da_), rows, of_rows(h_), of_rows(a_), experts_);  // dh in h's memory; a again
     w2_gradient_.run(e.x, of_rows(a_), rows, dw2_.as<void>(), experts_);
     w13_gradient_.run(of_rows(h_), d_.x, rows, dw13_.as<void>(), experts_);
     const RowBuffer dx_rows = exchange_.allocate_rows(d_.handle, DType::bf16, me_.stream());
     up_back_.run(of_rows(h_), rows, dx_rows.rows(), experts_);  // W13^T dh
     CombineOptions plain = back();
-    plain.apply_weights = false;  // they are contained in dy
+    plain.apply_weights = false;  // dy already contains them
     exchange_.combine(dx_rows.rows(), d_.handle, dx, plain);
     place_in_columns(static_cast<float*>(placed_.data), d_.x.rows, columns(), dweight_, d_.row_source.data(), me_.stream());
     to_owners_.combine(of_rows(placed_), d_.handle, dweights, plain);
   }
 
-  /// Sets memory to NaN, so that unwritten elements show.
+  /// Sets memory to NaN to reveal unwritten elements.
   void forget() {
     must(cudaMemsetAsync(dw13_.as<void>(), 0xff, size_of(8 * elements_), me_.stream()), "cudaMemset");
     must(cudaMemsetAsync(dw2_.as<void>(), 0xff, size_of(4 * elements_), me_.stream()), "cudaMemset");
   }
-  /// Call while idle. This rank's routes, [T, K]; empty if nothing can be dropped.
+  /// Call while idle. The dropped routes of this rank, [T, K]; empty if nothing can be dropped.
   std::vector<uint8_t> dropped() {
     std::vector<uint8_t> to(d_.dropped.size());
     if (to.empty()) return to;
@@ -199,10 +199,10 @@ class TrainedLayer {
   const float* dw2() const { return dw2_.as<float>(); }
 
   void *out = nullptr, *dx = nullptr;  ///< [T, H]
-  float* dweights = nullptr;           ///< [T, columns()], of which the first K count
+  float* dweights = nullptr;           ///< [T, columns()]; only the first K columns are used
 
  private:
-  /// Rows of private memory, as many as the dispatch allocated.
+  /// Rows of private memory, with the number of rows allocated by the dispatch.
   Rows of_rows(const Rows& all) const { return {all.data, d_.x.rows, all.cols, all.dtype}; }
   CombineOptions back() const {
     CombineOptions options;
@@ -244,7 +244,7 @@ class TrainedLayer {
   RowBuffer y_;
 };
 
-/// Processes this rank's experts with several threads: compares their gradients, and fills in the results of their routes.
+/// Processes this rank's experts with several threads: compares their gradients and fills in the results of their routes.
 void judge_experts(Station& me, const TrainedLayer& layer, BackwardReference& exact) {
   const BackwardCase& c = exact.c;
   const int first = switchyard::first_expert(c.experts, c.world(), me.rank()), here = experts_of(c, me.rank());
@@ -282,7 +282,7 @@ void judge_rows(Station& me, const void* device, const Doubles& exact, const std
   me.f.check(d.within(kTolerance), what + ": " + d.text());
 }
 
-/// Checks gradients of routing weights; 0 if a route leads nowhere. \returns the number of those routes
+/// Checks gradients of routing weights, which must be 0 for routes without an expert. \returns the number of those routes
 int64_t judge_weights(Station& me, const TrainedLayer& layer, const BackwardReference& exact) {
   const std::vector<BackwardReference::Route>& routes = exact.routes[size_of(me.rank())];
   const auto topk = size_of(exact.c.topk), columns = size_of(layer.columns());

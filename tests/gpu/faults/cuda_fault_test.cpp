@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults on GPUs: ranks that never call, are late by more than the deadline, abort or are killed; the errors and the delay of
-// the others, and that the GPU is usable afterwards. A soak without faults: cuda_soak_test.cpp.
+// Faults on GPUs: ranks that never call, are later than the deadline, abort or are killed; errors and delays of the other
+// ranks; and that the GPU is usable afterwards. cuda_soak_test.cpp has a soak without faults.
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using switchyard::to_string;
 
-/// A group on the same GPUs in the same process works.
+/// A new group on the same GPUs in the same process works.
 void round_of_new_group(int world, const std::shared_ptr<const Case>& c) {
   const NormalConfig config = make_config(*c);
   on_gpus(world, heap_for(config, world), [&](Station& me) {
@@ -28,7 +28,7 @@ void round_of_new_group(int world, const std::shared_ptr<const Case>& c) {
   });
 }
 
-/// Rank r uses GPU r modulo their number.
+/// Rank r uses GPU r modulo the number of GPUs.
 bool shares_its_gpu(const Station& me) {
   int gpus = 0;
   must(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount");
@@ -95,12 +95,12 @@ INSTANTIATE_TEST_SUITE_P(Gpu, SilentGpuRank,
                            return name + suffix_of(std::get<1>(p.param));
                          });
 
-// --- A rank that is late by more than the deadline
+// --- A rank that is later than the deadline
 
 class LateGpuRank : public testing::TestWithParam<std::tuple<bool, Width>> {};
 
-/// 100 calls are queued on every rank when the deadline passes: together they cost about one deadline. The late rank finds them
-/// all failed, and its host gets the error although no other host has checked yet.
+/// When the deadline passes, 100 calls are queued on every rank: together they cost about one deadline. The late rank finds
+/// that all of them have failed, and its host receives the error although no other host has checked yet.
 TEST_P(LateGpuRank, HundredQueuedCallsCostOneDeadline) {
   const auto [in_graph, width] = GetParam();
   constexpr int kWorld = 3, kLate = 2, kCalls = 100;
@@ -159,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, LateGpuRank, testing::Combine(testing::Bool(), tes
                            return std::string(std::get<0>(p.param) ? "in_a_graph" : "calls") + suffix_of(std::get<1>(p.param));
                          });
 
-/// Late, but within the deadline: no fault, and the statistics name the rank.
+/// Late, but within the deadline: no fault, and the statistics name the late rank.
 TEST(WaitStatisticsOnGpus, NameTheSlowRank) {
   const auto c = make_case(gpu_scenario("slow rank", 3, Layout::rank_major, 10));
   const NormalConfig config = make_config(*c);
@@ -202,15 +202,15 @@ TEST(AbortOnGpus, EndsQueuedAndWaitingKernels) {
       const Inputs in = me.upload(*c, data);
       me.meet();
       if (me.rank() == 0) {
-        std::this_thread::sleep_for(100ms);  // the others' kernels probably wait by then; in any case they must end
+        std::this_thread::sleep_for(100ms);  // the kernels of the other ranks probably wait by then; in any case they must end
         me.group.abort(static_cast<int32_t>(ErrorCode::io));
-        me.group.abort(static_cast<int32_t>(ErrorCode::system));  // only the first counts
+        me.group.abort(static_cast<int32_t>(ErrorCode::system));  // only the first abort counts
       } else {
         (void)outcome_of([&] {
           for (int i = 0; i < 10; ++i) (void)exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream()));
         });
       }
-      me.meet();  // a wait until the deadline would be a PeerTimeout
+      me.meet();  // a wait until the deadline would end with PeerTimeout
       const Outcome o = outcome_of([&] { me.group.check(); });
       me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(o.code), "code, " + shown(o));
       me.f.equal(0, o.failed_rank, "rank");
@@ -221,7 +221,7 @@ TEST(AbortOnGpus, EndsQueuedAndWaitingKernels) {
   });
 }
 
-/// Ranks that made different calls: found by comparison, on all of them.
+/// Ranks that made different calls: detected by comparison, on all ranks.
 TEST(MismatchOnGpus, IsFoundByAllRanks) {
   constexpr int kWorld = 3;
   const auto c = make_case(gpu_scenario("mismatch", kWorld, Layout::rank_major, 10));
@@ -253,8 +253,8 @@ TEST(MismatchOnGpus, IsFoundByAllRanks) {
 
 // --- Killed processes
 
-/// The waits in the call in which rank 1 is killed: the others for it, which has not entered the call; it for the others, which
-/// have not entered; it and rank 0 for rank 2.
+/// The waits at the moment in which rank 1 is killed: the others wait for it (it has not entered the call); it waits for the
+/// others (which have not entered); or it and rank 0 wait for rank 2.
 enum class Killed { others_wait_for_it, it_waits_for_others, they_wait_for_a_third };
 const char* name_of(Killed kind) {
   switch (kind) {
@@ -273,7 +273,7 @@ struct KilledCase {
   NormalConfig config = config_with_large_pool(*what, kCalls + 4);
   std::string store = "unix:@switchyard-killed-" + std::to_string(::getpid()) + "-" + name_of(kind);
 
-  /// Whether all its calls are queued when the victim is killed.
+  /// Whether all of the victim's calls are queued when it is killed.
   bool queues_before(int rank) const {
     if (kind == Killed::they_wait_for_a_third) return true;
     return (rank == kVictim) == (kind == Killed::it_waits_for_others);
@@ -312,7 +312,7 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledCase& k) {
 
 class KilledGpuProcess : public testing::TestWithParam<Killed> {};
 
-/// A process is killed in the middle of a call, after which 100 more are queued on every rank that has entered it.
+/// A process is killed in the middle of a call, and 100 further calls are queued on every rank that has entered it.
 TEST_P(KilledGpuProcess, OthersEndWithinTheDeadline) { kill_one(KilledCase{GetParam()}, rank_of_killed); }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, KilledGpuProcess,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of the fused layer on GPUs: a rank that never calls, is late by more than the deadline, is stuck between its plan and
-// its rows, or is killed; the errors of the others, and that the GPU is usable afterwards, also by a new group.
+// Faults of the fused layer on GPUs: a rank never calls, is later than the deadline, is stuck between its plan and its rows, or
+// is killed. Checks the errors of the others, and that the GPU is usable afterwards, also by a new group.
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ MoeCase two_ranks() { return {.c = {.name = "fused", .tokens = {40, 31}}, .form 
 
 size_t heap_of(const MoeCase& m) { return m.heap_bytes(Backend::cuda); }
 
-/// A group on the same GPUs in the same process computes the layer.
+/// A new group on the same GPUs in the same process computes the layer.
 void call_of_new_group() {
   const MoeCase m = two_ranks();
   on_gpus(kWorld, heap_of(m), [&](Station& me) {
@@ -43,7 +43,7 @@ void call_of_new_group() {
   });
 }
 
-/// Makes a call of this rank after a fault, which must fail like every later call.
+/// Makes a call on this rank after a fault. It must fail like every later call.
 void expect_refused(Station& me, MoeGpuRank& rank) {
   const Outcome later = outcome_of([&] {
     rank.forward();
@@ -57,7 +57,7 @@ void expect_refused(Station& me, MoeGpuRank& rank) {
 
 class SilentFusedRank : public testing::TestWithParam<bool> {};
 
-/// In its first call, or after a successful one.
+/// In its first call or after a successful one.
 TEST_P(SilentFusedRank, TheOtherReportsIt) {
   const bool after_a_call = GetParam();
   constexpr int kSilent = 1;
@@ -90,11 +90,11 @@ TEST_P(SilentFusedRank, TheOtherReportsIt) {
 INSTANTIATE_TEST_SUITE_P(Gpu, SilentFusedRank, testing::Bool(),
                          [](const auto& p) { return std::string(p.param ? "after_a_call" : "at_once"); });
 
-// ---- a rank that is late by more than the deadline
+// ---- a rank that is later than the deadline
 
 class LateFusedRank : public testing::TestWithParam<bool> {};
 
-/// Calls that are queued on every rank when the deadline passes cost about one deadline together, and the late rank finds them
+/// Calls queued on every rank when the deadline passes cost about one deadline together, and the late rank finds that they have
 /// failed.
 TEST_P(LateFusedRank, QueuedCallsCostOneDeadline) {
   const bool in_graph = GetParam();
@@ -135,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, LateFusedRank, testing::Bool(),
 
 // ---- a rank whose plan has ended and whose rows do not arrive
 
-/// A call of the layer whose plan runs, and whose rest waits at the station's gate: the call's captured work, with the gate's
+/// A call of the layer whose plan runs while the rest waits at the station's gate: the call's captured work, with the gate's
 /// kernel between its two kernels. For one launch.
 class StuckCall {
  public:
@@ -157,7 +157,7 @@ class StuckCall {
   }
   StuckCall(const StuckCall&) = delete;
   void launch() { must(cudaGraphLaunch(exec_, me_.stream()), "cudaGraphLaunch"); }
-  /// Lets the rest run.
+  /// Releases the rest of the call.
   void resume() { me_.gate().open(); }
   bool stuck() const { return *static_cast<volatile uint32_t*>(me_.gate().timed_out) == 0; }
   void destroy() {
@@ -185,10 +185,10 @@ class StuckCall {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-/// End of the stuck rank.
+/// Outcome of the stuck rank.
 enum class Stuck { until_the_deadline, until_it_aborts };
 
-/// Checks the other rank, which waits for rows that were never announced.
+/// Checks the other rank, which waits for rows that are never announced.
 void expect_blamed(Station& me, Stuck how, int stuck) {
   me.f.check(idle_within(me.stream(), 10s), "the call does not end");
   const Outcome o = outcome_of([&] { me.group.check(); });
@@ -199,7 +199,7 @@ void expect_blamed(Station& me, Stuck how, int stuck) {
   me.f.equal(code_name(ErrorCode::io), code_name(o.reason), "reason, " + shown(o));
 }
 
-/// Checks the rank that was stuck, when its kernel may run: it finds its group failed, and leaves.
+/// Checks the stuck rank after its kernel is released: it finds that its group has failed, and leaves.
 void expect_departure(Station& me, Stuck how) {
   me.synchronize();
   const Outcome o = outcome_of([&] { me.group.check(); });
@@ -228,7 +228,7 @@ TEST_P(StuckFusedRank, BetweenItsPlanAndItsRows) {
       else
         rank.forward();
       if (call && how == Stuck::until_it_aborts) {
-        std::this_thread::sleep_for(300ms);  // the other one probably waits for rows by then; in any case it must end
+        std::this_thread::sleep_for(300ms);  // the other rank probably waits for rows by then; in any case its kernel must end
         me.group.abort(static_cast<int32_t>(ErrorCode::io));
       }
       if (!call) expect_blamed(me, how, kStuck);
@@ -253,7 +253,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, StuckFusedRank, testing::Values(Stuck::until_the_d
                            return std::string(p.param == Stuck::until_the_deadline ? "until_the_deadline" : "until_it_aborts");
                          });
 
-/// Late, but within the deadline: no fault, and the statistics of the other rank name it, although its plan was in time.
+/// Late, but within the deadline: no fault, and the statistics of the other rank name the late rank, although its plan was in
+/// time.
 TEST(SlowFusedRank, IsNamedByTheWaitStatistics) {
   constexpr int kSlow = 1;
   const MoeCase m = two_ranks();
@@ -265,7 +266,7 @@ TEST(SlowFusedRank, IsNamedByTheWaitStatistics) {
     if (me.rank() == kSlow) call.emplace(me, rank);
     const auto slow = [&] {
       call->launch();
-      me.gather();  // the other one has called
+      me.gather();  // the other rank has called
       std::this_thread::sleep_for(200ms);
       call->resume();
     };
@@ -289,7 +290,7 @@ TEST(SlowFusedRank, IsNamedByTheWaitStatistics) {
 
 // ---- a rank that refuses its call
 
-/// A rank whose arguments are wrong throws at once, and its peer, which waits for it in the kernel, gets the error.
+/// A rank with invalid arguments throws at once. Its peer, whose kernel waits for it, receives the error.
 TEST(RefusedFusedCall, EndsThePeersCall) {
   const MoeCase m = two_ranks();
   isolated([&] {
@@ -319,8 +320,8 @@ TEST(RefusedFusedCall, EndsThePeersCall) {
 
 // ---- killed processes
 
-/// The waits when rank 1 is killed: the other rank for its plan; it for the other's plan; the other rank for its rows, because
-/// it is stuck between its plan and them.
+/// The waits when rank 1 is killed: the other rank waits for its plan; it waits for the other rank's plan; or the other rank
+/// waits for its rows, because it is stuck between its plan and its rows.
 enum class Killed { other_waits_for_it, it_waits_for_the_other, between_its_plan_and_its_rows };
 const char* name_of(Killed kind) {
   switch (kind) {
@@ -339,7 +340,7 @@ struct KilledFused {
   MoeCase what = two_ranks();
   std::string store = "unix:@switchyard-killed-fused-" + std::to_string(::getpid()) + "-" + name_of(kind);
 
-  /// Whether all its calls are queued when the victim is killed.
+  /// Whether all of the victim's calls are queued when it is killed.
   bool queues_before(int rank) const {
     if (kind == Killed::between_its_plan_and_its_rows) return true;
     return (rank == kVictim) == (kind == Killed::it_waits_for_the_other);
@@ -380,7 +381,7 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledFused& k) {
 
 class KilledFusedProcess : public testing::TestWithParam<Killed> {};
 
-/// A process is killed in the middle of a call, after which more are queued on every rank that has entered it.
+/// A process is killed in the middle of a call, and further calls are queued on every rank that has entered it.
 TEST_P(KilledFusedProcess, TheOtherEndsWithinTheDeadline) { kill_one(KilledFused{GetParam()}, rank_of_killed); }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, KilledFusedProcess,

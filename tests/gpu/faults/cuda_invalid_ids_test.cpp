@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ids on a GPU that are neither -1 nor an expert: calls drop their routes and count them, in replays too, and Group::check()
-// raises an error with the number for objects with InvalidIds::raise. The suites of tests/modes compare the counts of each call
-// with the oracle.
+// Ids on a GPU that are neither -1 nor an expert: calls, including replayed ones, drop their routes and count them; for objects
+// with InvalidIds::raise, Group::check() raises an error with the number. The suites of tests/modes compare the counts of each
+// call with the oracle.
 #include <functional>
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ namespace {
 using switchyard::ExpertIds;
 using switchyard::InvalidIds;
 
-/// Calls of one object with ids on the GPU, of T = 6, K = 2, E = 8.
+/// Calls of one object with ids on the GPU; T = 6, K = 2, E = 8.
 struct Counted {
   std::function<void(const ExpertIds&)> call;
   std::function<int64_t()> invalid_ids;
@@ -31,7 +31,7 @@ struct OnGpu : SmallArguments {
     out_ = me.allocate(rows.size() * 2);
   }
   switchyard::ConstRows x() const { return {x_, kTokens, kHidden, switchyard::DType::bf16}; }
-  /// The rank's ids, of which the first `invalid` are invalid, and one is -1.
+  /// The rank's ids: the first `invalid` are invalid, and one is -1.
   template <class Id>
   ExpertIds ids_with(int invalid) {
     std::vector<Id> all(ids.begin(), ids.end());
@@ -132,7 +132,7 @@ void PrintTo(const Mode& mode, std::ostream* out) { *out << mode.name; }
 
 class GpuInvalidIds : public testing::TestWithParam<Mode> {};
 
-/// `fresh`: number since the last check.
+/// `fresh`: number of invalid ids since the last check.
 void expect_check(Station& me, const Mode& mode, int64_t fresh) {
   const Outcome o = outcome_of([&] { me.group.check(); });
   if (fresh == 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group that ends alongside foreign kernels that do not end, for example a collective of another library whose peer has died.
+// A group that ends alongside foreign kernels that never end, for example a collective of another library whose peer has died.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -64,7 +64,7 @@ class Lane {
   NormalExchange exchange_;
 };
 
-/// A lane whose GPU still runs the gate's kernel when it ends.
+/// A lane whose GPU is still running the gate's kernel when the lane ends.
 void live_beside(const LastingGate& beside, std::chrono::nanoseconds limit) {
   Lane lane;
   lane.round();
@@ -75,7 +75,7 @@ void live_beside(const LastingGate& beside, std::chrono::nanoseconds limit) {
 TEST(GpuLeave, DoesNotWaitForKernelsOfOthers) {
   isolated([] {
     const LastingGate beside;
-    live_beside(beside, 0s);  // everything is loaded
+    live_beside(beside, 0s);  // makes sure that everything is loaded
     must(cudaStreamSynchronize(beside.stream), "cudaStreamSynchronize");
     const size_t before = free_memory();
     live_beside(beside, 30s);

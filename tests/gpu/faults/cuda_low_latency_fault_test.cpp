@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of low-latency calls on GPUs: ranks that never call, are late, are killed, or make other calls; the errors of the
-// others, and that the GPU works afterwards.
+// Faults of low-latency calls on GPUs: ranks that never call, are late, are killed, or make different calls; the errors of the
+// other ranks; and that the GPU works afterwards.
 #include <unistd.h>
 
 #include <chrono>
@@ -32,7 +32,7 @@ StreamedCase small_case(int world, ScaleKind scales = ScaleKind::none) {
 
 size_t heap_of(const StreamedCase& c) { return LowLatencyExchange::heap_bytes(c.config(), c.form.world); }
 
-/// A group on the same GPUs in the same process works.
+/// A new group on the same GPUs in the same process works.
 void calls_of_new_group(int world) {
   const StreamedCase c = small_case(world);
   on_gpus(world, heap_of(c), [&](Station& me) {
@@ -53,7 +53,7 @@ struct Silence {
   const char* operation;
   uint64_t call;
   void (*before)(Calls&);  ///< on all ranks
-  void (*last)(Calls&);    ///< on all except the silent one
+  void (*last)(Calls&);    ///< on all ranks except the silent one
 };
 std::ostream& operator<<(std::ostream& out, const Silence& s) { return out << s.name; }
 
@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, SilentLowLatencyRank, testing::Combine(testing::Va
 
 class LateLowLatencyRank : public testing::TestWithParam<int> {};
 
-/// 100 calls are queued when the deadline passes: together they cost about one deadline.
+/// When the deadline passes, 100 calls are queued: together they cost about one deadline.
 TEST_P(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
   constexpr int kCalls = 100;
   constexpr auto kDeadline = 1s;
@@ -146,7 +146,7 @@ TEST_P(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
   });
 }
 
-/// Late, but within the deadline: no fault, and the statistics name the rank.
+/// Late, but within the deadline: no fault, and the statistics name the late rank.
 TEST_P(LateLowLatencyRank, IsNamedByTheWaitStatistics) {
   const int world = GetParam();
   const StreamedCase c = small_case(world, ScaleKind::f32);
@@ -176,9 +176,9 @@ TEST_P(LateLowLatencyRank, IsNamedByTheWaitStatistics) {
 INSTANTIATE_TEST_SUITE_P(Gpu, LateLowLatencyRank, testing::Values(2, 4, 8),
                          [](const auto& w) { return "W" + std::to_string(w.param); });
 
-// --- Other calls
+// --- Different calls
 
-/// Found by comparison, on all ranks.
+/// Detected by comparison, on all ranks.
 TEST(LowLatencyMismatchOnGpus, IsFoundByAllRanks) {
   constexpr int kWorld = 3;
   const StreamedCase c = small_case(kWorld);
@@ -210,7 +210,7 @@ TEST(LowLatencyMismatchOnGpus, IsFoundByAllRanks) {
   });
 }
 
-/// Two outputs are filled; then rank 1 sums the rows of the other one. T is in device memory in the calls that are made whole.
+/// Two outputs are filled; then rank 1 sums the rows of the wrong one. In unsplit calls T is in device memory.
 struct OtherOutput {
   const char* name;
   Calls::Choices dispatches, combine;
@@ -224,7 +224,7 @@ constexpr OtherOutput kOtherOutputs[] = {
     {"in_a_graph", {}, {}, true},
 };
 
-/// Dispatches into both outputs, calls 1 and 2 of four.
+/// Dispatches into both outputs: calls 1 and 2 of four.
 void fill_both(Calls& c, const OtherOutput& o, const uint64_t* replays = nullptr) {
   for (const size_t output : {0, 1}) c.dispatch({1 + output, replays, 4}, c.lane(0), output, o.dispatches);
 }
@@ -232,7 +232,7 @@ void fill_both(Calls& c, const OtherOutput& o, const uint64_t* replays = nullptr
 void other_output_on_rank_1(Station& me, Calls& streamed, StationRig& rig, const OtherOutput& o) {
   auto& lane = streamed.lane(0);
   me.meet();
-  fill_both(streamed, o);  // allowed: combined in any order, also twice, by all ranks alike
+  fill_both(streamed, o);  // allowed: combined in any order, even twice, in the same way on all ranks
   for (const size_t output : {1, 0, 0, 1}) streamed.combine({3}, lane, output, o.combine);
   expect_verdict(me, streamed, 6, true);
   const size_t other = me.rank() == 1 ? 1 : 0;
@@ -252,7 +252,7 @@ void other_output_on_rank_1(Station& me, Calls& streamed, StationRig& rig, const
     mixed.launch();
     me.meet();
   } else {
-    end = outcome_of([&] {  // the hook may raise it
+    end = outcome_of([&] {  // the hook may raise the error
       fill_both(streamed, o);
       streamed.combine({3}, lane, other, o.combine);
     });
@@ -287,7 +287,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, OtherOutputOnGpus, testing::Combine(testing::Value
 
 // --- Killed processes
 
-/// Rank 1 is killed in a call after which others are queued: while it waits for the others, which have not called, or while
+/// Rank 1 is killed in a call after which others are queued: either it waits for the other ranks, which have not called, or
 /// they wait for it.
 struct KilledLowLatency {
   static constexpr int kWorld = 3, kVictim = 1;
@@ -296,7 +296,7 @@ struct KilledLowLatency {
   bool it_waits;
   std::string store = "unix:@switchyard-killed-" + std::to_string(::getpid()) + (it_waits ? "-it-waits" : "-others-wait");
 
-  /// Whether all its calls are queued when the victim is killed.
+  /// Whether all of the victim's calls are queued when it is killed.
   bool queues_before(int rank) const { return (rank == kVictim) == it_waits; }
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Invalid arguments on one rank of a CUDA group: a typed error there that names the argument, PeerFailed elsewhere long before
-// any deadline (which would be a PeerTimeout), and a context that the next group can use.
+// Invalid arguments on one rank of a CUDA group: a typed error on that rank that names the argument, PeerFailed on the others
+// long before any deadline (a deadline would give PeerTimeout), and a context that the next group can use.
 #include <algorithm>
 #include <tuple>
 
@@ -10,16 +10,16 @@
 namespace harness {
 namespace {
 
-/// A valid call, and how it is spoiled.
+/// A valid call, and the way in which it is spoiled.
 struct Call {
   Station& me;
   NormalExchange& exchange;
-  NormalExchange& other_shape;  ///< one more expert
+  NormalExchange& other_shape;  ///< has one more expert
   const Case& c;
   Inputs in;
   bool bad;
   std::byte* spare;           ///< device memory, 8192 bytes
-  std::byte* foreign;         ///< memory of another GPU, or null
+  std::byte* foreign;         ///< memory of another GPU or null
   std::vector<float> host{};  ///< host memory
 
   DispatchOptions dispatch_options() const { return me.dispatch_options(c, me.stream()); }
@@ -48,7 +48,7 @@ struct CombineArguments {
   CombineOptions options;
   float* out_weights = nullptr;
 };
-/// A dispatch, and a combine of its rows with arguments modified by set(arguments).
+/// A dispatch, followed by a combine of its rows with arguments modified by set(arguments).
 template <class Set>
 void combine_with(Call& call, Set&& set) {
   const Dispatched d = call.dispatch();
@@ -65,7 +65,8 @@ GpuMisuse of_combine(const char* name, const char* in_text, std::function<void(C
           }};
 }
 
-/// Memory of the GPU after this rank's, or null if there is only one; freed when the process ends. Call while no rank waits.
+/// Memory of the GPU after this rank's GPU, or null if there is only one; freed when the process ends. Call while no rank
+/// waits.
 std::byte* memory_of_another_gpu(const Station& me) {
   int devices = 0;
   must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
@@ -107,7 +108,7 @@ std::vector<GpuMisuse> other_misuses() {
   };
 }
 
-/// A tensor argument: the required alignment of its address, and a call that passes `at` for it. Null: a valid address.
+/// A tensor argument: the required alignment of its address, and a call that passes `at` for it (null: a valid address).
 struct Tensor {
   const char* name;
   size_t alignment;
@@ -116,7 +117,7 @@ struct Tensor {
 };
 
 void make_fp8(switchyard::ConstRows& x, std::byte* scales) {
-  x.dtype = DType::fp8_e4m3;  // the bytes of bf16 rows suffice
+  x.dtype = DType::fp8_e4m3;  // the memory of bf16 rows is large enough
   x.scale_kind = ScaleKind::f32;
   x.scales = scales;
 }
@@ -170,7 +171,7 @@ std::vector<Tensor> tensors_of_combine() {
   };
 }
 
-/// All tensors of a dispatch, and of a cached one.
+/// All tensors of a dispatch, and of a cached dispatch.
 std::vector<Tensor> tensors_of_dispatch() {
   return {
       {"x.data", 16,
@@ -216,7 +217,7 @@ const char* name_of(Wrong wrong) {
   }
 }
 
-/// Every tensor argument at a wrong address of this kind, or other mistakes.
+/// Passes every tensor argument at an invalid address of this kind, or makes other mistakes.
 std::vector<GpuMisuse> gpu_misuses(Wrong wrong) {
   if (wrong == Wrong::other) return other_misuses();
   std::vector<GpuMisuse> all;
@@ -236,7 +237,8 @@ std::vector<GpuMisuse> gpu_misuses(Wrong wrong) {
 
 class GpuMisuses : public testing::TestWithParam<std::tuple<int, Wrong>> {};
 
-/// All in one process: each leaves a context in which the next one's group, and finally a whole round, must work.
+/// All in one process: each mistake must leave a context in which the group of the next mistake works and, finally, a whole
+/// round.
 TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
   const auto [world, wrong] = GetParam();
   const int bad = world - 1;
@@ -266,7 +268,7 @@ TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
       me.f.equal(static_cast<int>(m.code), static_cast<int>(o.code), "code, " + o.text);
       me.f.check(o.text.find(m.in_text) != std::string::npos, "text: " + o.text);
     }
-    me.meet();  // their kernels end although no rank calls
+    me.meet();  // the kernels end although one rank does not call
     if (me.rank() != bad) {
       if (o.code == ErrorCode::ok) o = outcome_of([&] { me.group.check(); });
       me.f.equal(static_cast<int>(ErrorCode::peer_failed), static_cast<int>(o.code), "code at a peer, " + o.text);
@@ -296,7 +298,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuMisuses,
                            return "W" + std::to_string(std::get<0>(p.param)) + "_" + name_of(std::get<1>(p.param));
                          });
 
-/// T in device memory above the capacity of the ids, or below zero: all ids, or none.
+/// T in device memory that is larger than the capacity of the ids, or negative: it is clamped to all ids, or none.
 TEST(GpuDeviceTokens, AreClamped) {
   constexpr int kWorld = 3;
   constexpr int64_t kMax = 12;
@@ -343,7 +345,7 @@ TEST(GpuDeviceTokens, AreClamped) {
   }
 }
 
-/// A pool that is too small for any call: an error that says so, and no kernel without memory.
+/// A pool that is too small for any call: an error that says so, and no kernel that runs without memory.
 TEST(GpuPool, TooSmallIsATypedError) {
   Scenario s = gpu_scenario("small pool", 2, Layout::rank_major, 400);
   const auto c = make_case(s);
@@ -365,7 +367,7 @@ TEST(GpuPool, TooSmallIsATypedError) {
   });
 }
 
-/// Rank 1 has no room for a dispatch: all ranks get the error once, and none waits for a deadline.
+/// Rank 1 has no room for a dispatch: all ranks receive the error once, and none waits for a deadline.
 void dispatch_without_memory(ExchangeRig& rig) {
   Station& me = rig.me;
   const Dispatched d = rig.dispatch();
@@ -398,7 +400,7 @@ TEST(GpuPool, ExhaustedOnOneRankFailsOnAllAndIsNotSticky) {
   });
 }
 
-/// The same under drop_and_report, where a separate kernel counts the kept routes.
+/// The same with drop_and_report, where a separate kernel counts the kept routes.
 TEST(GpuPool, ExhaustedWhileDroppingAtCapacity) {
   Scenario s = gpu_scenario("pool and drops", 2, Layout::rank_major, 40);
   s.problem.overflow = switchyard::Overflow::drop_and_report;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults that leave a CUDA group usable: calls that are enqueued after a dispatch that moved nothing, on ranks that have
-// detected this and on those that have not; errors of other libraries; halves of calls that a capture would separate; the
-// budget of multiprocessors.
+// Faults that leave a CUDA group usable: calls enqueued after a dispatch that moved nothing, on ranks that have detected this
+// and on ranks that have not; errors of other libraries; halves of calls that a capture would separate; the budget of
+// multiprocessors.
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
@@ -43,7 +43,7 @@ void expect_usable(Station& me) {
 
 class GpuSoftFaults : public testing::TestWithParam<Variant> {};
 
-/// An object and a rank's valid arguments.
+/// An object and valid arguments of a rank.
 struct Calls {
   Calls(Station& station, const std::shared_ptr<const Case>& given, const NormalConfig& config)
       : me(station),
@@ -56,7 +56,7 @@ struct Calls {
   Dispatched dispatch(const DispatchOptions& o) { return exchange.dispatch(in.x, in.ids, in.weights, o); }
   Dispatched cached(const Handle& handle) { return exchange.dispatch(in.x, handle, options); }
   void combine(const Dispatched& d, const Handle& handle) { exchange.combine(d.x, handle, in.out, sum); }
-  /// All calls that use a dispatch of these options, without the host in between.
+  /// All calls that use a dispatch with these options, without host synchronization in between.
   void layer(const DispatchOptions& o) {
     const Dispatched d = dispatch(o);
     combine(d, d.handle);
@@ -69,7 +69,7 @@ struct Calls {
     must(cudaMemsetAsync(all.rows().data, junk, static_cast<size_t>(all.rows().rows) * row_bytes_of(*c), me.stream()),
          "memset");
   }
-  /// A layer as a graph, which is replayed once.
+  /// A layer as a graph that is replayed once.
   void replay_once() {
     DispatchOptions o = options;
     o.size = SizePolicy::worst_case;
@@ -90,7 +90,7 @@ struct Calls {
     must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
     must(cudaGraphDestroy(graph), "cudaGraphDestroy");
   }
-  /// Row buffers in all of this rank's pool.
+  /// Row buffers that fill this rank's pool.
   std::vector<RowBuffer> fill(const Handle& handle) {
     std::vector<RowBuffer> all;
     (void)outcome_of([&] {
@@ -108,8 +108,7 @@ struct Calls {
   CombineOptions sum;
 };
 
-/// A dispatch that is too large for a rank's capacity, followed, before any host can detect it, by all calls that use its
-/// handle.
+/// A dispatch that is too large for a rank's capacity, followed by all calls that use its handle before any host can detect it.
 TEST_P(GpuSoftFaults, CallsBehindAnOverflowDoNothing) {
   Scenario s = scenario_of(GetParam());
   s.capacity_percent = 100;
@@ -143,7 +142,7 @@ TEST_P(GpuSoftFaults, CallsBehindAnOverflowDoNothing) {
   });
 }
 
-/// `enqueued`: outcome of a rank's calls, one of which had no room on rank `poor`.
+/// `enqueued`: outcome of a rank's calls, one of which found no room on rank `poor`.
 void expect_exhausted(Station& me, int poor, const Outcome& enqueued) {
   const ErrorCode at_once = me.rank() == poor ? ErrorCode::pool_exhausted : ErrorCode::ok;
   me.f.equal(static_cast<int>(at_once), static_cast<int>(enqueued.code), "enqueued: " + enqueued.text);
@@ -157,8 +156,8 @@ void expect_exhausted(Station& me, int poor, const Outcome& enqueued) {
   me.gather();
 }
 
-/// One rank has no room and throws at once; it makes none of the calls that the others enqueue afterwards, of that layer and
-/// the next ones. The others get the error from check(), and nothing is sticky.
+/// One rank has no room and throws at once. It makes none of the calls of that layer and the next ones that the others then
+/// enqueue. The others receive the error from check(), and no error is sticky.
 TEST_P(GpuSoftFaults, OneRankWithoutRoom) {
   const auto c = make_case(scenario_of(GetParam()));
   const int world = GetParam().world, poor = world - 1;
@@ -220,7 +219,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuSoftFaults,
                                          Variant{"wide_per_route", 2, Layout::expert_major, kRoute, kDirect, kWide}),
                          [](const auto& variant) { return std::string(variant.param.name); });
 
-/// A pending error of the application itself is neither a failure of a call nor lost.
+/// A pending error of the application itself neither makes a call fail nor is lost.
 TEST(GpuForeignErrors, AreLeftAlone) {
   const auto c = make_case(gpu_scenario("foreign", 2, Layout::rank_major, 20));
   const NormalConfig config = config_with_large_pool(*c, 3);
@@ -247,7 +246,7 @@ TEST(GpuForeignErrors, AreLeftAlone) {
   });
 }
 
-/// An invalid stream, or one of another GPU: an error that says so, which the peers get too.
+/// An invalid stream, or a stream of another GPU: an error that says so. The peers receive it too.
 TEST(GpuForeignErrors, StreamsOfOtherGpusReachThePeers) {
   if (switchyard::test::count_gpus() < 2) GTEST_SKIP() << "needs two GPUs";
   const auto c = make_case(gpu_scenario("streams", 2, Layout::rank_major, 20));
@@ -294,7 +293,7 @@ struct LowLatencyBuffers {
     c.scales = ScaleKind::none;
     return c;
   }
-  /// Experts return their rows unweighted: each token's sum is the number of its experts.
+  /// Experts return their rows unweighted, so each token's sum is the number of its experts.
   void check(Station& me) const {
     std::vector<uint16_t> got(kTokens * kHidden);
     me.read(got.data(), out, got.size() * 2);
@@ -307,7 +306,7 @@ struct LowLatencyBuffers {
   std::byte* out;
 };
 
-/// A captured half and a half that is not captured: replays would send one call repeatedly.
+/// A captured half together with a half that is not captured: replays would send one call repeatedly.
 TEST(GpuHalves, AreNotTornApartByACapture) {
   for (const bool sent_in_capture : {true, false}) {
     const auto config = LowLatencyBuffers::config();
@@ -359,7 +358,7 @@ TEST(GpuHalves, GraphsHoldWhatTheirCallsFill) {
       must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
       must(cudaGraphUpload(exec, me.stream()), "cudaGraphUpload");
     }
-    std::vector<switchyard::LowLatencyOutput> others;  // would take the released memory
+    std::vector<switchyard::LowLatencyOutput> others;  // would take released memory
     std::vector<switchyard::LowLatencyRows> more;
     for (int i = 0; i < 3; ++i) {
       others.push_back(exchange.make_output());
@@ -385,7 +384,7 @@ TEST(GpuHalves, GraphsHoldWhatTheirCallsFill) {
   });
 }
 
-/// Grids of the kernels that `call` enqueues on the station's first stream. Nothing runs.
+/// Grids of the kernels that `call` enqueues on the station's first stream. The kernels are not run.
 template <class Call>
 std::vector<unsigned> grids_of(Station& me, Call&& call) {
   cudaGraph_t graph = nullptr;
@@ -406,7 +405,7 @@ std::vector<unsigned> grids_of(Station& me, Call&& call) {
   return grids;
 }
 
-/// No call takes more multiprocessors than the group's budget: defaults obey it, and larger requests are errors.
+/// No call takes more multiprocessors than the group's budget: defaults respect it, and larger requests are errors.
 TEST(GpuBudget, HoldsInEveryMode) {
   isolated([] {
     ::setenv("SWITCHYARD_NUM_SMS", "6", 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Final checks of every test of a fault on GPUs, in all modes. Each runs on all ranks when the calls are done.
+// Final checks for every test of a fault on GPUs, in all modes. Each runs on all ranks when the calls are done.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +9,12 @@
 
 namespace harness {
 
-/// The GPU is usable afterwards, and no error was left pending.
+/// The GPU is usable afterwards, and no pending error remains.
 inline void expect_context_works(Station& me) {
   me.f.check(cudaDeviceSynchronize() == cudaSuccess && cudaGetLastError() == cudaSuccess, "the context failed");
 }
 
-/// The rank for which this one waited longest since its start.
+/// The rank for which this rank has waited longest since its start.
 inline int slowest(const Group& group) {
   const auto waits = group.wait_statistics();
   const auto longest =
@@ -22,10 +22,10 @@ inline int slowest(const Group& group) {
   return static_cast<int>(longest - waits.begin());
 }
 
-/// Expected report of a call in which `awaited` was missing, with a deadline of 1000 ms.
+/// Expected report of a call in which rank `awaited` is missing, with a deadline of 1000 ms.
 struct MissingRank {
   std::string operation;
-  std::string site;  ///< empty: any
+  std::string site;  ///< empty: any site
   uint64_t call;
 };
 inline void expect_report(Station& me, const Outcome& o, const MissingRank& expected, int awaited) {
@@ -47,8 +47,8 @@ inline void expect_sticky(Station& me, const Outcome& later) {
   me.f.check(later.code == ErrorCode::peer_failed || later.code == ErrorCode::peer_timeout, "not sticky: " + shown(later));
 }
 
-/// `late` arrived after the others' deadline, in their first call. Its host gets the error although no other host has checked
-/// yet.
+/// Rank `late` arrived after the others' deadline, in their first call. Its host receives the error although no other host has
+/// checked yet.
 inline void expect_late_arrival(Station& me, int late) {
   me.gather();
   if (me.rank() == late) {

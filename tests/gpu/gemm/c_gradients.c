@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of an expert MLP through the C ABI on a GPU. Rows consist of small integers, so that sums are exact; expected
-// values are computed by the loops in this file.
+// The gradients of an expert MLP through the C ABI on a GPU. Rows consist of small integers, so sums are exact; expected values
+// are computed by the loops in this file.
 #include <math.h>
 
 #include "gpu/gemm/c_layer_rows.h"
@@ -8,7 +8,7 @@
 enum { kWrong = SY_INVALID_ARGUMENT };
 enum { kDySeed = 11, kXSeed = 12, kGateSeed = 13, kUpSeed = 14 };
 
-// Rows with gaps between them, rows in places of 16, and the number of multiprocessors of calls.
+// Rows with gaps between them, rows in units of 16, and the number of multiprocessors of calls.
 typedef struct Places {
   void* memory[3];
   sy_expert_rows ranges, masked;
@@ -40,7 +40,7 @@ static sy_const_row_view read_rows(sy_dtype type, const void* data, int64_t cols
 
 enum { kN = 72, kK = 136, kGradients = kExperts * kN * kK };
 
-// Expected value after `times` calls that add.
+// Expected value after `times` accumulating calls.
 static float weight_gradient(int e, int n, int k, const int64_t* first, const int64_t* counts, int times) {
   int sum = 0;
   for (int64_t row = first[e]; row < first[e] + counts[e]; ++row)
@@ -88,7 +88,7 @@ static sy_weight_gradient* make_weight_gradient(sy_dtype type, sy_dtype output, 
   return gradient;
 }
 
-// Gradients overwrite memory of NaNs; then the same is added twice, after which other rows overwrite them.
+// Gradients overwrite memory that holds NaNs; the same values are then added twice; then other rows overwrite them.
 static void weight_gradients(const Places* p, sy_dtype type, sy_dtype output) {
   const int f16 = type == SY_DTYPE_F16;
   void* const memory[] = {f16 ? f16_on_gpu(kDySeed, kRows * kN) : bf16_on_gpu(kDySeed, kRows * kN),
@@ -174,7 +174,7 @@ static Gradient swiglu_gradient(const sy_swiglu_gradient_config* config, int64_t
   return result;
 }
 
-// `bound` is relative. Rows of no expert keep their content: the bytes `untouched`, or, if that is 0, the numbers of h.
+// `bound` is relative. Rows of no expert keep their content: the byte `untouched` or, if that is 0, the values of h.
 static void check_swiglu(const sy_swiglu_gradient_config* config, const void* dh_device, const void* a_device, double bound,
                          uint16_t untouched) {
   static uint16_t dh[kRows * 2 * kWidth], a[kRows * kWidth];
@@ -198,7 +198,7 @@ static void check_swiglu(const sy_swiglu_gradient_config* config, const void* dh
   CHECK(wrong == 0);
 }
 
-// First next to h, with `a`; then in place of h, without it.
+// First with dh next to h and with `a`; then with dh in place of h and without `a`.
 static void swiglu_gradients(const Places* p, const sy_swiglu_gradient_config* config, double bound) {
   void* const memory[] = {h_on_gpu(), bf16_on_gpu(kDySeed, kRows * kWidth), filled_on_gpu(0xab, kRows * 2 * kWidth * 2),
                           filled_on_gpu(0xab, kRows * kWidth * 2)};
@@ -223,9 +223,9 @@ static void swiglu_gradients(const Places* p, const sy_swiglu_gradient_config* c
   free_all(memory, sizeof memory / sizeof *memory);
 }
 
-// With alpha = 0 the sigmoid is a half everywhere, and gradients of integers are halves of integers: one correct value each,
-// some of them cut by the limit. With the default alpha the bound is a rounding to bf16, at most 2^-8 of the value, and 2^-16
-// for the preceding float32 values.
+// With alpha = 0 the sigmoid is a half everywhere, and gradients of integers are halves of integers: each has one correct
+// value, and some are cut by the limit. With the default alpha the bound allows for rounding to bf16, at most 2^-8 of the
+// value, and 2^-16 for the preceding float32 values.
 static void all_swiglu_gradients(const Places* p) {
   sy_swiglu_gradient_config config = SY_SWIGLU_GRADIENT_CONFIG_INIT;
   config.num_experts = kExperts;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layer library's C ABI on a GPU, from C11 through the shared library. Matrices consist of small integers and scales are
-// powers of two, so that float32 sums are exact and an output has one correct value; expected values are computed by the loops
+// powers of two, so float32 sums are exact and an output has only one correct value; expected values are computed by the loops
 // in this file.
 #include <stdlib.h>
 
@@ -195,7 +195,7 @@ static sy_expert_mlp* gpu_experts(const void* w13, const void* w2) {
   return mlp;
 }
 
-// The MLP is two products: bitwise equal to separate products.
+// The MLP consists of two products: bitwise equal to separate products.
 static void experts(cudaStream_t stream) {
   void* const memory[] = {bf16_on_gpu(5, kExperts * 2 * kWidth * kHidden),
                           bf16_on_gpu(6, kExperts * kHidden * kWidth),
@@ -225,7 +225,7 @@ static void experts(cudaStream_t stream) {
   static uint16_t made[2][kRows * kHidden];
   for (int i = 0; i < 2; ++i) CHECK(cudaMemcpy(made[i], memory[4 + i], sizeof made[i], cudaMemcpyDeviceToHost) == cudaSuccess);
   CHECK(memcmp(made[0], made[1], sizeof made[0]) == 0);
-  int different = 0;  // something was computed, and only where there are experts
+  int different = 0;  // some outputs were computed, and only where there are experts
   for (int i = 0; i < kHidden; ++i) different += made[0][20 * kHidden + i] != 0xabab;
   CHECK(different > 0 && made[0][0] == 0xabab && made[0][40 * kHidden] == 0xabab);
   const sy_expert_ids none = view_of_ids(NULL, 0, 1);

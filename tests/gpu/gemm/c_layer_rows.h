@@ -9,12 +9,12 @@
 
 enum { kExperts = 3, kRows = 48 };
 
-/* Rows of each expert, with gaps, and an expert without rows. Defined in c_layer.c, like the following ones. */
+/* Rows of each expert, with gaps, and an expert without rows. Defined in c_layer.c, as are the following functions. */
 extern const int64_t kFirstRow[kExperts], kNumRows[kExperts];
-/* Rows in places of 16. */
+/* Rows in units of 16. */
 extern const int32_t kMasked[kExperts];
 extern const int64_t kMaskedFirst[kExperts], kMaskedRows[kExperts];
-/* Numbers of one seed (see number). */
+/* Values of one seed (see number). */
 void* bf16_on_gpu(int seed, int64_t elements);
 
 /* Returns the expert of a row, or -1. */
@@ -24,7 +24,7 @@ static inline int expert_of(int64_t row, const int64_t* first_row, const int64_t
   return -1;
 }
 
-/* -1, 0 or 1: pseudorandom, and independent of those of other seeds. */
+/* -1, 0 or 1: pseudorandom, and independent of the values of other seeds. */
 static inline int number(int seed, int64_t i) {
   uint64_t bits = ((uint64_t)seed << 32) + (uint64_t)i + 1;
   bits = (bits ^ bits >> 30) * 0xbf58476d1ce4e5b9u;
@@ -32,7 +32,7 @@ static inline int number(int seed, int64_t i) {
   return (int)((bits >> 33) % 3) - 1;
 }
 
-/* The nearest bf16, ties to even. No NaN may be passed. */
+/* The nearest bf16, ties to even. The argument must not be NaN. */
 static inline uint16_t bf16_of(float value) {
   uint32_t bits = 0;
   memcpy(&bits, &value, sizeof bits);

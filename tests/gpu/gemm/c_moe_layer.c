@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole layer of one rank on a GPU through the C ABI: both exchanges give the same bits, and for a token with one expert
-// those of ExpertMlp's rows.
+// A whole layer of one rank on a GPU through the C ABI: both exchanges give the same bits, and a token with one expert has the
+// bits of ExpertMlp's rows.
 #include "gpu/gemm/c_layer_rows.h"
 
 enum { kHidden = 64, kWidth = 48, kTokens = 6, kTopk = 2 };
@@ -23,7 +23,7 @@ static sy_moe_layer_config make_config(sy_moe_exchange exchange) {
   return c;
 }
 
-// One call that writes `out`, or adds to zeros, which gives the same.
+// One call that writes `out`, or that adds to zeros, which gives the same result.
 static void run_layer(sy_moe_exchange exchange, const Arrays* a, int add, cudaStream_t stream, uint16_t* out) {
   const sy_moe_layer_config config = make_config(exchange);
   sy_group_options options = patient_options(0);
@@ -47,7 +47,7 @@ static void run_layer(sy_moe_exchange exchange, const Arrays* a, int add, cudaSt
   CHECK_OK(sy_moe_layer_destroy(layer));
 }
 
-// Output of expert 2 for token 2, which has no other expert.
+// Output of expert 2 for token 2, which has no further expert.
 static void run_expert(const Arrays* a, cudaStream_t stream, uint16_t* row) {
   sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
   sy_expert_options options = SY_EXPERT_OPTIONS_INIT;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ExpertMlp in fp8: the same bits as its two products called one by one, for both kinds of scales of the weights.
+// ExpertMlp in fp8: same bits as its two products called separately, for both kinds of weight scales.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -25,7 +25,7 @@ std::vector<uint8_t> codes(int64_t count, uint64_t seed) {
   for (uint8_t& c : v) c = static_cast<uint8_t>((random() & 0x80) | random() % 0x58);
   return v;
 }
-/// `around`, its half or its double.
+/// `around`, or half or twice that.
 std::vector<float> powers(int64_t count, uint64_t seed, float around) {
   std::mt19937_64 random(seed);
   std::vector<float> v(static_cast<size_t>(count));

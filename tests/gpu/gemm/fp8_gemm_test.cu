@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM of fp8 rows and weights. Integers with power-of-two scales, so that every bit of every output is known; normal
-// data against float64 of the dequantized operands; every form of the scales; requantized outputs.
+// Grouped GEMM of fp8 rows and weights: integers with power-of-two scales, for which every bit of every output is known;
+// normally distributed data, compared with float64 of the dequantized operands; every form of the scales; requantized outputs.
 #include <cuda_fp8.h>
 
 #include <algorithm>
@@ -29,16 +29,16 @@ struct Shape {
   int64_t n, k;
   Epilogue epilogue = Epilogue::none;
   ScaleKind x_scales = ScaleKind::f32, w_scales = ScaleKind::f32;
-  bool by_columns = false;  ///< scales of rows in low latency's form, ScaleOrder::column_major
+  bool by_columns = false;  ///< scales of rows in the form of low latency, ScaleOrder::column_major
   ScaleKind quantize = ScaleKind::none;
 
   bool gated() const { return epilogue == Epilogue::swiglu; }
   int64_t columns() const { return gated() ? n / 2 : n; }
   int experts() const { return static_cast<int>(rows.size()); }
   int64_t groups() const { return (k + 127) / 128; }
-  /// Rows of scales of an expert's weights; gated: of the gate, then of the up half.
+  /// Rows of scales of an expert's weights; gated: scales of the gate, then of the up half.
   int64_t weight_rows() const { return gated() ? 2 * ((n / 2 + 127) / 128) : (n + 127) / 128; }
-  /// Rows of one expert in memory, where experts have equal room.
+  /// Rows of one expert in memory if all experts have equal room.
   int64_t capacity() const { return *std::max_element(rows.begin(), rows.end()) + 3; }
   int64_t total() const { return capacity() * experts(); }
 };
@@ -61,7 +61,7 @@ __global__ void fill_scales(float* p, int64_t count, bool powers, uint64_t seed)
   }
 }
 
-/// Location of scale (row, block) of expert `expert` in the GEMM's input, by formulas of its own, from docs/concepts.
+/// Location of scale (row, block) of expert `expert` in the GEMM's input, by independent formulas from docs/concepts.
 struct ScalePlace {
   int64_t capacity, groups, columns_apart;
   bool by_columns, bytes;
@@ -271,7 +271,7 @@ TEST(Fp8Gemm, NormOfNormalShapes) {
   }
 }
 
-/// The bytes and scales equal those of a host quantization of the same product's bf16 result.
+/// Bytes and scales equal those of a host quantization of the same product's bf16 result.
 TEST(Fp8Gemm, QuantisedOutputsAreThoseOfBf16) {
   for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0}) {
     for (const int64_t n : {int64_t{512}, int64_t{960}, int64_t{3072}}) {
@@ -307,7 +307,7 @@ TEST(Fp8Gemm, BitsDependOnTheRowAlone) {
     rig.run();
     const std::vector<uint8_t> all = rig.outputs();
     const size_t row_bytes = static_cast<size_t>(s.columns() * (quantize == ScaleKind::none ? 2 : 1));
-    int sms = 0;  // 1: many rows also take the path of few; an odd number: one is left over
+    int sms = 0;  // 1: many rows also take the few-row path; an odd number: one multiprocessor is left over
     for (const std::vector<int64_t>& counts : {std::vector<int64_t>{1, 17, 76}, {299, 0, 5}, {0, 128, 0}, {150, 100, 50}}) {
       rig.forget();
       rig.set_counts(counts);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two halves of a fused layer on GPUs (FusedMoe::dispatch_up, down_combine): the bits of forward, alone, in graphs, with T
-// on the device, beyond capacity, adding; two ranks, which may share a GPU.
+// The two halves of a fused layer on GPUs (FusedMoe::dispatch_up, down_combine) give the bits of forward: called directly, in
+// graphs, with T on the device, beyond capacity, and adding to the output. Two ranks, which may share a GPU.
 #include <cuda_runtime_api.h>
 
 #include <string>
@@ -58,7 +58,7 @@ class HalvesRank {
   void whole(bool add) { layer_.forward(x_, ids(), weights_, whole_, settings(true, add)); }
   void up() { layer_.dispatch_up(x_, ids(), settings(true, false)); }
   void down(bool add) { layer_.down_combine(weights_, halves_, settings(false, add)); }
-  /// Call while idle. Rows of an expert, of all of this rank.
+  /// Call while idle. The rows of an expert, or of all experts of this rank.
   int64_t rows_between() {
     const int local_experts = switchyard::first_expert(m_.c.experts, m_.c.world(), me_.rank() + 1) -
                               switchyard::first_expert(m_.c.experts, m_.c.world(), me_.rank());
@@ -138,7 +138,7 @@ TEST_P(GpuFusedHalves, GiveTheBitsOfForward) {
   });
 }
 
-// A graph of each half, replayed in turn with other tokens, routing and T; and both in one.
+// A graph of each half, replayed alternately with other tokens, routing and T; and both halves in one graph.
 TEST_P(GpuFusedHalves, InGraphs) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), FusedMoe::heap_bytes(config_of(m), m.c.world()), [&](Station& me) {

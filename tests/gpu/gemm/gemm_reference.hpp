@@ -7,7 +7,7 @@
 
 namespace gemm_test {
 
-/// Shapes and options, repeated in plain numbers.
+/// Shapes and options as plain numbers.
 struct Problem {
   int num_experts = 1;
   int64_t n = 0, k = 0;
@@ -27,11 +27,11 @@ enum class Fill : int {
 void fill(void* p, int64_t count, bool f16, Fill kind, uint64_t seed, float scale);
 
 struct Difference {
-  int64_t elements = 0;  ///< number compared
-  int64_t unequal = 0;   ///< bits that differ from the reference, rounded once to the type
+  int64_t elements = 0;  ///< number of elements compared
+  int64_t unequal = 0;   ///< number of elements whose bits differ from the reference rounded once to the type
   double norm = 0;       ///< |out - reference| / |reference|
 };
-/// Compares rows [first, first + rows) of `x` and `out` with expert `expert`'s weights. The caller sums over calls.
+/// Compares rows [first, first + rows) of `x` and `out`, computed with expert `expert`'s weights. The caller adds up calls.
 Difference compare(const Problem& p, const void* x, const void* weights, const void* out, int expert, int64_t first,
                    int64_t rows);
 /// A gradient of one expert's weights, [n, k]: float32 if `wide`, else of the type of the rows.
@@ -39,8 +39,8 @@ struct GradientProblem {
   int64_t n = 0, k = 0;
   bool f16 = false, wide = true;
 };
-/// Compares `dw` of one expert with the sum over rows [first, first + rows) of `dy` and `x`, rounded to the gradients' type and
-/// then added to `before`, if not null.
+/// Compares `dw` of one expert with the sum over rows [first, first + rows) of `dy` and `x`, rounded to the gradients' type
+/// and, if `before` is not null, added to `before`.
 Difference compare_gradient(const GradientProblem& p, const void* dy, const void* x, const void* dw, const void* before,
                             int64_t first, int64_t rows);
 /// Number of elements in [0, count) of `p` that are not `bits`.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A grouped GEMM and its memory, made from a list of row counts.
+// A grouped GEMM and its memory, created from a list of row counts.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,7 +19,7 @@ constexpr uint16_t kUntouched = 0x7fcd;  // a NaN in both types
 
 inline void ok(cudaError_t status) { ASSERT_EQ(status, cudaSuccess) << cudaGetErrorString(status); }
 
-/// Memory of the GPU.
+/// GPU memory.
 class DeviceBytes {
  public:
   explicit DeviceBytes(int64_t bytes) { ok(cudaMalloc(&p_, static_cast<size_t>(std::max<int64_t>(bytes, 16)))); }
@@ -100,7 +100,7 @@ class GemmRig {
   }
   void run(const switchyard::GroupedGemmOptions& options = {}) { gemm_.run(x(), ranges(), out(), options); }
 
-  /// Compares every expert's rows, or with `every` > 1 only the first, the last and each `every`-th of them.
+  /// Compares every expert's rows or, with `every` > 1, only the first, the last and each `every`-th row.
   Difference difference(int64_t every = 1) const {
     Difference sum;
     const auto add = [&](int e, int64_t first, int64_t rows) {
@@ -121,7 +121,7 @@ class GemmRig {
     }
     return sum;
   }
-  /// Number of written elements in rows of no expert.
+  /// Number of written elements in rows that belong to no expert.
   int64_t touched_outside() const {
     int64_t at = 0, found = 0;
     const auto look = [&](int64_t end) {
@@ -141,7 +141,7 @@ class GemmRig {
   const DeviceBytes& memory_of_out() const { return out_; }
   const std::vector<int64_t>& first() const { return first_; }
   int64_t total() const { return total_; }
-  /// Sets the counts that difference(), touched_outside() and the kernel use.
+  /// Sets the counts used by difference(), touched_outside() and the kernel.
   void set_counts(const std::vector<int64_t>& counts) {
     counts_ = counts;
     num_rows_.set(counts);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts on GPUs between dispatch and combine (unit/expert_layer.hpp), also in a graph, against float64 on the host; and the
-// refusals of their object.
+// Experts on GPUs between dispatch and combine (unit/expert_layer.hpp), also in a graph, compared with float64 on the host; and
+// arguments that the object rejects.
 #include <cuda_runtime_api.h>
 
 #include <string>
@@ -25,7 +25,7 @@ using switchyard::WeightStorage;
 using switchyard::testing::ExpertLayer;
 using switchyard::testing::LayerCase;
 
-/// The cases of both backends, and both again in f16.
+/// The cases of both backends, each also in f16.
 std::vector<LayerCase> gpu_cases() {
   std::vector<LayerCase> all = switchyard::testing::layer_cases();
   for (size_t i = 0, n = all.size(); i < n; ++i) {
@@ -37,7 +37,7 @@ std::vector<LayerCase> gpu_cases() {
   return all;
 }
 
-/// Makes call `call` directly, or by a launch of `graph`; all ranks are idle before and after.
+/// Makes call `call` directly or by a launch of `graph`; all ranks are idle before and after.
 void run_call(Station& me, ExpertLayer<GpuRig>& layer, uint32_t call, cudaGraphExec_t graph = nullptr) {
   layer.write(call);
   me.meet();
@@ -63,7 +63,7 @@ TEST_P(GpuExpertLayers, OfSeparateCalls) {
   });
 }
 
-// Captured once, replayed with other rows, routing and weights: no count is read on the host.
+// Captured once and replayed with other rows, routing and weights: no count is read on the host.
 TEST_P(GpuExpertLayers, InAGraph) {
   const LayerCase& c = GetParam();
   on_gpus(c.world(), c.heap_bytes(Backend::cuda), [&](Station& me) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoeLayer on GPUs (unit/layer/moe_rank.hpp): the bits of the same calls made separately, against float64, in graphs, with T on
-// the device, beyond capacity; two ranks, which may share a GPU.
+// MoeLayer on GPUs (unit/layer/moe_rank.hpp): same bits as separate calls, comparison with float64, graphs, T on the device,
+// rows beyond capacity. Two ranks, which may share a GPU.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -49,7 +49,7 @@ TEST_P(GpuMoeLayers, GiveTheBitsOfTheirCalls) {
   });
 }
 
-// As on the CPU (unit/layer/moe_layer_test.cpp); the second layer also in a graph that outlives the first one.
+// As on the CPU (unit/layer/moe_layer_test.cpp). The second layer also runs in a graph that outlives the first layer.
 TEST_P(GpuMoeLayers, ShareAllButTheirWeights) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda, 2), [&](Station& me) {
@@ -110,7 +110,7 @@ TEST_P(GpuMoeLayers, ReadTheNumberOfTokens) {
   });
 }
 
-// Two graphs of one layer, and calls without a graph, in turn, with other rows, routing, weights and T each time.
+// Two graphs of one layer alternate with calls without a graph, each time with other rows, routing, weights and T.
 TEST_P(GpuMoeLayers, InGraphs) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
@@ -157,7 +157,7 @@ TEST(GpuMoeLayer, HasTheBitsOfEveryExchange) {
   const MoeCase normal{.c = {.name = "normal", .tokens = {61, 40}}};
   std::vector<MoeCase> cases(3, normal);
   cases[1].c.masked = true;
-  cases[2].capacity = 330;  // no rank gets more than 303
+  cases[2].capacity = 330;  // no rank receives more than 303
   size_t heap = 0;
   for (const MoeCase& m : cases) heap += m.heap_bytes(Backend::cuda);
   on_gpus(2, heap, [&](Station& me) {
@@ -192,7 +192,7 @@ MoeCase with_capacity(Overflow overflow, const FormCase& f) {
           .form = f.form};
 }
 
-// The kernels detect it, all ranks get the error from their group, nothing is written, and the layer stays usable.
+// The kernels detect the error, all ranks receive it from their group, nothing is written, and the layer stays usable.
 class GpuMoeForms : public testing::TestWithParam<FormCase> {};
 
 TEST_P(GpuMoeForms, FailBeyondCapacity) {
@@ -210,7 +210,7 @@ TEST_P(GpuMoeForms, FailBeyondCapacity) {
       me.f.equal(static_cast<int>(ErrorCode::capacity_exceeded), static_cast<int>(found.code), found.text);
       me.f.check(rank.result() == rank.base_of(0), "out was written");
       me.meet();
-      const auto few = int32_t{20};  // at most 60 routes of each rank
+      const auto few = int32_t{20};  // at most 60 routes from each rank
       must(cudaMemcpyAsync(rank.device_tokens(), &few, 4, cudaMemcpyHostToDevice, me.stream()), "T");
       me.meet();
       rank.forward({.device_tokens = rank.device_tokens()});
@@ -241,7 +241,7 @@ TEST_P(GpuMoeForms, DropBeyondCapacity) {
       judge_drops();
       me.meet();
     }
-    Graph graph(me, [&] { rank.forward(); });  // from here on, dropped() belongs to its last launch
+    Graph graph(me, [&] { rank.forward(); });  // from here on, dropped() refers to the last launch
     for (uint32_t call = 2; call < 4; ++call) {
       run_call(me, rank, call, false, [&] { graph.launch(); });
       judge_drops();
@@ -258,7 +258,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeForms,
                                          FormCase{"fused", MoeForm::fused, false}, FormCase{"fused_fp8", MoeForm::fused, true}),
                          [](const auto& form) { return std::string(form.param.name); });
 
-/// Enqueues while another GPU is current, if there is one; the layer must not depend on it.
+/// Enqueues while another GPU is current, if there is one. The layer must not depend on the current GPU.
 template <class Enqueue>
 void elsewhere(Station& me, const Enqueue& enqueue) {
   int devices = 0, after = -1;
@@ -271,7 +271,7 @@ void elsewhere(Station& me, const Enqueue& enqueue) {
   must(cudaSetDevice(me.device()), "cudaSetDevice");
 }
 
-// A layer takes exactly the reported heap memory, also if it is never captured.
+// A layer takes exactly the reported amount of heap memory, even if it is never captured.
 TEST(GpuMoeLayer, FitsIntoItsMemory) {
   for (const bool masked : {false, true}) {
     MoeCase m{.c = {.name = masked ? "masked" : "normal", .masked = masked, .tokens = {60, 60}}};

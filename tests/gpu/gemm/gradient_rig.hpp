@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A weight gradient and its memory, made from a list of row counts.
+// A weight gradient and its memory, created from a list of row counts.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,7 +28,7 @@ inline void expect_error(switchyard::ErrorCode code, const std::string& part, co
   }
 }
 
-/// Every class of row counts: none, one, around an instruction's 16 rows, a stage, and two.
+/// Every class of row counts: none, one, and around 16 (the rows of an instruction), a stage and two stages.
 inline std::vector<int64_t> gradient_counts() { return {1, 15, 16, 17, 0, 31, 32, 33, 63, 64, 65, 255, 256, 257, 0, 1600}; }
 
 struct GradientCase {
@@ -41,7 +41,7 @@ struct GradientCase {
 };
 
 /// Rows of all experts one after the other, with `gap` rows of NaN between experts and `gap` rows after the last. Gradients are
-/// NaN before a call that overwrites, and numbers before one that adds.
+/// NaN before a call that overwrites, and finite before a call that adds.
 class GradientRig {
  public:
   GradientRig(const GradientCase& given, const std::vector<int64_t>& rows, Fill kind, int64_t gap = 0)
@@ -86,7 +86,7 @@ class GradientRig {
     ok(cudaMemset(dy_.as<uint16_t>() + first * case_.n, 0xff, static_cast<size_t>(rows * case_.n * 2)));
     ok(cudaMemset(x_.as<uint16_t>() + first * case_.k, 0xff, static_cast<size_t>(rows * case_.k * 2)));
   }
-  /// Restores the gradients' content from before the first call.
+  /// Restores the content of the gradients from before the first call.
   void forget() const {
     if (case_.add)
       ok(cudaMemcpy(dw_.as(), before_.as(), static_cast<size_t>(bytes()), cudaMemcpyDeviceToDevice));
@@ -125,15 +125,15 @@ class GradientRig {
     return compare_gradient(case_.problem(), dy_.as(), x_.as(), dw_of(expert),
                             case_.add ? before_.as<char>() + expert * expert_bytes() : nullptr, first_[e], counts_[e]);
   }
-  /// Compares all gradients: the sum of unequal elements, the largest norm. Written elements after the gradients count as
-  /// unequal.
+  /// Compares all gradients: returns the sum of unequal elements and the largest norm. Written elements after the gradients
+  /// count as unequal.
   Difference difference() const {
     Difference sum;
     for (int e = 0; e < static_cast<int>(counts_.size()); ++e) {
       const Difference d = difference(e);
       sum.elements += d.elements;
       sum.unequal += d.unequal;
-      if (!std::isnan(sum.norm) && !(d.norm <= sum.norm)) sum.norm = d.norm;  // a NaN stays
+      if (!std::isnan(sum.norm) && !(d.norm <= sum.norm)) sum.norm = d.norm;  // a NaN is kept
     }
     sum.unequal += count_other(dw_.as<char>() + bytes(), kGuard / 2, 0x5a5a);
     return sum;
@@ -142,12 +142,12 @@ class GradientRig {
   switchyard::WeightGradient& gradient() { return gradient_; }
   const std::vector<int64_t>& first() const { return first_; }
   const DeviceBytes& num_rows() const { return num_rows_; }
-  /// Sets the counts that difference() and the kernel use.
+  /// Sets the counts used by difference() and the kernel.
   void set_counts(const std::vector<int64_t>& counts) {
     counts_ = counts;
     num_rows_.set(counts);
   }
-  /// Sets the first rows that difference() uses; the kernel's may differ if the caller wants that.
+  /// Sets the first rows used by difference(). The kernel's first rows may differ if the caller wants that.
   void set_first(const std::vector<int64_t>& first) { first_ = first; }
 
  private:

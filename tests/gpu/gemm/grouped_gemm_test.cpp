@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM against float64: shapes, orders of weights, types, epilogues, memory that must not be written, bits that depend
-// on nothing else.
+// Compares the grouped GEMM with float64: shapes, orders of weights, types, epilogues, memory that must not be written, and
+// bits that must not depend on anything else.
 #include <functional>
 #include <string>
 #include <utility>
@@ -16,7 +16,7 @@ using switchyard::ExpertRows;
 using switchyard::GroupedGemm;
 using switchyard::GroupedGemmOptions;
 
-/// Every class of row counts: none, one, around a step of 16, around one tile and two.
+/// Every class of row counts: none, one, around a step of 16, around one and two tiles.
 std::vector<int64_t> many_counts() { return {1, 15, 16, 17, 0, 255, 256, 257, 191, 192, 193, 0, 384, 385, 33, 1600}; }
 
 Problem problem(size_t experts, int64_t n, int64_t k, int variant) {
@@ -91,7 +91,7 @@ TEST_P(Variants, ShapesOfModels) {
   }
 }
 
-// The bits of a row depend neither on its place in a tile, nor on its neighbors, nor on the multiprocessors.
+// The bits of a row depend neither on its position in a tile, nor on its neighbors, nor on the number of multiprocessors.
 TEST_P(Variants, BitsOfARowDependOnNothingElse) {
   for (const int epilogue : {0, 3}) {
     Problem p = problem(1, 512, 1024, GetParam());
@@ -135,14 +135,14 @@ TEST(GroupedGemmRows, MaskedRowsOfLowLatency) {
   EXPECT_EQ(rig.touched_outside(), 0);
 }
 
-// For any counts left by a failed dispatch, nothing outside the rows is touched.
+// Whatever counts a failed dispatch has left, nothing outside the rows is touched.
 TEST(GroupedGemmRows, CountsThatCannotBe) {
   Problem p = problem(4, 256, 128, 0);
   GemmRig rig(p, {20, 20, 20, 20}, Fill::integers);
   rig.num_rows().set(std::vector<int64_t>{-5, std::numeric_limits<int64_t>::min(), 0, std::numeric_limits<int64_t>::max()});
   rig.run();
   ok(cudaDeviceSynchronize());
-  rig.set_counts({0, 0, 0, 20});  // up to the end of the rows
+  rig.set_counts({0, 0, 0, 20});  // ends exactly at the end of the rows
   EXPECT_EQ(rig.difference().unequal, 0);
   EXPECT_EQ(rig.touched_outside(), 0);
   rig.forget();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of bf16 or f16 as host numbers, and the backward pass of SwiGLU in float64. Shares no code with the library.
+// Rows of bf16 or f16 as host values, and the backward pass of SwiGLU in float64. Shares no code with the library.
 #pragma once
 
 #include <cuda_bf16.h>

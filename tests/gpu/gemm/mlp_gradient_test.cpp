@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward pass of an expert MLP, composed of the library's calls, against finite differences of a float64 MLP of which
-// only the forward pass is implemented. Every element of every gradient.
+// The backward pass of an expert MLP, composed of library calls, compared with finite differences of a float64 MLP that
+// implements only the forward pass. Every element of every gradient.
 #include <string>
 #include <utility>
 
@@ -49,7 +49,7 @@ struct Mlp {
       for (const int64_t end = r + counts[e]; r < end; ++r) sum += loss_of_row(r, e);
     return sum;
   }
-  /// Gradient of the loss with respect to every element of one of the members.
+  /// Gradient of the loss with respect to every element of one member.
   Numbers differences(Numbers Mlp::*member) {
     constexpr double kStep = 1e-4;
     Numbers found;
@@ -65,7 +65,7 @@ struct Mlp {
   }
 };
 
-/// The same MLP on a GPU, with every array in the form of the library's calls.
+/// The same MLP on a GPU, with every array in the form expected by the library's calls.
 class GpuMlp {
  public:
   GpuMlp(Mlp& mlp, bool f16) : mlp_(mlp), f16_(f16), rows_(mlp.rows()) {
@@ -90,7 +90,7 @@ class GpuMlp {
     multiply(Epilogue::none, WeightOrder::nk, w2, kHidden, kIntermediate, a, y);
   }
   void backward() {
-    // dy = w * dz is the result of combine's backward pass.
+    // dy = w * dz, as computed by combine's backward pass.
     std::vector<uint16_t> bits;
     for (size_t i = 0; i < mlp_.dz.size(); ++i) bits.push_back(bits_of(mlp_.dz[i] * mlp_.w[i / kHidden], f16_));
     dy.set(bits);
@@ -134,7 +134,7 @@ class GpuMlp {
     c.swiglu.alpha = static_cast<float>(mlp_.swiglu.alpha);
     c.swiglu.up_shift = static_cast<float>(mlp_.swiglu.shift);
     GroupedGemm(c, weights.as()).run(view(in, k), ranges_, view(out, c.columns()));
-    ok(cudaDeviceSynchronize());  // the object ends
+    ok(cudaDeviceSynchronize());  // the object is destroyed next
   }
   void add_weights(int64_t n, int64_t k, const DeviceBytes& gradient, const DeviceBytes& in, const DeviceBytes& to) const {
     ok(cudaMemset(to.as(), 0, kWeights * 4));

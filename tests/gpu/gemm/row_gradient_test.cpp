@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of SwiGLU and of routing weights, which are computed row by row, against float64.
+// Compares the gradients of SwiGLU and of routing weights, which are computed row by row, with float64.
 #include <limits>
 #include <string>
 #include <utility>
@@ -51,7 +51,7 @@ class RowTypes : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(RowGradients, RowTypes, testing::Bool(),
                          [](const testing::TestParamInfo<bool>& i) { return std::string(i.param ? "f16" : "bf16"); });
 
-/// Rows of numbers in GPU memory.
+/// Rows of values in GPU memory.
 struct Memory {
   Memory(int64_t rows_in, int64_t columns_in, bool f16, uint64_t seed, float scale)
       : bytes(rows_in * columns_in * 2), rows(rows_in), columns(columns_in), type(f16 ? DType::f16 : DType::bf16) {
@@ -93,7 +93,7 @@ TEST_P(RowTypes, SwigluAgainstFloat64) {
     SwigluGradient gradient(config_of(c, type()));
     gradient.run(h.view(), da.view(), ranges.rows, dh.view(), a.view());
     const Numbers hs = h.numbers(), das = da.numbers();
-    Numbers want_dh = dh_before, want_a = a_before;  // rows of no expert stay unchanged
+    Numbers want_dh = dh_before, want_a = a_before;  // rows of no expert must stay unchanged
     for (const int64_t r : ranges.of_experts) {
       for (int64_t i = 0; i < c.columns; ++i) {
         const size_t gate = static_cast<size_t>(r * 2 * c.columns + i), up = gate + static_cast<size_t>(c.columns);
@@ -119,7 +119,7 @@ TEST_P(RowTypes, SwigluInPlaceAndWithoutOutputs) {
   const Memory h(ranges.total, 2 * c.columns, f16(), 1, 1.5F), da(ranges.total, c.columns, f16(), 2, 1.F);
   const Memory dh(ranges.total, 2 * c.columns, f16(), 1, 1.5F), a(ranges.total, c.columns, f16(), 2, 1.F);
   SwigluGradient gradient(config_of(c, type()));
-  gradient.run(h.view(), da.view(), ranges.rows, dh.view());  // `a` has the content of `da`, and keeps it
+  gradient.run(h.view(), da.view(), ranges.rows, dh.view());  // `a` has the content of `da` and must keep it
   EXPECT_EQ(count_unequal(a.bytes.as(), da.bytes.as(), ranges.total * c.columns), 0);
   gradient.run(h.view(), da.view(), ranges.rows, dh.view(), a.view());
   gradient.run(h.view(), da.view(), ranges.rows, h.view(), da.view());
@@ -127,7 +127,7 @@ TEST_P(RowTypes, SwigluInPlaceAndWithoutOutputs) {
   EXPECT_EQ(count_unequal(da.bytes.as(), a.bytes.as(), ranges.total * c.columns), 0);
 }
 
-// Clamped elements have the gradient 0, for any incoming gradient; at the limit it passes.
+// Clamped elements have gradient 0 for any incoming gradient; at the limit itself the gradient passes.
 TEST_P(RowTypes, ClampedElementsHaveNoGradient) {
   SwigluCase c{{2, 1, 0}, 8};
   const double gates[] = {-5, 1, 2, 2.5, 1, 1, 1, 1}, ups[] = {1, 1, 1, 1, 2, 2.5, -2, -2.5};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of experts' weights against float64: shapes, types, adding to existing gradients, independence from other data.
+// Compares gradients of experts' weights with float64: shapes, types, accumulation, independence from other data.
 #include <limits>
 #include <string>
 #include <utility>
@@ -57,7 +57,7 @@ TEST_P(GradientVariants, ShapesOfModels) {
   }
 }
 
-// Rows of other experts are in the last stage's memory. Their NaNs must not affect other experts.
+// Rows of other experts are in the memory of the last stage. NaNs in them must not affect this expert.
 TEST_P(GradientVariants, NeighboursHaveNoInfluence) {
   for (const int64_t rows : {1, 15, 17, 31, 33, 47, 63, 65, 95, 97, 150}) {
     GradientRig rig(case_of(320, 264, GetParam()), {rows, 40, rows, 1, 0}, Fill::integers);
@@ -69,7 +69,8 @@ TEST_P(GradientVariants, NeighboursHaveNoInfluence) {
   }
 }
 
-// The bits of an expert's gradients depend neither on its neighbors, nor on the place of its rows, nor on the multiprocessors.
+// The bits of an expert's gradients depend neither on its neighbors, nor on the position of its rows, nor on the
+// multiprocessors.
 TEST_P(GradientVariants, BitsOfAnExpertDependOnNothingElse) {
   GradientRig rig(case_of(520, 456, GetParam()), {300, 111, 77, 400, 0}, Fill::normal);
   rig.run();
@@ -88,7 +89,7 @@ TEST_P(GradientVariants, BitsOfAnExpertDependOnNothingElse) {
   rig.set_counts({0, 111, 5, 1, 0});
   rig.run();
   expect_same("other neighbours");
-  // The same rows, copied to another expert's place, at another distance from the end of a stage.
+  // The same rows, copied to another expert's position, at another distance from the end of a stage.
   const switchyard::ConstRows dy = rig.dy(), x = rig.x();
   const int64_t to = rig.first()[3] + 13, from = rig.first()[1];
   for (const switchyard::ConstRows& r : {dy, x}) {
@@ -119,14 +120,14 @@ TEST_P(GradientVariants, MaskedRowsOfLowLatency) {
   EXPECT_EQ(rig.difference().unequal, 0);
 }
 
-// For any counts left by a failed dispatch, these experts have no rows.
+// Whatever counts a failed dispatch has left, these experts have no rows.
 TEST_P(GradientVariants, CountsThatCannotBe) {
   constexpr int64_t kMin = std::numeric_limits<int64_t>::min(), kMax = std::numeric_limits<int64_t>::max();
   GradientRig rig(case_of(256, 128, GetParam()), {20, 20, 20, 20}, Fill::integers);
   rig.num_rows().set(std::vector<int64_t>{-5, kMin, 0, kMax});
   rig.run();
   ok(cudaDeviceSynchronize());
-  rig.set_counts({0, 0, 0, 20});  // up to the end of the rows
+  rig.set_counts({0, 0, 0, 20});  // ends exactly at the end of the rows
   EXPECT_EQ(rig.difference().unequal, 0);
   rig.forget();
   DeviceBytes first(32);

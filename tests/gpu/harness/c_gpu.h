@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 /* Returns whether a GPU is visible. If not, prints that and sets the program's exit status: 0 if SWITCHYARD_GPU_OPTIONAL is 1.
- * Kernels are loaded immediately, not when they first run. */
+ * Kernels are loaded immediately instead of when they first run. */
 int gpu_is_visible(int* status);
 
 /* Returns a copy of host memory. */

@@ -18,7 +18,7 @@ void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-/// Allocates once, so that nothing is allocated while a kernel may wait for a peer.
+/// Allocates once, so nothing is allocated while a kernel may wait for a peer.
 class CudaMemory final : public RankMemory {
  public:
   explicit CudaMemory(int device) : device_(device) {
@@ -26,7 +26,7 @@ class CudaMemory final : public RankMemory {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     check(cudaMalloc(reinterpret_cast<void**>(&arena_), kArenaBytes), "cudaMalloc");
     check(cudaMalloc(reinterpret_cast<void**>(&kept_), kKeptBytes), "cudaMalloc");
-    fill(arena_, 0xEE, kArenaBytes);  // a stream's first use may wait for other ranks' kernels, so it must not be in a call
+    fill(arena_, 0xEE, kArenaBytes);  // a stream's first use may wait for other ranks' kernels
     check(cudaStreamSynchronize(stream_), "cudaMemset");
   }
   ~CudaMemory() override {
@@ -58,8 +58,8 @@ class CudaMemory final : public RankMemory {
     check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copy to the device");
     check(cudaStreamSynchronize(stream_), "copy to the device");
   }
-  /// Waits for the stream first: a copy to ordinary memory after a kernel that waits for a rank of this process may keep that
-  /// rank from launching.
+  /// Waits for the stream first: a copy to ordinary memory that follows a kernel waiting for a rank of this process may keep
+  /// that rank from launching.
   void read(void* host, const void* device, size_t bytes) override {
     check(cudaStreamSynchronize(stream_), "copy from the device");
     if (bytes > 0) check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "copy from the device");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks on GPUs, as processes or as threads, for tests. The test program itself never uses a GPU, because afterwards the
-// processes that it forks could not. Threads therefore run in a forked process too.
+// Ranks on GPUs, as processes or as threads, for tests. The test program itself never uses a GPU, because the processes that it
+// forks afterwards could not use one. Therefore threads also run in a forked process.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -39,7 +39,7 @@ inline void cuda(cudaError_t error, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-/// Number of visible GPUs, counted in a separate process.
+/// Number of visible GPUs, determined in a separate process.
 inline int count_gpus() {
   const auto ends = run_ranks(1, [](ChildRank& me) {
     int count = 0;
@@ -97,7 +97,7 @@ inline void run_threads(int world, const RankBody& body) {
   if (consequence) std::rethrow_exception(consequence);
 }
 
-/// Runs `body` on every rank and expects that none throws. `heap_kind` is the value of SWITCHYARD_CUDA_HEAP, or null.
+/// Runs `body` on every rank and expects that none throws. `heap_kind` is the value of SWITCHYARD_CUDA_HEAP or null.
 inline void run_gpu_ranks(As as, int world, const char* heap_kind, const RankBody& body) {
   const std::string store = "unix:@switchyard-test-" + detail::random_token();
   const auto prepare = [&] {
@@ -122,7 +122,7 @@ inline void run_gpu_ranks(As as, int world, const char* heap_kind, const RankBod
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << name_of(as) << ", " << end;
 }
 
-/// Returns the text of the Error that `body` throws, which must have `code`.
+/// Returns the text of the Error thrown by `body`. The Error must have `code`.
 template <class Body>
 std::string text_of_error(ErrorCode code, const Body& body) {
   try {
@@ -138,7 +138,7 @@ inline void require_contains(const std::string& text, const std::string& part) {
   require(text.find(part) != std::string::npos, "'" + text + "' contains '" + part + "'");
 }
 
-/// Compares words of a mapping with the pattern, read by the SMs and by the copy engine.
+/// Compares words of a mapping with the pattern, reading them both with the SMs and with the copy engine.
 inline void require_pattern(const std::byte* at, size_t words, uint32_t seed, const std::string& what) {
   if (words == 0) return;
   std::vector<uint32_t> got(words), again(words);
@@ -163,7 +163,7 @@ inline void require_zero(const std::byte* at, size_t bytes, const std::string& w
   if (found != got.end()) throw std::runtime_error(what + ": byte " + std::to_string(found - got.begin()) + " is not zero");
 }
 
-/// Writes the pattern through a mapping: the first half by a kernel, the rest by a copy from the host.
+/// Writes the pattern through a mapping: the first half with a kernel, the rest with a copy from the host.
 inline void write_pattern(std::byte* at, size_t words, uint32_t seed) {
   auto* const to = reinterpret_cast<uint32_t*>(at);
   const size_t half = words / 2;
@@ -183,7 +183,7 @@ inline size_t free_bytes() {
 }
 
 /// Collective: number of descriptors of this process while no rank opens or closes any. Ranks may be threads of one process,
-/// and reading the folder takes a descriptor itself.
+/// and reading the folder uses a descriptor itself.
 inline int open_descriptors(const GpuRank& me) {
   static std::mutex one_reader;
   me.meet();
@@ -198,7 +198,7 @@ inline int open_descriptors(const GpuRank& me) {
   return count;
 }
 
-/// Ranks as processes and as threads, 1, 2 and 4 of them, with both kinds of heap.
+/// Ranks as processes and as threads (1, 2 and 4 ranks), with both kinds of heap.
 struct Setting {
   As as;
   int world;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work that a call enqueues, as recorded by a capture.
+// The work enqueued by a call, as recorded by a capture.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace harness {
 
-/// Captures `call`, which enqueues on the station's first stream, and expects one kernel and nothing else: no memset, no copy,
-/// no host function, no event. Nothing runs.
+/// Captures `call`, which enqueues on the station's first stream, and expects one kernel and nothing else: no memset, copy,
+/// host function or event. The captured work is not run.
 template <class Call>
 void expect_launches(size_t launches, Station& me, const std::string& what, Call&& call) {
   cudaGraph_t graph = nullptr;

@@ -13,15 +13,15 @@
 
 namespace harness {
 
-/// Runs run_rank(child, k) in k.kWorld processes. Each prints "<n> calls queued", k.kCalls of them if k.queues_before(rank);
-/// then k.kVictim is killed and the others receive "killed". They must print "done" and exit normally.
+/// Runs run_rank(child, k) in k.kWorld processes. Each process prints "<n> calls queued", with k.kCalls of them if
+/// k.queues_before(rank); then k.kVictim is killed and the others receive "killed". They must print "done" and exit normally.
 template <class Case>
 void kill_one(const Case& k, void (*run_rank)(switchyard::test::ChildRank&, const Case&)) {
   using namespace std::chrono_literals;
   const auto queued = [&](int rank) { return std::to_string(k.queues_before(rank) ? k.kCalls : 0) + " calls queued"; };
   switchyard::test::ForkedRanks ranks(k.kWorld, [&](switchyard::test::ChildRank& child) { run_rank(child, k); });
   for (int r = 0; r < k.kWorld; ++r) ASSERT_TRUE(ranks.wait_until_said(r, queued(r), 40s)) << "rank " << r;
-  ::usleep(200000);  // the kernels run
+  ::usleep(200000);  // gives the kernels time to run
   ranks.kill(k.kVictim);
   ASSERT_TRUE(ranks.wait_until_ended(k.kVictim, 10s));
   ranks.send_line_to_all("killed");
@@ -34,7 +34,7 @@ void kill_one(const Case& k, void (*run_rank)(switchyard::test::ChildRank&, cons
   }
 }
 
-/// Joins the group of kill_one's processes.
+/// Joins the group formed by kill_one's processes.
 template <class Case>
 Group join_killed(const switchyard::test::ChildRank& child, const Case& k, size_t heap) {
   GroupOptions options;
@@ -44,9 +44,9 @@ Group join_killed(const switchyard::test::ChildRank& child, const Case& k, size_
   return Group::connect(child.rank(), k.kWorld, k.store, "token", options);
 }
 
-/// Runs one of the processes, from its queued calls on. Does not return on the victim. On the others, all calls have failed
-/// when this returns, in less than two deadlines together. `queue()` makes calls until k.kCalls are queued, `queued()` returns
-/// the number queued; `release()` releases whatever holds the calls back.
+/// Runs one of the processes, starting with its queued calls. Does not return on the victim. On the other ranks all calls have
+/// failed when this returns, and the time is less than two deadlines together. `queue()` makes calls until k.kCalls are queued,
+/// `queued()` returns the number queued; `release()` releases whatever holds the calls back.
 template <class Case, class Queue, class Queued>
 void be_killed_or_survive(
     switchyard::test::ChildRank& child, const Case& k, Station& me, const Queue& queue, const Queued& queued,
@@ -63,7 +63,7 @@ void be_killed_or_survive(
   release();
   if (!k.queues_before(child.rank())) {
     start = Clock::now();
-    (void)outcome_of(queue);  // may raise the error at once
+    (void)outcome_of(queue);  // may already raise the error
   }
   me.synchronize();
   child.require(Clock::now() - start < 2 * k.kDeadline, "the calls end within two deadlines");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's ledger combine on a GPU: inputs in device memory, results compared with the oracle.
+// Ledger combine of one rank on a GPU: inputs in device memory, results compared with the oracle.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ struct LedgerStation {
   void combine(switchyard::LedgerCombine& ledger, const switchyard::PreparedLedger& prepared, int stream = 0) {
     ledger.combine(y, probs, prepared, out, options(stream));
   }
-  /// Call after all ranks are idle.
+  /// Call when all ranks are idle.
   void check() {
     if (bytes > 0) me.read(data.out().data(), out, bytes);
     data.check_out(me.f);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// main() of the GPU suites: without a GPU they fail, unless SWITCHYARD_GPU_OPTIONAL=1. Never uses CUDA in this process if ranks
-// are processes, because a forked child of a process with a context has none. Suites whose ranks are processes run in teams.
+// main() of the GPU suites: without a GPU they fail, unless SWITCHYARD_GPU_OPTIONAL=1. If ranks are processes, this process
+// never uses CUDA, because a child forked from a process with a context has no context. Suites whose ranks are processes run in
+// teams.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,7 +29,7 @@ int count_in_child() {
 int harness::gpus_of_suite() { return g_gpus; }
 
 int main(int argc, char** argv) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);       // a lazy load can wait for another rank's kernel
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);       // a lazy load may wait for another rank's kernel
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams of ranks on one GPU must not share a queue
   testing::InitGoogleTest(&argc, argv);
   g_gpus = count_in_child();

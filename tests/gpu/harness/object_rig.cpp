@@ -17,8 +17,8 @@ size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 constexpr size_t kArenaBytes = size_t{128} << 20;
 
-/// Kept by rank until the process ends: an allocation, or a new stream, may wait for another rank's kernel. `copies` is shared
-/// by the ranks of a GPU: eight ranks with three streams each leave few of its 32 queues, and none of them may have two
+/// Kept by rank until the process ends, because an allocation or a new stream may wait for another rank's kernel. `copies` is
+/// shared by the ranks of a GPU: eight ranks with three streams each leave few of its 32 queues, and no queue may serve two
 /// streams.
 struct Lasting {
   std::byte* arena = nullptr;
@@ -213,7 +213,7 @@ void Station::check(const Case& c, const RankData& data, const Shot& shot, const
     at += aligned(size);
   });
   if (c.problem.weights.empty()) d.topk_weights = d.row_weights = {};
-  const size_t routes = idx(data.ids().tokens * data.ids().topk);  // a captured call has room for more
+  const size_t routes = idx(data.ids().tokens * data.ids().topk);  // more memory is allocated for a captured call
   if (d.dropped.size() > routes) d.dropped = d.dropped.first(routes);
   data.check_dispatched(d, f);
 }
@@ -311,7 +311,7 @@ size_t heap_for(const NormalConfig& config, int world, int objects) {
 
 namespace {
 
-/// Failures so far, inside isolated().
+/// Number of failures so far, inside isolated().
 std::vector<std::string>* g_found = nullptr;
 
 }  // namespace

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests of exchange objects on GPUs: conditions around the calls (streams, graphs, faults), with every element checked by the
-// harness' scenarios and oracle.
+// harness' scenarios and the oracle.
 //
-// Every test body runs in a forked process, so that a fault that corrupts a CUDA context, or a hang, fails only that test. Its
-// ranks are threads. The host and copy engines copy nothing from or to the heap: kernels copy to ordinary device memory, in
-// stream order, and that is read when all ranks are idle.
+// Every test body runs in a forked process, so a fault that corrupts a CUDA context, or a hang, fails only that test. Its ranks
+// are threads. The host and the copy engines never copy to or from the heap: kernels copy to ordinary device memory in stream
+// order, and that memory is read when all ranks are idle.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -37,10 +37,10 @@ using switchyard::NormalConfig;
 using switchyard::NormalExchange;
 using switchyard::SizePolicy;
 
-/// Throws std::runtime_error naming the call; leaves no error pending.
+/// Throws std::runtime_error naming the call. Leaves no error pending.
 void must(cudaError_t status, const char* what);
 
-/// Meeting point of ranks that are threads. No rank waits for one that has left, or longer than a minute.
+/// Meeting point of ranks that are threads. A rank never waits for a rank that has left, nor longer than a minute.
 class Meeting {
  public:
   explicit Meeting(int ranks) : ranks_(ranks) {}
@@ -55,7 +55,7 @@ class Meeting {
   bool left_ = false;
 };
 
-/// A rank's inputs of one dispatch + combine in device memory.
+/// A rank's inputs of one dispatch and combine, in device memory.
 struct Inputs {
   switchyard::ConstRows x;
   switchyard::ExpertIds ids;
@@ -64,7 +64,8 @@ struct Inputs {
   size_t x_bytes = 0, ids_bytes = 0, weights_bytes = 0, out_bytes = 0;
 };
 
-/// Copy of a dispatch's output at one point of a stream. Shape and pointers are those of the dispatch, contents are at `base`.
+/// Copy of a dispatch's output at one point of a stream. Shape and pointers are those of the dispatch; the contents are at
+/// `base`.
 struct Shot {
   Dispatched d;
   std::byte* base = nullptr;
@@ -77,7 +78,7 @@ struct Gate {
   void open() const { *static_cast<volatile uint32_t*>(opened) = 1; }
 };
 
-/// One rank of a test: its GPU, streams and memory, all made before any rank waits for another.
+/// One rank of a test: its GPU, streams and memory, all created before any rank waits for another.
 class Station {
  public:
   Station(Group& group, Failures& failures, Meeting& meeting);
@@ -93,24 +94,24 @@ class Station {
   cudaStream_t stream(int i = 0) const { return streams_[i % kStreams]; }
   const Gate& gate() const { return gate_; }
 
-  /// Device memory of this test; no CUDA call.
+  /// Device memory of this test. Makes no CUDA call.
   std::byte* allocate(size_t bytes);
-  /// Copies from and to the host: not while ranks wait for this one.
+  /// Copies from and to the host. Must not be called while ranks wait for this rank.
   void* upload(const void* host, size_t bytes);
   Inputs upload(const Case& c, RankData& data);
   void read(void* host, const void* device, size_t bytes);
 
   /// Waits until all streams are idle, and until all ranks have arrived.
   void meet();
-  /// Only waits for the ranks.
+  /// Only waits for the other ranks.
   void gather() { meeting_.arrive(); }
   void synchronize();
 
   /// Enqueues the copies.
   Shot shoot(const Dispatched& d, cudaStream_t stream);
   std::byte* keep(const void* device, size_t bytes, cudaStream_t stream);
-  /// Compare with the oracle. `handle` must be of a dispatch with this routing. Call after meet(), and meet() again before the
-  /// next call.
+  /// Compares with the oracle. `handle` must belong to a dispatch with this routing. Call after meet(), and call meet() again
+  /// before the next call.
   void check(const Case& c, const RankData& data, const Shot& shot, const Handle& handle);
   void check_combined(RankData& data, const Inputs& in, const void* out);
   void check_combined(RankData& data, const Inputs& in) { check_combined(data, in, in.out); }
@@ -129,12 +130,12 @@ class Station {
   Gate gate_;
 };
 
-/// A rank's exchange object and inputs. All ranks have theirs when the constructor returns.
+/// A rank's exchange object and inputs. When the constructor returns, all ranks have theirs.
 struct ExchangeRig {
   ExchangeRig(Station& station, const std::shared_ptr<const Case>& given, const NormalConfig& config);
   Dispatched dispatch(int stream = 0);
   void combine(const switchyard::ConstRows& rows, const Handle& handle, int stream = 0);
-  /// Row buffers that fill the pool except for `left`.
+  /// Row buffers that fill the pool except for `left` bytes.
   std::vector<switchyard::RowBuffer> fill_pool(const Handle& handle, size_t left = 0);
 
   Station& me;
@@ -144,32 +145,32 @@ struct ExchangeRig {
   Inputs in;
 };
 
-/// Random values, experts that return their rows, in place; worst-case sizes.
+/// Random values, experts that return their rows in place, worst-case sizes.
 Scenario gpu_scenario(const std::string& name, int world, Layout layout, int64_t tokens, uint64_t seed = 1);
 
-/// Row width and number of multiprocessors of a test's calls. narrow: those of gpu_scenario, rows that lanes copy, kernels
-/// whose blocks all do the same. wide: rows that are copied in bulk, and enough multiprocessors that expert-major calls divide
-/// their blocks and up to two ranks push rows of combine per_route; up to four ranks, which fit on a GPU of 132 together with
-/// their plans.
+/// Row width and number of multiprocessors of a test's calls. narrow: those of gpu_scenario; lanes copy the rows, and all
+/// blocks of a kernel do the same work. wide: rows are copied in bulk, and there are enough multiprocessors that expert-major
+/// calls divide their blocks and up to two ranks push rows of combine per_route; up to four ranks, which fit on a GPU with 132
+/// multiprocessors together with their plans.
 enum class Width { narrow, wide };
 const char* suffix_of(Width width);  ///< of a test's name
 Scenario with_width(Scenario s, Width width);
 /// Bytes of a row of x.
 size_t row_bytes_of(const Case& c);
 
-/// Rows that a dispatch of worst-case size allocates.
+/// Number of rows that a dispatch of worst-case size allocates.
 int64_t worst_rows(const Case& c);
-/// make_config with a pool for `times` as many.
+/// make_config with a pool for `times` as many rows.
 NormalConfig config_with_large_pool(const Case& c, int times);
 size_t heap_for(const NormalConfig& config, int world, int objects = 1);
 
-/// Multiprocessors of each of two calls that a rank may have at the same time. Call inside on_gpus().
+/// Multiprocessors for each of two calls that a rank may have in flight at the same time. Call inside on_gpus().
 int half_of_a_rank(int world);
 
 using StationBody = std::function<void(Station&)>;
-/// Runs `body` in a separate process and expects no failure in any of its on_gpus().
+/// Runs `body` in a separate process and expects no failure in any on_gpus() inside it.
 void isolated(const std::function<void()>& body, std::chrono::milliseconds limit = 60s);
-/// Runs `body` as all ranks of one group; inside isolated(), or else in a separate process.
+/// Runs `body` on all ranks of one group; if not inside isolated(), in a separate process.
 void on_gpus(int world, size_t heap, std::chrono::milliseconds timeout, const StationBody& body);
 inline void on_gpus(int world, size_t heap, const StationBody& body) { on_gpus(world, heap, 10s, body); }
 

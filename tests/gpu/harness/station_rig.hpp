@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rig of streamed_calls.hpp for GPUs: a rank of object_rig.hpp.
+// Rig of streamed_calls.hpp for GPUs, based on a rank of object_rig.hpp.
 #pragma once
 
 #include <algorithm>
@@ -31,8 +31,8 @@ class StationRig {
     launch_job(job, static_cast<cudaStream_t>(stream));
   }
   void pause(uint64_t ns, void* stream) const { launch_busy(1, 32, ns, sink_, static_cast<cudaStream_t>(stream)); }
-  /// Call after `launches` launches: the host runs ahead by 96 to 128 of them, because a launch into a full queue keeps other
-  /// ranks of the process from launching. A call with its inputs and its judge is about four launches.
+  /// Call after `launches` launches. The host runs ahead by 96 to 128 launches, because a launch into a full queue prevents
+  /// other ranks of the process from launching. A call with its inputs and its judge is about four launches.
   void pace(void* stream, size_t launches = 4) {
     launched_ += launches;
     if (launched_ < kLaunches) return;

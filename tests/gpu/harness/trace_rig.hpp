@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recording on GPUs, and properties required of every trace.
+// Recording on GPUs, and properties that every trace must have.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using switchyard::detail::Event;
 using switchyard::detail::Tracer;
 using switchyard::detail::TraceRecord;
 
-/// Capacity for every warp that a GPU may run, for any number of ranks sharing it.
+/// Capacity for every warp that a GPU can run, for any number of ranks that share the GPU.
 inline switchyard::TraceOptions large_trace_options() {
   switchyard::TraceOptions o;
   o.num_blocks = 160;
@@ -33,7 +33,7 @@ struct Interval {
 
 inline std::string name_of(const TraceRecord& r) { return switchyard::detail::event_info(static_cast<Event>(r.event)).name; }
 
-/// Spans of the calls, from kernels' begins and ends.
+/// Spans of the calls, computed from the begin and end of their kernels.
 inline std::vector<TraceRecord> calls_of(const Tracer& tracer) {
   std::vector<TraceRecord> calls;
   for (size_t i = 0; i < tracer.size(switchyard::detail::kHostTrack); ++i) {
@@ -43,16 +43,16 @@ inline std::vector<TraceRecord> calls_of(const Tracer& tracer) {
   return calls;
 }
 
-/// Tolerance between a kernel's clocks: its warps do not begin in the same cycle, and a timer may tick every microsecond.
+/// Tolerance among a kernel's clocks: its warps do not begin in the same cycle, and a timer may tick only every microsecond.
 inline constexpr uint64_t kCallTolerance = 2'000;
 
 /// Tolerance of a time in the trace relative to this host's clock: the trace's clock error, the tolerance within a call, and 10
-/// ppm by which a clock's rate may have changed meanwhile.
+/// ppm for changes of a clock's rate in the meantime.
 inline uint64_t clock_tolerance(const switchyard::Trace& trace, const Interval& when) {
   return trace.clock_error_ns() + kCallTolerance + (when.end - when.begin) / 100'000;
 }
 
-/// Checks that spans are in order, within the interval, and wait for existing ranks; returns their number per phase.
+/// Checks that spans are in order and within the interval, and wait only for existing ranks. Returns their number per phase.
 inline std::map<std::string, int> judge_spans(Station& me, const switchyard::Trace& trace, const Interval& when) {
   const uint64_t tolerance = clock_tolerance(trace, when);
   const Tracer& tracer = *trace.tracer(me.rank());
@@ -79,7 +79,7 @@ inline std::map<std::string, int> judge_spans(Station& me, const switchyard::Tra
   return spans;
 }
 
-/// Expects `wanted` calls of this kind, each of `arg` tokens or routes.
+/// Expects `wanted` calls of this kind, each with `arg` tokens or routes.
 inline void expect_calls(Station& me, const switchyard::Trace& trace, Event kind, int wanted, int64_t arg) {
   int found = 0;
   for (const TraceRecord& call : calls_of(*trace.tracer(me.rank()))) {
@@ -105,8 +105,8 @@ void for_each_span(const switchyard::Trace& trace, int rank, F&& f) {
     for (size_t i = 0; i < tracer.size(track); ++i) f(tracer.record(track, i));
 }
 
-/// No rank leaves a call that some rank has not begun, and no wait for rows of a rank ends before that rank has begun to send
-/// any. For calls that every rank makes, in the same order.
+/// Checks that no rank leaves a call that another rank has not begun, and that no wait for rows of a rank ends before that rank
+/// has begun to send. For calls that every rank makes in the same order.
 inline void judge_order(Station& me, const switchyard::Trace& trace, const Interval& when) {
   const uint64_t tolerance = 2 * clock_tolerance(trace, when);
   const auto exchanges_of = [&](int rank) {
@@ -140,8 +140,8 @@ inline void judge_order(Station& me, const switchyard::Trace& trace, const Inter
   }
 }
 
-/// Waits of this rank that name `late`, by phase, and as "long" those of more than `max_wait_ns`. `directly`: no other rank is
-/// awaited that long; not true if ranks wait for others that wait for it. Call after recording.
+/// Waits of this rank that name `late`, by phase; those longer than `max_wait_ns` also count as "long". `directly`: no other
+/// rank is awaited that long, which does not hold if ranks wait for others that wait for `late`. Call after recording.
 inline std::map<std::string, int> waits_for(Station& me, const switchyard::Trace& trace, int late, uint64_t max_wait_ns,
                                             bool directly = true) {
   std::map<std::string, int> named;
@@ -158,7 +158,7 @@ inline std::map<std::string, int> waits_for(Station& me, const switchyard::Trace
   return named;
 }
 
-/// Nanoseconds of this rank's longest span of `event` that names rank `late`; 0: none. Call after recording.
+/// Nanoseconds of this rank's longest `event` span that names rank `late`; 0: none. Call after recording.
 inline uint64_t longest_wait(Station& me, const switchyard::Trace& trace, Event event, int late) {
   uint64_t longest = 0;
   for_each_span(trace, me.rank(), [&](const TraceRecord& r) {
@@ -167,14 +167,14 @@ inline uint64_t longest_wait(Station& me, const switchyard::Trace& trace, Event 
   return longest;
 }
 
-/// Bytes in the spans of all ranks. Call after recording.
+/// Total bytes in the spans of all ranks. Call after recording.
 inline uint64_t traced_bytes(const switchyard::Trace& trace) {
   uint64_t bytes = 0;
   for (const auto& phase : trace.summary()) bytes += phase.bytes;
   return bytes;
 }
 
-/// Runs `body` while recording; all work that it enqueued has ended on all ranks afterwards.
+/// Runs `body` while recording. When it returns, all work enqueued by `body` has ended on all ranks.
 template <class Body>
 Interval record(Station& me, switchyard::Trace& trace, Body&& body) {
   me.meet();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric heap in GPU memory: the same bytes through every mapping, equal errors on all ranks, no leftovers.
+// Symmetric heap in GPU memory: the same bytes through every mapping, the same errors on all ranks, no leftovers.
 #include "heap/gpu/cuda_heap.hpp"
 
 #include <cuda.h>
@@ -16,7 +16,7 @@ using namespace detail;
 using namespace test;
 
 constexpr size_t kBytes = 4 * kMiB;
-/// Memory that the driver may keep for itself (page tables, pools) between two readings of the free memory.
+/// Memory that the driver may allocate for itself (page tables, pools) between two readings of the free memory.
 constexpr size_t kSlack = 24 * kMiB;
 
 using Heap = std::unique_ptr<CudaHeap>;
@@ -25,7 +25,7 @@ Heap make_heap(const GpuRank& me, size_t bytes = kBytes) { return CudaHeap::crea
 
 uint32_t seed_of(int writer, int owner, int round = 0) { return static_cast<uint32_t>((round * 64 + writer) * 64 + owner); }
 
-/// Slice of the segments that one writer fills: beyond the header, with an odd offset and size.
+/// Slice of the segments that one writer fills: beyond the header, at an odd offset and with an odd size.
 struct Slice {
   size_t offset, words;
 };
@@ -98,7 +98,7 @@ TEST_P(CudaHeapShares, NothingIsLeftAfterManyHeaps) {
   const Setting s = GetParam();
   run_gpu_ranks(s.as, s.world, s.kind, [&](const GpuRank& me) {
     constexpr size_t kLarge = 64 * kMiB;
-    make_heap(me, kLarge).reset();  // allocates what the driver sets up once
+    make_heap(me, kLarge).reset();  // triggers the driver's one-time allocations
     me.meet();
     const size_t free = free_bytes();
     const int fds = open_descriptors(me);
@@ -146,7 +146,7 @@ TEST(CudaHeapInProcess, OneThreadMakesAllRanks) {
           cuda(cudaSetDevice(devices[r]), "cudaSetDevice");
           check_all(heaps[r]->view());
         }
-        heaps.front().reset();  // the segment lives on with the other ranks
+        heaps.front().reset();  // the other ranks keep the segment alive
         if (world > 1) check_all(heaps.back()->view());
       });
       EXPECT_TRUE(ends[0].ok()) << kind << ", " << world << " ranks, " << ends[0];
@@ -154,7 +154,7 @@ TEST(CudaHeapInProcess, OneThreadMakesAllRanks) {
   }
 }
 
-/// A rank on the last GPU creates no context on the first one.
+/// A rank on the last GPU does not create a context on the first GPU.
 TEST(CudaHeapInProcess, OtherGpusStayUntouched) {
   if (count_gpus() < 2) GTEST_SKIP() << "needs two GPUs";
   const auto ends = run_ranks(1, [&](ChildRank&) {
@@ -215,7 +215,7 @@ TEST(CudaHeapErrors, TheEnvironmentDecidesTheKind) {
   });
 }
 
-/// Only one rank runs out of memory: rank 1 on its own, full GPU, or, on a shared one, the second to allocate.
+/// Only one rank runs out of memory: rank 1 on its own full GPU or, on a shared GPU, the second rank that allocates.
 TEST(CudaHeapErrors, ExhaustionOnOneRank) {
   const bool shared = count_gpus() < 2;
   for (const char* kind : {"vmm", "ipc"}) {
@@ -248,7 +248,7 @@ TEST(CudaHeapErrors, ExhaustionOnOneRank) {
 
 // ---- a peer dies ----
 
-/// With driver memory the segment of a dead process stays usable, and teardown needs no other rank.
+/// With driver memory, the segment of a dead process stays usable, and teardown does not need other ranks.
 TEST(CudaHeapPeerDies, OthersGoOnAndTearDown) {
   for (const char* kind : {"vmm", "ipc"}) {
     const std::string store = "unix:@switchyard-test-" + random_token();
@@ -334,7 +334,7 @@ TEST_P(CudaHeapSleeps, MemoryGoesAndComesBackAtTheSameAddresses) {
   });
 }
 
-/// On a GPU without room wake fails on all ranks, and succeeds later with the kept content.
+/// On a GPU without room, wake fails on all ranks; later it succeeds and the kept content is intact.
 TEST_P(CudaHeapSleeps, WakeCanBeTriedAgain) {
   const Setting s = GetParam();
   run_gpu_ranks(s.as, s.world, s.kind, [&](const GpuRank& me) {

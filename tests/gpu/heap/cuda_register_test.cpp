@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registration of the caller's buffers: every rank reaches every buffer, and memory that cannot be shared is refused on all
-// ranks with the name of its allocator.
+// Registration of the caller's buffers: every rank can access every buffer, and memory that cannot be shared is rejected on all
+// ranks with an error that names its allocator.
 #include "gpu/harness/gpu_ranks.hpp"
 #include "heap/gpu/cuda_heap.hpp"
 #include "heap/gpu/driver.cuh"
@@ -13,7 +13,7 @@ using namespace test;
 
 constexpr size_t kChunk = 2 * kMiB;
 
-/// Driver memory of the caller: `chunks` allocations mapped one after the other.
+/// The caller's driver memory: `chunks` allocations mapped one after the other.
 class CallersVmm {
  public:
   CallersVmm(int device, int chunks, bool exportable) : bytes_(kChunk * static_cast<size_t>(chunks)), chunks_(chunks) {
@@ -62,7 +62,7 @@ std::byte* allocate(size_t bytes) {
 
 uint32_t seed_of(int writer, int owner) { return static_cast<uint32_t>(5000 + writer * 64 + owner); }
 
-/// Every rank writes its share of every buffer; then all check all.
+/// Every rank writes its share of every buffer; then every rank checks everything.
 void exchange(const GpuRank& me, const PeerRange& range) {
   const auto world = static_cast<size_t>(me.world());
   const auto share = [&](int owner) { return range.bytes(owner) / 4 / world; };
@@ -86,7 +86,7 @@ TEST_P(CudaRegister, PartsOfCudaMalloc) {
   const Setting s = GetParam();
   run_gpu_ranks(s.as, s.world, nullptr, [](const GpuRank& me) {
     auto heap = CudaHeap::create(me.link, 2 * kMiB, me.device, kLong);
-    for (const size_t allocation : {8 * kMiB, size_t{100000}}) {  // also one that shares its block with others
+    for (const size_t allocation : {8 * kMiB, size_t{100000}}) {  // the second shares a block with other allocations
       std::byte* const neighbour = allocate(1000);
       std::byte* const mine = allocate(allocation);
       // Rank r passes r + 1 steps of 16 KiB; rank 1 passes nothing.
@@ -153,7 +153,7 @@ TEST_P(CudaRegister, NothingIsLeft) {
   });
 }
 
-/// The last rank passes memory that cannot be shared; all ranks throw the same error, and are still in step.
+/// The last rank passes memory that cannot be shared: all ranks throw the same error and remain in step.
 TEST_P(CudaRegister, RefusalsNameTheAllocator) {
   const Setting s = GetParam();
   run_gpu_ranks(s.as, s.world, nullptr, [](const GpuRank& me) {
@@ -199,7 +199,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, CudaRegister,
                                          Setting{As::threads, 2, ""}, Setting{As::threads, 4, ""}),
                          name_of_setting);
 
-/// A buffer on another GPU than its rank's.
+/// A buffer on a GPU other than its rank's.
 TEST(CudaRegisterErrors, WrongGpu) {
   if (count_gpus() < 2) GTEST_SKIP() << "needs two GPUs";
   run_gpu_ranks(As::processes, 2, nullptr, [](const GpuRank& me) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low latency on GPUs of several named hosts, ranks as threads: order of enqueued calls, graphs, and reports of silent ranks.
-// No rows: the suites of tests/modes/low_latency cover these.
+// Low latency on GPUs of several named hosts, with ranks as threads: order of enqueued calls, graphs, and reports of silent
+// ranks. No rows are sent: the suites of tests/modes/low_latency cover rows.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// Calls without tokens: all phases and rounds, and no memory of the caller except y.
+/// Calls without tokens: all phases and rounds, but no caller memory except y.
 class EmptyExchange {
  public:
   EmptyExchange(Group& group, cudaStream_t stream)
@@ -106,7 +106,7 @@ TEST(GpuHostsLowLatency, WholeCallsAndHalvesWithoutTokens) {
   }
 }
 
-/// A rank that makes other calls between the halves does not keep others from receiving.
+/// A rank that makes other calls between the halves does not prevent others from receiving.
 TEST(GpuHostsLowLatency, HalvesAroundCallsOfAnotherObject) {
   if (count_gpus() < 2) GTEST_SKIP() << kTwoGpus;
   const auto all = outcomes(4, options_on_gpus("a,b"), [&](Group& group) {
@@ -151,7 +151,7 @@ GroupOptions soon(const char* host) {
   return options;
 }
 
-/// Rank 1 does not take part in a round of rank 0, and gets the error that rank 0 gave it up.
+/// Rank 1 does not take part in a round of rank 0, and receives the error that rank 0 gave up on it.
 void expect_silence_named(const std::vector<Outcome>& all) {
   EXPECT_EQ(code_name(all[0].code), "peer_timeout") << all[0].text;
   EXPECT_EQ(all[0].report.awaited_rank, 1) << all[0].text;
@@ -173,7 +173,7 @@ TEST(GpuHostsLowLatency, ARankThatDoesNotComeIsNamed) {
   }
 }
 
-/// The calls of a rank as a graph.
+/// A rank's calls as a graph.
 class Graph {
  public:
   template <class Calls>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups on GPUs whose ranks are threads on several named hosts: mappings, refusals, propagation of an abort, and the report of
-// a rank that does not take part in a round. Rows: the suites of tests/modes/normal.
+// a rank that does not take part in a round. The suites of tests/modes/normal cover rows.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -70,7 +70,7 @@ TEST(GpuHostsFaults, AnAbortReachesOtherHosts) {
   }
 }
 
-/// All ranks refuse alike, and the group stays usable.
+/// All ranks reject the call in the same way, and the group stays usable.
 TEST(GpuHostsRefusals, NameTheHosts) {
   const auto all = outcomes(3, options_on_gpus("a,a,b"), [&](Group& group) {
     switchyard::NormalConfig rings;
@@ -106,7 +106,7 @@ switchyard::NormalConfig small_config() {
   return config;
 }
 
-/// Calls without tokens: all phases and all rounds of control, and no memory of the caller.
+/// Calls without tokens: all phases and all control rounds, but no caller memory.
 class EmptyCalls {
  public:
   explicit EmptyCalls(Group& group) : exchange_(group, small_config()) {

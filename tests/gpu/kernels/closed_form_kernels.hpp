@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs of closed_form.hpp as kernels.
+// Runs jobs of closed_form.hpp as kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>

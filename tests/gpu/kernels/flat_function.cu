@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Like a user's file: includes only the public header.
+// Written like a user's file: includes only the public header.
 #include "modes/flat/flat_function.hpp"
 #include "switchyard/cuda/row_function.cuh"
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-/// All blocks must have arrived before any may leave.
+/// A block leaves only after all blocks have arrived.
 __global__ void full_kernel(uint32_t* begun, uint32_t wanted, uint32_t* gave_up) {
   extern __shared__ uint32_t all_of_it[];
   if (threadIdx.x != 0) return;
@@ -59,7 +59,7 @@ bool idle_within(cudaStream_t stream, std::chrono::milliseconds limit) {
 HeldMultiprocessors::HeldMultiprocessors(Station& me, int multiprocessors) : me_(me), blocks_(multiprocessors) {
   must(cudaDeviceGetAttribute(&shared_bytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, me.device()), "device attribute");
   must(cudaFuncSetAttribute(held_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes_), "shared memory");
-  uint32_t* words = nullptr;  // freed when the process ends, because freeing it waits for all kernels
+  uint32_t* words = nullptr;  // freed only when the process ends, because freeing it waits for all kernels
   must(cudaHostAlloc(reinterpret_cast<void**>(&words), 768, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
   words_ = {words, words + 64, words + 128};
   *words_.opened = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel that needs every multiprocessor of a GPU at the same time, one that holds multiprocessors until it is released, and
-// a wait for a stream's end with a deadline.
+// A kernel that needs every multiprocessor of a GPU at once, a kernel that holds multiprocessors until it is released, and a
+// wait for the end of a stream with a deadline.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,15 +12,16 @@
 
 namespace harness {
 
-/// Waits until `stream` is idle, or `limit` is over. Returns whether it is idle.
+/// Waits until `stream` is idle or `limit` has passed. Returns whether it is idle.
 bool idle_within(cudaStream_t stream, std::chrono::milliseconds limit);
 
 /// For one station. Construct while no rank waits for another.
 class FullGpu {
  public:
   explicit FullGpu(Station& me);
-  /// Runs a block of all shared memory on every multiprocessor. Each ends when all of them have begun, or after two seconds,
-  /// which is a failure: something else held a multiprocessor. Call while no other work on this GPU can be awaited.
+  /// Runs a block that uses all shared memory on every multiprocessor. The blocks end when all of them have begun, or after two
+  /// seconds, which counts as a failure: something else held a multiprocessor. Call while no other work on this GPU can be
+  /// awaited.
   void expect_free(const std::string& what);
 
  private:
@@ -30,12 +31,12 @@ class FullGpu {
   uint32_t launches_ = 0;
 };
 
-/// Holds whole multiprocessors of a station's GPU: a block with all of its shared memory on each, on the station's second
+/// Holds whole multiprocessors of a station's GPU: runs a block that uses all shared memory on each, on the station's second
 /// stream. Construct while no rank waits for another.
 class HeldMultiprocessors {
  public:
   HeldMultiprocessors(Station& me, int multiprocessors);
-  /// Returns when all blocks have arrived. They stay until release(), at most for `limit`.
+  /// Returns when all blocks have arrived. They stay until release(), but at most for `limit`.
   void hold(std::chrono::milliseconds limit);
   /// Whether no block has timed out since hold().
   bool holding() const { return *static_cast<volatile uint32_t*>(words_.gave_up) == 0; }

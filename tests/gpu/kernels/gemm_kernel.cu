@@ -34,7 +34,7 @@ __device__ void mark_end(const Gemm& g, int n) {
   *g.ended = static_cast<uint32_t>(n) + 1;
 }
 
-/// A block computes a tile of C; each of 8 warps computes 32 x 64 of it.
+/// A block computes a tile of C; each of its 8 warps computes 32 x 64 elements.
 __global__ void __launch_bounds__(kThreads) gemm_kernel(const Gemm g, int n) {
   __shared__ __align__(128) __nv_bfloat16 a[kTile][kChunk + kPerVector];
   __shared__ __align__(128) __nv_bfloat16 b[kChunk][kTile + kPerVector];

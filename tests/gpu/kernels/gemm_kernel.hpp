@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A matrix product on tensor cores that occupies all multiprocessors of a GPU, to run concurrently with calls, and marks that
-// show the work in flight together. All launches enqueue and return; every kernel ends by itself.
+// show which work was in flight at the same time. All launches enqueue and return; every kernel ends by itself.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,19 +11,19 @@
 
 namespace harness {
 
-/// In device memory, initially zero. Tickets are numbers from 1 on, in the order in which they were drawn on this GPU.
+/// In device memory, initially zero. Tickets are numbers starting at 1, in the order in which they were drawn on this GPU.
 struct GemmMarks {
   static constexpr int kMax = 16384;  ///< launches
   uint32_t tickets;                   ///< drawn so far
   uint32_t begun_blocks[kMax], ended_blocks[kMax];
-  uint32_t begun[kMax], ended[kMax];  ///< the ticket of a launch's first block when it began; of its last block when it ended
+  uint32_t begun[kMax], ended[kMax];  ///< ticket of a launch's first block at its begin, and of the last block at its end
 };
 
-/// C = kRounds * A * B, in kRounds passes: A is blocks * kTile x kDepth, B kDepth x kTile, of bf16; C of float32. All sums are
-/// integers that are exact in float32.
+/// C = kRounds * A * B, in kRounds passes. A is blocks * kTile x kDepth, B is kDepth x kTile, both bf16; C is float32. All sums
+/// are integers that are exact in float32.
 struct Gemm {
   static constexpr int kTile = 128, kDepth = 256, kRounds = 64;
-  int blocks = 0;  ///< as many as fit the GPU at once
+  int blocks = 0;  ///< maximum number that fits the GPU at once
   void *a = nullptr, *b = nullptr;
   float* c = nullptr;
   GemmMarks* marks = nullptr;
@@ -34,11 +34,11 @@ struct Gemm {
   static SWITCHYARD_FN constexpr int b_value(int k, int column) { return (2 * k + 11 * column) % 5 - 2; }
 };
 
-/// Number of blocks of the current GPU for Gemm::blocks.
+/// Value of Gemm::blocks for the current GPU.
 int gemm_blocks();
 /// Writes A and B.
 void launch_gemm_inputs(const Gemm& gemm, cudaStream_t stream);
-/// Launches number n, counted from 0 in the order of the stream.
+/// Launches number n, counted from 0 in stream order.
 void launch_gemm(const Gemm& gemm, int n, cudaStream_t stream);
 /// Draws a ticket in stream order.
 void launch_ticket(GemmMarks* marks, uint32_t* to, cudaStream_t stream);

@@ -40,7 +40,7 @@ __global__ void busy_kernel(uint64_t ns, float* sink) {
       c = c * b + a;
     }
   } while (now_ns() - start < ns);
-  if (a == -1.0f && c == -2.0f) *sink = a;  // keeps the loop from being optimized away
+  if (a == -1.0f && c == -2.0f) *sink = a;  // prevents the compiler from removing the loop
 }
 
 __global__ void set_kernel(int32_t* to, int32_t value) { *to = value; }

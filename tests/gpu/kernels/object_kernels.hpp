@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of the tests of exchange objects on GPUs. All enqueue and return; every one ends by itself.
+// Kernels for the tests of exchange objects on GPUs. All functions enqueue and return; every kernel ends by itself.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,9 +21,9 @@ struct CopyList {
 };
 void launch_copies(const CopyList& list, cudaStream_t stream);
 void launch_copy(void* to, const void* from, size_t bytes, cudaStream_t stream);
-/// Holds the stream until `*opened` (mapped host memory) is not 0, for at most `limit_ns`; then `*timed_out` becomes 1.
+/// Holds the stream until `*opened` (mapped host memory) is not 0, but at most for `limit_ns`; then `*timed_out` becomes 1.
 void launch_gate(const uint32_t* opened, uint32_t* timed_out, uint64_t limit_ns, cudaStream_t stream);
-/// Multiplies for `ns` in each of its blocks.
+/// Runs multiplications for `ns` in each of its blocks.
 void launch_busy(int blocks, int threads, uint64_t ns, float* sink, cudaStream_t stream);
 void launch_set(int32_t* to, int32_t value, cudaStream_t stream);
 

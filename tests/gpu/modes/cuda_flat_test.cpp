@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flat exchange's split of unbalanced work (E19) as a GPU's warps make it; on the CPU: flat_object_test. Row functions in
-// graphs, and refused ones. Results of the exchange: tests/modes/flat/flat_test.cpp.
+// The flat exchange's split of unbalanced work (E19) among a GPU's warps (on the CPU: flat_object_test); row functions in
+// graphs, and rejected row functions. tests/modes/flat/flat_test.cpp checks the results of the exchange.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -19,7 +19,7 @@ using switchyard::LowLatencyExchange;
 
 /// One of four ranks holds nine tenths of the tokens.
 struct UnevenCall {
-  static constexpr int kWorld = 4, kUnits = 2000;  // maximum units of a rank: 1000 tokens, twice if each route is a message
+  static constexpr int kWorld = 4, kUnits = 2000;  // maximum units of a rank: 1000 tokens, or 2000 routes
   static constexpr int64_t kTokens[kWorld] = {900, 31, 0, 69};
 
   UnevenCall(Station& me, int num_pieces, switchyard::Sending sending) : pieces(num_pieces) {
@@ -95,8 +95,8 @@ StreamedCase function_case(int world) {
 
 class RowFunctionsOnGpus : public testing::TestWithParam<int> {};
 
-/// Other T (in device memory), routing and rows in each replay; on the library's choice of multiprocessors, and on few. The
-/// holder of the function is destroyed before the graph runs.
+/// Replays with other T (in device memory), routing and rows each time, on the library's choice of multiprocessors and on few.
+/// The holder of the function is destroyed before the graph runs.
 TEST_P(RowFunctionsOnGpus, InGraphs) {
   constexpr uint64_t kReplays = 300;
   const int world = GetParam();
@@ -123,7 +123,7 @@ TEST_P(RowFunctionsOnGpus, InGraphs) {
             me.f.equal(expected, dependent_launches(graph.graph()), "dependent launches");
             for (uint64_t replay = 0; replay < kReplays; ++replay) {
               graph.launch();
-              if (replay == kReplays / 2) streamed.all_to_all_of_lanes({1}, {});  // without one in between
+              if (replay == kReplays / 2) streamed.all_to_all_of_lanes({1}, {});  // a call without the function
             }
             expect_verdict(me, streamed, 2 * (kReplays + 1), true);
           });
@@ -135,7 +135,7 @@ TEST_P(RowFunctionsOnGpus, InGraphs) {
 INSTANTIATE_TEST_SUITE_P(Gpu, RowFunctionsOnGpus, testing::Values(1, 2, 4, 8),
                          [](const auto& w) { return "W" + std::to_string(w.param); });
 
-/// As made by an application compiled elsewhere. Never launched.
+/// A function like that of an application compiled elsewhere. Never launched.
 struct StrangeFunction final : detail::CudaRowFunction {
   StrangeFunction(uint64_t other_abi, int on_device) {
     abi = other_abi;
@@ -157,7 +157,7 @@ std::ostream& operator<<(std::ostream& out, const RefusedFunction& r) { return o
 RowFunction strange_function(uint64_t abi, int device) {
   return RowFunction(std::make_shared<const StrangeFunction>(abi, device));
 }
-/// If there is only one GPU, as if there were two.
+/// With only one GPU, pretends that there are two.
 RowFunction function_of_another_gpu(int device) {
   int devices = 0;
   must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
@@ -181,7 +181,7 @@ const RefusedFunction kRefused[] = {
 
 class RefusedOnGpus : public testing::TestWithParam<RefusedFunction> {};
 
-/// Checks the error of the rank that passes it; the others, whose kernels wait for it, end.
+/// Checks the error of the rank that passes it. The other ranks, whose kernels wait for that rank, end.
 TEST_P(RefusedOnGpus, NamesTheReason) {
   constexpr int kWorld = 2, kBad = 1;
   const RefusedFunction& refused = GetParam();

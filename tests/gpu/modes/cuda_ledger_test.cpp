@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine: by the tables of a dispatch, captured in graphs, on several streams, places for prepared ledgers, misuse,
-// ranks with different ledgers, a silent rank. Its results: tests/modes/ledger/ledger_test.cpp.
+// Ledger combine: by the tables of a dispatch, captured in graphs, on several streams; memory for prepared ledgers; misuse;
+// ranks with different ledgers; a silent rank. tests/modes/ledger/ledger_test.cpp checks its results.
 #include <atomic>
 #include <algorithm>
 #include <map>
@@ -51,14 +51,14 @@ TEST(GpuLedger, ATraceShowsItsPhases) {
   });
 }
 
-/// Rank 2 is late by 20 ms: the waits for its rows name it, and no long one names another rank. The spans contain every byte.
+/// Rank 2 is late by 20 ms: the waits for its rows name it, and no long wait names another rank. The spans contain every byte.
 TEST(GpuLedger, ATraceNamesTheLateSenderAndCountsItsBytes) {
   constexpr int kWorld = 3, kLate = 2, kCalls = 6;
   constexpr uint64_t kDelay = 20'000'000;
   for (const int64_t hidden : {96, 97}) {  // sentinel rows, and others
     const auto c = gpu_case(kWorld, 3, DType::bf16, hidden);
     switchyard::Trace trace(kWorld, large_trace_options());
-    std::atomic<uint64_t> reported{0};  // by all ranks
+    std::atomic<uint64_t> reported{0};  // sum over all ranks
     on_gpus(kWorld, heap_of(*c), [&](Station& me) {
       me.f.set_context("hidden " + std::to_string(hidden));
       LedgerCombine ledger(me.group, make_config(*c));
@@ -134,7 +134,7 @@ TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
       by_route.stream = o.stream;
       by_route.num_sms = 2;
       switchyard::ConstRows y = mine.y;
-      y.rows = d.x.rows;  // worst-case size: more is allocated than the experts wrote
+      y.rows = d.x.rows;  // worst-case size: more rows are allocated than the experts wrote
       std::byte* copied_rows = me.allocate(static_cast<size_t>(y.rows * y.cols) * 2);
       must(cudaMemcpyAsync(copied_rows, mine.y.data, static_cast<size_t>(mine.y.rows * y.cols) * 2, cudaMemcpyDeviceToDevice,
                            me.stream()),
@@ -162,8 +162,8 @@ TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
   }
 }
 
-/// By packed tables in host memory: the oracle's results, with another ledger of the same object in between. Each rank has its
-/// GPU alone: a call copies to it while peers wait.
+/// By packed tables in host memory: gives the oracle's results, with another ledger of the same object in between. Each rank
+/// has a GPU to itself, because a call copies to the GPU while peers wait.
 TEST(GpuLedger, ByPackedTables) {
   for (const int world : {1, std::min(3, gpus_of_suite())}) {
     const auto c = gpu_case(world), other = gpu_case(world, 8);
@@ -184,7 +184,7 @@ TEST(GpuLedger, ByPackedTables) {
   }
 }
 
-/// Graphs of one, two and three calls, replayed with a call outside between them: the host supplies nothing per call.
+/// Graphs of one, two and three calls, replayed with an uncaptured call between them: the host supplies nothing per call.
 TEST(GpuLedger, GraphsAreReplayed) {
   const auto a = gpu_case(2, 5), b = gpu_case(2, 6);
   on_gpus(2, heap_of(*a), [&](Station& me) {
@@ -199,7 +199,7 @@ TEST(GpuLedger, GraphsAreReplayed) {
       for (int i = 0; i < calls; ++i) i % 2 == 0 ? one.combine(ledger, first) : two.combine(ledger, second);
       must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
       must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
-      if (calls == 3) first = second = PreparedLedger();  // the graph keeps them
+      if (calls == 3) first = second = PreparedLedger();  // the graph keeps the ledgers alive
       for (int replay = 0; replay < 100; ++replay) must(cudaGraphLaunch(exec, me.stream()), "cudaGraphLaunch");
       me.meet();
       me.f.set_context("graph of " + std::to_string(calls));
@@ -218,7 +218,7 @@ TEST(GpuLedger, GraphsAreReplayed) {
   });
 }
 
-/// returned() belongs to the call that the GPU ran last, regardless of calls captured or enqueued after it was recorded.
+/// returned() refers to the last call that the GPU ran, regardless of calls captured or enqueued after it was recorded.
 TEST(GpuLedger, ReturnedRowsAreOfTheCallThatRan) {
   for (const int64_t hidden : {96, 97}) {  // sentinel rows, and others
     const auto few = gpu_case(2, 5, DType::bf16, hidden), many = gpu_case(2, 6, DType::bf16, hidden, 40);
@@ -257,7 +257,7 @@ TEST(GpuLedger, ReturnedRowsAreOfTheCallThatRan) {
   }
 }
 
-/// Sentinel rows survive sleep bit by bit: a word of theirs that became zero would look like one that has arrived.
+/// Sentinel rows survive sleep bit by bit: a word of a sentinel row that became zero would look as if it had arrived.
 TEST(GpuLedger, NapsBetweenCalls) {
   const auto c = gpu_case(2);
   on_gpus(2, heap_of(*c), [&](Station& me) {
@@ -279,7 +279,7 @@ TEST(GpuLedger, NapsBetweenCalls) {
   });
 }
 
-/// Rows of whole 16 bytes at any address: sentinel rows, but by another kernel.
+/// Rows of whole 16-byte units at any address: sentinel rows, but handled by another kernel.
 TEST(GpuLedger, RowsThatBeginAnywhere) {
   for (const DType type : {DType::f16, DType::bf16}) {
     const auto c = gpu_case(2, 9, type);
@@ -306,7 +306,7 @@ TEST(GpuLedger, RowsThatBeginAnywhere) {
   }
 }
 
-/// The stream changes from call to call, and the rows of the next call are written right after the previous call.
+/// The stream changes from call to call, and the rows of the next call are written directly after the previous call.
 TEST(GpuLedger, StreamsInTurn) {
   const auto c = gpu_case(2);
   on_gpus(2, heap_of(*c), [&](Station& me) {
@@ -321,7 +321,7 @@ TEST(GpuLedger, StreamsInTurn) {
   });
 }
 
-/// D7, D11: consecutive calls with three sets of rows and of tables in turn, by ranks that are late by varying times. No rank
+/// D7, D11: consecutive calls with three alternating sets of rows and tables, on ranks that are late by varying times. No rank
 /// waits on its host, and no call uses the rows of the previous call.
 TEST(GpuLedger, D07_QueuedCallsOfOtherRows) {
   constexpr int kCalls = 200, kSets = 3;
@@ -367,7 +367,7 @@ TEST(GpuLedger, PlacesForLedgersAreBounded) {
     const Outcome o = outcome_of([&] { (void)ledger.prepare(mine.data.tables()); });
     me.f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(o.code), o.text);
     me.meet();
-    for (int i = 0; i < 20; ++i) {  // a place is reused only when the calls with its last ledger are complete
+    for (int i = 0; i < 20; ++i) {  // a place is reused only when the calls that used its last ledger are complete
       mine.combine(ledger, first);
       first = PreparedLedger();
       me.meet();
@@ -403,7 +403,7 @@ TEST(GpuLedger, HostMemoryIsRefused) {
   });
 }
 
-/// Tables and packed tables that are wrong on one rank: its error describes them, and the others' calls end.
+/// Tables and packed tables that are wrong on one rank: its error describes them, and the calls of the other ranks end.
 TEST(GpuLedger, TablesThatAreRefusedEndThePeers) {
   const auto c = gpu_case(2);
   for (const bool packed : {false, true}) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency calls queued on GPUs by the thousand, and in graphs: made and judged by kernels between them, in closed form
-// (modes/low_latency/streamed_calls.hpp), so that only streams and the calls' own flags keep the ranks in step.
+// Thousands of queued low-latency calls on GPUs, also in graphs. Kernels between the calls create their inputs and judge their
+// results in closed form (modes/low_latency/streamed_calls.hpp), so only streams and the calls' own flags keep the ranks in
+// step.
 //
 // SWITCHYARD_QUEUED_CALLS: number of calls for each number of ranks (default 4000). SWITCHYARD_SEED: seed of the first object.
 #include <algorithm>
@@ -77,8 +78,8 @@ TEST_P(QueuedCalls, OneRankTenMillisecondsLate) {
   expect_all_exact(GetParam(), {c}, 400, 60s);
 }
 
-/// C1: 100 dispatches and 100 combines at its own shape, on the library's choice of multiprocessors, by ranks that are
-/// occasionally late, and that no host keeps in step.
+/// C1: 100 dispatches and 100 combines at its own shape, with the library's choice of multiprocessors, on ranks that are
+/// occasionally late and that no host keeps in step.
 TEST_P(QueuedCalls, C01_AtItsOwnShape) {
   std::vector<StreamedCase> cases;
   for (const int max : {8, 64, 128}) {
@@ -94,8 +95,8 @@ TEST_P(QueuedCalls, C01_AtItsOwnShape) {
 INSTANTIATE_TEST_SUITE_P(Gpu, QueuedCalls, testing::Values(1, 2, 4, 8),
                          [](const auto& w) { return "W" + std::to_string(w.param); });
 
-/// Two objects that fit the GPU together, each with consecutive calls on its own stream, enqueued in opposite order on every
-/// other rank: neither may keep the other from beginning.
+/// Two objects that fit on the GPU together, each with consecutive calls on its own stream. Every other rank enqueues them in
+/// the opposite order: neither object may prevent the other from beginning.
 TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
   const int world = GetParam();
   StreamedCase c = decode_case(world, ScaleKind::none);
@@ -120,8 +121,8 @@ TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
   });
 }
 
-/// Equal stream handles of different streams. Two default streams for each of 8 ranks, in addition to the station's streams,
-/// would exceed the GPU's queues.
+/// Equal stream handles that denote different streams. Two default streams for each of 8 ranks, in addition to the station's
+/// streams, would exceed the GPU's queues.
 class CallsOfThreads : public testing::TestWithParam<int> {};
 
 TEST_P(CallsOfThreads, OnTheirOwnDefaultStreams) {
@@ -155,7 +156,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, CallsOfThreads, testing::Values(1, 2, 4),
 
 class LowLatencyGraphs : public testing::TestWithParam<int> {};
 
-/// Enqueues the calls of a graph of `size` calls, numbered from *number on.
+/// Enqueues the calls of a graph of `size` calls, numbered from *number.
 void enqueue_calls(Calls& streamed, int size, const StreamedCase& c, CallNumber number, bool split) {
   auto& lane = streamed.lane(0);
   const auto next = [&] { return CallNumber{number.first++, number.replays, number.per_replay}; };
@@ -167,7 +168,7 @@ void enqueue_calls(Calls& streamed, int size, const StreamedCase& c, CallNumber 
   if (size > 1) streamed.combine(next(), lane, 0, size == 2 ? second : first);
 }
 
-/// Graphs of 1, 2 and 3 calls, replayed 1000 times with another T, routing and rows each time; ordinary calls in between.
+/// Graphs of 1, 2 and 3 calls, replayed 1000 times with other T, routing and rows each time; ordinary calls in between.
 TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
   constexpr uint64_t kReplays = 1000;
   const int world = GetParam();
@@ -208,8 +209,8 @@ TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
       240s);
 }
 
-/// A dispatch directly followed by a combine, replayed: as dependent launches where the library may use them (a rank has its
-/// GPU alone and leaves the multiprocessors to the library, or names all), and as ordinary launches.
+/// A dispatch directly followed by a combine, replayed: as dependent launches where the library may use them (a rank has a GPU
+/// to itself and leaves the multiprocessors to the library, or requests all of them), else as ordinary launches.
 TEST_P(LowLatencyGraphs, OfDependentLaunches) {
   constexpr uint64_t kReplays = 500;
   const int world = GetParam();
@@ -243,7 +244,7 @@ TEST_P(LowLatencyGraphs, OfDependentLaunches) {
 }
 
 /// Three consecutive whole exchanges, replayed and then enqueued one by one: each begins before the previous one ends, where
-/// the library may allow it.
+/// the library may allow that.
 TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
   constexpr uint64_t kReplays = 500, kRounds = 200;
   constexpr int kCalls = 3;
@@ -257,7 +258,7 @@ TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
             StreamedCase c = decode_case(world, ScaleKind::none);
             if (small) c.form.max_tokens = 2, c.form.hidden = 256;
             c.plan = {.lanes = kCalls, .num_sms = sms};
-            const size_t expected = world <= devices && sms == 0 ? kCalls : 0;  // after the inputs, after each other
+            const size_t expected = world <= devices && sms == 0 ? kCalls : 0;  // after inputs and all but the last exchange
             on_gpus(world, LowLatencyExchange::heap_bytes(c.config(), world), [&](Station& me) {
               me.f.set_context(std::to_string(sms) + " multiprocessors" + (small ? ", small" : ""));
               LowLatencyExchange exchange = c.make(me.group);
@@ -284,7 +285,7 @@ TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
       240s);
 }
 
-/// Data that one half has sent is available to the other after sleep, and so is everything else.
+/// After sleep, data sent by one half is available to the other half, and so is everything else.
 TEST_P(LowLatencyGraphs, NapsBetweenCallsAndHalves) {
   StreamedCase c = decode_case(GetParam(), ScaleKind::f32);
   c.plan = {};

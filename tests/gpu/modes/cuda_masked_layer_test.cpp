@@ -13,7 +13,7 @@ namespace {
 
 using switchyard::LowLatencyExchange;
 
-/// The first step of consumers that load by TMA.
+/// The first step of consumers that load with TMA.
 void expect_tensor_maps(Station& me, const Form& f, const switchyard::LowLatencyOutput& o) {
   void* entry = nullptr;
   must(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, nullptr), "entry point");

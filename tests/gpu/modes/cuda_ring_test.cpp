@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ring staging on GPUs, beyond the acceptance suites (which run every case with both stagings): streams, graphs, few warps for
-// many streams, minimum memory, bounded private memory, and a rank that never calls.
+// Ring staging on GPUs, beyond the acceptance suites (which run every case with both kinds of staging): streams, graphs, few
+// warps for many streams, minimum memory, bounded private memory, and a rank that never calls.
 #include <algorithm>
 
 #include "gpu/harness/object_rig.hpp"
@@ -20,7 +20,8 @@ Scenario ring_scenario(const std::string& name, int world, Layout layout, int64_
 
 class GpuRings : public testing::TestWithParam<int> {};
 
-/// As few slots as a token needs, one warp's block for all streams or many blocks for few, chunks of one row and of all.
+/// The minimum number of slots for a token, one warp's block for all streams or many blocks for few, chunks of one row and of
+/// all.
 TEST_P(GpuRings, AnyNumberOfStreamsOnAnyNumberOfWarps) {
   const int world = GetParam();
   isolated([&] {
@@ -44,7 +45,7 @@ TEST_P(GpuRings, AnyNumberOfStreamsOnAnyNumberOfWarps) {
   });
 }
 
-/// Every order of the sum, weights and quantized rows, compared with direct staging: the same bits.
+/// Every order of the sum, with weights and quantized rows, gives the same bits as direct staging.
 TEST_P(GpuRings, SameBitsAsDirectStaging) {
   const int world = GetParam();
   for (const Layout layout : kLayouts) {
@@ -76,7 +77,7 @@ TEST_P(GpuRings, SameBitsAsDirectStaging) {
   }
 }
 
-/// Nothing waits for the host, so a graph can be replayed, also after the group has slept; other streams, a stale handle.
+/// Nothing waits for the host, so a graph can be replayed, even after the group has slept; other streams; a stale handle.
 TEST_P(GpuRings, StreamsAndGraphs) {
   const int world = GetParam();
   const auto c = make_case(ring_scenario("graph", world, Layout::expert_major, 24));
@@ -123,7 +124,7 @@ TEST_P(GpuRings, StreamsAndGraphs) {
   });
 }
 
-/// Outputs are outside the heap, within memory_required; too many at once is an error on all ranks and not sticky.
+/// Outputs are outside the heap, within memory_required; too many at once is an error on all ranks that is not sticky.
 TEST_P(GpuRings, OutputsArePrivateAndBounded) {
   const int world = GetParam();
   const auto c = make_case(ring_scenario("private", world, Layout::rank_major, 16));

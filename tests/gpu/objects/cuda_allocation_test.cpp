@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Once its objects are made, a group allocates no driver memory: calls of all kinds and random shapes, including captured ones.
+// After its objects are created, a group allocates no driver memory: calls of all kinds and random shapes, including captured
+// calls.
 #include <algorithm>
 
 #include "gpu/harness/ledger_station.hpp"
@@ -11,7 +12,7 @@ namespace {
 
 constexpr int kCases = 16, kCalls = 240, kReplays = 50;
 
-/// Driver memory allocated so far.
+/// Driver memory allocated up to now.
 struct Given {
   size_t free_bytes;     ///< of this rank's GPU
   uint64_t allocations;  ///< requested by the library in this process
@@ -33,7 +34,7 @@ void check_nothing_given(Station& me, const Given& before, const std::string& wh
   me.f.equal(before.free_bytes, now.free_bytes, "free bytes of the GPU, " + what);
 }
 
-/// Shapes and formats that one object accepts: bf16, quantized in transport in both ways, fp8 with scales; worst-case and exact
+/// Shapes and formats accepted by one object: bf16, quantized in transport in both ways, fp8 with scales; worst-case and exact
 /// sizes; per rank and per route.
 std::vector<std::shared_ptr<const Case>> all_kinds(int world, Layout layout, Staging staging) {
   std::vector<std::shared_ptr<const Case>> cases;
@@ -99,7 +100,8 @@ void call(Station& me, Subject& s, size_t which, bool cached, cudaStream_t strea
   }
 }
 
-/// Captures calls of worst-case size, replays them, and destroys the graph. Only its instantiation is the user's.
+/// Captures calls of worst-case size, replays them, and destroys the graph. Only the instantiation, which is the user's call,
+/// may allocate driver memory.
 void check_graph(Station& me, Subject& s) {
   constexpr size_t kCaptured = 4;
   cudaGraph_t graph = nullptr;
@@ -149,7 +151,7 @@ TEST_P(GpuAllocations, NoneAfterConstruction) {
       s.add_inputs(me);
     }
     uint32_t word = 0;
-    me.read(&word, me.allocate(4), 4);  // by now the driver has what it needs for copies to the host
+    me.read(&word, me.allocate(4), 4);  // ensures that the driver has allocated its memory for copies to the host
     const Given outside = given_now(me);
     for (Subject& s : subjects) s.exchange = std::make_unique<NormalExchange>(me.group, s.config);
     const Given before = given_now(me);
@@ -181,7 +183,7 @@ TEST_P(GpuAllocations, NoneAfterConstruction) {
 
 // --- Low latency, flat and ledger
 
-/// Shapes of objects with and without scales; the latter also make whole exchanges in one call.
+/// Shapes of objects with and without scales. Objects without scales also make whole exchanges in one call.
 std::vector<StreamedCase> low_latency_kinds(int world) {
   std::vector<StreamedCase> cases;
   for (uint64_t seed = 60; cases.size() < 4; ++seed) {
@@ -204,8 +206,8 @@ struct OtherModes {
     }
     prepared = ledger.prepare(rows.data.tables());
   }
-  /// Makes calls first to first + count - 1 of each object, in turn on one stream: each may take all of the rank's share of its
-  /// GPU.
+  /// Makes calls first to first + count - 1 of each object in turn on one stream, so each call may take the rank's entire share
+  /// of its GPU.
   void run(uint64_t first, uint64_t count) {
     for (uint64_t n = first; n < first + count; n += 4) {
       for (auto& each : calls) each->run(n, 4);
@@ -221,7 +223,7 @@ struct OtherModes {
   std::vector<std::unique_ptr<Calls>> calls;
 };
 
-/// Two sets of objects: with the first, the driver has made room for all kernels, including the test's own.
+/// Two sets of objects: after the first set, the driver has allocated memory for all kernels, including those of the test.
 TEST_P(GpuAllocations, NoneAfterConstructionInOtherModes) {
   constexpr uint64_t kOfEach = 200;
   const int world = GetParam();

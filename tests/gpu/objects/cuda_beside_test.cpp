@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of two objects at once, alone and concurrently with matrix products that occupy all multiprocessors.
+// Calls of two objects at the same time, both without other load and concurrently with matrix products that occupy all
+// multiprocessors.
 #include <algorithm>
 #include <atomic>
 #include <optional>
@@ -20,7 +21,7 @@ struct SharedByRanks {
   std::atomic<int> done{0};         ///< ranks whose calls have ended, or that have left
 };
 
-/// Counts this rank when its calls have ended, in any way.
+/// Counts this rank when its calls have ended in any way.
 class DoneAtLast {
  public:
   explicit DoneAtLast(std::atomic<int>& done) : done_(done) {}
@@ -36,7 +37,7 @@ class DoneAtLast {
   bool said_ = false;
 };
 
-/// Products one after the other on a stream of their own: several are enqueued at any time.
+/// Products one after the other on a separate stream. Several are enqueued at any time.
 class GemmLoad {
  public:
   /// Runs one product. Call while no rank waits for a call.
@@ -46,7 +47,7 @@ class GemmLoad {
     gemm_.b = me.allocate(size_t{2} * Gemm::kTile * Gemm::kDepth);
     gemm_.c = reinterpret_cast<float*>(me.allocate(elements() * 4));
     gemm_.marks = reinterpret_cast<GemmMarks*>(me.allocate(sizeof(GemmMarks)));
-    uint32_t* words = nullptr;  // freed when the process ends, because freeing it waits for all kernels
+    uint32_t* words = nullptr;  // freed only when the process ends, because freeing it waits for all kernels
     must(cudaHostAlloc(reinterpret_cast<void**>(&words), 256, cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
     words[0] = words[32] = 0;
     gemm_.begun = words, gemm_.ended = words + 32;
@@ -59,11 +60,11 @@ class GemmLoad {
 
   GemmMarks* marks() const { return gemm_.marks; }
   int launched() const { return launched_; }
-  /// Enqueues more, if few are left.
+  /// Enqueues more products if few are left.
   void keep() {
     while (launched_ - static_cast<int>(*gemm_.ended) < kQueued) launch_gemm(gemm_, launched_++, stream_);
   }
-  /// Returns when one more has begun.
+  /// Returns when one more product has begun.
   void begin() {
     const auto before = *gemm_.begun;
     const auto limit = std::chrono::steady_clock::now() + 20s;
@@ -73,7 +74,7 @@ class GemmLoad {
       std::this_thread::yield();
     }
   }
-  /// Checks all elements; call when all launches have ended. The values repeat after 7 rows and 5 columns.
+  /// Checks all elements. Call when all launches have ended. The values repeat after 7 rows and 5 columns.
   void check() {
     float want[7][5] = {};
     for (int row = 0; row < 7; ++row)
@@ -96,15 +97,15 @@ class GemmLoad {
   int launched_ = 0;
 };
 
-/// Tickets drawn by a rank's streams right before and right after each of its calls.
+/// Tickets drawn on a rank's streams immediately before and after each of its calls.
 struct Tickets {
   uint32_t *before, *after;
   int calls;
 };
 
-/// By the order of tickets, not by times: the products were in flight from before the first call until after the last one, and
-/// calls and a product were in flight at once: the product had begun when the call ended, and the call had begun when the
-/// product ended.
+/// Decided by the order of tickets, not by times: the products were in flight from before the first call until after the last
+/// one, and some call and some product were in flight at the same time, which means that the product had begun when the call
+/// ended, and the call had begun when the product ended.
 void check_together(Station& me, const GemmMarks* marks, int launches, const Tickets& t) {
   const auto calls = static_cast<size_t>(t.calls);
   std::vector<uint32_t> before(calls), after(calls), begun(static_cast<size_t>(launches)), ended(begun.size());
@@ -118,7 +119,7 @@ void check_together(Station& me, const GemmMarks* marks, int launches, const Tic
   int together = 0, inside = 0;
   for (size_t i = 0; i < calls; ++i) {
     me.f.check(before[i] < after[i], "tickets of call " + std::to_string(i));
-    // The first product that ended after the call began; the first that ended after the call.
+    // The first product that ended after the call began, and the first that ended after the call ended.
     const auto k = static_cast<size_t>(std::upper_bound(ended.begin(), ended.end(), before[i]) - ended.begin());
     const auto last = static_cast<size_t>(std::upper_bound(ended.begin(), ended.end(), after[i]) - ended.begin());
     together += k < begun.size() && begun[k] < after[i] ? 1 : 0;
@@ -132,7 +133,7 @@ struct Beside {
   const char* name;
   int world;
   bool products;
-  bool fill_together = false;  ///< as many multiprocessors as two objects may take, plans included
+  bool fill_together = false;  ///< use as many multiprocessors as two objects may take, including plans
 };
 std::ostream& operator<<(std::ostream& out, const Beside& b) { return out << b.name; }
 class TwoObjects : public testing::TestWithParam<Beside> {
@@ -145,7 +146,7 @@ class TwoObjects : public testing::TestWithParam<Beside> {
   void SetUp() override {
     for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
       Scenario s = gpu_scenario("two objects", GetParam().world, layout, 40, layout == Layout::rank_major ? 11 : 12);
-      s.num_sms = 6;  // 8 ranks on a GPU, 2 objects, 6 blocks: fits into 132 multiprocessors
+      s.num_sms = 6;  // 8 ranks on a GPU, 2 objects, 6 blocks: fits on 132 multiprocessors
       s.hidden = 512;
       cases_.push_back(make_case(s));
       configs_.push_back(config_with_large_pool(*cases_.back(), 3));
@@ -153,11 +154,11 @@ class TwoObjects : public testing::TestWithParam<Beside> {
     }
   }
 
-  /// Enqueues all rounds of both objects, in opposite order on odd ranks. Calls between() after each round.
+  /// Enqueues all rounds of both objects, in the opposite order on odd ranks. Calls between() after each round.
   template <class Between>
   void enqueue(Station& me, NormalExchange* objects, const std::vector<Inputs>* in, GemmMarks* marks, const Tickets& t,
                Between&& between) {
-    constexpr int kPlanSms = 16;  // a plan may take them in addition to num_sms
+    constexpr int kPlanSms = 16;  // a plan may use them in addition to num_sms
     const int half = half_of_a_rank(GetParam().world) - kPlanSms;
     for (int i = 0; i < kRounds; ++i) {
       for (int step = 0; step < 2; ++step) {
@@ -177,8 +178,8 @@ class TwoObjects : public testing::TestWithParam<Beside> {
   }
 };
 
-/// On two streams, enqueued in opposite order on odd ranks, with all blocks fitting together; alone and while products of
-/// another stream fill the GPU.
+/// On two streams, enqueued in the opposite order on odd ranks, where all blocks fit together; without other load, and while
+/// products on another stream fill the GPU.
 TEST_P(TwoObjects, InOppositeOrder) {
   const Beside& beside = GetParam();
   SharedByRanks shared;
@@ -218,7 +219,7 @@ TEST_P(TwoObjects, InOppositeOrder) {
     done.now();
     while (load && shared.done < beside.world) keep();
     if (load) {
-      load->begin();  // one that begins after all calls
+      load->begin();  // starts a product after all calls
       shared.launches[gpu] = load->launched();
     }
     me.meet();

@@ -7,7 +7,7 @@
 namespace harness {
 namespace {
 
-/// Rows whose byte and element offsets do not fit 32 bits, because of untouched padding.
+/// Rows whose byte and element offsets exceed 32 bits because of untouched padding.
 TEST(BigOffsets, A09_OffsetsBeyond32Bits) {
   Scenario s = gpu_scenario("A09", 1, Layout::expert_major, 12);
   s.problem.experts = 6;

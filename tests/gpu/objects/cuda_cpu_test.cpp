@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same input on the CPU backend and on GPUs, in one process: every output is equal, bit for bit.
+// The same input on the CPU backend and on GPUs, in one process: every output is bitwise equal.
 #include <algorithm>
 #include <cstring>
 
@@ -9,10 +9,10 @@ namespace harness {
 namespace {
 
 using Bytes = std::vector<std::byte>;
-/// Returns host copies of memory of the backend.
+/// Returns host copies of backend memory.
 using Reader = std::function<Bytes(const void*, size_t)>;
 
-/// All results of one rank, by name.
+/// All results of one rank, indexed by name.
 class Results {
  public:
   void add(const std::string& name, Bytes bytes) { parts_.emplace_back(name, std::move(bytes)); }
@@ -22,7 +22,7 @@ class Results {
     add(name, Bytes(at, at + values.size() * sizeof(T)));
   }
   void add_dispatched(const std::string& call, const Dispatched& d, const Reader& read) {
-    const auto rows = static_cast<size_t>(d.handle.rows());  // other rows have any content
+    const auto rows = static_cast<size_t>(d.handle.rows());  // other rows may have any content
     const auto array = [&](const char* name, const auto& span) {
       add(call + ", " + name, read(span.data(), span.size_bytes()));
     };
@@ -64,7 +64,7 @@ DispatchOptions cpu_options(const Case& c, int rank) {
   return o;
 }
 
-/// Dispatch, combine, cached dispatch on the CPU.
+/// Dispatch, combine and cached dispatch on the CPU.
 void run_on_cpu(Group& group, const NormalConfig& config, const Case& c, Results& results) {
   const Reader read = [](const void* at, size_t bytes) {
     const auto* const from = static_cast<const std::byte*>(at);
@@ -115,7 +115,7 @@ void run_on_gpu(Station& me, const NormalConfig& config, const Case& c, Results&
   const bool rank_major = c.problem.layout == Layout::rank_major;
   const size_t given = (rank_major ? static_cast<size_t>(d.handle.rows()) : tokens) * topk;
   float* out_weights = nullptr;
-  if (sum.topk_weights) {  // as many as the rows that are allocated
+  if (sum.topk_weights) {  // one entry for each allocated row
     std::vector<float> all(std::max(given, rows * topk) + 1);
     std::copy(sum.topk_weights, sum.topk_weights + given, all.begin());
     sum.topk_weights = static_cast<const float*>(me.upload(all.data(), all.size() * 4));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Captured calls with a model's options: sums per route, bias, a capacity beyond which routes are dropped, outputs of experts
-// in registered memory. Replayed with other inputs, routings and numbers of tokens, everything compared.
+// Captured calls with the options of a model: sums per route, bias, a capacity beyond which routes are dropped, outputs of
+// experts in registered memory. They are replayed with other inputs, routings and numbers of tokens, and everything is
+// compared.
 #include <algorithm>
 #include <array>
 
@@ -17,8 +18,8 @@ struct Choice {
   int world;
   Layout layout;
   CombineOrder order = CombineOrder::per_rank;
-  bool drops = false;       ///< room for 60 % of the rows of the first variant
-  bool registered = false;  ///< experts write to registered memory, not in place
+  bool drops = false;       ///< there is room for 60 % of the rows of the first variant
+  bool registered = false;  ///< experts write to registered memory instead of in place
   int num_bias = 0;
   Width width = Width::narrow;
 };
@@ -26,7 +27,7 @@ std::ostream& operator<<(std::ostream& out, const Choice& c) { return out << c.n
 
 using Cases = std::vector<std::shared_ptr<const Case>>;
 
-/// Other routings with other T; the same room for rows.
+/// Other routings with other T, but the same room for rows.
 Cases make_variants(const Choice& choice) {
   Cases all;
   for (uint64_t v = 0; v < kVariants; ++v) {
@@ -47,7 +48,7 @@ Cases make_variants(const Choice& choice) {
   return all;
 }
 
-/// One of the two dispatches of the graph and its combine: inputs of all variants, and the captured addresses.
+/// One of the graph's two dispatches and its combine: the inputs of all variants, and the captured addresses.
 struct Side {
   Side(Station& me, const Cases& cases, int repetition) : cases_(cases) {
     const size_t row = row_bytes_of(*cases[0]), all = static_cast<size_t>(kMaxTokens) * row;
@@ -78,7 +79,7 @@ struct Side {
 
  private:
   const Cases& cases_;
-  std::byte* poison_ = nullptr;  ///< as Station fills its memory
+  std::byte* poison_ = nullptr;  ///< same pattern with which Station fills its memory
   std::vector<std::array<void*, 2>> bias_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls captured in CUDA graphs and replayed with other inputs, other routings and other numbers of tokens.
+// Calls captured in CUDA graphs and replayed with other inputs, routings and numbers of tokens.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -23,7 +23,7 @@ class Graphs : public testing::TestWithParam<Shape> {};
 
 int64_t max_rows(const Case& c) { return switchyard::max_rows(make_config(c), c.problem.world); }
 
-/// Another routing with another T per rank, from none to the maximum.
+/// Another routing with a different T on each rank, from none to the maximum.
 std::vector<std::shared_ptr<const Case>> make_variants(const Shape& shape) {
   const int world = shape.world;
   std::vector<std::shared_ptr<const Case>> all;
@@ -41,7 +41,7 @@ std::vector<std::shared_ptr<const Case>> make_variants(const Shape& shape) {
   return all;
 }
 
-/// Inputs of all variants, and the buffers that the captured calls read and write.
+/// Inputs of all variants, and the buffers read and written by the captured calls.
 struct Buffers {
   Buffers(Station& me, const std::vector<std::shared_ptr<const Case>>& variants) : cases(variants) {
     const auto rows = static_cast<size_t>(kMaxTokens) * row_bytes_of(*variants[0]),
@@ -59,7 +59,8 @@ struct Buffers {
       in3.push_back(me.upload(*cases[0], *same_routing.back()));
     }
   }
-  /// Enqueues the change to variant v. `same`: only the rows of the second dispatch vary, with the routing of variant 0.
+  /// Enqueues the change to variant v. `same`: only the rows of the second dispatch change; the routing stays that of variant
+  /// 0.
   void set(size_t v, bool same, cudaStream_t stream) const {
     const Inputs& rows2 = same ? in3[v] : in2[v];
     CopyList list;
@@ -86,7 +87,7 @@ enum class Captured { dispatch, cached, dispatch_combine, dispatch_cached_combin
 constexpr Captured kAllCaptured[] = {Captured::dispatch, Captured::cached, Captured::dispatch_combine,
                                      Captured::dispatch_cached_combine, Captured::dispatch_to_caller};
 
-/// A graph, and the locations of its calls' results. The objects that the calls returned are destroyed.
+/// A graph, and the locations of its calls' results. The objects returned by the calls are destroyed.
 struct Graph {
   Captured kind;
   Dispatched first, second;  ///< addresses only
@@ -166,7 +167,7 @@ void check_replay(Station& me, const Replay& r, Buffers& b, const std::vector<Ha
   me.check_combined(data, b.in[r.variant], r.out);
 }
 
-/// Number of row buffers that fit into the pool now.
+/// Number of row buffers that currently fit into the pool.
 int free_buffers_in_pool(NormalExchange& exchange, const Handle& handle) {
   std::vector<switchyard::RowBuffer> all;
   const Outcome full = outcome_of([&] {
@@ -181,7 +182,7 @@ void destroy(Graph& g) {
   must(cudaGraphDestroy(g.graph), "cudaGraphDestroy");
 }
 
-/// 1, 2 and 3 calls per graph, up to 1000 replays each, every one compared; an ordinary call in between.
+/// 1, 2 and 3 calls per graph, up to 1000 replays each, all compared; an ordinary call in between.
 TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
   const Shape& shape = GetParam();
   const int world = shape.world, replayed = shape.replays;
@@ -223,7 +224,7 @@ TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
         me.group.check();
         me.meet();
         destroy(g);
-        int now = 0;  // user objects are released by a thread of the driver
+        int now = 0;  // a thread of the driver releases user objects
         for (int i = 0; i < 500 && now != allocate; ++i) {
           std::this_thread::sleep_for(10ms);
           now = free_buffers_in_pool(exchange, handles[0]);
@@ -294,7 +295,7 @@ struct RowForm {
 std::ostream& operator<<(std::ostream& out, const RowForm& f) { return out << f.name; }
 class GraphsOfFp8 : public testing::TestWithParam<RowForm> {};
 
-/// A dispatch and a cached one in a graph, replayed with other rows; every row and scale compared.
+/// A dispatch and a cached dispatch in a graph, replayed with other rows; every row and scale is compared.
 void replay_rows(Station& me, const std::shared_ptr<const Case>& c, const NormalConfig& config) {
   constexpr int kTurns = 25;
   NormalExchange exchange(me.group, config);
@@ -362,7 +363,7 @@ TEST_P(GraphsOfFp8, ReplayWithOtherRows) {
         Scenario s = gpu_scenario(name, kWorld, layout, kMaxTokens, 61);
         s.x_type = GetParam().type, s.x_scales = GetParam().given, s.quantize = GetParam().made;
         s.identity = false;
-        s.hidden = 272;  // two groups and a part of one
+        s.hidden = 272;  // two groups and part of a third
         s.staging = staging;
         s.ring = {3, 2, 4};
         const auto c = make_case(s);
@@ -419,7 +420,7 @@ TEST(GraphCapture, ExactSizesAreRefused) {
   });
 }
 
-/// Memory that a captured combine reads is not reused while the graph lives, although the caller has dropped it.
+/// Memory read by a captured combine is not reused while the graph lives, even if the caller has dropped it.
 TEST(GraphCapture, RowsThatCombineReadsBelongToTheGraph) {
   const auto c = make_case(gpu_scenario("rows of a graph", 2, Layout::expert_major, kMaxTokens, 77));
   const NormalConfig config = config_with_large_pool(*c, 4);
@@ -459,7 +460,7 @@ TEST(GraphCapture, RowsThatCombineReadsBelongToTheGraph) {
       me.f.equal(2, static_cast<int>(in_use()), "blocks of the graph");
       must(cudaGraphDestroy(graph), "cudaGraphDestroy");
       auto left = in_use();
-      for (int i = 0; i < 500 && left != 0; ++i) {  // user objects are released by a thread of the driver
+      for (int i = 0; i < 500 && left != 0; ++i) {  // a thread of the driver releases user objects
         std::this_thread::sleep_for(10ms);
         left = in_use();
       }

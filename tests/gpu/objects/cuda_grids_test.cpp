@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of low latency, flat and ledger on grids of every size (E18): from one multiprocessor to all of a rank's share of its
-// GPU; more are refused.
+// Calls of low latency, flat and ledger on grids of every size (E18): from one multiprocessor to the rank's entire share of its
+// GPU; larger grids are rejected.
 #include <algorithm>
 #include <set>
 
@@ -41,7 +41,7 @@ StreamedCase small_case(int world, ScaleKind scales) {
 
 class Grids : public testing::TestWithParam<int> {};
 
-/// Without scales, these include whole exchanges in one call.
+/// Objects without scales also make whole exchanges in one call.
 TEST_P(Grids, OfLowLatencyAndFlatCalls) {
   const int world = GetParam();
   isolated([&] {
@@ -99,7 +99,7 @@ void expect_refused(Station& me, const Multiprocessors& m, int sms, const std::f
   me.f.check(o.text.find("[0, " + std::to_string(m.share) + "]") != std::string::npos, o.text);
 }
 
-/// For every kind of call, each on its own group, because an error ends the group. Rank 0 requests too many.
+/// For every kind of call, each in its own group, because an error ends the group. Rank 0 requests too many multiprocessors.
 TEST_P(Grids, OfMoreThanARankHasAreRefused) {
   const int world = GetParam();
   isolated([&] {

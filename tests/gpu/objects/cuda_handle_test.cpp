@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles of another group on GPUs: refused if only some ranks pass one, usable if all do.
+// Handles of another group on GPUs: rejected if only some ranks pass one, usable if all ranks do.
 #include <tuple>
 
 #include "gpu/harness/object_rig.hpp"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kWorld = 3, kOther = 1;
 
-/// How a handle is transferred from one group to the other: as bytes, or directly while both groups live.
+/// How a handle is transferred from one group to the other: as bytes, or directly while both groups are alive.
 enum class PassedAs { as_bytes, alive };
 
 struct Foreign {
@@ -18,19 +18,19 @@ struct Foreign {
   bool on_all;
 };
 
-/// A dispatch of `c` by a rank of the first group.
+/// A dispatch of `c` on a rank of the first group.
 Handle dispatched_by(Group& group, const NormalConfig& config, std::unique_ptr<NormalExchange>& exchange, Station& me,
                      const Case& c, const Inputs& in) {
   exchange = std::make_unique<NormalExchange>(group, config);
   me.meet();
   Handle handle = exchange->dispatch(in.x, in.ids, in.weights, me.dispatch_options(c, me.stream())).handle;
   me.meet();
-  (void)handle.rows();  // copies it to the host, while no rank waits
+  (void)handle.rows();  // copies the number to the host while no rank waits
   me.meet();
   return handle;
 }
 
-/// The calls of a rank of both groups.
+/// The calls of a rank in both groups.
 void give_foreign(Station& me, Group& first, const NormalConfig& config, const Case& c, const Foreign& f) {
   RankData data(c, me.rank(), 0), again(c, me.rank(), 1);
   const Inputs in = me.upload(c, data), more = me.upload(c, again);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU work of low-latency and flat calls: one launch each, and nothing between the halves of a split call.
+// GPU work of low-latency and flat calls: one launch each, and no work between the halves of a split call.
 #include <algorithm>
 
 #include "gpu/harness/graph_nodes.hpp"
@@ -34,8 +34,8 @@ struct HalvesCase {
 };
 class Halves : public testing::TestWithParam<HalvesCase> {};
 
-/// Ranks send one after the other: a half ends before the next rank has enqueued anything, and then the whole GPU is free.
-/// Ranks receive only when all have sent.
+/// Ranks send one after the other: a half ends before the next rank has enqueued anything, and the whole GPU is then free.
+/// Ranks receive only after all have sent.
 TEST_P(Halves, OfSendingWaitForNobodyAndHoldNothing) {
   const auto [world, scales, num_sms] = GetParam();
   StreamedCase c = small_case(world, scales);
@@ -107,7 +107,7 @@ void check_dispatch_launches(Station& me, LowLatencyExchange& exchange, const Un
   dispatch("dispatch of T in memory");
   o.num_sms = 1;
   dispatch("dispatch on one multiprocessor");
-  // Data sent in a capture is received in it.
+  // Data sent within a capture is received within it.
   expect_launches(2, me, "both halves of dispatch", [&] { exchange.dispatch_send(u.x, u.ids, output, o)(); });
 }
 
@@ -146,7 +146,7 @@ void check_all_to_all_launches(Station& me, LowLatencyExchange& exchange, const 
   all_to_all(" of a row function");
 }
 
-/// No kernel before or after it, no memset, no copy, no host work.
+/// No kernel before or after it, no memset, no copy, no host function.
 TEST(LaunchesOfLowLatency, AreOneForEachCall) {
   constexpr int kWorld = 2;
   for (const ScaleKind scales : {ScaleKind::none, ScaleKind::f32, ScaleKind::ue8m0}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a GPU group other than that of its calls: buffers of the caller that combine reads in place, sleep and wake. With
-// ranks as processes the acceptance case B10 registers buffers too.
+// Memory of a GPU group apart from that of its calls: buffers of the caller that combine reads in place, sleep and wake. With
+// ranks as processes, acceptance case B10 also registers buffers.
 #include <algorithm>
 #include <optional>
 
@@ -22,7 +22,7 @@ size_t free_memory() {
   return free;
 }
 
-/// A dispatch of `c` and a combine of its rows from `y`, compared. Returns the bytes that the combine copied.
+/// A dispatch of `c` and a combine of its rows from `y`, both compared. Returns the number of bytes copied by the combine.
 uint64_t round_from(Station& me, NormalExchange& exchange, const Case& c, std::byte* y, int repetition) {
   RankData data(c, me.rank(), repetition);
   const Inputs in = me.upload(c, data);
@@ -63,7 +63,7 @@ TEST_P(GpuMemory, RegisteredRowsAreReadWhereTheyLie) {
       me.f.equal(uint64_t{0}, round_from(me, exchange, *c, buffer, 1), "copied bytes at the start");
       me.f.equal(uint64_t{0}, round_from(me, exchange, *c, buffer + 512, 2), "copied bytes at the end");
       me.f.equal(plain, round_from(me, exchange, *c, buffer + 528, 3), "copied bytes beyond the end");
-      me.group.sleep();  // not memory of the heap
+      me.group.sleep();  // does not affect memory outside the heap
       me.group.wake();
       me.f.equal(uint64_t{0}, round_from(me, exchange, *c, buffer, 4), "copied bytes after a nap");
     }
@@ -79,7 +79,8 @@ TEST_P(GpuMemory, RegisteredRowsAreReadWhereTheyLie) {
   });
 }
 
-/// A rank that has ended its registration cannot read the others' rows: it gets a mismatch, not an invalid read.
+/// A rank that has ended its registration cannot read the rows of other ranks: it receives a mismatch and makes no invalid
+/// read.
 TEST_P(GpuMemory, RegistrationEndedByOneRankOnly) {
   const auto [world, width] = GetParam();
   if (world == 1) return;
@@ -101,7 +102,7 @@ TEST_P(GpuMemory, RegistrationEndedByOneRankOnly) {
       exchange.combine(rows, d.handle, in.out, me.combine_options(*c, me.stream()));
     });
     me.meet();
-    if (me.rank() != 1) me.gather();  // its host has reported it to the others
+    if (me.rank() != 1) me.gather();  // its host has reported the error to the others
     if (o.code == ErrorCode::ok) o = outcome_of([&] { me.group.check(); });
     if (me.rank() == 1) me.gather();
     me.f.equal(static_cast<int>(ErrorCode::mismatch), static_cast<int>(o.code), "code, " + o.text);
@@ -121,7 +122,7 @@ void refuse_calls(Station& me, NormalExchange& exchange, const Case& c, const In
   }
 }
 
-/// The GPU's free memory grows by the heap while the group sleeps; handles, the object and a graph stay usable.
+/// While the group sleeps, the GPU's free memory is larger by the heap; handles, the object and a graph stay usable.
 TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
   const auto [world, width] = GetParam();
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
@@ -137,7 +138,7 @@ TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
       const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream()));
       me.meet();
       const auto counts = d.handle.counts();
-      // A graph made before the sleep: cached dispatch and combine.
+      // A graph created before the sleep: cached dispatch and combine.
       cudaGraph_t graph = nullptr;
       cudaGraphExec_t exec = nullptr;
       must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
@@ -172,7 +173,7 @@ TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
       must(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
       must(cudaGraphDestroy(graph), "cudaGraphDestroy");
       me.meet();
-      me.group.sleep();  // objects and group end asleep
+      me.group.sleep();  // objects and group are destroyed while asleep
     });
   }
 }
@@ -183,7 +184,7 @@ class Neighbours {
   static constexpr size_t kBytes = size_t{256} << 10;
 
   explicit Neighbours(Station& me) : me_(me), heap_(*me.group.impl().heap), before_(fill(heap_.allocate(kBytes, 4096))) {}
-  /// Call when the object has been made: allocates directly after it.
+  /// Call directly after the object was created: allocates the memory after it.
   void enclose() { behind_ = fill(heap_.allocate(kBytes, switchyard::detail::OffsetAllocator::kGranule)); }
   size_t between() const { return behind_ - before_ - kBytes; }
   /// Call while all ranks are idle.
@@ -213,7 +214,7 @@ class Neighbours {
   size_t before_, behind_ = 0;
 };
 
-/// An object takes exactly memory_required from the heap, and no call takes more or writes elsewhere.
+/// An object takes exactly memory_required from the heap, and no call takes more or writes outside it.
 TEST_P(GpuMemory, ObjectsKeepToWhatTheyNeed) {
   const auto [world, width] = GetParam();
   isolated([&] {

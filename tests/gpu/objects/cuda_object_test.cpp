@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange objects on GPUs: stream order, asynchrony of the host, the acceptance cases that elsewhere refer to host memory, and
-// misuse. Graphs: cuda_graph_test.cpp. Faults: cuda_fault_test.cpp.
+// Exchange objects on GPUs: stream order, asynchrony of the host, acceptance cases that concern host memory on the CPU, and
+// misuse. cuda_graph_test.cpp covers graphs, cuda_fault_test.cpp faults.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr Layout kLayouts[] = {Layout::rank_major, Layout::expert_major};
 
-/// One process per test and entry, for all its worlds and both layouts.
+/// One process for each test and entry, for all its worlds and both layouts.
 struct Worlds {
   const char* name;
   std::vector<int> all;
@@ -24,7 +24,7 @@ struct Worlds {
 std::ostream& operator<<(std::ostream& out, const Worlds& w) { return out << w.name; }
 class Objects : public testing::TestWithParam<Worlds> {
  protected:
-  /// Runs body(world, layout) for all.
+  /// Runs body(world, layout) for all combinations.
   static void each(const std::function<void(int, Layout)>& body) {
     isolated([&] {
       for (const int world : GetParam().all)
@@ -40,7 +40,7 @@ class Objects : public testing::TestWithParam<Worlds> {
   static Scenario scenario(const std::string& name, int world, Layout layout, int64_t tokens, uint64_t seed = 1) {
     return with_width(gpu_scenario(name, world, layout, tokens, seed), GetParam().width);
   }
-  /// Cases of one object with different routings, tokens in [0, 20] per rank.
+  /// Cases of one object with different routings, and tokens in [0, 20] on each rank.
   static std::vector<std::shared_ptr<const Case>> random_cases(const std::string& name, int world, Layout layout, int count) {
     std::vector<std::shared_ptr<const Case>> cases;
     for (int i = 0; i < count; ++i) {
@@ -110,7 +110,7 @@ TEST_P(Objects, CallsAlternateBetweenStreams) {
   });
 }
 
-/// The model's stream writes inputs and runs experts, calls run on a communication stream, events order the two.
+/// The model's stream writes inputs and runs experts, calls run on a communication stream, and events order the two streams.
 TEST_P(Objects, CommunicationStreamWithUserEvents) {
   each([&](int world, Layout layout) {
     const auto cases = random_cases("communication stream", world, layout, 10);
@@ -151,7 +151,7 @@ TEST_P(Objects, CommunicationStreamWithUserEvents) {
   });
 }
 
-/// Outputs still read on another stream when they are destroyed: used_by keeps their memory from later calls.
+/// Outputs that another stream still reads when they are destroyed: used_by protects their memory from later calls.
 TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
   each_world([&](int world) {
     const auto cases = random_cases("freed while read", world, Layout::rank_major, 8);
@@ -171,7 +171,7 @@ TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
         places.push_back(d.x.data);
         must(cudaEventRecord(rows, me.stream(0)), "cudaEventRecord");
         must(cudaStreamWaitEvent(me.stream(1), rows, 0), "cudaStreamWaitEvent");
-        launch_busy(1, 32, 3000000, sink, me.stream(1));  // 3 ms: the next calls would be done long before
+        launch_busy(1, 32, 3000000, sink, me.stream(1));  // 3 ms: without used_by the next calls would end long before
         kept.push_back(me.keep(d.x.data, static_cast<size_t>(d.x.rows * d.x.cols) * 2, me.stream(1)));
         d.used_by(me.stream(1));
       }
@@ -199,7 +199,8 @@ TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
   });
 }
 
-/// All calls with default sizes return while the stream is held by a kernel that the host ends only after they returned.
+/// All calls with default sizes return while a kernel holds the stream; the host ends that kernel only after the calls
+/// returned.
 TEST_P(Objects, CallsReturnWithoutWaitingForTheGpu) {
   each([&](int world, Layout layout) {
     Scenario s = scenario("host never waits", world, layout, 15);
@@ -246,7 +247,7 @@ TEST_P(Objects, CallsReturnWithoutWaitingForTheGpu) {
   });
 }
 
-/// exact waits, and then sizes its outputs exactly to the rows.
+/// `exact` waits, and then its outputs have exactly the size of the rows.
 TEST_P(Objects, ExactSizes) {
   each([&](int world, Layout layout) {
     auto cases = random_cases("exact", world, layout, 5);
@@ -266,7 +267,7 @@ TEST_P(Objects, ExactSizes) {
   });
 }
 
-// --- The acceptance cases that elsewhere refer to host memory
+// --- Acceptance cases that concern host memory on the CPU
 
 TEST_P(Objects, A06_TokensTravelOncePerRank) {
   each_world([&](int world) {
@@ -303,7 +304,7 @@ TEST_P(Objects, A06_TokensTravelOncePerRank) {
   });
 }
 
-/// Detected by kernels, reported to every rank's host, once, and not sticky.
+/// Detected by kernels and reported once to every rank's host; not sticky.
 TEST_P(Objects, A08_OverflowFailsEverywhereAndIsNotSticky) {
   each([&](int world, Layout layout) {
     for (const bool by_counts : {false, true}) {
@@ -342,7 +343,7 @@ TEST_P(Objects, A08_OverflowFailsEverywhereAndIsNotSticky) {
   });
 }
 
-/// Random T, two live handles, dispatch - dispatch - combine - combine, oldest first; the epoch wraps.
+/// Random T, two live handles, dispatch - dispatch - combine - combine, oldest handle first; the epoch wraps.
 TEST_P(Objects, A12_ManyCallsOnOneObject) {
   each([&](int world, Layout layout) {
     const auto cases = random_cases("A12", world, layout, 24);
@@ -374,7 +375,8 @@ TEST_P(Objects, A12_ManyCallsOnOneObject) {
   });
 }
 
-/// A stale handle describes the routing that made it, regardless of later dispatches; handles in any order, also from bytes.
+/// A stale handle describes the routing that made it, regardless of later dispatches. Handles are used in any order, also from
+/// bytes.
 TEST_P(Objects, A13_B11_HandlesAreReusable) {
   each([&](int world, Layout layout) {
     Scenario s = scenario("handles", world, layout, 15);
@@ -440,7 +442,7 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
   });
 }
 
-/// identity experts on small integers give exactly (ranks reached) * x, without an oracle.
+/// With small integers, identity experts give exactly (ranks reached) * x, without an oracle.
 TEST_P(Objects, B02_ClosedForm) {
   each_world([&](int world) {
     Scenario s = scenario("B02", world, Layout::rank_major, 23);
@@ -470,8 +472,8 @@ TEST_P(Objects, B02_ClosedForm) {
   });
 }
 
-/// Eight ranks with eight blocks of a plan and all multiprocessors of their shares, so that one GPU is fully occupied: a kernel
-/// that took its place early would keep another rank's plan from beginning.
+/// Eight ranks with a plan of eight blocks and all multiprocessors of their shares, which fully occupy one GPU: a kernel that
+/// occupied its multiprocessors early would prevent another rank's plan from beginning.
 TEST(RanksOnAllMultiprocessors, LeaveRoomForEachOthersPlans) {
   isolated([] {
     constexpr int kRanks = 8, kRounds = 6;

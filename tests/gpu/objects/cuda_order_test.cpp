@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory is reused in order: the next owner of released memory does not touch it before all work that used it is complete, on
-// any streams, by any objects, in and outside of graphs. Gates hold streams, so that a new owner that does not wait is always
+// any streams, in any objects, inside and outside of graphs. Gates hold streams, so a new owner that does not wait is always
 // too early.
 #include <algorithm>
 #include <chrono>
@@ -14,7 +14,7 @@ namespace {
 
 using switchyard::RowBuffer;
 
-/// Expert outputs of `d`: its rows.
+/// Writes the expert outputs of `d`: copies of its rows.
 void compute(const ExchangeRig& f, const Dispatched& d, const RowBuffer& y, int stream) {
   launch_copy(y.rows().data, d.x.data, static_cast<size_t>(d.x.rows) * row_bytes_of(*f.c), f.me.stream(stream));
 }
@@ -26,11 +26,11 @@ void spoil(const ExchangeRig& f, const RowBuffer& y, int stream) {
 class GpuOrder : public testing::TestWithParam<int> {
  protected:
   struct Shape {
-    int times;  ///< outputs that fit a pool
+    int times;  ///< number of outputs that fit into a pool
     Layout layout = Layout::rank_major;
-    int objects = 1;  ///< number that fits the heap
+    int objects = 1;  ///< number of objects that fit into the heap
   };
-  /// Runs `body` on as many ranks as the parameter specifies.
+  /// Runs `body` on the number of ranks specified by the parameter.
   static void on_ranks(const Shape& shape, const std::function<void(Station&, ExchangeRig&)>& body) {
     const auto c = make_case(gpu_scenario("order", GetParam(), shape.layout, 20));
     const NormalConfig config = config_with_large_pool(*c, shape.times);
@@ -63,12 +63,12 @@ TEST_P(GpuOrder, RowsComeAfterTheCombineThatReadsTheirMemory) {
   });
 }
 
-/// The memory waits for work enqueued before its release, and for nothing after it.
+/// The next owner of the memory waits for work enqueued before the release, and for no later work.
 TEST_P(GpuOrder, RowsDoNotComeAfterLaterWork) {
   on_ranks({4}, [](Station& me, ExchangeRig& f) {
     const Dispatched d = f.dispatch();
     std::vector<RowBuffer> others = f.fill_pool(d.handle, 1);
-    (void)f.exchange.allocate_rows(d.handle, DType::bf16, me.stream(1));  // two streams from now on
+    (void)f.exchange.allocate_rows(d.handle, DType::bf16, me.stream(1));  // two streams are used from now on
     RowBuffer y1 = f.exchange.allocate_rows(d.handle, DType::bf16, me.stream());
     compute(f, d, y1, 0);
     f.combine(y1.rows(), d.handle);
@@ -90,7 +90,7 @@ TEST_P(GpuOrder, RowsDoNotComeAfterLaterWork) {
   });
 }
 
-/// Without a stream: idle memory, although lower addresses are free.
+/// Without a stream, idle memory is taken even if lower addresses are free.
 TEST_P(GpuOrder, RowsForAnyStreamAreIdle) {
   on_ranks({4}, [](Station& me, ExchangeRig& f) {
     const Dispatched d = f.dispatch();
@@ -116,7 +116,7 @@ TEST_P(GpuOrder, RowsForAnyStreamAreIdle) {
   });
 }
 
-/// used_by delays row buffers, and other streams' calls are ordered after the readers of rows on the delivering stream.
+/// used_by delays reuse of row buffers. Calls on other streams are ordered after the readers of rows on the delivering stream.
 TEST_P(GpuOrder, ReadersOnOtherStreams) {
   on_ranks({5}, [](Station& me, ExchangeRig& f) {
     for (const int reader : {0, 1}) {
@@ -142,7 +142,7 @@ TEST_P(GpuOrder, ReadersOnOtherStreams) {
   });
 }
 
-/// Handles and rows of one object in a call of another, on another stream.
+/// Handles and rows of one object in a call of another object, on another stream.
 TEST_P(GpuOrder, CallsOfOtherObjects) {
   on_ranks({.times = 2, .objects = 2}, [](Station& me, ExchangeRig& f) {
     NormalExchange other(me.group, f.exchange.config());
@@ -155,7 +155,7 @@ TEST_P(GpuOrder, CallsOfOtherObjects) {
       d.reset();
       RankData next(*f.c, me.rank(), 1 + i);
       const Inputs more = me.upload(*f.c, next);
-      std::vector<Dispatched> after;  // takes the memory of rows and tables
+      std::vector<Dispatched> after;  // takes the memory of the rows and tables
       for (int k = 0; k < 2; ++k)
         after.push_back(f.exchange.dispatch(more.x, more.ids, more.weights, me.dispatch_options(*f.c, me.stream(0))));
       me.meet();
@@ -167,7 +167,7 @@ TEST_P(GpuOrder, CallsOfOtherObjects) {
 
 // ---- graphs ----
 
-/// A graph of `layers` dispatches and combines through row buffers, each of which releases its memory; layer l reads in[l] and
+/// A graph of `layers` dispatches and combines through row buffers. Each layer releases its memory; layer l reads in[l] and
 /// writes out[l].
 class Layers {
  public:
@@ -224,7 +224,7 @@ class Layers {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-/// Twelve layers in the memory of three.
+/// Twelve layers in memory for three.
 TEST_P(GpuOrder, LayersOfACaptureShareMemory) {
   const auto body = [](Station& me, ExchangeRig& f) {
     Layers layers(f, 12, -1);
@@ -240,7 +240,7 @@ TEST_P(GpuOrder, LayersOfACaptureShareMemory) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) on_ranks({2, layout}, body);
 }
 
-/// Graphs that are never in flight together take the memory of one; other graphs each take their own.
+/// Graphs that are never in flight together take the memory of one graph; other graphs each take their own memory.
 TEST_P(GpuOrder, GraphsShareMemoryIfTold) {
   on_ranks({2}, [](Station& me, ExchangeRig& f) {
     std::vector<std::unique_ptr<Layers>> graphs;
@@ -264,7 +264,7 @@ TEST_P(GpuOrder, GraphsShareMemoryIfTold) {
   });
 }
 
-/// A stream that read rows is being captured when the next call takes their memory: the capture stays valid.
+/// A stream that read rows is being captured when the next call takes the rows' memory: the capture stays valid.
 TEST_P(GpuOrder, UsersThatAreCapturedNow) {
   on_ranks({4}, [](Station& me, ExchangeRig& f) {
     f.dispatch().used_by(me.stream(1));
@@ -277,7 +277,7 @@ TEST_P(GpuOrder, UsersThatAreCapturedNow) {
       must(cudaEventCreate(&fork), "cudaEventCreate");
       must(cudaEventCreate(&join), "cudaEventCreate");
       must(cudaStreamBeginCapture(me.stream(1), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-      held = Dispatched();  // while its user is captured
+      held = Dispatched();  // while the stream that used it is captured
       must(cudaEventRecord(fork, me.stream(1)), "cudaEventRecord");
       must(cudaStreamWaitEvent(me.stream(), fork), "cudaStreamWaitEvent");
       const Outcome o = outcome_of([&] {
@@ -300,25 +300,25 @@ TEST_P(GpuOrder, UsersThatAreCapturedNow) {
       must(cudaGraphDestroy(graph), "cudaGraphDestroy");
     }
     me.meet();
-    for (int i = 0; i < 4; ++i) me.round(f.exchange, *f.c, i);  // nothing leaked
+    for (int i = 0; i < 4; ++i) me.round(f.exchange, *f.c, i);  // there must be no leak
   });
 }
 
-/// Ranks replay graphs of other sizes than their peers, and one rank captures one more than the others: the device assigns the
-/// identities of dispatches.
+/// Ranks replay graphs of different sizes than their peers, and one rank captures one graph more than the others: the device
+/// assigns the identities of dispatches.
 TEST_P(GpuOrder, RanksReplayGraphsOfOtherSizes) {
   on_ranks({8}, [](Station& me, ExchangeRig& f) {
     std::vector<std::unique_ptr<Layers>> graphs;
     for (const int64_t tokens : {-1, 3, 9}) {
       graphs.push_back(std::make_unique<Layers>(f, 2, tokens));
       graphs.back()->capture();
-      if (me.rank() == 0) Layers(f, 1, 5).capture();  // and discards it
+      if (me.rank() == 0) Layers(f, 1, 5).capture();  // the graph is discarded
     }
     for (int i = 0; i < 6; ++i) {
       me.f.set_context("turn " + std::to_string(i));
       me.meet();
       if (i == 3 && me.rank() == 0)
-        graphs[0]->enqueue();  // not a replay at all
+        graphs[0]->enqueue();  // not a replayed call
       else
         graphs[static_cast<size_t>(me.rank() + i) % graphs.size()]->launch();
       me.meet();
@@ -340,7 +340,7 @@ TEST_P(GpuOrder, RanksReplayGraphsOfOtherSizes) {
   });
 }
 
-/// An object ends while its calls are enqueued, without a wait, and the next one takes the same block of the heap, but not
+/// An object ends while its calls are enqueued, without a wait. The next object takes the same block of the heap, but not
 /// before the calls of all ranks are complete.
 TEST_P(GpuOrder, AnObjectEndsBeforeItsCallsRun) {
   const auto c = make_case(gpu_scenario("ends", GetParam(), Layout::rank_major, 20));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables that the plan kernel makes, compared with the host's plan of the same routing, for random routings: every rank's,
-// entry by entry. The decisions alone, without a GPU: tests/unit/plan/plan_decisions_test.cpp.
+// Compares the tables made by the plan kernel with the host's plan of the same routing, for random routings, on every rank,
+// entry by entry. tests/unit/plan/plan_decisions_test.cpp tests only the decisions, without a GPU.
 #include <algorithm>
 
 #include "exchange/normal/gpu.hpp"
@@ -42,7 +42,7 @@ std::vector<T> fetch(Station& me, const T* from, int64_t count) {
   return to;
 }
 
-/// `h`'s sends in the form that GPU kernels read: `stride` places per token.
+/// The sends of `h` in the form read by GPU kernels: `stride` places per token.
 std::vector<SendEntry> places_of(const HandleData& h, int stride) {
   std::vector<SendEntry> places(static_cast<size_t>(h.tokens * stride), SendEntry{-1, -1, -1});
   for (int64_t t = 0; t < h.tokens; ++t)
@@ -150,18 +150,18 @@ INSTANTIATE_TEST_SUITE_P(Gpu, PlansOfRandomRoutings, testing::ValuesIn(kinds()),
 
 // ---- Counts of a routing, without a plan ----
 
-/// Counts ids of `tokens` tokens on the GPU, into memory filled with ones, and compares with the host's counts.
+/// Counts ids of `tokens` tokens on the GPU, into memory filled with ones, and compares the result with the host's counts.
 template <class Id>
 void compare_layouts(Station& me, int experts, int world, int topk, int64_t tokens) {
   me.f.set_context(std::to_string(tokens) + " tokens, top " + std::to_string(topk) + " of " + std::to_string(experts) +
                    " experts, " + std::to_string(world) + " ranks, ids of " + std::to_string(sizeof(Id)) + " bytes");
   Draw draw(static_cast<uint64_t>(tokens * 64 + world));
   std::vector<Id> ids(static_cast<size_t>(tokens * topk));
-  for (Id& id : ids) id = static_cast<Id>(draw.between(-1, experts));  // the first and the last are no experts
+  for (Id& id : ids) id = static_cast<Id>(draw.between(-1, experts));  // the minimum and the maximum are not experts
   if (sizeof(Id) == 8 && !ids.empty()) ids.back() = static_cast<Id>(int64_t{1} << 32);
   const auto expected = switchyard::routing_layout(ExpertIds::of(ids.data(), tokens, topk), experts, world);
   const auto filled = [&](auto value, int64_t count) {
-    const std::vector<decltype(value)> ones(static_cast<size_t>(count) + 4, value);  // plus four that must not change
+    const std::vector<decltype(value)> ones(static_cast<size_t>(count) + 4, value);  // plus four entries that must not change
     return static_cast<decltype(value)*>(me.upload(ones.data(), ones.size() * sizeof(value)));
   };
   const switchyard::RoutingLayoutView out{filled(int32_t{-1}, world), filled(int32_t{-1}, experts),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thousands of calls of all kinds in random order, with random T, streams and delays of hosts and GPUs.
+// Thousands of calls of all kinds in random order, with random T, streams and delays on hosts and GPUs.
 #include <algorithm>
 #include <chrono>
 #include <deque>
@@ -11,7 +11,7 @@ namespace harness {
 namespace {
 
 constexpr int kCases = 12, kRepetitions = 3;
-/// One of kKeepOneOf calls is saved; after kMeetAfter calls, the ranks meet and the saved ones are compared.
+/// One of kKeepOneOf calls is saved. After kMeetAfter calls the ranks meet, and the saved calls are compared.
 constexpr int kKeepOneOf = 5, kMeetAfter = 50;
 
 struct Soak {
@@ -99,7 +99,7 @@ class Soaker {
     kept.context = "call " + std::to_string(i) + " of kind " + std::to_string(kind);
     me_.f.set_context(kept.context);
     Delivered* what = nullptr;
-    if (kind < 2) {  // dispatch, or cached dispatch of a held one
+    if (kind < 2) {  // dispatch, or cached dispatch with a held handle
       Delivered next;
       next.which = kind == 0 ? bits / 64 % kCases : held_[pick].which;
       next.repetition = bits / 4096 % kRepetitions;
@@ -112,8 +112,7 @@ class Soaker {
     } else {
       what = &held_[pick];
       const Inputs& in = inputs_[what->which][what->repetition].in;
-      void* const out =
-          keep ? me_.allocate(in.out_bytes) : static_cast<std::byte*>(in.out);  // saved results go to fresh memory
+      void* const out = keep ? me_.allocate(in.out_bytes) : static_cast<std::byte*>(in.out);  // saved results use fresh memory
       exchange_.combine(what->d.x, what->d.handle, out, me_.combine_options(*cases_[what->which], stream));
       if (keep) kept.out = out;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Traces of GPUs: recorded calls give the same results, every phase and every call is present for every rank, spans of workers
-// are within a call, times are this host's, and nothing is recorded before and after.
+// Traces of GPUs: recorded calls give the same results; every phase and every call is present for every rank; spans of workers
+// are within a call; times are on this host's clock; nothing is recorded before and after.
 #include <atomic>
 
 #include "gpu/harness/station_rig.hpp"
@@ -76,7 +76,7 @@ constexpr NormalForm kNormalForms[] = {{Layout::rank_major, Staging::direct},
                                        {Layout::rank_major, Staging::ring},
                                        {Layout::expert_major, Staging::ring}};
 
-/// `order` is that of expert-major rows; rank-major rows are summed per rank.
+/// `order` is the order of expert-major rows; rank-major rows are summed per rank.
 std::shared_ptr<const Case> normal_case(const NormalForm& form, CombineOrder order = CombineOrder::per_route) {
   Scenario s = gpu_scenario("traced", kWorld, form.layout, 20);
   if (form.layout == Layout::expert_major) s.order = order;
@@ -93,7 +93,7 @@ TEST(TracesOnGpus, NormalMode) {
     Trace trace(kWorld, large_trace_options());
     on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
       Case mine = *c;
-      mine.scenario.num_sms = 2 * half_of_a_rank(kWorld);  // combine per_route pushes rows in the heap from 40 on
+      mine.scenario.num_sms = 2 * half_of_a_rank(kWorld);  // combine per_route pushes rows in the heap with 40 or more
       NormalExchange exchange(me.group, config);
       me.round(exchange, mine);
       const Interval when = record(me, trace, [&] {
@@ -119,7 +119,7 @@ TEST(TracesOnGpus, NormalMode) {
 
 // --- A late rank
 
-/// One rank is late by 20 ms in every call: no long wait names another one, and the waits for its rows and answers name it.
+/// One rank is late by 20 ms in every call: no long wait names another rank, and the waits for its rows and answers name it.
 TEST(TracesOnGpus, WaitsOfLowLatencyNameTheLateRank) {
   constexpr int kLate = 2, kCalls = 6;
   constexpr uint64_t kDelay = 20'000'000;
@@ -149,17 +149,17 @@ TEST(TracesOnGpus, WaitsOfLowLatencyNameTheLateRank) {
         const int calls = scales == ScaleKind::none ? 3 * kCalls : 2 * kCalls;
         me.f.check(named["long"] >= calls,
                    std::to_string(named["long"]) + " long waits in " + std::to_string(calls) + " calls");
-        expect_phases(me, named, {"wait_entered", "wait_message"});  // answers may have arrived when they are first polled
+        expect_phases(me, named, {"wait_entered", "wait_message"});  // answers may already have arrived at the first poll
       }
       expect_verdict(me, streamed, streamed.judged(), true);
     });
   }
 }
 
-/// A late rank is awaited for its counts in a dispatch, and for its placement in a combine of any kind.
+/// A late rank is awaited: for its counts in a dispatch, and for its placement in any kind of combine.
 void expect_late_rank_named(const NormalForm& form, CombineOrder order) {
   constexpr int kLate = 2;
-  constexpr uint64_t kDelay = 100'000'000, kTolerance = 20'000'000;  // the others enter when their threads run
+  constexpr uint64_t kDelay = 100'000'000, kTolerance = 20'000'000;  // the other ranks enter when their threads run
   const auto c = normal_case(form, order);
   const NormalConfig config = form.staging == Staging::ring ? make_config(*c) : config_with_large_pool(*c, 2);
   Trace trace(kWorld, large_trace_options());
@@ -201,7 +201,7 @@ TEST(TracesOnGpus, SpansOfLowLatencyCarryEveryByteThatCrosses) {
   for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::none}) {
     const StreamedCase c = small_case(scales);
     Trace trace(kWorld, large_trace_options());
-    std::atomic<uint64_t> reported{0};  // by all ranks: with rings, the sender counts a row and the summing rank records it
+    std::atomic<uint64_t> reported{0};  // sum over ranks; with rings, the sender counts a row, the summing rank records it
     on_gpus(kWorld, LowLatencyExchange::heap_bytes(c.config(), kWorld), [&](Station& me) {
       LowLatencyExchange exchange = c.make(me.group);
       StationRig rig(me);
@@ -233,7 +233,7 @@ TEST(TracesOnGpus, SpansOfNormalModeCarryEveryByteThatCrosses) {
     const auto c = normal_case(form);
     const NormalConfig config = form.staging == Staging::ring ? make_config(*c) : config_with_large_pool(*c, 2);
     Trace trace(kWorld, large_trace_options());
-    std::atomic<uint64_t> reported{0};  // by all ranks: with rings, the sender counts a row and the summing rank records it
+    std::atomic<uint64_t> reported{0};  // sum over ranks; with rings, the sender counts a row, the summing rank records it
     on_gpus(kWorld, heap_for(config, kWorld), [&](Station& me) {
       me.f.set_context("layout " + std::to_string(static_cast<int>(form.layout)) + ", staging " +
                        std::to_string(static_cast<int>(form.staging)));

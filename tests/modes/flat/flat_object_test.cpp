@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flat exchange as an object: the balance of its work split (E19), invalid arguments specific to it, different calls.
-// Faults common to all modes: tests/faults/fault_stories_test.cpp.
+// tests/faults/fault_stories_test.cpp has the faults common to all modes.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +28,7 @@ using switchyard::Sending;
 using switchyard::detail::Cpu;
 using switchyard::detail::CpuWarp;
 
-/// Messages are numbered across all sources: every warp gets the same number, regardless of their senders.
+/// Messages are numbered across all sources: every warp gets the same number of messages, regardless of who sent them.
 TEST(FlatSplit, E19_MessagesPerWarpDifferByOne) {
   namespace detail = switchyard::detail;
   LowLatencyConfig config = FlatRig::config();
@@ -69,14 +69,14 @@ TEST(FlatSplit, E19_MessagesPerWarpDifferByOne) {
   }
 }
 
-/// The tokens of a call in which only the first `senders` ranks have any, so that the other ranks' warps count answers only.
+/// Ids of a call in which only the first `senders` ranks have tokens, so the warps of the other ranks only answer rows.
 struct SplitCall {
   int senders, experts, topk;
   std::vector<std::vector<int64_t>> ids;  ///< by rank
 };
 constexpr int kSplitWorld = 8;
 
-/// 1800 tokens of rank 0 and 200 of rank 1.
+/// 1800 tokens on rank 0 and 200 on rank 1.
 SplitCall nine_tenths(int experts, int topk, Routing routing = Routing::uniform) {
   SplitCall call{2, experts, topk, {}};
   const RoutingShape shape{kSplitWorld, experts, topk};
@@ -85,7 +85,7 @@ SplitCall nine_tenths(int experts, int topk, Routing routing = Routing::uniform)
   return call;
 }
 
-/// Answered rows of each of `warps` warps of a rank, ascending, if the messages of all ranks are assigned in turn.
+/// Number of rows answered by each of `warps` warps of a rank, ascending, if the messages of all ranks are assigned in turn.
 std::vector<uint64_t> dealt_rows(const SplitCall& call, int rank, int warps) {
   std::vector<uint64_t> rows(static_cast<size_t>(warps));
   size_t message = 0;
@@ -97,8 +97,8 @@ std::vector<uint64_t> dealt_rows(const SplitCall& call, int rank, int warps) {
   return rows;
 }
 
-/// Makes the call on 8 ranks of `blocks` blocks of 3 warps, whole or in its two-call form. \returns by warp, ascending:
-/// answered rows, without ranks that send; in the two-call form the rows that combine returned
+/// Makes the call on 8 ranks with `blocks` blocks of 3 warps each, whole or in its two-call form. \returns by warp, ascending:
+/// the numbers of answered rows, excluding ranks that send; in the two-call form, the numbers of rows returned by combine
 std::vector<std::vector<uint64_t>> answered_rows(const SplitCall& call, int blocks, bool two_calls = false) {
   LowLatencyConfig config = FlatRig::config();
   config.num_experts = call.experts;
@@ -134,7 +134,7 @@ std::vector<std::vector<uint64_t>> answered_rows(const SplitCall& call, int bloc
   return rows;
 }
 
-/// In a call in which every token goes to every rank, the warps' answered rows differ by at most one.
+/// In a call in which every token goes to every rank, the numbers of rows answered by the warps differ by at most one.
 TEST(FlatSplit, E19_RowsPerWarpDifferByOne) {
   const auto rows = answered_rows(nine_tenths(kSplitWorld, kSplitWorld), 2);
   for (size_t r = 2; r < rows.size(); ++r) {
@@ -143,8 +143,9 @@ TEST(FlatSplit, E19_RowsPerWarpDifferByOne) {
   }
 }
 
-/// If a token goes to some ranks only, a warp's rows are those of every n-th message, n being the number of warps: as balanced
-/// as the routing, regardless of the senders, and at most the rows of its share of messages. Design 0014 lists the spread.
+/// If tokens go to only some of the ranks, a warp gets the rows of every n-th message, where n is the number of warps: the
+/// split is as balanced as the routing, regardless of the senders, and no warp has more rows than its share of messages holds.
+/// Design 0014 lists the spread.
 TEST(FlatSplit, E19_RowsPerWarpOfRoutedTokens) {
   struct Shape {
     int experts, topk;
@@ -163,7 +164,7 @@ TEST(FlatSplit, E19_RowsPerWarpOfRoutedTokens) {
             "rank " + std::to_string(r) + " of E" + std::to_string(s.experts) + ", warps " + std::to_string(warps);
         EXPECT_EQ(of_warp, dealt_rows(call, r, warps)) << where;
         EXPECT_LE(of_warp.back(), static_cast<uint64_t>((2000 + warps - 1) / warps * s.topk)) << where;
-        if (s.routing != Routing::uniform) continue;  // every eighth token in turn: some warps have none
+        if (s.routing != Routing::uniform) continue;  // every eighth token in turn: some warps have no rows
         EXPECT_LE(static_cast<double>(of_warp.back()) - mean, 4 * std::sqrt(mean)) << where;
         EXPECT_GE(static_cast<double>(of_warp.front()) - mean, -4 * std::sqrt(mean)) << where;
       }
@@ -171,7 +172,7 @@ TEST(FlatSplit, E19_RowsPerWarpOfRoutedTokens) {
   }
 }
 
-/// In the two-call form, combine assigns the existing rows, and the shares differ by at most one, for any routing.
+/// In the two-call form, combine assigns the existing rows, and the shares differ by at most one for any routing.
 TEST(FlatSplit, E19_RowsPerWarpOfCombine) {
   for (const Routing routing : {Routing::uniform, Routing::round_robin, Routing::one_rank}) {
     const SplitCall call = nine_tenths(64, 2, routing);
@@ -190,7 +191,7 @@ TEST(FlatSplit, E19_RowsPerWarpOfCombine) {
 
 // --- Misuse on one rank
 
-/// Ids that end where out begins, and weights that begin where it ends, do not overlap it.
+/// Ids that end where `out` begins, and weights that begin where `out` ends, do not overlap with it.
 TEST(FlatMisuse, NotOfWhatLiesBesideOut) {
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
     FlatRig rig(group);
@@ -242,7 +243,7 @@ TEST(FlatMisuse, BetweenTheHalvesOfAnotherCall) {
   expect_misuse(all, 0, ErrorCode::invalid_argument, "call its hook first");
 }
 
-/// Experts may differ by rank: one rank adds 1 to the elements, one multiplies by 3, one returns them unchanged.
+/// Experts may differ by rank: one rank adds 1 to the elements, another multiplies them by 3, another returns them unchanged.
 TEST(FlatFunctions, MayDifferByRank) {
   const auto all = outcomes(3, options_with(60s), [&](Group& group) {
     FlatRig rig(group);
@@ -267,7 +268,7 @@ TEST(FlatFunctions, MayDifferByRank) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// The contest's expert, x * (1 + its rank), as a function gives the bits of the same factor as expert_scale.
+/// The contest's expert, x * (1 + its rank), gives the same bits as a function as with the same factor in expert_scale.
 TEST(FlatFunctions, TheContestsExpert) {
   const auto all = outcomes(3, options_with(60s), [&](Group& group) {
     FlatRig rig(group);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's run of a script of whole exchanges.
+// A rank's run of a script of whole exchanges.
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -15,8 +15,8 @@ using switchyard::LowLatencyOutput;
 
 namespace {
 
-/// Results of all repetitions are stored one after the other on a GPU if they take no more than this, otherwise over each
-/// other.
+/// On a GPU the results of all repetitions are stored one after the other if they take no more than this; otherwise each
+/// repetition overwrites the previous one.
 constexpr size_t kMaxOutBytes = size_t{24} << 20;
 
 /// State of one call: its arguments in the backend's memory, and the location of its results.
@@ -26,7 +26,7 @@ struct Prepared {
   switchyard::ExpertIds ids;
   const float *weights = nullptr, *scale = nullptr;
   std::byte* out = nullptr;
-  size_t step = 0;          ///< from the result of a repetition to the next one's
+  size_t step = 0;          ///< distance from the result of one repetition to the next
   LowLatencyOutput output;  ///< two_calls
 };
 
@@ -42,7 +42,7 @@ class Rank : LowLatencyRank {
       function_ = flat_function(static_cast<float>(c.script.seed % 4));
   }
 
-  /// On the CPU every call is checked when it returns; on a GPU the calls of every repetition are checked after the last was
+  /// On the CPU every call is checked when it returns. On a GPU the calls of all repetitions are checked after the last one was
   /// enqueued.
   void run() {
     const auto repeats = static_cast<size_t>(c_.script.repeats);
@@ -81,7 +81,7 @@ class Rank : LowLatencyRank {
       set_context(i);
       check(i, prepared[i]);
     }
-    check_moved(c_.calls.size() - 1);  // the object records its last call only
+    check_moved(c_.calls.size() - 1);  // the object records only its last call
     memory_.release();
     meet();
   }
@@ -147,7 +147,7 @@ class Rank : LowLatencyRank {
     }
   }
 
-  /// Checks the traffic of call i: rows in both directions, or only the returned rows if combine is a call of its own.
+  /// Checks the traffic of call i: rows in both directions, or only the returned rows if combine is a separate call.
   void check_moved(size_t i) {
     const FlatExpectation& e = c_.calls[i];
     oracle::Traffic rows = e.returned[rank_];

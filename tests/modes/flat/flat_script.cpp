@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expected results of a script. The run itself: flat_runner.cpp.
+// Expected results of a script. flat_runner.cpp runs the script.
 #include "modes/flat/flat_script.hpp"
 
 #include <cmath>
@@ -95,7 +95,7 @@ class Expecting {
   }
   void combine(int r, int64_t t, const std::byte* x, std::byte* out, float* closed) const {
     const oracle::Problem& p = e_.problem;
-    std::vector<std::pair<float, std::vector<std::byte>>> made;  // by scale: experts of the contest share it
+    std::vector<std::pair<float, std::vector<std::byte>>> made;  // by scale: experts with equal scales share it
     std::vector<std::pair<size_t, float>> routes;                // index in `made`, weight
     for (int k = 0; k < p.topk; ++k) {
       const int64_t id = p.ids[idx(r)][idx(t * p.topk + k)];

@@ -25,8 +25,8 @@ inline constexpr ContestShape kContestShapes[] = {
     {128, 8, 4096, 256, 175}, {256, 8, 7168, 256, 4},
 };
 
-/// Script in the contest's form: T in [1, max_tokens - 1], K distinct experts. Both forms, the whole one first, three times,
-/// with ranks that are late by varying times. `columns`: columns of a row.
+/// Script in the contest's form: T in [1, max_tokens - 1], K distinct experts. Makes the calls in both forms, the whole form
+/// first, three times, with ranks that are late by varying times. `columns`: columns of a row.
 inline FlatScript contest_script(const ContestShape& shape, int world, int64_t columns) {
   FlatScript s;
   s.name = "E" + std::to_string(shape.experts) + " K" + std::to_string(shape.topk) + " H" + std::to_string(columns) + " max " +

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Acceptance cases E1 to E20 of the flat exchange: every sum, and in the two-call form every row, source and count, bit by bit,
-// with both ways of sending.
+// Acceptance cases E1 to E20 of the flat exchange: every sum and, in the two-call form, every row, source and count is compared
+// bitwise, with both ways of sending.
 //
-// Entries: flat_threads and flat_processes; on GPUs as gpu_flat_threads and gpu_flat_processes. The contest's shapes in
-// full: flat_full_test.
+// Entries: flat_threads and flat_processes; on GPUs gpu_flat_threads and gpu_flat_processes. flat_full_test has the contest's
+// shapes in full size.
 #include <algorithm>
 
 #include "harness/everywhere.hpp"
@@ -58,8 +58,8 @@ class Flat : public testing::TestWithParam<FlatWhere> {
   }
 };
 
-/// Sources with no rows for some ranks, or none at all, in consecutive calls of ranks that are late by varying times: no flag
-/// is lost, and none is read too late.
+/// Sources without rows for some ranks, or without any rows, in consecutive calls on ranks that are late by varying times: no
+/// flag is lost, and none is read too late.
 TEST_P(Flat, E15_BackToBack) {
   auto s = script("E15", 2 * world(), 2, 5, 48);
   std::vector<int64_t> only_last = all(0);
@@ -146,8 +146,8 @@ TEST_P(Flat, DuplicatesAndDrops) {
   expect_exact(scripts);
 }
 
-/// The experts' function is the caller's: covers every element, for any row, type and column, in rows that are cut into pieces
-/// and in rows of odd sizes, alternating with calls without it.
+/// The experts' function is supplied by the caller: it must be applied to every element with the right row, type and column,
+/// for rows that are cut into pieces and rows of odd sizes, alternating with calls without a function.
 TEST_P(Flat, RowFunctions) {
   std::vector<FlatScript> scripts;
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
@@ -171,7 +171,7 @@ TEST_P(Flat, RowFunctions) {
   expect_exact(scripts);
 }
 
-/// Whole calls and pairs of calls on one object, odd numbers of each between two of the other, across the wrap of the epoch.
+/// Runs of 1, 2, 3 and 1 whole calls on one object, each followed by a pair of calls, across the wrap of the epoch.
 TEST_P(Flat, InterleavedOverTheWrap) {
   auto s = script("interleaved", world() + 1, 3, 4, 32);
   s.first_epoch = (uint64_t{1} << 40) - 5;
@@ -194,8 +194,8 @@ std::vector<FlatWhere> on_few_multiprocessors() {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Flat, testing::ValuesIn(on_few_multiprocessors()), flat_where_name);
 
 #if defined(SWITCHYARD_TEST_CUDA)
-/// As users call it: on the library's choice of multiprocessors, which is all of a rank. Few processes, because those that
-/// share a GPU take turns on it.
+/// Called like user code: with the library's choice of multiprocessors, which is all of a rank. Few processes, because
+/// processes that share a GPU take turns on it.
 std::vector<FlatWhere> on_all_multiprocessors() {
   std::vector<FlatWhere> all;
   for (const Where& where : everywhere())
@@ -204,7 +204,7 @@ std::vector<FlatWhere> on_all_multiprocessors() {
 }
 INSTANTIATE_TEST_SUITE_P(AllMultiprocessors, Flat, testing::ValuesIn(on_all_multiprocessors()), flat_where_name);
 
-/// Shared memory has no room for ids: kernels read them, and count places through them, in memory of the caller or of dispatch.
+/// Shared memory has no room for ids: kernels read them, and count places with them, in memory of the caller or of dispatch.
 TEST(FlatLarge, MoreIdsThanSharedMemoryHolds) {
   std::vector<FlatScript> scripts;
   for (const DType type : {DType::bf16, DType::f16}) {
@@ -264,7 +264,7 @@ TEST(FlatRanks, Many) {
 
 class Contest : public testing::TestWithParam<ContestRun> {};
 
-/// E1 to E14; long rows are cut, so that a shape takes at most a second.
+/// E1 to E14. Long rows are cut, so a shape takes at most a second.
 TEST_P(Contest, IsExact) {
   const auto& [shape, world, num_sms] = GetParam();
   const int64_t elements = shape.max_tokens * shape.topk * shape.hidden;
@@ -280,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(E01toE14, Contest, testing::ValuesIn(contest_runs(2)), 
 INSTANTIATE_TEST_SUITE_P(E01toE14_AllMultiprocessors, Contest, testing::ValuesIn(contest_runs(0)), contest_run_name);
 #endif
 
-/// The contest's leaderboard runs repeatedly with another seed. A hundred seeds of each benchmark: flat_full_test.
+/// The contest's leaderboard runs repeatedly with other seeds. flat_full_test runs each benchmark with a hundred seeds.
 TEST(ContestSeeds, E20_EveryThirteenth) {
   std::vector<FlatScript> scripts;
   ContestShape shape = kContestShapes[0];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedMoe on the CPU, ranks as threads and as processes: every element of every output equals an integer closed form, in every
-// world with every kind of workers. With real products: unit/layer/moe_fused_test.cpp.
+// FusedMoe on the CPU, with ranks as threads and as processes: every element of every output equals an integer closed form, in
+// every world with every kind of workers. unit/layer/moe_fused_test.cpp tests it with real products.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,14 +38,14 @@ using switchyard::detail::idx;
 struct Scenario {
   FusedMoeConfig config;
   std::vector<int64_t> tokens;  ///< T of each rank
-  bool one_expert = false;      ///< all routes go to the last expert; else to any, and some to none
+  bool one_expert = false;      ///< all routes go to the last expert; else to any expert, and some to none
   bool weighted = true;
   bool add = false;
-  bool in_heap = false;  ///< the caller writes its tokens to the heap, where peers read them
-  bool stated = false;   ///< the ids have two more tokens, and T is read from memory
+  bool in_heap = false;  ///< the caller writes its tokens to the heap, from which peers read them
+  bool stated = false;   ///< there are ids for two more tokens, and T is read from memory
   bool halves = false;   ///< dispatch_up and down_combine instead of forward
-  bool doubled = false;  ///< in addition, the caller doubles all rows between them
-  int64_t tile = 5;      ///< rows
+  bool doubled = false;  ///< in addition, the caller doubles all rows between the halves
+  int64_t tile = 5;      ///< number of rows
 
   int world() const { return static_cast<int>(tokens.size()); }
 };
@@ -69,7 +69,7 @@ float token_value(int call, int rank, int64_t t, int64_t c) { return static_cast
 float base_value(int rank, int64_t t, int64_t c) { return static_cast<float>(hash_of(99, rank, t, c) % 100); }
 float weight_value(int call, int rank, int64_t f) { return static_cast<float>(1 + hash_of(call, rank, f, -1) % 3); }
 
-/// Experts chosen by the tokens of a rank.
+/// Experts chosen for the tokens of a rank.
 std::vector<int32_t> ids_of(const Scenario& s, int call, int rank) {
   std::vector<int32_t> ids;
   for (int64_t f = 0; f < s.tokens[idx(rank)] * s.config.topk; ++f) {
@@ -79,7 +79,7 @@ std::vector<int32_t> ids_of(const Scenario& s, int call, int rank) {
   return ids;
 }
 
-/// The routes of `rank` beyond a capacity: rows of a rank are in the order of expert, source, token and k.
+/// The routes of `rank` beyond a capacity. Rows of a rank are ordered by expert, source, token and k.
 std::vector<uint8_t> drops_of(const Scenario& s, int call, int rank) {
   std::vector<uint8_t> dropped(ids_of(s, call, rank).size());
   if (s.config.capacity == 0) return dropped;
@@ -104,7 +104,7 @@ std::vector<uint16_t> as_bf16(const std::vector<float>& values) {
   return out;
 }
 
-/// The expected rows of `out` of a call: float32 sums of integers, so that their order does not matter, rounded once.
+/// The expected rows of `out` for a call: float32 sums of integers, so their order does not matter, rounded once.
 std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
   const std::vector<int32_t> ids = ids_of(s, call, rank);
   const std::vector<uint8_t> dropped = drops_of(s, call, rank);
@@ -125,7 +125,7 @@ std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
   return as_bf16(sums);
 }
 
-/// Makes a rank's calls, one after the other.
+/// Makes the calls of a rank one after the other.
 class Caller {
  public:
   Caller(Group& group, const Scenario& s)
@@ -282,7 +282,7 @@ TEST(FusedMoeWorkers, OneSuffices) {
   }
 }
 
-/// For processes; threads of one group have equal numbers of workers.
+/// Used for processes; threads of one group have equal numbers of workers.
 TEST(FusedMoeWorkers, MayDifferByRank) {
   const Scenario s = scenario(3);
   Fleet fleet = fleet_of(3, {2, 2, false}, FusedMoe::heap_bytes(s.config, 3));
@@ -298,7 +298,7 @@ TEST(FusedMoeWorkers, MayDifferByRank) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// The heap releases its memory, except for flags; two layers of a group do not interfere.
+/// The heap releases its memory except for flags, and two layers of a group do not interfere.
 TEST(FusedMoeObject, GoesOnAfterSleep) {
   const Scenario s = scenario(3);
   const Fleet fleet = fleet_of(3, {1, 2, false}, 2 * FusedMoe::heap_bytes(s.config, 3));
@@ -344,7 +344,7 @@ TEST(FusedMoeCapacity, IsAnErrorOnAllRanks) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// A half out of turn, or with arguments of the other half, is an error, which ends the group.
+/// A half called out of order, or with arguments of the other half, is an error that ends the group.
 TEST(FusedMoeObject, TakesHalvesInTurn) {
   const auto up = [](FusedMoeRig& rig) { rig.layer.dispatch_up(rig.rows.data(), rig.expert_ids()); };
   const auto down = [](FusedMoeRig& rig, const FusedMoeCall& call = {}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused layer's protocol on the CPU: exact results and no deadlock, for any number of workers, ranks and tiles.
+// The fused layer's protocol on the CPU: exact results and no deadlock for any number of workers, ranks and tiles.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -17,7 +17,7 @@ void expect_exact(const FusedScenario& s) {
   EXPECT_EQ(joined(run_fused_layer(s)), "");
 }
 
-/// Unequal T, one of them 0 if there are several ranks.
+/// Unequal T; one rank has 0 if there are several ranks.
 std::vector<int64_t> some_tokens(int world) {
   std::vector<int64_t> tokens;
   for (int r = 0; r < world; ++r) tokens.push_back(world > 1 && r == 1 ? 0 : 11 + 7 * r % 5);
@@ -36,7 +36,7 @@ FusedScenario scenario(int world, int workers) {
   return s;
 }
 
-/// One worker of a rank does all work in turn: it would wait for itself if a tile waited for a higher ticket.
+/// A rank's single worker does all work in turn: it would wait for itself if a tile waited for a higher ticket.
 TEST(FusedLayer, OneWorkerOfEachRankSuffices) {
   for (const int world : {1, 2, 3, 8}) {
     for (const int lag : {0, 1, 4, 50}) {
@@ -59,7 +59,7 @@ TEST(FusedLayer, ManyWorkers) {
   }
 }
 
-/// A copy that is announced before it is settled delivers wrong rows here.
+/// Here a copy that is announced before it has settled delivers wrong rows.
 TEST(FusedLayer, DeferredCopies) {
   for (const int world : {1, 3}) {
     for (const int workers : {1, 3}) {
@@ -159,7 +159,7 @@ TEST(FusedLayer, RandomShapes) {
   }
 }
 
-/// No rank continues without a rank's tokens, and none waits forever.
+/// No rank continues without the tokens of all ranks, and none waits forever.
 TEST(FusedLayer, TheDeadlineNamesARankThatIsMissing) {
   for (const int workers : {1, 3}) {
     FusedScenario s = scenario(3, workers);

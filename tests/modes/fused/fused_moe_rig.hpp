@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedMoe on CPU groups with products of small integers, which have a closed form, and small calls for tests of faults.
+// FusedMoe on CPU groups with products of small integers that have a closed form, and small calls for tests of faults.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ class IntegerProducts final : public switchyard::FusedProducts {
     }
   }
 
-  std::function<void()> on_tile;  ///< called by the worker for every tile up
+  std::function<void()> on_tile;  ///< the worker calls it for every tile of the up product
 
  private:
   static float get(const void* from, int64_t at) { return oracle::load(switchyard::DType::bf16, bytes(from), at); }
@@ -51,7 +51,7 @@ class IntegerProducts final : public switchyard::FusedProducts {
   int64_t tile_;
 };
 
-/// A layer with valid arguments for every call; a test spoils one of them.
+/// A layer with valid arguments for every call. A test spoils one of them.
 struct FusedMoeRig : SmallArguments {
   static constexpr int64_t kIntermediate = 32;
 

@@ -28,7 +28,7 @@ using switchyard::DType;
 constexpr int kHidden = 24, kInner = 40;
 constexpr int64_t kRowBytes = kHidden * 4;
 
-/// The closed form of a call: small numbers that depend on everything in which rows may be confused.
+/// The closed form of a call: small numbers that depend on every index by which rows could be confused.
 uint64_t hash_of(int call, int rank, int64_t a, int64_t b) {
   uint64_t h = mix_hash(static_cast<uint64_t>(call), static_cast<uint64_t>(rank));
   h = mix_hash(mix_hash(h, static_cast<uint64_t>(a)), static_cast<uint64_t>(b));
@@ -38,7 +38,7 @@ float token_value(int call, int rank, int64_t t, int column) { return static_cas
 float weight_value(int call, int rank, int64_t f) { return static_cast<float>(1 + hash_of(call, rank, f, -1) % 3); }
 float initial_value(int rank, int64_t t, int column) { return static_cast<float>(hash_of(77, rank, t, column) % 100); }
 
-/// Output of an expert: h[j] = x[j mod H] * (e + 1), and y[c] = h[c] + the sum of h + 1. So each tile down needs all tiles up
+/// Output of an expert: h[j] = x[j mod H] * (e + 1), and y[c] = h[c] + the sum of h + 1. So each down tile needs all up tiles
 /// of its rows.
 float expected_output(int call, int rank, int64_t t, int column, int expert) {
   float sum = 0;
@@ -46,7 +46,7 @@ float expected_output(int call, int rank, int64_t t, int column, int expert) {
   return (token_value(call, rank, t, column) + sum) * static_cast<float>(expert + 1) + 1;
 }
 
-/// The plan of one call, for all ranks: rows of an expert in the order of their sources, tokens and routes.
+/// The plan of one call for all ranks. Rows of an expert are ordered by source, token and route.
 struct Plan {
   std::vector<std::vector<int32_t>> ids, route_row;  ///< by rank
   std::vector<std::vector<int64_t>> first_row;       ///< by rank: [its experts + 1]
@@ -109,7 +109,7 @@ Memory make_memory(int64_t bytes) {
 }
 void set_flags(void* flags, int64_t bytes, uint64_t word) { std::fill_n(static_cast<uint64_t*>(flags), bytes / 8, word); }
 
-/// State shared by the ranks: the segments, and a barrier that replaces the plan.
+/// State shared by the ranks: the segments, and a barrier in place of the plan.
 struct World {
   explicit World(const FusedScenario& scenario)
       : s(scenario), max(*std::max_element(s.tokens.begin(), s.tokens.end())), meet(s.world) {
@@ -134,7 +134,7 @@ struct World {
   std::barrier<> meet;
 };
 
-/// Columns of a column tile: nearly equal parts.
+/// Columns of a column tile: parts of nearly equal size.
 struct Columns {
   int begin, end;
 };
@@ -163,7 +163,7 @@ class Rank {
       std::atomic<bool> good = true;
       pool_.run([&](CpuWarp& w) {
         const auto multiply = [&](CpuWarp& warp, const FusedTile& tile) {
-          std::this_thread::yield();  // so that tiles and rows belong to several warps
+          std::this_thread::yield();  // distributes tiles and rows over several warps
           this->multiply(warp, tile);
         };
         if (!fused_layer<A>(w, p_, multiply)) good = false;
@@ -242,7 +242,7 @@ class Rank {
       const auto* const x = reinterpret_cast<const float*>(p_.memory.x_rows) + r * kHidden;
       auto* const h = reinterpret_cast<float*>(p_.memory.h) + r * kInner;
       auto* const y = reinterpret_cast<float*>(p_.memory.y) + r * kHidden;
-      A::drain_sources(w);  // the previous row
+      A::drain_sources(w);  // waits for the previous row
       const Columns columns = tile.down ? columns_of(kHidden, s_.down_columns, tile.column_tile)
                                         : columns_of(kInner, s_.up_columns, tile.column_tile);
       const float sum = tile.down ? std::accumulate(h, h + kInner, 0.0f) : 0;

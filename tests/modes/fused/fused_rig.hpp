@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fused layer on the CPU, without a group: ranks are threads with a pool of workers each, and products are integers with a
-// closed form, so that every sum is exact.
+// A fused layer on the CPU without a group: ranks are threads, each with its own pool of workers, and products are integers
+// with a closed form, so every sum is exact.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@ namespace harness {
 struct FusedScenario {
   int world = 1, experts = 1, topk = 1;
   std::vector<int64_t> tokens = {0};  ///< T of each rank
-  bool one_expert = false;            ///< all routes go to the last expert; else to any, and some to none
+  bool one_expert = false;            ///< all routes go to the last expert; else to any expert, and some to none
   int64_t capacity = 1 << 20;         ///< rows of an expert; later routes are dropped
   int lag = 1, up_columns = 1, down_columns = 1, tile_rows = 4;
   bool weighted = true;
-  bool add = false;      ///< sums start with the content of the output
-  bool in_heap = false;  ///< the caller writes its tokens to the heap, where peers read them
+  bool add = false;      ///< sums start from the content of the output
+  bool in_heap = false;  ///< the caller writes its tokens to the heap, from which peers read them
   int blocks = 1, warps = 1;
-  bool deferred = false;  ///< copies are performed when they are settled
-  int calls = 3;          ///< one after the other; epochs wrap in between
+  bool deferred = false;  ///< copies are performed only when they are settled
+  int calls = 3;          ///< number of consecutive calls; epochs wrap in between
   int absent = -1;        ///< this rank makes no call
   int deadline_ms = 60000;
 };

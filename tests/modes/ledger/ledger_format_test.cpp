@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The published ledger format in bytes (D9): sizes, packing tables and unpacking them.
+// The published ledger format in bytes (D9): sizes, packing of tables, and unpacking.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -37,7 +37,7 @@ void put(std::vector<std::byte>& bytes, size_t begin, const std::vector<int32_t>
   std::memcpy(bytes.data() + begin, values.data(), values.size() * 4);
 }
 
-/// The published fixture, 64 tokens, top-8 of 4 experts, 2 ranks, built only from the format's description.
+/// The published fixture: 64 tokens, top-8 of 4 experts, 2 ranks. Built only from the description of the format.
 std::vector<std::byte> published_bytes(int32_t rank) {
   std::vector<std::byte> bytes(2432);
   std::vector<int32_t> counts, prefix, rows;
@@ -81,7 +81,7 @@ void expect_equal(const LedgerTables& a, const LedgerTables& b) {
   EXPECT_EQ(a.prev_sum_before_rank, b.prev_sum_before_rank);
 }
 
-/// Ranks with different numbers of tokens and of experts, tokens without a route, ranks without tokens.
+/// Ranks with different numbers of tokens and experts, tokens without a route, and ranks without tokens.
 std::shared_ptr<const LedgerCase> uneven_case(int world) {
   LedgerScenario s;
   s.problem.world = world;
@@ -114,14 +114,14 @@ TEST(LedgerFormat, ThereAndBack) {
   }
 }
 
-/// Runs `body` as every rank of a group with memory for an operator of this case.
+/// Runs `body` on every rank of a group that has memory for an operator of this case.
 std::vector<Outcome> ledger_outcomes(const LedgerCase& c, const std::function<void(switchyard::Group&)>& body) {
   const int world = c.problem.world;
   const size_t heap = switchyard::LedgerCombine::heap_bytes(make_config(c), world);
   return outcomes(world, options_with(std::chrono::seconds(60), heap), body);
 }
 
-/// The operator, driven by bytes only: the bits of the tables' form, twice, and those of the oracle.
+/// The operator, driven only by bytes, twice: same bits as with tables, and as the oracle.
 TEST(LedgerFormat, CombineByPackedTables) {
   for (const int world : {1, 2, 8}) {
     const auto c = uneven_case(world);
@@ -148,7 +148,7 @@ TEST(LedgerFormat, CombineByPackedTables) {
   }
 }
 
-/// Invalid bytes on one rank: its error names field and index, and the others' errors name the rank.
+/// Invalid bytes on one rank: its error names field and index, and the errors of the other ranks name that rank.
 TEST(LedgerFormat, CombineByBytesThatAreWrong) {
   constexpr int kWorld = 3, kBad = 2;
   const auto c = uneven_case(kWorld);
@@ -156,7 +156,7 @@ TEST(LedgerFormat, CombineByBytesThatAreWrong) {
   struct Spoiled {
     size_t begin;  ///< offset of the value that is overwritten
     int32_t value;
-    int64_t more_tokens;  ///< in addition to the rank's own
+    int64_t more_tokens;  ///< in addition to the rank's own tokens
     size_t bytes;
     const char* in_text;
   };
@@ -213,7 +213,7 @@ TEST(LedgerFormat, WhatIsWrongIsNamed) {
   refused("cumsum_per_expert[0][0] = 0: must be 128, the inclusive prefix", with(2176, 0));
   refused("dispatch_offset[1] = 255: must be at least 256", with(2304 + 4, 255));
   refused("prev_sum_before_rank[1][0] = 0: must be 128", with(2368 + 4 * 2, 0));
-  refused("cumsum_per_expert[0][0] = ", published_bytes(1), 32);  // of another M: other field offsets
+  refused("cumsum_per_expert[0][0] = ", published_bytes(1), 32);  // bytes of another M, which have other field offsets
 
   LedgerTables tables = switchyard::unpack_route_meta(published_bytes(0), config, 2, 0, 64);
   tables.dispatch_offset[1] = 0;

@@ -14,7 +14,7 @@ using switchyard::LedgerTables;
 
 namespace {
 
-/// The f-th route of the source's (token, k), for rows that are returned.
+/// The f-th route of the source's (token, k), among routes whose rows are returned.
 oracle::Route route_of(int source, int64_t f, int topk) {
   oracle::Route r;
   r.source = source;
@@ -194,7 +194,7 @@ class LedgerCaller : RankSteps {
     meet();
     arrive_late(c_.scenario.max_delay_us, c_.scenario.seed);
     ledger_.combine(y, probs, prepared, out, on_stream(switchyard::LedgerCombineOptions(), c_.scenario.num_sms));
-    memory_.fill(rows, 0xEE, y_bytes);  // in stream order: the caller may reuse it
+    memory_.fill(rows, 0xEE, y_bytes);  // in stream order: the caller may reuse them
     memory_.read(data.out().data(), out, data.out().size());
     const switchyard::ConstRows returned = ledger_.returned();
     meet();

@@ -28,8 +28,8 @@ struct LedgerScenario {
   Routing routing = Routing::uniform;
   std::vector<int64_t> tokens;  ///< per rank
   int drop_percent = 0;         ///< ids outside [0, E), which are not counted
-  int mask_percent = 0;         ///< further routes that are -1 in the ledger although their rows are returned
-  bool shuffled = false;        ///< routes have rows in any order, not that of a stable sort
+  int mask_percent = 0;         ///< further routes that are -1 in the ledger, although their rows are returned
+  bool shuffled = false;        ///< routes have rows in arbitrary order instead of that of a stable sort
   bool fixture = false;         ///< rows, probabilities and ids of the published fixture
 
   int64_t hidden = 64;
@@ -38,7 +38,7 @@ struct LedgerScenario {
   bool probs = true;
   uint64_t seed = 1;
   uint64_t first_epoch = 1;
-  int repeats = 2;  ///< on one object, with different rows, masks and probabilities each time
+  int repeats = 2;  ///< calls on one object, each with different rows, masks and probabilities
   int max_delay_us = 200;
   int num_sms = 2;  ///< CUDA
 };
@@ -52,10 +52,10 @@ struct LedgerCase {
 };
 std::shared_ptr<const LedgerCase> make_ledger_case(const LedgerScenario& scenario);
 switchyard::LedgerConfig make_config(const LedgerCase& c);
-/// The oracle's tables in the library's form.
+/// The oracle's tables, converted to the library's form.
 switchyard::LedgerTables golden_tables(const LedgerCase& c, int rank);
 
-/// This rank's inputs and expected results of one call. Everything is a function of (scenario, rank, repetition).
+/// This rank's inputs and expected results for one call. Everything is a function of (scenario, rank, repetition).
 class LedgerRankData {
  public:
   LedgerRankData(const LedgerCase& c, int rank, int repetition);
@@ -65,11 +65,11 @@ class LedgerRankData {
   const float* probs() const { return probs_.empty() ? nullptr : probs_.data(); }
   size_t num_probs() const { return probs_.size(); }
   std::vector<std::byte>& out() { return out_; }
-  /// `rows`: the return buffer in host memory. Compared bit by bit, except for a pattern with words that may arrive as other
+  /// `rows`: the return buffer in host memory. Compared bit by bit, except for patterns with words that may arrive as other
   /// NaNs.
   void check_returned(const void* rows, int64_t num_rows, Failures& failures) const;
   void check_out(Failures& failures) const;
-  /// Rows that a call sends.
+  /// Number of rows that a call sends.
   oracle::Traffic traffic() const;
   int64_t row_bytes() const;
 
@@ -87,12 +87,12 @@ class LedgerRankData {
 };
 
 CaseInfo info_of(const LedgerCase& c);
-/// The body of one rank: makes all repetitions on its own object and checks everything. Collective.
+/// The body of one rank: makes all repetitions on its own object and checks all results. Collective.
 void run_object(switchyard::Group& group, const LedgerCase& c, Failures& failures);
-/// Forms a group and runs all cases on it one after the other; returns the mismatches as one text.
+/// Forms a group, runs all cases on it, and returns the mismatches as one text.
 std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const LedgerCase>>& cases);
 
-/// Config of the published format, whose rows are f16.
+/// Config of the published format. Its rows are f16.
 inline switchyard::LedgerConfig published_config(int64_t tokens, int64_t hidden, int topk, int experts) {
   switchyard::LedgerConfig c;
   c.max_tokens = tokens;

@@ -39,7 +39,7 @@ LedgerScenario published(int64_t tokens, int64_t hidden, int topk, int experts_p
 
 TEST(Ledger, D01_D02_PublishedShapes) {
   for (const Workers& workers : {Workers{1, 1, false}, Workers{2, 3, true}}) {
-    for (const int sms : {2, 0}) {  // CUDA: 0 is all that the rank may have; elsewhere workers count
+    for (const int sms : {2, 0}) {  // CUDA: 0 means all that the rank may use; on the CPU the workers count
       if (sms == 0 && kBackend != switchyard::Backend::cuda) continue;
       LedgerScenario large = published(64, kSanitizer ? 1024 : 7168, 8, 2), quick = published(8, 64, 2, 1);
       large.num_sms = quick.num_sms = sms;
@@ -67,7 +67,7 @@ std::vector<Workers> kinds_of_workers() {
   return {{1, 1, false}, {2, 1, true}, {2, 2, false}, {2, 3, true}};
 }
 
-/// Records the pairs of values of two draws that occurred in one case.
+/// Records the pairs of values of two draws that occurred together in a case.
 class PairsSeen {
  public:
   using Draws = std::array<int, 6>;
@@ -87,7 +87,7 @@ class PairsSeen {
   std::map<std::pair<size_t, size_t>, std::set<std::pair<int, int>>> pairs_;
 };
 
-/// Type, experts and workers are drawn for each shape, so that no two of the six are coupled.
+/// Type, experts and workers are drawn for each shape, so no two of the six are coupled.
 TEST(Ledger, D03_ShapesOfAllKinds) {
   const DType types[] = {DType::f16, DType::bf16, DType::f32};
   const int experts[] = {1, 2, 3, 17};
@@ -198,7 +198,7 @@ TEST_P(LedgerAcceptance, D10_RowTypes) {
       s.probs = hidden != 1;
       all.push_back(s);
     }
-    LedgerScenario ones = base("words of ones", 3, 6, 512);  // the content of a row that has not arrived
+    LedgerScenario ones = base("words of ones", 3, 6, 512);  // equals the content of a row that has not arrived
     ones.type = type;
     ones.pattern = Pattern::blank_words;
     all.push_back(ones);
@@ -206,7 +206,7 @@ TEST_P(LedgerAcceptance, D10_RowTypes) {
   expect_exact(all);
 }
 
-/// Any assignment of the returned rows, not only that of a stable sort; ranks without experts.
+/// Any assignment of the returned rows, not only that of a stable sort; and ranks without experts.
 TEST_P(LedgerAcceptance, LedgersOfOtherMakers) {
   std::vector<LedgerScenario> all;
   for (const int64_t hidden : {64, 37}) {
@@ -229,7 +229,7 @@ TEST_P(LedgerAcceptance, D11_TokensDiffer) {
   expect_exact({some, none, last});
 }
 
-/// D6: the tables of a dispatch equal the oracle's, and combine by them gives the bits of combine by the handle.
+/// D6: the tables of a dispatch equal the oracle's, and combine with them gives the same bits as combine with the handle.
 TEST_P(LedgerAcceptance, D06_LedgerOfADispatch) {
   if (kBackend == switchyard::Backend::cuda) GTEST_SKIP() << "speaks of host memory; gpu_object_test has it for GPUs";
   LedgerScenario s = base("from a dispatch", 3, 12, 64);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency calls in closed form: the inputs of every rank to call n and its expected results are a function of numbers
-// alone. So a GPU makes the inputs of thousands of queued calls and judges every element of their results itself, without the
-// host. The CPU backend runs the same (closed_form_test.cpp), which also shows that the judge detects errors. Shares no code
+// Low-latency calls in closed form: the inputs of every rank to call n and its expected results are functions of numbers only.
+// Therefore a GPU can create the inputs of thousands of queued calls and judge every element of their results without the host.
+// The CPU backend runs the same code (closed_form_test.cpp), which also shows that the judge detects errors. Shares no code
 // with src/.
 //
-// All values are integers times powers of two, small enough that every sum is exact in the type of its rows; the suites with an
+// All values are integers times powers of two, small enough that every sum is exact in the type of its rows. The suites with an
 // oracle cover the bits of rounding.
 #pragma once
 
@@ -20,12 +20,12 @@ namespace harness {
 using switchyard::DType;
 using switchyard::ScaleKind;
 
-/// Jobs are called for each i in [0, size()), in any order, by threads of a GPU or by a loop.
+/// A job is called for each i in [0, size()), in any order, by threads of a GPU or in a loop.
 enum class Checked : int32_t { rows_of_expert, source_range, row_source, row, scale, sum, beyond_tokens };
 
 /// The first mismatch, and the number of mismatches. Initially all zero.
 struct Verdict {
-  unsigned long long mismatches, rows, calls;  ///< the latter two: number judged
+  unsigned long long mismatches, rows, calls;  ///< rows, calls: numbers judged
   unsigned long long call;
   long long place;
   int32_t what;
@@ -43,12 +43,12 @@ struct Verdict {
 #if defined(__CUDA_ARCH__)
     return atomicAdd(to, 1ULL);
 #else
-    return (*to)++;  // ranks have a verdict each
+    return (*to)++;  // each rank has its own verdict
 #endif
   }
 };
 
-/// The shape of an object, and the rules by which its calls are made.
+/// The shape of an object, and the rules for its calls.
 struct Form {
   uint64_t seed = 1;
   int world = 1, experts = 1, topk = 1, max_tokens = 1, hidden = 16;
@@ -91,11 +91,11 @@ struct Form {
     if (t == 0) return way == 2 ? -1 : static_cast<int>(0x80000000);
     return way == 2 ? max_tokens + 1 : 0x7FFFFFFF;
   }
-  /// An expert, or another id, which is no route.
+  /// An expert, or an id that is not a route.
   SWITCHYARD_FN int id(uint64_t n, int rank, int t, int k) const {
     const int way = one_of(10, draw(3, n));
     if (way < 2 && one_of(3, draw(4, n, rank, t, k)) == 0) return one_of(2, draw(5, n, rank, t, k)) ? -1 : experts + 7;
-    if (way == 2) return one_of(experts, draw(6, n));  // all to one expert
+    if (way == 2) return one_of(experts, draw(6, n));  // all routes go to one expert
     return one_of(experts, draw(7, n, rank, t, k));
   }
   SWITCHYARD_FN bool is_expert(int e) const { return e >= 0 && e < experts; }
@@ -103,14 +103,14 @@ struct Form {
   SWITCHYARD_FN float weight(uint64_t n, int rank, int t, int k) const {
     return 0.5f * static_cast<float>(1 << one_of(3, draw(9, n, rank, t, k)));
   }
-  /// The power of two by which a group of columns is larger: its scale. `given`: quantized by the caller, unlike any quantizer:
-  /// with other float32 scales, and with groups that have no large element.
+  /// The power of two by which a group of columns is scaled. `given`: the caller quantized the rows, unlike any quantizer: with
+  /// other float32 scales, and with groups that have no large element.
   SWITCHYARD_FN float scale(uint64_t n, int rank, int t, int g, bool given = false) const {
     const float power = static_cast<float>(1 << one_of(8, draw(10, n, rank, t, g))) / 16;
     return given && scales == ScaleKind::f32 ? power * static_cast<float>(8 + one_of(8, draw(16, n, rank, t, g))) : power;
   }
-  /// Element of a row that is quantized; its value is this times the scale. Each group has an element of +-448, so that the
-  /// scale is exact.
+  /// Element of a row to be quantized; its value is this times the scale. Each group has an element of +-448, so the scale is
+  /// exact.
   SWITCHYARD_FN float unscaled(uint64_t n, int rank, int t, int c, bool given = false) const {
     const float value = small(draw(11, n, rank, t, c));
     if (scales == ScaleKind::none) return value;
@@ -126,7 +126,7 @@ struct Form {
 
   // --- Experts
   SWITCHYARD_FN float factor(int expert) const { return static_cast<float>(1 + one_of(2, draw(13, 0, expert))); }
-  /// Answer of an expert to a token in combine n.
+  /// An expert's answer to a token in combine n.
   SWITCHYARD_FN float answer(uint64_t n, int expert, int source, int t, int c) const {
     return small(draw(14, n, expert * int64_t{64} + source, t, c));
   }
@@ -138,7 +138,7 @@ struct Form {
     while (k < topk && id(n, rank, t, k) != expert) ++k;
     return k;
   }
-  /// Rows that the first `limit` tokens of `source` send to `expert`.
+  /// Number of rows that the first `limit` tokens of `source` send to `expert`.
   SWITCHYARD_FN int rows_from(uint64_t n, int source, int limit, int expert) const {
     int rows = 0;
     for (int t = 0; t < limit; ++t) rows += first_choice(n, source, t, expert) < topk ? 1 : 0;
@@ -171,13 +171,13 @@ SWITCHYARD_FN inline void set_element(DType type, void* row, int64_t c, uint32_t
   }
 }
 
-/// NaN in every type, for memory that must not be read, and the content of memory that must not be written.
+/// NaN in every type: the content of memory that must not be read, and of memory that must not be written.
 inline constexpr uint32_t kNaN = 0xFFFFFFFF, kUntouched = 0xA5A5A5A5;
 SWITCHYARD_FN inline uint32_t truncated(DType type, uint32_t bits) {
   return type == DType::f32 ? bits : type == DType::fp8_e4m3 ? bits & 0xFF : bits & 0xFFFF;
 }
 
-/// The number of a call: of the k-th of `per_replay` calls in a graph that has been replayed *replays times, or just `first`.
+/// The number of a call: the k-th of `per_replay` calls in a graph that has been replayed *replays times, or just `first`.
 struct CallNumber {
   uint64_t first = 0;
   const uint64_t* replays = nullptr;
@@ -185,10 +185,10 @@ struct CallNumber {
   SWITCHYARD_FN uint64_t operator()() const { return first + (replays ? *replays * per_replay : 0); }
 };
 
-/// A rank's arrays of one call, for max_tokens tokens.
+/// Arrays of a rank for one call of max_tokens tokens.
 struct CallArrays {
   void* x = nullptr;      ///< [max_tokens, H]
-  void* codes = nullptr;  ///< x as fp8 with row-major scales, if the rows are quantized by the caller
+  void* codes = nullptr;  ///< x as fp8 with row-major scales, for rows quantized by the caller
   void* scales = nullptr;
   void* ids = nullptr;        ///< [max_tokens, K], int32 or int64
   float* weights = nullptr;   ///< [max_tokens, K]
@@ -198,8 +198,8 @@ struct CallArrays {
   bool int64_ids = false;
 };
 
-/// Fills all arrays except `out`, which becomes kUntouched, and `codes` and `scales` if they are null. Beyond T: rows of NaN,
-/// experts that no token has chosen.
+/// Fills all arrays. `out` is filled with kUntouched; `codes` and `scales` are skipped if they are null. Beyond T there are
+/// rows of NaN, and experts that no token has chosen.
 struct MakeInputs {
   Form f;
   CallNumber number;
@@ -250,7 +250,7 @@ struct MakeInputs {
   }
 };
 
-/// Location of the rows that a dispatch delivered.
+/// Location of the delivered rows of a dispatch.
 struct DeliveredArrays {
   const void* x;
   const void* scales;
@@ -259,7 +259,7 @@ struct DeliveredArrays {
   const int64_t* row_source;
 };
 
-/// Columns that one call of a job judges or makes.
+/// Columns that one call of a job judges or fills.
 inline constexpr int kColumnsAtOnce = 64;
 
 /// The parts of the rows of all local experts.
@@ -267,7 +267,7 @@ struct RowParts {
   int rank;
   SWITCHYARD_FN static int parts(const Form& f) { return (f.hidden + kColumnsAtOnce - 1) / kColumnsAtOnce; }
   SWITCHYARD_FN int64_t size(const Form& f) const { return int64_t{f.experts_of(rank)} * f.rows_per_expert() * parts(f); }
-  /// Row `row` of local expert `expert`, from column `begin` on.
+  /// Row `row` of local expert `expert`, starting at column `begin`.
   struct Part {
     int expert, row, begin, end;
   };
@@ -279,14 +279,14 @@ struct RowParts {
   }
 };
 
-/// Judges everything that dispatch n delivered on this rank.
+/// Judges all data that dispatch n delivered on this rank.
 struct JudgeDispatch {
   Form f;
   CallNumber number;
   RowParts rows;
   DeliveredArrays d;
   Verdict* verdict;
-  bool given = false;  ///< the rows were given as CallArrays::codes
+  bool given = false;  ///< the rows were passed as CallArrays::codes
 
   SWITCHYARD_FN int64_t size() const { return rows.size(f) > 0 ? rows.size(f) : 1; }
   SWITCHYARD_FN void operator()(int64_t i) const {
@@ -325,7 +325,8 @@ struct JudgeDispatch {
     verdict->judge(Checked::rows_of_expert, n, local, static_cast<uint32_t>(first),
                    static_cast<uint32_t>(d.rows_of_expert[local]));
   }
-  /// The row's source chose this expert first by its k-th choice, and the expected number of its earlier tokens chose it too.
+  /// The k-th choice of the row's source must be its first choice of this expert, and the expected number of its earlier tokens
+  /// must have chosen the expert too.
   SWITCHYARD_FN void judge_source(uint64_t n, const RowParts::Part& p, int expert, int source, int t, int k) const {
     const int64_t at = int64_t{p.expert} * f.rows_per_expert() + p.row;
     const bool valid = source >= 0 && source < f.world && t >= 0 && t < f.tokens(n, source);
@@ -358,7 +359,7 @@ struct JudgeDispatch {
   }
 };
 
-/// Fills the rows that the local experts answer to dispatch `from`, and all others with NaN.
+/// Fills the rows with which the local experts answer dispatch `from`, and all other rows with NaN.
 struct MakeAnswers {
   Form f;
   CallNumber number;
@@ -381,11 +382,11 @@ struct MakeAnswers {
   }
 };
 
-/// The answers of the experts of a combine, and the source of the weights.
+/// The answers of the experts in a combine, and the source of the weights.
 enum class Answers : int32_t { made, the_rows, the_rows_times_factors };
 enum class Weights : int32_t { none, of_dispatch, of_combine };
 
-/// Judges the sums of combine n of dispatch `dispatched`, and that nothing was written beyond them.
+/// Judges the sums of combine n of dispatch `dispatched`, and checks that nothing was written beyond them.
 struct JudgeSums {
   Form f;
   CallNumber number, dispatched;
@@ -444,7 +445,7 @@ struct CountReplay {
   SWITCHYARD_FN void operator()(int64_t) const { ++*replays; }
 };
 
-/// Weights of call n that replace those of its dispatch.
+/// Weights of call n that replace the weights of its dispatch.
 struct MakeWeights {
   Form f;
   CallNumber number;

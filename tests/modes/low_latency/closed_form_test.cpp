@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-latency calls in closed form on the CPU backend: the sequences that gpu/modes/cuda_low_latency_test.cpp queues on GPUs,
-// and tests that the judge of both detects every kind of error.
+// and tests that the shared judge detects every kind of error.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -42,7 +42,7 @@ class HostRig {
   std::vector<std::unique_ptr<std::byte[]>> memory_;
 };
 
-/// `given`, if not null: number of dispatches of rank 0 with rows given as fp8.
+/// `given`, if not null: number of dispatches of rank 0 whose rows were passed as fp8.
 std::string run(const StreamedCase& c, uint64_t calls, int* given = nullptr) {
   Fleet fleet;
   fleet.world = c.form.world;
@@ -60,13 +60,13 @@ std::string run(const StreamedCase& c, uint64_t calls, int* given = nullptr) {
 }
 
 TEST(ClosedForm, AllKindsOfCalls) {
-  for (uint64_t seed = 1; seed <= 8; ++seed) {  // EightSeedsDrawEveryWay
+  for (uint64_t seed = 1; seed <= 8; ++seed) {  // see EightSeedsDrawEveryWay
     for (const int world : {1, 2, 4}) EXPECT_EQ(run(draw_case(seed, world), 60), "") << "seed " << seed << " W" << world;
   }
 }
 
-/// Eight seeds, the number that QueuedCalls uses on GPUs, draw every kind of scales in both orders, all groups, mostly 128,
-/// unquantized rows by kernels with and without constants, whole grids and parts.
+/// Eight seeds, the number used by QueuedCalls on GPUs, draw every kind of scales in both orders, all groups (mostly 128),
+/// unquantized rows handled by kernels with and without constants, and whole and partial grids.
 TEST(ClosedForm, EightSeedsDrawEveryWay) {
   for (uint64_t first = 1; first < 20; ++first) {
     std::map<std::pair<ScaleKind, bool>, int> orders;
@@ -89,7 +89,7 @@ TEST(ClosedForm, EightSeedsDrawEveryWay) {
   }
 }
 
-/// Some of the dispatches whose rows are sent as fp8 get them as fp8.
+/// Some of the dispatches that send fp8 rows receive their rows as fp8.
 TEST(ClosedForm, SomeRowsComeQuantised) {
   const StreamedCase c = draw_case(3, 1);
   ASSERT_EQ(c.form.scales, ScaleKind::ue8m0);
@@ -98,7 +98,7 @@ TEST(ClosedForm, SomeRowsComeQuantised) {
   EXPECT_TRUE(given > 0 && given < 60) << given;
 }
 
-/// The calls that gpu/modes/cuda_low_latency_test.cpp queues, with factors and with a function of the caller.
+/// The calls that gpu/modes/cuda_low_latency_test.cpp queues, both with factors and with a function of the caller.
 TEST(ClosedForm, WholeExchangesInARow) {
   for (const bool with_function : {false, true}) {
     StreamedCase c = draw_case(8, 3);
@@ -174,7 +174,7 @@ class Spoiled : public testing::Test {
     calls_ = std::make_unique<Calls>(rig_, *exchange_, c);
     while (form_.tokens(number_, 0) < 2 || form_.tokens(number_, 0) == form_.max_tokens ||
            form_.first_choice(number_, 0, 0, 0) == 2)
-      ++number_;  // a T that leaves room, and a first token of expert 0
+      ++number_;  // chooses a T that leaves room, and a first token with expert 0
     calls_->dispatch({number_}, lane(), 0, {});
     calls_->combine({number_ + 1}, lane(), 0, {});
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Maximum distance of a combined element from the exact sum (docs/concepts/low_latency.md, "Order and error of the sum"): the
-// bounds hold, data made for the purpose reach them, and the bound of per_rank is needed. Also the loss of a row that is sent
-// as fp8 (case C2): element by element, from the delivered rows.
+// bounds hold, specially constructed data reaches them, and per_rank needs its larger bound. Also the error of rows sent as fp8
+// (case C2), element by element, from the delivered rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,13 +22,13 @@ using switchyard::LowLatencyExchange;
 enum class Data {
   random,      ///< random signs and magnitudes
   positive,    ///< no signs
-  cancelling,  ///< the second half of the ranks returns the first half's rows, negated, except for some lowest bits
+  cancelling,  ///< the second half of the ranks returns the negated rows of the first half, except for some lowest bits
   worst,       ///< each rank's partial sum is next to the midpoint of two numbers of the type, so all roundings err upwards
-  worst_cancelling,  ///< like worst, half of the partial sums negative
+  worst_cancelling,  ///< like worst, but half of the partial sums are negative
 };
 constexpr Data kAllData[] = {Data::random, Data::positive, Data::cancelling, Data::worst, Data::worst_cancelling};
 
-/// One token of rank 0 that goes to all experts, `each` on every rank.
+/// One token of rank 0 that goes to all experts; each rank has `each` experts.
 struct Shape {
   int world, each;
   int topk() const { return world * each; }
@@ -53,7 +53,7 @@ Terms make_terms(const Shape& s, DType type, Data data) {
     auto& mine = t.rows.emplace_back(row);
     const bool second = cancels && k >= half;
     if (worst) {
-      // The first expert of a rank contributes all of its sum: w * 2^j, where w in float32 is next to 1 + u.
+      // The first expert of a rank contributes the rank's whole sum: w * 2^j, where w in float32 is next to 1 + u.
       const double u = std::ldexp(1.0, -digits_of(type)), beside = std::ldexp(1.0, -22);
       const double w = k % static_cast<size_t>(s.each) != 0 ? 0 : second ? -(1 + u - beside) : 1 + u + beside;
       t.weights.push_back(static_cast<float>(w));
@@ -70,7 +70,7 @@ Terms make_terms(const Shape& s, DType type, Data data) {
   return t;
 }
 
-/// Results of combine, at rank 0.
+/// Results of combine on rank 0.
 struct Sums {
   std::vector<std::byte> per_route, per_rank;
 };
@@ -154,7 +154,7 @@ TEST_P(Numerics, SumsStayWithinTheStatedBounds) {
       }
       EXPECT_LE(of_per_route, 1) << what;
       EXPECT_LE(of_per_rank, 1) << what;
-      if (type == DType::f32) continue;  // its bound is that of the float32 sums, which is wide
+      if (type == DType::f32) continue;  // its bound is the wide bound of float32 sums
       if (data == Data::worst) {
         EXPECT_GE(of_per_route, 0.95) << what;
       }
@@ -170,8 +170,7 @@ TEST_P(Numerics, SumsStayWithinTheStatedBounds) {
   }
 }
 
-/// If terms do not cancel to less than about a thousandth of them (f16: a hundredth), float32 sums affect at most the last
-/// place.
+/// If terms do not cancel to less than about 1/1000 of their size (f16: 1/100), float32 sums affect at most the last place.
 TEST_P(Numerics, PerRouteIsTheExactSumRoundedOrItsNeighbour) {
   const Shape s = GetParam();
   for (const DType type : {DType::bf16, DType::f16}) {
@@ -199,7 +198,7 @@ TEST_P(Numerics, PerRouteIsTheExactSumRoundedOrItsNeighbour) {
   }
 }
 
-// --- Loss of rows in transport
+// --- Error of rows in transport
 
 struct Fp8Rows {
   ScaleKind kind;
@@ -229,12 +228,12 @@ struct GroupCheck {
     const bool infinite = std::any_of(x.begin(), x.end(), [](double v) { return std::isinf(v); });
     for (const double v : x)
       if (std::isfinite(v)) amax = std::max(amax, std::fabs(v));
-    if (amax == 0 && infinite) amax = 448;  // an infinity is visible even if all else is zero
+    if (amax == 0 && infinite) amax = 448;  // an infinity remains visible even if all other elements are zero
     ASSERT_TRUE(std::isfinite(scale));
     ASSERT_GE(scale, 0);
     const double exact = amax / 448, smallest = kind == ScaleKind::f32 ? 0x1p-126 : 0x1p-127;
     if (amax == 0) ++zero;
-    if (kind == ScaleKind::ue8m0) {  // the smallest sufficient power of two
+    if (kind == ScaleKind::ue8m0) {  // the smallest power of two that suffices
       EXPECT_GE(scale * (1 + 0x1p-23), exact);
       EXPECT_TRUE(scale == smallest || scale / 2 <= exact) << scale << " for " << amax;
     } else if (exact > smallest) {
@@ -249,7 +248,7 @@ struct GroupCheck {
         EXPECT_NE(got, 0) << "of a group of amax " << amax;
       } else if (amax == 0) {
         EXPECT_EQ(codes[c], 0) << x[c];
-      } else if (std::isfinite(x[c]) && scale >= smallest) {  // a smaller float32 scale has lost digits itself
+      } else if (std::isfinite(x[c]) && scale >= smallest) {  // a smaller float32 scale has itself lost digits
         EXPECT_LE(std::fabs(got - x[c]), std::max(std::fabs(x[c]) / 16, scale * 0x1p-10) * (1 + 0x1p-20)) << x[c];
         ++bounded;
       }

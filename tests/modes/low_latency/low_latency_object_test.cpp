@@ -47,7 +47,7 @@ LowLatencyScript split_script(int world, uint64_t seed) {
   return s;
 }
 
-/// Whole and split calls of other objects and of another mode, and a barrier, while this object's messages are in flight.
+/// Whole and split calls of other objects and of another mode, and a barrier, while messages of this object are in flight.
 TEST(SplitCalls, OtherCallsBetweenTheHalves) {
   constexpr int kWorld = 3;
   const auto outer = make_low_latency_case(split_script(kWorld, 1)), inner = make_low_latency_case(split_script(kWorld, 2));
@@ -70,9 +70,9 @@ TEST(SplitCalls, OtherCallsBetweenTheHalves) {
   }
 }
 
-/// A rank may send before its peers have entered the call, and may postpone its own second half while they finish theirs.
+/// A rank may send before its peers have entered the call, and may postpone its own second half while they complete theirs.
 TEST(SplitCalls, WaitForNobodyAndHoldNobodyUp) {
-  std::barrier<> meet(2);  // not the group's, whose calls are made in the same order on all ranks
+  std::barrier<> meet(2);  // not the group's barrier: all ranks would have to make the group's calls in the same order
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     LowLatencyRig rig(group);
     for (int i = 0; i < 3; ++i) {
@@ -113,7 +113,7 @@ TEST(SplitCalls, SurviveAMoveOfTheObject) {
   }));
 }
 
-/// The address sanitizer reports memory that is freed between the halves.
+/// AddressSanitizer reports memory that is freed between the halves.
 TEST(SplitCalls, KeepTheMemoryOfTheirOutput) {
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     LowLatencyRig rig(group);
@@ -236,7 +236,7 @@ TEST(Memory, FormulaAndBar) {
   EXPECT_EQ(LowLatencyExchange::memory_required(c, 64).total(), bytes_by_formula(c, 64));
 }
 
-/// A heap of exactly the computed size suffices, and is free again when the object is destroyed.
+/// A heap of exactly the computed size suffices, and is free again after the object is destroyed.
 TEST(Memory, IsTakenOnceAndGivenBack) {
   auto config = LowLatencyRig::config();
   expect_all_ok(outcomes(3, options_with(60s, LowLatencyExchange::heap_bytes(config, 3)), [&](Group& group) {
@@ -265,14 +265,14 @@ TEST(Memory, OfExpertsHasTheShapeOfTheOutput) {
       const Outcome refused = outcome_of([&, which = type] { (void)rig.exchange.make_rows(which); });
       EXPECT_NE(refused.text.find(text), std::string::npos) << refused.text;
     }
-    rig.dispatch();  // still works after such an error
+    rig.dispatch();  // the object still works after such an error
     std::memcpy(y.data, rig.y_memory.data(), static_cast<size_t>(y.rows * y.cols) * 2);
     rig.exchange.combine(y, rig.output, rig.out.data());
     EXPECT_EQ(rig.out[0], 0x3F80);
   }));
 }
 
-/// Invalid caller memory for an output yields an error that names the member, and changes nothing.
+/// Invalid caller memory for an output is an error that names the member; nothing is changed.
 TEST(Memory, OfTheCallerIsChecked) {
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     LowLatencyRig rig(group);
@@ -315,7 +315,7 @@ TEST(Memory, FlagsSurviveSleep) {
   }));
 }
 
-/// Data that was sent and not received survives too.
+/// Data that was sent but not received survives too.
 TEST(Memory, SentRowsSurviveSleep) {
   expect_all_ok(outcomes(2, options_with(5s), [&](Group& group) {
     LowLatencyRig rig(group);
@@ -332,7 +332,7 @@ TEST(Memory, SentRowsSurviveSleep) {
 
 // --- Counts of a call, and the assignment of senders
 
-/// Any number of tokens, near the ends of words; the bits of other experts, and of tokens after the counted ones, are set.
+/// Any number of tokens, near the ends of words. Bits of other experts, and of tokens after the counted ones, are set.
 TEST(LowLatencyCounting, TokensOfASet) {
   using switchyard::detail::TokenSets;
   constexpr int kTokens = 100;
@@ -354,7 +354,7 @@ TEST(LowLatencyCounting, TokensOfASet) {
   }
 }
 
-/// Every warp has one part of one message or is a helper, and every team's entries are sent once.
+/// Every warp is a helper or handles one part of one message, and every team's entries are sent once.
 TEST(LowLatencyCounting, WarpsOfABlock) {
   struct Warp {
     int index, warps;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Randomized low-latency calls: shapes, routings, types, orders, ways of sending, outputs, split calls, workers and delays
-// drawn from a seed, all compared with the oracle bit by bit. The calls of a script are queued: only their own flags keep the
-// ranks in step.
+// Randomized low-latency calls: shapes, routings, types, orders, ways of sending, outputs, split calls, workers and delays are
+// drawn from a seed, and all results are compared bitwise with the oracle. The calls of a script are queued: only their own
+// flags keep the ranks in step.
 //
 // SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_CALLS: number of calls (default 1000, sanitizers
 // 600, GPUs 3000). A failure names the seed of its batch: set it, with SWITCHYARD_RANDOM_CALLS=1, to run only that batch.

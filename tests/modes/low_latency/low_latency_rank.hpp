@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Comparisons of one rank of a script of the low-latency object.
+// Comparisons for one rank of a script of low-latency calls.
 #pragma once
 
 #include <span>
@@ -12,14 +12,14 @@ namespace harness {
 
 class LowLatencyRank : protected RankSteps {
  protected:
-  /// By rank: [T] rows or scales as sent.
+  /// Rows or scales in the form in which they are sent, by rank: [T].
   using ByRank = std::vector<std::vector<std::byte>>;
 
   LowLatencyRank(switchyard::Group& group, switchyard::LowLatencyExchange& exchange, const LowLatencySettings& settings,
                  Failures& failures)
       : RankSteps(group, failures), exchange_(exchange), settings_(settings) {}
 
-  /// Checks the rows delivered to each expert, and every byte of them and of their scales.
+  /// Checks the rows delivered to each expert, including every byte of the rows and their scales.
   void check_delivered(const oracle::LowLatencyView& view, const ByRank& sent, const ByRank& sent_scales,
                        const switchyard::LowLatencyOutput& output);
   void check_combined(DType type, std::span<const std::byte> expected, std::span<const std::byte> got);

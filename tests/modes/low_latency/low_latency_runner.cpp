@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's run of a low-latency script.
+// A rank's run of a low-latency script.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -43,7 +43,7 @@ class Rank : LowLatencyRank {
   }
 
  private:
-  /// Expert output rows have room for rows as sent, and further such rows hold their scales.
+  /// Expert output rows have room for rows in the form in which they are sent; further such rows hold their scales.
   LowLatencyOutput in_own_memory() {
     const auto& script = c_.script;
     own_.push_back(exchange_.make_rows(script.config.dtype));
@@ -58,7 +58,8 @@ class Rank : LowLatencyRank {
     return output;
   }
 
-  /// Runs the call as a whole, or in two halves with the interlude between them. `sent`: the inputs may be overwritten.
+  /// Runs the call as a whole, or in two halves with the interlude between them. `sent` is called once inputs may be
+  /// overwritten.
   template <class Whole, class Send, class Sent>
   void call(const LowLatencyStep& step, Whole&& whole, Send&& send, Sent&& sent) {
     if (!step.split) {
@@ -82,7 +83,7 @@ class Rank : LowLatencyRank {
     std::vector<std::byte> rows = e.x[rank_], scales = e.x_scales[rank_];
     std::vector<int64_t> ids = e.problem.ids[rank_];
     std::vector<float> weights = e.problem.weights[rank_];
-    if (step.tokens_in_memory) {  // after T: rows and weights that must not be used, of tokens that choose experts
+    if (step.tokens_in_memory) {  // beyond T: rows and weights that must not be used, of tokens that choose experts
       rows.resize(idx(tokens * c_.script.row_bytes(type)), std::byte{0xFF});
       if (step.quantised) scales.resize(idx(tokens * c_.script.given_scale_bytes()), std::byte{0xFF});
       weights.resize(idx(tokens * e.problem.topk), -77.0f);
@@ -108,7 +109,7 @@ class Rank : LowLatencyRank {
     check_moved(e, static_cast<uint64_t>(c_.script.row_bytes(c_.script.sent_type()) + c_.script.sent_scale_bytes()));
   }
 
-  /// The value that represents a T of `counted`.
+  /// The stored value that represents a T of `counted`.
   int32_t stated_tokens(size_t step, int64_t counted) const {
     const uint64_t way = oracle::mix(c_.script.seed, 177, step, rank_) % 3;
     if (counted == 0 && way > 0) return way == 1 ? -1 : std::numeric_limits<int32_t>::min();
@@ -140,13 +141,13 @@ class Rank : LowLatencyRank {
     const LowLatencyOutput& output = outputs_[idx(step.output)];
     size_t out_bytes = e.out[rank_].size();
     std::vector<float> weights = e.replaced_weights.empty() ? std::vector<float>() : e.replaced_weights[rank_];
-    if (c_.script.steps[e.dispatch].tokens_in_memory) {  // as if every rank had max_tokens: nothing may be written after T
+    if (c_.script.steps[e.dispatch].tokens_in_memory) {  // as if all ranks had max_tokens: nothing may be written beyond T
       out_bytes = idx(c_.script.config.max_tokens * c_.script.row_bytes(step.y_type));
       weights.resize(idx(c_.script.config.max_tokens * c_.script.config.topk));
     }
     std::vector<std::byte> host_y, out(out_bytes, std::byte{0xA5});
     if (!step.identity) host_y = expert_outputs(i);
-    constexpr size_t kLarge = size_t{32} << 20;  // more of them would not fit the memory for uploads
+    constexpr size_t kLarge = size_t{32} << 20;  // more than this would not fit into the memory for uploads
     const bool in_made_rows = !step.identity && step.y_type == answers_.dtype && (i % 2 == 0 || host_y.size() > kLarge);
     if (in_made_rows) memory_.write(answers_.data, host_y.data(), host_y.size());
     void* const y = step.identity ? output.x.data : in_made_rows ? answers_.data : memory_.give(host_y.data(), host_y.size());
@@ -177,7 +178,7 @@ class Rank : LowLatencyRank {
 
   const LowLatencyCase& c_;
   const Interlude& interlude_;
-  std::vector<switchyard::LowLatencyRows> own_;  ///< memory of outputs, which are destroyed first
+  std::vector<switchyard::LowLatencyRows> own_;  ///< memory of the outputs; the outputs are destroyed first
   std::vector<LowLatencyOutput> outputs_;
   switchyard::LowLatencyRows answers_;  ///< y of large and of every other combine of the row type
 };

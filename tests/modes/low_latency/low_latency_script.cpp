@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expected results of a script. The run itself: low_latency_runner.cpp.
+// Expected results of a script. low_latency_runner.cpp runs the script.
 #include "modes/low_latency/low_latency_script.hpp"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A script of low-latency calls: every rank runs its steps on one object, and every output element is compared with the oracle,
-// bit by bit.
+// A script of low-latency calls: every rank makes the script's calls on one object, and every output element is compared with
+// the oracle, bit by bit.
 #pragma once
 
 #include <functional>
@@ -25,8 +25,8 @@ struct LowLatencyStep {
   bool weights = true;
   bool softmax = false;  ///< weights that sum to 1
   bool int64_ids = true;
-  bool quantised = false;  ///< the rows are given as fp8 with scales
-  /// LowLatencyDispatchOptions::device_tokens, with room for max_tokens: T, or for 0 and max_tokens also a value that is
+  bool quantised = false;  ///< the rows are passed as fp8 with scales
+  /// LowLatencyDispatchOptions::device_tokens, with room for max_tokens: T or, if T is 0 or max_tokens, also a value that is
   /// clamped to it.
   bool tokens_in_memory = false;
   Pattern x_pattern = Pattern::raw_bits;
@@ -36,12 +36,12 @@ struct LowLatencyStep {
   DType y_type = DType::bf16;
   Pattern y_pattern = Pattern::random_values;
   bool replace_weights = false;  ///< LowLatencyCombineOptions::topk_weights
-  bool identity = false;         ///< the experts return their rows: y is the output's x itself, which is not quantized
+  bool identity = false;         ///< the experts return their rows: y is the output's own x, which is not quantized
 };
 
 struct LowLatencyScript : LowLatencySettings {
   int outputs = 1;
-  bool own_memory = false;  ///< rows and scales of outputs are in memory of the caller
+  bool own_memory = false;  ///< rows and scales of outputs are in the caller's memory
   std::vector<LowLatencyStep> steps;
   int slow_rank = -1;  ///< sleeps slow_us before each call
   int slow_us = 10000;
@@ -50,17 +50,17 @@ struct LowLatencyScript : LowLatencySettings {
   LowLatencyStep& combine(CombineOrder order, int output = 0);
 };
 
-/// Expected results of a step, for all ranks; index: rank.
+/// Expected results of a step for all ranks, indexed by rank.
 struct LowLatencyExpectation {
   std::vector<oracle::Traffic> traffic;
-  std::vector<uint64_t> crossings;  ///< rows over the network
+  std::vector<uint64_t> crossings;  ///< number of rows over the network
   // Dispatch.
   oracle::Problem problem;
   std::vector<oracle::LowLatencyView> views;
   std::vector<std::vector<std::byte>> x, x_scales;        ///< the inputs, [T] rows
-  std::vector<std::vector<std::byte>> sent, sent_scales;  ///< the inputs as they arrive
+  std::vector<std::vector<std::byte>> sent, sent_scales;  ///< the inputs in the form in which they arrive
   // Combine.
-  size_t dispatch = 0;                               ///< step that filled the output
+  size_t dispatch = 0;                               ///< the step that filled the output
   std::vector<std::vector<float>> replaced_weights;  ///< empty: those of the dispatch
   std::vector<std::vector<std::byte>> out;
 };
@@ -77,12 +77,12 @@ struct LowLatencyCase {
 };
 std::shared_ptr<const LowLatencyCase> make_low_latency_case(const LowLatencyScript& script);
 
-/// Runs on a rank between the halves of its split calls. May be collective.
+/// Runs on a rank between the halves of its split calls; may be collective.
 using Interlude = std::function<void()>;
-/// The body of one rank: makes all steps on `exchange` and checks everything. Collective.
+/// The body of one rank: makes all steps on `exchange` and checks all results. Collective.
 void run_on(switchyard::Group& group, switchyard::LowLatencyExchange& exchange, const LowLatencyCase& c, Failures& failures,
             const Interlude& interlude = {});
-/// Forms a group, runs all scripts on it one after the other, each on its own object, and returns the mismatches as one text.
+/// Forms a group, runs all scripts on it, each on its own object, and returns the mismatches as one text.
 std::string run_scripts(Ranks ranks, const Workers& workers, const std::vector<LowLatencyScript>& scripts);
 
 }  // namespace harness

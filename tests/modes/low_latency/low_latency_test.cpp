@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Acceptance cases C1 to C11 of low-latency mode: every row, scale, count, index and sum, bit by bit, with both ways of
+// Acceptance cases C1 to C11 of low-latency mode: every row, scale, count, index and sum is compared bitwise, with both ways of
 // sending, in whole and in split calls.
 //
 // Entries: low_latency_threads and low_latency_processes; on GPUs as gpu_low_latency_threads and gpu_low_latency_processes.
@@ -37,7 +37,7 @@ class LowLatency : public testing::TestWithParam<Where> {
   }
   std::vector<int64_t> all(int64_t t) const { return std::vector<int64_t>(static_cast<size_t>(world()), t); }
 
-  /// Runs with both ways of sending (sanitizers: in turn); every third call in two halves.
+  /// Runs with both ways of sending (sanitizers: alternately); every third call is split into two halves.
   void expect_exact(const std::vector<LowLatencyScript>& scripts) const {
     std::vector<LowLatencyScript> both;
     for (LowLatencyScript s : scripts) {
@@ -170,8 +170,8 @@ TEST_P(LowLatency, C07_Routings) {
   expect_exact(scripts);
 }
 
-/// Alternating calls; runs of an odd and of an even number of dispatches only; outputs combined out of order; across the wrap
-/// of the epoch.
+/// Alternating calls; runs of dispatches only, of odd and even length; outputs combined out of order; across the wrap of the
+/// epoch.
 TEST_P(LowLatency, C08_PhasesAndEpochs) {
   std::vector<LowLatencyScript> scripts;
   auto alternating = script("C8 alternating", world() + 1, 2, 4, 32);
@@ -208,7 +208,7 @@ TEST_P(LowLatency, C08_PhasesAndEpochs) {
   expect_exact(scripts);
 }
 
-/// The rows are combined in place, where dispatch delivered them.
+/// The rows are combined in place, in the memory to which dispatch delivered them.
 TEST_P(LowLatency, C09_RowsInPlace) {
   std::vector<LowLatencyScript> scripts;
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
@@ -236,7 +236,7 @@ TEST_P(LowLatency, C10_InputModesAndTypes) {
     plain.combine(kPerRoute).replace_weights = true;
     scripts.push_back(plain);
   }
-  for (const int64_t hidden : {int64_t{1}, int64_t{7}, int64_t{131}}) {  // rows of any size, if they are sent unchanged
+  for (const int64_t hidden : {int64_t{1}, int64_t{7}, int64_t{131}}) {  // rows of any size, which are sent unchanged
     auto odd = script("C10 odd rows " + std::to_string(hidden), 9, 3, 5, hidden);
     odd.config.dtype = hidden == 7 ? DType::f32 : DType::bf16;
     odd.config.scales = ScaleKind::none;
@@ -308,7 +308,8 @@ TEST_P(Large, ManyTokensAndPieces) {
 }
 
 #if defined(SWITCHYARD_TEST_CUDA)
-/// GPUs keep ids in shared memory, and sets of tokens after them; here there is no room, so places are counted through ids.
+/// GPUs keep ids in shared memory, followed by sets of tokens. Here there is no room for them, so places are counted with the
+/// ids themselves.
 TEST_P(Large, MoreIdsThanSharedMemoryHolds) {
   if (world() > 2) GTEST_SKIP() << "takes long on few multiprocessors";
   auto s = script("8192 tokens", 256, 8, 8192, 16);  // more than 56 000 ids: combine has no room for them either
@@ -325,7 +326,8 @@ TEST_P(Large, MoreIdsThanSharedMemoryHolds) {
 }
 #endif
 
-// C11: the savings of token saving. Every test checks the exact bytes of both ways; this one checks the expected ratio.
+// C11: the savings of token saving. Every test checks the exact bytes of both ways of sending; this one checks the expected
+// ratio.
 class Bytes : public LowLatency {};
 
 TEST_P(Bytes, C11_OfUniformRouting) {
@@ -342,7 +344,7 @@ TEST_P(Bytes, C11_OfUniformRouting) {
     EXPECT_EQ(per_rank + per_route, 0u) << "nothing crosses a link";
     return;
   }
-  // Distinct ranks of 8 distinct experts of 256, over 8.
+  // Distinct ranks of 8 distinct experts out of 256, on 8 ranks.
   const double expected = world() == 8 ? 0.662 : world() == 4 ? 0.452 : 0.249;
   EXPECT_NEAR(static_cast<double>(per_rank) / static_cast<double>(per_route), expected, 0.03);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A decoding layer in closed form: dispatch, a masked grouped product that reads rows, scales and counts as delivered and
-// writes into make_rows(), and combine of the result. Numbers are exact in float32, so the sums must equal those of plain
-// arithmetic on the host, bit by bit. Runs on a Rig of streamed_calls.hpp; uses only LowLatencyOutput to find the delivered
-// arrays, and shares no code with src/.
+// writes into make_rows(), and combine of the result. Values are exact in float32, so the sums must equal those of plain
+// arithmetic on the host, bit by bit. Runs on a Rig of streamed_calls.hpp. Finds the delivered arrays only through
+// LowLatencyOutput, and shares no code with src/.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace harness {
 
-/// The experts: matrices [H out, H in] of -1, 0 and 1 as fp8, times a factor for each kBlock x kBlock elements.
+/// The experts: matrices [H out, H in] of -1, 0 and 1 as fp8, with a factor for each block of kBlock x kBlock elements.
 struct Matrices {
   static constexpr int kBlock = 128;
   SWITCHYARD_FN static int blocks(int hidden) { return (hidden + kBlock - 1) / kBlock; }
@@ -41,8 +41,8 @@ struct MakeMatrices {
   }
 };
 
-/// Row i of y becomes the product of its expert's matrix and row i of x, for the existing rows. Counts are read where dispatch
-/// wrote them, when the job runs.
+/// Row i of y becomes the product of its expert's matrix and row i of x, for all valid rows. When the job runs, it reads counts
+/// from the memory in which dispatch wrote them.
 struct MaskedProduct {
   Form f;
   int experts = 0;
@@ -107,7 +107,7 @@ struct LayerCase {
   switchyard::CombineOrder order = switchyard::CombineOrder::per_route;
 };
 
-/// All forms of scales, both types of rows, both orders of the sum. R is no multiple of 4 on 1, 2 and 3 ranks.
+/// All forms of scales, both types of rows, both orders of the sum. R is not a multiple of 4 on 1, 2 and 3 ranks.
 inline std::vector<LayerCase> layer_cases(int world) {
   std::vector<LayerCase> all;
   for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0}) {
@@ -120,7 +120,7 @@ inline std::vector<LayerCase> layer_cases(int world) {
         f.experts = 2 * world + 1;
         f.topk = 3;
         f.max_tokens = 5;
-        f.hidden = 320;  // half of the last group exists
+        f.hidden = 320;  // the last group is half full
         f.type = type;
         f.scales = kind;
         f.column_major = column_major;
@@ -166,7 +166,7 @@ inline std::vector<std::byte> layer_result(const LayerCase& layer, uint64_t n, i
   return out;
 }
 
-/// One rank's memory and calls. Collective.
+/// Memory and calls of one rank. Collective.
 template <class Rig>
 class MaskedLayer {
  public:
@@ -201,11 +201,11 @@ class MaskedLayer {
     rig_.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays_), 2, 0}, rig_.stream(0));
   }
 
-  /// Enqueues call kFirst + the number of earlier runs: with different inputs each time, also from a graph.
+  /// Enqueues call kFirst + the number of earlier runs, so inputs differ each time, also in a graph.
   void enqueue() {
     void* const stream = rig_.stream(0);
     rig_.enqueue(MakeInputs{f_, {kFirst, replays_, 1}, rig_.rank(), a_}, stream);
-    for (const switchyard::Rows& rows : {output_.x, switchyard::Rows(y_)})  // NaN where there is no row, which must not matter
+    for (const switchyard::Rows& rows : {output_.x, switchyard::Rows(y_)})  // NaN in invalid rows, which must have no effect
       rig_.enqueue(Spoil{static_cast<uint32_t*>(rows.data),
                          rows.rows * rows.cols * static_cast<int64_t>(switchyard::dtype_bytes(rows.dtype)) / 4},
                    stream);
@@ -226,7 +226,7 @@ class MaskedLayer {
   size_t out_bytes() const { return static_cast<size_t>(f_.max_tokens * f_.hidden) * switchyard::dtype_bytes(f_.type); }
   const switchyard::LowLatencyOutput& output() const { return output_; }
 
-  /// Returns "", or the error in call n's result, which was copied to the host.
+  /// Returns "", or the error in the result of call n, which must have been copied to the host.
   std::string judge(uint64_t n, const std::vector<std::byte>& out) const {
     for (int t = 0; t < f_.tokens(n, rig_.rank()); ++t) {
       const auto expected = layer_result(layer_, n, rig_.rank(), t);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thousands of low-latency calls of one rank, made and judged in closed form (closed_form.hpp), ordered only by their streams:
-// dispatches, combines and whole exchanges, in one or two halves, on one or several streams.
+// Thousands of low-latency calls of one rank, created and judged in closed form (closed_form.hpp) and ordered only by their
+// streams: dispatches, combines and whole exchanges, in one or two halves, on one or several streams.
 //
-// A Rig supplies the location: host memory and loops (closed_form_test.cpp), or a GPU (gpu/modes/cuda_low_latency_test.cpp).
+// A Rig supplies the place of execution: host memory and loops (closed_form_test.cpp), or a GPU
+// (gpu/modes/cuda_low_latency_test.cpp).
 //   int rank() const;
 //   void* room(size_t bytes);                        memory for the arrays, aligned to 256 bytes
 //   void* stream(int lane);
@@ -25,12 +26,12 @@
 
 namespace harness {
 
-/// Whether ranks of this form can exchange and sum rows in one call.
+/// Whether ranks with this form can exchange and sum rows in one call.
 inline bool has_all_to_all(const Form& form) { return form.scales == ScaleKind::none && !spans_hosts(form.world); }
 
 struct StreamPlan {
   int lanes = 1;         ///< streams, each with its own arrays and outputs
-  int first_stream = 0;  ///< of the rig
+  int first_stream = 0;  ///< index in the rig
   int num_sms = 0;       ///< of all calls; GPUs
   bool dispatch_only = false;
   int slow_rank = -1;  ///< late by slow_ns in every 50th call
@@ -38,7 +39,7 @@ struct StreamPlan {
   uint64_t max_pause_ns = 0;  ///< of every rank, in every fourth call
 };
 
-/// An object, and the calls to make on it.
+/// An object, and the calls to be made on it.
 struct StreamedCase {
   Form form;
   StreamPlan plan;
@@ -68,12 +69,12 @@ struct StreamedCase {
   }
 };
 
-/// Formats of the rows of a case: eight in turn, so that eight seeds cover them all.
+/// Formats of the rows of a case: eight in turn, so eight seeds cover them all.
 struct Travel {
   ScaleKind scales;
   int group;
   bool column_major;
-  bool has_constants;  ///< bf16 and per rank: there are kernels with constants
+  bool has_constants;  ///< bf16 and per rank: kernels with constants exist
 };
 inline constexpr Travel kTravels[] = {
     {ScaleKind::none, 128, false, true},   {ScaleKind::f32, 128, false, true}, {ScaleKind::none, 128, false, false},
@@ -81,7 +82,7 @@ inline constexpr Travel kTravels[] = {
     {ScaleKind::ue8m0, 128, false, false}, {ScaleKind::f32, 32, false, false},
 };
 
-/// At most 10 choices, so that sums stay exact in bf16.
+/// At most 10 choices, for which sums are exact in bf16.
 inline StreamedCase draw_case(uint64_t seed, int world) {
   Draw draw(oracle::mix(seed, 0xC105ED));
   StreamedCase c;
@@ -110,7 +111,7 @@ inline StreamedCase draw_case(uint64_t seed, int world) {
     c.plan.slow_rank = static_cast<int>(draw.between(0, world - 1));
     c.plan.slow_ns = 2'000'000;
   }
-  if (seed % 3 == 0) c.plan.num_sms = static_cast<int>(draw.between(3, 14));  // else all of the rank's share of its GPU
+  if (seed % 3 == 0) c.plan.num_sms = static_cast<int>(draw.between(3, 14));  // else the rank's entire share of its GPU
   return c;
 }
 
@@ -129,7 +130,7 @@ class StreamedCalls {
     for (size_t i = 0; i < lanes_.size(); ++i) make_lane(lanes_[i], static_cast<int>(i));
   }
 
-  /// Makes calls first to first + count - 1, equal on all ranks.
+  /// Makes calls first to first + count - 1, which are equal on all ranks.
   void run(uint64_t first, uint64_t count) {
     for (uint64_t n = first; n < first + count; ++n) {
       const uint64_t bits = f_.draw(100, n), mine = f_.draw(101, n, rig_.rank());
@@ -154,7 +155,7 @@ class StreamedCalls {
 
   struct Choices {
     bool split = false, weighted = true, per_rank = false, the_rows = false;
-    bool given = false;  ///< a dispatch of rows that are already fp8, if they are sent as fp8
+    bool given = false;  ///< a dispatch that receives its rows as fp8, if they are sent as fp8
   };
   struct Filled {
     bool valid = false, weighted = false;
@@ -170,7 +171,7 @@ class StreamedCalls {
     Filled filled[kOutputs];
   };
   Lane& lane(size_t i) { return lanes_[i]; }
-  /// Function of whole exchanges that replaces the factors: must multiply by the same ones. Null: none.
+  /// Function that replaces the factors in whole exchanges. It must multiply by the same factors. Null: none.
   const switchyard::RowFunction* function = nullptr;
   /// Excludes outputs that only a graph fills from the combines of run().
   void forget() {
@@ -181,7 +182,7 @@ class StreamedCalls {
   std::function<void()> between;  ///< runs between the halves of a split call
   const Verdict* verdict() const { return verdict_; }
   uint64_t judged() const { return judged_; }
-  /// Number of dispatches so far with rows given as fp8.
+  /// Number of dispatches so far whose rows were passed as fp8.
   uint64_t given() const { return given_; }
 
   void dispatch(const CallNumber& number, Lane& lane, size_t output, const Choices& choices) {
@@ -265,7 +266,7 @@ class StreamedCalls {
     judge_whole(number, lane, choices, lane.stream);
   }
 
-  /// Whole exchanges with the arrays of each lane, calls number, number + 1, ..., one directly after the other on the first
+  /// Whole exchanges with the arrays of each lane: calls number, number + 1, ..., directly one after the other on the first
   /// lane's stream.
   void all_to_all_of_lanes(const CallNumber& number, const Choices& choices) {
     const auto of_lane = [&](size_t i) { return CallNumber{number.first + i, number.replays, number.per_replay}; };
@@ -324,7 +325,7 @@ class StreamedCalls {
   size_t y_bytes() const { return x_bytes() * static_cast<size_t>(f_.world * std::max(1, f_.experts_of(rig_.rank()))); }
   size_t choice_bytes(size_t each) const { return static_cast<size_t>(f_.max_tokens * f_.topk) * each; }
 
-  /// With odd sizes, the last two bytes stay unchanged.
+  /// For odd sizes, the last two bytes stay unchanged.
   void spoil(void* memory, size_t bytes, void* stream, uint32_t with = kNaN) {
     rig_.enqueue(Spoil{static_cast<uint32_t*>(memory), static_cast<int64_t>(bytes / 4), with}, stream);
   }
@@ -358,7 +359,7 @@ class StreamedCalls {
   uint64_t judged_ = 0, given_ = 0;
 };
 
-/// Returns "", or a description of the error.
+/// Returns "" or a description of the error.
 inline std::string describe(const Verdict& v, uint64_t judged) {
   constexpr const char* kNames[] = {"rows_of_expert", "source_range", "row_source", "row", "scale", "sum", "beyond T"};
   if (v.calls != judged) return "judged " + std::to_string(v.calls) + " calls of " + std::to_string(judged);

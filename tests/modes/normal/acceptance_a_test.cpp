@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Acceptance cases A1, A3, A5 to A9, A12 and A13 of normal mode at sizes for every change; full_test.cpp has the full sizes.
+// Acceptance cases A1, A3, A5 to A9, A12 and A13 of normal mode in sizes for every change; full_test.cpp has the full sizes.
 //
 // Entries: acceptance_a_threads, acceptance_a_processes.
 #include <cmath>
@@ -63,9 +63,9 @@ TEST_P(A, A05_DroppedRoutes) {
   expect_exact(all);
 }
 
-/// One payload per (token, rank), for any number of routes. The harness checks the byte counters of every dispatch against
-/// that; this test checks the figures themselves: exactly T payloads to one rank, and the expected share R / K for uniform
-/// routing.
+/// One payload per (token, rank), for any number of routes. The harness already compares the byte counters of every dispatch
+/// with that rule; this test checks the figures themselves: exactly T payloads to one rank, and the expected share R / K for
+/// uniform routing.
 TEST_P(A, A06_TokensTravelOncePerRank) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("A06", 8 * world(), 8, 50, Layout::expert_major);
@@ -209,7 +209,7 @@ TEST_P(A, A08_OverflowFailsEverywhereAndIsNotSticky) {
   }
 }
 
-/// Many calls on one object: random T, two live handles, dispatch - dispatch - combine - combine, oldest first.
+/// Many calls on one object: random T, two live handles, dispatch - dispatch - combine - combine, oldest handle first.
 TEST_P(A, A12_ManyCallsOnOneObject) {
   const int calls = kSanitizer ? 6 : 25;
   for (const Staging staging : {Staging::direct, Staging::ring}) {
@@ -270,8 +270,8 @@ TEST_P(A, A13_OutOfContractIdsAreDrops) {
   expect_exact(all);
 }
 
-/// A stale handle is well defined: it describes the routing that made it, regardless of later dispatches. A handle of another
-/// shape is refused.
+/// The meaning of a stale handle is defined: it describes the routing that made it, regardless of later dispatches. A handle of
+/// another shape is rejected.
 TEST_P(A, A13_StaleHandles) {
   Scenario s = base("A13 stale", 8, 2, 12);
   const auto old_case = make_case(s);
@@ -294,15 +294,15 @@ TEST_P(A, A13_StaleHandles) {
     RankData data(*old_case, group.rank(), 0);
     ScenarioCalls other_calls(group, other, *other_shape, f);
     other_calls.at("dispatch by a handle of another shape");
-    group.barrier();  // an error ends calls that others have not finished
+    group.barrier();  // an error ends calls that other ranks have not completed
     const Outcome o =
-        outcome_of([&] { (void)other_calls.dispatch(data, &stale); });  // all ranks alike: no rank waits for another
+        outcome_of([&] { (void)other_calls.dispatch(data, &stale); });  // the same on all ranks: no rank waits for another
     f.equal(static_cast<int>(ErrorCode::invalid_argument), static_cast<int>(cause_of(o)), "code: " + o.text);
   });
 }
 
-/// Rows whose byte and element offsets do not fit 32 bits. Untouched padding makes the buffer long: on CPUs it costs address
-/// space only.
+/// Rows whose byte and element offsets exceed 32 bits. Untouched padding makes the buffer long: on CPUs it takes only address
+/// space.
 class BigOffsets : public Acceptance {
   void SetUp() override {
     if (kBackend == switchyard::Backend::cpu && ranks_of_suite() == Ranks::processes && !spans_hosts(world()))
@@ -336,7 +336,7 @@ TEST_P(BigOffsets, A09_OffsetsBeyond32Bits) {
   });
 }
 
-/// On CPUs one rank, and two without a sanitizer, which multiplies the memory.
+/// On CPUs one rank or, without a sanitizer (which multiplies the memory), two.
 std::vector<Where> few_ranks() {
   std::vector<Where> all = everywhere(true);
   if (kBackend == switchyard::Backend::cpu) std::erase_if(all, [](const Where& w) { return w.world > (kSanitizer ? 1 : 2); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Acceptance cases B1 to B13 and C2 of normal mode at sizes for every change; full_test.cpp has the full sizes.
+// Acceptance cases B1 to B13 and C2 of normal mode in sizes for every change; full_test.cpp has the full sizes.
 //
 // Entries: acceptance_b_threads, acceptance_b_processes.
 #include <cmath>
@@ -48,8 +48,8 @@ TEST_P(B, B02_CombineOfDispatchedRows) {
   expect_exact(all);
 }
 
-/// In addition to the oracle: identity experts on small integers give exactly (ranks reached) * x, or (valid routes) * x per
-/// route.
+/// In addition to the oracle: with small integers, identity experts give exactly (ranks reached) * x, or (valid routes) * x for
+/// per_route.
 TEST_P(B, B02_ClosedForm) {
   for (const Layout layout : kLayouts) {
     Scenario s = base("B02 closed form", 9, 3, 23, layout);
@@ -196,8 +196,8 @@ TEST_P(B, B09_Fp8RowsTravelUntouched) {
 }
 
 /// CPU calls are synchronous: the caller may reuse its inputs when a call returns, on every rank, however late its peers are.
-/// The harness overwrites all inputs after each call; this test does so with long delays, every output memory and no cached
-/// calls between.
+/// The harness always overwrites all inputs after each call. This test adds long delays and uses every output memory, with no
+/// cached calls in between.
 TEST_P(B, B10_BuffersAreFreeOnReturn) {
   std::vector<Scenario> all;
   for (const Layout layout : kLayouts) {
@@ -247,9 +247,9 @@ TEST_P(B, B11_HandlesAreReusable) {
       combine(firsts, a, da, da.handle, "first later");
       combine(firsts, a, da, da.handle, "first again");
       const switchyard::Handle from_bytes = switchyard::Handle::deserialize(bytes);
-      if (group.hosts() > 1) {  // bytes do not contain the crossing tokens
+      if (group.hosts() > 1) {  // the bytes do not include the crossing tokens
         firsts.at("cached from bytes");
-        group.barrier();  // an error ends calls that others have not finished
+        group.barrier();  // an error ends calls that other ranks have not completed
         const Outcome o = outcome_of([&] { (void)firsts.dispatch(c, &from_bytes); });
         f.equal(static_cast<int>(switchyard::ErrorCode::unsupported), static_cast<int>(cause_of(o)), o.text);
         return;
@@ -263,7 +263,8 @@ TEST_P(B, B11_HandlesAreReusable) {
   }
 }
 
-/// The criterion of other libraries: 1 - 2<x, y> / (<x, x> + <y, y>) below 5e-6 against a sum in double; weights below 1e-9.
+/// The criterion of other libraries: 1 - 2<x, y> / (<x, x> + <y, y>) below 5e-6 relative to a sum in double; weights below
+/// 1e-9.
 TEST_P(B, B12_PeersCriterion) {
   Scenario s = base("B12", 16, 4, 33);
   s.x_pattern = Pattern::random_values;

@@ -12,7 +12,7 @@ namespace {
 
 using switchyard::detail::idx;
 
-/// `actual` has `allocated` entries: the expected ones, then `tail`.
+/// `actual` has `allocated` entries: the expected ones, followed by `tail` in all others.
 template <class T>
 void compare_padded(std::vector<T> expected, int64_t allocated, T tail, const std::vector<T>& actual, const char* name,
                     Failures& f) {

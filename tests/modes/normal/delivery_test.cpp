@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatches that deliver to memory of the caller. The scenarios compare rows and scales bit by bit, with ranks as threads, as
-// processes and on GPUs; the errors refer to host memory.
+// Dispatches that deliver to the caller's memory. The scenarios compare rows and scales bit by bit, with ranks as threads, as
+// processes and on GPUs; the tests of errors use host memory.
 //
 // Entries: delivery_threads, delivery_processes, gpu_delivery_threads, gpu_delivery_processes.
 #include "modes/normal/acceptance.hpp"
@@ -54,7 +54,7 @@ TEST_P(D, ScalesThatComeAndThatAreMade) {
   expect_exact(all);
 }
 
-// More tokens than a rank has warps: rows are announced, copied and summed in steps, also where only some ranks copy.
+// More tokens than a rank has warps: rows are announced, copied and summed in steps, even if only some ranks copy.
 TEST_P(D, ManyTokens) {
   const int64_t tokens = kBackend == switchyard::Backend::cuda ? 1500 : 120;
   std::vector<Scenario> all;
@@ -115,7 +115,7 @@ void on_two(const std::function<void(Group&, Failures&)>& body) {
   EXPECT_EQ(joined(run_ranks(ranks_of_suite(), fleet, body)), "");
 }
 
-/// Memory for `rows` rows of a rig, and the view of it.
+/// Memory for `rows` rows of a rig, and a view of it.
 struct RowStorage {
   RowStorage(const NormalExchange& exchange, int64_t rows)
       : data(static_cast<size_t>(rows * exchange.config().hidden) * 4 + 1),
@@ -134,7 +134,7 @@ TEST(DeliveryRules, TooSmallIsAnErrorOfAllRanksIfOnlyCountsTell) {
     const Outcome full = outcome_of([&] { (void)rig.exchange.dispatch(rig.x(), rig.expert_ids(), nullptr, o); });
     f.equal(static_cast<int>(ErrorCode::pool_exhausted), static_cast<int>(full.code), full.text);
     if (group.rank() == 0) f.check(full.text.find("DispatchOptions::out has room for") != std::string::npos, full.text);
-    rig.round();  // everything stays usable
+    rig.round();  // everything remains usable
     RowStorage enough(rig.exchange, needed);
     o.out = &enough.view;
     const Dispatched d = rig.exchange.dispatch(rig.x(), rig.expert_ids(), nullptr, o);
@@ -170,7 +170,7 @@ TEST(DeliveryRules, WhatIsKnownBeforeTheCallIsAnInvalidArgument) {
   }
 }
 
-/// A pool without room for a second output serves any number of dispatches whose rows are all kept.
+/// A pool without room for a second output supports any number of dispatches, even if all their rows are kept.
 TEST(DeliveryRules, ThePoolHasItsRoomBack) {
   on_two([](Group& group, Failures& f) {
     NormalRig rig(group);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Release tier: the acceptance cases at the test sizes of the reference systems. Needs about 16 GB of memory.
+// Release tier: the acceptance cases in the test sizes of the reference systems. Needs about 16 GB of memory.
 //
 // On GPUs: gpu_full, without the cases that other programs cover there (A09: BigOffsets, A12: GpuSoak of gpu_object_test).
 #include <gtest/gtest.h>
@@ -40,8 +40,8 @@ Fleet fleet_of(int world, size_t heap) {
   return fleet;
 }
 
-/// W8 T4096 H7168 K8 E32: layout, rows, ids, weights, counts, every handle field, matrices; cached; combine. One exchange at a
-/// time.
+/// W8 T4096 H7168 K8 E32: layout, rows, ids, weights, counts, every handle field, matrices; cached dispatch; combine. One
+/// exchange at a time.
 TEST(Full, B01_B02_ReferenceShape) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("B01 full", 8, 32, 8, 4096);
@@ -105,7 +105,7 @@ TEST(Full, A09_RowsBeyond32Bits) {
     const auto c = make_case(s);
     ASSERT_GT(c->expected.ranks[1].rows, 300000);
     auto config = make_config(*c);
-    // The rows that rank 1 receives, and on either rank the returned rows, one for each route.
+    // The rows received by rank 1 and, on each rank, the returned rows, one for each route.
     const size_t rows = static_cast<size_t>(c->expected.ranks[1].rows) + size_t{18800} * 8;
     config.pool_bytes = staging == Staging::ring ? 0 : rows * 7168 * 2 + (size_t{256} << 20);
     const Fleet fleet = fleet_of(2, NormalExchange::heap_bytes(config, 2));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a group other than that of its calls: registered buffers that combine reads in place, sleep and wake. Runs twice:
-// with ranks as threads and (SWITCHYARD_TEST_RANKS=processes) as forked processes.
+// Memory of a group apart from that of its calls: registered buffers that combine reads in place, sleep and wake. Runs twice:
+// with ranks as threads and (SWITCHYARD_TEST_RANKS=processes) with ranks as forked processes.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -37,7 +37,7 @@ Scenario base(const std::string& name, int world, Layout layout = Layout::rank_m
   s.problem.layout = layout;
   s.problem.max_tokens = 16;
   for (int r = 0; r < world; ++r) s.tokens.push_back(16 - r % 3);
-  // The rows themselves are returned, so that combine needs no partial sums and may read them in place.
+  // The rows themselves are returned, so combine needs no partial sums and can read them in place.
   if (layout == Layout::expert_major) s.order = CombineOrder::per_route;
   return s;
 }
@@ -86,8 +86,8 @@ TEST_F(Registered, CombineReadsRowsWhereTheyLie) {
                       RankData data(*c, group.rank(), 0), again(*c, group.rank(), 1);
                       const Dispatched d = exchange.dispatch(data.x(), data.ids(), data.weights());
                       const auto bytes = static_cast<size_t>(d.rows * exchange.config().hidden * 2);
-                      // Rows of routes are pushed to their owners: those in ordinary memory need no copy either. Of other rows,
-                      // those that other ranks read are copied.
+                      // With per_route, rows are pushed to their owners, so those in ordinary memory need no copy either.
+                      // Otherwise, rows that other ranks read are copied.
                       const std::vector<int32_t> prefix = d.handle.matrices(1).rank_prefix_matrix;
                       const auto here = [&](int sources) {
                         return sources ? prefix[static_cast<size_t>((sources - 1) * world + group.rank())] : 0;
@@ -149,7 +149,8 @@ TEST_F(Registered, EveryRankMayUseOtherMemory) {
   }
 }
 
-/// A rank that has ended its registration cannot read the others' rows: it gets a mismatch, not an invalid read.
+/// A rank that has ended its registration cannot read the rows of other ranks: it receives a mismatch and makes no invalid
+/// read.
 TEST_F(Registered, EndedByOneRankOnly) {
   const auto c = make_case(base("ended", 3));
   EXPECT_EQ(run(3, heap_bytes({c}),
@@ -161,7 +162,7 @@ TEST_F(Registered, EndedByOneRankOnly) {
                   std::optional<RegisteredMemory> registered(group.register_memory(buffer.data(), buffer.size()));
                   if (group.rank() == 1) registered.reset();
                   Outcome o = outcome_of([&] { (void)combine_at(exchange, data, d.handle, buffer.data(), f); });
-                  if (o.code == ErrorCode::ok && group.rank() != 1)  // had finished when the error arrived
+                  if (o.code == ErrorCode::ok && group.rank() != 1)  // it had completed when the error arrived
                     o = outcome_of([&] { (void)exchange.dispatch(data.x(), data.ids(), data.weights()); });
                   expect_code(ErrorCode::mismatch, "registered memory", o, f);
                   if (group.rank() != 1) f.check(o.text.find("rank 1 found") != std::string::npos, "who found it: " + o.text);
@@ -181,7 +182,7 @@ TEST_F(Registered, BadArgumentsThrowOnAllRanksAndAreNotSticky) {
                   for (int round = 0; round < 2; ++round) {
                     for (int i = 0; i < Group::kMaxRegistered; ++i) all.push_back(group.register_memory(&byte, 1));
                     expect_code(ErrorCode::unsupported, "64", outcome_of([&] { (void)group.register_memory(&byte, 1); }), f);
-                    if (group.rank() == 1) {  // free on one rank is not free
+                    if (group.rank() == 1) {  // memory that is free on only one rank is not free
                       all.erase(all.begin() + 5);
                       expect_code(ErrorCode::unsupported, "64", outcome_of([&] { (void)group.register_memory(&byte, 1); }), f);
                     } else {
@@ -222,7 +223,7 @@ size_t resident_bytes(const Group& group) {
   return resident;
 }
 
-/// Sleeps and wakes, and checks the effect: memory in use is released, and is zero after wake-up.
+/// Sleeps and wakes, and checks the effect: memory in use is released, and it is zero after the wake-up.
 void nap(Group& group, Failures& f) {
   constexpr size_t kBallast = size_t{4} << 20;
   auto& heap = *group.impl().heap;
@@ -246,7 +247,7 @@ void nap(Group& group, Failures& f) {
 
 constexpr size_t kBallastBytes = size_t{5} << 20;
 
-/// Two objects, a handle and a row buffer made before; everything works after each of three sleeps. The epoch wraps.
+/// Two objects, a handle and a row buffer are created first; everything works after each of three sleeps. The epoch wraps.
 TEST(Sleep, ExchangesBeforeAndAfterAreExact) {
   for (const int world : {1, 2, 4}) {
     for (const Staging staging : {Staging::direct, Staging::ring}) {
@@ -330,7 +331,7 @@ TEST(Sleep, ObjectsAndGroupsMayEndWhileAsleep) {
                   f.equal(size_t{0}, group.heap_used(), "heap in use");
                   group.wake();
                   NormalRig(group).round();
-                  group.sleep();  // the group ends asleep
+                  group.sleep();  // the group is destroyed while asleep
                 }),
             "");
 }

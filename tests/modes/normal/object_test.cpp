@@ -73,7 +73,7 @@ TEST(Ring, StaysWithinTheBytesThatTheCallerNames) {
   }
 }
 
-/// The library's choices: channels by tokens and ranks, slots by channels, rows and K; all of it fits into max_bytes.
+/// The library's choices: channels depend on tokens and ranks; slots on channels, rows and K; everything fits into max_bytes.
 TEST(Ring, UsualSettings) {
   struct Row {
     int world;
@@ -100,11 +100,11 @@ TEST(Ring, UsualSettings) {
     config.ring = defaults;
     EXPECT_EQ(NormalExchange::memory_required(config, row.world).ring_bytes, all);
     config.ring = {};
-    config.ring.max_bytes = size_t{8} * 15000 * static_cast<size_t>(row.world) + 8192;  // K slots of a channel or two
+    config.ring.max_bytes = size_t{8} * 15000 * static_cast<size_t>(row.world) + 8192;  // K slots of one or two channels
     EXPECT_LE(default_ring(config, row.world).num_channels, 2);
     EXPECT_LE(NormalExchange::memory_required(config, row.world).ring_bytes, config.ring.max_bytes);
     config.ring.max_bytes = 0;
-    config.ring.slots = 256;  // together as many rows as by default
+    config.ring.slots = 256;  // together the default number of rows
     EXPECT_EQ(default_ring(config, row.world).num_channels, std::min(row.channels, 10));
     config.ring.slots = 0;
     config.ring.send_chunk = 1 << 20;
@@ -114,8 +114,8 @@ TEST(Ring, UsualSettings) {
   }
 }
 
-/// Fewer tokens than half of the warps, and one or two more than warps, are summed in parts of their rows; with weights that
-/// are returned once, biases, and a part shorter than the others.
+/// Fewer tokens than half of the warps, and one or two tokens more than warps, are summed in parts of their rows: with weights
+/// that are returned only once, biases, and a part shorter than the others.
 TEST(Combine, FewTokensInParts) {
   for (const DType type : {DType::bf16, DType::f32}) {
     Scenario s = base("parts", 4);
@@ -140,7 +140,7 @@ TEST(Ring, UsualSettingsMoveRows) {
   }
 }
 
-/// On GPUs outputs need memory besides the rings, outside the heap: the output, a row buffer and the tables of handles.
+/// On GPUs outputs need memory in addition to the rings, outside the heap: the output, a row buffer and the tables of handles.
 TEST(Ring, MemoryOnGpusIsNamed) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     Scenario s = base("memory", 4, layout);
@@ -159,7 +159,7 @@ TEST(Ring, MemoryOnGpusIsNamed) {
     EXPECT_EQ(NormalExchange::heap_bytes(config, 4, switchyard::Backend::cuda), NormalExchange::heap_bytes(config, 4));
     const size_t rows = layout == Layout::rank_major ? 64 : 64 * 3, row = 1024 * 2;
     EXPECT_GT(gpu.private_bytes, 2 * rows * row);
-    // No copies of ordinary rows' weights and no partial sums; both are rounded to pages.
+    // The pool of direct staging also has copies of ordinary rows' weights, and partial sums. Both sizes are rounded to pages.
     const size_t staging = 64 * 3 * 4 + (layout == Layout::expert_major ? 64 * row : 0);
     EXPECT_LE(gpu.private_bytes + staging, direct.pool_bytes + 4096);
     EXPECT_LE(direct.pool_bytes, gpu.private_bytes + staging + 4096);
@@ -270,7 +270,7 @@ TEST(Handles, OutliveTheirObjectAndGroup) {
   }
 }
 
-/// The routing of a cached dispatch is the handle's; rows may have another type each time.
+/// A cached dispatch uses the handle's routing; rows may have a different type each time.
 TEST(Cached, MayChangeTheRowType) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("bf16 first", 3, Layout::expert_major);
@@ -331,7 +331,7 @@ TEST(StaticSizes, NeverVaryWithTheRouting) {
   }
 }
 
-/// Capacity beyond any routing is not allocated: the default pool covers the worst case.
+/// Capacity beyond the needs of any routing is not allocated: the default pool covers the worst case.
 TEST(StaticSizes, CapacityBeyondTheWorstCase) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     NormalConfig config;
@@ -356,7 +356,7 @@ TEST(StaticSizes, CapacityBeyondTheWorstCase) {
             exchange.dispatch({x.data(), 4, 8, DType::bf16}, switchyard::ExpertIds::of(ids.data(), 4, 1), nullptr, o);
         EXPECT_EQ(d.rows, 4);
         EXPECT_EQ(d.x.rows, 4);
-        const bool reports = overflow == switchyard::Overflow::drop_and_report;  // also if nothing was dropped
+        const bool reports = overflow == switchyard::Overflow::drop_and_report;  // true even if nothing was dropped
         EXPECT_EQ(std::vector<uint8_t>(d.dropped.begin(), d.dropped.end()), std::vector<uint8_t>(reports ? 4 : 0, 0));
         EXPECT_EQ(std::vector<int64_t>(d.dropped_per_source.begin(), d.dropped_per_source.end()),
                   std::vector<int64_t>(reports ? 2 : 0, 0));
@@ -444,7 +444,7 @@ TEST(Queries, RoutingLayoutAgainstTheOracle) {
   }
 }
 
-/// Flags, counts and placements are bounded, for any shape; rows are counted separately.
+/// The sizes of flags, counts and placements are bounded for any shape; rows are accounted for separately.
 TEST(Memory, ControlIsBounded) {
   for (const auto backend : {switchyard::Backend::cpu, switchyard::Backend::cuda})
     for (const auto layout : {switchyard::Layout::rank_major, switchyard::Layout::expert_major})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Randomized exchanges: shape, routing, types, layout, staging, sizes, capacity, workers and delays drawn from a seed, all
-// compared with the oracle bit by bit.
+// Randomized exchanges: shape, routing, types, layout, staging, sizes, capacity, workers and delays are drawn from a seed, and
+// all results are compared bitwise with the oracle.
 //
 // SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_EXCHANGES: number of dispatch + combine pairs
 // (default 2500, sanitizers 1000, GPUs 600). A failure names the seed of its batch: set it, with SWITCHYARD_RANDOM_EXCHANGES=1,
@@ -91,7 +91,7 @@ Scenario draw_scenario(Draw& draw, int world) {
 }
 
 #if defined(SWITCHYARD_TEST_CUDA)
-/// Numbers of multiprocessors with which kernels divide their work in all ways and all ranks fit on one GPU of 132;
+/// Numbers of multiprocessors for which kernels divide their work in all ways and all ranks fit on one GPU with 132;
 /// occasionally, rows that are copied in bulk.
 void draw_for_gpus(Draw draw, Scenario& s) {
   s.num_sms = draw.one_of({1, 2, 5, 16, s.problem.world <= 2 ? 48 : 16});

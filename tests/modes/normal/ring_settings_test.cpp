@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choices of default_ring() if memory is bounded, and settings that it refuses.
+// Choices of default_ring() if memory is bounded, and settings that it rejects.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -25,12 +25,12 @@ NormalConfig default_config() {
   return config;
 }
 
-/// Disallowed settings are never returned: the result of default_ring() means the same if it is passed in, or default_ring()
-/// throws and names the required memory.
+/// default_ring() never returns settings that are not allowed. Its result, passed in again, gives the same settings; otherwise
+/// default_ring() throws and names the required memory.
 TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   NormalConfig config = default_config();
   constexpr int kWorld = 8;
-  const size_t slot = 14336 + 256 + 128, flags = 2 * 64 * kWorld;  // of one channel
+  const size_t slot = 14336 + 256 + 128, flags = 2 * 64 * kWorld;  // flags of one channel
   for (const size_t ring_budget : {size_t{1}, flags, flags + 5 * kWorld * slot, flags + 8 * kWorld * slot - 1}) {
     config.ring.max_bytes = ring_budget;
     const Outcome o = outcome_of([&] { (void)default_ring(config, kWorld); });
@@ -54,7 +54,7 @@ TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   EXPECT_EQ(default_ring(config, kWorld).num_channels, 1);
   EXPECT_EQ(default_ring(config, kWorld).slots, 8);
 
-  config.max_tokens = 3 << 20;  // there may be many chunks longer than slots
+  config.max_tokens = 3 << 20;  // many chunks longer than slots are possible
   config.topk = 2;
   config.ring = {0, 1 << 20, 0, 0};
   const switchyard::RingSettings defaults = default_ring(config, kWorld);
@@ -66,12 +66,12 @@ TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   EXPECT_EQ(again.send_chunk, defaults.send_chunk);
 }
 
-/// Given slots are kept while unspecified channels make room; then they are lowered.
+/// Specified slots are kept as long as reducing unspecified channels makes room; then they are reduced.
 TEST(Ring, NamedSlotsAreLoweredLast) {
   NormalConfig config = default_config();
   config.ring.slots = 64;
   constexpr int kWorld = 8;
-  const auto bytes = [](int channels, int slots) {  // of a rank
+  const auto bytes = [](int channels, int slots) {  // bytes of a rank
     return static_cast<size_t>(channels) * kWorld * (2 * 64 + static_cast<size_t>(slots) * (14336 + 256 + 128));
   };
   const int channels = default_ring(config, kWorld).num_channels;
@@ -87,10 +87,10 @@ TEST(Ring, NamedSlotsAreLoweredLast) {
   expect(bytes(1, 64), 1, 64);
   expect(bytes(1, 64) - 1, 1, 63);
   expect(bytes(1, 8), 1, 8);
-  config.ring.num_channels = 4;  // also given: slots are lowered at once
+  config.ring.num_channels = 4;  // also specified: slots are reduced at once
   expect(bytes(4, 64), 4, 64);
   expect(bytes(4, 64) - 1, 4, 63);
-  config.ring = {};  // neither given: slots down to K, then channels, which leave room for more slots
+  config.ring = {};  // neither is specified: slots are reduced to K, then channels, which leaves room for more slots
   config.layout = switchyard::Layout::expert_major;
   expect(bytes(128, 20), 128, 20);
   expect(bytes(128, 20) - 1, 128, 19);

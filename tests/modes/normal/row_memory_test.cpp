@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric memory for external allocators: rows arrive and are read in it, and when it is full, ordinary memory works too.
+// Symmetric memory for external allocators: rows are delivered to it and read from it, and ordinary memory works when it is
+// full.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -43,7 +44,7 @@ std::string run(const std::shared_ptr<const Case>& c, size_t bytes, const RankBo
   return joined(run_threads(fleet, body));
 }
 
-/// Makes a dispatch to `to` and a combine of expert outputs there, and checks both. Rank-major: rows elsewhere are copied.
+/// Dispatches to `to`, combines the expert outputs in that memory, and checks both. Rank-major rows in other memory are copied.
 void exchange_at(NormalExchange& exchange, const Case& c, Group& group, void* to, int64_t rows, bool there, int repetition,
                  Failures& f) {
   RankData data(c, group.rank(), repetition);
@@ -64,7 +65,7 @@ void exchange_at(NormalExchange& exchange, const Case& c, Group& group, void* to
   check_copies("combine copies rows");
 }
 
-/// Result of a construction with this many bytes.
+/// Outcome of a construction with this many bytes.
 int code_of(Group& group, size_t bytes) {
   try {
     const RowMemory made(group, bytes);
@@ -86,7 +87,7 @@ TEST(RowMemory, RowsArriveAndAreReadThere) {
                     RowMemory memory(group, 2 * bytes + 1024);
                     void* const first = memory.allocate(bytes);
                     void* const second = memory.allocate(bytes);
-                    void* const third = memory.allocate(bytes);  // ordinary: no room is left
+                    void* const third = memory.allocate(bytes);  // no room is left: ordinary memory
                     f.equal(true, memory.contains(first) && memory.contains(second), "the first two are of the block");
                     f.equal(false, memory.contains(third), "the third is ordinary");
                     int repetition = 0;

@@ -39,7 +39,7 @@ std::string difference(DType type, const void* expected, const void* actual, int
   return text.str();
 }
 
-/// `expected`, then `tail` up to the allocated size.
+/// `expected`, followed by `tail` up to the allocated size.
 template <class T>
 std::vector<T> padded(std::vector<T> expected, int64_t allocated, T tail) {
   expected.resize(idx(std::max<int64_t>(allocated, static_cast<int64_t>(expected.size()))), tail);
@@ -55,7 +55,7 @@ bool all_zero(const std::byte* data, int64_t bytes) {
 std::shared_ptr<const Case> make_case(const Scenario& s) {
   auto c = std::make_shared<Case>();
   c->scenario = s;
-  if (spans_hosts(s.problem.world)) {  // has neither rings nor registered memory
+  if (spans_hosts(s.problem.world)) {  // several hosts support neither rings nor registered memory
     c->scenario.staging = Staging::direct;
     if (s.output_memory == OutputMemory::registered) c->scenario.output_memory = OutputMemory::ordinary;
   }
@@ -95,15 +95,15 @@ NormalConfig make_config(const Case& c) {
   if (config.ring.slots != 0) config.ring.slots = std::max(config.ring.slots, config.topk);
   const auto need = NormalExchange::memory_required(config, c.problem.world, kBackend);
   if (const size_t pool = need.pool_bytes + need.private_bytes; pool > 0) {
-    int64_t extra = 0;  // static sizes may exceed the needs of any routing
+    int64_t extra = 0;  // static sizes may exceed what any routing needs
     for (const int64_t capacity : c.problem.capacity) extra = std::max(extra, capacity * (s.hidden * 8 + 64));
     config.pool_bytes = 2 * pool + idx(extra);
   }
   return config;
 }
 
-/// Multiprocessors of every call: the scenario's, or SWITCHYARD_TEST_SMS, at most the rank's share of its GPU; 0: no number is
-/// passed, so that those of the tuning apply, with the same limit.
+/// Multiprocessors of every call: the scenario's number, or SWITCHYARD_TEST_SMS, at most the rank's share of its GPU. 0: no
+/// number is passed, so the numbers of the tuning apply, with the same limit.
 static int sms_of(const Case& c) {
 #if defined(SWITCHYARD_TEST_CUDA)
   const char* const wide = std::getenv("SWITCHYARD_TEST_SMS");
@@ -116,7 +116,7 @@ static int sms_of(const Case& c) {
   int devices = 0, all = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
       cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, 0) != cudaSuccess)
-    return c.scenario.num_sms;  // forming the group reports the reason
+    return c.scenario.num_sms;  // the reason is reported when the group is formed
   return std::min(asked, all / ((c.problem.world + devices - 1) / devices));
 #else
   (void)c;
@@ -164,7 +164,7 @@ RankData::RankData(const Case& c, int rank, int repetition)
       const oracle::Origin& o = view.origin[idx(row)];
       for (int k = 0; k < topk; ++k) rank_major_weights_.push_back(returned_weight(rank_, o.source, o.token, k));
     }
-    rank_major_weights_.push_back(0);  // never null: a rank without rows passes weights too
+    rank_major_weights_.push_back(0);  // never null: a rank without rows also passes weights
     out_weights_.assign(idx(tokens_ * topk) + 1, -77.0f);
   } else if (s_.replace_weights) {
     replaced_weights_ = make_weights(row_seed(kReplaced), rank_, tokens_, topk);
@@ -219,7 +219,7 @@ void RankData::fill_outputs(const Rows& y) const {
       const auto row = output_row(rank_, view.origin[idx(i)]);
       std::memcpy(data + i * bytes, row.data(), row.size());
     } else {
-      std::memset(data + i * bytes, 0xFF, idx(bytes));  // NaN: shows in a sum that reads it
+      std::memset(data + i * bytes, 0xFF, idx(bytes));  // NaN is visible in a sum that reads it
     }
   }
 }
@@ -231,7 +231,7 @@ switchyard::CombineOptions RankData::combine_options() {
   options.order = s_.order;
   options.apply_weights = s_.apply_weights;
   if (!rank_major_weights_.empty()) options.topk_weights = rank_major_weights_.data();
-  // Weights that combine would not apply are refused.
+  // Weights that combine would not apply are rejected.
   if (!replaced_weights_.empty() && s_.apply_weights) options.topk_weights = replaced_weights_.data();
   for (int b = 0; b < s_.num_bias; ++b) options.bias[b] = bias_[b].data();
   return options;

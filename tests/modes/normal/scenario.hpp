@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One dispatch + combine scenario: its description, its run on every rank, and the bitwise comparison of every element with the
+// One dispatch and combine: its description, its run on every rank, and the bitwise comparison of every element with the
 // oracle.
 #pragma once
 
@@ -35,7 +35,7 @@ enum class OutputMemory {
 /// Destination of a dispatch.
 enum class Delivery {
   pool,        ///< memory of the object
-  caller,      ///< DispatchOptions::out: the caller's own memory, with room to spare
+  caller,      ///< DispatchOptions::out: the caller's own memory, larger than needed
   by_rank,     ///< caller on even ranks, pool on the others
   row_buffer,  ///< like caller for dispatches without a handle; allocate_rows for cached ones, if rows have no scales
 };
@@ -51,7 +51,7 @@ struct Scenario {
   bool weights = true;
   bool int64_ids = true;
   uint64_t seed = 1;
-  int capacity_percent = 0;  ///< not 0: SizePolicy::capacity with this share of the rows that each rank needs
+  int capacity_percent = 0;  ///< not 0: SizePolicy::capacity with this percentage of the rows that each rank needs
 
   // Rows.
   int64_t hidden = 64;
@@ -92,11 +92,11 @@ struct Case {
 };
 std::shared_ptr<const Case> make_case(const Scenario& scenario);
 
-/// Config of the object of `c`, except its first epoch. The pool holds two dispatches and their outputs at a time.
+/// Config of the object of `c`, except for its first epoch. The pool holds two dispatches and their outputs at the same time.
 switchyard::NormalConfig make_config(const Case& c);
 switchyard::DispatchOptions make_dispatch_options(const Case& c, int rank);
 
-/// This rank's inputs and expected results of one repetition. Everything is a function of (scenario, rank, repetition).
+/// This rank's inputs and expected results for one repetition. Everything is a function of (scenario, rank, repetition).
 class RankData {
  public:
   RankData(const Case& c, int rank, int repetition);
@@ -106,10 +106,10 @@ class RankData {
   const float* weights() const;  ///< null if the scenario has none
   /// Fills y for the rows of this rank: every row that combine may read, and NaN in all others.
   void fill_outputs(const switchyard::Rows& y) const;
-  /// Frees x and its scales: results that depend on them are computed again.
+  /// Frees x and its scales. Results that depend on them are recomputed.
   void forget_rows();
   switchyard::CombineOptions combine_options();
-  /// Zero rows of T * H of the combined type, poisoned; and [T, K] of weights.
+  /// Memory for results, poisoned: [T, H] of the combined type, and [T, K] weights.
   void* out() { return out_.data(); }
   float* out_weights() { return out_weights_.empty() ? nullptr : out_weights_.data(); }
 
@@ -134,20 +134,20 @@ class RankData {
   std::vector<float> replaced_weights_, rank_major_weights_, out_weights_;
 };
 
-/// Payload that crosses between hosts for rank `rank`, by definition: a dispatch sends each token once to each other host that
-/// it touches, regardless of capacity drops; a combine receives a row of each rank (per_rank), route (per_route) or host
-/// (per_host) of other hosts that keeps one.
+/// Payload that crosses between hosts for rank `rank`, by definition. A dispatch sends each token once to each other host that
+/// the token touches, regardless of capacity drops. A combine receives, from other hosts, one row for each rank (per_rank),
+/// route (per_route) or host (per_host) that keeps a route.
 uint64_t bytes_over_network(const Case& c, int rank, bool combine);
 
-/// The body of one rank: makes all repetitions on `exchange` and checks everything. Collective.
+/// The body of one rank: makes all repetitions on `exchange` and checks all results. Collective.
 void run_on(switchyard::Group& group, switchyard::NormalExchange& exchange, const Case& c, Failures& failures);
 CaseInfo info_of(const Case& c);
-/// Like run_on, on an object made by make_config.
+/// Like run_on, on an object created from make_config.
 void run_object(switchyard::Group& group, const Case& c, Failures& failures);
-/// Heap that a group needs to run these cases one after the other.
+/// Heap size of a group that runs these cases one after the other.
 size_t heap_bytes(const std::vector<std::shared_ptr<const Case>>& cases);
 
-/// Forms a group, runs all cases on it one after the other, and returns the mismatches as one text.
+/// Forms a group, runs all cases on it, and returns the mismatches as one text.
 std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const Case>>& cases);
 
 }  // namespace harness

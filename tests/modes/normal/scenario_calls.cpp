@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's run of a scenario.
+// A rank's run of a scenario.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -21,7 +21,7 @@ using switchyard::NormalExchange;
 using switchyard::Rows;
 using switchyard::SizePolicy;
 
-/// A dispatch in host memory.
+/// A dispatch, copied to host memory.
 struct ScenarioCalls::HostCopy {
   Dispatched d;
   std::unique_ptr<std::byte[]> rows;
@@ -87,7 +87,7 @@ Outcome ScenarioCalls::dispatch_at_capacity(RankData& data, int64_t capacity) {
   return outcome;
 }
 
-/// Calls `each` with the first byte and the size of each run of rows of local routes. Rows have `bytes` bytes.
+/// Calls `each` with the offset of the first byte and the size of each run of rows of local routes. A row has `bytes` bytes.
 template <class Each>
 void ScenarioCalls::each_run_of_rows(int64_t bytes, const Each& each) const {
   const auto& origin = c_.expected.ranks[rank_].origin;
@@ -121,7 +121,7 @@ const float* ScenarioCalls::weights_of(const RankData& data) {
   return give(data.weights(), idx(count));
 }
 
-/// Options of the next dispatch, which is a cached one if `handle` is not null.
+/// Options of the next dispatch; it is a cached dispatch if `handle` is not null.
 const DispatchOptions& ScenarioCalls::deliver_to(const switchyard::Handle* handle) {
   const Scenario& s = c_.scenario;
   options_.out = nullptr;
@@ -148,7 +148,7 @@ int64_t ScenarioCalls::own_rows(const switchyard::Handle& handle) const {
   return of_sources[rank * world + rank] - (rank > 0 ? of_sources[(rank - 1) * world + rank] : 0);
 }
 
-/// Checks that rows are in the caller's memory, and that they arrived there without a copy if possible.
+/// Checks that rows are in the caller's memory and, if possible, arrived there without a copy.
 void ScenarioCalls::check_delivered(const Dispatched& d) {
   if (!options_.out) return;
   f_.check(d.x.data == out_.data && d.x.scales == out_.scales && !d.block, "rows are in memory of the caller");
@@ -156,7 +156,7 @@ void ScenarioCalls::check_delivered(const Dispatched& d) {
       row_bytes(c_.scenario, d.x.dtype) + static_cast<int64_t>(switchyard::scale_row_bytes(d.x.cols, d.x.scale_kind));
   const auto rows = static_cast<uint64_t>(d.handle.rows() * bytes), copied = exchange_.last_call().copied_bytes;
   const bool copies = !in_buffer_ || c_.scenario.staging == Staging::ring;
-  // Repeated routes and rings copy rows as well, and over several hosts all rows are copied after their arrival.
+  // Repeated routes and rings also copy rows; over several hosts all rows are copied after they arrive.
   const bool own_placed = copies && memory_.on_device() && !spans_hosts(c_.problem.world) &&
                           c_.scenario.staging == Staging::direct && !d.x.scales && c_.problem.layout == Layout::rank_major;
   if (own_placed)
@@ -171,7 +171,7 @@ void ScenarioCalls::fetch_span(std::span<const T>& span, std::vector<T>& to) {
   span = to;
 }
 
-/// Copies the output of a GPU. Weights that no rank passed are omitted: a rank without tokens gets room for them.
+/// Copies the output of a GPU. Weights that no rank passed are omitted: memory for them is allocated on ranks without tokens.
 ScenarioCalls::HostCopy ScenarioCalls::host_copy(const Dispatched& d) {
   HostCopy h;
   h.d = d;
@@ -237,10 +237,10 @@ void ScenarioCalls::check_nothing_copied() {
   const bool sums = c_.problem.layout == Layout::expert_major && c_.scenario.order == CombineOrder::per_rank;
   if (c_.scenario.staging == Staging::direct && !sums)
     f_.equal(uint64_t{0}, exchange_.last_call().copied_bytes, "bytes copied of registered rows");
-  group_.barrier();  // all ranks have made the call, and may end the registration
+  group_.barrier();  // all ranks have made the call, so the registration may end
 }
 
-/// Writes the expert outputs of the delivered rows to y; on a GPU through host memory.
+/// Writes the expert outputs of the delivered rows to y; on a GPU, through host memory.
 void ScenarioCalls::make_outputs(const RankData& data, const Dispatched& d, const Rows& y) {
   const int64_t row = row_bytes(c_.scenario, y.dtype);
   if (y.rows == 0 || (c_.scenario.identity && y.data == d.x.data)) return;
@@ -258,7 +258,7 @@ void ScenarioCalls::make_outputs(const RankData& data, const Dispatched& d, cons
   });
 }
 
-/// Weights of `rows` rows, or of the tokens; those of rows that are allocated but not valid are 0.
+/// Weights of `rows` rows, or of the tokens. Weights of rows that are allocated but not valid are 0.
 const float* ScenarioCalls::give_weights(const float* weights, int64_t rows, int64_t counted) {
   if (!weights) return nullptr;
   const bool of_rows = c_.problem.layout == Layout::rank_major;
@@ -270,7 +270,7 @@ const float* ScenarioCalls::give_weights(const float* weights, int64_t rows, int
 
 void ScenarioCalls::combine(RankData& data, Dispatched d, const switchyard::Handle& handle) {
   const Scenario& s = c_.scenario;
-  // On a GPU the number of allocated rows: the host need not know the number of valid ones.
+  // On a GPU this is the number of allocated rows: the host need not know the number of valid rows.
   const int64_t rows = memory_.on_device() ? d.x.rows : handle.rows(), bytes = row_bytes(s, s.y_type);
   std::optional<switchyard::RowBuffer> buffer;
   switchyard::RegisteredMemory registered;
@@ -299,7 +299,7 @@ void ScenarioCalls::combine(RankData& data, Dispatched d, const switchyard::Hand
   o.topk_weights = give_weights(o.topk_weights, rows, handle.rows());
   for (const void*& bias : o.bias)
     if (bias) bias = memory_.give(bias, idx(tokens * bytes));
-  if (tokens > 0) std::memset(data.out(), 0xA5, idx(tokens * bytes));  // results of an earlier combine do not count
+  if (tokens > 0) std::memset(data.out(), 0xA5, idx(tokens * bytes));  // discards the results of an earlier combine
   void* const out = tokens > 0 ? memory_.lend(data.out(), idx(tokens * bytes)) : nullptr;
   float* const host_weights = data.out_weights();
   auto* const out_weights =
@@ -307,7 +307,7 @@ void ScenarioCalls::combine(RankData& data, Dispatched d, const switchyard::Hand
   meet();
   exchange_.combine(y, handle, out, o, out_weights);
   f_.equal(bytes_over_network(c_, group_.rank(), true), exchange_.last_call().network_bytes, "bytes back over the network");
-  each_run_of_rows(bytes, [&](size_t at, size_t run) {  // the caller may reuse them
+  each_run_of_rows(bytes, [&](size_t at, size_t run) {  // the caller may reuse the rows
     memory_.fill(static_cast<std::byte*>(y.data) + at, 0xEE, run);
   });
   memory_.read(data.out(), out, idx(tokens * bytes));

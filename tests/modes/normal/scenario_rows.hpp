@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared parts of scenario.cpp and scenario_calls.cpp.
+// Code shared by scenario.cpp and scenario_calls.cpp.
 #pragma once
 
 #include "harness/rank_steps.hpp"

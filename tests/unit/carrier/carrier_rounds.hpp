@@ -22,8 +22,8 @@ inline RoundStatus finish(Carrier& carrier, uint64_t round) {
   return status;
 }
 
-/// Number of bytes that rank `from` sends to rank `to` in a round: sizes differ by direction, some are zero, some exceed any
-/// socket buffer.
+/// Number of bytes that rank `from` sends to rank `to` in a round. Sizes differ by direction; some are zero, and some exceed
+/// any socket buffer.
 inline size_t bytes_of(int from, int to, uint64_t round) {
   const uint64_t n = static_cast<uint64_t>(from) * 7 + static_cast<uint64_t>(to) * 3 + round;
   return n % 5 == 0 ? 0 : n % 11 == 3 ? size_t{3} << 20 : static_cast<size_t>(n * 977 % 5000 + 1);
@@ -37,7 +37,7 @@ inline Bytes content(int from, int to, uint64_t round) {
   return bytes;
 }
 
-/// All rounds of one rank with `peers`, three of them in flight at a time.
+/// All rounds of one rank with `peers`, with three rounds in flight at a time.
 inline void exchange_with(Carrier& carrier, int rank, const std::vector<int>& peers, uint64_t rounds) {
   struct Round {
     std::vector<Bytes> out, in;
@@ -62,7 +62,7 @@ inline void exchange_with(Carrier& carrier, int rank, const std::vector<int>& pe
   }
   for (uint64_t n = rounds > 3 ? rounds - 3 : 0; n < rounds; ++n) check(n);
 }
-/// The same with all other ranks.
+/// All rounds of one rank with all other ranks.
 inline void exchange(Carrier& carrier, int rank, int world, uint64_t rounds) {
   std::vector<int> peers;
   for (int peer = 0; peer < world; ++peer)

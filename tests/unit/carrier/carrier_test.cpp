@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contract of carriers, tested on the built-in one: rounds arrive complete and in order, nothing blocks, and the rank that
-// breaks a round is named.
+// The contract of carriers, tested on the built-in carrier: rounds arrive complete and in order, nothing blocks, and a rank
+// that breaks a round is named.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -47,7 +47,7 @@ TEST(Carrier, NeverWaitsAndNamesTheAwaitedPeer) {
   const Bytes out(size_t{8} << 20);
   Bytes in(16);
   const PeerTransfer transfers[] = {{1, out, {}}, {2, {}, in}};
-  ranks[0]->post(1, transfers, nullptr);  // more than the socket accepts, and nobody reads
+  ranks[0]->post(1, transfers, nullptr);  // more than the socket accepts, and the peer does not read
   const RoundStatus status = ranks[0]->advance(1);
   EXPECT_EQ(status.state, RoundState::in_progress);
   EXPECT_EQ(status.peer, 1);

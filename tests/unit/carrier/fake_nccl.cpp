@@ -19,7 +19,7 @@ FakeNccl& fake() {
   return *made;
 }
 
-/// The ID that NCCL takes by value.
+/// The ID that NCCL passes by value.
 struct Id {
   char bytes[128];
 };
@@ -41,7 +41,7 @@ int ncclGetUniqueId(Id* id) {
   return 0;
 }
 int ncclCommInitRankConfig(void** comm, int ranks, Id id, int rank, void* config) {
-  // The config's version and `blocking`, at the offsets that apply to every build with an NCCL header.
+  // The config's version and `blocking`, at offsets that are valid for every build with an NCCL header.
   const auto* const words = reinterpret_cast<const int*>(static_cast<const char*>(config) + 8);
   *comm = reinterpret_cast<void*>(static_cast<uintptr_t>(++fake().comms));
   fake().record("init " + name(*comm) + ": rank " + std::to_string(rank) + " of " + std::to_string(ranks) + ", id " +

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library with NCCL's functions that transfers nothing: it records its calls and returns the configured answers.
+// A library with NCCL's functions that transfers no data: it records its calls and returns the configured results.
 #pragma once
 
 #include <atomic>
@@ -13,12 +13,12 @@ namespace switchyard::test {
 struct FakeNccl {
   std::mutex mutex;
   std::vector<std::string> log;  ///< "send 48 to 1 of c0", in order
-  int comms = 0, ended = 0;      ///< created so far, and destroyed or aborted
-  int in_progress = 0;           ///< number of state queries still answered "in progress"
+  int comms = 0, ended = 0;      ///< numbers of communicators created so far, and destroyed or aborted
+  int in_progress = 0;           ///< number of further state queries that return "in progress"
   int init_result = 7, group_end_result = 7, send_result = 0;
-  int state = 0;                           ///< of all communicators, once in_progress is 0
-  std::atomic<bool> holds_aborts = false;  ///< aborts return only when it is false
-  // From version 2.30.7 on.
+  int state = 0;                           ///< state of all communicators once in_progress is 0
+  std::atomic<bool> holds_aborts = false;  ///< aborts return only after it becomes false
+  // Since version 2.30.7.
   bool device_api = true, has_window = true;
   int gin_type = 3, railed_gin_type = 3, lsa_teams = 2;
   int ranks_of_comm = 2;

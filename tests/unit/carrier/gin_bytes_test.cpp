@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes between ranks over device-initiated networking, without a GPU and without NCCL: a device performs on windows and
-// signals what the kernel performs.
+// Bytes between ranks over device-initiated networking, without a GPU and without NCCL: a simulated device performs the
+// kernel's operations on windows and signals.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,12 +22,12 @@
 namespace switchyard::detail {
 namespace {
 
-/// Networks and streams of several ranks. A rank's operations run in order, in whichever thread queries their progress; puts
-/// and signals arrive at once. So a put that does not wait for the peer overwrites data that the peer has not copied yet.
+/// Networks and streams of several ranks. A rank's operations run in order, in the thread that queries their progress; puts and
+/// signals arrive at once. So a put that does not wait for the peer overwrites data that the peer has not copied yet.
 class Net {
  public:
   struct Operation {
-    std::function<bool()> run;  ///< false: not yet
+    std::function<bool()> run;  ///< returns false if it cannot run yet
   };
 
   void add(int rank, std::function<bool()> run) {
@@ -50,12 +50,12 @@ class Net {
     return ran_[rank] >= count;
   }
 
-  /// By rank and the communicator's window: its memory, and signals and counters by number.
+  /// Indexed by rank and by the communicator's window: its memory, and its signals and counters by number.
   struct End {
     std::map<uint32_t, uint64_t> signals, counters;
   };
   std::map<std::byte*, End> ends;
-  /// [ranks of the rail, in order] windows of a communicator.
+  /// Windows of a communicator, for the ranks of the rail in order.
   std::map<std::byte*, std::vector<std::byte*>*> peers_of;
 
  private:
@@ -73,7 +73,7 @@ struct NetMarks final : StreamMarks {
   const int rank;
 };
 
-/// Performs what the kernel performs.
+/// Performs the operations of the kernel.
 class NetDevice final : public GinDevice {
  public:
   NetDevice(Net& net, int rank) : net_(net), rank_(rank) {}
@@ -123,7 +123,7 @@ class NetDevice final : public GinDevice {
   const int rank_;
 };
 
-/// Every rank exchanges rounds of different sizes with every rank that it shares a rail with.
+/// Every rank exchanges rounds of different sizes with every rank with which it shares a rail.
 class GinBytes : public nccl_tests::FakeNcclTest {
  protected:
   GinBytes() : FakeNcclTest("FAKE_NCCL_GIN", kMinGinVersion) {}

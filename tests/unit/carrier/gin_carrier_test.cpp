@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device-initiated networking without a GPU and without NCCL: the calls made to both, their order, and the handling of the
-// answers.
+// results.
 #include "carrier/nccl/gin.hpp"
 
 #include <gtest/gtest.h>
@@ -78,7 +78,7 @@ TEST(GinChoices, AllRanksHaveItOrNone) {
   }
 }
 
-/// Records its calls among those to NCCL.
+/// Records its calls together with those to NCCL.
 class RecordingDevice final : public GinDevice {
  public:
   explicit RecordingDevice(nccl_tests::FakeNccl* to) : to_(to) {}
@@ -149,7 +149,7 @@ class GinCarrierTest : public nccl_tests::FakeNcclTest {
   std::unique_ptr<Carrier> make(int rank, const std::vector<std::string>& places) {
     return make_gin_carrier(comms(rank, places), device_, kSlot);
   }
-  /// The error with which construction fails.
+  /// The error of the failed construction.
   Error refusal() {
     try {
       (void)make(0, {"a", "b"});
@@ -160,7 +160,7 @@ class GinCarrierTest : public nccl_tests::FakeNcclTest {
   }
 
   std::shared_ptr<RecordingDevice> device_;
-  int still_allocated_ = 0;  ///< memory blocks that are left unreleased
+  int still_allocated_ = 0;  ///< memory blocks that were not released
 };
 
 TEST_F(GinCarrierTest, NothingIsAgainstIt) {
@@ -195,7 +195,7 @@ TEST_F(GinCarrierTest, AnNcclWithoutTheDeviceApiIsSaid) {
 TEST_F(GinCarrierTest, NetworksThatKernelsCannotDriveAreSaid) {
   const auto why = [&] { return why_no_gin(*comms(1, {"a", "b"})); };
   fake_->gin_type = 0;
-  EXPECT_EQ(why(), "");  // one network card reaches both
+  EXPECT_EQ(why(), "");  // one network card can reach both
   fake_->lsa_teams = 1;
   EXPECT_EQ(why(), "NCCL finds no network that kernels can drive between ranks 0, 1");
   fake_->lsa_teams = 2;
@@ -232,7 +232,7 @@ TEST_F(GinCarrierTest, ARoundIsCopiesAroundOneExchange) {
   const std::span<std::byte> in = in_;
   const std::array<PeerTransfer, 2> transfers{PeerTransfer{0, out.first(48), in.first(32)}, PeerTransfer{2, {}, in.last(16)}};
   carrier->post(7, transfers, stream_);
-  // Slots of rank 1: to and from rank 0, to and from rank 2. Its data for rank 0 arrives in that rank's second slot.
+  // Slots of rank 1: to and from rank 0, to and from rank 2. Its data for rank 0 arrives in the second slot of rank 0.
   EXPECT_EQ(fake_->take_log(),
             (Log{"copy 48 leg -> w+0 on 9",
                  "exchange 1 by c0 on 9; rank 0 = 0: 48 after 0 from 0 to 4096, gets 32 after 0; rank 2 = 2: 0 after 0 from "
@@ -243,7 +243,7 @@ TEST_F(GinCarrierTest, ARoundIsCopiesAroundOneExchange) {
   const std::array<PeerTransfer, 1> one{PeerTransfer{2, out, in}};
   carrier->post(8, one, stream_);
   EXPECT_EQ(fake_->take_log()[1], "exchange 2 by c0 on 9; rank 2 = 2: 64 after 0 from 8192 to 12288, gets 64 after 1");
-  EXPECT_EQ(carrier->advance(8).peer, -1);  // round 7 is the one that waits
+  EXPECT_EQ(carrier->advance(8).peer, -1);  // round 7 is the round in flight
   marks_->passed = 1;
   EXPECT_EQ(carrier->advance(7).state, RoundState::done);
   EXPECT_EQ(carrier->advance(8).peer, 2);
@@ -286,10 +286,10 @@ TEST_F(GinCarrierTest, AnAbortEndsExchangesAndThenCommunicators) {
   fake_->take_log();
   carrier->abort();
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
-  EXPECT_EQ(fake_->take_log(), Log{"end of exchanges"});  // its kernel may run
+  EXPECT_EQ(fake_->take_log(), Log{"end of exchanges"});  // its kernel may still run
   marks_->passed = 1;
   EXPECT_EQ(wait_for_log("abort c0"), Log{"abort c0"});
-  carrier->abort();  // nothing is left
+  carrier->abort();  // nothing is left to end
   carrier->post(2, transfers, stream_);
   EXPECT_EQ(fake_->take_log(), Log{});
 }
@@ -329,7 +329,7 @@ TEST_F(GinCarrierTest, ALaunchThatFailsIsAnErrorAndTheEnd) {
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
   EXPECT_EQ(carrier->advance(1).peer, 1);
   const std::lock_guard lock(fake_->mutex);
-  fake_->ended = fake_->comms;  // a copy without a mark was enqueued: everything is left unreleased
+  fake_->ended = fake_->comms;  // a copy without a mark was enqueued, so nothing is released
   still_allocated_ = 1;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL as a carrier, without a GPU: the errors of a process that cannot have NCCL, and the calls to NCCL for rounds.
+// NCCL as a carrier, without a GPU: the errors of a process for which NCCL is unavailable, and the calls to NCCL for rounds.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -108,7 +108,7 @@ TEST_F(NcclCarrierTest, ARoundWithNoBytesIsDone) {
 }
 
 TEST_F(NcclCarrierTest, RanksOfUnequalHostsHaveACommunicatorForEachRail) {
-  // Host a: 0, 1, 2; host b: 3, 4. Rank 3 is the proxy of 0 and 2.
+  // Host a has ranks 0, 1 and 2; host b has 3 and 4. Rank 3 is the proxy of 0 and 2.
   const auto carrier = make(spec_of(3, {"a", "a", "a", "b", "b"}));
   EXPECT_EQ(fake_->take_log(), (Log{"init c0: rank 1 of 2, id i, version 21900, blocking 0",
                                     "init c1: rank 1 of 2, id i, version 21900, blocking 0"}));
@@ -176,7 +176,7 @@ TEST_F(NcclCarrierTest, AnAbortOfAnotherThreadEndsAPostThatWaits) {
   other.join();
   EXPECT_EQ(wait_for_log("abort c0"), (Log{"group", "receive 64 of type 1 from 1 of c0 on 9", "end", "abort c0"}));
   EXPECT_EQ(carrier->advance(1).state, RoundState::broken);
-  carrier->abort();  // nothing is left
+  carrier->abort();  // nothing is left to end
   EXPECT_EQ(fake_->take_log(), Log{});
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the tests of carriers over NCCL: a fake library, and carrier specs for named hosts.
+// Code shared by the tests of carriers over NCCL: a fake library, and carrier specs for named hosts.
 #pragma once
 
 #include <dlfcn.h>
@@ -30,7 +30,7 @@ namespace switchyard::detail::nccl_tests {
 using test::FakeNccl;
 using Log = std::vector<std::string>;
 
-/// Marks that are reached when the test says so.
+/// Marks that are reached when the test requests it.
 struct HandMarks final : StreamMarks {
   std::shared_ptr<const void> mark(void*) override { return captured ? nullptr : std::make_shared<int>(++made); }
   bool reached(const void* mark) noexcept override { return *static_cast<const int*>(mark) <= passed; }
@@ -39,12 +39,12 @@ struct HandMarks final : StreamMarks {
                       std::to_string(*static_cast<const int*>(mark)));
   }
   int made = 0;
-  std::atomic<int> passed = 0;  ///< also queried by the threads that end communicators
+  std::atomic<int> passed = 0;  ///< also queried by threads that end communicators
   bool captured = false;        ///< whether streams are being captured
   Log ordered;
 };
 
-/// The library that the environment variable `variable` names, as NCCL `version`.
+/// The library named by the environment variable `variable`, as NCCL `version`.
 class FakeNcclTest : public testing::Test {
  protected:
   FakeNcclTest(const char* variable, int version) : variable_(variable), version_(version) {}
@@ -57,7 +57,7 @@ class FakeNcclTest : public testing::Test {
     fake_->reset();
   }
 
-  /// Threads that end communicators finish within their test.
+  /// Threads that end communicators finish within the test that started them.
   void TearDown() override {
     const auto left = [&] {
       const std::lock_guard lock(fake_->mutex);
@@ -67,7 +67,7 @@ class FakeNcclTest : public testing::Test {
     EXPECT_EQ(left(), 0);
   }
 
-  /// The spec of rank `rank` among hosts of these names.
+  /// The spec of rank `rank` among hosts with these names.
   NcclCarrierSpec spec_of(int rank, const std::vector<std::string>& places) {
     const HostMap map{std::span<const std::string>(places)};
     NcclCarrierSpec spec;
@@ -89,7 +89,7 @@ class FakeNcclTest : public testing::Test {
     return spec;
   }
 
-  /// Waits until the fake has recorded `last`.
+  /// Waits until the fake library has recorded `last`.
   Log wait_for_log(const std::string& last) {
     Log all;
     for (int i = 0; i < 20000 && (all.empty() || all.back() != last); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer in separate calls (dispatch, ExpertMlp, combine) with nothing copied between them, and its reference result in
-// float64. The same for both backends and both modes: tests of a backend supply a Rig, which has a rank's memory and stream.
+// A layer in separate calls (dispatch, ExpertMlp, combine) with nothing copied between them, and its float64 reference result.
+// The code is shared by both backends and both modes: tests of a backend supply a Rig, which has a rank's memory and stream.
 #pragma once
 
 #include <algorithm>
@@ -23,19 +23,19 @@ namespace switchyard::testing {
 
 struct LayerCase {
   std::string name;
-  bool masked = false;  ///< low latency, rows where they were delivered; otherwise normal mode, expert-major
+  bool masked = false;  ///< low latency, rows in the memory in which they were delivered; otherwise normal mode, expert-major
   DType type = DType::bf16;
   int experts = 5;
   int topk = 3;
   int64_t hidden = 256, intermediate = 136;
   std::vector<int64_t> tokens;  ///< of each rank
   int idle = -1;                ///< the expert that no token chooses
-  int only = -1;                ///< the expert that all tokens choose with all their routes; -1: they choose among all
+  int only = -1;                ///< the expert that all tokens choose with all their routes; -1: any expert
   int world() const { return static_cast<int>(tokens.size()); }
   int64_t max_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
   size_t row_bytes() const { return static_cast<size_t>(hidden) * dtype_bytes(type); }
-  /// Bound of |out - reference| / |reference|, Euclidean norms of a rank's whole output. Each of four roundings is at most half
-  /// a unit in the last of 8 digits (f16: 11).
+  /// Bound of |out - reference| / |reference|, with Euclidean norms of a rank's whole output. Each of four roundings is at most
+  /// half a unit in the last of 8 digits (f16: 11 digits).
   double tolerance() const { return type == DType::bf16 ? 1e-2 : 1.25e-3; }
 
   NormalConfig normal() const {
@@ -47,7 +47,7 @@ struct LayerCase {
     config.layout = Layout::expert_major;
     config.expert_alignment = 4;
     config.dtype = type;
-    // A graph keeps the allocations of its calls, in addition to earlier ones.
+    // A graph retains the allocations of its calls, in addition to earlier ones.
     config.pool_bytes = 2 * NormalExchange::memory_required(config, world(), Backend::cuda).pool_bytes;
     return config;
   }
@@ -92,7 +92,7 @@ inline std::vector<std::byte> normal_rows(DType type, int64_t n, double deviatio
   return out;
 }
 
-/// Input of rank `rank` to call `call`. One choice in twelve is no expert.
+/// Input of rank `rank` to call `call`. One choice in twelve is not an expert.
 struct LayerInput {
   std::vector<std::byte> x;
   std::vector<int32_t> ids;
@@ -111,7 +111,7 @@ struct LayerInput {
   }
 };
 
-/// Weights of one expert; every rank makes the same.
+/// Weights of one expert; equal on every rank.
 struct LayerWeights {
   std::vector<std::byte> w13, w2;
   LayerWeights(const LayerCase& c, int expert)
@@ -157,7 +157,7 @@ inline std::vector<double> layer_reference(const LayerCase& c, uint32_t call, in
   return out;
 }
 
-/// One rank's objects and memory. Construction and destruction are collective: all ranks are idle at that point.
+/// Objects and memory of one rank. Construction and destruction are collective: all ranks are idle at those points.
 ///
 /// Rig: static constexpr Backend kBackend; void* room(bytes), memory that lasts as long as the Rig; write(to, from, bytes) and
 /// read(to, from, bytes), to and from that memory, while no call is in flight; void* stream().

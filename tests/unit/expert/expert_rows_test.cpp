@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ExpertMlp with rows as dispatch delivers them, on the CPU: truncated ranges, refused arguments, and a layer whose rows are
-// not copied between its calls.
+// ExpertMlp with rows in the form delivered by dispatch, on the CPU: truncated ranges, rejected arguments, and a layer whose
+// rows are not copied between its calls.
 #include <gtest/gtest.h>
 
 #include <exception>
@@ -32,13 +32,13 @@ struct Small {
   ExpertMlp mlp{{kHidden, kWidth, 3}, w13.data(), w2.data()};
   ConstRows input(int64_t rows = kRows) const { return {x.data(), rows, kHidden, DType::bf16}; }
 
-  /// y after a call that is given `rows` rows of it.
+  /// The content of y after a call with `rows` of its rows.
   std::vector<uint16_t> run(const ExpertRows& ranges, int64_t rows = kRows, int64_t x_rows = kRows) {
     std::vector<uint16_t> y(x.size(), kCanary);
     mlp.forward(input(x_rows), ranges, {y.data(), rows, kHidden, DType::bf16});
     return y;
   }
-  /// The same through the host-array overload.
+  /// The same, through the overload for host arrays.
   std::vector<uint16_t> expected(const std::vector<int64_t>& first, const std::vector<int64_t>& counts) {
     std::vector<uint16_t> y(x.size(), kCanary);
     mlp.forward(x.data(), first, counts, y.data());
@@ -79,12 +79,12 @@ TEST(ExpertRows, NoRowsAndNoExperts) {
   Small s;
   const std::vector<int64_t> zero(3);
   s.mlp.forward({nullptr, 0, kHidden, DType::bf16}, {.num_rows = zero.data()}, {nullptr, 0, kHidden, DType::bf16});
-  ExpertMlp none(ExpertShape{kHidden, kWidth, 0}, nullptr, nullptr);  // a rank may hold no expert
+  ExpertMlp none(ExpertShape{kHidden, kWidth, 0}, nullptr, nullptr);  // a rank may hold no experts
   none.forward(s.input(), ExpertRows::of(Dispatched()), {s.x.data(), kRows, kHidden, DType::bf16});
   none.forward({nullptr, 0, kHidden, DType::bf16}, {}, {nullptr, 0, kHidden, DType::bf16});
 }
 
-/// Code and text of the Error that `call` throws.
+/// Code and text of the Error thrown by `call`.
 template <class Call>
 std::pair<ErrorCode, std::string> error_of(Call&& call) {
   try {
@@ -127,7 +127,7 @@ TEST(ExpertRows, ErrorsNameTheArgument) {
 
 alignas(16) constexpr uint16_t kNoWeights[9] = {};
 
-// Errors that are raised before a GPU is searched for.
+// Errors raised before the code looks for a GPU.
 TEST(ExpertOptions, ErrorsNameTheOption) {
   const ExpertOptions gpu{.backend = Backend::cuda, .storage = WeightStorage::view, .max_rows = 8};
   const auto refused = [&](ErrorCode code, const std::string& part, ExpertShape shape, ExpertOptions options,
@@ -162,7 +162,7 @@ TEST(ExpertOptions, ErrorsNameTheOption) {
   EXPECT_EQ(ExpertMlp::memory_required({16, 24, 0}, gpu).total(), 0u);
 }
 
-// The required ExpertOptions::max_rows, for a rank with and without padding.
+// The required ExpertOptions::max_rows, for ranks with and without padding.
 TEST(MostRows, AreThoseOfAWorstCaseDispatch) {
   for (const Layout layout : {Layout::expert_major, Layout::rank_major}) {
     LayerCase c;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ExpertMlp against a naive float64 reference, and its contracts: what is written, the order of the weighted sum, errors,
-// memory.
+// ExpertMlp compared with a naive float64 reference, and its contracts: which memory is written, the order of the weighted sum,
+// errors, memory use.
 #include "switchyard/expert.hpp"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ using testing::value_of;
 constexpr uint16_t kCanary = 0xABCD;
 constexpr WeightStorage kStorages[] = {WeightStorage::packed, WeightStorage::view};
 
-/// One rank's experts with random weights of the usual scale.
+/// One rank's experts with random weights of typical scale.
 struct Model {
   ExpertShape shape;
   std::vector<uint16_t> w13, w2;
@@ -63,7 +63,7 @@ std::vector<double> reference_row(const Model& model, int64_t expert, const uint
 
 /// Accumulates the deviation of results from a reference: relative error of the whole (Euclidean norms) and the worst element.
 /// An element may deviate by 1 % of its value plus 1 % of the output's root mean square: twice the bf16 rounding of the output,
-/// and intermediate elements that fall to the other side of a rounding tie.
+/// plus an allowance for intermediate elements that round to the other side of a tie.
 class Comparison {
  public:
   void add(const uint16_t* got, const std::vector<double>& exact) {
@@ -79,7 +79,7 @@ class Comparison {
       error += (got_[i] - exact_[i]) * (got_[i] - exact_[i]);
       norm += exact_[i] * exact_[i];
     }
-    EXPECT_LE(std::sqrt(error), 5e-3 * std::sqrt(norm));  // half of the contract's 1e-2, to expose a loss
+    EXPECT_LE(std::sqrt(error), 5e-3 * std::sqrt(norm));  // half of the contract's 1e-2, to reveal a loss
     const double rms = std::sqrt(norm / static_cast<double>(exact_.size()));
     for (size_t i = 0; i < exact_.size(); ++i) {
       ASSERT_LE(std::abs(got_[i] - exact_[i]), 0.01 * (std::abs(exact_[i]) + rms))
@@ -171,7 +171,7 @@ TEST(ExpertForward, ExpertsInAnyOrderOfRows) {
   comparison.expect_close();
 }
 
-// Gates across the whole range, each in its own column. Swapped gate and up rows would show.
+// Gate values across the whole range, each in its own column. Swapped gate and up rows would be detected.
 TEST(ExpertForward, ExtremeGates) {
   constexpr int64_t kH = 32, kI = 32;
   Model model(kH, kI, 1);
@@ -191,7 +191,7 @@ TEST(ExpertForward, ExtremeGates) {
   mlp.forward(x.data(), std::vector<int64_t>{0}, std::vector<int64_t>{1}, y.data());
   for (int64_t i = 0; i < kH; ++i) {
     const double gate = value_of(x[static_cast<size_t>(i)]), exact = gate / (1.0 + std::exp(-gate)) * 0.5;
-    // Below 2^-126 a kernel may flush to zero.
+    // Below 2^-126 kernels may flush to zero.
     ASSERT_NEAR(value_of(y[static_cast<size_t>(i)]), exact, std::abs(exact) * 0.0040 + 1.2e-38) << "gate " << gate;
   }
 }
@@ -203,7 +203,7 @@ struct RankMajorCase {
   int topk;
 };
 
-/// Random local ids: about half of them are no local expert, some occur twice in a row.
+/// Random local ids: about half of them are not local experts, and some occur twice in a row.
 RankMajorCase rank_major_case(int64_t rows, int topk, int experts, uint32_t seed) {
   std::mt19937 random(seed);
   RankMajorCase out{{}, {}, rows, topk};
@@ -245,7 +245,7 @@ void check_rank_major(const Model& model, const RankMajorCase& c, const ExpertOp
   ASSERT_NO_FATAL_FAILURE(comparison.expect_close());
   for (size_t i = x.size(); i < y.size(); ++i) ASSERT_EQ(y[i], kCanary);
 
-  // int32 ids have the same meaning (an id that does not fit becomes another id without an expert).
+  // int32 ids have the same meaning (an id that does not fit into int32 becomes another id without an expert).
   std::vector<int32_t> narrow;
   for (const int64_t id : c.ids) narrow.push_back(id == static_cast<int32_t>(id) ? static_cast<int32_t>(id) : -7);
   std::vector<uint16_t> y32(y.size(), kCanary);
@@ -268,7 +268,7 @@ void check_all_rank_major() {
 
 TEST(ExpertRankMajor, MatchesTheReference) { check_all_rank_major(); }
 
-// 256 routes at a time, regardless of how little scratch was requested: many blocks, with the results of one block.
+// 256 routes at a time, however little scratch was requested: many blocks give the same results as one block.
 TEST(ExpertRankMajor, BlocksOfRows) {
   const Model model(24, 16, 5);
   const RankMajorCase c = rank_major_case(400, 32, 5, 9);
@@ -277,10 +277,10 @@ TEST(ExpertRankMajor, BlocksOfRows) {
   check_rank_major(model, c, {}, true);
 }
 
-// Outputs of 2^24, 1 and -2^24 distinguish every order of a float32 sum: only ascending k gives the expected bits.
+// Outputs of 2^24, 1 and -2^24 distinguish all orders of a float32 sum: only ascending k gives the expected bits.
 TEST(ExpertRankMajor, SumsInOrderOfK) {
   const ExpertShape shape{1, 1, 3};
-  // silu(32) = 32 in float32 and up = 1, so that y = 32 * w2.
+  // silu(32) = 32 in float32 and up = 1, so y = 32 * w2.
   const uint16_t gate = nearest_bf16(32), one = nearest_bf16(1);
   const std::vector<uint16_t> w13{gate, one, gate, one, gate, one};
   const std::vector<uint16_t> w2{nearest_bf16(0x1p19), nearest_bf16(0x1p-5), nearest_bf16(-0x1p19)};
@@ -299,7 +299,7 @@ TEST(ExpertRankMajor, SumsInOrderOfK) {
   }
 }
 
-// Neither an expert's output nor its product with a weight is rounded to bf16, which would turn 1 + 2^-10 and 1 + 2^-16 into 1.
+// Neither an expert's output nor its product with a weight is rounded to bf16; that would turn 1 + 2^-10 and 1 + 2^-16 into 1.
 TEST(ExpertRankMajor, SummandsKeepFloat32) {
   const uint16_t gate = nearest_bf16(32), one = nearest_bf16(1);
   const std::vector<uint16_t> w13{gate, gate, one, one, gate, gate, one, one};
@@ -322,7 +322,7 @@ TEST(ExpertRankMajor, NoRowsAndNoExperts) {
   mlp.forward_rank_major(nullptr, ExpertIds::of(static_cast<const int32_t*>(nullptr), 0, 4), nullptr, nullptr);
   mlp.forward(nullptr, std::vector<int64_t>{0, 0}, std::vector<int64_t>{0, 0}, nullptr);
 
-  ExpertMlp empty(ExpertShape{16, 8, 0}, nullptr, nullptr);  // a rank may hold no expert
+  ExpertMlp empty(ExpertShape{16, 8, 0}, nullptr, nullptr);  // a rank may hold no experts
   empty.forward(nullptr, {}, {}, nullptr);
   const std::vector<uint16_t> x = normal_bf16(3 * 16, 1.0, 1);
   const int32_t ids[] = {0, -1, 5};
@@ -392,7 +392,7 @@ TEST(ExpertMlp, MemoryRequired) {
   }
 }
 
-/// The text of the Error that `call` throws.
+/// The text of the Error thrown by `call`.
 template <class Call>
 std::string error_text(Call&& call) {
   try {
@@ -450,7 +450,7 @@ TEST(ExpertMlp, ErrorsNameTheArgument) {
   EXPECT_EQ(y, std::vector<uint16_t>(64, kCanary)) << "a refused call wrote something";
 }
 
-// Ranks are threads: four concurrent objects give the bits of a single one.
+// Ranks are threads: four concurrent objects give the same bits as a single one.
 TEST(ExpertMlp, ObjectsOfConcurrentThreads) {
   const Model model(128, 80, 3);
   const std::vector<int64_t> first{0, 70, 71}, counts{70, 1, 40};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights of the demos: the closed form, its spread, and outputs of the promised magnitude.
+// The weights of the demos: their closed form, their spread, and the magnitude of the resulting outputs.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ struct Width {
   int64_t hidden, intermediate;
 };
 
-// Computed once by another program from the documented closed form.
+// Computed once by an independent program from the documented closed form.
 TEST(ExpertWeights, ClosedForm) {
   const ExpertWeights weights(42, 64, 48);
   EXPECT_EQ(weights.w13(0, 0, 0), 0xBD08);
@@ -65,7 +65,7 @@ TEST(ExpertWeights, SpreadAndIndependence) {
   EXPECT_NEAR(moment(a2, a2) * kI * 0.3557, 1.0, 0.03);
   EXPECT_NEAR(moment(a13, b13) * kH, 0.0, 0.02);  // 65536 products: deviation 0.004
   EXPECT_NEAR(moment(a2, b2) * kI * 0.3557, 0.0, 0.03);
-  // Neighboring rows are uncorrelated, too.
+  // Neighboring rows are also uncorrelated.
   const std::vector<uint16_t> upper(a13.begin(), a13.end() - kH), lower(a13.begin() + kH, a13.end());
   EXPECT_NEAR(moment(upper, lower) * kH, 0.0, 0.02);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How weight gradients are divided into tiles and stages: every gradient and every row exactly once, in worked examples and for
-// all sizes.
+// The division of weight gradients into tiles and stages: every gradient and every row occurs exactly once, in worked examples
+// and for all sizes.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -69,7 +69,7 @@ TEST(GradientTiles, TicketsReachEveryTileOnce) {
   }
 }
 
-// 16 tiles along N form one band: the tiles of a range of K are neighbors, so that x passes through the cache once.
+// 16 tiles along N form one band: the tiles of a range of K are neighbors, so x passes through the cache once.
 TEST(GradientTiles, BandsShareX) {
   for (int64_t ticket = 0; ticket < 16; ++ticket) EXPECT_EQ(gradient_place(ticket, 16, 38).tile_k, 0);
   EXPECT_EQ(gradient_place(16, 16, 38).tile_k, 1);
@@ -79,7 +79,7 @@ TEST(GradientTiles, BandsShareX) {
 }
 
 TEST(GradientTiles, StagesThatFit) {
-  constexpr uint32_t kSharedBytes = 232448;  // of a block on sm_90
+  constexpr uint32_t kSharedBytes = 232448;  // shared memory of a block on sm_90
   EXPECT_EQ(gradient_stage_bytes(), 28672u);
   EXPECT_EQ(fitting_stages(kSharedBytes, 64), 6u);
   EXPECT_EQ(fitting_stages(kSharedBytes, 2048), 6u);

@@ -36,8 +36,8 @@ uint16_t swiglu_one(float gate, float up) {
   return result;
 }
 
-/// The bf16 nearest to silu(gate) * up, or the other candidate of a near-tie: float32 steps may err by 2e-6 before the
-/// rounding.
+/// The bf16 nearest to silu(gate) * up, or the other candidate in a near-tie: float32 steps may have an error of 2e-6 before
+/// the rounding.
 void expect_swiglu(uint16_t result, double gate, double up) {
   const double exact = gate / (1.0 + std::exp(-gate)) * up;
   const double half_step = std::abs(value_of(nearest_bf16(exact)) - exact);
@@ -60,7 +60,7 @@ TEST(RowMath, RoundsToNearestEvenEverywhere) {
   }
   std::vector<uint16_t> out(in.size());
   round_to_bf16(in.data(), static_cast<int64_t>(in.size()), out.data());
-  const double past_the_last = 2.0 * value_of(0x7F7F) - value_of(0x7F7E);  // where the next bf16 would be
+  const double past_the_last = 2.0 * value_of(0x7F7F) - value_of(0x7F7E);  // the position of the next bf16, if there were one
   for (size_t i = 0; i < in.size(); ++i) {
     if (std::isnan(in[i])) {
       ASSERT_TRUE(std::isnan(value_of(out[i]))) << std::hex << bits_of(in[i]);
@@ -100,7 +100,7 @@ TEST(RowMath, SwigluExtremes) {
     EXPECT_EQ(value_of(swiglu_one(gate, 1.0f)), 0.0) << gate;  // no overflow of exp, no NaN
     EXPECT_EQ(value_of(swiglu_one(gate, -1e3f)), 0.0) << gate;
   }
-  // Still a normal number: -88 exp(-88) = -5.33e-37. A flush to zero or a clamp would show.
+  // Still a normal number: -88 exp(-88) = -5.33e-37. A flush to zero or a clamp would be detected.
   expect_swiglu(swiglu_one(-88.0f, 1.0f), -88.0, 1.0);
   EXPECT_EQ(value_of(swiglu_one(104.0f, 1.0f)), 104.0);
   EXPECT_EQ(value_of(swiglu_one(1e6f, 1.0f)), value_of(nearest_bf16(1e6)));
@@ -120,7 +120,7 @@ TEST(RowMath, AddScaledMultipliesThenAdds) {
   for (const float element : sum) ASSERT_EQ(element, 0x1p-11f);
 }
 
-// All lengths around the vector sizes, odd addresses, nothing written outside.
+// All lengths around the vector sizes, odd addresses; nothing is written outside.
 TEST(RowMath, TailsAndAlignment) {
   for (int64_t n = 0; n <= 70; ++n) {
     for (int64_t shift = 0; shift < 3; ++shift) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the grouped GEMM on GPUs is divided into tiles: every row and every tile exactly once, nearly equal, in worked examples
-// and for all sizes.
+// The division of the grouped GEMM on GPUs into tiles of nearly equal size: every row and every tile occurs exactly once, in
+// worked examples and for all sizes.
 #include <gtest/gtest.h>
 
 #include <set>

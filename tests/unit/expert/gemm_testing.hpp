@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the GEMM and expert tests: an independent bf16 implementation, independent data, child processes with another
-// environment.
+// Code shared by the GEMM and expert tests: an independent bf16 implementation, independent data, child processes with a
+// different environment.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ inline uint16_t nearest_bf16(double value) {
   const auto rounded_to_float = static_cast<float>(value);
   uint32_t bits;
   std::memcpy(&bits, &rounded_to_float, sizeof bits);
-  const auto start = static_cast<uint16_t>(bits >> 16);  // truncated: the answer is this one or a neighbor
+  const auto start = static_cast<uint16_t>(bits >> 16);  // truncated: the result is this value or a neighbor
   uint16_t best = start;
   for (const int step : {-1, 1}) {
     const auto candidate = static_cast<uint16_t>(start + step);
@@ -58,8 +58,8 @@ inline std::vector<uint16_t> normal_bf16(size_t n, double deviation, uint32_t se
   return out;
 }
 
-/// Runs `body` in a fresh process of this test (re-executed, so that libraries read the environment again) with the variables
-/// set, and expects it to finish without a failed assertion. `body` runs in the child only.
+/// Runs `body` in a new process of this test (re-executed, so libraries read the environment again) with the variables set, and
+/// expects it to finish without a failed assertion. `body` runs only in the child.
 template <class Body>
 void expect_success_with(const std::vector<std::pair<std::string, std::string>>& environment, Body&& body) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of the grouped GEMM against integer arithmetic. Operands are small integers, so that every product and sum is exact in
-// float32 and results are compared for equality, regardless of the kernel's order of summation.
+// Compares tiles of the grouped GEMM with integer arithmetic. Operands are small integers, so every product and sum is exact in
+// float32, and results must be equal whatever the kernel's order of summation.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ void expect_product(const uint16_t* a, const std::vector<int32_t>& b, const floa
   }
 }
 
-/// Three groups; operands start one element off any alignment; memory around c must stay unchanged.
+/// Three groups. Operands start one element off any alignment. Memory around c must stay unchanged.
 void check_tiles(Size size, WeightStorage storage, const std::vector<int64_t>& rows) {
   constexpr int kGroups = 3;
   constexpr float kCanary = -12345.5f;
@@ -115,7 +115,7 @@ TEST(GemmTile, MemoryRequiredIsWhatAnObjectTakes) {
       EXPECT_EQ(asked.scratch_bytes, gemm.memory().scratch_bytes);
       EXPECT_EQ(asked.weight_bytes == 0, storage == WeightStorage::view);
       EXPECT_GE(storage == WeightStorage::view ? SIZE_MAX : asked.weight_bytes, static_cast<size_t>(5 * size.n * size.k * 2));
-      // Using every tile does not grow the scratch.
+      // The scratch does not grow when every tile is used.
       const std::vector<uint16_t> b(static_cast<size_t>(5 * size.n * size.k)), a(static_cast<size_t>(kTileRows * size.k));
       std::vector<float> c(static_cast<size_t>(kTileRows * size.n));
       gemm.bind(b.data());
@@ -150,13 +150,13 @@ TEST(GemmTiling, TilesCoverEveryRowOnceInOrder) {
     ASSERT_GE(rows, 1);
     ASSERT_LE(rows, kTileRows);
     next[static_cast<size_t>(group)] += rows;
-    // No tile is much smaller than the others; otherwise the weights would be read for few rows.
+    // No tile is much smaller than the others, because the weights would then be read for few rows.
     ASSERT_GE(rows, std::min(counts[static_cast<size_t>(group)], kTileRows / 2 - 16)) << counts[static_cast<size_t>(group)];
   });
   EXPECT_EQ(next, counts);
 }
 
-// Ranks are threads: a tile must not start threads of its own, and must restore the thread's OpenMP setting.
+// Ranks are threads: a tile must not start its own threads, and must restore the thread's OpenMP setting.
 TEST(GemmThreads, TilesStayOnTheCallingThread) {
   expect_success_with({{"OMP_NUM_THREADS", "4"}, {"OMP_DYNAMIC", "false"}}, [] {
     const auto num_threads = [] {
@@ -180,7 +180,7 @@ TEST(GemmThreads, TilesStayOnTheCallingThread) {
   });
 }
 
-// Instruction sets that oneDNN may be limited to: float32 must take over, with the same exact results.
+// Instruction sets to which oneDNN may be limited: float32 must take over, with the same exact results.
 class GemmIsa : public ::testing::TestWithParam<const char*> {};
 TEST_P(GemmIsa, WidensWithoutBf16Kernels) {
   expect_success_with({{"DNNL_MAX_CPU_ISA", GetParam()}, {"ONEDNN_MAX_CPU_ISA", GetParam()}}, [] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU's implementation of the Rig that expert_layer.hpp requires of a backend.
+// The CPU's implementation of the Rig of expert_layer.hpp.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoeForm::fused on the CPU: every element of every output has the bits of MoeForm::separate, regardless of the number of ranks
-// and workers, the routing and the sizes. Ranks are threads; as processes, with products of integers:
-// modes/fused/fused_group_test.cpp.
+// MoeForm::fused on the CPU: every element of every output has the same bits as with MoeForm::separate, regardless of the
+// number of ranks and workers, the routing and the sizes. Ranks are threads. modes/fused/fused_group_test.cpp has tests with
+// processes and integer products.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,12 +23,12 @@ using harness::Draw;
 using harness::Outcome;
 using harness::outcome_of;
 
-/// Two layers of one group, one in each form, and the inputs of their calls.
+/// Two layers of one group, one in each form, and the inputs for their calls.
 struct Comparison {
   MoeLayerConfig config;
   std::vector<int64_t> tokens = {20};  ///< of each rank
   int workers = 1;
-  bool one_expert = false;  ///< the last one has all routes; otherwise routes go anywhere, and one in eight to no expert
+  bool one_expert = false;  ///< the last expert has all routes; else they go to any, one in eight to none
   bool weighted = true, add = false;
   int calls = 2;
 
@@ -58,7 +58,7 @@ Comparison comparison(std::vector<int64_t> tokens, int workers) {
   return c;
 }
 
-/// Different T per rank, one of them 0 if there are several ranks.
+/// Different T on each rank; one rank has 0 if there are several ranks.
 std::vector<int64_t> some_tokens(int world, int64_t max = 40) {
   std::vector<int64_t> tokens;
   for (int r = 0; r < world; ++r) tokens.push_back(world > 1 && r == 1 ? 0 : max - 7 * r % 5);
@@ -75,7 +75,7 @@ std::vector<uint16_t> some_rows(Draw& draw, int64_t n) {
   return rows;
 }
 
-/// Description of the first difference in a call's outputs; empty if there is none.
+/// Description of the first difference in a call's outputs; empty if there is no difference.
 std::string difference(const std::vector<uint16_t>& expected, const std::vector<uint16_t>& got) {
   for (size_t i = 0; i < got.size(); ++i)
     if (got[i] != expected[i])
@@ -84,7 +84,7 @@ std::string difference(const std::vector<uint16_t>& expected, const std::vector<
   return "";
 }
 
-/// Description of a difference on this rank; empty if there is none.
+/// Description of a difference on this rank; empty if there is no difference.
 std::string compare(Group& group, const Comparison& c) {
   const MoeLayerConfig& m = c.config;
   Draw draw(static_cast<uint64_t>(group.rank()) + 100);
@@ -97,7 +97,7 @@ std::string compare(Group& group, const Comparison& c) {
   fused.form = MoeForm::fused;
   MoeLayer by_calls(group, separate, w13.data(), w2.data()), layer(group, fused, w13.data(), w2.data());
   const int64_t tokens = c.tokens[static_cast<size_t>(group.rank())];
-  std::string found;  // in the first call with a difference; later calls are still made, as the other ranks make them
+  std::string found;  // in the first call with a difference; later calls are still made, as on other ranks
   for (int call = 0; call < c.calls; ++call) {
     const std::vector<uint16_t> x = some_rows(draw, tokens * m.hidden);
     std::vector<int32_t> ids;
@@ -160,12 +160,12 @@ TEST(FusedForm, AddsToWhatIsThere) {
   }
 }
 
-/// More rows than a tile has, and tiles that are padded.
+/// More rows than fit into a tile, and padded tiles.
 TEST(FusedForm, CutsAnExpertsRowsAsSeparateCallsDo) {
   for (const int64_t tokens : {1, 3, 33, 257, 300, 600}) {
     for (const WeightStorage storage : {WeightStorage::packed, WeightStorage::view}) {
       Comparison c = comparison({tokens, tokens / 2}, 3);
-      c.config.hidden = 520;  // enough elements for one to be rounded differently if the float32 sums differed
+      c.config.hidden = 520;  // enough elements that one would be rounded differently if the float32 sums differed
       c.config.intermediate = 264;
       c.config.topk = 1;
       c.config.storage = storage;

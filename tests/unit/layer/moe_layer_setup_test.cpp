@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The construction of a MoeLayer: the chosen exchange, its memory, and refusals, the same on all ranks.
+// The construction of a MoeLayer: the chosen exchange, its memory, and rejected configurations, equal on all ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ MoeLayerConfig on_gpus(DType type = DType::bf16) {
   return c;
 }
 
-/// The exchange of a layer of `world` ranks, determined by its heap use.
+/// The exchange of a layer on `world` ranks, inferred from its heap use.
 MoeExchange exchange_of(MoeLayerConfig config, int world) {
   const auto bytes = [&](MoeExchange exchange) {
     config.exchange = exchange;
@@ -68,7 +68,7 @@ TEST(MoeLayerSetup, ChoosesTheExchange) {
   EXPECT_EQ(chosen(257, 4, 2), MoeExchange::normal);
   EXPECT_EQ(chosen(0, 4, 2), MoeExchange::normal);
   EXPECT_EQ(chosen(256, 256, 8), MoeExchange::low_latency);  // 32 * 8 * 256 = 65536 rows
-  EXPECT_EQ(chosen(256, 257, 8), MoeExchange::normal);       // rank 0 has 33
+  EXPECT_EQ(chosen(256, 257, 8), MoeExchange::normal);       // rank 0 has 33 experts
   EXPECT_EQ(chosen(128, 256, 8), MoeExchange::low_latency);
   c.capacity = 100;
   EXPECT_EQ(chosen(1, 4, 1), MoeExchange::normal);
@@ -130,7 +130,7 @@ TEST(MoeLayerSetup, SaysItsMemory) {
   low.max_tokens = c.max_tokens;
   m = MoeLayer::memory_required(c, kWorld, Backend::cuda);
   EXPECT_EQ(m.heap_bytes, LowLatencyExchange::memory_required(low, kWorld).total());
-  const size_t kept = 2 * kWorld * 8;  // experts of rank 0, ranks, tokens
+  const size_t kept = 2 * kWorld * 8;  // experts of rank 0 * ranks * tokens
   EXPECT_EQ(m.scratch_bytes, kept * (16 + 16));
   const size_t tables = kept * 8 + 2 * (4 + 8 * kWorld) + (kWorld + 1) * 8 * 2 * 8 + kWorld * 8 + 4096;
   EXPECT_EQ(m.private_bytes, kept * (32 + 16 + 64) + tables + 8 * 64);
@@ -198,7 +198,7 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
               "world = 65: must be in [1, 64]");
 }
 
-// On the CPU: the rows of FusedMoe, and the memory of one worker's products. That is enough to construct a layer of this size.
+// On the CPU: the rows of FusedMoe, and the memory for one worker's products. That is enough to construct a layer of this size.
 TEST(MoeLayerSetup, FusedFormOfTheCpuHasProducts) {
   MoeLayerConfig c = small();
   c.form = MoeForm::fused;
@@ -230,7 +230,7 @@ TEST(MoeLayerSetup, FusedFormOfTheCpuHasProducts) {
             "fused, normal, " + ExpertMlp({32, 16, 4}, weights, weights, {.storage = c.storage}).implementation());
 }
 
-// The memory of a fused layer is that of FusedMoe, for any exchange setting; nothing of the separate calls is added.
+// The memory of a fused layer is that of FusedMoe for any exchange setting; no memory for separate calls is added.
 TEST(MoeLayerSetup, FusedFormHasTheMemoryOfFusedMoe) {
   MoeLayerConfig c = on_gpus();
   c.form = MoeForm::fused;
@@ -278,7 +278,7 @@ TEST(MoeLayerSetup, FusedFormInFp8) {
   refused("hidden (fp8) = 65664: must be in [128, 65536]", [](auto& o) { o.hidden = 65664; });
 }
 
-// The form can be determined from its memory: separate calls have a pool, the fused form has none.
+// The memory reveals the form: separate calls have a pool, the fused form has none.
 TEST(MoeLayerSetup, AutomaticFormIsFusedForBf16OnGpus) {
   const auto chosen = [](Backend backend, const std::function<void(MoeLayerConfig&)>& change) {
     MoeLayerConfig c = backend == Backend::cuda ? on_gpus() : small();
@@ -310,7 +310,7 @@ TEST(MoeLayerSetup, AutomaticFormIsFusedForBf16OnGpus) {
   EXPECT_EQ(automatic, MoeLayer::memory_required(c, 3, Backend::cuda).heap_bytes);
 }
 
-// The error names the field that requests the form, even where another field could be changed.
+// The error names the field that requests the form, even if changing another field would also help.
 TEST(MoeLayerSetup, FusedFormIsRefusedWhereThereIsNone) {
   const auto refused = [](Backend backend, const std::function<void(MoeLayerConfig&)>& change) {
     MoeLayerConfig c = backend == Backend::cuda ? on_gpus() : small();
@@ -332,8 +332,8 @@ size_t weight_bytes(const MoeLayerConfig& c) {
   return 2 * static_cast<size_t>(c.num_experts) * 2 * static_cast<size_t>(c.intermediate * c.hidden);
 }
 
-/// The outcome of constructing a layer on each of two ranks; `change` modifies the settings of a rank. A group that survived
-/// constructs a layer afterwards.
+/// Outcome of constructing a layer on each of two ranks; `change` modifies the settings of a rank. If the group is still
+/// usable, it constructs another layer afterwards.
 std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&)>& change, size_t heap_bytes = 0,
                                    bool without_weights = false) {
   if (heap_bytes == 0) heap_bytes = 2 * MoeLayer::heap_bytes(small(), 2);
@@ -349,7 +349,7 @@ std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&
   });
 }
 
-/// Ranks may load their weights at very different times, and the deadline of calls may be short.
+/// Ranks may load their weights at very different times, although the deadline of calls may be short.
 TEST(MoeLayerSetup, WaitsForTheRendezvousDeadline) {
   for (const MoeForm form : {MoeForm::separate, MoeForm::fused})
     for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {
@@ -410,7 +410,7 @@ TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
        ErrorCode::invalid_argument, "hidden = 36");
 }
 
-/// The outcome of a call on each of two ranks, the first of which passes an invalid argument.
+/// Outcome of a call on each of two ranks. The first rank passes an invalid argument.
 std::vector<Outcome> calls(MoeExchange exchange, MoeForm form,
                            const std::function<void(MoeLayer&, const void*, void*)>& wrong) {
   MoeLayerConfig config = small();

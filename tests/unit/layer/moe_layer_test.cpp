@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoeLayer on the CPU, ranks as threads: the bits of the same calls made separately, comparison with float64, and all options
-// of a call.
+// MoeLayer on the CPU, with ranks as threads: same bits as the same calls made separately, comparison with float64, and all
+// options of a call.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using testing::MoeCase;
 using testing::MoeRank;
 using Rank = MoeRank<HostRig>;
 
-/// Runs `body` on every rank of a group for `m`; it must return an empty string.
+/// Runs `body` on every rank of a group for `m`. It must return an empty string.
 void on_ranks(const MoeCase& m, const std::function<std::string(Rank&, Group&)>& body, size_t layers = 1) {
   GroupOptions options;
   options.heap_bytes = m.heap_bytes(Backend::cpu, layers);
@@ -66,8 +66,8 @@ TEST_P(MoeLayers, AddToWhatIsThere) {
   });
 }
 
-// Layers that share everything except their weights, called in turn: each has the bits of a separate layer with those weights,
-// even after the layer that they were made from is destroyed.
+// Layers that share everything except their weights, called alternately: each has the bits of a separate layer with those
+// weights, even after the layer from which they were made is destroyed.
 TEST_P(MoeLayers, ShareAllButTheirWeights) {
   const auto body = [](Rank& rank, Group& group) {
     const MoeWeights others = rank.other_weights();
@@ -98,7 +98,7 @@ TEST_P(MoeLayers, ShareAllButTheirWeights) {
   on_ranks(GetParam(), body, 2);
 }
 
-// T from memory: rows behind it are left unchanged, and the others are as if the ids had ended there. Numbers out of range are
+// T from memory: rows beyond it are left unchanged, and the others are as if the ids had ended at T. Numbers out of range are
 // clamped.
 TEST_P(MoeLayers, ReadTheNumberOfTokens) {
   const MoeCase& m = GetParam();
@@ -121,7 +121,7 @@ TEST_P(MoeLayers, ReadTheNumberOfTokens) {
 INSTANTIATE_TEST_SUITE_P(Cpu, MoeLayers, ::testing::ValuesIn(testing::in_both_forms(testing::moe_cases())),
                          [](const auto& c) { return c.param.c.name; });
 
-// The weights may be discarded after construction; the products differ from those with view.
+// The weights may be discarded after construction. The products differ from those with `view`.
 TEST(MoeLayer, PacksWeights) {
   MoeCase m{.c = {.name = "packed", .tokens = {40, 9, 0}}, .storage = WeightStorage::packed};
   on_ranks(m, [](Rank& rank, Group&) {
@@ -159,7 +159,7 @@ TEST(MoeLayer, TakesNoTokensAnywhere) {
   }
 }
 
-// Without weights all are 1; a token without an expert gets +0.
+// Without weights, all weights are 1; a token without an expert gets +0.
 TEST(MoeLayer, NeedsNoWeights) {
   for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {
     MoeCase m{.c = {.name = "unweighted", .topk = 1, .tokens = {2}}};
@@ -210,7 +210,7 @@ TEST(MoeLayer, FailsBeyondCapacity) {
     std::string found = end.code == ErrorCode::capacity_exceeded ? "" : "not capacity_exceeded: " + end.text;
     if (rank.result() != rank.base_of(0)) found += "out was written";
     if (!rank.layer().dropped().empty()) found += "something was dropped";
-    std::vector<uint16_t> x(256), out(256, 0xffff);  // of a token without an expert
+    std::vector<uint16_t> x(256), out(256, 0xffff);  // output of a token without an expert
     const std::vector<int32_t> ids(3, -1);
     rank.layer().forward(x.data(), ExpertIds::of(ids.data(), 1, 3), nullptr, out.data());
     if (out != x) found += "the next call gave no zeros";
@@ -218,7 +218,7 @@ TEST(MoeLayer, FailsBeyondCapacity) {
   });
 }
 
-// The expert's rank has room for the routes of rank 0 and for some of rank 1.
+// The expert's rank has room for all routes of rank 0 and for some of rank 1.
 TEST(MoeLayer, DropsBeyondCapacity) {
   const MoeCase m = with_capacity(Overflow::drop_and_report);
   on_ranks(m, [&](Rank& rank, Group& group) {

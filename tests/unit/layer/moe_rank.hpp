@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of a MoeLayer and the same layer made separately of dispatch, ExpertMlp and combine, which must give the same bits;
-// both compared with float64. The same for both backends: tests of a backend supply a Rig (unit/expert/expert_layer.hpp).
+// One rank with a MoeLayer and the same layer composed of separate calls (dispatch, ExpertMlp and combine), which must give the
+// same bits. Both are compared with float64. The code is shared by both backends: tests of a backend supply a Rig
+// (unit/expert/expert_layer.hpp).
 #pragma once
 
 #include <algorithm>
@@ -22,7 +23,7 @@ namespace switchyard::testing {
 struct MoeCase {
   LayerCase c;  ///< `masked`: low latency
   CombineOrder order = CombineOrder::per_route;
-  bool fp8 = false;                       ///< tokens of c.type, bf16; tokens are quantized to fp8 on the way, weights are fp8
+  bool fp8 = false;                       ///< tokens are c.type, bf16, and quantized to fp8 for transport; weights are fp8
   ScaleKind row_scales = ScaleKind::f32;  ///< of fp8
   WeightStorage storage = WeightStorage::view;
   int64_t capacity = 0;
@@ -57,7 +58,7 @@ struct MoeCase {
     if (fp8) l.scales = row_scales;
     return l;
   }
-  /// With fp8, codes have three fractional bits, in rows, weights and intermediate rows; their errors are independent.
+  /// With fp8, codes have three fractional bits in rows, weights and intermediate rows. Their errors are independent.
   double tolerance() const { return fp8 ? 0.12 : c.tolerance(); }
   /// For the separate calls and `layers` layers.
   size_t heap_bytes(Backend backend, size_t layers = 1) const {
@@ -81,7 +82,7 @@ inline std::vector<MoeCase> moe_cases() {
   return all;
 }
 
-/// `all`, and the cases that MoeForm::fused supports once more in that form.
+/// `all`, followed by the cases that MoeForm::fused supports, in that form.
 inline std::vector<MoeCase> in_both_forms(const std::vector<MoeCase>& all) {
   std::vector<MoeCase> both = all;
   for (MoeCase m : all) {
@@ -148,7 +149,7 @@ RankWeights make_weights(Rig& rig, const MoeCase& m, int first, int end) {
   return w;
 }
 
-/// One rank's arguments of a call.
+/// Arguments of a call on one rank.
 struct MoeArguments {
   ConstRows x;
   ExpertIds ids;
@@ -179,9 +180,9 @@ class MoeByHand {
     mlp_.emplace(ExpertShape{m.c.hidden, m.c.intermediate, end - first}, w.w13, w.w2, options);
   }
 
-  /// `base`: rows that the sums start from, or null; normal mode.
+  /// `base`: rows from which the sums start, or null; normal mode.
   void call(const MoeArguments& a, void* out, const void* base, void* stream) {
-    const ExpertCall experts{.stream = stream, .num_sms = 32};  // GPUs: ranks may share one; bits do not depend on it
+    const ExpertCall experts{.stream = stream, .num_sms = 32};  // GPUs may be shared; the bits do not depend on num_sms
     if (m_.c.masked) {
       low_latency_->dispatch(a.x, a.ids, received_, {.topk_weights = a.weights, .stream = stream});
       mlp_->forward(received_.x, ExpertRows::of(received_), made_, experts);
@@ -212,7 +213,8 @@ class MoeByHand {
   std::optional<ExpertMlp> mlp_;
 };
 
-/// A rank's memory, a MoeLayer and a MoeByHand. Construction and destruction are collective: all ranks are idle at that point.
+/// A rank's memory, a MoeLayer and a MoeByHand. Construction and destruction are collective: all ranks are idle at those
+/// points.
 template <class Rig>
 class MoeRank {
  public:
@@ -228,7 +230,7 @@ class MoeRank {
     by_hand_.emplace(group, m, w);
   }
 
-  /// Weights for a layer with different experts, which give different results.
+  /// Weights for a layer with different experts, whose results differ.
   MoeWeights other_weights() {
     const int first = first_expert(m_.c.experts, m_.c.world(), rank_);
     const int end = first_expert(m_.c.experts, m_.c.world(), rank_ + 1);
@@ -242,7 +244,7 @@ class MoeRank {
     return {group, config, w.w13, w.w2};
   }
 
-  /// Sets the inputs of subsequent calls, T itself in device_tokens(), and the rows to add to in out.
+  /// Sets the inputs of subsequent calls, T itself in device_tokens(), and the rows to which the call adds in `out`.
   void write(uint32_t call) {
     const LayerInput input(m_.c, call, rank_);
     rig_.write(x_, input.x.data(), input.x.size());
@@ -261,9 +263,9 @@ class MoeRank {
   }
   void by_hand(bool add) { by_hand_->call(arguments(), expected_, add && !m_.c.masked ? base_ : nullptr, rig_.stream()); }
 
-  /// Call while idle. Returns an empty string, or how the results of call `call` differ in bits from the separate calls.
-  /// `rows`, on GPUs: the number of tokens of the call, while the separate calls processed all tokens; rows behind it must be
-  /// unchanged.
+  /// Call while idle. Returns an empty string, or the way in which the bits of call `call` differ from those of the separate
+  /// calls. `rows`, on GPUs: the number of tokens of the call, if the separate calls processed all tokens; rows beyond it must
+  /// be unchanged.
   std::string judge_bits(uint32_t call, bool add, int64_t rows = -1) {
     const std::vector<std::byte> got = read(out_), base = base_of(call);
     std::vector<std::byte> expected = read(expected_);
@@ -299,7 +301,7 @@ class MoeRank {
 
   int64_t tokens() const { return m_.c.tokens[static_cast<size_t>(rank_)]; }
   int32_t* device_tokens() { return tokens_; }
-  /// Call while idle. Dropped routes of the last forward; empty if nothing is ever dropped.
+  /// Call while idle. The dropped routes of the last forward; empty if nothing is ever dropped.
   std::vector<uint8_t> dropped() {
     const std::span<const uint8_t> of = layer_->dropped();
     std::vector<uint8_t> copy(of.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tickets of a fused layer's tiles against an enumeration of them: every tile exactly once, and none before the tiles that
-// it waits for.
+// Compares the tickets of a fused layer's tiles with an enumeration of the tiles: every tile occurs exactly once, and none
+// precedes the tiles for which it waits.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -19,7 +19,7 @@ std::vector<int> first_tiles_of(const std::vector<int>& row_tiles) {
   return first;
 }
 
-/// All tiles in the order of their tickets, straight from the definition.
+/// All tiles in the order of their tickets, directly from the definition.
 std::vector<TicketPlace> enumerate(const std::vector<int>& row_tiles, int lag, int up, int down) {
   std::vector<TicketPlace> all;
   const int experts = static_cast<int>(row_tiles.size());
@@ -64,8 +64,8 @@ TEST(FusedTickets, ByHand) {
   const int first[] = {0, 1, 3};
   const TicketOrder o{first, 2, 1, 1, 2};
   EXPECT_EQ(count_tickets(o), 3 * 1 + 3 * 2);
-  EXPECT_EQ(step_tickets(o, 1), 1);          // up of expert 0
-  EXPECT_EQ(step_tickets(o, 2), 1 + 2 + 2);  // and up of expert 1, down of expert 0
+  EXPECT_EQ(step_tickets(o, 1), 1);          // up tile of expert 0
+  EXPECT_EQ(step_tickets(o, 2), 1 + 2 + 2);  // plus up tiles of expert 1 and down tiles of expert 0
   const TicketPlace p = ticket_place(o, 4);
   EXPECT_EQ(p.expert, 0);
   EXPECT_TRUE(p.down);
@@ -82,7 +82,7 @@ TEST(FusedTickets, AreThoseOfTheEnumeration) {
   });
 }
 
-/// A row tile's number among all row tiles of the rank; in `at`, the row tiles of a column tile are neighbors.
+/// A row tile's number among all row tiles of the rank. In `at`, the row tiles of a column tile are neighbors.
 int row_tile_of(const TicketOrder& o, const TicketPlace& p) {
   return o.first_tiles[p.expert] + p.at % (o.first_tiles[p.expert + 1] - o.first_tiles[p.expert]);
 }
@@ -90,7 +90,7 @@ int column_of(const TicketOrder& o, const TicketPlace& p) {
   return p.at / (o.first_tiles[p.expert + 1] - o.first_tiles[p.expert]);
 }
 
-/// A single worker that takes tickets in turn never reaches a tile whose flags are not set, and sets each flag once.
+/// A single worker that takes tickets in order never takes a tile whose flags are not set, and sets each flag once.
 TEST(FusedTickets, ATileWaitsForLowerTicketsAlone) {
   for_each_order([](const TicketOrder& o, const std::vector<TicketPlace>& all) {
     std::set<int64_t> h_done, y_done;
@@ -133,7 +133,7 @@ TEST(FusedPulls, ByHand) {
   }
 }
 
-/// Taking tickets until a stretch begins behind the last row takes every row once, and each in its stretch.
+/// Tickets taken until a stretch begins beyond the last row cover every row once, each in its own stretch.
 TEST(FusedPulls, TakeEachRowOnce) {
   for (const int warps : {1, 2, 7, 132})
     for (const int together : {1, 8, 13, 32})

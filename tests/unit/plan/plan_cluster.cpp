@@ -19,7 +19,7 @@ namespace {
 
 using switchyard::detail::idx;
 
-/// Copies the data that dispatch would send about token t to the receiver of `send`.
+/// Copies the data about token t that dispatch would send to the receiver of `send`.
 void carry_record(const HandleData& from, int64_t t, const SendEntry& send, HandleData& to) {
   to.record_token[idx(send.record)] = static_cast<int32_t>(t);
   for (int k = 0; k < from.topk; ++k) {

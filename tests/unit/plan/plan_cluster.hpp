@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plans of all ranks for a routing, with records copied directly: the plan's code without heap, flags or threads.
+// The plans of all ranks for a routing, with records copied directly: the planning code without heap, flags or threads.
 #pragma once
 
 #include <memory>
@@ -19,16 +19,16 @@ struct Case {
   int drop_percent = 0;
   bool weights = true;
   switchyard::Layout layout = switchyard::Layout::rank_major;
-  int capacity_percent = 0;  ///< of the rows needed; 0: unlimited
+  int capacity_percent = 0;  ///< percentage of the rows needed; 0: unlimited
   bool wide = false;         ///< int64 ids
 };
 std::string to_string(const Case& c);
 /// Worlds of 1 to 64, uneven experts, K up to 32, all routings, drops, alignments and capacities.
 std::vector<Case> all_cases();
 
-/// Ranks have different T, one of them 0.
+/// Ranks have different T; one of them has 0.
 oracle::Problem make_problem(const Case& c, uint64_t seed);
-/// The contents that dispatch would put into the handles of all ranks. Allocates `slack` more rows and records than needed.
+/// The contents that dispatch would store in the handles of all ranks. Allocates `slack` more rows and records than needed.
 std::vector<std::shared_ptr<switchyard::detail::HandleData>> make_handles(const oracle::Problem& problem, bool wide,
                                                                           int64_t slack);
 

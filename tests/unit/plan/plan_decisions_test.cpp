@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's planning method, on the host: prefix sums over the gathered counts, and the decisions of plan/decisions.hpp
-// route by route, over random routings. Every table must equal the host's plan. The kernel itself is tested in
-// tests/gpu/objects/cuda_plan_test.cpp.
+// The device's planning method on the host: prefix sums over the gathered counts, and the decisions of plan/decisions.hpp,
+// route by route, over random routings. Every table must equal the host's plan. tests/gpu/objects/cuda_plan_test.cpp tests the
+// kernel itself.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -16,7 +16,7 @@ namespace {
 using switchyard::Layout;
 using namespace switchyard::detail;
 
-/// S and D, counted like pass 1 of the kernel.
+/// S and D, counted in the same way as in pass 1 of the kernel.
 struct Counts {
   explicit Counts(const oracle::Problem& p)
       : map{p.experts, p.world}, routes(idx(p.world), std::vector<int64_t>(idx(p.experts))) {
@@ -116,7 +116,7 @@ class DevicePlan {
     for (const auto& of_source : dropped_)
       out_.local_dropped.insert(out_.local_dropped.end(), of_source.begin(), of_source.end());
   }
-  /// Ids, dropped and, expert-major, rows of the routes of token t.
+  /// Ids, dropped flags and (expert-major) rows of the routes of token t.
   void place_routes(int64_t t) {
     mask_ = 0;
     for (int k = 0; k < p_.topk; ++k) {
@@ -131,7 +131,7 @@ class DevicePlan {
       out_.route_row.push_back(kept ? static_cast<int32_t>(row) : -1);
     }
   }
-  /// Ascending ranks; the first kept route is the primary.
+  /// Ranks ascend; the first kept route is the primary one.
   void list_sends(int64_t t) {
     for (int d = 0; d < p_.world; ++d) {
       if ((mask_ >> d & 1) == 0) continue;
@@ -158,7 +158,7 @@ class DevicePlan {
   Tables out_;
 };
 
-/// The host's plan in the same form. Rank-major counts of an expert are counted in records, which involves no decision.
+/// The host's plan in the same form. Rank-major counts of an expert count records, which involves no decision.
 Tables host_plan(const HandleData& h) {
   Tables t;
   t.ids = h.ids;

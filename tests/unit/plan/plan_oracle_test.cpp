@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle itself, on values worked out by hand: a wrong oracle would invalidate every other test.
+// The oracle itself, with values worked out by hand: a wrong oracle would invalidate all other tests.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -22,9 +22,9 @@ TEST(Numbers, KnownCodes) {
   using oracle::encode;
   EXPECT_EQ(encode(oracle::kBf16, 1.0), 0x3F80u);
   EXPECT_EQ(encode(oracle::kBf16, -0.0), 0x8000u);
-  EXPECT_EQ(encode(oracle::kBf16, 1.00390625), 0x3F80u);              // tie: even
-  EXPECT_EQ(encode(oracle::kBf16, 1.01171875), 0x3F82u);              // tie: up to even
-  EXPECT_EQ(encode(oracle::kBf16, std::ldexp(511.0, 119)), 0x7F80u);  // half a step past the largest
+  EXPECT_EQ(encode(oracle::kBf16, 1.00390625), 0x3F80u);              // tie: to even
+  EXPECT_EQ(encode(oracle::kBf16, 1.01171875), 0x3F82u);              // tie: up, to even
+  EXPECT_EQ(encode(oracle::kBf16, std::ldexp(511.0, 119)), 0x7F80u);  // half a step beyond the largest value
   EXPECT_EQ(encode(oracle::kBf16, 3.3961775e38), 0x7F7Fu);
   EXPECT_EQ(encode(oracle::kBf16, 9.1835496e-41), 0x0001u);  // smallest subnormal
   EXPECT_EQ(encode(oracle::kF16, 65504.0), 0x7BFFu);
@@ -52,7 +52,7 @@ TEST(Numbers, EveryCodeSurvives) {
   }
 }
 
-/// The functions over elements and rows use faster methods than encode and decode.
+/// The functions for elements and rows use faster methods than encode and decode.
 TEST(Numbers, RowsAreCodesOneByOne) {
   struct Of {
     DType type;
@@ -76,7 +76,7 @@ TEST(Numbers, RowsAreCodesOneByOne) {
     for (uint64_t i = 0; i < 200000; ++i) {
       auto bits = static_cast<uint32_t>(oracle::mix(2, i));
       if (i % 4 == 0) bits &= 0xFFFF8000u;                        // ties of bf16
-      if (i % 4 == 1) bits &= 0xFFFFF000u;                        // of f16
+      if (i % 4 == 1) bits &= 0xFFFFF000u;                        // ties of f16
       if (i % 4 == 2) bits = (bits & 0x87FFFFFFu) | 0x38000000u;  // magnitudes around 1
       float value;
       std::memcpy(&value, &bits, 4);
@@ -227,9 +227,9 @@ TEST(Combine, NothingButMinusZeros) {
     oracle::combine_row(spec, {{&zero, 1, 0}}, &out);
     return out == 0 && std::signbit(out);
   };
-  spec.pre_reduced = true;  // a row of a rank is added as it is
+  spec.pre_reduced = true;  // a rank's row is added unchanged
   EXPECT_TRUE(negative());
-  spec.pre_reduced = false;  // a sum of a rank's rows begins with +0
+  spec.pre_reduced = false;  // a sum of a rank's rows starts from +0
   EXPECT_FALSE(negative());
   spec.order = oracle::CombineOrder::per_route;
   EXPECT_TRUE(negative());
@@ -261,7 +261,7 @@ TEST(Routing, CapacityByHand) {
   EXPECT_EQ(x.ranks[0].dropped_per_source, (std::vector<int64_t>{0, 1}));
 }
 
-/// 5 experts: 3 on rank 0, 2 on rank 1. Rank 0 has two tokens, rank 1 has one, which names an expert twice.
+/// 5 experts: 3 on rank 0, 2 on rank 1. Rank 0 has two tokens; rank 1 has one token, which names an expert twice.
 oracle::Problem two_ranks(oracle::Layout layout) {
   oracle::Problem p;
   p.world = 2;
@@ -311,7 +311,7 @@ TEST(Routing, ExpertMajorRowsByHand) {
   EXPECT_EQ(oracle::owned(p, 1).route_row, (std::vector<int32_t>{4, 5}));
 }
 
-/// The views of a single rank equal those of all ranks.
+/// The views computed for a single rank equal those computed for all ranks.
 TEST(Routing, OneRanksViewIsThatOfAll) {
   for (const auto layout : {oracle::Layout::rank_major, oracle::Layout::expert_major}) {
     oracle::Problem p = two_ranks(layout);
@@ -383,7 +383,7 @@ TEST(LowLatency, ArrivalsByHand) {
 }
 
 TEST(LowLatency, PlacesOfScalesByHand) {
-  // 3 groups: in rows of whole 16 bytes, or in columns of whole 16 bytes with 4 UE8M0 scales of a row per word.
+  // 3 groups: in rows of whole 16 bytes, or in columns of whole 16 bytes with 4 UE8M0 scales of a row in each word.
   const oracle::ScaleShape rows{switchyard::ScaleOrder::row_major, ScaleKind::f32, 300, 128, 5};
   EXPECT_EQ(rows.offset(0, 1, 2), 16 + 8);
   EXPECT_EQ(rows.offset(1, 0, 0), 5 * 16);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Case A1: every field of every rank's plan, the matrices, the ledger and the strided slots, against the oracle, without any
-// exchange.
+// Case A1: compares every field of every rank's plan, the matrices, the ledger and the strided slots with the oracle, without
+// any exchange.
 #include <gtest/gtest.h>
 
 #include "modes/normal/compare_handle.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Serialized handles: round trip of every field; damage of any kind is refused with invalid_argument and never misread.
+// Serialized handles: round trip of every field; damage of any kind is rejected with invalid_argument and never misread.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ void seal(Bytes& bytes) {
   put_u64(bytes, bytes.size() - 8, hash);
 }
 
-/// Empty if `bytes` are refused as required; otherwise what happened instead.
+/// Empty if `bytes` are rejected as required; otherwise a description of the actual outcome.
 std::string refusal(const Bytes& bytes) {
   try {
     (void)deserialize(bytes);
@@ -64,8 +64,8 @@ std::shared_ptr<HandleData> small_handle(Layout layout, int capacity_percent, in
   return make_handles(p, false, 2)[static_cast<size_t>(rank)];
 }
 
-/// Name of the first entry that would make combine or a cached dispatch access memory outside its arrays; empty if there is
-/// none.
+/// Name of the first entry that would make combine or a cached dispatch access memory outside its arrays; empty if there is no
+/// such entry.
 std::string first_bad_index(const HandleData& h) {
   auto outside = [](const auto& v, int64_t low, int64_t high) {
     return std::any_of(v.begin(), v.end(), [&](int64_t x) { return x < low || x >= high; });
@@ -152,8 +152,8 @@ TEST(Damage, EveryFlippedBitIsRefused) {
   }
 }
 
-/// With a matching checksum a change is either refused, or gives another consistent handle: it serializes to the changed bytes,
-/// and all its addresses follow the rules.
+/// With a matching checksum a change is either rejected, or gives another consistent handle: it serializes to the changed
+/// bytes, and all its addresses satisfy the rules.
 TEST(Damage, SealedChangesAreRefusedOrConsistent) {
   int accepted = 0, refused = 0;
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
@@ -178,7 +178,7 @@ TEST(Damage, SealedChangesAreRefusedOrConsistent) {
       }
     }
   }
-  EXPECT_GT(accepted, 0);  // weights, hidden, ...
+  EXPECT_GT(accepted, 0);  // changes of weights, hidden, ...
   EXPECT_GT(refused, accepted);
 }
 
@@ -207,7 +207,7 @@ TEST(Damage, TextNamesTheField) {
   EXPECT_NE(text_of(bytes).find("world is 200, allowed is 1 to 64"), std::string::npos) << text_of(bytes);
 }
 
-/// The format is fixed: bytes written today must be readable by every later library that supports version 2.
+/// The format is fixed: every later library that supports version 2 must be able to read bytes written today.
 TEST(Format, HeadIsLittleEndianAndVersioned) {
   const Bytes bytes = serialize(*small_handle(Layout::rank_major, 0));
   const unsigned char head[] = {'S', 'W', 'C', 'H', 2, 0, 0, 0};

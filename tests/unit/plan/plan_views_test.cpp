@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan's views on cases small enough to work out by hand.
+// The plan's views, in cases small enough to work out by hand.
 #include <gtest/gtest.h>
 
 #include "plan/views.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routing files assembled byte by byte, for tests and the fuzz target. Independent of the library's writers.
+// Routing files assembled byte by byte, for tests and the fuzz target; independent of the library's writers.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ inline std::string little_endian(uint64_t value, size_t count) {
   return bytes;
 }
 
-/// A safetensors file with this JSON header and data.
+/// A safetensors file with the given JSON header and data.
 inline std::string safetensors(const std::string& header, const std::string& data) {
   return little_endian(header.size(), 8) + header + data;
 }
@@ -52,13 +52,13 @@ inline std::string metadata(const std::string& key, const std::string& value) {
   return text.append(key).append("\":\"").append(value).append("\"}");
 }
 
-/// A .npy file of format `major` with this header text and data.
+/// A .npy file of format version `major` with the given header text and data.
 inline std::string npy(const std::string& header, const std::string& data, int major = 1) {
   return std::string("\x93NUMPY") + static_cast<char>(major) + '\0' + little_endian(header.size(), major == 1 ? 2 : 4) +
          header + data;
 }
 
-/// The header that numpy writes.
+/// The header as written by numpy.
 inline std::string npy_dict(const std::string& descr, const std::string& shape, const std::string& order = "False") {
   return "{'descr': '" + descr + "', 'fortran_order': " + order + ", 'shape': " + shape + ", }          \n";
 }

@@ -30,7 +30,7 @@ using images::span_of;
 using Ids = std::vector<int32_t>;
 using Floats = std::vector<float>;
 
-/// A temporary folder that is removed with the test.
+/// A temporary folder that is removed when the test ends.
 class RoutingFiles : public testing::Test {
  protected:
   void SetUp() override {
@@ -106,7 +106,7 @@ TEST_F(RoutingFiles, SafetensorsRoundTrip) {
 }
 
 TEST_F(RoutingFiles, WrittenSafetensorsFollowTheFormat) {
-  // Read with only a JSON library and arithmetic, that is, with what another reader of the format would rely on.
+  // Read with only a JSON library and arithmetic, which is all that another reader of the format would rely on.
   Routing routing = random_routing(0, 5);
   write_safetensors(path("a.safetensors"), std::vector<RecordedRouting>{{kNoLayer, 0, routing}});
   const std::string bytes = content(path("a.safetensors"));
@@ -144,7 +144,7 @@ TEST_F(RoutingFiles, NpyRoundTrip) {
   plain.topk_weights.clear();
   write_npy(path("plain.npy"), std::vector<Routing>{plain});
   expect_equal(RoutingFile::open(path("plain.npy")).read(kNoLayer, 0, 64), plain);
-  // The first bytes as numpy 2 writes them.
+  // The first bytes as written by numpy 2.
   EXPECT_EQ(content(path("plain.npy")).substr(0, 128),
             npy("{'descr': '<i4', 'fortran_order': False, 'shape': (33, 4), }" + std::string(57, ' ') + "\n", ""));
 }
@@ -181,7 +181,7 @@ TEST(RoutingImages, AllTypesAndNames) {
   EXPECT_EQ(routing.topk_ids, (Ids{5, -1, -1, -1, -1, 256}));
   EXPECT_EQ(routing.topk_weights, (Floats{1, 2, 0.5f, -2, 0x1p-133f, 0x1.FEp127f}));
 
-  // One tensor for several ranks, in a layer; other tensors of known and unknown types; blanks and escapes in the header.
+  // One tensor for several ranks in a layer; other tensors of known and unknown types; blanks and escapes in the header.
   const std::string three = bytes_of(Ids{0, 1, 2, 3, 4, 5}), other = std::string(5, 'x');
   const std::string header = " { \"__metadata__\" : {\"num_experts\":\"6\", \"a\\u00e9\":\"b\"} ,\n" +
                              entry("layer12.topk_ids", "I32", "[3, 1, 2]", 5, 29) + "," + entry("foo", "U8", "[2]", 0, 2) +
@@ -195,7 +195,7 @@ TEST(RoutingImages, AllTypesAndNames) {
   expect_equal(file.read(12, 2, 9), {9, 2, 1, {4, 5}, {}});
 }
 
-/// Ids of one type in both kinds of file; a value that does not fit an int32 is no expert.
+/// Ids of one type in both kinds of files. A value that does not fit into an int32 is not an expert.
 template <class T>
 void expect_ids(const std::string& dtype, const std::string& descr, const std::vector<T>& given, const Ids& expected) {
   const std::string data = bytes_of(given), count = std::to_string(given.size());
@@ -203,11 +203,11 @@ void expect_ids(const std::string& dtype, const std::string& descr, const std::v
   const std::string header = object({entry("topk_ids", dtype, "[" + count + ",1]", 0, bytes)});
   EXPECT_EQ(parse_one(safetensors(header, data), 1 << 30).topk_ids, expected) << dtype;
   EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1)"), data), 1 << 30).topk_ids, expected) << descr;
-  // The second rank: counted in elements of this size.
+  // The second rank; offsets are counted in elements of this size.
   EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1, 1)"), data), 1 << 30, 1).topk_ids, Ids{expected[1]}) << descr;
 }
 
-/// Forms that the format's own library loads: unknown fields in entries, null metadata, and tensors of any number of
+/// Forms accepted by the format's own library: unknown fields in entries, null metadata, and tensors with any number of
 /// dimensions.
 TEST(RoutingImages, WhatTheReferenceLibraryLoads) {
   const std::string ids =
@@ -370,10 +370,10 @@ TEST_F(RoutingFiles, NpyWriterRefusesWrongArguments) {
   fs::create_directory(folder);
   expect_error(ErrorCode::io, folder + ": cannot rename to: Is a directory",
                [&] { write_npy(folder, std::vector<Routing>{plain}); });
-  EXPECT_EQ(names(), (std::set<std::string>{"topk_ids.npy"}));  // nothing half written
+  EXPECT_EQ(names(), (std::set<std::string>{"topk_ids.npy"}));  // no partially written file
 }
 
-// The demo's default routing. The figures are those of data/routing/README.md.
+// The demo's default routing. data/routing/README.md has these figures.
 TEST(RecordedLayer, HasTheDocumentedStatistics) {
   const RoutingFile file = RoutingFile::open(SWITCHYARD_SOURCE_DIR "/data/routing/moe_lm_e256_k8_layer3.safetensors");
   ASSERT_EQ(file.layers(), (std::vector<int>{3}));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gates against their definition: everything sorted, no code shared with the library.
+// Compares the gates with their definition: everything is sorted, and no code is shared with the library.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 std::vector<float> normal(size_t count, uint32_t seed, float scale) {
   std::mt19937 random(seed);
   std::vector<float> values(count);
-  for (float& v : values) {  // sum of uniforms: the standard's distributions differ between libraries
+  for (float& v : values) {  // sum of uniform values, because the standard's distributions differ between libraries
     v = 0;
     for (int i = 0; i < 12; ++i) v += static_cast<float>(random() >> 8) * 0x1p-24f;
     v = (v - 6) * scale;
@@ -31,7 +31,7 @@ std::vector<float> normal(size_t count, uint32_t seed, float scale) {
   return values;
 }
 
-/// Indices of `values`, largest first; among equal ones the lower index first.
+/// Indices of `values`, largest value first; among equal values the lower index first.
 std::vector<int> order_of(const std::vector<float>& values) {
   std::vector<int> order(values.size());
   std::iota(order.begin(), order.end(), 0);
@@ -153,8 +153,8 @@ TEST(DeepSeekGate, BiasChangesTheChoiceButNotTheWeights) {
 }
 
 TEST(DeepSeekGate, StaysInTheBestGroupsEvenIfTheirScoresAreNegative) {
-  // Group 0 holds the best single expert but a poor pair; group 1 has the best sum of two. All but two biased scores of group 1
-  // are negative, and they are still chosen before any expert of another group.
+  // Group 0 has the best single expert but a poor pair; group 1 has the best sum of two. All biased scores of group 1 except
+  // two are negative, but its experts are still chosen before any expert of another group.
   const DeepSeekV3Gate gate{8, 4, 2, 1, 1.0f, true};
   const std::vector<float> logits(8, 0.0f);  // score 0.5
   const float bias[] = {0.9f, -2.0f, -2.0f, -2.0f, 0.3f, 0.2f, -1.0f, -3.0f};
@@ -270,7 +270,7 @@ TEST(PortableMath, IsAccurate) {
   EXPECT_TRUE(std::isnan(detail::portable_exp(kNan)));
 }
 
-// The same bits on every machine: these must never depend on the compiler or its flags.
+// The same bits on every machine: they must never depend on the compiler or its flags.
 TEST(PortableMath, KnownBits) {
   EXPECT_EQ(detail::portable_exp(1), 0x1.5bf0a8b14576ap+1);
   EXPECT_EQ(detail::portable_exp(-3.25), 0x1.3da368521902dp-5);
@@ -286,7 +286,7 @@ TEST(GateLogits, IsAMatrixProduct) {
   ASSERT_EQ(logits.size(), static_cast<size_t>(kTokens * kExperts));
   for (int64_t t = 0; t < kTokens; ++t) {
     for (int64_t e = 0; e < kExperts; ++e) {
-      float sum = 0;  // the contract: float32, columns ascending
+      float sum = 0;  // by contract float32, columns ascending
       for (int64_t h = 0; h < kHidden; ++h) sum += x[t * kHidden + h] * w[e * kHidden + h];
       EXPECT_EQ(logits[t * kExperts + e], sum);
     }

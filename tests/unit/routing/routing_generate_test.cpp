@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Generated routing: reproducible values, and the statistics that each pattern promises.
+// Generated routing: reproducible values, and the statistical properties of each pattern.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,7 +49,7 @@ void expect_refused(Function function, const std::string& text) {
   }
 }
 
-// The expected values were computed by another implementation of the same description (docs/routing.md), in Python.
+// The expected values were computed in Python by an independent implementation of the same description (docs/routing.md).
 TEST(Generate, KnownValues) {
   const Routing uniform = generate(spec_of(Pattern::uniform), 0, 2);
   EXPECT_EQ(token_ids(uniform, 0), (Ids{52, 232, 233, 71, 140, 216, 185, 230}));
@@ -79,7 +79,7 @@ TEST(Generate, KnownValues) {
 }
 
 TEST(TokenRandom, BelowHasNoBias) {
-  // Scaling 32 bits to 3 * 2^30 values without rejection would give every third value twice as often as the others.
+  // Scaling 32 bits to 3 * 2^30 values without rejection would produce every third value twice as often as the others.
   detail::TokenRandom random(1, 2, 3, detail::Purpose::experts);
   constexpr uint64_t kValues = uint64_t{3} << 30;
   int counts[3] = {};
@@ -148,7 +148,7 @@ TEST(Generate, WeightsOfKeptRoutesSumToOne) {
 TEST(Generate, IdsOfATokenAreDistinctUnlessDuplicatesAreAsked) {
   for (const Pattern pattern :
        {Pattern::uniform, Pattern::zipf, Pattern::round_robin, Pattern::group_limited, Pattern::all_to_one}) {
-    for (const int experts : {16, 32, 256}) {  // topk 4: all experts of the target rank when there are 16
+    for (const int experts : {16, 32, 256}) {  // with topk 4: all experts of the target rank if there are 16
       GeneratorSpec spec = spec_of(pattern, experts, 4);
       spec.num_groups = 8;
       spec.topk_groups = 2;
@@ -257,7 +257,7 @@ TEST(Generate, ZipfWithTheSteepestExponentStillFindsDistinctExperts) {
 }
 
 TEST(Generate, AllToOneRank) {
-  GeneratorSpec spec = spec_of(Pattern::all_to_one, 30, 7);  // ranks hold 8, 8, 7, 7
+  GeneratorSpec spec = spec_of(Pattern::all_to_one, 30, 7);  // ranks hold 8, 8, 7 and 7 experts
   for (spec.target = 0; spec.target < 4; ++spec.target) {
     for (int rank = 0; rank < 4; ++rank) {
       const Routing routing = generate(spec, rank, 300);

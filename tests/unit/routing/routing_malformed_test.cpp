@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Malformed routing files: each kind of damage, and the error text that names file, tensor, expected and found.
+// Malformed routing files: each kind of damage, and the error text, which names the file, the tensor, and the expected and
+// found values.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -37,10 +38,10 @@ void expect_malformed(const std::string& image, const std::string& text) {
   }
 }
 
-/// A safetensors file with this header and `bytes` bytes of data.
+/// A safetensors file with the given header and `bytes` bytes of data.
 std::string with_header(const std::string& header, size_t bytes) { return safetensors(header, std::string(bytes, '\0')); }
 
-/// The same with a single entry for `rank0.topk_ids`, whose value is given.
+/// The same with a single entry for `rank0.topk_ids` that has the given value.
 std::string with_ids(const std::string& value, size_t bytes = 8) {
   return with_header("{\"rank0.topk_ids\":" + value + "}", bytes);
 }
@@ -78,7 +79,7 @@ TEST(MalformedSafetensors, Json) {
     const std::string image = with_header("{\"a\":}", 0);
     RoutingFile::parse(span_of(image), "file");
     ADD_FAILURE();
-  } catch (const Error& error) {  // the rest is the JSON library's text
+  } catch (const Error& error) {  // the rest is text of the JSON library
     EXPECT_EQ(std::string(error.what()).substr(0, 52), "file: header: expected JSON, found an error at byte ");
     EXPECT_NE(std::string(error.what()).find("unexpected '}'"), std::string::npos) << error.what();
   }
@@ -142,7 +143,7 @@ TEST(MalformedSafetensors, DataSizes) {
   expect_malformed(with_header(two(4, 12), 12),
                    second + "data from byte 8, after its predecessor, without gap or overlap, found byte 4");
   expect_malformed(with_header(two(8, 16), 17), "file: expected 16 bytes of data, as the tensors need, found 17");
-  // Other tensors are checked, too: a damaged file is not partly trusted.
+  // Other tensors are checked, too: no part of a damaged file is trusted.
   expect_malformed(with_header(object({entry("other", "F64", "[3]", 0, 16)}), 16),
                    "tensor 'other': expected 24 bytes for F64 [3], found 16 by its data_offsets");
 }
@@ -307,7 +308,7 @@ TEST(MalformedNpy, Array) {
   at(npy_dict("<i4", "(1, 33)"), 132, "K, the last extent, of 1 to 32, found [1, 33]");
 }
 
-/// Files often passed in place of a recording, recognized by their signatures (not by their names).
+/// Files that are often passed in place of a recording, recognized by their signatures and not by their names.
 TEST(MalformedFiles, OtherKindsAreNamed) {
   const auto at = [](const std::string& image, const std::string& kind) {
     expect_malformed(image, "file: expected a safetensors or .npy file, found " + kind);
@@ -321,7 +322,7 @@ TEST(MalformedFiles, OtherKindsAreNamed) {
   const std::string text = "JSON text (save the ids with numpy.save or safetensors instead)";
   at("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
      "a Git LFS pointer (git lfs pull fetches the file that it stands for)");
-  // The first bytes of a `gzip -n` file: read as a header length they are 559903, which a file of that size would allow.
+  // The first bytes of a `gzip -n` file: read as a header length they are 559903, which is valid for a file of that size.
   at(std::string("\x1f\x8b\x08\0\0\0\0\0\0\x03", 10) + std::string(600000, 'x'), "a gzip file (decompress it: gunzip)");
   at(std::string("\x1f\x8b\x08\0\x5e\x1a\x02\x66\x02\xff", 10), "a gzip file (decompress it: gunzip)");
   at("\x28\xb5\x2f\xfd\x24 and so on", "a zstd file (decompress it: unzstd)");
@@ -345,14 +346,14 @@ TEST(MalformedFiles, OtherKindsAreNamed) {
   at("token,expert_0,expert_1\n0,17,3\n1,4,250\n", csv);
   at("17;3\r\n4;250\r\n", csv);
   at("17 3\n4 250\n-1 5\n", csv);
-  // A header of 559903 bytes begins with gzip's signature, but is not gzip.
+  // A header of 559903 bytes begins with gzip's signature, but the file is not gzip.
   const std::string one = object({entry("topk_ids", "I32", "[1,1]", 0, 4)});
   const std::string image = safetensors(one + std::string(559903 - one.size(), ' '), "abcd");
   ASSERT_EQ(image.substr(0, 3), "\x1f\x8b\x08");
   EXPECT_EQ(RoutingFile::parse(span_of(image), "file").topk(kNoLayer), 1);
 }
 
-/// Truncates a valid file at every length: each result must be refused, and none may be read beyond its end.
+/// Truncates a valid file at every length: each result must be rejected, and nothing may be read beyond its end.
 TEST(MalformedFiles, EveryTruncation) {
   const std::string good_safetensors =
       safetensors(object({metadata("num_experts", "9"), entry("rank0.topk_ids", "I32", "[2,2]", 0, 16),
@@ -368,7 +369,8 @@ TEST(MalformedFiles, EveryTruncation) {
   }
 }
 
-/// Dumps of serving engines have tokens before layers: such a file is not a recording of that number of ranks.
+/// Dumps of serving engines have the token dimension before the layers: such a file is not a recording with that number of
+/// ranks.
 TEST(MalformedFiles, DumpsOfServingEngines) {
   const auto at = [](const std::string& shape, size_t numbers, const std::string& found) {
     expect_malformed(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page of `bench --html`, from made-up results.
+// The page of `bench --html`, generated from fabricated results.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -144,7 +144,7 @@ TEST(BenchHtml, SaysWhatTheWarpsOfFusedLayersDid) {
   EXPECT_EQ(count(bench_html(d), "The fused layer"), 0u);
 }
 
-/// The lead of a page: what all runs have in common.
+/// The lead of a page: the values shared by all runs.
 std::string lead_of(const std::string& page) {
   const size_t begin = page.find("<p class=\"lead\">");
   return page.substr(begin, page.find("<br>", begin) - begin);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The measurements that `switchyard bench` would make: its points, and the GPU options it accepts, which can be checked without
-// a GPU.
+// The measurements that `switchyard bench` would make: its points, and the GPU options that it accepts. This can be checked
+// without a GPU.
 #include "tools/bench/points.hpp"
 
 #include <gtest/gtest.h>
@@ -106,13 +106,14 @@ TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {
   }
   const std::unique_ptr<BenchCase> normal = make_bench_case(kNormal, Backend::cuda);
   EXPECT_NO_THROW(normal->check(o));
-  o.slots = 4;  // fewer than a token has choices
+  o.slots = 4;  // fewer than the number of choices of a token
   EXPECT_THROW(normal->check(o), Error);
-  o.staging = "direct";  // then slots are not used
+  o.staging = "direct";  // with direct staging, slots are not used
   EXPECT_NO_THROW(normal->check(o));
 }
 
-/// The library's choice for a call that gives no number, with the built-in tuning and for a shape whose entry gives more.
+/// The library's choice for a call that specifies no number: with the built-in tuning, and for a shape whose entry specifies
+/// more.
 TEST(BenchPoints, DispatchesThatQuantiseHaveTheMultiprocessorsThatTheLibraryGivesThem) {
   const auto chosen = [](const char* mode, const char* layout, const char* quantize, const char* staging = "direct") {
     BenchOptions o;

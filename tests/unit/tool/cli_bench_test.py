@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`switchyard bench` from the user's side: what it measures, prints and writes.
+"""`switchyard bench` from the user's side: its measurements, output and files.
 
 Usage: cli_bench_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -20,20 +20,20 @@ QUICK = [*SMALL, "--iterations", "20", "--warmup", "1"]
 
 
 def short_limit(args):
-    """Arguments that shorten the measurement of the copy limit, for calls whose rates do not matter. The flag belongs to normal
-    mode on the CPU."""
+    """Arguments that shorten the measurement of the copy limit, for calls whose rates do not matter. The flag exists only for
+    normal mode on the CPU."""
     return [] if "--mode" in args and "normal" not in args else ["--limit-ms", "1"]
 
 
 def run_with_small_files(*args, cwd):
-    """One call in which no file, and therefore no heap segment of a rank that is a process, may be larger than 16 MiB."""
+    """One call in which no file may be larger than 16 MiB. This includes the heap segments of ranks that are processes."""
     limit = 16 << 20
     return subprocess.run([cli_test.TOOL, *args], capture_output=True, text=True, timeout=120, cwd=cwd, check=False,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
 
 
 class BenchOutputs(unittest.TestCase):
-    """Result files exist completely or not at all."""
+    """Result files are either complete or absent."""
 
     def refused(self, args, *texts):
         with tempfile.TemporaryDirectory() as folder:
@@ -203,13 +203,13 @@ class Sweeps(unittest.TestCase):
             self.assertLess(sizes[4], sizes[0])
             self.assertLess(sizes[0], sizes[2])
             page = Path(folder, "x.html").read_text()
-            self.assertIn("<h2>uniform routing</h2>", page)  # a pair of plots per routing, types side by side
+            self.assertIn("<h2>uniform routing</h2>", page)  # a pair of plots per routing, with types side by side
             for label in (">bf16</text>", ">f32</text>", ">fp8</text>", ">rows</text>", "<td>zipf, exponent 1.2</td>"):
                 self.assertIn(label, page)
             out, _ = self.lines("--mode", "low_latency", "--sweep", "quantize=none,f32", "--sweep", "tokens=2,3", "--html",
                                 f"{folder}/y.html")
             self.assertEqual(self.column(out, "quantize"), ["none", "none", "f32", "f32"])
-            self.assertIn("<h2>f32 quantised</h2>", Path(folder, "y.html").read_text())  # numbers go on the axis, words do not
+            self.assertIn("<h2>f32 quantised</h2>", Path(folder, "y.html").read_text())  # the axis has numbers, not words
             code, out, err = run("plot", "x.json", "--html", "z.html", cwd=folder)
             self.assertEqual((code, out, err), (0, "written to z.html\n", ""))
             self.assertEqual(Path(folder, "z.html").read_text(), page)
@@ -244,7 +244,7 @@ class Sweeps(unittest.TestCase):
 
 
 class Launched(unittest.TestCase):
-    """Every rank is a separate call, as torchrun, mpirun and srun make them. Only the first one prints."""
+    """Every rank is a separate call, like those of torchrun, mpirun and srun. Only the first rank prints."""
 
     def ranks(self, world, *args, launcher=None, folder="."):
         store = f"unix:@switchyard-test-{os.getpid()}-{launcher}"
@@ -354,7 +354,7 @@ class Bench(unittest.TestCase):
             self.assertIn(f"--compute: given with --mode {mode}; it belongs to --mode low_latency", err)
 
     def test_late(self):
-        """Times would be negative if nobody had been late, and exceed the lateness if it had not been subtracted."""
+        """Times would be negative if no rank had been late, and would exceed the delay if it had not been subtracted."""
         late = 20000
         for mode, sections in (("low_latency", ("dispatch", "combine_per_rank", "both_per_route")), ("flat", ("all_to_all", "two_calls"))):
             result, out = self.measure("--mode", mode, "--sweep", f"late-us=0,{late}")
@@ -402,7 +402,7 @@ class Bench(unittest.TestCase):
             self.assertLessEqual(times["min_us"], times["p50_us"])
             self.assertLessEqual(times["p50_us"], times["p99_us"])
             self.assertLessEqual(times["p99_us"], times["max_us"])
-        # A median of whole nanoseconds is a whole number itself; a mean is one in one case of twenty.
+        # A median of whole nanoseconds is itself a whole number; a mean is whole in only one of twenty cases.
         self.assertAlmostEqual(one["plan_us"] * 1000, round(one["plan_us"] * 1000), places=6)
         sizes, config = one["bytes"], one["config"]
         row = config["hidden"] * 2
@@ -423,7 +423,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(one["counted_remote_bytes"], one["bytes"]["remote"])
 
     def test_hosts(self):
-        # Ranks 0 and 1 share a host, rank 2 has its own: every count follows from the routing, whichever it is.
+        # Ranks 0 and 1 share a host, rank 2 has its own. All counts follow from the routing, whatever it is.
         for order in ("per_host", "per_rank"):
             with tempfile.TemporaryDirectory() as folder:
                 code, out, err = run("bench", *QUICK, "--limit-ms", "1", "--sets", "1", "--ranks", "3", "--order", order, "--json", f"{folder}/x",
@@ -443,7 +443,7 @@ class Bench(unittest.TestCase):
                          {"hosts": 1, "token_host_pairs": 0, "token_rank_pairs": 0, "routes": 0, "dispatch_bytes": 0, "combine_bytes": 0})
 
     def test_more_sets_than_iterations(self):
-        # Every set is combined and checked, so the warm-up is extended.
+        # Every set is combined and checked, so the warm-up is longer.
         result, _ = self.measure("--sets", "48", "--warmup", "1")
         self.assertEqual(result["runs"][0]["input_sets"], 48)
         self.assertEqual(result["runs"][0]["config"]["warmup"], 28)

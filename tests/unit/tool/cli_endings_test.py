@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """How the command line tool ends when something prevents its work: contradictory arguments, an unusable environment, a full
-disk, a signal. Threads and processes end in the same way.
+disk, a signal. Runs with threads and with processes end in the same way.
 
 Usage: cli_endings_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -69,7 +69,7 @@ class Usage(unittest.TestCase):
 
 
 class Environment(unittest.TestCase):
-    """A missing tuning file: nothing can run, and nothing counts as a failed check."""
+    """A missing tuning file: nothing can run, and nothing is reported as a failed check."""
     ENV = {"SWITCHYARD_TUNING": "/nonexistent/f"}
     TEXT = "SWITCHYARD_TUNING: /nonexistent/f: cannot be read: No such file or directory"
 
@@ -96,7 +96,7 @@ class Environment(unittest.TestCase):
             self.assertIn("--blocks x --warps: 64 x 256 given", err)
 
     def test_a_case_without_room_leaves_the_others(self):
-        def limit():  # heaps of processes are files in memory: a limit for files is a limit for heaps
+        def limit():  # heaps of processes are files in memory, so a limit for files is a limit for heaps
             resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
 
         def call(*args):
@@ -137,7 +137,7 @@ class FullDisk(unittest.TestCase):
 
 
 class Outputs(unittest.TestCase):
-    """Outputs that cannot be written are reported before any measurement, as far as that can be known; no signal ends the
+    """Outputs that cannot be written are reported before any measurement, as far as that is known by then; no signal ends the
     tool."""
     POINT = ["bench", "--mode", "low_latency", "--ranks", "1", "--tokens", "1", "--hidden", "64", "--iterations", "20"]
     TUNE = ["tune", "--ranks", "1", "--tokens", "2", "--hidden", "256", "--iterations", "20"]
@@ -267,7 +267,7 @@ class Signals(unittest.TestCase):
             self.assertTrue(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGINT, status)
             self.assertIn("ledger combine", out)
             self.assertTrue(out.endswith("\n"), out[-200:])
-            self.assertEqual(out.count("\n"), 1, out[-200:])  # not one per rank
+            self.assertEqual(out.count("\n"), 1, out[-200:])  # one line, not one per rank
 
     SWEEP = ["bench", "--mode", "low_latency", "--ranks", "2", "--hidden", "256", "--sweep", "tokens=1,2,3,4,5,6", "--iterations"]
 
@@ -277,8 +277,8 @@ class Signals(unittest.TestCase):
                 path = Path(folder) / "out.json"
                 with subprocess.Popen([cli_test.TOOL, *self.SWEEP, "3000", *ranks, "--json", path], stdout=subprocess.PIPE,
                                       stderr=subprocess.PIPE, text=True, start_new_session=True) as tool:
-                    self.assertIn("1 token", tool.stderr.readline())  # has been measured
-                    os.killpg(tool.pid, signal.SIGINT)  # as a terminal does
+                    self.assertIn("1 token", tool.stderr.readline())  # one measurement has finished
+                    os.killpg(tool.pid, signal.SIGINT)  # like a terminal
                     out, err = tool.communicate(timeout=120)
                 self.assertEqual(tool.returncode, -signal.SIGINT, err)
                 self.assertEqual(err.count("stops behind this measurement"), 1, err)
@@ -296,7 +296,7 @@ class Signals(unittest.TestCase):
                 with subprocess.Popen([cli_test.TOOL, *self.SWEEP, "3000", *ranks, "--json", path], stdout=subprocess.PIPE,
                                       stderr=subprocess.PIPE, text=True, start_new_session=True) as tool:
                     self.assertIn("1 token", tool.stderr.readline())
-                    tool.send_signal(signal.SIGTERM)  # timeout(1): to the program, then to its group
+                    tool.send_signal(signal.SIGTERM)  # like timeout(1): to the program, then to its group
                     os.killpg(tool.pid, signal.SIGTERM)
                     out, err = tool.communicate(timeout=120)
                 self.assertEqual(tool.returncode, -signal.SIGTERM, err)
@@ -329,7 +329,7 @@ class Signals(unittest.TestCase):
 
     @staticmethod
     def interrupted(*args):
-        """Terminal output of a call that Ctrl-C ends while it draws its progress, and the call's status."""
+        """Terminal output and status of a call that Ctrl-C ends while it draws its progress."""
         pid, terminal = pty.fork()
         if pid == 0:
             os.execve(cli_test.TOOL, [cli_test.TOOL, *args], {**os.environ, "TERM": "xterm"})
@@ -338,7 +338,7 @@ class Signals(unittest.TestCase):
         while True:
             try:
                 part = os.read(terminal, 4096)
-            except OSError:  # the last writer has closed it
+            except OSError:  # all writers have closed it
                 part = b""
             if not part:
                 return out, os.waitpid(pid, 0)[1]

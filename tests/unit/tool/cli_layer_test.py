@@ -18,7 +18,7 @@ QUICK = [*SMALL, "--iterations", "20", "--warmup", "1"]
 
 
 class Verify(unittest.TestCase):
-    """Every token against a single rank without exchange."""
+    """Every token is compared with a single rank that computes everything without an exchange."""
 
     def test_shapes_and_routings(self):
         code, out, err = run("verify", "--mode", "layer", "--ranks", "1,3", "--tokens", "0,1,20", "--hidden", "72", "--experts", "10", "--topk",
@@ -43,7 +43,7 @@ class Verify(unittest.TestCase):
 
 
     def check_fused(self, checks):
-        """The fused form is checked if the library has it; otherwise the reason is reported."""
+        """The fused form is checked if the library supports it; otherwise the reason is reported."""
         fused = [check for check in checks if check["name"].startswith(FUSED)]
         if len(fused) == 1:
             self.assertEqual((fused[0]["skipped"], fused[0]["passed"], fused[0]["compared"]), (True, True, 0), fused)
@@ -71,7 +71,7 @@ class Verify(unittest.TestCase):
 
 
 class Trace(unittest.TestCase):
-    """`switchyard trace --mode layer`: the form that the library has, or separate calls with the experts between them."""
+    """`switchyard trace --mode layer`: the form that the library supports, or separate calls with the experts between them."""
 
     def traced(self, *args):
         with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +129,7 @@ class Trace(unittest.TestCase):
 
 
 class Bench(unittest.TestCase):
-    """A whole layer, its individual calls, and its experts without exchange."""
+    """A whole layer, its individual calls, and its experts without the exchange."""
 
     def measure(self, *args):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Usage mistakes, as a table. Each gets exit status 2, one line on stderr that names the option and the allowed values, and a
-line that points to --help; nothing on stdout; no file is written or changed.
+"""A table of usage mistakes. Each gives exit status 2, one line on stderr that names the option and the allowed values, and a
+line that refers to --help; nothing on stdout; no file is written or changed.
 
 Usage: cli_mistakes_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -17,9 +17,9 @@ TOOL = None
 ROOT = Path(__file__).resolve().parents[3]
 TOPOLOGY = json.loads((ROOT / "data/topologies/h100_8_400g.json").read_text())
 TRACE = {"otherData": {"producer": "switchyard", "world": 1, "lost_events": 0}, "traceEvents": []}
-HANG_S = 30  # a mistake is found before anything runs; only a hang takes this long
+HANG_S = 30  # mistakes are found before anything runs, so only a hang takes this long
 
-# The contents of the folder in which every mistake is made.
+# The contents of the folder in which the mistakes are made.
 FILES = {
     "empty.json": b"",
     "binary.json": bytes(range(128, 256)) * 8,
@@ -48,7 +48,7 @@ FILES = {
 SMALL = ("--ranks", "2", "--tokens", "16", "--hidden", "64")
 H100 = str(ROOT / "data/topologies/h100_8_400g.json")
 
-# The command, and the parts of the message: first the option, then the given value, and the allowed ones.
+# The command, and the parts of the message: the option, then the given value and the allowed values.
 MISTAKES = [
     # verbs
     ("frobnicate", "'frobnicate': no such verb", "allowed: demo, verify"),

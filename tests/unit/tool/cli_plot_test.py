@@ -16,7 +16,7 @@ from cli_test import run
 
 
 class Plot(unittest.TestCase):
-    """Pages of figures that were written earlier; the tests of bench and tune compare the pages of these commands."""
+    """Pages of figures that were written earlier. The tests of bench and tune compare them with the pages of these commands."""
 
     RUN = {"config": {"mode": "normal", "tokens_per_rank": 8, "sms": 8}, "dispatch": {"p50_us": 2.0, "p99_us": 3.0},
            "verified": True}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The command line tool from the user's side: exit statuses, error texts, files written, output that other programs parse.
+"""The command line tool from the user's side: exit statuses, error texts, written files, and output parsed by other programs.
 
 Usage: cli_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -18,14 +18,14 @@ SMALL = ["--ranks", "2", "--tokens", "16", "--hidden", "64"]
 
 
 def run(*args, env=None, cwd=None):
-    """Exit status, stdout and stderr of one call. No call in this file may take two minutes."""
+    """Exit status, stdout and stderr of one call. Each call in this file must take less than two minutes."""
     full = {**os.environ, **(env or {})}
     done = subprocess.run([TOOL, *args], capture_output=True, text=True, timeout=120, env=full, cwd=cwd, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
 class Usage(unittest.TestCase):
-    """The result of a mistyped command: status 2, one line with the given and the allowed values, and where to read more."""
+    """Checks the result of a mistyped command: status 2, one line with the given and the allowed values, a pointer to help."""
 
     def expect(self, args, *texts):
         code, out, err = run(*args)
@@ -142,7 +142,7 @@ class Files(unittest.TestCase):
 
 
 def default_recording():
-    """Path of the recording that is part of the project."""
+    """Path of the recording that is included in the project."""
     code, out, err = run("demo", "--routing", "recorded", "--experts", "255", "--ranks", "1")
     match = re.search(r"the recording (\S+) has 256", out + err)
     assert code == 2 and match, out + err
@@ -208,7 +208,7 @@ class TraceVerb(unittest.TestCase):
                 self.assertTrue(0 <= rank["idle_share"] <= 1, rank)
 
     def check_counters(self, document, spans):
-        """Bytes in flight: zero at the begin and end, and never more than the open spans carry."""
+        """Bytes in flight: zero at the begin and the end, and never more than the bytes carried by the open spans."""
         for rank in (0, 1):
             counts = [(e["ts"], e["args"]["bytes"]) for e in document["traceEvents"] if e["ph"] == "C" and e["pid"] == rank]
             carried = sum(s["args"].get("bytes", 0) for s in spans if s["pid"] == rank)
@@ -218,7 +218,7 @@ class TraceVerb(unittest.TestCase):
             self.assertTrue(all(0 <= c[1] <= carried for c in counts), counts)
             self.assertGreater(max(c[1] for c in counts), 0)
 
-    # Spans that end a wait: for each wait, the kinds of spans of the awaited rank, and whether they signal at their begin.
+    # Spans that end a wait. For each wait: the kinds of spans of the awaited rank, and whether they signal at their begin.
     CAUSES = {
         "wait_entered": {"dispatch": True, "combine": True, "all_to_all": True},
         "wait_counts": {"exchange_counts": True, "plan": False},
@@ -234,7 +234,7 @@ class TraceVerb(unittest.TestCase):
     }
 
     def test_arrows_lead_from_signals_to_waits(self):
-        """With more ranks than available cores, some rank is late in some call, in every mode."""
+        """With more ranks than available cores, in every mode some rank is late in some call."""
         modes = {"normal": {"wait_counts", "wait_placement", "wait_rows", "wait_pulled"}, "low_latency": {"wait_entered"},
                  "flat": {"wait_entered", "wait_returned"}, "ledger": {"wait_ledger_rows"}, "ring": {"wait_ring"}}
         for mode, awaited in modes.items():
@@ -252,12 +252,12 @@ class TraceVerb(unittest.TestCase):
                 self.assertTrue(waits & awaited, f"arrows into {waits}, none into {awaited}")
 
     def check_arrow(self, start, end, spans):
-        """From another rank's signal to a marker 3 ns before the end of a wait for it, never back in time. Returns the wait's name."""
+        """Checks an arrow: forward in time, from another rank's signal to 3 ns before the end of a wait; returns the wait."""
         self.assertNotEqual(start["pid"], end["pid"])
         self.assertLess(start["ts"], end["ts"])
 
         def around(arrow):
-            """Slices from the outermost to the innermost. Times may be up to a tenth of a nanosecond too large."""
+            """Slices from the outermost to the innermost. Times may be too large by up to a tenth of a nanosecond."""
             return sorted((s for s in spans if (s["pid"], s["tid"]) == (arrow["pid"], arrow["tid"]) and
                            s["ts"] < arrow["ts"] + 2e-4 and s["ts"] + s["dur"] > arrow["ts"] + 5e-4), key=lambda s: (s["ts"], -s["dur"]))
 
@@ -279,7 +279,7 @@ class TraceVerb(unittest.TestCase):
         summary = json.loads(out)
         phases = {p["phase"]: p for p in summary["phases"] if p["rank"] == 0}
         self.assertLessEqual({"ring_send", "ring_receive"}, set(phases))
-        self.assertEqual(phases["dispatch"]["count"], 3)  # rounds of --cost are not included
+        self.assertEqual(phases["dispatch"]["count"], 3)  # without the rounds of --cost
         self.assertGreater(phases["ring_send"]["bytes"], 0)
         cost = summary["recording"]
         self.assertEqual((len(cost["plain_us"]), len(cost["traced_us"]), cost["calls_per_round"]), (2, 2, 3))
@@ -297,7 +297,7 @@ class TraceVerb(unittest.TestCase):
             busiest[sending] = summary["busiest_link"]["out"]["bytes"]
             self.assertLessEqual(summary["busiest_link"]["back"]["bytes"], 4 * 64 * 2)  # one sum per token and rank
         self.assertLessEqual(busiest["per_rank"], 4 * 64 * 2)
-        self.assertGreater(busiest["per_route"], 4 * 64 * 2)  # 8 experts of a token on 2 ranks
+        self.assertGreater(busiest["per_route"], 4 * 64 * 2)  # 8 experts for each token, on 2 ranks
 
     def test_forgotten_events_are_said(self):
         with tempfile.TemporaryDirectory() as folder:

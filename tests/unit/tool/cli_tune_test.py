@@ -102,7 +102,7 @@ class Tune(unittest.TestCase):
             for one in result["runs"]:
                 self.assertTrue(one["verified"])
                 self.assertEqual(one["config"]["ranks_are"], "processes")
-            self.assertIn("pieces 1", err)  # progress
+            self.assertIn("pieces 1", err)  # in the progress
             trials = result["chosen"][0]["trials"]
             self.assertEqual([(t["name"], t["value"]) for t in trials], [("pieces", n) for n in (1, 2, 3, 4)])
             self.assertEqual((sum(t["chosen"] for t in trials), sum(t["usual"] for t in trials)), (1, 1))
@@ -153,13 +153,13 @@ class Tune(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             with subprocess.Popen([cli_test.TOOL, "tune", *self.SHAPE, "--iterations", "1m", "--out", str(Path(folder, "x"))],
                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tune:
-                tune.stdout.readline()  # the files have been checked
+                tune.stdout.readline()  # the files have been checked by then
                 tune.send_signal(signal.SIGINT)
                 self.assertNotEqual(tune.wait(60), 0)
             self.assertEqual(os.listdir(folder), [])
 
     def pieces_received(self, tuning, *args):
-        """Number of row parts that a dispatch places, from its trace."""
+        """Number of parts into which a dispatch divides its rows, according to its trace."""
         env = {"SWITCHYARD_TUNING": tuning} if tuning else {}
         with tempfile.TemporaryDirectory() as folder:
             code, out, err = run("trace", "--mode", "low_latency", "--ranks", "2", "--tokens", "5", "--hidden", "1024", "--experts", "8",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the command line tool processes its arguments, and the library's errors about them.
+// How the command line tool processes its arguments, and how it reports the library's errors about them.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -50,7 +50,7 @@ TEST(CommandLine, Integers) {
   }
   for (const char* bad : {"", ",", "1,", "6-4", "1-", "-", "1-x"})
     EXPECT_THROW(parse_integers("--x", bad, 0, 10), UsageError) << bad;
-  for (const std::string bad : {"1-", "1,,2", ",1", "2,", ""}) {  // nothing to quote except the whole text
+  for (const std::string bad : {"1-", "1,,2", ",1", "2,", ""}) {  // only the whole text can be quoted
     try {
       parse_integers("--x", bad, 0, 10);
     } catch (const UsageError& e) {
@@ -96,7 +96,7 @@ TEST(CommandLine, ChecksOfTheLibraryNameTheirFields) {
   }
   config.hidden = 64;
   config.topk = 1000;
-  RankJob job;  // each rank refuses, and all report the lowest one's error
+  RankJob job;  // each rank rejects the call, and all report the error of the lowest rank
   job.world = 2;
   job.group.heap_bytes = size_t{1} << 20;
   for (const bool processes : {false, true}) {

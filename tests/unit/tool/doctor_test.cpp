@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// doctor's findings about GPUs, from made-up machines; and the separate process in which it queries the driver.
+// doctor's findings about GPUs, for fabricated machines; and the separate process in which doctor queries the driver.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -84,7 +84,7 @@ TEST(Doctor, TuningInForce) {
             0u);
   const std::string any = "switchyard-tuning 1\ndevice=cuda" + shape;
   EXPECT_EQ(tuning_text(any.c_str(), Verdict::ok).rfind(": 1 of 1 entries for cpu, NVIDIA H200; then", 0), 0u);
-  const std::string both = any + "device=\"NVIDIA H200\"" + shape;  // then entries for any GPU do not count
+  const std::string both = any + "device=\"NVIDIA H200\"" + shape;  // then entries for any GPU are not counted
   EXPECT_EQ(tuning_text(both.c_str(), Verdict::ok).rfind(": 1 of 2 entries for cpu, NVIDIA H200; then", 0), 0u);
   EXPECT_EQ(tuning_text("switchyard-tuning 1", Verdict::limited).rfind(": nothing for cpu, NVIDIA H200; then built-in", 0), 0u);
   EXPECT_EQ(tuning_text("switchyard-tuning 1\nbad", Verdict::no), ", line 2: 'bad' given: must be KEY=VALUE");
@@ -159,7 +159,7 @@ TEST(Doctor, GlobalTimer) {
   EXPECT_EQ(coarse.value, "ticks every 32 ns on GPU 0, 1048576 ns on GPU 1");
   EXPECT_EQ(coarse.verdict, Verdict::limited);
   EXPECT_FALSE(coarse.reason.empty());
-  EXPECT_EQ(timer_finding({0}).verdict, Verdict::limited);  // it stands still
+  EXPECT_EQ(timer_finding({0}).verdict, Verdict::limited);  // the timer does not advance
 }
 
 TEST(Doctor, MemoryOfNormalMode) {
@@ -202,7 +202,7 @@ TEST(Doctor, AnUnknownKindOfHeapIsWrongWithoutGpusToo) {
   }
 }
 
-/// doctor's finding about the rank that these variables give a process.
+/// doctor's finding about the rank that these variables assign to a process.
 Finding rank_with(const std::vector<std::pair<const char*, const char*>>& variables) {
   for (const auto& [name, value] : variables) setenv(name, value, 1);
   const Finding f = named(check_environment(), "rank of a group");

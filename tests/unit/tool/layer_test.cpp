@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tool's layer: weights that a GPU writes by a closed form, and a check that detects errors.
+// The tool's layer: weights that a GPU generates from a closed form, and a check that detects errors.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -68,7 +68,7 @@ TEST(LayerWeights, ThoseOfFp8AreNearAndTheirScalesVary) {
   for (int s = 1; s < measure::Fp8WeightForm::kScales; ++s) EXPECT_GT(form.scales[s], 1.1f * form.scales[s - 1]);
 }
 
-/// An fp8 layer for one token without exchange, in double and straight from the definitions.
+/// An fp8 layer for one token without an exchange, computed in double directly from the definitions.
 class PlainFp8Layer {
  public:
   PlainFp8Layer(int64_t hidden, int64_t intermediate, ScaleKind kind)
@@ -200,8 +200,8 @@ LayerSpec spec_of(bool masked) {
   return spec;
 }
 
-/// Check results of each rank: its layer, the same with one wrong element in its last token, and outputs that were never
-/// written.
+/// Check results of each rank: for its layer, for the same layer with one wrong element in its last token, and for outputs that
+/// were never written.
 std::vector<nlohmann::json> checked(const LayerSpec& spec, int64_t max_tokens) {
   RankJob job;
   job.world = spec.scenario.world;

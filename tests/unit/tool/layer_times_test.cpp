@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures for a trace of a layer in one call, from handmade traces: shares of the warps that multiply, and how much of the
-// communication they hide.
+// The figures computed from a trace of a fused layer, for handmade traces: shares of the warps that multiply, and the amount of
+// communication that they hide.
 #include "tools/layer/layer_times.hpp"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 using detail::Event;
 
-/// A slice, of rank 0 by default; `track` -1: a call.
+/// A slice, by default of rank 0; `track` -1: a call.
 TraceSlice span(const char* name, int track, double begin, double end, int rank = 0) {
   const std::string text = name;
   const char* const category = text == "layer"                 ? "call"
@@ -30,7 +30,7 @@ std::vector<TraceSlice> one_call(double at = 0) {
       span("layer", -1, at, at + 100),           span("expert_up", 0, at + 20, at + 40),
       span("expert_down", 0, at + 50, at + 70),  span("wait_returned", 0, at + 75, at + 80, 0),
       span("sum_returned", 0, at + 80, at + 90), span("expert_up", 1, at + 25, at + 45),
-      span("expert_down", 1, at + 45, at + 60),  span("wait_tiles", 2, at + 30, at + 50),  // of a worker that does not multiply
+      span("expert_down", 1, at + 45, at + 60),  span("wait_tiles", 2, at + 30, at + 50),  // on a worker that does not multiply
       span("pull_rows", 3, at + 10, at + 30),                                              // 10 of 20 hidden by products
       span("return_rows", 3, at + 60, at + 80)};
 }
@@ -70,12 +70,12 @@ TEST(LayerTimes, LeaveOutTheFirstCalls) {
   std::vector<TraceSlice> slices{span("layer", -1, 0, 500), span("expert_up", 4, 300, 400), span("expert_down", 4, 400, 450),
                                  span("pull_rows", 5, 100, 300)};
   for (const TraceSlice& s : one_call(1000)) slices.push_back(s);
-  slices.push_back(span("layer", -1, 0, 700, 1));  // the only call of another rank
+  slices.push_back(span("layer", -1, 0, 700, 1));  // the only call on another rank
   const std::vector<LayerTimes> all = layer_times(slices, 1);
   ASSERT_EQ(all.size(), 1u);
   EXPECT_EQ(all[0].rank, 0);
   EXPECT_EQ(all[0].calls, 1);
-  EXPECT_EQ(all[0].workers, 2);  // not the one of the first call
+  EXPECT_EQ(all[0].workers, 2);  // without the worker of the first call
   EXPECT_DOUBLE_EQ(all[0].call_us, 100);
   EXPECT_DOUBLE_EQ(all[0].before_up_us, 20);
   EXPECT_DOUBLE_EQ(all[0].communication_us, 40);
@@ -87,9 +87,9 @@ TEST(LayerTimes, WhatLiesOutsideACallDoesNotCount) {
   std::vector<TraceSlice> slices = one_call(100);
   slices.push_back(span("expert_up", 0, 0, 50));       // before the call
   slices.push_back(span("expert_down", 1, 190, 240));  // extends beyond it
-  slices.push_back(span("pull_rows", 3, 195, 300));    // likewise
+  slices.push_back(span("pull_rows", 3, 195, 300));    // extends beyond it too
   slices.push_back(span("return_rows", 3, 400, 500));  // after it
-  slices.push_back(span("expert_up", 5, 400, 500));    // of a worker that works only there
+  slices.push_back(span("expert_up", 5, 400, 500));    // on a worker that has no other work
   const LayerTimes t = layer_times(slices)[0];
   EXPECT_EQ(t.calls, 1);
   EXPECT_EQ(t.workers, 2);
@@ -140,7 +140,7 @@ TEST(LayerTimes, AreToldAsTextAndAsJson) {
   EXPECT_NE(text.find("17.5 %"), std::string::npos) << text;
 }
 
-/// The names are those of the event table, as they appear in a trace.
+/// The names are those in the event table, which appear in traces.
 TEST(LayerTimes, KnowTheEventsOfATrace) {
   TraceOptions options;
   options.num_warps = 2;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard plan` on cases that can be worked out by hand.
+// `switchyard plan`, in cases that can be worked out by hand.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,7 +23,7 @@ constexpr int64_t kTokens = 1000;
 constexpr double kRow = 14336;            // 7168 columns of bf16
 constexpr double kRows = kTokens * kRow;  // 14.336 MB
 
-/// Round numbers: 1000 GB/s of memory, 100 of links, 10 of a rail; 10 us for an empty call.
+/// Round numbers: memory 1000 GB/s, links 100, a rail 10; 10 us for an empty call.
 json document() {
   return {{"format", "switchyard-topology"},
           {"version", 1},
@@ -57,7 +57,7 @@ PlanShape shape(int experts, int topk) {
   return s;
 }
 
-/// Every rank's tokens each go to all of `experts`.
+/// The tokens of every rank each go to all of `experts`.
 Traffic to_all(const std::vector<int>& hosts, int num_experts, const std::vector<int32_t>& experts) {
   Traffic traffic(HostsOfRanks(hosts), num_experts);
   Routing routing;
@@ -109,7 +109,7 @@ TEST(PlanTraffic, CountsPairsRoutesAndHosts) {
   EXPECT_EQ(traffic.routes(0, 3), 30);
 }
 
-/// docs/design/0055-several-hosts.md: 58.5, 155.5 and 234.9 MB a rank.
+/// From docs/design/0055-several-hosts.md: 58.5, 155.5 and 234.9 MB per rank.
 TEST(PlanTraffic, UniformRoutingIsAsExpected) {
   const std::vector<Traffic> all = count_traffic({HostsOfRanks({4, 4})}, 4096, [](int world) {
     return RoutingSource("--routing", "uniform", {256, 8, world, 1});
@@ -141,7 +141,7 @@ TEST(PlanTraffic, GroupsThatNobodyCanForm) {
 
 TEST(PlanModel, OneRankCopiesAndSums) {
   const Prediction p = predict(topology(), shape(4, 1), to_all({1}, 4, {0}), Variant::per_host);
-  EXPECT_NEAR(p.dispatch.us, 10 + 2 * kRows / 1e6, 1e-9);  // read and written, 1e6 bytes a microsecond
+  EXPECT_NEAR(p.dispatch.us, 10 + 2 * kRows / 1e6, 1e-9);  // read and written at 1e6 bytes per microsecond
   EXPECT_NEAR(p.combine.us, 5 + 2 * kRows / 1e6, 1e-9);
   EXPECT_EQ(p.dispatch.bottleneck, "memory");
   EXPECT_EQ(p.dispatch.bytes.memory, 2 * kRows);
@@ -149,7 +149,7 @@ TEST(PlanModel, OneRankCopiesAndSums) {
 }
 
 TEST(PlanModel, TwoRanksOfAHostAreBoundByTheirLinks) {
-  // Both routes of a token have a row of their own, or one: experts 0 and 1 are rank 0's.
+  // The two routes of a token have separate rows or share one: experts 0 and 1 belong to rank 0.
   const Traffic traffic = to_all({2}, 4, {0, 1, 2});
   const Prediction p = predict(topology(), shape(4, 3), traffic, Variant::flat_per_rank);
   EXPECT_NEAR(p.dispatch.us, 20 + kRows / 1e5, 1e-9) << "an empty call of 2 ranks is half way from 1 to 4";
@@ -164,7 +164,7 @@ TEST(PlanModel, TwoRanksOfAHostAreBoundByTheirLinks) {
     EXPECT_EQ(predict(topology(), shape(4, 3), traffic, same).us(), p.us());
 }
 
-/// Two hosts with two ranks of one expert each; tokens go to all experts: a row crosses once, and is forwarded once.
+/// Two hosts with two ranks of one expert each. Tokens go to all experts, so a row crosses once and is forwarded once.
 TEST(PlanModel, HostsAreBoundByTheirRails) {
   const Traffic traffic = to_all({2, 2}, 4, {0, 1, 2, 3});
   const PlanShape s = shape(4, 4);
@@ -177,7 +177,7 @@ TEST(PlanModel, HostsAreBoundByTheirRails) {
   EXPECT_EQ(p.dispatch.bytes.link_out, 2 * kRows) << "its own tokens to its neighbour, and a proxy's to the same";
   EXPECT_NEAR(phase(p.dispatch, "network"), kTokens * slot / 1e4, 1e-9);
   EXPECT_NEAR(phase(p.dispatch, "links"), 2 * kRows / 1e5, 1e-9);
-  // Local rows: read, written twice; packed: read, written; forwarded: read, written twice.
+  // Local rows: one read, two writes; packed: one read, one write; forwarded: one read, two writes.
   EXPECT_NEAR(phase(p.dispatch, "memory"), (6 * kRows + 2 * kTokens * slot) / 1e6, 1e-9);
   const double counts = 2 * 7 + (32 + 4.0 * (4 + 4 + 2)) * (1 / 1e4 + 2 / 1e5) + 1;
   EXPECT_NEAR(phase(p.dispatch, "counts"), counts, 1e-9);
@@ -186,7 +186,7 @@ TEST(PlanModel, HostsAreBoundByTheirRails) {
   EXPECT_NEAR(p.dispatch.us, 20 + counts + kTokens * slot / 1e4 + phase(p.dispatch, "fill"), 1e-9);
   EXPECT_EQ(p.dispatch.bottleneck, "network");
   EXPECT_EQ(p.combine.bytes.network_out, kRows) << "a sum for each token";
-  // Two rows on the local host become a sum, a proxy makes another sum of two, and both are read for the result.
+  // Two rows on the local host become a sum, a proxy computes another sum of two, and both are read for the result.
   EXPECT_NEAR(phase(p.combine, "memory"), 9 * kRows / 1e6, 1e-9);
 
   const Prediction exact = predict(topology(), s, traffic, Variant::hierarchical);
@@ -208,7 +208,7 @@ TEST(PlanModel, RailsAndTheMiddleOfTheNetworkAreShared) {
   t.network.host_gbs = 5;
   EXPECT_NEAR(network(), 2 * slots / 5e3, 1e-9);
   t.network.host_gbs = 0;
-  t.network.bisection = 0.25;  // all rows cross it: 2 slots of each host in each direction, a quarter of 20 GB/s
+  t.network.bisection = 0.25;  // all rows cross the middle: 2 slots of each host in each direction, at a quarter of 20 GB/s
   EXPECT_NEAR(network(), 2 * slots / 5e3, 1e-9);
   t.network.bisection = 1;
   t.network.post_us = 300;  // three rounds are in flight
@@ -226,14 +226,14 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
   EXPECT_NEAR(predict(sleepy, shape(4, 1), one, Variant::per_host).dispatch.us, 60 + copies / 4, 1e-9);
   sleepy.host.workers = 1;
   EXPECT_NEAR(predict(sleepy, shape(4, 1), one, Variant::per_host).dispatch.us, 10 + copies, 1e-9) << "nobody to wake";
-  // Three rows of memory on each of two ranks, but 100 GB/s of links for data to the other one.
+  // Three rows in memory on each of two ranks, but 100 GB/s of links for data to the other rank.
   Topology t = cpu_topology(2);
   t.host.link_gbs = t.host.link_read_gbs = 1e9;
   EXPECT_NEAR(predict(t, shape(4, 2), two, Variant::per_host).dispatch.us, 20 + 3 * kRows / 1e6, 1e-9);
   t.host.workers = 1;
   EXPECT_NEAR(predict(t, shape(4, 2), two, Variant::per_host).dispatch.us, 20 + 6 * kRows / 1e6, 1e-9);
   t.host.workers = 2;
-  t.host.copy.host_read_gbs = t.host.copy.host_write_gbs = 1500;  // they slow each other down
+  t.host.copy.host_read_gbs = t.host.copy.host_write_gbs = 1500;  // workers slow each other down
   EXPECT_NEAR(predict(t, shape(4, 2), two, Variant::per_host).dispatch.us, 20 + 6 * kRows / 1.5e6, 1e-9);
   t.host.route_ns = 10;
   t.host.record_read_ns = 20;
@@ -242,7 +242,7 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
   EXPECT_NEAR(phase(planned.dispatch, "plan"), 2 * kTokens * 0.01 + 2 * 2 * kTokens * 0.02, 1e-9);
   EXPECT_NEAR(phase(planned.dispatch, "records"), 2 * 2 * kTokens * 0.03, 1e-9);
   EXPECT_EQ(phase(planned.combine, "records"), 0);
-  // Nothing overlaps on a CPU, and two hosts of a test bed share its threads and its network.
+  // On a CPU nothing overlaps, and two hosts of a test bed share its threads and its network.
   const Prediction beds = [&] {
     Topology bed = cpu_topology(2);
     bed.one_machine = true;
@@ -257,7 +257,7 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
 }
 
 TEST(PlanModel, RanksOfATestBedGoRoundItsGpus) {
-  Topology bed = topology();  // two GPUs, each with two of the four ranks
+  Topology bed = topology();  // two GPUs, each shared by two of the four ranks
   bed.one_machine = true;
   const Traffic traffic = to_all({2, 2}, 4, {0, 1, 2, 3});
   const Prediction apart = predict(topology(), shape(4, 4), traffic, Variant::per_host),
@@ -278,7 +278,7 @@ TEST(PlanModel, QuantisedRowsAreShorter) {
   EXPECT_NEAR(phase(p.combine, "memory"), 2 * kRows / 1e6, 1e-9) << "sums are bf16";
 }
 
-/// A crossing row is quantized in its slot, and the same token once more for the ranks of its own host.
+/// A crossing row is quantized in its slot, and the same token is quantized once more for the ranks of its own host.
 TEST(PlanModel, RowsThatCrossAreQuantisedAgain) {
   PlanShape s = shape(4, 4);
   s.quantize = ScaleKind::f32;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks that the command line tool starts, as threads and as processes: their results, and how they end.
+// Ranks started by the command line tool, as threads and as processes: their results, and how they end.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -75,7 +75,7 @@ TEST(Ranks, AKilledProcessIsNamedWithItsSignal) {
   }
 }
 
-/// How the ranks of `job` fail.
+/// The way in which the ranks of `job` fail.
 struct Failure {
   ErrorCode code = ErrorCode::ok;
   std::string text;
@@ -104,7 +104,7 @@ TEST(Ranks, AGroupThatCannotBeFormedIsTheSameErrorForThreadsAndProcesses) {
     EXPECT_FALSE(f.while_working);
 
     job = two_ranks(processes);
-    job.group.heap_bytes = size_t{1} << 44;  // refused before any memory is allocated
+    job.group.heap_bytes = size_t{1} << 44;  // rejected before any memory is allocated
     job.size_flags = "-M or -K";
     f = failure_of(job, never);
     EXPECT_EQ(f.code, ErrorCode::system);
@@ -148,7 +148,7 @@ TEST(Ranks, ErrorsKeepTheirCodes) {
   }
 }
 
-/// Processes need no folder to meet, and therefore leave none behind.
+/// Processes do not need a folder to meet, so they leave none behind.
 TEST(Ranks, ProcessesMeetWithoutFiles) {
   setenv("TMPDIR", "/nonexistent", 1);
   const auto results = run_ranks(two_ranks(true), [](Group& group, RankLink&) -> json { return group.rank(); });

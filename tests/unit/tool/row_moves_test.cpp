@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows that a benchmark's limits move, against the rows that a dispatch must deliver.
+// Compares the rows moved by a benchmark's limits with the rows that a dispatch must deliver.
 #include <gtest/gtest.h>
 
 #include <algorithm>

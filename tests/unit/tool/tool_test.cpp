@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line tool's own parts: its checks must accept correct results and refuse wrong ones.
+// Components of the command line tool: its checks must accept correct results and reject wrong ones.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -46,7 +46,7 @@ TEST(Rows, AreReproducibleFiniteAndDifferent) {
 Scenario small_scenario(Layout layout) {
   Scenario s;
   s.world = 2;
-  s.experts = 5;  // 3 and 2
+  s.experts = 5;  // ranks have 3 and 2 experts
   s.topk = 2;
   s.hidden = 24;
   s.layout = layout;
@@ -64,7 +64,7 @@ TEST(Scenarios, CombineByHand) {
   std::vector<std::byte> x(48), out(48);
   fill_row(x.data(), DType::bf16, 24, row_key(s.seed, 0, RowKind::token, 1, 0));
   ExpectedSums(s, c, 1).make(0, out.data());
-  for (int64_t i = 0; i < 24; ++i) {  // both routes on rank 0: one partial sum, rounded, then rounded again
+  for (int64_t i = 0; i < 24; ++i) {  // both routes are on rank 0: one partial sum is rounded, then the result is rounded again
     const float value = oracle::load(DType::bf16, x.data(), i);
     EXPECT_EQ(oracle::load(DType::bf16, out.data(), i), oracle::rounded(DType::bf16, 0.125f * value + 0.875f * value));
   }
@@ -75,7 +75,7 @@ TEST(Scenarios, CombineByHand) {
   EXPECT_EQ(row_difference(out.data(), x.data(), DType::bf16, 24), "");
 }
 
-// Capacity 5 of rank 0 cuts off the second of its expert 2's two rows.
+// With capacity 5, rank 0 drops the second of the two rows of its expert 2.
 TEST(Scenarios, CombineAfterDropsByHand) {
   const Scenario s = small_scenario(Layout::expert_major);
   CombineCase c;
@@ -215,7 +215,7 @@ TEST(Report, IsOneFileThatFetchesNothingAndCannotBeBrokenByItsData) {
   const std::string page = report_html(data);
   EXPECT_EQ(page.find("alert(1)</script>"), std::string::npos);
   for (const char* outside : {"http:", "https:", "src=", "href=", "@import", "url(h", "url('", "url(\""}) {
-    // The namespace of SVG is a name, not an address that is fetched.
+    // The namespace of SVG is a name and not an address to fetch.
     std::string text = page;
     const size_t name = text.find("'http://www.w3.org/2000/svg'");
     ASSERT_NE(name, std::string::npos);
@@ -251,7 +251,7 @@ TEST(Measure, PercentilesByNearestRank) {
   EXPECT_EQ(t.max, 100);
   EXPECT_EQ(measure::summarize({7.0}).p99, 7);
   EXPECT_STREQ(measure::tail_name(100), "p99");
-  v.pop_back();  // of 99 values it is the maximum
+  v.pop_back();  // p99 of 99 values is the maximum
   EXPECT_EQ(measure::summarize(v).p99, 100);
   EXPECT_STREQ(measure::tail_name(99), "max");
   EXPECT_EQ(measure::slowest({{1, 5, 2}, {3, 4, 2}}), (std::vector<double>{3, 5, 2}));
@@ -280,7 +280,7 @@ TEST(Measure, UniformRoutingHasItsMeanNumberOfRanks) {
       EXPECT_NE(std::string(e.what()).find("--seed: 7 gives"), std::string::npos) << e.what();
     }
   }
-  EXPECT_NO_THROW(check_mean_ranks(1, 3, 256, 8, 1));  // uneven shares: no expectation
+  EXPECT_NO_THROW(check_mean_ranks(1, 3, 256, 8, 1));  // uneven shares: there is no expected value
 }
 
 TEST(Measure, BytesByHand) {

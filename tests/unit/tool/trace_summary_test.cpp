@@ -14,8 +14,8 @@ namespace {
 using detail::Event;
 using nlohmann::json;
 
-/// Two ranks with an expert each. Rank 0 has three tokens: for both experts, for the second twice, and for none; rank 1 has
-/// one, for the first.
+/// Two ranks with one expert each. Rank 0 has three tokens: for both experts, for the second expert twice, and for none. Rank 1
+/// has one token, for the first expert.
 Scenario two_ranks() {
   Scenario s;
   s.world = 2;
@@ -71,7 +71,7 @@ TEST(TraceSummary, TheLongestGapLiesInsideACall) {
   EXPECT_NEAR(ranks[0].at("idle_share").get<double>(), 1 - 32.0 / (2 * 58.0), 1e-9);
 }
 
-/// Kernels differ in their number of warps: a warp that a call does not have is not idle in it.
+/// Kernels differ in their number of warps: a warp that does not exist in a call is not idle during the call.
 TEST(TraceSummary, AWorkerOfAnotherCallIsNotIdleInThisOne) {
   Trace trace = two_workers();
   detail::Tracer& r = *trace.tracer(0);
@@ -85,7 +85,7 @@ TEST(TraceSummary, AWorkerOfAnotherCallIsNotIdleInThisOne) {
   EXPECT_DOUBLE_EQ(gap.at("us"), 6.0);
   EXPECT_EQ(gap.at("call"), "combine");
   EXPECT_EQ(gap.at("worker"), "block 0 warp 1");
-  // Out of 150 us, and 50 without the first call: 97 and 39, and 34.
+  // Busy: 97 and 39 of 150 us on the first worker, and 34 of 50 us (without the first call) on the second.
   EXPECT_NEAR(ranks[0].at("idle_share").get<double>(), 1 - (97.0 + 39 + 34) / (150 + 50), 1e-9);
   Trace none = two_workers();
   none.tracer(0)->span(detail::kHostTrack, Event::dispatch, 0, 100'000, 3);
@@ -134,7 +134,7 @@ TEST(TraceSummary, TheBusiestLinkOfEachDirectionCountsRowsAsTheyTravel) {
   EXPECT_EQ(l["back"]["bytes"], 2 * kRow);
 }
 
-/// Two calls of each kind on two ranks, with spans whose bytes no routing of two_ranks() would give.
+/// Two calls of each kind on two ranks, whose spans have bytes that no routing of two_ranks() could give.
 Trace with_bytes(size_t events = 64) {
   Trace trace = two_workers(events);
   for (int rank = 0; rank < 2; ++rank) {
@@ -198,7 +198,7 @@ TEST(TraceSummary, ALayerInOneCallHasFiguresOfItsOwn) {
     r.span(0, Event::expert_up, 20'000, 50'000, 1);
     r.span(0, Event::expert_down, 50'000, 90'000, 1);
     r.span(1, Event::pull_rows, 10'000, 30'000, 1, rank == 0 ? 500 : 300);  // from the other rank
-    r.span(1, Event::return_rows, 80'000, 100'000, 1, 2000);                // to it
+    r.span(1, Event::return_rows, 80'000, 100'000, 1, 2000);                // to the other rank
   }
   TraceVerbOptions options = options_for("layer");
   options.run.form = "fused";
@@ -221,7 +221,7 @@ TEST(TraceSummary, DamagedTracesAreRefused) {
     bad[json::json_pointer(path)] = nullptr;
     EXPECT_THROW((void)trace_file_from(bad), std::exception) << path;
   }
-  for (const int world : {-1, 0, 1, 65}) {  // 1: there are spans of rank 1
+  for (const int world : {-1, 0, 1, 65}) {  // 1 is too small because there are spans of rank 1
     json bad = good;
     bad["otherData"]["world"] = world;
     EXPECT_THROW((void)trace_file_from(bad), std::exception) << world;
@@ -258,7 +258,7 @@ TEST(TraceSummary, EventsThatCannotBeAreNamed) {
 
 TEST(TraceSummary, TheCostIsOfRoundsThatNothingDisturbed) {
   EXPECT_DOUBLE_EQ(TraceCost{}.share(), 0.0);
-  const TraceCost cost{{140, 90, 150, 100, 130}, {112, 110, 300, 108, 111}};  // the second fastest: 110 against 100
+  const TraceCost cost{{140, 90, 150, 100, 130}, {112, 110, 300, 108, 111}};  // the second fastest of each: 110 against 100
   EXPECT_NEAR(cost.share(), 0.10, 1e-12);
   const json recorded = summary_json(options_for("normal"), two_ranks(), two_workers(), cost).at("recording");
   EXPECT_NEAR(recorded.at("cost_share").get<double>(), 0.10, 1e-12);

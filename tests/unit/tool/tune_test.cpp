@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The values that `switchyard tune` chooses, from made-up times; and what it keeps of an older file.
+// The values that `switchyard tune` chooses, from fabricated times; and the parts of an older file that it keeps.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -22,7 +22,7 @@ using nlohmann::json;
 
 TuningKey key_of(const std::string& device, int64_t tokens) { return {device, TuningMode::low_latency, 2, 64, tokens}; }
 
-/// A GPU with 132 multiprocessors whose call times are given by the functions.
+/// A GPU with 132 multiprocessors. The functions define its call times.
 struct Machine {
   std::function<double(const TuningValues&)> dispatch, combine;
   std::vector<std::string> measured;
@@ -44,7 +44,7 @@ struct Machine {
 int sms_of(int value) { return value > 0 ? value : 24; }
 
 TEST(TuneSearch, FewestMultiprocessorsWithinTheSlack) {
-  // 100 us at 48 and more; 40: 102, 32: 104.
+  // 100 us with 48 and more multiprocessors; 40: 102 us, 32: 104 us.
   const auto flat_from_48 = [](int sms) { return sms >= 48 ? 100.0 : 100.0 + (48 - sms) * 0.25; };
   Machine m{[&](const TuningValues& v) { return flat_from_48(sms_of(v.dispatch_sms)); },
             [&](const TuningValues& v) { return 1000.0 / sms_of(v.combine_sms); },
@@ -57,7 +57,7 @@ TEST(TuneSearch, FewestMultiprocessorsWithinTheSlack) {
   EXPECT_EQ(within.combine_sms, 96);  // 1000 / 96 is within half of 1000 / 132
 }
 
-/// They are searched in the same measurements as those of the other calls. The library's own choice is 64.
+/// They are searched in the same measurements as the values of the other calls. The library's own choice is 64.
 TEST(TuneSearch, DispatchesThatQuantiseHaveMultiprocessorsOfTheirOwn) {
   size_t max_measured = 0;
   const auto found = [&](const std::function<double(int sms)>& us) {
@@ -89,7 +89,7 @@ TEST(TuneSearch, LaterStagesHaveWhatEarlierOnesChose) {
   std::set<int> seen;
   Machine m{[&](const TuningValues& v) {
               if (v.dispatch_warps > 0) seen.insert(v.dispatch_sms);
-              // Faster with fewer warps and two stages, but on 48 SMs only.
+              // Faster with fewer warps and two stages, but only on 48 SMs.
               const bool here = v.dispatch_sms == 48;
               return (here ? 100.0 : 200.0) + (here && v.dispatch_warps == 8 ? -20 : 0) + (v.dispatch_stages == 2 ? -10 : 0);
             },
@@ -101,7 +101,7 @@ TEST(TuneSearch, LaterStagesHaveWhatEarlierOnesChose) {
 
 TEST(TuneSearch, TheDefaultStaysUnlessBeatenTwice) {
   int calls = 0;
-  // 12 warps win by chance, the first time only.
+  // 12 warps win by chance, but only the first time.
   Machine m{[&](const TuningValues& v) { return v.dispatch_warps == 12 && ++calls == 1 ? 50.0 : 100.0; },
             [](const TuningValues& v) { return v.combine_warps == 16 ? 98.0 : 100.0; },  // within the slack
             {}};
@@ -136,7 +136,7 @@ TEST(TuneSearch, WhatCannotBeMeasuredIsNotChosen) {
   EXPECT_EQ(found.trials.front().us, 0);
 }
 
-TEST(TuneSearch, AReportWithoutProblemsMayBeChosen) {  // a ledger's report always names its problem
+TEST(TuneSearch, AReportWithoutProblemsMayBeChosen) {  // a ledger's report always has a "problem" field
   const auto measure = [](const TuningValues& v, const std::string&) -> json {
     return {{"problem", ""}, {"passed", true}, {"kernel_us", {{"median", v.chunk_kib == 32 ? 35.0 : 61.0}}}};
   };
@@ -184,8 +184,8 @@ TEST(TuneSearch, WhatThereIsToTune) {
         }
 }
 
-/// A final comparison whose runs have these figures: without and with the values, round by round. Rounds that are not given
-/// repeat the last one.
+/// A final comparison whose runs have these figures: without and with the values, round by round. Further rounds repeat the
+/// last one.
 struct Compared {
   TuningMode mode;
   int max_sms = 132;
@@ -212,7 +212,7 @@ json low_latency_run(double dispatch, double combine, double both) {
   }
   return run;
 }
-/// The reason for dropping normal-mode values that change 100 us in each direction to these times.
+/// The reason for dropping values of normal mode that change 100 us in each direction to these times.
 std::string dropped_normal(const TuningValues& values, double dispatch, double combine, double slack = 0.03) {
   return Compared{TuningMode::normal, 132, {}}(values, {{normal_run(100, 100), normal_run(dispatch, combine)}}, slack).dropped;
 }
@@ -254,7 +254,7 @@ TEST(TuneCompare, DispatchesThatQuantiseAreAFigure) {
   EXPECT_EQ(dropped(96), "") << "a gain of these alone is one";
 }
 
-/// Every figure that a stage considers is compared at the end.
+/// All figures considered by any stage are compared at the end.
 TEST(TuneCompare, FiguresOfAMode) {
   using Figures = std::vector<std::string>;
   EXPECT_EQ(tune_figures(TuningMode::low_latency),
@@ -274,11 +274,11 @@ TEST(TuneCompare, BothCallsOfLowLatencyCount) {
   const TuningValues values{96, 112, 0, 0, 0, 0, 0};
   const json untuned = low_latency_run(20, 22, 40);
   Compared compared{TuningMode::low_latency, 132, {}};
-  // Each call alone is as fast as with all multiprocessors, but not one after the other.
+  // Each call by itself is as fast as with all multiprocessors, but calls one after the other are not.
   EXPECT_EQ(compared(values, {{untuned, low_latency_run(20, 22, 42)}}).dropped,
             "slower by more than the slack: both_per_route (+5.0 %), both_per_rank (+5.0 %)");
   EXPECT_EQ((Compared{TuningMode::low_latency, 132, {}}(values, {{untuned, low_latency_run(20, 22, 40)}}).dropped), "");
-  json one = untuned;  // orders do not compensate for each other
+  json one = untuned;  // one combine order cannot compensate for another
   one["combine_per_rank"]["p50_us"] = 23;
   one["combine_per_route"]["p50_us"] = 15;
   EXPECT_EQ((Compared{TuningMode::low_latency, 132, {}}(values, {{untuned, one}}).dropped),
@@ -339,7 +339,7 @@ TEST(TuneFile, EntriesOfTheSameKeyAreReplacedOthersStay) {
             "device=\"cpu\" mode=low_latency ranks=2 hidden=64 tokens=16 pieces=5\n"
             "\n"
             "device=\"gpu\" mode=low_latency ranks=2 hidden=64 tokens=32\n");
-  // Merging the same again changes only the order of entries.
+  // Merging the same entries again changes only their order.
   EXPECT_EQ(merged(text, {{{key_of("gpu", 32), {}}, {}}}), text);
 }
 
@@ -350,7 +350,7 @@ TEST(TuneFile, OverridesAreInForceWhileTheyLive) {
     EXPECT_EQ(Tuning::from_environment().find(key_of("cpu", 16)), TuningValues{});
     over.set({{key_of("cpu", 16), {0, 0, 0, 0, 0, 0, 5}}, {key_of("cpu", 16), {0, 0, 0, 0, 0, 0, 6}}});
     EXPECT_EQ(Tuning::from_environment().find(key_of("cpu", 99)).pieces, 5);
-    over.set({{key_of("cpu", 16), {}}});  // shorter than before
+    over.set({{key_of("cpu", 16), {}}});  // shorter than the previous content
     EXPECT_EQ(Tuning::from_environment().files()[0].entries.size(), 1u);
     EXPECT_EQ(Tuning::from_environment().find(key_of("cpu", 99)), TuningValues{});
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `switchyard verify` requires of the machine before it runs a case.
+// Requirements of `switchyard verify` on the machine before it runs a case.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes GPU memory as a file descriptor, like ranks that are processes.
+// Passes GPU memory as a file descriptor, as ranks in separate processes do.
 #pragma once
 
 namespace switchyard::measure {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The closed form of ExpertWeights (docs/expert.md) for GPUs, which write gigabytes of weights quickly.
+// The closed form of ExpertWeights (docs/expert.md) for GPUs, which generate gigabytes of weights quickly.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +29,13 @@ SWITCHYARD_WEIGHT_FN uint64_t mix_weight_key(uint64_t x) {
 SWITCHYARD_WEIGHT_FN uint64_t weight_row_key(uint64_t form_key, int64_t expert, int64_t row) {
   return mix_weight_key(mix_weight_key(form_key + static_cast<uint64_t>(expert)) + static_cast<uint64_t>(row));
 }
-/// Eight bytes, one for each column in [8 * group, 8 * group + 8) of a row, the lowest first.
+/// Eight bytes, one for each column in [8 * group, 8 * group + 8) of a row, lowest column first.
 SWITCHYARD_WEIGHT_FN uint64_t weight_bytes(uint64_t row_key, int64_t group) {
   return mix_weight_key(row_key + static_cast<uint64_t>(group + 1) * 0x9E3779B97F4A7C15u);
 }
 
-/// The same matrices in e4m3, with a scale for each block of 128 x 128. A scale is one of four, so that the scale of one block
-/// is wrong for the next.
+/// The same matrices in e4m3, with a scale for each block of 128 x 128. Each scale is one of four, so the scale of one block is
+/// wrong for the next.
 struct Fp8WeightForm {
   static constexpr int kScales = 4;
   static constexpr int64_t kBlock = 128;
@@ -54,8 +54,8 @@ SWITCHYARD_WEIGHT_FN int64_t weight_block_row(int64_t row, int64_t half_rows) {
   return row / half_rows * half_blocks + row % half_rows / Fp8WeightForm::kBlock;
 }
 
-/// Enqueues on `stream` (cudaStream_t). Writes [num_experts, rows, cols] bf16 of the experts from `first_expert` on. `to` is
-/// aligned to 16 bytes, cols is a multiple of 8. \throws std::runtime_error
+/// Enqueues on `stream` (cudaStream_t). Writes [num_experts, rows, cols] bf16 of the experts starting at `first_expert`. `to`
+/// is aligned to 16 bytes, cols is a multiple of 8. \throws std::runtime_error
 void write_expert_weights(const WeightForm& form, int64_t first_expert, int64_t num_experts, int64_t rows, int64_t cols,
                           void* to, void* stream);
 

@@ -35,7 +35,8 @@ struct DeviceMoves {
 };
 
 /// One warp. If a rank is missing, the kernel ends after the deadline; the figures are then meaningless, and the next call of
-/// the library reports the missing rank. `meetings`: number of past meetings, in device memory, so that graphs can be replayed.
+/// the library reports the missing rank. `meetings`: number of past meetings; it is in device memory because graphs are
+/// replayed.
 __global__ void meet_kernel(const __grid_constant__ HeapView heap, uint64_t at, uint64_t* meetings) {
   const int lane = static_cast<int>(threadIdx.x);
   const uint64_t value = *meetings + 1;
@@ -106,7 +107,7 @@ __global__ void compute_kernel(int64_t rounds, float* sink) {
     a = a * 0.5f + b;
     b = b * 0.5f + a * 0.25f;
   }
-  if (a == -1.0f) *sink = b;  // prevents removal of the loop
+  if (a == -1.0f) *sink = b;  // prevents the compiler from removing the loop
 }
 
 /// Each warp sums the rows of one token: kUnroll vectors of each row are in flight per lane.
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-/// Calls f.operator()<unroll, maximum rows of a token, threads>() of the kernel for at most `max` rows of a token.
+/// Calls f.operator()<unroll, max rows of a token, threads>() for the kernel that supports `max` rows per token.
 template <class F>
 void pull_shaped(int max, int shape, F&& f) {
   if (max > 16) return f.template operator()<1, 32, 256>();
@@ -323,7 +324,7 @@ void GpuRank::wait() const { check(cudaStreamSynchronize(impl_->stream), "wait f
 
 namespace {
 
-/// The node that the stream captured last; it must be a single node.
+/// The node captured last on the stream; it must be a single node.
 cudaGraphNode_t captured_last(cudaStream_t stream) {
   cudaStreamCaptureStatus status{};
   const cudaGraphNode_t* last = nullptr;
@@ -354,7 +355,7 @@ cudaGraphNode_t kernel_behind(cudaGraphNode_t node) {
   return next.nodes[0];
 }
 
-/// Inserts a record of `event` between `node` and all its dependents, which then wait for the end of `node`.
+/// Inserts a record of `event` between `node` and all its dependents. The dependents then wait for the end of `node`.
 void record_behind(cudaGraph_t graph, cudaGraphNode_t node, cudaEvent_t event) {
   const Dependents next = dependents_of(node);
   const size_t count = next.nodes.size();
@@ -435,7 +436,7 @@ int max_rows_per_token(const RowMoves& moves) {
 }  // namespace
 
 DeviceMoves GpuRank::Impl::upload(GpuRank& rank, const RowMoves& given) const {
-  RowMoves moves = given;  // ranks in cyclic order, this one last, as the library does (docs/design/0020)
+  RowMoves moves = given;  // ranks in cyclic order, this one last, like the library (docs/design/0020)
   for (size_t t = 0; t + 1 < moves.begin.size(); ++t) {
     const auto begin = moves.begin[t], end = moves.begin[t + 1];
     auto next = begin;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's GPU in a benchmark: device buffers, a barrier between the GPUs, timed sections, and the limits of the links, for
-// which bare kernels move the rows of a given routing without any bookkeeping. Uses internals of the library for the symmetric
+// One rank's GPU in a benchmark: device buffers, a barrier between the GPUs, timed sections, and the limits of the links. For
+// the limits, bare kernels move the rows of a given routing without any bookkeeping. Uses library internals for the symmetric
 // memory.
 #pragma once
 
@@ -39,9 +39,9 @@ class GpuRank {
   void write(void* device, const void* host, size_t bytes);
   void read(void* host, const void* device, size_t bytes) const;
 
-  /// Enqueue a fill of the L2 cache with other lines and then a meeting of all ranks' GPUs; meet() enqueues only the meeting.
-  /// In a group of several hosts the ranks' threads meet instead, each when its GPU has finished; then nothing can be captured,
-  /// and push and pull must not be used.
+  /// Enqueue a fill of the L2 cache with unrelated lines, then a meeting of all ranks' GPUs; meet() enqueues only the meeting.
+  /// In a group with several hosts the ranks' threads meet instead, each after its GPU has finished; then nothing can be
+  /// captured, and push and pull must not be used.
   void align();
   void meet();
   /// Enqueue the ends of a timed section; at most `max_sections` since the last seconds().
@@ -53,11 +53,11 @@ class GpuRank {
 
   /// Waits for stream().
   void wait() const;
-  /// Captures into a graph: a fill of the L2 cache with other lines, a meeting of all ranks' GPUs, and, timed inside the graph,
-  /// the work that `enqueue` adds to stream(). Replaces the previous graph.
+  /// Captures into a graph: a fill of the L2 cache with unrelated lines, a meeting of all ranks' GPUs, and, timed inside the
+  /// graph, the work that `enqueue` adds to stream(). Replaces the previous graph.
   void capture(const std::function<void()>& enqueue);
   /// Like capture(), but times only the first kernel that `enqueue` adds to stream(). `enqueue` must add that kernel first. The
-  /// time is from an event before the kernel to one after it, for which all later work waits.
+  /// time is from an event before the kernel to an event after it; all later work waits for the second event.
   void capture_first_kernel(const std::function<void()>& enqueue);
   /// Releases the graph and its resources.
   void drop_graph();
@@ -65,17 +65,17 @@ class GpuRank {
   /// replay.
   std::vector<double> replay(int n);
 
-  /// Enqueues arithmetic on all multiprocessors of this rank that takes about that time if nothing disturbs it.
+  /// Enqueues arithmetic on all multiprocessors of this rank that takes about the given time if nothing disturbs it.
   void compute(double microseconds);
   /// Enqueues an idle period: one thread polls the clock.
   void idle(double microseconds);
 
   /// Uploads the moves of this rank. Ranks ascend within each token; at most 32 moves per token.
   void set_moves(const RowMoves& moves);
-  /// Sets the rows that pull sums, if they are not the rows that push sends. Call after set_moves.
+  /// Sets the rows that pull sums, if they differ from those that push sends. Call after set_moves.
   void set_pulled(const RowMoves& moves);
   /// Enqueue one limit over `sms` blocks: rows are read once and written to all their destinations (push), or read from all
-  /// their places, summed in float32 and written once (pull; bf16). `shape` in [0, kFloorShapes).
+  /// their locations, summed in float32 and written once (pull; bf16). `shape` in [0, kFloorShapes).
   void push(int64_t tokens, size_t row_bytes, int sms, int shape);
   void pull(int64_t tokens, size_t row_bytes, int sms, int shape);
 

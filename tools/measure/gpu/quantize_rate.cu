@@ -11,7 +11,7 @@
 namespace switchyard::measure {
 namespace {
 
-constexpr int kWarps = 14;  // per block: as many rows of hidden 7168 as fit into shared memory together with their sources
+constexpr int kWarps = 14;  // per block: number of rows of hidden 7168 that fit into shared memory together with their sources
 
 __global__ void __launch_bounds__(kWarps * 32, 1)
     quantize_kernel(const std::byte* rows, int64_t num_rows, int hidden, uint32_t scale_bytes, uint32_t* sink) {
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1)
     detail::quantize_row_lanes<1, 2>(lane, detail::LaneTargets{reinterpret_cast<uint8_t*>(q), q + hidden, 1u, low_bits},
                                      rows + i * hidden * 2, DType::bf16, hidden, ScaleKind::f32, kScaleGroup);
   __syncwarp();
-  if (num_rows < 0) sink[0] = *reinterpret_cast<const uint32_t*>(q);  // never true: prevents removal of the loop
+  if (num_rows < 0) sink[0] = *reinterpret_cast<const uint32_t*>(q);  // never true; prevents removal of the loop
 }
 
 void check(cudaError_t status, const char* what) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's quantization of rows alone: the limit of a dispatch that quantizes.
+// The rate of the library's row quantization by itself: the limit of a quantizing dispatch.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ __global__ void tick_kernel(uint64_t* smallest) {
   for (int steps = 0; steps < kSteps && clock64() - begin < kCycles;) {
     const uint64_t now = ptx::global_timer();
     if (now == last) continue;
-    if (steps++ > 0 && (best == 0 || now - last < best)) best = now - last;  // the first step began before this thread did
+    if (steps++ > 0 && (best == 0 || now - last < best)) best = now - last;  // the first step began before this thread started
     last = now;
   }
   *smallest = best;

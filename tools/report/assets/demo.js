@@ -11,7 +11,7 @@ function bytes(n) {
   return n.toFixed(i ? (n < 10 ? 2 : 1) : 0) + ' ' + units[i];
 }
 const sum = list => list.reduce((a, b) => a + b, 0);
-const nice = v => { // the next of 1, 2, 5, 10, 20, ... from v up
+const nice = v => { // the smallest of 1, 2, 5, 10, 20, ... that is >= v
   const power = Math.pow(10, Math.floor(Math.log10(v)));
   return [1, 2, 5, 10].map(m => m * power).find(m => m >= v * 0.999999);
 };
@@ -34,7 +34,7 @@ function svg(parent, height) {
   return s;
 }
 
-// Tooltips: any element with data-tip.
+// Tooltips of any element with data-tip.
 document.addEventListener('mousemove', e => {
   const hit = e.target.closest && e.target.closest('[data-tip]');
   const tip = $('tip');
@@ -188,7 +188,7 @@ legend($('phases-legend'), new Set(D.phases.map(p => p.category)));
 const lastStep = D.timeline.steps[D.timeline.steps.length - 1];
 const all = S.length ? [Math.min(...S.map(s => s.begin)), Math.max(...S.map(s => s.begin + s.dur))] : [0, 1];
 let view = lastStep ? [lastStep[1], lastStep[2]] : all.slice();
-// A rank's first lane holds its own thread and worker 0, which is the same thread; further workers have lanes of their own.
+// A rank's first lane holds its own thread and worker 0, which is the same thread; further workers have separate lanes.
 const lanes = Math.max(1, D.timeline.workers), laneH = 15, callH = 13, rankH = callH + lanes * laneH + 7;
 const axisH = 24, labelW = 58;
 function drawTimeline() {
