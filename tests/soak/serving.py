@@ -40,7 +40,7 @@ class Kept:
 
 def draw_inputs(rng, config):
     tokens = int(rng.integers(0, config["max_tokens"] + 1))
-    ids = np.stack([rng.permutation(config["experts"])[: config["topk"]] for _ in range(tokens)]) if tokens else np.zeros((0, config["topk"]))
+    ids = np.stack([rng.permutation(config["num_experts"])[: config["topk"]] for _ in range(tokens)]) if tokens else np.zeros((0, config["topk"]))
     ids = np.where(rng.random(ids.shape) < 0.1, -1, ids).astype(np.int32)  # dropped routes
     x = rng.integers(-8, 9, (tokens, config["hidden"])).astype(np.float32)
     return x, ids, rng.integers(1, 4, ids.shape).astype(np.float32)
@@ -54,7 +54,7 @@ def visited_ranks(group, ids, experts):
 
 class ExchangeCase:
     def __init__(self, group, rng):
-        self.config = {"hidden": 16 * rng.randint(1, 16), "experts": rng.randint(group.size, 12), "topk": rng.randint(1, 3), "max_tokens": 32,
+        self.config = {"hidden": 16 * rng.randint(1, 16), "num_experts": rng.randint(group.size, 12), "topk": rng.randint(1, 3), "max_tokens": 32,
                        "dtype": "f32", "layout": rng.choice(("rank_major", "expert_major")), "pool_bytes": 4 << 20}
         self.group, self.object = group, sy.Exchange(group, **self.config)
         self.handle = None
@@ -67,7 +67,7 @@ class ExchangeCase:
         y = self.object.allocate_rows(handle) if shared.random() < 0.5 else np.empty_like(rows)
         y[...] = rows * np.float32(3)
         out = self.object.combine(y, handle)
-        factor = np.where(ids >= 0, weights, 0).sum(1, keepdims=True) if major else visited_ranks(self.group, ids, self.config["experts"])
+        factor = np.where(ids >= 0, weights, 0).sum(1, keepdims=True) if major else visited_ranks(self.group, ids, self.config["num_experts"])
         compare("exchange", out, 3 * x * factor)
         if shared.random() < 0.5:  # the same routing as before
             again, _ = self.object.dispatch(x + 1, handle=handle)
@@ -77,7 +77,7 @@ class ExchangeCase:
 
 class LowLatencyCase:
     def __init__(self, group, rng):
-        self.config = {"hidden": 16 * rng.randint(1, 16), "experts": rng.randint(group.size, 12), "topk": rng.randint(1, 3), "max_tokens": 16,
+        self.config = {"hidden": 16 * rng.randint(1, 16), "num_experts": rng.randint(group.size, 12), "topk": rng.randint(1, 3), "max_tokens": 16,
                        "dtype": "f32", "sending": rng.choice(("per_rank", "per_route"))}
         self.group, self.object = group, sy.LowLatency(group, **self.config)
 
@@ -102,10 +102,10 @@ class LayerCase:
     """Experts that return zeros, except one, which is checked against float64."""
 
     def __init__(self, group, rng):
-        self.config = {"hidden": 32, "intermediate": 16, "experts": rng.randint(group.size, 8), "topk": 2, "max_tokens": 8,
+        self.config = {"hidden": 32, "intermediate": 16, "num_experts": rng.randint(group.size, 8), "topk": 2, "max_tokens": 8,
                        "exchange": rng.choice(("normal", "low_latency"))}
         data = np.random.default_rng(rng.getrandbits(32))
-        experts, hidden, inner = self.config["experts"], self.config["hidden"], self.config["intermediate"]
+        experts, hidden, inner = self.config["num_experts"], self.config["hidden"], self.config["intermediate"]
         self.w13, self.w2 = to_bf16(data.standard_normal((experts, 2 * inner, hidden)) / 6), to_bf16(data.standard_normal((experts, hidden, inner)) / 4)
         mine = group.experts_of(experts)
         self.group, self.object = group, sy.MoeLayer(group, self.w13[mine.start:mine.stop], self.w2[mine.start:mine.stop], **self.config)
@@ -157,7 +157,7 @@ class Rank:
     def __init__(self, group, seed, lane, cases, counts):
         self.group, self.seed, self.lane, self.cases, self.counts = group, seed, lane, cases, counts
         self.objects, self.kept = [], collections.deque()
-        self.last = sy.Exchange(group, hidden=16, experts=group.size, topk=group.size, max_tokens=1, dtype="f32")
+        self.last = sy.Exchange(group, hidden=16, num_experts=group.size, topk=group.size, max_tokens=1, dtype="f32")
 
     def is_last(self, end):
         """Rank 0 decides by its clock; its token distributes the decision to all ranks."""

@@ -6,7 +6,7 @@ import pytest
 
 import switchyard as sy
 
-SHAPE = {"experts": 4, "topk": 2, "hidden": 16, "max_tokens": 6}
+SHAPE = {"num_experts": 4, "topk": 2, "hidden": 16, "max_tokens": 6}
 
 
 def test_a_timeline(ranks, tmp_path):
