@@ -53,7 +53,7 @@ struct ExpertOptions {
   /// the capacity given to dispatches; low latency: LowLatencyOutput::x.rows. 0: calls have no rows.
   int64_t max_rows = 0;
   /// fp8_e4m3: scales of w13 `[L, 2 * ceil(I / 128), ceil(H / 128)]` (gate rows, then up rows) and of w2 `[L, ceil(H / 128),
-  /// ceil(I / 128)]`, one per 128 x 128 weights; in memory of the GPU; they stay in the caller's memory.
+  /// ceil(I / 128)]`, one per 128 x 128 weights; in memory of the GPU, owned by the caller.
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
   ScaleKind weight_scales = ScaleKind::f32;  ///< f32 or ue8m0
@@ -105,15 +105,15 @@ class ExpertMlp {
   ExpertMlp(const ExpertShape& shape, const Source& source, const ExpertOptions& options = {});
   ExpertMlp(ExpertMlp&&) noexcept;
   ExpertMlp& operator=(ExpertMlp&&) noexcept;
-  /// CUDA: allowed at any time; memory that enqueued calls and captured graphs use is freed after them.
+  /// CUDA: allowed at any time; memory is freed once the enqueued calls and captured graphs that use it are done.
   ~ExpertMlp();
 
   /// Experts of another layer of the model, with this shape and these options except the weight scales. CUDA: they share this
   /// object's intermediate rows, so calls of all of them, graphs included, must be ordered one after another. CPU: they have
-  /// their own scratch, and WeightStorage as here. \throws as the constructor.
+  /// their own scratch and the same WeightStorage. \throws as the constructor.
   ExpertMlp with_weights(const MoeWeights& weights) const;
 
-  /// Memory of an object of this shape on this machine. Allocates nothing permanently.
+  /// Memory of an object of this shape on this machine. Keeps no memory allocated.
   static ExpertMemory memory_required(const ExpertShape& shape, const ExpertOptions& options = {});
 
   /// Passes the rows of each expert in `x` through that expert into the same rows of `y`. Both are [rows, H] of the object's

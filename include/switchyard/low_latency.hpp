@@ -3,8 +3,8 @@
 /// Low-latency mode: fixed-shape exchanges for decoding, with at most a few hundred tokens per rank.
 ///
 /// Notation as in normal.hpp: W ranks, T tokens on this rank (T <= max_tokens, may differ by rank, may be 0), H hidden, K topk,
-/// E experts. Each local expert has R = W * max_tokens rows, whatever the routing: placing a row needs no count, nothing can
-/// overflow and every call can be captured in a graph.
+/// E experts. Each local expert has R = W * max_tokens rows for any routing: placing a row needs no count, nothing can overflow
+/// and every call can be captured in a graph.
 ///
 /// A layer whose experts read the dispatched rows and write where combine reads (examples/04_decode_layer.cpp):
 ///   LowLatencyExchange exchange(group, config);
@@ -23,9 +23,9 @@
 /// the rank's GPU and rows are aligned to 16 bytes; calls enqueue on `stream` and return; only last_call() and destruction wait
 /// for the GPU; every call can be captured in a graph and replayed. Calls on one object are ordered, also across streams (graph
 /// launches are ordered by their stream only). The blocks of a call wait for peers, so all of them must be resident: two
-/// objects whose calls run at the same time must fit the GPU together, by a num_sms for each, or be ordered by a stream or by
-/// events, alike on all ranks. A call without num_sms that has the GPU to itself lets the next call on its stream start before
-/// it ends.
+/// objects whose calls run concurrently must fit on the GPU together (set num_sms for each); otherwise a stream or events must
+/// order the calls, in the same order on all ranks. If a call without num_sms has the GPU to itself, the next call on its
+/// stream may start before it ends.
 ///
 /// Errors: as in normal.hpp.
 #pragma once
@@ -53,7 +53,7 @@ struct NamesOf<ScaleOrder> {
                                                {ScaleOrder::column_major, "column_major"}};
 };
 
-/// Number of times that a row crosses the link.
+/// Number of times that a row is sent over the link.
 enum class Sending : uint8_t {
   per_rank = 0,   ///< once per (token, rank), placed for each of its experts on arrival
   per_route = 1,  ///< once per (token, expert)
@@ -74,9 +74,9 @@ struct LowLatencyConfig {
   int scale_group = kScaleGroup;      ///< columns that share one scale: 32, 64 or 128
   ScaleOrder scale_order = ScaleOrder::row_major;
   Sending sending = Sending::per_rank;
-  /// Pieces of a row: parts that are placed, answered and returned separately, in [1, 16]. 0: the tuned number (tuning.hpp);
-  /// without a tuning, the number for which a rank receives about kPiecesAtOnce pieces: at most kMaxDefaultPieces per row, of
-  /// kMinPieceColumns to kMaxPieceColumns columns each.
+  /// Number of pieces per row, in [1, 16]: parts that are placed, answered and returned separately. 0: the tuned number
+  /// (tuning.hpp); without a tuning, the number for which a rank receives about kPiecesAtOnce pieces: at most kMaxDefaultPieces
+  /// per row, of kMinPieceColumns to kMaxPieceColumns columns each.
   int pieces = 0;
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
 };
@@ -121,8 +121,8 @@ struct LowLatencyCombineOptions {
 struct AllToAllOptions {
   const float* topk_weights = nullptr;  ///< float32 [T, K]; null: 1
   const float* expert_scale = nullptr;  ///< float32 [local experts]: expert e returns round(x * scale); null: the row unchanged
-  /// Alternative to expert_scale: expert e returns round(f(x)), element by element. Must be for the group's backend; null:
-  /// none. Ranks may pass different functions, or none.
+  /// Alternative to expert_scale: expert e returns round(f(x)), element by element. Must be a function for the group's backend;
+  /// null: none. Ranks may pass different functions, or none.
   const RowFunction* row_function = nullptr;
   void* stream = nullptr;                  ///< CUDA: as in LowLatencyDispatchOptions
   int num_sms = 0;                         ///< CUDA: as in LowLatencyDispatchOptions
@@ -134,8 +134,9 @@ class LowLatencyImpl;
 struct LowLatencyBlock;
 }  // namespace detail
 
-/// Result of dispatches, and the input that combine needs. Memory of fixed shape, made once by make_output(), overwritten by
-/// each dispatch into it, private to the rank. Movable. Must not outlive its group, nor be destroyed while a call uses it.
+/// Result of dispatches, and the input that combine needs. Memory of fixed shape, private to the rank, created once by
+/// make_output() and overwritten by each dispatch into it. Movable. Must not outlive its group, and must not be destroyed while
+/// a call uses it.
 struct LowLatencyOutput {
   Rows x;                       ///< [local experts * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
   int64_t rows_per_expert = 0;  ///< R
@@ -158,15 +159,15 @@ struct LowLatencyRows : Rows {
 };
 
 /// Enqueues the receiving half of the call that returned it. Local; call it once, during the object's lifetime. Until that half
-/// has ended, the call uses the output, `out` and LowLatencyCombineOptions::topk_weights; all other arguments may be reused at
-/// once. No call of another object may use the output before the hook has been called.
+/// has ended, the call uses the output, `out` and LowLatencyCombineOptions::topk_weights; all other arguments may be reused
+/// immediately. No call of another object may use the output before the hook has been called.
 using ReceiveHook = std::function<void()>;
 
 class LowLatencyExchange {
  public:
   /// Collective. Waits up to GroupOptions::rendezvous_timeout for the other ranks. \throws Error(invalid_argument) naming the
-  /// field, Error(heap_exhausted) if the group's heap is too small, Error(mismatch) if configurations differ: on all ranks
-  /// alike, even if only some have a cause. The group stays usable, its heap is unchanged, and another object may be made.
+  /// field, Error(heap_exhausted) if the group's heap is too small, or Error(mismatch) if configurations differ: on all ranks,
+  /// even if the cause exists only on some. The group stays usable, its heap is unchanged, and another object may be created.
   LowLatencyExchange(Group& group, const LowLatencyConfig& config);
   LowLatencyExchange(LowLatencyExchange&&) noexcept;
   LowLatencyExchange& operator=(LowLatencyExchange&&) noexcept;
@@ -178,14 +179,14 @@ class LowLatencyExchange {
   /// Heap size for a group whose only object has this config: header and alignment slack included.
   static size_t heap_bytes(const LowLatencyConfig& config, int world);
 
-  /// Local. Allocates; do not call on the hot path. \throws Error(system) naming the number of unavailable bytes; nothing has
-  /// changed then, and peers are not notified.
+  /// Local. Allocates; do not call on the hot path. \throws Error(system) naming the number of unavailable bytes; then nothing
+  /// has changed, and peers are not notified.
   LowLatencyOutput make_output();
-  /// Makes an output with rows and scales in caller's memory, which the caller frees after the output: of the shape and type of
-  /// LowLatencyOutput::x, rows and scales aligned to 16 bytes (rows whose size is not a multiple of 16 bytes: to their
-  /// elements). Scales have scale_row_bytes() per row or, column-major, scale_rows words per column, expert after expert. Any
-  /// memory of the rank (CUDA: of its GPU); dispatches place rows there directly, as in the library's own. \throws
-  /// Error(invalid_argument).
+  /// Creates an output with rows and scales in caller's memory, which the caller frees after the output. It has the shape and
+  /// type of LowLatencyOutput::x; rows and scales are aligned to 16 bytes (rows whose size is not a multiple of 16 bytes: to
+  /// their elements). Scales have scale_row_bytes() per row or, column-major, scale_rows words per column, expert after expert.
+  /// Any memory of the rank (CUDA: of its GPU) is allowed; dispatches place rows there directly, as in the library's own
+  /// memory. \throws Error(invalid_argument).
   LowLatencyOutput make_output(const Rows& memory);
   /// Rows for expert outputs. Local. Allocates, as make_output() does. `dtype`: bf16, f16 or f32, not wider than
   /// LowLatencyConfig::dtype. \throws Error(invalid_argument), Error(unsupported) for fp8.
@@ -215,8 +216,8 @@ class LowLatencyExchange {
 
   const LowLatencyConfig& config() const;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call
-  /// Number of ids of this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits for a copy of the number but for no kernel.
+  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
+  /// graph replays included; waits only for a copy of the number, not for kernels.
   int64_t invalid_ids() const;
 
  private:

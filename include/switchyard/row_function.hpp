@@ -23,7 +23,7 @@ struct RowOrigin {
 
 namespace detail {
 
-/// A function for one backend, which defines its type.
+/// Function base of one backend, which defines its type.
 struct RowFunctionBase {
   explicit RowFunctionBase(Backend b) noexcept : backend(b) {}
   RowFunctionBase(const RowFunctionBase&) = delete;
@@ -48,7 +48,7 @@ class RowFunction {
   explicit RowFunction(std::shared_ptr<const detail::RowFunctionBase> impl) noexcept : impl_(std::move(impl)) {}
 
   /// `f(float x, const RowOrigin& row, int64_t column) -> float`, const and without exceptions (an exception ends the program):
-  /// called for every element of every (token, expert) that this rank's experts answer, concurrently by all workers of the
+  /// called for every element of every (token, expert) that this rank's experts process, concurrently by all workers of the
   /// rank. x is the element as float32; the result is rounded to the row type once.
   template <class F>
   static RowFunction on_cpu(F f) {

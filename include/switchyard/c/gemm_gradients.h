@@ -36,10 +36,10 @@ typedef struct sy_weight_gradient_config {
   sy_bool add;                                  ///< 1: adds to the existing gradients, in their type; 0: overwrites them
 } sy_weight_gradient_config;
 
-/// Allocates. Errors: invalid_argument naming the member; unsupported if the library was built without CUDA, or for a GPU of
-/// another compute capability than 9.0.
+/// Allocates. Errors: invalid_argument naming the member; unsupported if the library was built without CUDA, or if the GPU does
+/// not have compute capability 9.0.
 sy_code sy_weight_gradient_create(const sy_weight_gradient_config* config, sy_weight_gradient** gradient);
-/// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
+/// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
 sy_code sy_weight_gradient_destroy(sy_weight_gradient* gradient);
 
 /// dw[e, n, k] (+)= sum over rows r of expert e: dy[r, n] * x[r, k]
@@ -65,7 +65,7 @@ typedef struct sy_swiglu_gradient_config {
 
 /// Allocates. Errors: as sy_weight_gradient_create.
 sy_code sy_swiglu_gradient_create(const sy_swiglu_gradient_config* config, sy_swiglu_gradient** gradient);
-/// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
+/// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
 sy_code sy_swiglu_gradient_destroy(sy_swiglu_gradient* gradient);
 
 /// Enqueues the gradient `dh` of the sums `h` before the epilogue (SY_EPILOGUE_NONE with the same weights), from the
@@ -87,7 +87,7 @@ typedef struct sy_routing_gradient_config {
 
 /// Allocates. Errors: as sy_weight_gradient_create.
 sy_code sy_routing_gradient_create(const sy_routing_gradient_config* config, sy_routing_gradient** gradient);
-/// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
+/// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
 sy_code sy_routing_gradient_destroy(sy_routing_gradient* gradient);
 
 /// dweight[r] = sum over columns c: dy[r, c] * y[r, c]

@@ -3,8 +3,8 @@
 /// C ABI: low-latency mode and the flat exchange, the counterpart of switchyard/low_latency.hpp. The rules of switchyard.h on
 /// errors, structs, ownership, threads and GPUs apply; docs/concepts/low_latency.md explains the mode.
 ///
-/// Notation as in switchyard.h. Each local expert has R = W * max_tokens rows, whatever the routing: placing a row needs no
-/// count, nothing can overflow and every call can be captured in a CUDA graph.
+/// Notation as in switchyard.h. Each local expert has R = W * max_tokens rows for any routing: placing a row needs no count,
+/// nothing can overflow and every call can be captured in a CUDA graph.
 ///
 /// A layer:
 ///   sy_low_latency_create(group, &config, &exchange);            // once, on all ranks
@@ -15,8 +15,8 @@
 ///   sy_low_latency_combine(exchange, &y, output, out, NULL);     // y: `rows` as a sy_const_row_view
 ///
 /// Calls on one object are totally ordered. CPU: synchronous on the calling thread; a send half does not wait for peers. CUDA:
-/// two objects whose calls run at the same time must fit the GPU together, by a num_sms for each, or be ordered alike on all
-/// ranks by a stream or by events.
+/// two objects whose calls run concurrently must fit on the GPU together (set num_sms for each); otherwise a stream or events
+/// must order the calls, in the same order on all ranks.
 #pragma once
 
 #include "switchyard/c/switchyard.h"
@@ -38,7 +38,7 @@ enum {
   SY_SCALES_COLUMN_MAJOR = 1
 };
 
-/// Number of times that a row crosses the link.
+/// Number of times that a row is sent over the link.
 typedef int32_t sy_sending;
 enum {
   SY_SENDING_PER_RANK = 0,  ///< once per (token, rank), placed for each of its experts on arrival
@@ -57,7 +57,8 @@ typedef struct sy_low_latency_config {
   int32_t scale_group SY_DEFAULT(128);            ///< columns that share one scale: 32, 64 or 128
   sy_scale_order scale_order;
   sy_sending sending;
-  int32_t pieces;              ///< parts of a row that are sent separately, in [1, 16]; 0: as tuned, or chosen by the shape
+  int32_t pieces;              ///< parts of a row that are sent separately, in [1, 16]; 0: the tuned number, or one chosen by
+                               ///< the shape
   sy_invalid_ids invalid_ids;  ///< may differ by rank
   int32_t reserved;            ///< must be 0
 } sy_low_latency_config;
@@ -82,8 +83,8 @@ sy_code sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_outp
 /// sy_low_latency_make_output() with rows and scales in caller's memory, which the caller frees after the output;
 /// switchyard/low_latency.hpp gives the shapes. Errors: invalid_argument naming the member of `memory`.
 sy_code sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory, sy_low_latency_output** output);
-/// Any thread, at any time: memory that enqueued calls and captured graphs use is freed after them. sy_group_used_by declares
-/// other streams that use it.
+/// Any thread, at any time: memory is freed once the enqueued calls and captured graphs that use it are done. sy_group_used_by
+/// declares other streams that use it.
 sy_code sy_low_latency_output_destroy(sy_low_latency_output* output);
 
 /// Results of dispatch. The pointers never change; CUDA: device pointers, the counts included.
@@ -199,8 +200,8 @@ sy_code sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_v
 
 /// Traffic and time of this rank's last call. CUDA: waits for it.
 sy_code sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statistics* statistics);
-/// Number of ids of this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run, graph replays
-/// included; waits for a copy of the number but for no kernel.
+/// Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run, graph replays
+/// included; waits only for a copy of the number, not for kernels.
 sy_code sy_low_latency_invalid_ids(const sy_low_latency* exchange, int64_t* count);
 
 #ifdef __cplusplus
