@@ -80,12 +80,11 @@ struct MemoryRequirement {
 };
 
 /// How default_ring() chooses RingSettings that are 0:
-///     - num_channels is kDefaultChannels, one warp per channel. It is lower if a channel would have fewer than four tokens, if
-///       the channels of all ranks would exceed 1024, or if the slots of all channels (the given slots; else K, or two send
-///       chunks) would exceed kDefaultRingRows or max_bytes.
-///     - slots divide kDefaultRingRows among the channels of a source: at least K, and normally two send chunks, but no more
-///     than
-///       the rows that a channel has in a call.
+///   - num_channels is kDefaultChannels, one warp per channel. It is lower if a channel would have fewer than four tokens, if
+///     the channels of all ranks would exceed 1024, or if the slots of all channels (the given slots; else K, or two send
+///     chunks) would exceed kDefaultRingRows or max_bytes.
+///   - slots divide kDefaultRingRows among the channels of a source: at least K, and normally two send chunks, but no more than
+///     the rows that a channel has in a call.
 inline constexpr int kDefaultChannels = 128, kDefaultRingRows = 2560;
 
 /// Returns `config.ring` with every value chosen, for a group of `world` ranks. Passing the result is equivalent to leaving the

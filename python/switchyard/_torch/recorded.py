@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests whether torch records gradients of a call, or traces it. Never imports torch."""
+"""Tests whether torch records gradients of a call, or traces the call. Never imports torch."""
 from __future__ import annotations
 
 import sys
@@ -25,7 +25,7 @@ def needs_gradient(*tensors: Any) -> bool:
 
 
 def refuse_gradient(call: str, instead: str, **tensors: Any) -> None:
-    """Raises Unsupported if torch must record gradients for one of these tensors, in a call that has none."""
+    """Raises Unsupported if torch must record gradients for one of these tensors in a call that has no gradients."""
     for name, each in tensors.items():
         if needs_gradient(each[0] if isinstance(each, tuple) else each):
             raise Unsupported(f"{call}: {name} requires a gradient, which this call does not have: give {name}.detach(), call it under "
