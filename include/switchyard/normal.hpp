@@ -19,10 +19,10 @@
 /// Errors of collective calls: invalid_argument is thrown at once on the rank that found it and ends the peers' calls with
 /// PeerFailed; so does Error(system) on a rank without memory for its tables. capacity_exceeded and pool_exhausted (no room for
 /// rows; ring staging on the CPU: no memory for them) are thrown by all ranks together and leave the object usable. mismatch is
-/// CUDA: the rank without room throws pool_exhausted at once; it takes part in that call but moves nothing. Until the other
-/// ranks observe this (Group::check(), Handle::counts()), the calls they enqueue on this object do nothing and are not counted;
-/// then all ranks continue with the same next call. A call that uses the handle of a dispatch that moved nothing also does
-/// nothing.
+/// thrown by all ranks. PeerTimeout, PeerFailed and mismatch are sticky: the group must be formed again. CUDA: the rank without
+/// room throws pool_exhausted at once; it takes part in that call but moves nothing. Until the other ranks observe this
+/// (Group::check(), Handle::counts()), the calls they enqueue on this object do nothing and are not counted; then all ranks
+/// continue with the same next call. A call that uses the handle of a dispatch that moved nothing also does nothing.
 #pragma once
 
 #include <cstddef>
