@@ -80,7 +80,7 @@ class CudaNormal final : public NormalImpl {
   std::shared_ptr<OutputBlock> allocate(Call& call, size_t bytes, Content content) override;
   std::shared_ptr<OutputBlock> allocate_for(const RowStream& stream, size_t bytes) override;
   TablesShape shape_of(int64_t tokens) const;
-  /// Marks `block`, which may be another object's, as used by the call.
+  /// Marks `block`, which may belong to another object, as used by the call.
   void use(const std::shared_ptr<CudaBlock>& block, CudaCall& call) const;
   /// Marks the memory at `address` as used by the call if it is library memory.
   void use(const void* address, CudaCall& call) const;
