@@ -41,7 +41,7 @@ void* lend(const RowMemoryShare& lender, size_t bytes, void* stream) {
 }
 
 void take_back(void* memory, void* stream) {
-  RowMemoryShare lender;  // outside the lock: its group may be destroyed with it
+  RowMemoryShare lender;  // outside the lock, because its group may be destroyed with it
   {
     const std::lock_guard lock(lent().mutex);
     const auto found = lent().lender_of.find(memory);

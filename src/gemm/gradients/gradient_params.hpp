@@ -19,7 +19,7 @@ struct WeightGradientParams {
   uint32_t* tickets = nullptr;  ///< {claimed, blocks that have ended}; 0 before and after a launch
   int num_experts = 0, n = 0, k = 0;
   int tiles_n = 0, tiles_k = 0;
-  int end = 0;  ///< neither tensor has rows from here on
+  int end = 0;  ///< rows from here on do not exist in at least one of the tensors
   uint32_t shared_bytes = 0;
   uint32_t num_stages = 0;  ///< number of stages that fit
 };
@@ -50,10 +50,10 @@ struct RoutingGradientParams {
   int num_experts = 0, columns = 0;
 };
 
-/// Threads of a block of the kernels that work row by row, one block per multiprocessor.
+/// Threads of a block of the row-wise kernels, one block per multiprocessor.
 inline constexpr int kRowThreads = 1024;
 
-/// A kernel that works row by row.
+/// A row-wise kernel.
 template <class Params>
 struct RowKernel {
   gpu::Status (*prepare)();  ///< loads the kernel on the current device
