@@ -32,8 +32,8 @@ class MeshBuilder final : public Pollable {
 
   bool complete() const { return missing().empty(); }
   std::vector<int> missing() const;
-  /// For missing ranks of other hosts: the addresses tried, with the results, and the address at which this rank awaits them;
-  /// "" if there are none.
+  /// For missing ranks of other hosts: the attempted addresses with the results, and the address at which this rank awaits
+  /// them; "" if there are none.
   std::string describe_network() const;
   /// Once complete: links by rank, none for this rank and for ranks not in `wanted`.
   std::vector<std::optional<Connection>> take() { return std::move(links_); }

@@ -16,7 +16,7 @@ using Digest = std::array<std::byte, 32>;
 Digest sha256(std::span<const std::byte> data);
 Digest hmac_sha256(std::string_view key, std::span<const std::byte> data);
 
-/// Takes the same time regardless of where the digests differ.
+/// Takes the same time regardless of the position of differences.
 bool equal_in_constant_time(const Digest& a, const Digest& b);
 
 /// Lower-case hexadecimal.
