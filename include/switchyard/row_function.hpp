@@ -23,7 +23,7 @@ struct RowOrigin {
 
 namespace detail {
 
-/// Function base of one backend, which defines its type.
+/// Base of a function for one backend. Each backend derives a type with its own call interface.
 struct RowFunctionBase {
   explicit RowFunctionBase(Backend b) noexcept : backend(b) {}
   RowFunctionBase(const RowFunctionBase&) = delete;

@@ -17,7 +17,7 @@ from ._torch.recorded import is_traced, refuse_gradient
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
 from .group import Group, constructs
 
-#: Row types of calls without scales, and row types of sums.
+#: Row types of calls without scales, row types of sums, and types of ids.
 _PLAIN = _SUMMED = (BF16, F16, F32)
 _IDS = (I32, I64)
 _INSTEAD = "an Exchange, whose calls are differentiable"

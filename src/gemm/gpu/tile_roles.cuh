@@ -80,10 +80,10 @@ __device__ __forceinline__ void make_barriers(const SharedStorage& storage, uint
   ptx::fence_mbarrier_init();
 }
 
-/// First row of an expert. Rows before row 0 or past the end do not count.
 __device__ __forceinline__ int64_t first_row_of(const RowRanges& r, int expert) {
   return r.first_row != nullptr ? r.first_row[expert] : expert * r.rows_per_expert;
 }
+/// Number of rows of an expert: 0 if its first row is negative; rows past the end are not counted.
 __device__ __forceinline__ int64_t rows_of(const RowRanges& r, int expert) {
   const int64_t given =
       r.wide ? static_cast<const int64_t*>(r.num_rows)[expert] : static_cast<const int32_t*>(r.num_rows)[expert];

@@ -19,7 +19,7 @@ struct WeightGradientParams {
   uint32_t* tickets = nullptr;  ///< {claimed, blocks that have ended}; 0 before and after a launch
   int num_experts = 0, n = 0, k = 0;
   int tiles_n = 0, tiles_k = 0;
-  int end = 0;  ///< rows from here on do not exist in at least one of the tensors
+  int end = 0;  ///< neither tensor has rows from here on
   uint32_t shared_bytes = 0;
   uint32_t num_stages = 0;  ///< number of stages that fit
 };
