@@ -23,11 +23,11 @@ typedef struct sy_prepared_ledger sy_prepared_ledger;  ///< a checked ledger; sy
 /// Fixed properties of a ledger combine; equal on all ranks.
 typedef struct sy_ledger_config {
   size_t struct_size;
-  int64_t hidden;       ///< H >= 1: rows of any length, also not a multiple of 16 bytes
-  int64_t max_tokens;   ///< maximum M on any rank, >= 0
-  int64_t max_rows;     ///< maximum number of expert output rows in a ledger; 0: the int32 maximum
-  int32_t num_experts;  ///< E >= 1; need not divide by W
-  int32_t topk;         ///< K in [1, 32]
+  int64_t hidden;                           ///< H >= 1: rows of any length, also not a multiple of 16 bytes
+  int64_t max_tokens;                       ///< maximum M on any rank, >= 0
+  int64_t max_rows;                         ///< maximum number of expert output rows in a ledger; 0: the int32 maximum
+  int32_t num_experts;                      ///< E >= 1; need not divide by W
+  int32_t topk;                             ///< K in [1, 32]
   sy_dtype dtype SY_DEFAULT(SY_DTYPE_F16);  ///< of expert outputs, return buffers and results: f16, bf16 or f32
   int32_t max_ledgers
       SY_DEFAULT(4);  ///< CUDA: maximum number of prepared ledgers alive at once, those of graphs included, >= 1

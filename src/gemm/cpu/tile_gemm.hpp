@@ -19,8 +19,7 @@ namespace switchyard::detail {
 inline constexpr int64_t kTileRows = 256;
 
 /// Smallest number of rows >= `rows` (in [1, kTileRows]) for which a tile exists. There are 27 such numbers, so at most 27
-/// kernels are compiled per GEMM. A tile does at most one third more work than needed; from 33
-/// rows on, at most 23 % more.
+/// kernels are compiled per GEMM. A tile does at most one third more work than needed; from 33 rows on, at most 23 % more.
 constexpr int64_t padded_rows(int64_t rows) {
   const int64_t step = rows <= 2 ? 1 : rows <= 8 ? 2 : rows <= 32 ? 4 : rows <= 64 ? 8 : 16;
   return (rows + step - 1) / step * step;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch over several hosts. A token crosses once to each other destination host, as a crossing row to the
-// proxy of its source. The proxy sends it on like one of its own tokens (send_records, send_row) and sets the flags that the
-// source would set. Rows and records are placed where the plan of all ranks puts them. Rows for ranks of this host are sent as
-// on one host.
+// Dispatch over several hosts. A token crosses once to each other destination host, as a crossing row to the proxy of its
+// source. The proxy sends it on like one of its own tokens (send_records, send_row) and sets the flags that the source would
+// set. Rows and records are placed where the plan of all ranks puts them. Rows for ranks of this host are sent as on one host.
 //
 // | flag      | written by                               | read by           | order           | scope  | reuse              |
 // | placement | receiver and its proxies                 | all sources       | release/acquire | system | epoch, never reset |
@@ -229,8 +228,9 @@ SWITCHYARD_FN void send_own_rows(typename A::Warp& w, const DispatchParams& p, i
     }
     if (!arrive_is_last<A>(w, p.work.sends_done + c, w.total())) continue;
     if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
-    if (c == 0) WorkQueue<A>::reset(w, p.work.places_next);  // resets the counter of the previous call; no warp uses it before
-                                                             // `rows`
+    if (c == 0)
+      WorkQueue<A>::reset(w, p.work.places_next);  // resets the counter of the previous call; no warp uses it before
+                                                   // `rows`
     publish_rows<A>(w, p, c, last > 0);
   }
 }

@@ -365,8 +365,9 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
       }
       if (arrive_is_last<A>(w, p.work.sends_of_block, c, p.work.sends_done + c, senders)) {
         if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
-        if (c < step) WorkQueue<A>::reset(w, p.work.places_next);  // resets the counter of the previous call; no warp uses it
-                                                                   // before `rows`
+        if (c < step)
+          WorkQueue<A>::reset(w, p.work.places_next);  // resets the counter of the previous call; no warp uses it
+                                                       // before `rows`
         for (int flag = c - step + per_flag; flag <= c; flag += per_flag) publish_rows<A>(w, p, flag, last > 0);
       }
       if (split_roles) continue;
