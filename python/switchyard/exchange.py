@@ -47,7 +47,7 @@ def keep_plans() -> Any:
 class Exchange:
     """Dispatch and combine over a group, in normal mode. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H, columns of a row; a row is a multiple of 16 bytes. num_experts: E, in total. topk: K, experts per token, at most
+    hidden: H, columns of a row; rows are multiples of 16 bytes. num_experts: E, in total. topk: K, experts per token, at most
     32.
     max_tokens: maximum number of tokens of any rank. layout: "rank_major", one row per (token, rank), or "expert_major", one
     per (token, expert), grouped by expert, each group padded to a multiple of `expert_alignment` rows.

@@ -57,8 +57,7 @@ typedef struct sy_low_latency_config {
   int32_t scale_group SY_DEFAULT(128);            ///< columns that share one scale: 32, 64 or 128
   sy_scale_order scale_order;
   sy_sending sending;
-  int32_t pieces;              ///< parts of a row that are sent separately, in [1, 16]; 0: the tuned number, or one chosen by
-                               ///< the shape
+  int32_t pieces;              ///< parts of a row that are sent separately, in [1, 16]; 0: as tuned, or chosen by the shape
   sy_invalid_ids invalid_ids;  ///< may differ by rank
   int32_t reserved;            ///< must be 0
 } sy_low_latency_config;

@@ -193,8 +193,7 @@ void ProcessBootstrap::look_at_all() {
 
 void ProcessBootstrap::look_at(Peer& peer, News& news) const {
   if (!peer.connection || peer.closed) return;
-  const bool ended = is_readable(peer.process.get());  // queried first: everything sent before the process ended is then in the
-                                                       // socket
+  const bool ended = is_readable(peer.process.get());  // queried first: all data sent before the end is then in the socket
   const bool open = peer.connection->receive_all(peer.passed);
   while (auto frame = peer.connection->take()) {
     if (frame->kind == FrameKind::leave) {

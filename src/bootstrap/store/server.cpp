@@ -173,8 +173,7 @@ class StoreServer final : public Store {
   /// False when this connection is finished.
   bool serve(Newcomer& newcomer) {
     const bool open = newcomer.connection.flush() && newcomer.connection.receive();
-    if (newcomer.refused) {  // keeps reading until the refusal has been read: closing a socket with unread bytes would discard
-                             // the refusal
+    if (newcomer.refused) {  // keeps reading until it is read: closing a socket with unread bytes discards the refusal
       while (newcomer.connection.take()) continue;
       return open && !newcomer.deadline.passed();
     }

@@ -36,8 +36,7 @@ struct FusedParams {
   const float* weights = nullptr;         ///< [T, K], or null: all 1
   std::byte* out = nullptr;               ///< [T, H]
   bool add = false;                       ///< sums start from the contents of `out`
-  CopyPlan pulled, returned;              ///< for a token, and for an output; fp8: the last piece of a token contains all its
-                                          ///< scales
+  CopyPlan pulled, returned;              ///< for a token, and for an output; fp8: a token's last piece contains all its scales
   bool ue8m0 = false;                     ///< fp8: a token's scales are powers of two
   FusedFp8Scales up_scales, down_scales;  ///< fp8
 };

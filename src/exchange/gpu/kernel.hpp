@@ -24,8 +24,7 @@ struct DeviceLimits {
 struct IdleCall {
   static constexpr size_t kStateBytes = 8192;
   CallContext call;
-  void* state = nullptr;  ///< kStateBytes of zeroed device memory: the state of any object, and any other data that a mode
-                          ///< reads
+  void* state = nullptr;  ///< kStateBytes of zeroed device memory: the state of any object, and other data of a mode
 };
 
 /// The call inside a kernel's parameters: `call`, or the call of the algorithm's parameters `f`, `d`, `c` or `l` in them.

@@ -250,8 +250,7 @@ const char* CudaRank::advice() const noexcept {
 }
 
 const FaultRecord* CudaRank::fault() const noexcept {
-  auto& found = const_cast<FaultRecord&>(host_fault_);  // checked first: once it is set, kernels record only that they were
-                                                        // aborted
+  auto& found = const_cast<FaultRecord&>(host_fault_);  // checked first: once set, kernels record only that they were aborted
   if (std::atomic_ref(found.ready).load(std::memory_order_acquire) != 0) return &host_fault_;
   auto* record = reinterpret_cast<FaultRecord*>(control_ + kFaultAt);
   return std::atomic_ref(record->ready).load(std::memory_order_acquire) != 0 ? record : nullptr;

@@ -36,8 +36,7 @@ struct FusedLayerParams {
   RouteTables routes;  ///< for this rank's tokens
   TicketOrder order;   ///< for the rank's experts; a product that is not part of the call has no columns
   FusedParts parts;
-  const int64_t* tile_row = nullptr;  ///< [row tiles + 1] first row of each, ascending; the last entry: number of rows of all
-                                      ///< experts
+  const int64_t* tile_row = nullptr;  ///< [row tiles + 1] first row of each, ascending; the last entry: total number of rows
   int64_t tokens = 0;                 ///< T
   const std::byte* x = nullptr;       ///< [T, H]; null: already at layout.x()
   const float* weights = nullptr;     ///< [T, K], or null: all 1

@@ -228,9 +228,7 @@ SWITCHYARD_FN void send_own_rows(typename A::Warp& w, const DispatchParams& p, i
     }
     if (!arrive_is_last<A>(w, p.work.sends_done + c, w.total())) continue;
     if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
-    if (c == 0)
-      WorkQueue<A>::reset(w, p.work.places_next);  // resets the counter of the previous call; no warp uses it before
-                                                   // `rows`
+    if (c == 0) WorkQueue<A>::reset(w, p.work.places_next);  // for the previous call; no warp uses it before `rows`
     publish_rows<A>(w, p, c, last > 0);
   }
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency dispatch over several hosts. A token crosses once to each other destination host, quantized by
-// its source, to the source's proxy there. The proxy writes the messages that the source would write, to the same places, and
-// sets the source's flags: `call_header`, `expert_count`, and for every message whether it has arrived or is not for the
-// reader.
+// Low-latency dispatch over several hosts. A token crosses once to each other destination host, quantized by its source, to the
+// source's proxy there. The proxy writes the messages that the source would write, to the same places, and sets the source's
+// flags: `call_header`, `expert_count`, and for every message whether it has arrived or is not for the reader.
 //
 // | flag         | written by                            | read by           | order           | scope  | reuse               |
 // | call_header  | each rank and its proxies             | all ranks         | release/acquire | system | epoch; two sets     |

@@ -34,8 +34,7 @@ struct LowLatencyDispatchParams {
   IdReader ids;
   TokenSets sets;                  ///< for those ids, or none
   const float* weights = nullptr;  ///< [T * K] or null: all 1
-  int parts = 1;                   ///< warps that send a message together, at most the warps of a block; 1: blocks need no
-                                   ///< barrier
+  int parts = 1;                   ///< warps that send a message together, at most those of a block; 1: no block barrier needed
   int part_columns = 0;            ///< columns of each part, a multiple of the scale group
   int teams = 1;                   ///< messages that a block sends at a time, see Sender
 

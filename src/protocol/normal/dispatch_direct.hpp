@@ -67,8 +67,7 @@ struct MoveTables {
 
 /// Rank-major rows for the caller's memory: they arrive in symmetric memory and are copied from there as they arrive.
 struct MoveCopies {
-  const std::byte* rows = nullptr;  ///< memory in which rows arrive: [rows], as published in the placement; null: rows are not
-                                    ///< copied
+  const std::byte* rows = nullptr;  ///< memory in which rows arrive: [rows], as published in the placement; null: not copied
   std::byte* to_rows = nullptr;
   std::byte* to_scales = nullptr;
   bool includes_own = true;  ///< false: this rank's own rows go directly to to_rows
@@ -365,9 +364,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
       }
       if (arrive_is_last<A>(w, p.work.sends_of_block, c, p.work.sends_done + c, senders)) {
         if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
-        if (c < step)
-          WorkQueue<A>::reset(w, p.work.places_next);  // resets the counter of the previous call; no warp uses it
-                                                       // before `rows`
+        if (c < step) WorkQueue<A>::reset(w, p.work.places_next);  // for the previous call; no warp uses it before `rows`
         for (int flag = c - step + per_flag; flag <= c; flag += per_flag) publish_rows<A>(w, p, flag, last > 0);
       }
       if (split_roles) continue;

@@ -226,8 +226,7 @@ class GpuRounds::Replays {
   const HostWords& words() const { return words_; }
   uint64_t word(int i) const { return std::atomic_ref(words_.host[i]).load(std::memory_order_acquire); }
 
-  std::optional<Pending> captured;  // guarded by GpuRounds::mutex_: data of the last captured round, common to all captured
-                                    // rounds
+  std::optional<Pending> captured;  // guarded by GpuRounds::mutex_: data of the last captured round, valid for all of them
   // Used by the watching thread: the round of a replay in flight.
   uint64_t seen = 0;
   std::optional<Clock::time_point> since;
