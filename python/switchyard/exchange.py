@@ -47,12 +47,10 @@ def keep_plans() -> Any:
 class Exchange:
     """Dispatch and combine over a group, in normal mode. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H, columns of a row; rows are multiples of 16 bytes. num_experts: E, in total. topk: K, experts per token, at most
-    32.
+    hidden: H, columns of a row, a multiple of 16 bytes. num_experts: E, in total. topk: K, experts per token, at most 32.
     max_tokens: maximum number of tokens of any rank. layout: "rank_major", one row per (token, rank), or "expert_major", one
     per (token, expert), grouped by expert, each group padded to a multiple of `expert_alignment` rows.
-    dtype: the widest row type: "bf16", "f16", "f32", or the dtype of numpy or torch. staging: "direct", or "ring" (bounded
-    memory).
+    dtype: the widest row type: "bf16", "f16", "f32", or a numpy or torch dtype. staging: "direct", or "ring" (bounded memory).
     invalid_ids: treatment of ids that are neither -1 (no expert) nor in [0, num_experts): "raise" or "count" (docs/routing.md).
     pool_bytes: memory for outputs; 0: one output and one buffer of expert outputs, for any routing.
     routing_gradients: expert-major, for training: gradients of routing weights are returned to the tokens' owners, through a
