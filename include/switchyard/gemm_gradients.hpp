@@ -46,8 +46,8 @@ struct WeightGradientConfig {
 /// once to the gradients' type. `add` then adds it once to the previous contents of memory and rounds to nearest: bf16 and f16
 /// are thus rounded twice; float32 behaves like one addition of two numbers, except that subnormals (below 1.2e-38) may count
 /// as 0. The bits of an expert's gradients depend only on its rows (and the previous contents): not on other experts, the rows'
-/// position, or the number of multiprocessors. An expert without rows gets zeros, or stays unchanged with `add`. Memory beyond
-/// the rows of an expert has no influence, whatever its contents.
+/// position, or the number of multiprocessors. An expert without rows gets zeros, or stays unchanged with `add`. The contents
+/// of memory beyond the rows of an expert have no effect.
 ///
 /// Calls of one object, graphs included, must be ordered one after another (they share a counter); objects are independent.
 class WeightGradient {

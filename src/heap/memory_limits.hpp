@@ -26,9 +26,9 @@ MemoryAsked ask_about_memory();
 /// The minimum of
 ///   - the machine's available memory (/proc/meminfo; without it, `asked`), under strict overcommit also the memory that may be
 ///     committed;
-///   - what the control groups of this process (version 1, 2 or both) and their ancestors leave of their limits, with
+///   - memory that the control groups of this process (version 1, 2 or both) and their ancestors still allow, with
 ///     reclaimable file cache counted as free;
-///   - what RLIMIT_AS leaves of the address space.
+///   - address space still allowed by RLIMIT_AS.
 /// Unreadable sources are skipped: unknown values impose no limit. `root` is prepended to every path (tests).
 MemoryAvailable memory_available(const std::string& root, const MemoryAsked& asked = {});
 /// Memory that this process can allocate now.

@@ -35,7 +35,7 @@ template <class A>
 __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
-  const int64_t staged = stage_tokens<Bf16Layer>(p, part);  // stages what the plan does not access, while the plan runs
+  const int64_t staged = stage_tokens<Bf16Layer>(p, part);  // stages data that the plan does not access, while it runs
   ptx::wait_for_previous();
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {

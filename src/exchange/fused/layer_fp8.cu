@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
     fp8_layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
-  const int64_t staged = stage_tokens<Fp8Layer>(p, part);  // stages what the plan does not access, while the plan runs
+  const int64_t staged = stage_tokens<Fp8Layer>(p, part);  // stages data that the plan does not access, while it runs
   ptx::wait_for_previous();
   if (cluster_failed(p, part)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);

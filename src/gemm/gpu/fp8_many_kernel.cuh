@@ -41,8 +41,8 @@ struct ManyKind : Fp8Kind<kTileFinish> {
   }
 };
 
-/// Shared memory: Room's barriers and slots, staging, stages (rows, then weights), scales; the list of first tickets is at the
-/// end. A kind may fix the number of stages (kStages), which saves registers.
+/// Shared memory: the barriers and slots of SharedStorage, staging, stages (rows, then weights), scales; the list of first
+/// tickets is last. A kind may fix the number of stages (kStages), which saves registers.
 template <class K>
 struct ManySharedStorage : SharedStorage {
   static constexpr uint32_t kFixed = kFixedBytes + kManyMathWarps * K::kWarpStaging;

@@ -37,8 +37,8 @@ inline constexpr int kLead = 2;
 static_assert(kLead >= 1);
 inline constexpr int kRowsOfNoTile = -1;
 
-/// Shared memory: Room's barriers and entries, one more barrier per entry, stages, boxes of gradients; the list of experts is
-/// last.
+/// Shared memory: the barriers and entries of SharedStorage, one more barrier per entry, stages, boxes of gradients; the list
+/// of experts is last.
 struct GradientSharedStorage : SharedStorage {
   __device__ uint32_t clean(uint32_t entry_slot) const { return base + kFixedBytes - 16 + 8 * entry_slot; }
   __device__ uint32_t stage(uint32_t slot) const { return base + kFixedBytes + slot * kGradientStageBytes; }
