@@ -118,16 +118,17 @@ class ExpertMlp {
 
   /// Passes the rows of each expert in `x` through that expert into the same rows of `y`. Both are [rows, H] of the object's
   /// type (fp8: `x` has scales of 128 columns, `y` is bf16). `x` may be the result of an expert-major or low-latency dispatch,
-  /// with ExpertRows::of; `y` may be where combine reads (NormalExchange::allocate_rows, LowLatencyExchange::make_rows). Rows
-  /// of no expert, and rows beyond those of `x` or `y`, are not accessed. `x` and `y` must not overlap; they may be null if
-  /// they have no rows. CUDA: both aligned to 16 bytes. \throws Error(invalid_argument) naming the argument, before anything is
-  /// written: CUDA also if `x` has more than ExpertOptions::max_rows; Error(system).
+  /// with ExpertRows::of; `y` may be memory that combine reads (NormalExchange::allocate_rows, LowLatencyExchange::make_rows).
+  /// Rows of no expert, and rows beyond those of `x` or `y`, are not accessed. `x` and `y` must not overlap; they may be null
+  /// if they have no rows. CUDA: both aligned to 16 bytes. \throws Error(invalid_argument) naming the argument, before anything
+  /// is written; on CUDA also if `x` has more than ExpertOptions::max_rows; Error(system).
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call = {});
 
   /// forward() with host arrays: rows `first_row[e] .. first_row[e] + num_rows[e] - 1` of `x` go through local expert e into
   /// the same rows of `y`. Both spans have L entries; a count may be 0; ranges may have gaps (padding) and must not overlap.
-  /// Rows of `y` outside the ranges are not written, those of `x` not read. `x` and `y` must not overlap; they may be null if
-  /// all counts are 0. CPU only. \throws Error(invalid_argument) before anything is written; Error(unsupported) on a GPU.
+  /// Rows of `y` outside the ranges are not written, and those of `x` are not read. `x` and `y` must not overlap; they may be
+  /// null if all counts are 0. CPU only. \throws Error(invalid_argument) before anything is written; Error(unsupported) on a
+  /// GPU.
   void forward(const uint16_t* x, std::span<const int64_t> first_row, std::span<const int64_t> num_rows, uint16_t* y);
 
   /// Rank-major rows: `y[r] = sum over k of topk_weights[r, k] * mlp_(topk_ids[r, k])(x[r])`, for `x` and `y` of

@@ -10,7 +10,8 @@
 /// Notation: W ranks, T tokens on this rank, H hidden, I intermediate, K topk, E experts, L local experts.
 ///
 /// Bits: equal to those of separate calls of NormalExchange::dispatch to expert-major rows, ExpertMlp::forward and a per_route
-/// combine. They depend on neither num_sms, the number of workers, nor timing. CPU: with the products that MoeLayer supplies.
+/// combine. They depend on neither num_sms, the number of workers, nor timing. On the CPU this holds for the products that
+/// MoeLayer supplies.
 #pragma once
 
 #include <cstddef>
@@ -53,13 +54,13 @@ struct FusedMoeCall {
   /// CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; fp8: at least 2, an odd number is lowered by one; 0: all.
   int num_sms = 0;
   /// Memory of the rank (CUDA: of its GPU), or null: T, read when the call runs, clamped to [0, tokens of the ids]. All of x
-  /// and the ids must be readable. Rows of `out` from T on are not written.
+  /// and the ids must be readable. Rows T and above of `out` are not written.
   const int32_t* device_tokens = nullptr;
   bool add = false;    ///< the sums start with the rows in `out` instead of +0
   int weight_set = 0;  ///< index of the weight set to use; equal on all ranks, and in both halves of a layer
 };
 
-/// Memory of a FusedMoe on the rank with most experts, in bytes. R: capacity, or W * max_tokens * K.
+/// Memory of a FusedMoe on the rank with the most experts, in bytes. R: capacity, or W * max_tokens * K.
 struct FusedMoeMemory {
   /// In the group's symmetric heap: max_tokens rows, max_tokens * K returned rows, and R * (8 + 4 K) bytes, excluding counts
   /// and flags.
@@ -87,7 +88,7 @@ struct FusedMoeRows {
 ///
 /// Workers of a call compute tiles of rows concurrently. Calls with the same `worker`, in [0, GroupOptions::num_blocks *
 /// num_warps), are serialized; calls with different ones run concurrently on different threads. An exception ends the call on
-/// all ranks and leaves FusedMoe::forward as Error.
+/// all ranks, and FusedMoe::forward throws it as Error.
 class FusedProducts {
  public:
   virtual ~FusedProducts() = default;
@@ -107,11 +108,11 @@ class FusedImpl;
 /// Construction and forward are collective, under the rules of normal.hpp. Destruction is local. If a rank does not arrive, the
 /// call ends with PeerTimeout within GroupOptions::timeout.
 ///
-/// CUDA: pointers are memory of the rank's GPU, rows aligned to 16 bytes. Calls are enqueued and never wait for the host, so
-/// they can be captured and replayed. Calls of one object, graphs included, must be ordered one after another.
+/// CUDA: pointers refer to memory of the rank's GPU, rows aligned to 16 bytes. Calls are enqueued and never wait for the host,
+/// so they can be captured and replayed. Calls of one object, graphs included, must be ordered one after another.
 ///
 /// CPU: a call runs on the calling thread and all other workers of the group, and is done on return. With Overflow::fail,
-/// exceeding the capacity is Error(capacity_exceeded) on all ranks; the object stays usable.
+/// exceeding the capacity results in Error(capacity_exceeded) on all ranks; the object stays usable.
 class FusedMoe {
  public:
   /// `w13` is [L, 2 * I, H]: for each expert first the I gate rows, then the I up rows. `w2` is [L, H, I]. Both have the

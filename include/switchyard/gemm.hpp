@@ -130,9 +130,9 @@ class GroupedGemm {
 
   /// `x` is [rows, K], `out` is [rows, columns()], both dense and aligned to 16 bytes: for example Dispatched::x or
   /// LowLatencyOutput::x, and RowBuffer::rows() or LowLatencyRows. Row i of `out` is computed from row i of `x`; rows of no
-  /// expert are not accessed. They must not overlap. fp8: `x` has scales, f32 or ue8m0; a quantized `out` has scales too, which
-  /// are written (the padding of a scale row to 16 bytes is not). \throws Error(invalid_argument) naming the argument;
-  /// Error(system).
+  /// expert are not accessed. `x` and `out` must not overlap. fp8: `x` has scales, f32 or ue8m0; a quantized `out` has scales
+  /// too, which are written (the padding of a scale row to 16 bytes is not). \throws Error(invalid_argument) naming the
+  /// argument; Error(system).
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options = {});
 
   const GroupedGemmConfig& config() const;

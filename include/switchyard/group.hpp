@@ -83,7 +83,7 @@ struct GroupOptions {
   /// ranks that can share memory share a host. May differ by rank.
   std::string host = {};
   /// Several hosts: transport of rows between them. sockets: SWITCHYARD_NETWORK of the environment ("sockets", "mpi" or "nccl")
-  /// if set; else nccl on GPUs. A network that is not available for the backend is Error(unsupported) on all ranks.
+  /// if set; else nccl on GPUs. A network that is not available for the backend results in Error(unsupported) on all ranks.
   HostNetwork network = HostNetwork::sockets;
   /// Several hosts, ranks as processes: a rank of another host that was silent for longer counts as dead, even if no call waits
   /// for it. Ranks send a sign of life ten times a second. 0 means the timeout plus one second, so that a waiting call first
@@ -116,7 +116,7 @@ struct WaitStatistics {
 /// Thread safety: one thread at a time per Group and its objects; different ranks' Groups are independent.
 ///
 /// All ranks make the collective calls of the Group and of all objects made from it (CUDA: of one object) in the same order.
-/// Ranks that make different calls get Error(mismatch), on all ranks and long before the deadline; the text says which rank
+/// Ranks that make different calls get Error(mismatch), on all ranks and long before the deadline; the text states which rank
 /// made which call. (CUDA: calls of different objects, or of an object and of the Group, wait for each other until the
 /// deadline.)
 class Group {
@@ -169,12 +169,12 @@ class Group {
   /// Error(invalid_argument) if the library did not allocate memory at that address.
   void used_by(const void* memory, void* stream);
 
-  /// Collective: one step in the construction of an object that consists of several objects of the group and may fail on one
-  /// rank between them. `share` performs this rank's part. agree() waits up to GroupOptions::rendezvous_timeout, then gathers
-  /// `bytes` bytes of `mine`, which `share` may fill, into `all`, like all_gather(). If `share` throws on some ranks, all ranks
-  /// throw the error of the lowest of them, with its code and text, and the group stays usable. Peers in another agree(), or in
-  /// the construction of an exchange, throw the error there. If no rank fails but subjects differ, all ranks throw
-  /// Error(mismatch). \throws PeerTimeout, PeerFailed.
+  /// Collective: one step in the construction of an object that consists of several objects of the group, so that a rank may
+  /// fail between two of them. `share` performs this rank's part. agree() waits up to GroupOptions::rendezvous_timeout, then
+  /// gathers `bytes` bytes of `mine`, which `share` may fill, into `all`, like all_gather(). If `share` throws on some ranks,
+  /// all ranks throw the error of the lowest of them, with its code and text, and the group stays usable. Peers in another
+  /// agree(), or in the construction of an exchange, throw the error there. If no rank fails but subjects differ, all ranks
+  /// throw Error(mismatch). \throws PeerTimeout, PeerFailed.
   void agree(const char* subject, const std::function<void()>& share, const void* mine = nullptr, size_t bytes = 0,
              void* all = nullptr);
 
@@ -186,8 +186,8 @@ class Group {
   /// a moved-from object.
   void abort(int32_t reason) noexcept;
   /// Leaves the group: calls of peers that still need this rank end with PeerFailed(left), as after the destruction of the
-  /// Group, but at once, although objects, handles and rows of the group stay alive. Local, idempotent. CUDA: waits for this
-  /// rank's GPU. Every later collective call of the group and its objects, and check(), throws Error(invalid_argument);
+  /// Group, but immediately, even though objects, handles and rows of the group stay alive. Local, idempotent. CUDA: waits for
+  /// this rank's GPU. Every later collective call of the group and its objects, and check(), throws Error(invalid_argument);
   /// destruction, host-memory contents of handles, and statistics still work. Does nothing in a forked child or on a moved-from
   /// object.
   void leave() noexcept;
@@ -222,9 +222,9 @@ class Group {
   size_t heap_size() const;
 
   /// Starts recording this rank's calls in `trace` (made for this group's size); null stops. Local. The trace must outlive the
-  /// recording. CPU: the trace must be made for the group's workers. CUDA: kernels record the first num_blocks x num_warps
-  /// warps (others record nothing) in device memory, events_per_track each, 32 bytes per event. Records are copied to the host
-  /// when recording stops, which waits for the GPU: all ranks must have enqueued the same calls. Times are within
+  /// recording. CPU: the trace must be made for the group's workers. CUDA: the first num_blocks x num_warps warps of a kernel
+  /// record into device memory (other warps record nothing), events_per_track each, 32 bytes per event. Records are copied to
+  /// the host when recording stops, which waits for the GPU: all ranks must have enqueued the same calls. Times are within
   /// Trace::clock_error_ns(), some microseconds, of the host's clock. \throws Error(invalid_argument) if the trace was made for
   /// another shape.
   void set_trace(Trace* trace);

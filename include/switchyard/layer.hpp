@@ -98,7 +98,7 @@ struct MoeLayerCall {
   /// than GroupOptions::num_sms.
   int num_sms = 0;
   /// Memory of the rank (CUDA: of its GPU), or null: T, read when the call runs, so that it can vary in a graph; clamped to [0,
-  /// tokens of the ids]. All ids must be readable. Rows of `out` from T on are not written.
+  /// tokens of the ids]. All ids must be readable. Rows T and above of `out` are not written.
   const int32_t* device_tokens = nullptr;
   /// Adds the layer to the rows that `out` already contains, for example those of a shared expert. Normal mode: the sum starts
   /// with the row of `out` instead of +0 and is rounded at the same places (CombineOptions::bias). Low latency: the layer is
@@ -126,15 +126,15 @@ struct MoeLayerMemory {
 /// CombineOrder::per_route and without `add`, they depend on neither the exchange nor the capacity if nothing is dropped.
 ///
 /// CPU: forward is synchronous on the calling thread (the exchange, and all of a fused layer, use the group's workers). CUDA:
-/// pointers are memory of the rank's GPU, which need not be current; rows, weights and `out` are aligned to 16 bytes. Calls are
-/// enqueued and never need a count on the host, so every call can be captured in a graph and replayed with other tokens,
-/// routing and weights, and with another T by device_tokens. Calls of one layer, graphs included, must be ordered one after
-/// another.
+/// pointers refer to memory of the rank's GPU, which need not be current; rows, weights and `out` are aligned to 16 bytes.
+/// Calls are enqueued and never need a count on the host, so every call can be captured in a graph and replayed with other
+/// tokens, routing, weights and, through device_tokens, another T. Calls of one layer, graphs included, must be ordered one
+/// after another.
 ///
 /// Threads: one thread at a time for all objects of a group.
 ///
-/// Errors: as in normal.hpp, from the step that finds them. Arguments are rejected before any rank has moved a row, except
-/// `out`, which combine checks. A rank that rejects its arguments ends the call of its peers with PeerFailed.
+/// Errors: as in normal.hpp, thrown by the step that detects them. Arguments are rejected before any rank has moved a row,
+/// except `out`, which combine checks. A rank that rejects its arguments ends the call of its peers with PeerFailed.
 /// capacity_exceeded, which Group::check() reports on GPUs, leaves the layer usable; `out` is not written then.
 class MoeLayer {
  public:
@@ -170,8 +170,8 @@ class MoeLayer {
 
   /// Overflow::drop_and_report: [T, K] for the last forward, 1 if this rank's route was dropped at capacity. A dropped route
   /// adds nothing, and the other weights are used unchanged. In memory of the rank (CUDA: of its GPU, written when the call
-  /// runs), valid until the next forward or, for a captured forward, as long as its graph. Empty with Overflow::fail and with
-  /// low latency, which drops nothing.
+  /// runs), valid until the next forward or, for a captured forward, as long as its graph exists. Empty with Overflow::fail and
+  /// with low latency, which drops nothing.
   std::span<const uint8_t> dropped() const;
   /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
   /// graph replays included; waits only for a copy of the number, not for kernels.

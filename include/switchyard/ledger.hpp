@@ -15,9 +15,9 @@
 /// LedgerCombineOptions::stream, allocates nothing, does not wait and can be captured in a graph. Calls on one object are
 /// ordered, also across streams (graph launches are ordered by their stream only).
 ///
-/// Errors are those of normal mode: Error(invalid_argument) throws at once on that rank and, in a collective call, ends the
-/// peers' calls with PeerFailed; PeerTimeout, PeerFailed and mismatch (also if the ranks hold different ledgers) are sticky.
-/// CUDA: the next call or Group::check() throws sticky faults found by a kernel.
+/// Errors are those of normal mode: Error(invalid_argument) is thrown immediately on that rank and, in a collective call, ends
+/// the peers' calls with PeerFailed; PeerTimeout, PeerFailed and mismatch (also if the ranks hold different ledgers) are
+/// sticky. CUDA: the next call or Group::check() throws sticky faults found by a kernel.
 #pragma once
 
 #include <cstddef>

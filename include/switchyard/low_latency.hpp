@@ -6,8 +6,8 @@
 /// E experts. Each local expert has R = W * max_tokens rows for any routing: placing a row needs no count, nothing can overflow
 /// and every call can be captured in a graph.
 ///
-/// A layer whose experts read the dispatched rows and write where combine reads (examples/04_decode_layer.cpp):
-///   LowLatencyExchange exchange(group, config);
+/// A layer whose experts read the dispatched rows in place and write to the rows that combine reads
+///   (examples/04_decode_layer.cpp): LowLatencyExchange exchange(group, config);
 ///   LowLatencyOutput received = exchange.make_output();   // once
 ///   LowLatencyRows y = exchange.make_rows(DType::bf16);   // once
 ///   exchange.dispatch({x, T, H, DType::bf16}, ExpertIds::of(topk_ids, T, K), received, {.topk_weights = topk_weights});
@@ -103,13 +103,13 @@ struct LowLatencyDispatchOptions {
 
 /// Options of one combine.
 struct LowLatencyCombineOptions {
-  /// per_route: one row returns per (token, expert), multiplied and summed by the token's owner. per_rank: rows are summed on
-  /// the experts' rank and one row returns per (token, rank): fewer bytes, one more rounding (docs/concepts/low_latency.md
-  /// bounds it).
+  /// per_route: one row is returned per (token, expert), multiplied and summed by the token's owner. per_rank: rows are summed
+  /// on the experts' rank and one row is returned per (token, rank): fewer bytes, one more rounding
+  /// (docs/concepts/low_latency.md gives a bound).
   CombineOrder order = CombineOrder::per_route;
   /// float32 [T, K], per_route only; null: the weights given to dispatch, or none (rows are summed unweighted).
   const float* topk_weights = nullptr;
-  /// float32 [local experts], per_route only, or null: each row returns as round(y * scale of its expert), computed in
+  /// float32 [local experts], per_route only, or null: each row is returned as round(y * scale of its expert), computed in
   /// registers.
   const float* expert_scale = nullptr;
   void* stream = nullptr;     ///< CUDA: as in LowLatencyDispatchOptions
@@ -153,7 +153,7 @@ struct LowLatencyOutput {
 
 /// Rows for the expert outputs, [local experts * R, H]: the result for row i of LowLatencyOutput::x is row i. Expert kernels
 /// write there and combine reads it in place. Made once by make_rows(), private to the rank, aligned to 256 bytes; copies share
-/// it. The last copy must not be destroyed while a call or a graph uses it, nor outlive the group.
+/// it. The last copy must not be destroyed while a call or a graph uses it, and must not outlive the group.
 struct LowLatencyRows : Rows {
   std::shared_ptr<void> memory;
 };
@@ -208,10 +208,10 @@ class LowLatencyExchange {
                            const LowLatencyCombineOptions& options = {});
 
   /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that transform each element of a row
-  /// independently, as AllToAllOptions describes (a factor per expert, or any function). Each expert's result returns to its
-  /// token as soon as its row has arrived, and tokens are summed as results arrive. `x` and `out` are [T, H] of dtype. `out`
-  /// must not overlap `x`, the ids or anything in `options`. Requires LowLatencyConfig::scales = none. A token without a route
-  /// yields +0. Same bits as dispatch and combine with expert_scale. last_call() counts the rows of both directions.
+  /// independently, as AllToAllOptions describes (a factor per expert, or any function). Each expert's result is returned to
+  /// its token as soon as its row has arrived, and tokens are summed as results arrive. `x` and `out` are [T, H] of dtype.
+  /// `out` must not overlap `x`, the ids or anything in `options`. Requires LowLatencyConfig::scales = none. A token without a
+  /// route yields +0. Same bits as dispatch and combine with expert_scale. last_call() counts the rows of both directions.
   void moe_all_to_all(const ConstRows& x, const ExpertIds& topk_ids, void* out, const AllToAllOptions& options = {});
 
   const LowLatencyConfig& config() const;

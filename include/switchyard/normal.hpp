@@ -16,13 +16,13 @@
 /// call, Group::check() or Handle::counts() throws sticky faults found by a kernel. Only Group::check() and Handle::counts()
 /// throw the other faults, so that all ranks keep making the same calls.
 ///
-/// Errors of collective calls: invalid_argument is thrown at once on the rank that found it and ends the peers' calls with
-/// PeerFailed; so does Error(system) on a rank without memory for its tables. capacity_exceeded and pool_exhausted (no room for
-/// rows; ring staging on the CPU: no memory for them) are thrown by all ranks together and leave the object usable. mismatch is
-/// thrown by all ranks. PeerTimeout, PeerFailed and mismatch are sticky: the group must be formed again. CUDA: the rank without
-/// room throws pool_exhausted at once; it takes part in that call but moves nothing. Until the other ranks observe this
-/// (Group::check(), Handle::counts()), the calls they enqueue on this object do nothing and are not counted; then all ranks
-/// continue with the same next call. A call that uses the handle of a dispatch that moved nothing also does nothing.
+/// Errors of collective calls: invalid_argument, and Error(system) on a rank without memory for its tables, are thrown
+/// immediately on the rank that detects them and end the peers' calls with PeerFailed. capacity_exceeded and pool_exhausted (no
+/// room for rows; ring staging on the CPU: no memory for them) are thrown by all ranks together and leave the object usable.
+/// mismatch is thrown by all ranks. PeerTimeout, PeerFailed and mismatch are sticky: the group must be formed again. CUDA: the
+/// rank without room throws pool_exhausted immediately; it takes part in that call but moves nothing. Until the other ranks
+/// observe this (Group::check(), Handle::counts()), the calls they enqueue on this object do nothing and are not counted; then
+/// all ranks continue with the same next call. A call that uses the handle of a dispatch that moved nothing also does nothing.
 #pragma once
 
 #include <cstddef>
@@ -265,15 +265,15 @@ struct Dispatched {
   std::span<const int64_t> invalid_ids;
 
   std::shared_ptr<detail::OutputBlock> block;  ///< keeps `x` alive
-  /// CUDA: `stream` (cudaStream_t), other than the delivery stream, uses the rows. Their memory is not reused, by calls or by
-  /// allocate_rows, before the work enqueued on `stream` up to the destruction is done. The stream must outlive the rows. If it
-  /// is being captured now, the rows also belong to its graph. cudaStreamPerThread means the stream of the calling thread; its
-  /// later work counts only if the same thread destroys the rows. Local.
+  /// CUDA: `stream` (cudaStream_t), other than the delivery stream, uses the rows. The rows' memory is not reused, by calls or
+  /// by allocate_rows, until the work enqueued on `stream` before their destruction is done. The stream must outlive the rows.
+  /// If it is being captured now, the rows also belong to its graph. cudaStreamPerThread means the stream of the calling
+  /// thread; its later work counts only if the same thread destroys the rows. Local.
   void used_by(void* stream);
 };
 
 /// Memory shared by the captured calls of several graphs (CUDA); see NormalExchange::use_graph_memory. Cheap to copy. Freed
-/// with the last copy, graph and rows that use it.
+/// when the last copy, graph or rows that use it are gone.
 class GraphMemory {
  public:
   GraphMemory() = default;

@@ -182,7 +182,7 @@ class RoutingFile {
   struct Impl;
 
  private:
-  // No moves: a RoutingFile always refers to a file. Copies share it.
+  // Not movable, because a RoutingFile always refers to a file. Copies share it.
   explicit RoutingFile(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<const Impl> impl_;
 };

@@ -137,7 +137,7 @@ class Mismatch(SwitchyardError):
 
 
 class RendezvousError(SwitchyardError):
-    """The group could not be formed. :attr:`missing_ranks` never arrived; empty if the cause is another."""
+    """The group could not be formed. :attr:`missing_ranks` never arrived; empty if there was another cause."""
 
     code = Code.RENDEZVOUS
 

@@ -34,7 +34,7 @@ def _config(*, hidden: int, intermediate: int, num_experts: int, topk: int, max_
             order: str = "per_route", exchange: str = "automatic", form: str = "automatic", overflow: str = "fail",
             captured: bool = True, storage: Optional[str] = None, row_scales: str = "f32", weight_scales: str = "f32",
             invalid_ids: str = "raise", backend: int = CPU) -> structs.MoeLayerConfig:
-    """The struct of the keywords of :class:`MoeLayer`."""
+    """Returns the struct for the keywords of :class:`MoeLayer`."""
     storage = storage or ("view" if backend == CUDA else "packed")
     return structs.MoeLayerConfig(
         hidden=hidden, intermediate=intermediate, max_tokens=max_tokens, capacity=capacity, num_experts=num_experts, topk=topk,

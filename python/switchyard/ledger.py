@@ -22,7 +22,7 @@ __all__ = ["LedgerCombine", "PreparedLedger"]
 @checked("LedgerCombine.__init__", called="LedgerCombine")
 def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype: object = "f16", max_rows: int = 0, max_ledgers: int = 4) \
         -> structs.LedgerConfig:
-    """The struct of the keywords of :class:`LedgerCombine`."""
+    """Returns the struct for the keywords of :class:`LedgerCombine`."""
     return structs.LedgerConfig(hidden=hidden, max_tokens=max_tokens, max_rows=max_rows, num_experts=num_experts, topk=topk,
                                 dtype=_names.dtype_of("dtype", dtype), max_ledgers=max_ledgers)
 

@@ -29,7 +29,7 @@ __all__ = ["LowLatency", "Pending", "Received"]
 def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype: object = "bf16", scales: Optional[str] = None,
             scale_group: int = 128, scale_order: str = "row_major", sending: str = "per_rank", pieces: int = 0,
             invalid_ids: str = "raise") -> structs.LowLatencyConfig:
-    """The struct of the keywords of :class:`LowLatency`."""
+    """Returns the struct for the keywords of :class:`LowLatency`."""
     return structs.LowLatencyConfig(
         hidden=hidden, max_tokens=max_tokens, num_experts=num_experts, topk=topk, dtype=_names.dtype_of("dtype", dtype),
         scales=value_of(_names.SCALES, "scales", scales), scale_group=scale_group,

@@ -3,7 +3,7 @@
 /// C ABI: the backward pass of an expert MLP on GPUs, the counterpart of switchyard/gemm_gradients.hpp, which documents the
 /// formulas, the summation order and the rounding. Library switchyard_layer (CMake: switchyard::layer). The rules of
 /// switchyard.h on errors (sy_last_error), structs and destruction apply; no call is collective, and none needs a group. The
-/// gradient of rows is a sy_grouped_gemm of the same weights with the other sy_weight_order.
+/// gradient of rows is computed by a sy_grouped_gemm of the same weights with the other sy_weight_order.
 ///
 /// Calls enqueue on the stream of their options and do not wait. They read the rows of experts (sy_expert_rows) when they run,
 /// allocate nothing, and can be captured; rows beyond those of an argument are skipped.

@@ -84,9 +84,9 @@ sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, 
                             sy_moe_layer** layer);
 /// Local. Creates a further layer of the model that differs from `layer` only in its weights and shares all other memory with
 /// it; either may be destroyed first. Calls of layers that share memory, graphs included, must be ordered one after another and
-/// must use the layers in the same order on all ranks; all ranks create the same layers in the same order. The scales are those
-/// of fp8 weights, else NULL. CUDA: reads the scales in stream order on `stream`. Errors: invalid_argument naming the argument;
-/// system.
+/// must use the layers in the same order on all ranks; all ranks create the same layers in the same order. The scales are for
+/// fp8 weights; NULL otherwise. CUDA: reads the scales in stream order on `stream`. Errors: invalid_argument naming the
+/// argument; system.
 sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                   const void* w2_scales, void* stream, sy_moe_layer** other);
 /// Local, allowed at any time, does not wait. CUDA: the layer's memory is freed once the enqueued calls and graphs that use it
@@ -98,7 +98,7 @@ typedef struct sy_moe_layer_call {
   size_t struct_size;
   void* stream;  ///< CUDA: cudaStream_t; NULL: the legacy default stream
   /// Memory of the rank (CUDA: of its GPU), or NULL: T, read when the call runs, so that it can vary in a graph; clamped to [0,
-  /// tokens of the ids]. Rows of `out` from T on are not written.
+  /// tokens of the ids]. Rows T and above of `out` are not written.
   const int32_t* device_tokens;
   int32_t num_sms;  ///< CUDA: maximum multiprocessors of each kernel, in [1, those of the GPU / ranks on it]; 0: chosen
   sy_bool add;      ///< 0 or 1: the layer is added to the rows in `out`; switchyard/layer.hpp documents the rounding

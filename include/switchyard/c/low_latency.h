@@ -73,7 +73,8 @@ sy_code sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
 sy_code sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange);
-/// Local, allowed at any time, does not wait. Outputs and rows survive, and can be used with another object of the same config.
+/// Local, allowed at any time, does not wait. Outputs and rows remain valid and can be used with another object of the same
+/// config.
 sy_code sy_low_latency_destroy(sy_low_latency* exchange);
 
 /// Local. Memory of fixed shape, private to the rank, overwritten by each dispatch into it. Allocates: do not call on the hot
@@ -137,8 +138,8 @@ sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_vie
 /// Options of one combine; `order` is equal on all ranks.
 typedef struct sy_low_latency_combine_options {
   size_t struct_size;
-  /// SY_ORDER_PER_ROUTE: one row returns per (token, expert), multiplied and summed by the token's owner. _PER_RANK:
-  /// rows are summed on the experts' rank and one row returns per (token, rank): fewer bytes, one more rounding.
+  /// SY_ORDER_PER_ROUTE: one row is returned per (token, expert), multiplied and summed by the token's owner. _PER_RANK: rows
+  /// are summed on the experts' rank and one row is returned per (token, rank): fewer bytes, one more rounding.
   sy_combine_order order SY_DEFAULT(SY_ORDER_PER_ROUTE);
   int32_t num_sms;            ///< CUDA: as in sy_low_latency_dispatch_options
   const float* topk_weights;  ///< float32 [T, K], per_route only; NULL: those given to dispatch, or none (sums of the rows)

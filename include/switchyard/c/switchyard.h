@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI of Switchyard: dispatch and combine of Mixture-of-Experts tokens. C11 and C++. The terms are those of
-/// switchyard/group.hpp and switchyard/normal.hpp; docs/concepts/c_api.md is a short introduction. Low latency and the flat
-/// exchange are in c/low_latency.h, combine by ledgers in c/ledger.h, memory shared by CUDA graphs in c/graph_memory.h; expert
-/// compute, in a separate library, is in c/gemm.h, c/gemm_gradients.h and c/expert.h.
+/// C ABI of Switchyard: dispatch and combine of Mixture-of-Experts tokens. C11 and C++. Uses the terms of switchyard/group.hpp
+/// and switchyard/normal.hpp; docs/concepts/c_api.md is a short introduction. Low latency and the flat exchange are in
+/// c/low_latency.h, combine by ledgers in c/ledger.h, memory shared by CUDA graphs in c/graph_memory.h; expert compute, in a
+/// separate library, is in c/gemm.h, c/gemm_gradients.h and c/expert.h.
 ///
 /// Notation: W ranks, T tokens on this rank, H hidden, K topk, E experts, M received rows. Ranks hold consecutive experts; the
 /// first `E mod W` ranks hold one more than the others. Arrays are dense and row-major. "Collective": all ranks make the same
@@ -15,7 +15,7 @@
 ///     SY_PEER_FAILED (except if the object itself is NULL: then the peers wait until their deadline).
 ///   - Creation of an object waits up to rendezvous_timeout_ms for the peers. All ranks report the same failure
 ///     (SY_HEAP_EXHAUSTED, a config that is out of range on any rank or differs); the group stays usable and a smaller object
-///     may be created. An unreadable struct is misuse as above.
+///     may be created. An unreadable struct is treated as misuse, as above.
 ///   - SY_CAPACITY_EXCEEDED and SY_POOL_EXHAUSTED are reported by all ranks; everything stays usable.
 ///   - SY_PEER_TIMEOUT, _PEER_FAILED and _MISMATCH are sticky: destroy the objects and form the group again.
 ///   - SY_SYSTEM also covers exhausted memory and unexpected errors.
@@ -93,7 +93,7 @@ typedef struct sy_wait_report {
 sy_code sy_last_wait_report(sy_wait_report* report);
 /// After SY_PEER_FAILED: the failed rank and its reason (SY_SYSTEM: its process ended, or it left).
 sy_code sy_last_peer_failure(int32_t* rank, sy_code* reason);
-/// After SY_RENDEZVOUS: bit r is set if rank r never arrived; 0 if the cause is another.
+/// After SY_RENDEZVOUS: bit r is set if rank r never arrived; 0 if there was another cause.
 sy_code sy_last_missing_ranks(uint64_t* ranks);
 
 // ---- Group ----
@@ -141,7 +141,8 @@ sy_code sy_group_size(const sy_group* group, int32_t* size);
 sy_code sy_group_hosts(const sy_group* group, int32_t* hosts, int32_t* host);
 /// The host of `rank`, in [0, W).
 sy_code sy_group_host_of(const sy_group* group, int32_t rank, int32_t* host);
-/// Sets the deadline of every wait in later calls, >= 1 (INT64_MAX: never). Captured graphs keep that of their capture.
+/// Sets the deadline of every wait in later calls, >= 1 (INT64_MAX: never). Captured graphs keep the deadline that was set at
+/// their capture.
 sy_code sy_group_set_timeout(sy_group* group, int64_t timeout_ms);
 /// Collective. Waits until all ranks have called it.
 sy_code sy_group_barrier(sy_group* group);
@@ -249,7 +250,8 @@ typedef struct sy_dispatch_options {
   sy_overflow overflow;
   sy_padding padding;
   int64_t capacity;  ///< SY_SIZE_CAPACITY: maximum rows that this rank accepts, padding included
-  /// CUDA: cudaStream_t on which all work is enqueued; NULL: the legacy default stream. The CPU ignores this and the next two.
+  /// CUDA: cudaStream_t on which all work is enqueued; NULL: the legacy default stream. The CPU ignores this member and the
+  /// next two.
   void* stream;
   /// CUDA: device memory, or NULL: T, read when the kernel runs, so that it can vary in a graph; clamped to [0, T of the ids].
   const int32_t* device_tokens;
@@ -274,7 +276,7 @@ sy_code sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_vi
                                     const sy_dispatch_options* options, sy_dispatched** dispatched);
 
 /// Result of a dispatch. Pointers are valid until sy_dispatched_destroy; routing pointers (all except `x` and `x_scales`) also
-/// while `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no element. CUDA: device
+/// while `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no elements. CUDA: device
 /// pointers; the weights are NULL only if this rank has tokens and passed no weights.
 typedef struct sy_dispatched_view {
   size_t struct_size;
@@ -310,12 +312,12 @@ typedef struct sy_dispatched_view {
   const int64_t* invalid_ids;         ///< one number: sy_handle_invalid_ids, readable without a host wait
 } sy_dispatched_view;
 sy_code sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view);
-/// CUDA: `stream` (cudaStream_t), other than the delivery stream, uses the rows. Their memory is not reused before the work
-/// enqueued on `stream` up to the destruction is done. If it is being captured, the rows also belong to its graph.
+/// CUDA: `stream` (cudaStream_t), other than the delivery stream, uses the rows. The rows' memory is not reused until the work
+/// enqueued on `stream` before their destruction is done. If it is being captured, the rows also belong to its graph.
 sy_code sy_dispatched_used_by(sy_dispatched* dispatched, void* stream);
 sy_code sy_dispatched_destroy(sy_dispatched* dispatched);
 
-/// The stream argument of sy_exchange_allocate_rows for rows that work on any stream may use.
+/// Value of the stream argument of sy_exchange_allocate_rows for rows that may be used on any stream.
 #define SY_ANY_STREAM ((void*)~(uintptr_t)0)
 /// Allocates rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialized; combine reads them in place.
 /// CUDA: `stream` (cudaStream_t) waits for earlier users of the memory; if it is captured, the graph owns the rows. With

@@ -59,7 +59,7 @@ class NumpyArrays:
         return array.flags.c_contiguous
 
     def has_memory(self, array: np.ndarray) -> bool:
-        """Whether the array's elements are stored in its memory."""
+        """Returns whether the array's elements are stored in its memory."""
         return type(array) is np.ndarray or not isinstance(array, np.ma.MaskedArray)
 
     def where(self, array: np.ndarray) -> Tuple[int, int]:
@@ -128,7 +128,8 @@ class TorchArrays:
         return tensor.layout is self._strided and tensor.is_contiguous()
 
     def has_memory(self, tensor: Any) -> bool:
-        """Whether the tensor's elements are stored in its memory: false for sparse tensors and for wrappers such as DTensor."""
+        """Returns whether the tensor's elements are stored in its memory: false for sparse tensors and for wrappers such as
+        DTensor."""
         if type(tensor) is self.Tensor or type(tensor) is self._Parameter:
             return tensor.layout is self._strided
         return tensor.layout is self._strided and (not tensor.numel() or tensor.data_ptr() != 0)
@@ -213,7 +214,7 @@ def describe(shape: Sequence[object]) -> str:
 
 
 def _fits(given: Sequence[int], shape: Sequence[Union[int, str]]) -> bool:
-    """Whether the shape `given` matches `shape`, in which a str matches any number."""
+    """Returns whether the shape `given` matches `shape`, in which a str matches any number."""
     if len(given) != len(shape):
         return False
     for want, got in zip(shape, given):

@@ -21,7 +21,7 @@ from .names import invalid
 from .words import in_python
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-#: Version of the library that this package was written for.
+#: Library version for which this package was written.
 _MAJOR, _MINOR = 0, 1
 
 # The letters of signatures.py.

@@ -90,7 +90,7 @@ class Dispatch(_Weighted):
         self._ids_shape: Any = None
 
     def learn(self, x: Any, topk_ids: Any) -> None:
-        """Learns from a successful call, under the lock."""
+        """Records the properties of a successful call. The lock must be held."""
         if type(x) is not self._Tensor or type(topk_ids) is not self._Tensor:
             return
         codes = arrays_of_torch().codes
@@ -145,7 +145,7 @@ class Combine(_Weighted):
         self._result = c_void_p()
 
     def learn(self, y: Any) -> None:
-        """Learns from a successful call, under the lock."""
+        """Records the properties of a successful call. The lock must be held."""
         if type(y) is self._Tensor:
             self._type, self._shape = y.dtype, y.shape
             self._x.rows, self._x.dtype = y.shape[0] * y.shape[1], arrays_of_torch().codes[y.dtype]
@@ -178,10 +178,10 @@ class Combine(_Weighted):
 
 
 class _Normal(_Repeated):
-    """Normal-mode calls of rows without scales, of any number."""
+    """Normal-mode calls with any number of rows without scales."""
 
     def learn(self, x: Any) -> None:
-        """Learns from a successful call, under the lock."""
+        """Records the properties of a successful call. The lock must be held."""
         if type(x) is self._Tensor:
             self._type, self._x.dtype = x.dtype, arrays_of_torch().codes[x.dtype]
 
@@ -246,7 +246,7 @@ class NormalDispatch(_Normal):
         self._row_bytes = self._hidden * DTYPE_BYTES[self._x.dtype]
 
     def _fits(self, out: Any, x: Any, number: int) -> bool:
-        """Whether `out` can hold `number` rows of the kind of `x`."""
+        """Returns whether `out` can hold `number` rows of the kind of `x`."""
         shape = out.shape
         return (out.dtype is x.dtype and len(shape) == 2 and shape[0] >= number and shape[1] == self._hidden and out.is_contiguous()
                 and (out.get_device() == x.get_device() if self._cuda else out.is_cpu))

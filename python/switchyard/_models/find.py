@@ -143,8 +143,9 @@ def layer_config(config: Dict[str, Any], module: Any) -> Dict[str, Any]:
 
 
 def _computes_swiglu(module: Any) -> bool:
-    """Whether the module's class computes SwiGLU with the gate rows first. Runs the class with small weights on the CPU, on
-    values near zero, where activation functions differ, and on large values, where limits take effect. H differs from I, so
+    """Returns whether the module's class computes SwiGLU with the gate rows first. Runs the class with small weights on the
+    CPU, on values near zero, where activation functions differ, and on large values, where limits take effect. H differs from
+    I, so
     that transposed weights do not fit."""
     import torch
 

@@ -135,7 +135,8 @@ class Share:
         return self._exchange.combine(rows.contiguous(), handle, order="per_route")
 
     def _records(self, *inputs: "torch.Tensor") -> bool:
-        """Whether a pass uses the module: it records gradients, or the weights are computed from other tensors (LoRA)."""
+        """Returns whether a pass uses the module: it records gradients, or the weights are computed from other tensors
+        (LoRA)."""
         import torch
 
         if self._way == "module":

@@ -34,7 +34,7 @@ def _active_ddp() -> Any:
 
 
 def _is_sharded(module: Any) -> bool:
-    """Whether fully_shard manages parameters of this module."""
+    """Returns whether fully_shard manages parameters of this module."""
     return any(each.__name__ == "FSDPModule" for each in type(module).__mro__)
 
 

@@ -9,7 +9,8 @@ from ..errors import Unsupported
 
 
 def needs_gradient(*tensors: Any) -> bool:
-    """Whether torch must record gradients for one of these tensors. Raises Unsupported inside transforms of torch.func."""
+    """Returns whether torch must record gradients for one of these tensors. Raises Unsupported inside transforms of
+    torch.func."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -33,7 +34,7 @@ def refuse_gradient(call: str, instead: str, **tensors: Any) -> None:
 
 
 def is_traced() -> bool:
-    """Whether torch.compile is tracing the current call."""
+    """Returns whether torch.compile is tracing the current call."""
     torch = sys.modules.get("torch")
     compiler = getattr(torch, "compiler", None)  # torch from 2.1 on has is_compiling
     return compiler is not None and hasattr(compiler, "is_compiling") and compiler.is_compiling()

@@ -91,7 +91,7 @@ class Buffer:
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Whether fp8 is available: true on every backend."""
+        """Returns whether fp8 is available: true on every backend."""
         return True
 
     @staticmethod

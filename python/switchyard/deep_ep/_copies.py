@@ -89,7 +89,7 @@ class CopyingExchange(Exchange):
         return None if isinstance(x, tuple) else self._fresh(lambda: x.new_empty((min(number, self._most_rows), self.hidden)))
 
     def _fresh(self, make: Callable[[], Any]) -> Any:
-        """Returns the rows that `make` makes, allocated in row memory if there is one."""
+        """Returns the rows made by `make`, allocated in row memory if there is one."""
         if self.row_memory is None:
             return make()
         with self.row_memory.use():

@@ -98,8 +98,8 @@ class Streams:
         return result
 
     def _on_one_stream(self) -> bool:
-        """Whether all calls so far were enqueued on the current stream. Captured calls do not count: the program orders the
-        replays of a graph."""
+        """Returns whether all calls so far were enqueued on the current stream. Captured calls do not count: the program orders
+        the replays of a graph."""
         raw = raw_stream(self._device)
         if raw == self._raw or torch.cuda.is_current_stream_capturing():
             return True
@@ -136,7 +136,7 @@ class Streams:
         return result, EventOverlap(EventHandle(comm), (given, held))
 
     def on_stream_of(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """Returns `work`, bound to the currently current stream: later callers enqueue it there."""
+        """Returns `work`, bound to the stream that is current now; later callers enqueue it there."""
         stream, raw = torch.cuda.current_stream(self._device), raw_stream(self._device)
 
         def there() -> Result:
