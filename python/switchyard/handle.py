@@ -18,7 +18,7 @@ __all__ = ["Counts", "Handle", "Ledger", "Matrices", "RoutingLayout"]
 
 
 class Counts(NamedTuple):
-    """Numbers of rows that a dispatch delivered. Arrays are int64, of this rank's experts, in host memory."""
+    """Numbers of rows that a dispatch delivered. Arrays are int64 in host memory, with one entry per expert of this rank."""
 
     rows: int  #: M, padding included
     tokens_per_expert: np.ndarray
@@ -236,7 +236,7 @@ class Handle:
 
     @checked("Handle.matrices")
     def matrices(self, num_channels: int) -> Matrices:
-        """Describes the dispatch as DeepEP's handle does, for `num_channels` >= 1 channels."""
+        """Describes the dispatch in the form of DeepEP's handle, for `num_channels` >= 1 channels."""
         m = structs.Matrices()
         check(library().functions.sy_handle_matrices(self.pointer, num_channels, byref(m)))
         w, c, t = m.world, m.num_channels, m.num_tokens

@@ -233,7 +233,7 @@ class LowLatency:
         return self._used_here(Received(self._make_output(view, memory), taken.arrays, taken.array), taken.arrays, taken.array)
 
     def _lend(self, like: Any) -> Received:
-        """Returns an output that no tensor refers to."""
+        """Returns an output to which no tensor refers."""
         arrays: Any
         like, arrays = arrays_of(like, "like")
         if self._backend == CUDA and arrays.torch.cuda.is_current_stream_capturing():  # it belongs to the graph

@@ -80,8 +80,9 @@ class Bootstrap {
   }
   /// Sets the duration of silence after which a rank of another host counts as dead. Any thread.
   virtual void set_silence(Milliseconds) noexcept {}
-  /// `asked` is called every few milliseconds while a collective call waits. True ends the call as its deadline does, but only
-  /// after data that peers have sent by then has had time to arrive. Call at most once, after setup. Must not block.
+  /// `asked` is called every few milliseconds while a collective call waits. If it returns true, the call ends as at its
+  /// deadline, but only after data that peers have sent by then has had time to arrive. Call at most once, after setup. Must
+  /// not block.
   void set_interrupt(std::function<bool()> asked) { interrupt_ = std::move(asked); }
   /// Local, idempotent: announces an orderly leave to the peers and stops watching them.
   virtual void leave() noexcept = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of single members, called by the generated conversions (capi/structs.hpp, capi/layer/structs.hpp). Errors name the
-// member `of`->`member`; the name is built only for an error.
+// Checks of single members, called by the generated conversions (capi/structs.hpp, capi/layer/structs.hpp). Error texts give
+// the member as `of`->`member`; this name is built only for an error.
 #pragma once
 
 #include <cstdint>

@@ -25,7 +25,7 @@ __device__ __forceinline__ uint32_t shared_of_block(uint32_t p, uint32_t rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(p), "r"(rank));
   return there;
 }
-/// Reads shared memory of any block.
+/// Reads shared memory of any block in the cluster.
 __device__ __forceinline__ uint32_t load_of_block(uint32_t there) {
   uint32_t v;
   asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(there) : "memory");

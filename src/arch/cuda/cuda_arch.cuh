@@ -39,7 +39,7 @@ template <bool kBulk, bool kInlineAll = false>
 struct CudaArch : CudaMover<kBulk> {
   static_assert(!kBulk || !kInlineAll);
   using Warp = CudaWarp;
-  /// Polls before a waiting warp starts to sleep: some tens of microseconds.
+  /// Number of polls before a waiting warp starts to sleep, some tens of microseconds.
   static constexpr int kPollsBeforeSleep = 64;
   static constexpr int kTakenAtOnce = 1;
 
@@ -160,7 +160,7 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// Two segments per lane, so that 64 segments need one step.
+  /// Processes two segments per lane, so that 64 segments need one step.
   template <class F>
   __device__ static Located locate_pairs(Warp& w, uint32_t index, int n, F&& length) {
     SWITCHYARD_ROLLED
@@ -385,7 +385,7 @@ struct CudaArch : CudaMover<kBulk> {
     prefetch_lanes(w.lane_, src, static_cast<int>(bytes));
   }
 
-  // Reductions in memory, because a load would add its latency.
+  // Uses reductions in memory, because a load would add its latency.
   __device__ static void count(Warp& w, uint64_t* statistic, uint64_t value) {
     if (w.lane_ == 0) ptx::reduce_add(statistic, value);
   }

@@ -14,7 +14,7 @@ struct CudaMover {
   /// The lanes perform smaller copies: 1 KiB is two 16-byte accesses per lane.
   static constexpr size_t kBulkMinBytes = 1024;
 
-  /// Up to 32 destinations, in `mine` of the given lanes.
+  /// Copies to up to 32 destinations, which the given lanes hold in `mine`.
   __device__ static void multicast_group(CudaWarp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
     constexpr unsigned kNotGlobal = 16;
     unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine)) & 15u;

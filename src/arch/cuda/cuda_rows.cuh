@@ -267,7 +267,7 @@ __device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRo
   }
 }
 
-/// Any number of rows, one after another.
+/// Sums any number of rows, one after another.
 template <DType T, bool kSentinel>
 __device__ void reduce_vectors_of_many(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t vectors) {
   using E = RowElements<T>;

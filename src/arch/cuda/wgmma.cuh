@@ -83,8 +83,8 @@ struct Wgmma;
 #define SWITCHYARD_ACCUMULATORS_11(c) SWITCHYARD_ACCUMULATORS_10(c), SWITCHYARD_EIGHT(c, 80)
 #define SWITCHYARD_ACCUMULATORS_12(c) SWITCHYARD_ACCUMULATORS_11(c), SWITCHYARD_EIGHT(c, 88)
 
-// TYPE: of both operands; A, B: 1 if the operand's order is outer; C: constraint of the accumulators; I: N / 16; X, Y: indices
-// of the descriptors' operands.
+// TYPE: type of both operands; A, B: 1 if the operand's order is outer; C: constraint of the accumulators; I: N / 16; X, Y:
+// indices of the descriptors' operands.
 #define SWITCHYARD_WGMMA_TEXT(TYPE, ADD, C, N, I, X, Y, A, B)                                                             \
   asm volatile("{.reg .pred p; setp.ne.b32 p, " #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE \
                " {" SWITCHYARD_NAMES_##I "}, %" #X ", %" #Y ", p, 1, 1, " #A ", " #B ";}"                                 \

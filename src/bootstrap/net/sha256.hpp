@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), used to prove knowledge of the job token. A few hundred bytes per connection.
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), used to prove knowledge of the job token. Hashes a few hundred bytes per
+// connection.
 #pragma once
 
 #include <array>

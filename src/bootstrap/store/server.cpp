@@ -207,7 +207,7 @@ class StoreServer final : public Store {
     return is_any_address_ && is_loopback(there) ? "" : numeric_host(there);
   }
 
-  /// Adds a connection that proved itself to the guests. Always returns false, or the result of refuse().
+  /// Adds an authenticated connection to the guests. Always returns false, or the result of refuse().
   bool admit(Newcomer& newcomer, const Hello& hello) {
     serve_ranks();  // a rank that died may rejoin; its end is processed before its successor
     if (const std::string why = judge_hello(hello, {me_.token, me_.world, arrived()}, newcomer.nonce); !why.empty()) {

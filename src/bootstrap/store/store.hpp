@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The meeting point: rank 0 serves, the other ranks connect. Each side is a state machine driven by one poll loop
+// The rendezvous point: rank 0 serves, the other ranks connect. Each side is a state machine driven by one poll loop
 // (connect.cpp).
 #pragma once
 

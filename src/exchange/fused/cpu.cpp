@@ -149,8 +149,8 @@ class CpuFused final : public FusedImpl {
     cut_tiles();
   }
 
-  /// Cuts an expert's rows as the products require. A product has one column tile, because the bits that oneDNN produces for a
-  /// column may depend on its neighbors.
+  /// Divides an expert's rows into tiles as the products require. A product has one column tile, because the bits that oneDNN
+  /// produces for a column may depend on its neighbors.
   void cut_tiles() {
     const auto experts = handle_.first_row.size();
     first_tiles_.assign(1, 0);

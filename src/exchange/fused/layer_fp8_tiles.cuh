@@ -106,7 +106,7 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
 }
 
 /// Role of the teller warp: sets the block's flag of a tile when its part of the tile is stored. The barrier of a tile is that
-/// of its slot; the second next tile begins when this warp has released its entry.
+/// of its slot; the tile after the next one begins when this warp has released its entry.
 template <class A>
 __device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;

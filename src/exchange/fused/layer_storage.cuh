@@ -117,7 +117,7 @@ struct LayerCall {
   }
 };
 
-/// A span on this warp's track from construction to end(), on an arch that traces. Call from all lanes.
+/// Records a span on this warp's track from construction to end(), on an arch that traces. Call from all lanes.
 template <class A>
 class RoleSpan {
  public:
@@ -187,7 +187,8 @@ __device__ __forceinline__ void charge_wait(const CallContext& call, int rank, u
 enum class Awaited { this_rank, ranks };
 
 /// Waits until ready() holds in every lane; each lane waits for its `rank`. Call from all lanes of a warp. False after a fault
-/// (recorded): the awaited data may be missing. A wait for ranks is charged to the other rank that was waited for last.
+/// (recorded): the awaited data may be missing. The time of a wait for ranks is charged to the last other rank that was waited
+/// for.
 template <class A, Awaited kAwaited = Awaited::ranks, class Ready>
 __device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event event, int rank, Ready ready) {
   if (__all_sync(~0u, ready())) return true;

@@ -34,7 +34,8 @@ class CallOrder {
 
   /// Waits for the last call that was not captured.
   void wait() const;
-  /// All calls so far, and all graphs that contain calls. The object's memory must not end before these uses.
+  /// Returns the uses by all calls so far and by all graphs that contain calls. The object's memory must not end before these
+  /// uses.
   MemoryUses uses() const;
   /// End point of the last call that was not captured, or null.
   const Point& last() const { return last_; }

@@ -12,7 +12,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// With more free ranges than this, ranges without remaining users are joined.
+/// Above this number of free ranges, ranges without remaining users are joined.
 constexpr size_t kMaxFreeRanges = 24;
 
 }  // namespace

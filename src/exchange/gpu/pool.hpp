@@ -108,8 +108,8 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   };
   std::shared_ptr<CudaBlock> make_block(size_t bytes, Content content);
   void free(CudaBlock& block) noexcept;
-  /// Returns `freed` to the ranges, ordered after all work enqueued on its streams so far. False: one of the streams is being
-  /// captured.
+  /// Moves `freed` to the free ranges, ordered after all work enqueued on its streams so far. False: one of the streams is
+  /// being captured.
   bool settle(Freed& freed);
   void settle_freed();
   std::vector<StreamUse> uses_of(CudaBlock& block);

@@ -38,7 +38,7 @@ class DeviceRank {
   /// Throws Error(invalid_argument), once per incident, if calls had ids that were neither -1 nor an expert and their objects
   /// are configured to raise. Does not wait for kernels.
   virtual void raise_invalid_ids(const char* context) = 0;
-  /// Copies of the counters, one per (warp, peer). Waits for the copy, not for kernels.
+  /// Returns copies of the counters, one per (warp, peer). Waits for the copy, not for kernels.
   virtual std::vector<WaitCounter> wait_counters() const = 0;
   /// Collective. Returns the address of every rank's buffer on this rank's GPU, valid while `mapping` lives.
   virtual std::vector<std::byte*> reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,

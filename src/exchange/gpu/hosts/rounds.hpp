@@ -30,7 +30,7 @@ namespace switchyard::detail {
 /// Rounds of one rank; its thread makes the calls. Ends with the group (Group::Impl).
 class GpuRounds {
  public:
-  /// The rounds of the rank. Collective, in Group::Impl::collectively(), with the GPU current. The first object of a group
+  /// Returns the rank's rounds. Collective, in Group::Impl::collectively(), with the GPU current. The first object of a group
   /// loads NCCL, creates the communicators and sends a first round. \throws on all ranks: Error(unsupported); Error(mismatch)
   /// if ranks have different NCCL versions or different values of SWITCHYARD_NCCL_GIN; and the error of a rank that cannot
   /// create its communicators.
