@@ -73,7 +73,7 @@ struct Proposal {
   char limit[112];
 };
 
-/// Gathers the claims of all ranks before any rank allocates. Throws on all of them if a host has too little memory.
+/// Gathers the proposals of all ranks before any rank allocates. Throws on all of them if a host has too little memory.
 std::vector<Proposal> agree_on_memory(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
   const MemoryAvailable available = memory_available();
   Proposal mine = {bytes, available.bytes, {}};

@@ -21,8 +21,8 @@ namespace switchyard::detail {
 /// Alignment of every segment in every mapping, and the maximum alignment of allocate().
 inline constexpr size_t kHeapSegmentAlignment = size_t{2} << 20;
 
-/// Owns the mappings of all segments of this host; the addresses of other segments are null. Non-collective, idempotent
-/// destruction: a segment is freed with its last user.
+/// Owns the mappings of all segments of this host; the addresses of other segments are null. Destruction is local and
+/// idempotent: a segment is freed with its last user.
 class SymmetricHeap {
  public:
   /// Collective. Each rank creates a segment of `bytes` (rounded up to pages) and maps all of them. If a machine has too little

@@ -20,8 +20,8 @@ namespace switchyard {
 
 namespace detail {
 
-/// All parts of a layer except its weights, plus sets of weights. Sets are numbered from 0 in the order in which they are
-/// added.
+/// Holds all parts of a layer other than its weights, and its sets of weights. Sets are numbered from 0 in the order in which
+/// they are added.
 class LayerForm {
  public:
   explicit LayerForm(const LayerSetup& setup) : config(setup.config), backend(setup.backend), gpu(setup.gpu) {}

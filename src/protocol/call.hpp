@@ -94,8 +94,8 @@ struct CallContext {
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }
   SWITCHYARD_FN int rank() const { return heap.rank; }
-  /// All ranks, i in [0, W), starting with the next one; this rank is last. If all ranks served rank 0 first, only its link
-  /// would be busy, and then only the link of rank 1.
+  /// Rank number i, in [0, W), in an order that starts with the next rank and ends with this rank. If all ranks served rank 0
+  /// first, only its link would be busy, and then only the link of rank 1.
   SWITCHYARD_FN int in_turn(int i) const { return around(i, heap.rank + 1, heap.world); }
 };
 

@@ -295,7 +295,7 @@ struct BlockCounters {
   uint64_t* first = nullptr;
   int stride = 0;  ///< distance from block to block; 0 if each block has its own memory
 };
-/// As above, for all warps of `blocks` blocks. The warps of a block first count each other in the block's own counter `at`, and
+/// Overload for all warps of `blocks` blocks. The warps of a block first count each other in the block's own counter `at`, and
 /// the last one arrives for all of them. An arrival across blocks takes microseconds while the link is full, so this lets most
 /// warps continue at once.
 template <class A>

@@ -316,7 +316,7 @@ struct RoutingFile::Impl {
     return data.ranks[static_cast<size_t>(rank_number)];
   }
 
-  /// E for the caller's `given` value.
+  /// Returns E for the caller's `given` value.
   int experts(const char* function, int given) const {
     if (given == 0 && num_experts > 0) return num_experts;
     if (given < 1 || given < num_experts) {

@@ -76,7 +76,7 @@ class ExchangeBase {
   /// fields that all ranks must agree on. If it throws on some ranks, all ranks throw the error of the lowest of them. If
   /// fields differ, all ranks throw Error(mismatch), whose text gives the field and both values. `object` is the object's name
   /// in errors, `sized_by` the function that computes its heap bytes. After an error the group remains usable; once the
-  /// object's remains are gone the heap is as before.
+  /// object's memory has been released, the heap is as before.
   void construct(const char* object, const char* sized_by, const std::function<AgreedFields()>& build);
   /// Collective, within construct(). Takes this object's block of the symmetric heap, held until the object is destroyed, at
   /// the lowest offset that is free on all ranks: an object that is already destroyed on one rank may still exist on another,

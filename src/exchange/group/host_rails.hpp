@@ -24,7 +24,7 @@ class HostRails {
   int own_host() const { return own_host_; }
   Carrier& carrier() { return *carrier_; }
   std::vector<RailPeer>& peers() { return peers_; }
-  /// The next round of this object, for one message.
+  /// Returns the next round of this object, for one message.
   uint64_t take_round() { return next_round_++; }
   /// The proxy of `rank` on this host, if it is another rank; -1: this rank is the proxy, or `rank` is on this host. A wait for
   /// an announcement of `rank` is also a wait for its proxy.

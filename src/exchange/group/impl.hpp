@@ -35,8 +35,8 @@ struct Registration {
   std::byte* data = nullptr;  ///< this rank's buffer
   size_t bytes = 0;
   int slot = 0;  ///< equal on all ranks
-  /// [W] distance from rank r's mapping of this rank's segment to rank r's mapping of `data`, modulo 2^64. In memory that
-  /// kernels read.
+  /// [W] distance from rank r's mapping of this rank's segment to rank r's mapping of `data`, modulo 2^64. The array is in
+  /// memory that kernels read.
   const uint64_t* distances = nullptr;
   std::vector<uint64_t> host_distances;
   std::shared_ptr<void> mapping;  ///< CUDA: the other ranks' buffers
@@ -86,7 +86,7 @@ struct Group::Impl {
   /// Several hosts: performs the work of all sent calls (`sent_calls`) that other ranks wait for. First step of every call that
   /// waits; otherwise this rank could wait for a rank that waits for it.
   void pass_on();
-  /// A rank whose calls differ from this rank's, or -1.
+  /// Returns a rank whose calls differ from this rank's, or -1.
   int find_other_call() const noexcept;
   /// Ends the peers' calls and throws, because `rank` makes a different call than this rank.
   [[noreturn]] void throw_mismatch(const std::string& context, int rank);

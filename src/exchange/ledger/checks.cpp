@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of the ledger combine's contracts that the host makes.
+// Host-side checks of the ledger combine's contracts.
 #include <limits>
 #include <string>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the backends of the ledger combine: the virtual interface behind LedgerCombine, and functions of a configuration.
+// Shared by the backends of the ledger combine: the virtual interface behind LedgerCombine, and values derived from a
+// configuration.
 #pragma once
 
 #include <limits>
@@ -64,7 +65,7 @@ class LedgerImpl : protected ExchangeBase {
   void fill(const LedgerTables& tables, LedgerData& data) const;
   /// Throws if arguments of a call are invalid.
   void check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const;
-  /// Sets the call parameters that are the same on all backends, wherever the tables are.
+  /// Sets the call parameters that are the same on all backends, regardless of where the tables are.
   void fill_call(struct LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const;
   /// Bytes of the symmetric memory that survive sleep. These include blank sentinel rows, because they are not zero.
   size_t kept_bytes() const {

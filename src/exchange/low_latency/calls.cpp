@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of low-latency mode for all backends: checks, kernel parameters, split calls; and functions of a configuration.
+// The calls of low-latency mode for all backends: checks, kernel parameters, split calls; and values derived from a
+// configuration.
 
 #include <algorithm>
 #include <utility>

@@ -27,7 +27,7 @@ struct SharedSets : TokenSets {
   }
 };
 
-/// The fence that publish_entry requires; it overlaps the loads of other warps at the beginning of the call.
+/// Executes the fence that publish_entry requires; it overlaps the loads of other warps at the beginning of the call.
 __device__ inline void fence_entry(const CudaWarp& w) {
   if (is_announcer(w)) ptx::fence_acq_rel<Scope::system>();
 }
@@ -168,7 +168,8 @@ __device__ inline void prefetch_first_return(const CudaWarp& w, const LowLatency
   if (at.item < c.layout.rows_per_expert()) ptx::prefetch(c.routes + at.item * c.layout.topk);
 }
 
-/// The dispatch whose outputs a combine sums. One thread of each block loads it early, together with load_call_words().
+/// Returns the number of the dispatch whose outputs a combine sums. One thread of each block loads it early, together with
+/// load_call_words().
 __device__ inline uint64_t load_combined(const LowLatencyCombineParams& args) {
   const bool known = threadIdx.x == 0 && args.own != nullptr;  // null in warm-up launches
   return known ? ptx::load_relaxed<Scope::device>(&args.own->call) : 0;
@@ -179,7 +180,7 @@ inline int max_low_latency_shared(const DeviceLimits& limits) { return static_ca
 
 inline constexpr uint32_t kScratch = kMaxTopk * 8;  ///< per warp: rows of a message's entries
 
-/// With space for the ids of `tokens` tokens and, unless `experts` is 0, for their sets, if they fit.
+/// Returns a shape with space for the ids of `tokens` tokens and, unless `experts` is 0, for their sets, if they fit.
 inline CudaShape low_latency_shape(int warps, int tokens, int topk, int experts, const DeviceLimits& limits) {
   CudaShape shape{warps, 0, 0, kScratch};
   const int64_t bytes = round_up(staged_id_bytes(tokens * topk) + staged_set_bytes(tokens, experts), 16);

@@ -66,8 +66,8 @@ class CudaLowLatency final : public LowLatencyImpl {
   int64_t invalid_ids() override { return order_->invalid_ids(); }
 
  private:
-  // 16 columns per lane: a row is loaded in one round. Twice that if a block sends several messages: then half of its warps
-  // send one message and half another.
+  // 16 columns per lane, so that a row is loaded in one round; twice that if a block sends several messages, because half of
+  // its warps then send one message and half another.
   static constexpr int64_t kPartColumns = 512;
 
   /// Warps per block of a launch.
@@ -169,8 +169,8 @@ class CudaLowLatency final : public LowLatencyImpl {
     return capture.active ? capture.id : 0;
   }
 
-  /// `used`: addresses that the call uses. Library memory there, and `output`, is kept until the call ends or, for a captured
-  /// call, as long as the graph.
+  /// `used`: addresses that the call uses. Library memory at these addresses, and `output`, are kept until the call ends or,
+  /// for a captured call, as long as the graph exists.
   template <class Launch>
   void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context,
                std::initializer_list<const void*> used, HeldMemory* output, Launch&& launch) {

@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Messages are tokens, not routes, and there are at most 32 ranks and 32 choices.
+/// Layout whose messages are tokens, not routes, with at most 32 ranks and 32 choices.
 struct KnownLayout : LowLatencyLayout {
   static constexpr SWITCHYARD_FN int units_per_token() { return 1; }
   static constexpr SWITCHYARD_FN int token_of(int unit) { return unit; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of normal mode's contracts that the host makes. Every text gives the argument, its value and the allowed values.
+// Host-side checks of normal mode's contracts. Every text gives the argument, its value and the allowed values.
 #include <string>
 
 #include "exchange/group/enum_checks.hpp"

@@ -79,7 +79,7 @@ class CpuNormal final : public NormalImpl {
   /// Several hosts: a rank of another host is missing. If its proxy is missing too, changes the fault to refer to the proxy.
   void name_proxy(FaultRecord& fault) const;
   /// Call after the exchange of placements: throws on all ranks if a rank cannot take part or made a different call. `own`:
-  /// this rank's error, thrown if this rank is the one.
+  /// this rank's error, which is thrown if this rank is the one that failed.
   void check_placements(const CpuCall& call, const std::exception_ptr& own);
   /// Runs body(warp) on all workers, or on the calling thread as the only warp.
   template <class F>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public class of normal mode, and functions of a configuration.
+// The public class of normal mode, and values derived from a configuration.
 #include "switchyard/normal.hpp"
 
 #include <algorithm>

@@ -59,7 +59,7 @@ __device__ inline void end_call(ObjectState* state, uint64_t epoch, Participatio
   state->verdict = 0;
 }
 
-/// Reports a fault that ends only this call to the host, unless the host has not yet read an earlier one. Call from one thread.
+/// Reports to the host a fault that ends only this call, unless the host has not yet read an earlier one. Call from one thread.
 __device__ inline void report_soft_fault(SoftFault* to, const SoftFault& fault) {
   if (to == nullptr || ptx::load_acquire<Scope::system>(&to->ready) != 0) return;
   to->code = fault.code;

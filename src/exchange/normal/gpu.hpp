@@ -84,7 +84,7 @@ class CudaNormal final : public NormalImpl {
   void use(const std::shared_ptr<CudaBlock>& block, CudaCall& call) const;
   /// Marks the memory at `address` as used by the call if it is library memory.
   void use(const void* address, CudaCall& call) const;
-  /// The memory of the graph that is being captured.
+  /// Returns the memory of the graph that is being captured.
   GraphArena& arena_of(const CaptureState& capture);
   /// Throws Error(pool_exhausted). A block of a captured call belongs to its graph.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const CallStream& at);
@@ -103,7 +103,7 @@ class CudaNormal final : public NormalImpl {
   bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) override;
   void move(Call& call, Dispatch& d, const MoveShape& shape) override;
   HandleArrays arrays_of(const HandleData& h) const override;
-  // Several hosts: counterparts of plan(), move() and sum(). All of them throw the outcome of a call on all ranks.
+  // Several hosts: counterparts of plan(), move() and sum(). All of them throw the error of a call on all ranks.
   void plan_over_hosts(CudaCall& call, const Routing& routing, HandleData& h);
   void move_over_hosts(CudaCall& call, const Dispatch& d, const CudaDispatchParams& params);
   void sum_over_hosts(CudaCall& call, const HandleData& h, const CudaCombineParams& params, bool weighted,

@@ -135,8 +135,8 @@ class NormalImpl : protected ExchangeBase {
     std::shared_ptr<OutputBlock> rows;         ///< null until taken
     Placement place{};                         ///< published by this rank
     bool placed = false;                       ///< rows arrive at options.out rather than in `rows`
-    /// Rows that arrive in `rows` are copied to options.out as they arrive (place.dispatch.copies_out). In a group of one rank
-    /// possibly none arrive there, because own rows are placed directly.
+    /// Rows that arrive in `rows` are copied to options.out as they arrive (place.dispatch.copies_out). In a group of one rank,
+    /// possibly no rows arrive there, because own rows are placed directly.
     bool copied = false;
     std::exception_ptr error;  ///< this rank cannot take part: no rank moves anything
 
@@ -208,7 +208,7 @@ class NormalImpl : protected ExchangeBase {
     const float* of_routes;   ///< the dispatch's, per route: expert-major per_route
     const float* given;       ///< the caller's, which replace those of the dispatch
   };
-  /// The weights of a combine by a handle whose tables contain `of_records` and `of_routes` (or null).
+  /// Returns the weights for a combine by a handle whose tables contain `of_records` and `of_routes` (or null).
   static SumWeights weights_of(const HandleData& h, const CombineOptions& o, const float* of_records, const float* of_routes);
 
   void construct(const std::function<void()>& build) {
@@ -259,14 +259,14 @@ class NormalImpl : protected ExchangeBase {
   int64_t static_rows(const DispatchOptions& options) const {
     return options.size == SizePolicy::capacity ? capacity_of(options) : worst_case_rows(config, world());
   }
-  /// Sets the rows and records that a fresh dispatch has room for. SizePolicy::exact: call after the counts.
+  /// Sets the numbers of rows and records for which a fresh dispatch has room. SizePolicy::exact: call after the counts.
   void choose_sizes(const DispatchOptions& options, HandleData& h) const;
   /// Takes memory and sets the placement: the address of the memory, or the reason why there is none.
   void offer(Call& call, Dispatch& d);
   /// Moves rows, ends the call and delivers the result, or throws on all ranks.
   Dispatched finish(Call& call, Dispatch& d);
   Dispatched deliver(const Dispatch& d) const;
-  /// True if only this rank reads rows of a combine, wherever they are.
+  /// True if only this rank reads rows of a combine, regardless of where they are.
   bool alone(const HandleData& h) const { return world() == 1 && h.layout == Layout::rank_major; }
   /// True if combine of rank-major rows first copies them (stage()) to symmetric memory, where peers read them.
   bool copies_first(const ConstRows& y, const HandleData& h) const;

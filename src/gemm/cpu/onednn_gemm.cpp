@@ -111,7 +111,7 @@ const dnnl::engine& cpu_engine() {
 }
 
 memory::desc row_major(int64_t rows, int64_t cols, int64_t stride, DataType type) { return {{rows, cols}, type, {stride, 1}}; }
-/// B[n, k] as the k x n matrix that oneDNN multiplies by.
+/// B[n, k] as the k x n matrix operand of oneDNN.
 memory::desc plain_weights(int64_t n, int64_t k, DataType type) { return {{k, n}, type, {1, k}}; }
 memory::desc any_weights(int64_t n, int64_t k, DataType type) { return {{k, n}, type, memory::format_tag::any}; }
 

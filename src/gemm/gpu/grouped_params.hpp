@@ -24,7 +24,7 @@ inline constexpr int kManyThreads = 512;
 inline constexpr int kFp8Inner = 128;
 /// Threads of a block: two warpgroups that multiply, and one whose first thread loads.
 inline constexpr int kThreads = 384;
-/// Maximum number of experts: the space that a block has besides its tiles.
+/// Maximum number of experts, limited by the space that a block has besides its tiles.
 inline constexpr int kMaxExperts = 2048;
 
 enum class Activation : int { relu, silu };

@@ -90,7 +90,7 @@ struct Agreement {
   Kind kind = Kind::vmm;
 };
 
-/// A pure function of all claims: every rank computes the same result or throws the same error.
+/// A pure function of all proposals: every rank computes the same result or throws the same error.
 Agreement agree(const std::vector<Proposal>& proposals) {
   Agreement result;
   bool want_ipc = false;
@@ -118,7 +118,7 @@ Agreement agree(const std::vector<Proposal>& proposals) {
   return result;
 }
 
-/// Claims of the ranks of `rank`'s host.
+/// Returns the proposals of the ranks of `rank`'s host.
 std::vector<Proposal> proposals_of_host(const std::vector<Proposal>& proposals, const HostMap& hosts, int rank) {
   std::vector<Proposal> here;
   for (const int r : hosts.ranks_of(hosts.host_of(rank))) here.push_back(proposals[static_cast<size_t>(r)]);

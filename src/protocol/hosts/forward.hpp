@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch over several hosts. A token crosses once to each other destination host, as a crossing row to the proxy of its
 // source. The proxy sends it on like one of its own tokens (send_records, send_row) and sets the flags that the source would
-// set. Rows and records are placed where the plan of all ranks puts them. Rows for ranks of this host are sent as on one host.
+// set. Rows and records are placed at the positions that the plan of all ranks defines. Rows for ranks of this host are sent as
+// on one host.
 //
 // | flag      | written by                               | read by           | order           | scope  | reuse              |
 // | placement | receiver and its proxies                 | all sources       | release/acquire | system | epoch, never reset |

@@ -51,8 +51,8 @@ SWITCHYARD_FN inline const std::byte* local_weights(const CombineParams& p, cons
   return p.call.heap.base[rank] + place.pull.weights + int64_t{4} * p.shape.topk * rows.entries[i].record;
 }
 
-/// Sums the rows of token t on this host, starting from +0, in the contracted order, to `out`, and their weights to
-/// `out_weights` unless null. The writes are pending on return. False: there are no rows.
+/// Sums the rows of token t on this host, starting from +0, in the order that the contract defines, to `out`, and their weights
+/// to `out_weights` unless null. The writes are pending on return. False: there are no rows.
 template <class A>
 SWITCHYARD_FN bool sum_local(typename A::Warp& w, const CombineParams& p, int64_t t, std::byte* out, std::byte* out_weights) {
   const TokenRows rows = rows_of(p, t);

@@ -10,10 +10,11 @@
 // Every rank sets its flag at every owner in every call, even if it has no rows. A call ends only when the flags of all ranks
 // have arrived.
 //
-// *Rows of whole 16 bytes* are sentinel rows (arch/ops.hpp; site `returned`). The flag only announces that a rank has entered
-// the call, and with which ledger. Three return buffers are used in turn. The buffer of call n keeps its contents until call n
-// + 1, which blanks it. It is written again in call n + 3, by a rank that has finished call n + 2. That rank has therefore
-// acquired the owner's flag of call n + 2, which the owner set after it had finished call n + 1, including the blanking.
+// *Rows whose size is a multiple of 16 bytes* are sentinel rows (arch/ops.hpp; site `returned`). The flag only announces that a
+// rank has entered the call, and with which ledger. Three return buffers are used in turn. The buffer of call n keeps its
+// contents until call n + 1, which blanks it. It is written again in call n + 3, by a rank that has finished call n + 2. That
+// rank has therefore acquired the owner's flag of call n + 2, which the owner set after it had finished call n + 1, including
+// the blanking.
 //
 // *Other rows* are followed by the flag, which the last warp with rows for an owner sets. Two buffers are used in turn, by the
 // parity of the call. A rank writes the buffer of call n + 2 at an owner only after the end of its call n + 1. By then it has
@@ -36,8 +37,8 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Pointers are to this rank's memory. The functions below accept any type with these members, so that the
-/// members of a kernel for one row type can be constants.
+/// Trivially copyable. Pointers are to this rank's memory. The functions below accept any type with these members, so that
+/// kernels for one row type can have some members as constants.
 struct LedgerParams {
   CallContext call;
   LedgerLayout layout;
@@ -234,7 +235,7 @@ SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
   const int64_t width = split ? 512 : p.hidden, parts = split ? (p.hidden + 511) / 512 : 1;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   for (int64_t i = spread_index(w); i < p.tokens * parts; i += w.total()) {
-    // 32 bits: GPUs divide them faster.
+    // 32 bits, because GPUs divide 32-bit numbers faster.
     const int64_t t = split ? static_cast<int64_t>(static_cast<uint32_t>(i) / static_cast<uint32_t>(parts)) : i;
     const int64_t column = (i - t * parts) * width, left = p.hidden - column, at = column * element;
     const ReduceSpec sum{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type,

@@ -46,8 +46,8 @@ SWITCHYARD_FN inline uint64_t dispatch_header(int tokens) {
                       static_cast<uint64_t>(tokens));
 }
 
-/// Sending half; waits for nothing. The helpers that have no entries to send perform the counting first; if every helper has
-/// entries, all helpers count before they send them. Without helpers, all warps count after they have sent.
+/// Sending half; waits for nothing. The helpers that have no entries to send count first; if every helper has entries, all
+/// helpers count before they send them. Without helpers, all warps count after they have sent.
 template <class A, class P>
 SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const P& p) {
   MoveCounter moved;

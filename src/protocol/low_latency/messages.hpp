@@ -259,8 +259,8 @@ SWITCHYARD_FN inline int sending_teams(int warps, int parts) {
   return warps > 2 * parts ? (warps - 1) / parts : 1;
 }
 
-/// A warp's role for the messages of its block. The warps beyond the teams, the helpers, send entries. If there are none, a
-/// team's first warp sends them after its part of the row.
+/// A warp's role for the messages of its block. The warps beyond the teams, the helpers, send entries. If there are no helpers,
+/// a team's first warp sends the entries after its part of the row.
 struct Sender {
   int team = 0, part = 0;
   int helpers = 0;                       ///< number in the block

@@ -270,7 +270,7 @@ SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCou
 
 /// The last step of every warp: announces to the ranks whose rows others read in place that this rank has finished pulling;
 /// warp 0 of such a rank waits until all ranks have. No other rank reads from the ranks in `ranks_without_readers`: nothing is
-/// announced to such a rank, because it may be gone, and its warp 0 waits only for the warps of its own rank. The caller must
+/// announced to such a rank, because it may have left, and its warp 0 waits only for the warps of its own rank. The caller must
 /// have set call.moved.
 template <class A>
 SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64_t ranks_without_readers = 0) {

@@ -61,7 +61,7 @@ std::vector<Proposal> share(Bootstrap& link, const Deadline& deadline, const Pro
   return all;
 }
 
-/// agree_on_gin() for the claims; all ranks throw the same error.
+/// agree_on_gin() for the proposals; all ranks throw the same error.
 bool agree(const std::vector<Proposal>& all) try {
   std::vector<GinProposal> proposals;
   for (const Proposal& proposal : all) proposals.push_back(proposal.gin);

@@ -35,7 +35,7 @@ class LowLatencyLinks : public HostRails {
   const MessageRails& receive(const LowLatencyDispatchParams& p, CrossedOutput& output);
   /// Announces a combine to other hosts.
   void begin(const LowLatencyCombineParams& p);
-  /// `p` with the slots of other hosts' ranks.
+  /// Returns `p` with the slots of other hosts' ranks.
   RemoteCombineParams remote(const LowLatencyCombineParams& p) const { return {p, remote_}; }
   /// Receiving half of a combine, after headers have arrived.
   const ReturnRails& receive(const RemoteCombineParams& p, const CrossedOutput& output);
@@ -57,7 +57,7 @@ class LowLatencyLinks : public HostRails {
 
  private:
   void list_leaving(const LowLatencyDispatchParams& p);
-  /// `count` tokens of one source, in few enough rounds that each round has a slot.
+  /// Splits `count` tokens of one source into few enough rounds that each round has a slot.
   ItemsInRounds in_rounds(int64_t count, Ring& ring) const;
   ReturnedRows rounds_of(const LowLatencyCombineParams& p, int64_t tokens) const;
   CrossedTokens& crossed_of(CrossedOutput& output, int source) const;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch over several hosts on GPUs, after all placements agree: own rows; then, for each round, packing, NCCL and
-// forwarding; then the finish. The steps are those of protocol/hosts/forward.hpp, split where a kernel would wait for the
+// forwarding; then completion. The steps are those of protocol/hosts/forward.hpp, split where a kernel would wait for the
 // network.
 //
 // | flag | written by                                | read by          | order           | scope  | reuse              |
 // | rows | source's, or its proxy's, last warp       | receiver's warps | release/acquire | system | epoch, never reset |
 //
-// Progress: only the finish waits, for `rows` of all sources. On each rank of this host earlier kernels in stream order set
+// Progress: only the completion waits, for `rows` of all sources. On each rank of this host earlier kernels in stream order set
 // these flags; those kernels wait for no other kernel, and for other ranks only through rounds.
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/frame.cuh"

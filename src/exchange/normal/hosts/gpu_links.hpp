@@ -40,12 +40,12 @@ class GpuHostLinks {
   GpuHostLinks(const GpuHostLinks&) = delete;
   GpuHostLinks& operator=(const GpuHostLinks&) = delete;
 
-  /// Tables for a fresh dispatch. They are reused when the last holder has released them.
+  /// Returns tables for a fresh dispatch. They are reused when the last holder has released them.
   std::shared_ptr<GpuHostTables> take_tables();
 
   /// Exchanges the counts of a fresh dispatch, before its plan: enqueues announcements, a round, and the proxies' part.
   void exchange_counts(const PlanParams& plan, const GpuHostTables& tables, gpu::Stream stream);
-  /// Reads how many tokens cross. Call after waiting for `stream`, after the plan.
+  /// Reads the numbers of crossing tokens. Call after waiting for `stream`, after the plan.
   void read_counts(GpuHostTables& tables) const;
   /// Exchanges placements and waits for them. A fault is recorded, for Group::Impl::check_alive.
   PlacementVerdict exchange_placements(OfferParams offer, gpu::Stream stream);

@@ -28,9 +28,9 @@ struct ObjectState {
   uint64_t verdict, leavers;  ///< of the current call, while halted: whether it runs; number of blocks that have left
 };
 enum class Verdict : uint64_t { none, proceeds, is_skipped };
-/// Outcome of a block's checks at the begin of a call. takes_part: the call runs. resumes: it runs, and the object is no longer
-/// halted. left_out: the call does nothing because the object is halted. unmoved: it does nothing because the dispatch that
-/// made its handle moved nothing.
+/// Outcome of a block's checks at the beginning of a call. takes_part: the call runs. resumes: it runs, and the object is no
+/// longer halted. left_out: the call does nothing because the object is halted. unmoved: it does nothing because the dispatch
+/// that made its handle moved nothing.
 enum class Participation : uint32_t { takes_part, resumes, left_out, unmoved };
 
 inline constexpr size_t kObjectStateBytes = 256;  ///< reserved size of ObjectState
