@@ -83,8 +83,9 @@ struct TuningFile {
   static TuningFile read(const std::string& path);
   static const char* first_line() noexcept;
 
-  /// The entry of this device and mode nearest to `key`, or null. The distance is |log2| of the ratio of tokens + of hidden + 2
-  /// * of ranks; on a tie the earlier line wins. Entries for any GPU are used only if there is none for this GPU and mode.
+  /// The entry of this device and mode nearest to `key`, or null. Distance: |log2| of the ratios of tokens, of hidden and,
+  /// counted twice, of ranks, summed; on a tie the earlier line wins. Entries for any GPU are used only if there is none for
+  /// this GPU and mode.
   const TuningEntry* nearest(const TuningKey& key) const;
 };
 
