@@ -153,8 +153,8 @@ class ExpertMlp {
 };
 
 /// Weights for demonstrations and tests: a closed form of (seed, global expert, matrix, row, column), so that any rank, or a
-/// single-rank reference, generates the same weights of an expert. Scaled so that rows of independent unit-variance elements
-/// give outputs of about unit variance. Immutable; cheap to copy; same bits on every machine.
+/// single-rank reference, generates the same weights of an expert. The weights are scaled so that rows of independent
+/// unit-variance elements give outputs of about unit variance. Immutable; cheap to copy; same bits on every machine.
 class ExpertWeights {
  public:
   /// \throws Error(invalid_argument) if hidden or intermediate is below 1.

@@ -66,8 +66,8 @@ struct FusedMoeMemory {
   /// and flags.
   size_t heap_bytes = 0;
   /// Two sets of R rows of H and one of I, two bytes per element; fp8: one set of H and one of I at one byte and 1 / 32 per
-  /// element, and one of H at two bytes. Also flags; on GPUs, tables; in fp8, 16 bytes for every 128 x 128 weights, again for
-  /// each further weight set.
+  /// element, and one of H at two bytes. In addition, flags; on GPUs, tables; and in fp8, 16 bytes for every 128 x 128 weights
+  /// of each weight set.
   size_t private_bytes = 0;
 };
 

@@ -66,8 +66,8 @@ struct GroupOptions {
   /// may share a GPU. May differ by rank.
   int device = -1;
   size_t heap_bytes = size_t{256} << 20;  ///< symmetric memory per rank, in bytes; see NormalExchange::memory_required
-  /// Deadline of every wait inside a call; may differ by rank. Any duration from 1 ms; milliseconds::max() means never (in
-  /// fact, ten years). Group::set_timeout changes it.
+  /// Deadline of every wait inside a call; may differ by rank. At least 1 ms; milliseconds::max() means never (in fact, ten
+  /// years). Group::set_timeout changes it.
   std::chrono::milliseconds timeout{30000};
   /// Deadline of collective steps that ranks may reach at very different times: forming the group, the construction of every
   /// object, register_memory(), sleep(), wake() and agree().

@@ -169,9 +169,9 @@ class MoeLayer {
   void forward(const void* x, const ExpertIds& topk_ids, const float* topk_weights, void* out, const MoeLayerCall& call = {});
 
   /// Overflow::drop_and_report: [T, K] for the last forward, 1 if this rank's route was dropped at capacity. A dropped route
-  /// adds nothing, and the other weights are used unchanged. In memory of the rank (CUDA: of its GPU, written when the call
-  /// runs), valid until the next forward or, for a captured forward, as long as its graph exists. Empty with Overflow::fail and
-  /// with low latency, which drops nothing.
+  /// adds nothing, and the other weights are used unchanged. The array is in memory of the rank (CUDA: of its GPU, written when
+  /// the call runs) and valid until the next forward or, for a captured forward, as long as its graph exists. Empty with
+  /// Overflow::fail and with low latency, which drops nothing.
   std::span<const uint8_t> dropped() const;
   /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
   /// graph replays included; waits only for a copy of the number, not for kernels.

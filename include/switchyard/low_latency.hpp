@@ -174,7 +174,7 @@ class LowLatencyExchange {
   ~LowLatencyExchange();
 
   /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included. Local; needs no group.
-  /// docs/concepts/low_latency.md gives the formula. Independent of the number of pieces.
+  /// docs/concepts/low_latency.md gives the formula. The result does not depend on the number of pieces.
   static MemoryRequirement memory_required(const LowLatencyConfig& config, int world);
   /// Heap size for a group whose only object has this config: header and alignment slack included.
   static size_t heap_bytes(const LowLatencyConfig& config, int world);
@@ -211,7 +211,8 @@ class LowLatencyExchange {
   /// independently, as AllToAllOptions describes (a factor per expert, or any function). Each expert's result is returned to
   /// its token as soon as its row has arrived, and tokens are summed as results arrive. `x` and `out` are [T, H] of dtype.
   /// `out` must not overlap `x`, the ids or anything in `options`. Requires LowLatencyConfig::scales = none. A token without a
-  /// route yields +0. Same bits as dispatch and combine with expert_scale. last_call() counts the rows of both directions.
+  /// route yields +0. The result has the same bits as dispatch and combine with expert_scale. last_call() counts the rows of
+  /// both directions.
   void moe_all_to_all(const ConstRows& x, const ExpertIds& topk_ids, void* out, const AllToAllOptions& options = {});
 
   const LowLatencyConfig& config() const;

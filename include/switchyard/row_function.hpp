@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// The caller's element-wise expert function for LowLatencyExchange::moe_all_to_all, applied in the launch that moves the rows.
-/// For a CPU group: RowFunction::on_cpu, here. For a CUDA group: row_function_on_gpu in cuda/row_function.cuh, compiled by
-/// nvcc.
+/// RowFunction::on_cpu makes it for a CPU group; row_function_on_gpu in cuda/row_function.cuh, compiled by nvcc, makes it for a
+/// CUDA group.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous: connects the ranks of a group and exchanges the few bytes of its setup. Never on a hot path.
+// Rendezvous: connects the ranks of a group and exchanges the few bytes of its setup. It is never on a hot path.
 #pragma once
 
 #include <chrono>

@@ -35,7 +35,7 @@ class Deadline {
   /// Next poll time of a wait that also depends on other conditions: the end of the deadline, but at most some milliseconds
   /// from now.
   Clock::time_point next_look() const noexcept { return std::min(end_, Clock::now() + Milliseconds{10}); }
-  /// Rounded up, so that a wait of this duration ends at or after the deadline.
+  /// The remaining time, rounded up so that a wait of this duration ends at or after the deadline.
   Milliseconds remaining() const noexcept {
     return std::max(Milliseconds{0}, std::chrono::ceil<Milliseconds>(end_ - Clock::now()));
   }

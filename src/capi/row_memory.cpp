@@ -15,8 +15,8 @@ namespace {
 
 using RowMemoryShare = std::shared_ptr<Grouped<RowMemory>>;
 
-/// Allocated blocks and their owners. Never destroyed, because an allocator may free memory after the program's static objects
-/// are destroyed.
+/// Allocated blocks and their owners. The table is never destroyed, because an allocator may free memory after the program's
+/// static objects are destroyed.
 struct Lent {
   std::mutex mutex;
   std::map<void*, RowMemoryShare> lender_of;

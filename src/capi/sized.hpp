@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sized structs of the C ABI: reads the structs of older and newer programs, and fills them. Inline, for the C functions of any
-// library.
+// Sized structs of the C ABI: reads the structs of older and newer programs, and fills them. The functions are inline, for the
+// C functions of any library.
 #pragma once
 
 #include <algorithm>

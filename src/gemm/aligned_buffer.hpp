@@ -34,7 +34,7 @@ class AlignedBuffer {
       throw Error(ErrorCode::system, std::string("no memory for ") + purpose + ": " + std::to_string(bytes) + " bytes");
     }
 #if defined(__linux__)
-    // Only a hint: a kernel without huge pages rejects it without consequences.
+    // This is only a hint: a kernel without huge pages rejects it without consequences.
     if (alignment == kHugePage) (void)madvise(data_.get(), bytes, MADV_HUGEPAGE);
 #endif
   }

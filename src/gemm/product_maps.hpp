@@ -60,7 +60,7 @@ struct ProductMaps {
     else
       make({{of_k, 0, inner()}, {of_n, row, kTileColumns}, {e, expert, 1}});
   }
-  /// For the fp8 kernel of many rows.
+  /// Sets the weights for the fp8 kernel of many rows.
   void set_many_weights(GroupedParams& to, const void* data) const {
     const auto of_n = static_cast<uint64_t>(n), halves = gated ? uint64_t{2} : uint64_t{1};
     const uint64_t row = row_bytes();
@@ -74,7 +74,7 @@ struct ProductMaps {
               gpu::Swizzle::bytes_128},
              object, "the weights");
   }
-  /// Boxes of up to `max` rows of a tile, a multiple of kRowStep.
+  /// Uses boxes of up to `max` rows of a tile, a multiple of kRowStep.
   void set_rows(GroupedParams& to, const void* data, int64_t rows, int max) const {
     for (uint32_t step = 1; step <= static_cast<uint32_t>(max / kRowStep); ++step) {
       make_map(&to.rows[step - 1],
@@ -85,7 +85,7 @@ struct ProductMaps {
                object, "the rows");
     }
   }
-  /// Boxes are narrow for gated outputs of interleaved weights.
+  /// Uses narrow boxes for gated outputs of interleaved weights.
   void set_outputs(GroupedParams& to, void* data, int64_t rows) const {
     const bool narrow = gated && !inner_outside;
     const uint32_t box = narrow ? 32 : 64;

@@ -22,7 +22,7 @@ struct LayerSetup {
   /// Number of experts of a rank; rank 0 has the maximum.
   int experts_of(int rank) const;
   ExpertShape shape_of(int rank) const { return {config.hidden, config.intermediate, experts_of(rank)}; }
-  /// For the rows of a rank with the maximum number of experts.
+  /// Options for the rows of a rank with the maximum number of experts.
   ExpertOptions expert_options() const;
   NormalConfig normal() const;
   LowLatencyConfig low_latency() const;

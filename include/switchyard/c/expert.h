@@ -82,9 +82,9 @@ typedef struct sy_expert_call {
 
 /// Passes the rows of each expert in `x` through that expert into the same rows of `y`, both [rows, H] of the object's type.
 /// `x` is typically the output of an expert-major or low-latency dispatch, and `y` the input of combine. Rows that belong to no
-/// expert, and rows beyond those of `x` or `y`, are not accessed. `x` and `y` must not overlap. CUDA: enqueues, allocates
-/// nothing, can be captured; `x` and `y` are aligned to 16 bytes. `call` NULL: defaults. Errors: invalid_argument naming the
-/// argument, before anything is written; system.
+/// expert, and rows beyond those of `x` or `y`, are not accessed. `x` and `y` must not overlap. CUDA: the call enqueues its
+/// work, allocates nothing and can be captured; `x` and `y` are aligned to 16 bytes. `call` NULL: defaults. Errors:
+/// invalid_argument naming the argument, before anything is written; system.
 sy_code sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_view* x, const sy_expert_rows* rows, const sy_row_view* y,
                               const sy_expert_call* call);
 

@@ -95,11 +95,11 @@ typedef struct sy_grouped_gemm_options {
   int32_t reserved;  ///< must be 0
 } sy_grouped_gemm_options;
 
-/// Enqueues the products of the rows of each expert; does not wait, allocates nothing, can be captured. Calls of one object,
-/// graphs included, must be ordered one after another. `x` is [rows, K], `out` is [rows, columns], both aligned to 16 bytes:
-/// `x` may be rows delivered by a dispatch, `out` rows that combine reads. Row i of `out` is computed from row i of `x`; rows
-/// of no expert are not accessed. `x` and `out` must not overlap. fp8: `x` has scales; a quantized `out` has scales too, which
-/// are written. `options` NULL: defaults. Errors: invalid_argument naming the argument; system.
+/// Enqueues the products of the rows of each expert. The call does not wait, allocates nothing and can be captured. Calls of
+/// one object, graphs included, must be ordered one after another. `x` is [rows, K], `out` is [rows, columns], both aligned to
+/// 16 bytes: `x` may be rows delivered by a dispatch, `out` rows that combine reads. Row i of `out` is computed from row i of
+/// `x`; rows of no expert are not accessed. `x` and `out` must not overlap. fp8: `x` has scales; a quantized `out` has scales
+/// too, which are written. `options` NULL: defaults. Errors: invalid_argument naming the argument; system.
 sy_code sy_grouped_gemm_run(sy_grouped_gemm* gemm, const sy_const_row_view* x, const sy_expert_rows* rows,
                             const sy_row_view* out, const sy_grouped_gemm_options* options);
 

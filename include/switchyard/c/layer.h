@@ -89,8 +89,8 @@ sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, 
 /// argument; system.
 sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                   const void* w2_scales, void* stream, sy_moe_layer** other);
-/// Local, allowed at any time, does not wait. CUDA: the layer's memory is freed once the enqueued calls and graphs that use it
-/// are done.
+/// Local and allowed at any time; does not wait. CUDA: the layer's memory is freed once the enqueued calls and graphs that use
+/// it are done.
 sy_code sy_moe_layer_destroy(sy_moe_layer* layer);
 
 /// Settings of one call. `add`, and whether device_tokens is NULL, are equal on all ranks.
@@ -106,8 +106,8 @@ typedef struct sy_moe_layer_call {
 
 /// Collective. `x` is [T, H], where T is topk_ids->num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or NULL:
 /// all 1. An id outside [0, E) means no expert; a token without an expert gets +0 (add: keeps its row). `out` is [T, H] and
-/// must not overlap anything else. `call` NULL: defaults. CUDA: enqueues, needs no count on the host, can be captured. Errors:
-/// as sy_exchange_dispatch and sy_exchange_combine; CUDA: sy_group_check reports capacity_exceeded.
+/// must not overlap anything else. `call` NULL: defaults. CUDA: the call enqueues its work, needs no count on the host and can
+/// be captured. Errors: as sy_exchange_dispatch and sy_exchange_combine; CUDA: sy_group_check reports capacity_exceeded.
 sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* topk_ids, const float* topk_weights,
                              void* out, const sy_moe_layer_call* call);
 

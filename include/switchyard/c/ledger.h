@@ -87,14 +87,14 @@ typedef struct sy_ledger_combine_options {
 
 /// Collective. Returns the rows of `expert_output` ([at least the ledger's rows, H] of dtype) to their owners and sums this
 /// rank's tokens into `out` [M, H]. `probs` is float32 [M, K], or NULL: rows are added unweighted. peer_token_per_expert must
-/// be equal on all ranks, else SY_MISMATCH. CUDA: allocates nothing, does not wait, can be captured. `options` NULL:
-/// defaults.
+/// be equal on all ranks, else SY_MISMATCH. CUDA: the call allocates nothing, does not wait and can be captured. `options`
+/// NULL: defaults.
 sy_code sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
                               const sy_prepared_ledger* prepared, void* out, const sy_ledger_combine_options* options);
 
 /// Collective. Equivalent to sy_ledger_combine_run with packed tables: unpacks `size` bytes at `route_meta`, in host memory on
 /// both backends, for a rank with `num_tokens` tokens (see sy_ledger_unpack). They are not kept. `window`: the object whose
-/// symmetric memory receives the returned rows (sy_ledger_combine_returned). CUDA: waits, and cannot be captured.
+/// symmetric memory receives the returned rows (sy_ledger_combine_returned). CUDA: the call waits and cannot be captured.
 sy_code sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta, size_t size,
                              sy_ledger_combine* window, int64_t num_tokens, void* out,
                              const sy_ledger_combine_options* options);

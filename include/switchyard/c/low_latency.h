@@ -83,8 +83,8 @@ sy_code sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_outp
 /// sy_low_latency_make_output() with rows and scales in caller's memory, which the caller frees after the output;
 /// switchyard/low_latency.hpp gives the shapes. Errors: invalid_argument naming the member of `memory`.
 sy_code sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory, sy_low_latency_output** output);
-/// Any thread, at any time: memory is freed once the enqueued calls and captured graphs that use it are done. sy_group_used_by
-/// declares other streams that use it.
+/// May be called on any thread at any time: memory is freed once the enqueued calls and captured graphs that use it are done.
+/// sy_group_used_by declares other streams that use it.
 sy_code sy_low_latency_output_destroy(sy_low_latency_output* output);
 
 /// Results of dispatch. The pointers never change; CUDA: device pointers, the counts included.

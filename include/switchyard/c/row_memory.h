@@ -23,9 +23,9 @@ sy_code sy_row_memory_use(const sy_row_memory* memory);
 /// with which a dispatch or combine copies its rows once. NULL if memory of neither kind is available or no source is set. For
 /// work on `stream` (cudaStream_t); `device` is ignored.
 void* sy_row_memory_allocate(ptrdiff_t bytes, int device, void* stream);
-/// Releases memory from sy_row_memory_allocate. Any thread; does not wait. The memory is not reused until all work enqueued on
-/// `stream` so far is done. Work on other streams must be done, or `stream` must wait for it. If the group was already
-/// destroyed, freeing its last memory ends the group.
+/// Releases memory from sy_row_memory_allocate. May be called on any thread; does not wait. The memory is not reused until all
+/// work enqueued on `stream` so far is done. Work on other streams must be done, or `stream` must wait for it. If the group was
+/// already destroyed, freeing its last memory ends the group.
 void sy_row_memory_free(void* memory, ptrdiff_t bytes, int device, void* stream);
 
 /// CUDA: declares that `stream` (cudaStream_t) uses the library's memory at `memory` (rows, outputs, ordinary memory): work

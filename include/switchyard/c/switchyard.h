@@ -39,8 +39,8 @@
 /// GPUs. In a group with SY_BACKEND_CUDA every pointer to rows, scales, ids, weights, biases and results, passed or
 /// returned, is a device pointer of the rank's GPU (cudaMalloc, managed memory, or a stream-ordered allocation; rows aligned to
 /// 16 bytes); structs, options and filled structs are in host memory. Calls enqueue on `stream` (a cudaStream_t) and return;
-/// memory used by a call must stay valid until its work on the stream is done. Only these wait for the GPU:
-/// SY_SIZE_EXACT, the sy_handle_ functions (except retain and release), sy_exchange_last_call. docs/concepts/cuda.md.
+/// memory used by a call must stay valid until its work on the stream is done. Only SY_SIZE_EXACT, the sy_handle_ functions
+/// (except retain and release) and sy_exchange_last_call wait for the GPU. docs/concepts/cuda.md.
 #pragma once
 
 #include <stddef.h>

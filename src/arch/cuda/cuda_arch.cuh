@@ -28,8 +28,8 @@ namespace switchyard::detail {
 
 /// kBulk: long rows move by bulk copies through shared memory (see the top of this file). Without it the lanes move all rows.
 /// This is faster for short rows, which would take longer through shared memory, and makes kernels smaller.
-/// kInlineAll: every op is inlined, without a stack frame. For kernels in which all code runs once, where a jump to code that
-/// has not run costs more than the code. Restrictions, which launchers check:
+/// kInlineAll: every op is inlined, without a stack frame. It is meant for kernels in which all code runs once, where a jump to
+/// code that has not run costs more than the code. Restrictions, which launchers check:
 ///   - rows are aligned to 16 bytes and multiples of 16 bytes long;
 ///   - quantized rows are bf16;
 ///   - sums have no bias;

@@ -63,7 +63,7 @@ class CudaWarp {
     }
     __syncwarp();
   }
-  /// Tag for a warp with a position only, which cannot move rows in bulk. For code that is called out of line
+  /// Tag for a warp with a position only, which cannot move rows in bulk. It is used by code that is called out of line
   /// (Cuda::out_of_line).
   struct Bare {};
   __device__ explicit CudaWarp(Bare)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Division by a number whose inverse is known. Also compiled for the host, where it is tested.
+// Division by a number whose inverse is known. It is also compiled for the host, where it is tested.
 #pragma once
 
 #include <cmath>

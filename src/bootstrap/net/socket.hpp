@@ -107,7 +107,7 @@ struct PeerIdentity {
   int process = 0;  ///< 0 if it is not visible from here
 };
 std::optional<PeerIdentity> peer_identity(int fd);
-/// Empty if the user of the other end is trusted, else the reason why not. Always empty for TCP.
+/// Returns the reason why the user of the other end is not trusted, or "" if it is. Always empty for TCP.
 std::string check_peer_user(int fd);
 
 HostIdentity this_host();

@@ -63,7 +63,7 @@ class FrameReader {
   void append(ByteSpan bytes);
   /// The next complete frame, if any. None after an error.
   std::optional<Frame> take();
-  /// Empty, or a description of the stream error.
+  /// Returns a description of the stream error, or "" if there is none.
   const std::string& error() const noexcept { return error_; }
   void set_max_payload(uint64_t bytes) noexcept { max_payload_ = bytes; }
 
@@ -84,9 +84,9 @@ struct HostIdentity {
   /// Ranks with equal keys are on one host.
   std::string key() const { return place.empty() ? boot + "\n" + network : "=" + place; }
 };
-/// Empty, or the reason why a rank on `theirs` cannot share memory with rank 0 on `mine`.
+/// Returns the reason why a rank on `theirs` cannot share memory with rank 0 on `mine`, or "" if it can.
 std::string describe_host_mismatch(int rank, const HostIdentity& mine, const HostIdentity& theirs);
-/// Empty, or the reason why ranks a and b, which specify the same host, cannot share one.
+/// Returns the reason why ranks a and b, which specify the same host, cannot share one, or "" if they can.
 std::string describe_place_conflict(int a, const HostIdentity& of_a, int b, const HostIdentity& of_b);
 
 struct Greeting {
@@ -190,7 +190,8 @@ struct Gate {
   int world = 0;
   uint64_t arrived = 0;  ///< bit r: rank r has already arrived
 };
-/// Empty if the newcomer is admitted, else the reason why not. Discloses nothing about the job to a newcomer without the token.
+/// Returns the reason why the newcomer is not admitted, or "" if it is. Discloses nothing about the job to a newcomer without
+/// the token.
 std::string judge_hello(const Hello& message, const Gate& gate, const Nonce& greeting);
 /// judge_hello() for a mesh connection at rank `me`.
 std::string judge_mesh_hello(const MeshHello& message, const Gate& gate, const Nonce& session, int me,

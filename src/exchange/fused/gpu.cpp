@@ -312,8 +312,8 @@ class CudaFused final : public FusedImpl {
     set.up_scales = {scales_map(m.x_scales, m, rows, set.up.inner_blocks), spread_up};
     set.down_scales = {scales_map(m.h_scales, m, rows, set.down.inner_blocks),
                        spread_up + local_experts() * weight_scales_of(config).up};
-    // Ordered on the caller's stream, whose work produces the scales. Work on a captured stream does not run now, so the scales
-    // must already exist.
+    // This work is ordered on the caller's stream, which produces the scales. Work on a captured stream does not run now, so
+    // the scales must already exist.
     auto* const stream = static_cast<gpu::Stream>(weights.stream);
     const bool captured = capture_of(stream).active;
     const gpu::Stream on = captured ? gpu_.copy_stream() : stream;

@@ -97,8 +97,8 @@ __device__ __forceinline__ LayerTile layer_tile_of(const FusedParams& p, const i
           first_tiles[tile.expert] + place.row_tile};
 }
 
-/// Values of a call that are known only on the device. In 24 bytes of shared memory, because the warps that multiply have no
-/// registers left.
+/// Values of a call that are known only on the device. They are in 24 bytes of shared memory, because the warps that multiply
+/// have no registers left.
 struct LayerCall {
   const FusedParams& p;
   const LayerStorage& r;

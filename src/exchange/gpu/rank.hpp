@@ -56,7 +56,7 @@ class CudaRank final : public DeviceRank {
   const std::string& name() const noexcept override { return name_; }
   const char* advice() const noexcept override;
   const FaultRecord* fault() const noexcept override;
-  /// Records a fault that the host detected and kernels cannot detect, i.e. in rounds between hosts. Only the first is
+  /// Records a fault that the host detected and kernels cannot detect, i.e. in rounds between hosts. Only the first fault is
   /// recorded. Any thread.
   void record(const FaultRecord& fault);
   void raise_soft_fault(const char* context) override;

@@ -130,7 +130,7 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
   need.ring_bytes = static_cast<size_t>(round_up(rings.bytes(), 64));
   const bool ring = c.staging == Staging::ring;
   if (ring && backend == Backend::cpu) return need;
-  // One worst-case output and one buffer of expert outputs of the same shape. With direct staging also a partial sum per record
+  // One worst-case output and one buffer of expert outputs of the same shape. Direct staging adds a partial sum per record
   // (combine per_rank) or a row per route (combine per_route).
   const int64_t records = world * c.max_tokens;
   const int64_t rows = worst_case_rows(c, world);

@@ -186,8 +186,8 @@ __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const Many
                                               UnitSums& sums, int before = 0) {
 #pragma unroll
   for (int i = 0; i < kBlockWeights / 2; ++i) sums[i] = 0;
-  // Descriptors of the first stage; those of the other stages are at multiples of kNextStage. Only the low halves, because the
-  // high halves are all equal.
+  // Descriptors of the first stage; those of the other stages are at multiples of kNextStage. They are only the low halves,
+  // because the high halves are all equal.
   constexpr uint32_t kNextStage = static_cast<uint32_t>(ptx::operand_bytes(kManyStageBytes));
   uint32_t first_rows =
                static_cast<uint32_t>(ptx::operand_at(storage.stage(0) + static_cast<uint32_t>(math_group()) * kUnitBytes)),

@@ -24,8 +24,8 @@ inline void check_gpu(gpu::Status status, const char* where, const std::string& 
 }
 
 /// The stream on which expert-compute objects allocate and free memory of the current device, and points of the work that uses
-/// it. One per device, for the lifetime of the process: the driver maps streams to few hardware queues, and calls of two ranks
-/// that share a queue wait for each other.
+/// it. There is one per device, for the lifetime of the process: the driver maps streams to few hardware queues, and calls of
+/// two ranks that share a queue wait for each other.
 struct MemoryOrder {
   gpu::Stream stream = nullptr;
   std::shared_ptr<StreamPoints> points = std::make_shared<StreamPoints>();

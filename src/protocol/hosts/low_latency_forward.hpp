@@ -57,8 +57,8 @@ struct MessageRails {
   int num_rails = 0;
 };
 
-/// Announces to the ranks of this host that `source`, on another host, has entered the call. Ordered after everything that this
-/// warp has settled.
+/// Announces to the ranks of this host that `source`, on another host, has entered the call. The announcement is ordered after
+/// everything that this warp has settled.
 template <class A>
 SWITCHYARD_FN void publish_header_of(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source,
                                      uint64_t value) {

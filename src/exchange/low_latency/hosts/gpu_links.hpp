@@ -67,7 +67,7 @@ class GpuLowLatencyLinks {
   std::unique_ptr<CudaHeap> remote_rows_;
   std::shared_ptr<GpuRounds> rounds_;
   std::shared_ptr<GpuRounds::Replays> replays_;  ///< null until a call is captured
-  /// For split calls: the work between their halves. A separate stream, because a capture may include this one.
+  /// Stream for the work between the halves of split calls. It is a separate stream, because a capture may include it.
   gpu::Stream side_stream_ = nullptr;
   Point split_;  ///< the end of a split call's work there
 };
