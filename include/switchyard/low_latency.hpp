@@ -43,8 +43,8 @@ namespace switchyard {
 /// Order of the scales in memory.
 enum class ScaleOrder : uint8_t {
   row_major = 0,  ///< one scale row of scale_row_bytes(H, kind, group) bytes per row
-  /// Per expert: groups, then rows. float32 [G, Rs]; UE8M0 with four groups in an int32: [ceil(G / 4), Rs], missing groups 0.
-  /// Rs is R rounded up to 4, so that every column is aligned to 16 bytes, as tensor maps (TMA) require.
+  /// Groups, then rows, for each expert: float32 [G, Rs], or int32 [ceil(G / 4), Rs] with four UE8M0 groups in an int32;
+  /// missing groups are 0. Rs is R rounded up to 4, so that every column is aligned to 16 bytes, as tensor maps (TMA) require.
   column_major = 1,
 };
 template <>

@@ -47,7 +47,7 @@ inline bool is_per_thread(Stream stream) { return stream == cudaStreamPerThread;
 inline Status make_stream(Stream* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking); }
 /// Work enqueued on the stream still runs.
 inline Status destroy_stream(Stream stream) { return cudaStreamDestroy(stream); }
-/// An id that is never reused by another stream of the process. Not for a captured stream.
+/// An id that is never reused by another stream of the process. Must not be called for a captured stream.
 inline Status id_of(Stream stream, unsigned long long* id) { return cudaStreamGetId(stream, id); }
 inline Status device_of(Stream stream, int* device) { return cudaStreamGetDevice(stream, device); }
 /// Waits on the host for everything enqueued so far.

@@ -14,7 +14,7 @@ namespace switchyard::detail {
 /// Offset and bytes.
 using HeapRange = std::pair<size_t, size_t>;
 
-/// Interface for the ranges that are preserved when a sleeping heap returns its memory.
+/// Provides the ranges that are preserved when a sleeping heap returns its memory.
 class KeepsRanges {
  public:
   virtual ~KeepsRanges() = default;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI for bindings in other languages, which repeat the declarations of the headers: checks to run when a binding loads the
-/// library.
+/// C ABI for bindings in other languages: checks that a binding runs when it loads the library, because it repeats the
+/// declarations of the headers.
 #pragma once
 
 #include <stddef.h>

@@ -70,9 +70,9 @@ sy_code sy_swiglu_gradient_destroy(sy_swiglu_gradient* gradient);
 
 /// Enqueues the gradient `dh` of the sums `h` before the epilogue (SY_EPILOGUE_NONE with the same weights), from the
 /// gradient `da` of the outputs, and on request recomputes the outputs `a`. `h` and `dh` are [rows, 2 I], gate columns first,
-/// `da` and `a` are [rows, I], all dense and aligned to 16 bytes. `a` NULL, or without memory: not written. Rows of no expert
-/// are not accessed. `dh` may be the memory of `h`, and `a` that of `da`; otherwise they must not overlap. `options` NULL:
-/// defaults. Errors: invalid_argument naming the argument; system.
+/// `da` and `a` are [rows, I], all dense and aligned to 16 bytes. `a` is not written if it is NULL or has no memory. Rows of no
+/// expert are not accessed. `dh` may be the memory of `h`, and `a` that of `da`; otherwise they must not overlap. `options`
+/// NULL: defaults. Errors: invalid_argument naming the argument; system.
 sy_code sy_swiglu_gradient_run(sy_swiglu_gradient* gradient, const sy_const_row_view* h, const sy_const_row_view* da,
                                const sy_expert_rows* rows, const sy_row_view* dh, const sy_row_view* a,
                                const sy_grouped_gemm_options* options);

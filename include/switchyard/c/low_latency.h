@@ -33,8 +33,8 @@ typedef struct sy_low_latency_rows sy_low_latency_rows;      ///< expert outputs
 typedef int32_t sy_scale_order;
 enum {
   SY_SCALES_ROW_MAJOR = 0,  ///< one scale row of sy_low_latency_scale_row_bytes per row
-  /// Per expert: groups, then rows. float32 [G, Rs]; UE8M0 with four groups in an int32: [ceil(G / 4), Rs], missing groups 0.
-  /// Rs is R rounded up to 4, so that every column is aligned to 16 bytes.
+  /// Groups, then rows, for each expert: float32 [G, Rs], or int32 [ceil(G / 4), Rs] with four UE8M0 groups in an int32;
+  /// missing groups are 0. Rs is R rounded up to 4, so that every column is aligned to 16 bytes.
   SY_SCALES_COLUMN_MAJOR = 1
 };
 

@@ -26,7 +26,7 @@ raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream"
 
 
 class NoStreams:
-    """On the CPU, where a call is complete when it returns."""
+    """Order of calls on the CPU, where a call is complete when it returns."""
 
     def communication(self) -> Optional[torch.cuda.Stream]:
         return None

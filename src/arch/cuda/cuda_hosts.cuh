@@ -12,7 +12,7 @@ struct CudaHosts : Cuda {
   static constexpr bool kSpansHosts = true;
 };
 
-/// For short rows, like CudaLanes.
+/// Variant for short rows, like CudaLanes.
 struct CudaLanesHosts : CudaLanes {
   using Warp = CudaWarp;
   static constexpr bool kSpansHosts = true;

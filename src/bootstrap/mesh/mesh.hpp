@@ -21,7 +21,7 @@ struct Listeners {
 /// first greeting, and both sides prove knowledge of the token.
 class MeshBuilder final : public Pollable {
  public:
-  /// `peer_addresses` by rank: none for ranks reached over their Unix sockets. `wanted`, bit r: rank r.
+  /// `peer_addresses` by rank: none for ranks reached over their Unix sockets. Bit r of `wanted`: connect to rank r.
   MeshBuilder(Listeners listeners, const Member& me, const Roster& roster,
               std::vector<std::optional<SocketAddress>> peer_addresses, uint64_t wanted);
 

@@ -32,7 +32,7 @@ class StoreClient final : public Store {
         {connection_->fd(), static_cast<short>((stage_ == Stage::connecting ? 0 : POLLIN) | (output ? POLLOUT : 0)), 0});
   }
 
-  /// Away: time until the next attempt. Unadmitted: time until this attempt times out.
+  /// Before admission: time until the next attempt or, during an attempt, until it times out.
   Milliseconds until_wake() const override {
     return stage_ < Stage::admitted ? std::min(deadline_.remaining(), next_step_.remaining()) : deadline_.remaining();
   }
@@ -223,9 +223,9 @@ class StoreClient final : public Store {
     stage_ = Stage::admitted;
   }
 
-  /// A peer that proves the token is rank 0, and its refusal is final; so is, on a Unix socket, the refusal of a process of
-  /// this user. Any other peer, including a rank 0 with another token, may only be occupying the address: the next attempt may
-  /// reach the right one.
+  /// A peer that proves the token is rank 0, and its refusal is final. On a Unix socket, the refusal of a process of this user
+  /// is final too. Any other peer, including a rank 0 with another token, may only be occupying the address: the next attempt
+  /// may reach the right one.
   void take_refusal(const Refusal& refusal) {
     const bool proved = stage_ == Stage::greeted && equal_in_constant_time(refusal.proof, prove(refusal, me_.token, nonce_));
     // A rank 0 connects here only because it cannot listen: another job may occupy the store until its ranks have met.

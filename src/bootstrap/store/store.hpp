@@ -75,7 +75,7 @@ Absence describe_absence(const Member& me, const Progress& progress, const Deadl
 
 /// Store::ways for rank `me`, which reached rank 0 at `first`.
 std::vector<std::optional<SocketAddress>> peer_addresses_of(const Roster& roster, int me, const std::string& first);
-/// Mapping of ranks to hosts. Requires a name for each rank.
+/// Mapping of ranks to hosts. `roster.mesh_names` must have an entry for each rank.
 HostMap hosts_in(const Roster& roster);
 
 /// Ranks of a bit mask, ascending.

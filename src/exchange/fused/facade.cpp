@@ -84,7 +84,7 @@ void check_type_on_cpu(const FusedMoeConfig& c) {
               "FusedMoeConfig::dtype");
 }
 
-/// Does not set the base.
+/// Layout of the symmetric memory, without a base address.
 FusedLayout layout_of(const FusedMoeConfig& c, int world) {
   return {0, world, c.num_experts, c.topk, c.max_tokens, max_rows(c, world), c.hidden * 2, token_bytes(c)};
 }

@@ -27,7 +27,7 @@ class DeviceMemory {
   ~DeviceMemory() {
     if (memory_.data != nullptr) memory_.release();
   }
-  /// Frees the memory when `uses` are over. Any thread, also inside a driver callback.
+  /// Frees the memory when `uses` are over. May be called on any thread, also inside a driver callback.
   void end_after(MemoryUses uses) noexcept { DeferredFrees::of_process().defer(std::exchange(memory_, {}), std::move(uses)); }
   template <class T>
   T* as(size_t offset = 0) const {

@@ -266,7 +266,7 @@ CallContext Group::Impl::begin_call(Operation operation) {
 void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   if (fault.ready == 0) return;
   if (fault.mismatch) throw_mismatch(std::string(operation) + " (call " + std::to_string(call) + ")", fault.awaited_rank);
-  // A GPU may have learned of the failure before this host did.
+  // A GPU may have observed the failure before this host did.
   const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
   const bool timed_out = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout);
   // On several hosts a rank may wait, through proxies, for a rank that itself waits for the missing rank.

@@ -32,8 +32,8 @@ __device__ inline void fence_entry(const CudaWarp& w) {
   if (is_announcer(w)) ptx::fence_acq_rel<Scope::system>();
 }
 
-/// Copies the host's parameters to a block's shared memory. Call from all threads. P may have a different layout and scale
-/// placement.
+/// Copies the host's parameters to a block's shared memory. Call from all threads. The layout and the scale placement of P may
+/// differ from those of Args.
 template <class Args, class P>
 __device__ void share_params(const Args& args, P& p) {
   copy_to_shared(args, static_cast<Args&>(p));

@@ -232,8 +232,8 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
                                              {"CombineOptions::bias[1]", o.bias[1], 16},
                                              {"out_weights", out_weights, 4}}});
   const std::shared_ptr<const HandleData> h = use_handle(*call, handle);
-  // Detects that only some ranks passed weights. If the host knows the counts, they show it, because a rank without rows need
-  // not pass any. Otherwise the signature shows it.
+  // Detects that only some ranks passed weights. If the counts are on the host, the check uses them, because a rank without
+  // rows need not pass weights. Otherwise the signature contains whether this rank passed weights.
   const int64_t caller_weights = counts_at_ == CountsAt::device && o.topk_weights != nullptr ? 1 : 0;
   call->signature = signature(
       Operation::combine,

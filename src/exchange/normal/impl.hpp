@@ -58,7 +58,7 @@ class NormalImpl : protected ExchangeBase {
   /// Cached dispatch.
   Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given);
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights);
-  /// CUDA: the stream whose work will access rows first; not named: any stream.
+  /// CUDA: the stream whose work will access rows first; any stream if `named` is false.
   struct RowStream {
     bool named = false;
     void* stream = nullptr;

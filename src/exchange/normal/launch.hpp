@@ -58,7 +58,7 @@ struct CudaCombineParams {
   ObjectState* state = nullptr;
   const TablesHeader* header = nullptr;
   SoftFault* soft = nullptr;
-  // Weights, see NormalImpl::SumWeights. Those of the tables are unused if no rank passed any to the dispatch.
+  // Weights, see NormalImpl::SumWeights. The weights in the tables are unused if no rank passed weights to the dispatch.
   const float* weights_of_records = nullptr;
   const float* weights_of_routes = nullptr;
   const float* caller_weights = nullptr;

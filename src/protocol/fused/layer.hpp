@@ -15,7 +15,7 @@
 // tickets (tickets.hpp), a return for tiles, a sum for returns of all ranks; nothing waits for sums. So a rank may have any
 // number of warps, even one, but all of them must eventually run, because each announces its share of the tokens.
 //
-// Buffers: every call follows a plan, in which each rank learns from every other rank that it has ended the previous call. So
+// Buffers: every call follows a plan, in which each rank signals to every other rank that it has ended the previous call. So
 // `source`, `places` and the inbox at another rank may be written at once. When the previous call of this rank has ended, other
 // ranks have finished reading its layout.x(), because it has received the outputs of all its rows. Therefore a call of only the
 // first half must be followed by one of the second half, which has no plan of its own.

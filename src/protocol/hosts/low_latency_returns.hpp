@@ -8,8 +8,8 @@
 // | network  | warps of one rank: rounds.hpp |                        |       |        |                                |
 //
 // Buffers: the slots of a set are blank again when a call ends. They are written again two calls later, by ranks that have
-// learned of the call in between. Progress: all warps send before they wait; a proxy waits for ranks of its host, which have
-// already sent; an owner waits for rounds.
+// observed the announcement of the call in between. Progress: all warps send before they wait; a proxy waits for ranks of its
+// host, which have already sent; an owner waits for rounds.
 #pragma once
 
 #include "protocol/hosts/returned_rows.hpp"

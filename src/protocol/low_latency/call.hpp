@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Common to dispatch and combine of low-latency mode: entering a call, and the loops over pieces.
+// Code shared by dispatch and combine of low-latency mode: entering a call, and the loops over pieces.
 //
 // | flag         | written by | read by      | order           | scope  | reuse                                    |
 // | call_header  | each rank  | all ranks    | release/acquire | system | epoch; two sets by parity of the call    |

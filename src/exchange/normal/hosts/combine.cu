@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine over several hosts on GPUs, after all placements agree. First come the copies or sums of rows that others cannot read
-// in place; then, for each round, give-back and NCCL; then the sum. The steps are those of protocol/hosts/returns.hpp, split
-// where a kernel would wait for the network. Rounds follow the numbers of the crossing tokens, and returned rows are kept until
-// the sum.
+// Combine over several hosts on GPUs, after all placements agree. First, rows that others cannot read in place are copied or
+// summed; then each round packs returned rows (launch_give_back) and exchanges them through NCCL; then tokens are summed. The
+// steps are those of protocol/hosts/returns.hpp, split where a kernel would wait for the network. Rounds follow the numbers of
+// the crossing tokens, and returned rows are kept until the sum.
 //
 // | flag    | written by                | read by          | order           | scope  | reuse              |
 // | outputs | ranks that copy or sum    | owners, proxies  | release/acquire | system | epoch, never reset |

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prologue and epilogue of kernels of calls over several hosts. Objects are never halted there: the host waits for all
-// placements, so it learns the outcome of a call at once.
+// placements, so it has the outcome of a call at once.
 #pragma once
 
 #include "arch/cuda/cuda_hosts.cuh"

@@ -4,7 +4,7 @@
 //
 // Kernels are enqueued on the call's stream, and rounds that transfer rows on a separate stream, so that one round is in flight
 // while rows of another are packed, forwarded or summed. The host waits for the counts of a dispatch, which determine how many
-// tokens cross, and for the placements of every call. Therefore all ranks learn the same outcome of a call at once, and both
+// tokens cross, and for the placements of every call. Therefore all ranks obtain the same outcome of a call at once, and both
 // ends of a round know its bytes.
 #pragma once
 

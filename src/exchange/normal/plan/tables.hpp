@@ -20,8 +20,8 @@ struct ObjectState {
   uint64_t sends_done[kRowChunks], sums_done[kSumChunks], pulls_done, exits;
   uint64_t sends_next, places_next, sums_next, pulls_next;  ///< counters of protocol/work_queue.hpp
   uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: begin of its first block, end of its last block
-  // Another rank had no room in a call, and its own host learned this at once. Until the host of this rank has learned it too,
-  // calls do nothing on this rank, because the other rank may make none of them.
+  // Another rank had no room in a call, and its own host detected this at once. Until the host of this rank has detected it
+  // too, calls do nothing on this rank, because the other rank may make none of them.
   uint64_t halted_by;  ///< number of that fault on this rank, from 1; 0: none
   uint64_t halted_epoch;
   int32_t halted_code, halted_rank;
