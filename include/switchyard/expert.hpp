@@ -53,7 +53,7 @@ struct ExpertOptions {
   /// the capacity given to dispatches; low latency: LowLatencyOutput::x.rows. 0: calls have no rows.
   int64_t max_rows = 0;
   /// fp8_e4m3: scales of w13 `[L, 2 * ceil(I / 128), ceil(H / 128)]` (gate rows, then up rows) and of w2 `[L, ceil(H / 128),
-  /// ceil(I / 128)]`, one per 128 x 128 weights; in memory of the GPU; they stay in the caller's memory.
+  /// ceil(I / 128)]`, one per 128 x 128 weights; in memory of the GPU, owned by the caller.
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
   ScaleKind weight_scales = ScaleKind::f32;  ///< f32 or ue8m0
@@ -105,29 +105,30 @@ class ExpertMlp {
   ExpertMlp(const ExpertShape& shape, const Source& source, const ExpertOptions& options = {});
   ExpertMlp(ExpertMlp&&) noexcept;
   ExpertMlp& operator=(ExpertMlp&&) noexcept;
-  /// CUDA: allowed at any time; memory that enqueued calls and captured graphs use is freed after them.
+  /// CUDA: allowed at any time; memory is freed once the enqueued calls and captured graphs that use it are done.
   ~ExpertMlp();
 
   /// Experts of another layer of the model, with this shape and these options except the weight scales. CUDA: they share this
   /// object's intermediate rows, so calls of all of them, graphs included, must be ordered one after another. CPU: they have
-  /// their own scratch, and WeightStorage as here. \throws as the constructor.
+  /// their own scratch and the same WeightStorage. \throws as the constructor.
   ExpertMlp with_weights(const MoeWeights& weights) const;
 
-  /// Memory of an object of this shape on this machine. Allocates nothing permanently.
+  /// Memory of an object of this shape on this machine. Keeps no memory allocated.
   static ExpertMemory memory_required(const ExpertShape& shape, const ExpertOptions& options = {});
 
   /// Passes the rows of each expert in `x` through that expert into the same rows of `y`. Both are [rows, H] of the object's
   /// type (fp8: `x` has scales of 128 columns, `y` is bf16). `x` may be the result of an expert-major or low-latency dispatch,
-  /// with ExpertRows::of; `y` may be where combine reads (NormalExchange::allocate_rows, LowLatencyExchange::make_rows). Rows
-  /// of no expert, and rows beyond those of `x` or `y`, are not accessed. `x` and `y` must not overlap; they may be null if
-  /// they have no rows. CUDA: both aligned to 16 bytes. \throws Error(invalid_argument) naming the argument, before anything is
-  /// written: CUDA also if `x` has more than ExpertOptions::max_rows; Error(system).
+  /// with ExpertRows::of; `y` may be memory that combine reads (NormalExchange::allocate_rows, LowLatencyExchange::make_rows).
+  /// Rows of no expert, and rows beyond those of `x` or `y`, are not accessed. `x` and `y` must not overlap; they may be null
+  /// if they have no rows. CUDA: both aligned to 16 bytes. \throws Error(invalid_argument) naming the argument, before anything
+  /// is written; on CUDA also if `x` has more than ExpertOptions::max_rows; Error(system).
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call = {});
 
   /// forward() with host arrays: rows `first_row[e] .. first_row[e] + num_rows[e] - 1` of `x` go through local expert e into
   /// the same rows of `y`. Both spans have L entries; a count may be 0; ranges may have gaps (padding) and must not overlap.
-  /// Rows of `y` outside the ranges are not written, those of `x` not read. `x` and `y` must not overlap; they may be null if
-  /// all counts are 0. CPU only. \throws Error(invalid_argument) before anything is written; Error(unsupported) on a GPU.
+  /// Rows of `y` outside the ranges are not written, and those of `x` are not read. `x` and `y` must not overlap; they may be
+  /// null if all counts are 0. CPU only. \throws Error(invalid_argument) before anything is written; Error(unsupported) on a
+  /// GPU.
   void forward(const uint16_t* x, std::span<const int64_t> first_row, std::span<const int64_t> num_rows, uint16_t* y);
 
   /// Rank-major rows: `y[r] = sum over k of topk_weights[r, k] * mlp_(topk_ids[r, k])(x[r])`, for `x` and `y` of
@@ -152,8 +153,8 @@ class ExpertMlp {
 };
 
 /// Weights for demonstrations and tests: a closed form of (seed, global expert, matrix, row, column), so that any rank, or a
-/// single-rank reference, generates the same weights of an expert. Scaled so that rows of independent unit-variance elements
-/// give outputs of about unit variance. Immutable; cheap to copy; same bits on every machine.
+/// single-rank reference, generates the same weights of an expert. The weights are scaled so that rows of independent
+/// unit-variance elements give outputs of about unit variance. Immutable; cheap to copy; same bits on every machine.
 class ExpertWeights {
  public:
   /// \throws Error(invalid_argument) if hidden or intermediate is below 1.

@@ -10,7 +10,8 @@
 /// Notation: W ranks, T tokens on this rank, H hidden, I intermediate, K topk, E experts, L local experts.
 ///
 /// Bits: equal to those of separate calls of NormalExchange::dispatch to expert-major rows, ExpertMlp::forward and a per_route
-/// combine. They depend on neither num_sms, the number of workers, nor timing. CPU: with the products that MoeLayer supplies.
+/// combine. They depend on neither num_sms, the number of workers, nor timing. On the CPU this holds for the products that
+/// MoeLayer supplies.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +36,8 @@ struct FusedMoeConfig {
   int64_t max_tokens = 0;    ///< maximum T on any rank
   int64_t capacity = 0;      ///< maximum number of rows, one per route, that a rank accepts in a call; 0: worst-case routing
   Overflow overflow = Overflow::fail;  ///< for routes beyond a rank's capacity
-  /// Type of the weights, and so of the products: bf16 or fp8_e4m3. Tokens and results are bf16 in both cases. fp8: H and I are
-  /// multiples of 128, H at most 65536; a token is quantized before it is sent, as by NormalExchange.
+  /// Type of the weights, which determines the type of the products: bf16 or fp8_e4m3. Tokens and results are bf16 in both
+  /// cases. fp8: H and I are multiples of 128, H at most 65536; a token is quantized before it is sent, as by NormalExchange.
   DType dtype = DType::bf16;
   ScaleKind row_scales = ScaleKind::f32;     ///< fp8: for tokens, one per 128 columns: f32 or ue8m0
   ScaleKind weight_scales = ScaleKind::f32;  ///< fp8: kind of w13_scales and w2_scales
@@ -53,25 +54,25 @@ struct FusedMoeCall {
   /// CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; fp8: at least 2, an odd number is lowered by one; 0: all.
   int num_sms = 0;
   /// Memory of the rank (CUDA: of its GPU), or null: T, read when the call runs, clamped to [0, tokens of the ids]. All of x
-  /// and the ids must be readable. Rows of `out` from T on are not written.
+  /// and the ids must be readable. Rows T and above of `out` are not written.
   const int32_t* device_tokens = nullptr;
   bool add = false;    ///< the sums start with the rows in `out` instead of +0
-  int weight_set = 0;  ///< index of the object's weight set; equal on all ranks, and in both halves of a layer
+  int weight_set = 0;  ///< index of the weight set to use; equal on all ranks, and in both halves of a layer
 };
 
-/// Memory of a FusedMoe on the rank with most experts, in bytes. R: capacity, or W * max_tokens * K.
+/// Memory of a FusedMoe on the rank with the most experts, in bytes. R: capacity, or W * max_tokens * K.
 struct FusedMoeMemory {
   /// In the group's symmetric heap: max_tokens rows, max_tokens * K returned rows, and R * (8 + 4 K) bytes, excluding counts
   /// and flags.
   size_t heap_bytes = 0;
   /// Two sets of R rows of H and one of I, two bytes per element; fp8: one set of H and one of I at one byte and 1 / 32 per
-  /// element, and one of H at two bytes. Also flags, on GPUs tables, and in fp8 16 bytes for every 128 x 128 weights, again for
-  /// each further set of weights.
+  /// element, and one of H at two bytes. In addition, flags; on GPUs, tables; and in fp8, 16 bytes for every 128 x 128 weights
+  /// of each weight set.
   size_t private_bytes = 0;
 };
 
 /// Rows of a rank's experts between the two halves of a layer: output of the up product and input of the down product. Memory
-/// of the rank (CUDA: of its GPU, written when the call runs), owned by the object; its address does not change.
+/// of the rank (CUDA: of its GPU, written when the call runs), owned by the object; the address does not change.
 struct FusedMoeRows {
   void* data = nullptr;     ///< [R, I] bf16, or e4m3
   float* scales = nullptr;  ///< fp8: scale of columns [128 b, 128 b + 128) of row r at b * scale_pitch + r; else null
@@ -83,16 +84,16 @@ struct FusedMoeRows {
 };
 
 /// Both products of one rank's experts on the CPU, for a FusedMoe: the exchange library has no products. MoeLayer supplies
-/// those of ExpertMlp. Rows are bf16, dense.
+/// those of ExpertMlp. Rows are dense bf16.
 ///
 /// Workers of a call compute tiles of rows concurrently. Calls with the same `worker`, in [0, GroupOptions::num_blocks *
 /// num_warps), are serialized; calls with different ones run concurrently on different threads. An exception ends the call on
-/// all ranks and leaves FusedMoe::forward as Error.
+/// all ranks, and FusedMoe::forward throws it as Error.
 class FusedProducts {
  public:
   virtual ~FusedProducts() = default;
-  /// Number of rows of the next tile of an expert with `left` >= 1 rows not yet in a tile: in [1, left], always the same for
-  /// the same `left`. Called from one thread.
+  /// Number of rows of the next tile of an expert with `left` >= 1 rows not yet in a tile: in [1, left], a function of `left`
+  /// only. Called from one thread.
   virtual int64_t tile_rows(int64_t left) const = 0;
   /// Up product: rows `x` [rows, H] of local expert `expert` to `h` [rows, I]; for a SwiGLU MLP silu(x W1^T) * (x W3^T).
   virtual void up(int worker, int expert, const void* x, int64_t rows, void* h) = 0;
@@ -107,25 +108,25 @@ class FusedImpl;
 /// Construction and forward are collective, under the rules of normal.hpp. Destruction is local. If a rank does not arrive, the
 /// call ends with PeerTimeout within GroupOptions::timeout.
 ///
-/// CUDA: pointers are memory of the rank's GPU, rows aligned to 16 bytes. Calls are enqueued and never wait for the host, so
-/// they can be captured and replayed. Calls of one object, graphs included, must be ordered one after another.
+/// CUDA: pointers refer to memory of the rank's GPU, rows aligned to 16 bytes. Calls are enqueued and never wait for the host,
+/// so they can be captured and replayed. Calls of one object, graphs included, must be ordered one after another.
 ///
 /// CPU: a call runs on the calling thread and all other workers of the group, and is done on return. With Overflow::fail,
-/// exceeding the capacity is Error(capacity_exceeded) on all ranks; the object stays usable.
+/// exceeding the capacity results in Error(capacity_exceeded) on all ranks; the object stays usable.
 class FusedMoe {
  public:
   /// `w13` is [L, 2 * I, H]: for each expert first the I gate rows, then the I up rows. `w2` is [L, H, I]. Both have the
-  /// configured type and stay in the caller's memory. \throws on all ranks alike, even if only some have a cause:
-  /// Error(invalid_argument) naming the field; Error(unsupported) for other GPUs and for CPU groups; Error(heap_exhausted);
-  /// Error(system); Error(mismatch).
-  /// fp8: the scales are read in stream order on `stream` (cudaStream_t); calls on any stream are ordered after that.
+  /// configured type and are owned by the caller. fp8: the scales are read in stream order on `stream` (cudaStream_t); calls on
+  /// any stream are ordered after that. \throws on all ranks, even if the cause exists only on some: Error(invalid_argument)
+  /// naming the field; Error(unsupported) for other GPUs and for CPU groups; Error(heap_exhausted); Error(system);
+  /// Error(mismatch).
   FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2, void* stream = nullptr);
   /// For CPU groups. `products` may be null on a rank without experts. \throws as the other constructor, and Error(unsupported)
   /// for GPU groups.
   FusedMoe(Group& group, const FusedMoeConfig& config, std::shared_ptr<FusedProducts> products);
   FusedMoe(FusedMoe&&) noexcept;
   FusedMoe& operator=(FusedMoe&&) noexcept;
-  /// Does not wait: memory that enqueued calls and graphs use is freed after them.
+  /// Does not wait: memory is freed once the enqueued calls and graphs that use it are done.
   ~FusedMoe();
 
   /// Local; needs no group. The heap size is the same on both backends.
@@ -148,26 +149,27 @@ class FusedMoe {
   FusedMoeRows rows() const;
 
   /// Local. Adds the weights of another layer of the model, which shares all other memory of this object;
-  /// FusedMoeCall::weight_set selects the weights of a call. They are as in the constructor and stay in the caller's memory;
-  /// fp8: the scales are read in stream order on weights.stream. \returns the index of the set: the constructor's set is 0,
-  /// later sets count up; equal on all ranks that make the same additions. \throws Error(invalid_argument) naming the argument;
+  /// FusedMoeCall::weight_set selects the weights of a call. They are as in the constructor and owned by the caller; fp8: the
+  /// scales are read in stream order on weights.stream. \returns the index of the set: the constructor's set is 0, later sets
+  /// count up; equal on all ranks that make the same additions. \throws Error(invalid_argument) naming the argument;
   /// Error(unsupported) on CPU groups; Error(system).
   int add_weights(const MoeWeights& weights);
   /// add_weights() for CPU groups. \throws Error(unsupported) on GPU groups.
   int add_products(std::shared_ptr<FusedProducts> products);
-  /// Local. Calls and graphs that use the set may be in flight: its memory is freed after them. No later call may name it.
+  /// Local. Calls and graphs that use the set may be in flight: its memory is freed once they are done. No later call may use
+  /// it.
   void remove_weights(int set);
 
-  /// [max_tokens, H]: where other ranks read this rank's tokens. An `x` elsewhere is copied here first; the producer of the
-  /// tokens may instead write them here, after the previous call. fp8: null.
+  /// [max_tokens, H]: memory from which other ranks read this rank's tokens. An `x` elsewhere is copied here first; to avoid
+  /// the copy, the producer of the tokens may write them here, after the previous call. fp8: null.
   void* tokens() const;
-  /// Overflow::drop_and_report: [T, K] of the last forward or dispatch_up, 1 if a route was dropped; written when the call
-  /// runs, valid until the next. Else empty.
+  /// Overflow::drop_and_report: [T, K] for the last forward or dispatch_up, 1 if a route was dropped; written when the call
+  /// runs, valid until the next. Otherwise empty.
   std::span<const uint8_t> dropped() const;
   const FusedMoeConfig& config() const;
   CallStatistics last_call() const;
-  /// Number of ids of this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits for a copy of the number but for no kernel.
+  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
+  /// graph replays included; waits only for a copy of the number, not for kernels.
   int64_t invalid_ids() const;
 
  private:

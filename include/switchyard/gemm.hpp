@@ -87,9 +87,9 @@ inline constexpr int kMaxGemmExperts = 2048;
 /// Maximum N and K.
 inline constexpr int64_t kMaxGemmColumns = int64_t{1} << 20;
 
-/// Location of each expert's rows, in GPU memory that is read when the kernel runs, so the host needs no counts. (ExpertMlp on
-/// the CPU: in host memory.) A count is treated as 0 if it or the first row is negative; rows beyond those of `x` or `out` are
-/// skipped. The rows of different experts must not overlap.
+/// Location of each expert's rows. The arrays are in GPU memory and are read when the kernel runs, so the host needs no counts.
+/// (ExpertMlp on the CPU: in host memory.) An expert has no rows if its count or its first row is negative; rows beyond those
+/// of `x` or `out` are skipped. The rows of different experts must not overlap.
 struct ExpertRows {
   const int64_t* num_rows = nullptr;     ///< [experts], or
   const int32_t* num_rows_32 = nullptr;  ///< [experts]
@@ -101,15 +101,15 @@ struct ExpertRows {
 
   /// Rows of an expert-major dispatch. \throws Error(invalid_argument) if it is rank-major.
   static ExpertRows of(const Dispatched& dispatched);
-  /// Rows of a low-latency dispatch. \throws Error(invalid_argument) if its scale groups are not of 128 columns.
+  /// Rows of a low-latency dispatch. \throws Error(invalid_argument) if its scales do not cover 128 columns each.
   static ExpertRows of(const LowLatencyOutput& output);
 };
 
 struct GroupedGemmOptions {
   void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
   /// Maximum number of multiprocessors, in [1, those of the GPU]; 0: all. A call ends only when each of its blocks, one per
-  /// multiprocessor, has run. If a kernel that waits for other ranks occupies some multiprocessors and those ranks wait for
-  /// this call, leave that kernel its multiprocessors.
+  /// multiprocessor, has run. If a kernel that waits for other ranks occupies multiprocessors and those ranks wait for this
+  /// call, limit the call to the other multiprocessors.
   int num_sms = 0;
 };
 
@@ -118,20 +118,21 @@ struct GroupedGemmOptions {
 /// independent. One thread at a time.
 class GroupedGemm {
  public:
-  /// `weights` is [E, N, K] or [E, K, N] in memory of the GPU, aligned to 16 bytes; it stays the caller's and is read by every
-  /// call and graph. The same holds for `weight_scales` (fp8 only, 4-byte aligned). Allocates. \throws Error(invalid_argument)
-  /// naming the member; Error(unsupported) if the library was built without CUDA, or naming a GPU of another kind.
+  /// `weights` is [E, N, K] or [E, K, N] in memory of the GPU, aligned to 16 bytes; the caller keeps ownership, and every call
+  /// and graph reads it. The same holds for `weight_scales` (fp8 only, 4-byte aligned). Allocates. \throws
+  /// Error(invalid_argument) naming the member; Error(unsupported) if the library was built without CUDA, or for an unsupported
+  /// GPU, which the text names.
   GroupedGemm(const GroupedGemmConfig& config, const void* weights, const void* weight_scales = nullptr);
   GroupedGemm(GroupedGemm&&) noexcept;
   GroupedGemm& operator=(GroupedGemm&&) noexcept;
-  /// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
+  /// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
   ~GroupedGemm();
 
   /// `x` is [rows, K], `out` is [rows, columns()], both dense and aligned to 16 bytes: for example Dispatched::x or
   /// LowLatencyOutput::x, and RowBuffer::rows() or LowLatencyRows. Row i of `out` is computed from row i of `x`; rows of no
-  /// expert are not accessed. They must not overlap. fp8: `x` has scales, f32 or ue8m0; a quantized `out` has scales too, which
-  /// are written (the padding of a scale row to 16 bytes is not). \throws Error(invalid_argument) naming the argument;
-  /// Error(system).
+  /// expert are not accessed. `x` and `out` must not overlap. fp8: `x` has scales, f32 or ue8m0; a quantized `out` has scales
+  /// too, which are written (the padding of a scale row to 16 bytes is not). \throws Error(invalid_argument) naming the
+  /// argument; Error(system).
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options = {});
 
   const GroupedGemmConfig& config() const;

@@ -46,18 +46,18 @@ struct WeightGradientConfig {
 /// once to the gradients' type. `add` then adds it once to the previous contents of memory and rounds to nearest: bf16 and f16
 /// are thus rounded twice; float32 behaves like one addition of two numbers, except that subnormals (below 1.2e-38) may count
 /// as 0. The bits of an expert's gradients depend only on its rows (and the previous contents): not on other experts, the rows'
-/// position, or the number of multiprocessors. An expert without rows gets zeros, or stays unchanged with `add`. Memory beyond
-/// the rows of an expert has no influence, whatever its contents.
+/// position, or the number of multiprocessors. An expert without rows gets zeros, or stays unchanged with `add`. The contents
+/// of memory beyond the rows of an expert have no effect.
 ///
 /// Calls of one object, graphs included, must be ordered one after another (they share a counter); objects are independent.
 class WeightGradient {
  public:
   /// Allocates. \throws Error(invalid_argument) naming the member; Error(unsupported) if the library was built without CUDA, or
-  /// naming a GPU of another kind.
+  /// for an unsupported GPU, which the text names.
   explicit WeightGradient(const WeightGradientConfig& config);
   WeightGradient(WeightGradient&&) noexcept;
   WeightGradient& operator=(WeightGradient&&) noexcept;
-  /// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
+  /// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
   ~WeightGradient();
 
   /// `dy` is [rows, N], `x` is [rows, K], both dense and aligned to 16 bytes; row i of both belongs to one token. `dw` is [E,
@@ -99,7 +99,7 @@ class SwigluGradient {
   ~SwigluGradient();
 
   /// `h` and `dh` are [rows, 2 I], `da` and `a` are [rows, I], dense and aligned to 16 bytes. `a` is written only if it has
-  /// memory: pass it if the forward pass did not keep it. Rows of no expert are not accessed. `dh` may be the memory of `h`,
+  /// memory: pass it if the forward pass did not keep `a`. Rows of no expert are not accessed. `dh` may be the memory of `h`,
   /// and `a` that of `da`; otherwise they must not overlap. \throws Error(invalid_argument) naming the argument; Error(system).
   void run(const ConstRows& h, const ConstRows& da, const ExpertRows& rows, const Rows& dh, const Rows& a = {},
            const GroupedGemmOptions& options = {});
@@ -120,8 +120,8 @@ struct RoutingGradientConfig {
 };
 
 /// dweight[r] = sum over columns c: dy[r, c] * y[r, c], float32, where `dy` is the gradient of the weighted row (dz above). The
-/// summation order is fixed: 32 sums of 8 adjacent columns in every 256, ascending, which are then added by halves. The bits
-/// depend only on the row.
+/// summation order is fixed: 32 partial sums of 8 adjacent columns in every 256, columns ascending; the partial sums are then
+/// added pairwise by halves. The bits depend only on the row.
 class RoutingGradient {
  public:
   /// \throws as WeightGradient.

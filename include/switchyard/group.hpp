@@ -24,11 +24,11 @@ namespace detail {
 struct Registration;
 }
 
-/// Caller's memory, registered by all ranks of a group (Group::register_memory): combine reads rows in it in place, as it does
-/// rows in a RowBuffer. Movable. Destruction is local and ends the registration for this rank: it stops offering rows there and
-/// no longer reaches the buffers of other ranks. Each rank must therefore destroy its object after the same call, and free or
-/// reuse the memory only after all ranks have destroyed theirs (Group::barrier in between). CUDA: destruction waits for the
-/// GPU; a graph that captured a combine of rows there must not be replayed afterwards.
+/// Caller's memory, registered by all ranks of a group (Group::register_memory): combine reads rows in it in place, like rows
+/// in a RowBuffer. Movable. Destruction is local and ends the registration for this rank, which then neither offers rows there
+/// nor accesses the buffers of other ranks. Therefore all ranks must destroy their objects at the same point in their sequence
+/// of calls, and may free or reuse the memory only after all ranks have done so (Group::barrier in between). CUDA: destruction
+/// waits for the GPU; a graph that captured a combine of rows there must not be replayed afterwards.
 class RegisteredMemory {
  public:
   RegisteredMemory() = default;
@@ -66,8 +66,8 @@ struct GroupOptions {
   /// may share a GPU. May differ by rank.
   int device = -1;
   size_t heap_bytes = size_t{256} << 20;  ///< symmetric memory per rank, in bytes; see NormalExchange::memory_required
-  /// Deadline of every wait inside a call; may differ by rank. Any duration from 1 ms; milliseconds::max() means never (in
-  /// fact, ten years). Group::set_timeout changes it.
+  /// Deadline of every wait inside a call; may differ by rank. At least 1 ms; milliseconds::max() means never (in fact, ten
+  /// years). Group::set_timeout changes it.
   std::chrono::milliseconds timeout{30000};
   /// Deadline of collective steps that ranks may reach at very different times: forming the group, the construction of every
   /// object, register_memory(), sleep(), wake() and agree().
@@ -83,15 +83,15 @@ struct GroupOptions {
   /// ranks that can share memory share a host. May differ by rank.
   std::string host = {};
   /// Several hosts: transport of rows between them. sockets: SWITCHYARD_NETWORK of the environment ("sockets", "mpi" or "nccl")
-  /// if set; else nccl on GPUs. A network that is not available for the backend is Error(unsupported) on all ranks.
+  /// if set; else nccl on GPUs. A network that is not available for the backend results in Error(unsupported) on all ranks.
   HostNetwork network = HostNetwork::sockets;
   /// Several hosts, ranks as processes: a rank of another host that was silent for longer counts as dead, even if no call waits
   /// for it. Ranks send a sign of life ten times a second. 0 means the timeout plus one second, so that a waiting call first
-  /// reports whom it waits for. May differ by rank.
+  /// reports the rank that it waits for. May differ by rank.
   std::chrono::milliseconds silence{0};
 };
 
-/// Identity with which a process joins a group, and the group's rendezvous address ("" for a world of one).
+/// Rank, world size and rendezvous address ("" for a world of one) with which a process joins a group.
 struct Membership {
   int rank = 0;
   int world = 1;
@@ -116,7 +116,7 @@ struct WaitStatistics {
 /// Thread safety: one thread at a time per Group and its objects; different ranks' Groups are independent.
 ///
 /// All ranks make the collective calls of the Group and of all objects made from it (CUDA: of one object) in the same order.
-/// Ranks that make different calls get Error(mismatch), on all ranks and long before the deadline; the text says which rank
+/// Ranks that make different calls get Error(mismatch), on all ranks and long before the deadline; the text states which rank
 /// made which call. (CUDA: calls of different objects, or of an object and of the Group, wait for each other until the
 /// deadline.)
 class Group {
@@ -166,54 +166,54 @@ class Group {
   /// GPUs: declares that `stream` (cudaStream_t) uses `memory`, library memory made by this rank's objects (rows, outputs,
   /// handles): work enqueued on `stream` before that memory is released finishes before the memory is reused. A graph being
   /// captured on `stream` keeps the memory. Library calls declare their own streams. Local; no effect on the CPU. \throws
-  /// Error(invalid_argument) if the address is not in such memory
+  /// Error(invalid_argument) if the library did not allocate memory at that address.
   void used_by(const void* memory, void* stream);
 
-  /// Collective: one step in the construction of an object that consists of several objects of the group and may fail on one
-  /// rank between them. `share` does this rank's part. agree() waits up to GroupOptions::rendezvous_timeout, then gathers
-  /// `bytes` bytes of `mine`, which `share` may fill, into `all`, as all_gather does. If `share` throws on some ranks, all
-  /// ranks throw the error of the lowest of them, with its code and text, and the group stays usable. Peers may be in another
-  /// agree() or be constructing an exchange: they throw the error there. If no rank fails but subjects differ, all ranks throw
-  /// Error(mismatch). \throws PeerTimeout, PeerFailed.
+  /// Collective: one step in the construction of an object that consists of several objects of the group, so that a rank may
+  /// fail between two of them. `share` performs this rank's part. agree() waits up to GroupOptions::rendezvous_timeout, then
+  /// gathers `bytes` bytes of `mine`, which `share` may fill, into `all`, like all_gather(). If `share` throws on some ranks,
+  /// all ranks throw the error of the lowest of them, with its code and text, and the group stays usable. Peers in another
+  /// agree(), or in the construction of an exchange, throw the error there. If no rank fails but subjects differ, all ranks
+  /// throw Error(mismatch). \throws PeerTimeout, PeerFailed.
   void agree(const char* subject, const std::function<void()>& share, const void* mine = nullptr, size_t bytes = 0,
              void* all = nullptr);
 
   /// Throws the pending fault of this rank, if any. CUDA: invalid ids of objects with InvalidIds::raise are a fault,
-  /// Error(invalid_argument), which names the objects and the counts since the last check(); the group stays usable. Local;
-  /// waits for no kernel.
+  /// Error(invalid_argument), whose text gives the objects and the counts since the last check(); the group stays usable.
+  /// Local; does not wait for kernels.
   void check() const;
   /// Ends every wait of every rank with PeerFailed(this rank, reason). Local, idempotent; does nothing in a forked child or on
   /// a moved-from object.
   void abort(int32_t reason) noexcept;
   /// Leaves the group: calls of peers that still need this rank end with PeerFailed(left), as after the destruction of the
-  /// Group, but at once, although objects, handles and rows of the group stay alive. Local, idempotent. CUDA: waits for this
-  /// rank's GPU. Every later collective call of the group and its objects, and check(), throws Error(invalid_argument);
+  /// Group, but immediately, even though objects, handles and rows of the group stay alive. Local, idempotent. CUDA: waits for
+  /// this rank's GPU. Every later collective call of the group and its objects, and check(), throws Error(invalid_argument);
   /// destruction, host-memory contents of handles, and statistics still work. Does nothing in a forked child or on a moved-from
   /// object.
   void leave() noexcept;
 
   /// One entry per peer rank. Local. The counters always run and cost nothing if no wait occurs.
   std::vector<WaitStatistics> wait_statistics() const;
-  /// Collective. Makes the `bytes` bytes at `memory` accessible to all ranks. Sizes may differ; null with 0 bytes is a rank
-  /// without a buffer. At most kMaxRegistered registrations at a time, which may overlap. CPU: any memory, if the ranks are
-  /// threads; processes cannot access each other's ordinary memory. CUDA: cudaMalloc, or cuMemCreate with POSIX file
-  /// descriptors, on the rank's GPU, with the range in one allocation. \throws, on all ranks alike, Error(unsupported or
-  /// invalid_argument); the text gives the kind of memory and the allowed kinds.
+  /// Collective. Makes the `bytes` bytes at `memory` accessible to all ranks. Sizes may differ; a rank without a buffer passes
+  /// null and 0. At most kMaxRegistered registrations at a time, which may overlap. CPU: any memory, if the ranks are threads;
+  /// processes cannot access each other's ordinary memory. CUDA: cudaMalloc, or cuMemCreate with POSIX file descriptors, on the
+  /// rank's GPU, with the range in one allocation. \throws, on all ranks, Error(unsupported or invalid_argument); the text
+  /// gives the kind of memory and the allowed kinds.
   RegisteredMemory register_memory(void* memory, size_t bytes);
   static constexpr int kMaxRegistered = 64;
 
   /// Collective. Returns the physical memory of the symmetric heap to the system (CUDA: to the GPU) until wake(). Exchange
-  /// objects, handles and captured graphs survive, addresses do not change, and calls after wake() continue those before. Other
-  /// contents of the heap are lost and zero after wake(): the rows of Dispatched::x and of RowBuffers (direct staging).
-  /// Contents outside the heap are unaffected: registered memory, rows under ring staging and, on the CPU, the targets of the
-  /// spans of Dispatched; on CUDA the spans that belong to the handle survive too (kept in host memory). All calls of all ranks
-  /// must have returned (CUDA: sleep() waits for the GPU). While the group sleeps nothing may access the heap: calls that would
-  /// are Error(invalid_argument) and change nothing, a graph must not be replayed; objects and the group may be destroyed.
-  /// \throws, on all ranks alike, Error(unsupported) if the memory cannot be returned (cudaIpc heap; ranks as processes before
-  /// Linux 5.14). \throws Error(invalid_argument) if the group sleeps.
+  /// objects, handles and captured graphs survive, addresses do not change, and calls continue after wake(). Other contents of
+  /// the heap are lost and zero after wake(): the rows of Dispatched::x and of RowBuffers (direct staging). Contents outside
+  /// the heap are unaffected: registered memory, rows under ring staging and, on the CPU, the targets of the spans of
+  /// Dispatched. On CUDA the spans that belong to the handle survive too (they are saved in host memory). All calls of all
+  /// ranks must have returned (CUDA: sleep() waits for the GPU). While the group sleeps nothing may access the heap: calls that
+  /// need it throw Error(invalid_argument) and change nothing, and graphs must not be replayed; objects and the group may be
+  /// destroyed. \throws, on all ranks, Error(unsupported) if the memory cannot be returned (cudaIpc heap; ranks as processes
+  /// before Linux 5.14). \throws Error(invalid_argument) if the group sleeps.
   void sleep();
-  /// Collective. \throws Error(system) on all ranks if memory is insufficient: the group still sleeps, and wake() may be called
-  /// again. \throws Error(invalid_argument) if the group is awake.
+  /// Collective. \throws Error(system) on all ranks if memory is insufficient; the group then still sleeps, and wake() may be
+  /// repeated. \throws Error(invalid_argument) if the group is awake.
   void wake();
   bool asleep() const;
 
@@ -222,9 +222,9 @@ class Group {
   size_t heap_size() const;
 
   /// Starts recording this rank's calls in `trace` (made for this group's size); null stops. Local. The trace must outlive the
-  /// recording. CPU: the trace must be made for the group's workers. CUDA: kernels record the first num_blocks x num_warps
-  /// warps (others record nothing) in device memory, events_per_track each, 32 bytes per event. Records are copied to the host
-  /// when recording stops, which waits for the GPU: all ranks must have enqueued the same calls. Times are within
+  /// recording. CPU: the trace must be made for the group's workers. CUDA: the first num_blocks x num_warps warps of a kernel
+  /// record into device memory (other warps record nothing), events_per_track each, 32 bytes per event. Records are copied to
+  /// the host when recording stops, which waits for the GPU: all ranks must have enqueued the same calls. Times are within
   /// Trace::clock_error_ns(), some microseconds, of the host's clock. \throws Error(invalid_argument) if the trace was made for
   /// another shape.
   void set_trace(Trace* trace);

@@ -61,10 +61,10 @@ struct NamesOf<MoeForm> {
       {MoeForm::automatic, "automatic"}, {MoeForm::separate, "separate"}, {MoeForm::fused, "fused"}};
 };
 
-/// Fixed properties of a layer; equal on all ranks except pointers and `storage`.
+/// Fixed properties of a layer; equal on all ranks, except for pointers and `storage`.
 struct MoeLayerConfig {
-  int64_t hidden = 0;         ///< H >= 1; in normal mode, and on GPUs, a row is a multiple of 16 bytes
-  int64_t intermediate = 0;   ///< I >= 1; GPUs: a multiple of 8, fp8: of 16, as is H
+  int64_t hidden = 0;         ///< H >= 1; in normal mode, and on GPUs, the row size must be a multiple of 16 bytes
+  int64_t intermediate = 0;   ///< I >= 1; GPUs: a multiple of 8; fp8: I and H are multiples of 16
   int num_experts = 0;        ///< E >= 1, total of all ranks; need not divide by W
   int topk = 0;               ///< K in [1, kMaxTopk]
   int64_t max_tokens = 0;     ///< maximum T on any rank; low_latency: in [1, 65535]
@@ -98,7 +98,7 @@ struct MoeLayerCall {
   /// than GroupOptions::num_sms.
   int num_sms = 0;
   /// Memory of the rank (CUDA: of its GPU), or null: T, read when the call runs, so that it can vary in a graph; clamped to [0,
-  /// tokens of the ids]. All ids must be readable. Rows of `out` from T on are not written.
+  /// tokens of the ids]. All ids must be readable. Rows T and above of `out` are not written.
   const int32_t* device_tokens = nullptr;
   /// Adds the layer to the rows that `out` already contains, for example those of a shared expert. Normal mode: the sum starts
   /// with the row of `out` instead of +0 and is rounded at the same places (CombineOptions::bias). Low latency: the layer is
@@ -106,10 +106,11 @@ struct MoeLayerCall {
   bool add = false;
 };
 
-/// Memory of a layer on the rank with most experts, in bytes, excluding the caller's arrays. docs/layer.md gives the formulas.
+/// Memory of a layer on the rank with the most experts, in bytes, excluding the caller's arrays. docs/layer.md gives the
+/// formulas.
 struct MoeLayerMemory {
   size_t heap_bytes = 0;     ///< in the group's symmetric heap, excluding its header
-  size_t private_bytes = 0;  ///< low latency: received rows, returned rows and a call's sums; at most this
+  size_t private_bytes = 0;  ///< low latency: upper bound for received rows, returned rows and a call's sums
   size_t weight_bytes = 0;   ///< CPU, WeightStorage::packed
   /// Scratch of the experts; GPUs: rows between the two products. Fused: FusedMoeMemory::private_bytes, on the CPU including
   /// the scratch of one worker; each further worker of the group needs the same scratch again (docs/layer.md).
@@ -125,34 +126,35 @@ struct MoeLayerMemory {
 /// CombineOrder::per_route and without `add`, they depend on neither the exchange nor the capacity if nothing is dropped.
 ///
 /// CPU: forward is synchronous on the calling thread (the exchange, and all of a fused layer, use the group's workers). CUDA:
-/// pointers are memory of the rank's GPU, which need not be current; rows, weights and `out` are aligned to 16 bytes. Calls are
-/// enqueued and never need a count on the host, so every call can be captured in a graph and replayed with other tokens,
-/// routing and weights, and with another T by device_tokens. Calls of one layer, graphs included, must be ordered one after
-/// another.
+/// pointers refer to memory of the rank's GPU, which need not be current; rows, weights and `out` are aligned to 16 bytes.
+/// Calls are enqueued and never need a count on the host, so every call can be captured in a graph and replayed with other
+/// tokens, routing, weights and, through device_tokens, another T. Calls of one layer, graphs included, must be ordered one
+/// after another.
 ///
 /// Threads: one thread at a time for all objects of a group.
 ///
-/// Errors: as in normal.hpp, from the step that finds them. Arguments are rejected before any rank has moved a row, except
-/// `out`, which combine checks. A rank that rejects its arguments ends the call of its peers with PeerFailed.
+/// Errors: as in normal.hpp, thrown by the step that detects them. Arguments are rejected before any rank has moved a row,
+/// except `out`, which combine checks. A rank that rejects its arguments ends the call of its peers with PeerFailed.
 /// capacity_exceeded, which Group::check() reports on GPUs, leaves the layer usable; `out` is not written then.
 class MoeLayer {
  public:
   /// `w13` [L, 2 * I, H] and `w2` [L, H, I] are the weights of this rank's experts, as in the constructor of ExpertMlp; they
   /// may be null on a rank without experts. Waits up to GroupOptions::timeout for the other ranks.
-  /// \throws on all ranks alike, even if only some have a cause: Error(invalid_argument) naming the field, or as ExpertMlp;
+  /// GPUs, fp8: scales are read in stream order on `stream` (cudaStream_t; null: the legacy default stream). \throws on all
+  /// ranks, even if the cause exists only on some: Error(invalid_argument) naming the field, or as ExpertMlp;
   /// Error(unsupported) for settings that the backend lacks; Error(heap_exhausted); Error(system) if memory is insufficient;
   /// Error(mismatch) if configurations differ. The group stays usable.
-  /// GPUs, fp8: scales are read in stream order on `stream` (cudaStream_t; null: the legacy default stream).
   MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2, void* stream = nullptr);
-  /// Local. Makes another layer of the model, which differs from this one only in its weights and shares all other memory with
-  /// it (docs/layer.md gives the cost of a layer then). Either may be destroyed first. The weights are as in the constructor,
-  /// with MoeLayerConfig::storage. Calls of layers that share memory, graphs included, must be ordered one after another and
-  /// must be in the same order of layers on all ranks; the fused form detects violations (mismatch). All ranks make the same
-  /// layers in the same order. \throws Error(invalid_argument) naming the argument; Error(system) if memory is insufficient.
+  /// Local. Creates a further layer of the model that differs from this one only in its weights and shares all other memory
+  /// with it (docs/layer.md gives the cost of such a layer). Either may be destroyed first. The weights are as in the
+  /// constructor, with MoeLayerConfig::storage. Calls of layers that share memory, graphs included, must be ordered one after
+  /// another and must use the layers in the same order on all ranks; the fused form detects violations (mismatch). All ranks
+  /// create the same layers in the same order. \throws Error(invalid_argument) naming the argument; Error(system) if memory is
+  /// insufficient.
   MoeLayer with_weights(const MoeWeights& weights) const;
   MoeLayer(MoeLayer&&) noexcept;
   MoeLayer& operator=(MoeLayer&&) noexcept;
-  /// Does not wait: memory that enqueued calls and graphs use is freed after them.
+  /// Does not wait: memory is freed once the enqueued calls and graphs that use it are done.
   ~MoeLayer();
 
   /// Local; needs no group. \throws Error(invalid_argument), Error(unsupported) as the constructor.
@@ -161,19 +163,18 @@ class MoeLayer {
   static size_t heap_bytes(const MoeLayerConfig& config, int world, Backend backend = Backend::cpu);
 
   /// Collective. `x` is [T, H] of token_dtype(), where T is topk_ids.num_tokens; `topk_ids` is [T, K]; `topk_weights` is
-  /// float32 [T, K], or null: all
-  /// 1. An id of -1 means no expert (others outside [0, E): MoeLayerConfig::invalid_ids); a token without an expert gets +0
-  /// (add: keeps its row). `out` is [T, H] of token_dtype() and must not overlap anything else. All of them may be null if T is
-  /// 0.
+  /// float32 [T, K], or null: all weights are 1. An id of -1 means no expert (others outside [0, E):
+  /// MoeLayerConfig::invalid_ids); a token without an expert gets +0 (add: keeps its row). `out` is [T, H] of token_dtype() and
+  /// must not overlap anything else. All of them may be null if T is 0.
   void forward(const void* x, const ExpertIds& topk_ids, const float* topk_weights, void* out, const MoeLayerCall& call = {});
 
-  /// Overflow::drop_and_report: [T, K] of the last forward, 1 if this rank's route was dropped at capacity: it added nothing,
-  /// and the other weights are used as given. In memory of the rank (CUDA: of its GPU, written when the call runs), valid until
-  /// the next forward or, for a captured forward, as long as its graph. Empty with Overflow::fail and with low latency, which
-  /// drops nothing.
+  /// Overflow::drop_and_report: [T, K] for the last forward, 1 if this rank's route was dropped at capacity. A dropped route
+  /// adds nothing, and the other weights are used unchanged. The array is in memory of the rank (CUDA: of its GPU, written when
+  /// the call runs) and valid until the next forward or, for a captured forward, as long as its graph exists. Empty with
+  /// Overflow::fail and with low latency, which drops nothing.
   std::span<const uint8_t> dropped() const;
-  /// Number of ids of this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits for a copy of the number but for no kernel.
+  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
+  /// graph replays included; waits only for a copy of the number, not for kernels.
   int64_t invalid_ids() const;
 
   /// The given configuration, with the chosen exchange and form.

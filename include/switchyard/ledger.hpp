@@ -8,16 +8,16 @@
 /// owner sums `probs[f] * return_buffer[expanded_row_idx[f]]` over each token's K routes.
 ///
 /// Contract of the sum: float32 from +0, multiply then add, k ascending, one rounding to the row type; routes of -1 are
-/// skipped; a token without a route gives exactly +0. Rows of any length, also not a multiple of 16 bytes. M may differ by rank
-/// and may be 0. Same input, same bits, on every backend and with any number of workers.
+/// skipped; a token without a route gives exactly +0. Rows may have any length, including lengths that are not a multiple of 16
+/// bytes. M may differ by rank and may be 0. Equal input gives equal bits, on every backend and with any number of workers.
 ///
 /// CPU: calls are synchronous on the calling thread. CUDA: pointers are device memory of the rank's GPU; combine enqueues on
 /// LedgerCombineOptions::stream, allocates nothing, does not wait and can be captured in a graph. Calls on one object are
 /// ordered, also across streams (graph launches are ordered by their stream only).
 ///
-/// Errors are those of normal mode: Error(invalid_argument) throws at once on that rank and, in a collective call, ends the
-/// peers' calls with PeerFailed; PeerTimeout, PeerFailed and mismatch (also if the ranks hold different ledgers) are sticky.
-/// CUDA: the next call or Group::check() throws sticky faults found by a kernel.
+/// Errors are those of normal mode: Error(invalid_argument) is thrown immediately on that rank and, in a collective call, ends
+/// the peers' calls with PeerFailed; PeerTimeout, PeerFailed and mismatch (also if the ranks hold different ledgers) are
+/// sticky. CUDA: the next call or Group::check() throws sticky faults found by a kernel.
 #pragma once
 
 #include <cstddef>
@@ -39,14 +39,14 @@ struct LedgerConfig {
   int topk = 0;              ///< K in [1, kMaxTopk]
   int64_t max_tokens = 0;    ///< maximum M on any rank, >= 0; two or three return buffers of max_tokens * K rows
   DType dtype = DType::f16;  ///< of expert outputs, return buffers and results: f16, bf16 or f32
-  int64_t max_rows = 0;      ///< maximum number of expert output rows in a ledger; 0: as many as int32 can number
+  int64_t max_rows = 0;      ///< maximum number of expert output rows in a ledger; 0: the int32 maximum
   int max_ledgers = 4;       ///< CUDA: maximum number of PreparedLedgers alive at once, those of graphs included, >= 1
 };
 
 /// Throws Error(invalid_argument) naming field and index of the first value of `tables` that is invalid for rank `rank` of
 /// `world`: sizes that differ from `config`, counts below 0, a wrong inclusive prefix, segments of expert rows that overlap or
-/// exceed max_rows, a row of the return buffer that is out of range or named twice. Rows of the return buffer that no route
-/// names are legal: they are returned and ignored. Local.
+/// exceed max_rows, or a row of the return buffer that is out of range or used twice. Rows of the return buffer that no route
+/// uses are legal: they are returned and ignored. Local.
 void check_ledger(const LedgerTables& tables, const LedgerConfig& config, int world, int rank);
 
 /// Sizes in bytes of the buffers of the published ledger format, for comparison and for callers that allocate them.
@@ -73,10 +73,10 @@ struct RouteMetaLayout {
 /// Layout for rank `rank` with `num_tokens` tokens, 0 to max_tokens. Local.
 RouteMetaLayout route_meta_layout(const LedgerConfig& config, int world, int rank, int64_t num_tokens);
 
-/// The tables of rank `rank` as published kernels read them; padding is zero. Local. \throws as check_ledger
+/// The tables of rank `rank` in the published format; padding is zero. Local. \throws as check_ledger.
 std::vector<std::byte> pack_route_meta(const LedgerTables& tables, const LedgerConfig& config, int world, int rank);
-/// Reads the tables back from such bytes in host memory, at least route_meta_layout().bytes of them, from any producer. Local.
-/// \throws Error(invalid_argument) if there are too few; as check_ledger
+/// Inverse of pack_route_meta(): reads the tables from bytes in host memory, at least route_meta_layout().bytes of them, from
+/// any producer. Local. \throws Error(invalid_argument) if there are too few bytes; as check_ledger.
 LedgerTables unpack_route_meta(std::span<const std::byte> route_meta, const LedgerConfig& config, int world, int rank,
                                int64_t num_tokens);
 
@@ -113,8 +113,8 @@ struct LedgerCombineOptions {
 class LedgerCombine {
  public:
   /// Waits up to GroupOptions::rendezvous_timeout for the other ranks. \throws Error(invalid_argument) naming the field,
-  /// Error(heap_exhausted) if the group's heap is too small, Error(mismatch) if configurations differ: on all ranks alike, even
-  /// if only some have a cause. The group stays usable, its heap is unchanged, and another object may be made.
+  /// Error(heap_exhausted) if the group's heap is too small, or Error(mismatch) if configurations differ: on all ranks, even if
+  /// the cause exists only on some. The group stays usable, its heap is unchanged, and another object may be created.
   LedgerCombine(Group& group, const LedgerConfig& config);
   LedgerCombine(LedgerCombine&&) noexcept;
   LedgerCombine& operator=(LedgerCombine&&) noexcept;
@@ -154,15 +154,16 @@ class LedgerCombine {
   detail::Held<std::unique_ptr<detail::LedgerImpl>, detail::kLedgerObject> impl_;
 };
 
-/// The published form of the operator: LedgerCombine::combine with packed tables, unpack_route_meta(route_meta,
-/// window.config(), W, rank, tokens), and with nothing else. Collective. `route_meta` is in host memory on both backends and
-/// may be reused when the call returns.
+/// The published form of the operator: equivalent to LedgerCombine::combine with the tables of unpack_route_meta(route_meta,
+/// window.config(), W, rank, tokens). Collective. `route_meta` is in host memory on both backends and may be reused when the
+/// call returns.
 ///
-/// `window`: the object that receives the returned rows, in its symmetric memory, whose buffers alternate between calls, not in
-/// a buffer of the caller; design 0011 gives the reason. The return buffer `ptrD` is window.returned() after the call.
+/// `window`: the object whose symmetric memory receives the returned rows. Its buffers alternate between calls, so the rows
+/// cannot go to a buffer of the caller; design 0011 gives the reason. The return buffer `ptrD` is window.returned() after the
+/// call.
 ///
 /// On CUDA it waits and cannot be captured: for many calls use prepare(unpack_route_meta(...)) once.
-/// \throws as unpack_route_meta and LedgerCombine::combine; an error also ends the peers' calls
+/// \throws as unpack_route_meta and LedgerCombine::combine; an error also ends the peers' calls.
 void combine_by_ledger(const ConstRows& expert_output, const float* probs, std::span<const std::byte> route_meta,
                        LedgerCombine& window, int64_t num_tokens, void* out, const LedgerCombineOptions& options = {});
 

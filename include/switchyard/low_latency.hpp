@@ -3,11 +3,11 @@
 /// Low-latency mode: fixed-shape exchanges for decoding, with at most a few hundred tokens per rank.
 ///
 /// Notation as in normal.hpp: W ranks, T tokens on this rank (T <= max_tokens, may differ by rank, may be 0), H hidden, K topk,
-/// E experts. Each local expert has R = W * max_tokens rows, whatever the routing: placing a row needs no count, nothing can
-/// overflow and every call can be captured in a graph.
+/// E experts. Each local expert has R = W * max_tokens rows for any routing: placing a row needs no count, nothing can overflow
+/// and every call can be captured in a graph.
 ///
-/// A layer whose experts read the dispatched rows and write where combine reads (examples/04_decode_layer.cpp):
-///   LowLatencyExchange exchange(group, config);
+/// A layer whose experts read the dispatched rows in place and write to the rows that combine reads
+///   (examples/04_decode_layer.cpp): LowLatencyExchange exchange(group, config);
 ///   LowLatencyOutput received = exchange.make_output();   // once
 ///   LowLatencyRows y = exchange.make_rows(DType::bf16);   // once
 ///   exchange.dispatch({x, T, H, DType::bf16}, ExpertIds::of(topk_ids, T, K), received, {.topk_weights = topk_weights});
@@ -23,9 +23,9 @@
 /// the rank's GPU and rows are aligned to 16 bytes; calls enqueue on `stream` and return; only last_call() and destruction wait
 /// for the GPU; every call can be captured in a graph and replayed. Calls on one object are ordered, also across streams (graph
 /// launches are ordered by their stream only). The blocks of a call wait for peers, so all of them must be resident: two
-/// objects whose calls run at the same time must fit the GPU together, by a num_sms for each, or be ordered by a stream or by
-/// events, alike on all ranks. A call without num_sms that has the GPU to itself lets the next call on its stream start before
-/// it ends.
+/// objects whose calls run concurrently must fit on the GPU together (set num_sms for each); otherwise a stream or events must
+/// order the calls, in the same order on all ranks. If a call without num_sms has the GPU to itself, the next call on its
+/// stream may start before it ends.
 ///
 /// Errors: as in normal.hpp.
 #pragma once
@@ -43,8 +43,8 @@ namespace switchyard {
 /// Order of the scales in memory.
 enum class ScaleOrder : uint8_t {
   row_major = 0,  ///< one scale row of scale_row_bytes(H, kind, group) bytes per row
-  /// Per expert: groups, then rows. float32 [G, Rs]; UE8M0 with four groups in an int32: [ceil(G / 4), Rs], missing groups 0.
-  /// Rs is R rounded up to 4, so that every column is aligned to 16 bytes, as tensor maps (TMA) require.
+  /// Groups, then rows, for each expert: float32 [G, Rs], or int32 [ceil(G / 4), Rs] with four UE8M0 groups in an int32;
+  /// missing groups are 0. Rs is R rounded up to 4, so that every column is aligned to 16 bytes, as tensor maps (TMA) require.
   column_major = 1,
 };
 template <>
@@ -53,7 +53,7 @@ struct NamesOf<ScaleOrder> {
                                                {ScaleOrder::column_major, "column_major"}};
 };
 
-/// Number of times that a row crosses the link.
+/// Number of times that a row is sent over the link.
 enum class Sending : uint8_t {
   per_rank = 0,   ///< once per (token, rank), placed for each of its experts on arrival
   per_route = 1,  ///< once per (token, expert)
@@ -74,9 +74,9 @@ struct LowLatencyConfig {
   int scale_group = kScaleGroup;      ///< columns that share one scale: 32, 64 or 128
   ScaleOrder scale_order = ScaleOrder::row_major;
   Sending sending = Sending::per_rank;
-  /// Pieces of a row: parts that are placed, answered and returned separately, in [1, 16]. 0: the tuned number (tuning.hpp);
-  /// without a tuning, the number for which a rank receives about kPiecesAtOnce pieces: at most kMaxDefaultPieces per row, of
-  /// kMinPieceColumns to kMaxPieceColumns columns each.
+  /// Number of pieces per row, in [1, 16]: parts that are placed, answered and returned separately. 0: the tuned number
+  /// (tuning.hpp); without a tuning, the number for which a rank receives about kPiecesAtOnce pieces: at most kMaxDefaultPieces
+  /// per row, of kMinPieceColumns to kMaxPieceColumns columns each.
   int pieces = 0;
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
 };
@@ -103,13 +103,13 @@ struct LowLatencyDispatchOptions {
 
 /// Options of one combine.
 struct LowLatencyCombineOptions {
-  /// per_route: one row returns per (token, expert), multiplied and summed by the token's owner. per_rank: rows are summed on
-  /// the experts' rank and one row returns per (token, rank): fewer bytes, one more rounding (docs/concepts/low_latency.md
-  /// bounds it).
+  /// per_route: one row is returned per (token, expert), multiplied and summed by the token's owner. per_rank: rows are summed
+  /// on the experts' rank and one row is returned per (token, rank): fewer bytes, one more rounding
+  /// (docs/concepts/low_latency.md gives a bound).
   CombineOrder order = CombineOrder::per_route;
   /// float32 [T, K], per_route only; null: the weights given to dispatch, or none (rows are summed unweighted).
   const float* topk_weights = nullptr;
-  /// float32 [local experts], per_route only, or null: each row returns as round(y * scale of its expert), computed in
+  /// float32 [local experts], per_route only, or null: each row is returned as round(y * scale of its expert), computed in
   /// registers.
   const float* expert_scale = nullptr;
   void* stream = nullptr;     ///< CUDA: as in LowLatencyDispatchOptions
@@ -121,8 +121,8 @@ struct LowLatencyCombineOptions {
 struct AllToAllOptions {
   const float* topk_weights = nullptr;  ///< float32 [T, K]; null: 1
   const float* expert_scale = nullptr;  ///< float32 [local experts]: expert e returns round(x * scale); null: the row unchanged
-  /// Alternative to expert_scale: expert e returns round(f(x)), element by element. Must be for the group's backend; null:
-  /// none. Ranks may pass different functions, or none.
+  /// Alternative to expert_scale: expert e returns round(f(x)), element by element. Must be a function for the group's backend;
+  /// null: none. Ranks may pass different functions, or none.
   const RowFunction* row_function = nullptr;
   void* stream = nullptr;                  ///< CUDA: as in LowLatencyDispatchOptions
   int num_sms = 0;                         ///< CUDA: as in LowLatencyDispatchOptions
@@ -134,8 +134,9 @@ class LowLatencyImpl;
 struct LowLatencyBlock;
 }  // namespace detail
 
-/// Result of dispatches, and the input that combine needs. Memory of fixed shape, made once by make_output(), overwritten by
-/// each dispatch into it, private to the rank. Movable. Must not outlive its group, nor be destroyed while a call uses it.
+/// Result of dispatches, and the input that combine needs. Memory of fixed shape, private to the rank, created once by
+/// make_output() and overwritten by each dispatch into it. Movable. Must not outlive its group, and must not be destroyed while
+/// a call uses it.
 struct LowLatencyOutput {
   Rows x;                       ///< [local experts * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
   int64_t rows_per_expert = 0;  ///< R
@@ -152,40 +153,40 @@ struct LowLatencyOutput {
 
 /// Rows for the expert outputs, [local experts * R, H]: the result for row i of LowLatencyOutput::x is row i. Expert kernels
 /// write there and combine reads it in place. Made once by make_rows(), private to the rank, aligned to 256 bytes; copies share
-/// it. The last copy must not be destroyed while a call or a graph uses it, nor outlive the group.
+/// it. The last copy must not be destroyed while a call or a graph uses it, and must not outlive the group.
 struct LowLatencyRows : Rows {
   std::shared_ptr<void> memory;
 };
 
 /// Enqueues the receiving half of the call that returned it. Local; call it once, during the object's lifetime. Until that half
-/// has ended, the call uses the output, `out` and LowLatencyCombineOptions::topk_weights; all other arguments may be reused at
-/// once. No call of another object may use the output before the hook has been called.
+/// has ended, the call uses the output, `out` and LowLatencyCombineOptions::topk_weights; all other arguments may be reused
+/// immediately. No call of another object may use the output before the hook has been called.
 using ReceiveHook = std::function<void()>;
 
 class LowLatencyExchange {
  public:
   /// Collective. Waits up to GroupOptions::rendezvous_timeout for the other ranks. \throws Error(invalid_argument) naming the
-  /// field, Error(heap_exhausted) if the group's heap is too small, Error(mismatch) if configurations differ: on all ranks
-  /// alike, even if only some have a cause. The group stays usable, its heap is unchanged, and another object may be made.
+  /// field, Error(heap_exhausted) if the group's heap is too small, or Error(mismatch) if configurations differ: on all ranks,
+  /// even if the cause exists only on some. The group stays usable, its heap is unchanged, and another object may be created.
   LowLatencyExchange(Group& group, const LowLatencyConfig& config);
   LowLatencyExchange(LowLatencyExchange&&) noexcept;
   LowLatencyExchange& operator=(LowLatencyExchange&&) noexcept;
   ~LowLatencyExchange();
 
   /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included. Local; needs no group.
-  /// docs/concepts/low_latency.md gives the formula. Independent of the number of pieces.
+  /// docs/concepts/low_latency.md gives the formula. The result does not depend on the number of pieces.
   static MemoryRequirement memory_required(const LowLatencyConfig& config, int world);
   /// Heap size for a group whose only object has this config: header and alignment slack included.
   static size_t heap_bytes(const LowLatencyConfig& config, int world);
 
-  /// Local. Allocates; do not call on the hot path. \throws Error(system) naming the number of unavailable bytes; nothing has
-  /// changed then, and peers are not notified.
+  /// Local. Allocates; do not call on the hot path. \throws Error(system) naming the number of unavailable bytes; then nothing
+  /// has changed, and peers are not notified.
   LowLatencyOutput make_output();
-  /// Makes an output with rows and scales in caller's memory, which the caller frees after the output: of the shape and type of
-  /// LowLatencyOutput::x, rows and scales aligned to 16 bytes (rows whose size is not a multiple of 16 bytes: to their
-  /// elements). Scales have scale_row_bytes() per row or, column-major, scale_rows words per column, expert after expert. Any
-  /// memory of the rank (CUDA: of its GPU); dispatches place rows there directly, as in the library's own. \throws
-  /// Error(invalid_argument).
+  /// Creates an output with rows and scales in caller's memory, which the caller frees after the output. It has the shape and
+  /// type of LowLatencyOutput::x; rows and scales are aligned to 16 bytes (rows whose size is not a multiple of 16 bytes: to
+  /// their elements). Scales have scale_row_bytes() per row or, column-major, scale_rows words per column, expert after expert.
+  /// Any memory of the rank (CUDA: of its GPU) is allowed; dispatches place rows there directly, as in the library's own
+  /// memory. \throws Error(invalid_argument).
   LowLatencyOutput make_output(const Rows& memory);
   /// Rows for expert outputs. Local. Allocates, as make_output() does. `dtype`: bf16, f16 or f32, not wider than
   /// LowLatencyConfig::dtype. \throws Error(invalid_argument), Error(unsupported) for fp8.
@@ -207,16 +208,17 @@ class LowLatencyExchange {
                            const LowLatencyCombineOptions& options = {});
 
   /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that transform each element of a row
-  /// independently, as AllToAllOptions describes (a factor per expert, or any function). Each expert's result returns to its
-  /// token as soon as its row has arrived, and tokens are summed as results arrive. `x` and `out` are [T, H] of dtype. `out`
-  /// must not overlap `x`, the ids or anything in `options`. Requires LowLatencyConfig::scales = none. A token without a route
-  /// yields +0. Same bits as dispatch and combine with expert_scale. last_call() counts the rows of both directions.
+  /// independently, as AllToAllOptions describes (a factor per expert, or any function). Each expert's result is returned to
+  /// its token as soon as its row has arrived, and tokens are summed as results arrive. `x` and `out` are [T, H] of dtype.
+  /// `out` must not overlap `x`, the ids or anything in `options`. Requires LowLatencyConfig::scales = none. A token without a
+  /// route yields +0. The result has the same bits as dispatch and combine with expert_scale. last_call() counts the rows of
+  /// both directions.
   void moe_all_to_all(const ConstRows& x, const ExpertIds& topk_ids, void* out, const AllToAllOptions& options = {});
 
   const LowLatencyConfig& config() const;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call
-  /// Number of ids of this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits for a copy of the number but for no kernel.
+  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
+  /// graph replays included; waits only for a copy of the number, not for kernels.
   int64_t invalid_ids() const;
 
  private:

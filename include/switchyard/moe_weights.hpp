@@ -5,14 +5,14 @@
 
 namespace switchyard {
 
-/// Weights of the L SwiGLU experts of one rank. The consuming object determines type and sizes; the memory is the caller's. All
-/// may be null on a rank without experts.
+/// Weights of the L SwiGLU experts of one rank. The consuming object determines type and sizes; the caller owns the memory. All
+/// pointers may be null on a rank without experts.
 struct MoeWeights {
   const void* w13 = nullptr;         ///< [L, 2 * I, H]: for each expert first the I gate rows, then the I up rows
   const void* w2 = nullptr;          ///< [L, H, I]
   const void* w13_scales = nullptr;  ///< fp8: [L, 2 * ceil(I / 128), ceil(H / 128)]; else null
   const void* w2_scales = nullptr;   ///< fp8: [L, ceil(H / 128), ceil(I / 128)]; else null
-  /// GPUs: cudaStream_t on which the object reads whatever it does not read in its calls; null: the legacy default stream.
+  /// GPUs: cudaStream_t for reads outside calls, for example of scales at construction; null: the legacy default stream.
   void* stream = nullptr;
 };
 

@@ -16,13 +16,13 @@
 /// call, Group::check() or Handle::counts() throws sticky faults found by a kernel. Only Group::check() and Handle::counts()
 /// throw the other faults, so that all ranks keep making the same calls.
 ///
-/// Errors of collective calls: invalid_argument is thrown at once on the rank that found it and ends the peers' calls with
-/// PeerFailed; so does Error(system) on a rank without memory for its tables. capacity_exceeded and pool_exhausted (no room for
-/// rows; ring staging on the CPU: no memory for them) are thrown by all ranks together and leave the object usable. mismatch is
-/// thrown by all ranks. PeerTimeout, PeerFailed and mismatch are sticky: the group must be formed again. CUDA: the rank without
-/// room throws pool_exhausted at once; it takes part in that call but moves nothing. Until the other ranks observe this
-/// (Group::check(), Handle::counts()), the calls they enqueue on this object do nothing and are not counted; then all ranks
-/// continue with the same next call. A call that uses the handle of a dispatch that moved nothing also does nothing.
+/// Errors of collective calls: invalid_argument, and Error(system) on a rank without memory for its tables, are thrown
+/// immediately on the rank that detects them and end the peers' calls with PeerFailed. capacity_exceeded and pool_exhausted (no
+/// room for rows; ring staging on the CPU: no memory for them) are thrown by all ranks together and leave the object usable.
+/// mismatch is thrown by all ranks. PeerTimeout, PeerFailed and mismatch are sticky: the group must be formed again. CUDA: the
+/// rank without room throws pool_exhausted immediately; it takes part in that call but moves nothing. Until the other ranks
+/// observe this (Group::check(), Handle::counts()), the calls they enqueue on this object do nothing and are not counted; then
+/// all ranks continue with the same next call. A call that uses the handle of a dispatch that moved nothing also does nothing.
 #pragma once
 
 #include <cstddef>
@@ -81,20 +81,19 @@ struct MemoryRequirement {
 
 /// How default_ring() chooses RingSettings that are 0:
 ///   - num_channels is kDefaultChannels, one warp per channel. It is lower if a channel would have fewer than four tokens, if
-///   the
-///     channels of all ranks would exceed 1024, or if the slots of all channels (the given slots; else K, or two send chunks)
-///     would exceed kDefaultRingRows or max_bytes.
+///     the channels of all ranks would exceed 1024, or if the slots of all channels (the given slots; else K, or two send
+///     chunks) would exceed kDefaultRingRows or max_bytes.
 ///   - slots divide kDefaultRingRows among the channels of a source: at least K, and normally two send chunks, but no more than
 ///     the rows that a channel has in a call.
 inline constexpr int kDefaultChannels = 128, kDefaultRingRows = 2560;
 
 /// Returns `config.ring` with every value chosen, for a group of `world` ranks. Passing the result is equivalent to leaving the
-/// values at 0. Throws Error(invalid_argument) if `config` is not allowed or its max_bytes have no room for K slots of each
+/// values at 0. \throws Error(invalid_argument) if `config` is not allowed or its max_bytes have no room for K slots of each
 /// ring.
 RingSettings default_ring(const NormalConfig& config, int world);
 
-/// Number of rows of Dispatched::x under SizePolicy::worst_case, equal on all ranks of a group of `world`. Memory sized along
-/// with them, such as ExpertOptions::max_rows, must hold this many. \throws Error(invalid_argument) if `config` is not allowed.
+/// Number of rows of Dispatched::x under SizePolicy::worst_case, equal on all ranks of a group of `world`. Related sizes, such
+/// as ExpertOptions::max_rows, must be at least this number. \throws Error(invalid_argument) if `config` is not allowed.
 int64_t max_rows(const NormalConfig& config, int world);
 
 /// Options of one dispatch; equal on all ranks except `capacity` and `out`.
@@ -106,19 +105,19 @@ struct DispatchOptions {
   int64_t capacity = 0;
   Overflow overflow = Overflow::fail;
   Padding padding = Padding::zero;
-  /// Destination of the rows instead of the object's pool; null: the pool. Training keeps the rows of every layer, which then
-  /// need no pool. *out has the delivered type and scales and room for the allocated rows (worst_case, capacity, cached:
-  /// invalid_argument if there is less; exact: pool_exhausted). It may be any memory that combine accepts, at the cost of one
+  /// Destination of the rows instead of the object's pool; null: the pool. Training keeps the rows of every layer; with `out`
+  /// they need no pool. *out must have the delivered type and scales and room for the allocated rows (worst_case, capacity,
+  /// cached: else invalid_argument; exact: else pool_exhausted). It may be any memory that combine accepts, at the cost of one
   /// local copy of the delivered rows only (CUDA, rank-major rows without scales: only rows of other ranks' tokens). Rank-major
   /// rows under direct staging are copied as they arrive, others after the exchange; the pool memory is free again when the
-  /// call is done. Rows without scales reach a RowBuffer of direct staging without a copy. Dispatched::x is then in *out and
-  /// Dispatched::block is empty. The struct is read only during the call.
+  /// call is done. Rows without scales are written to a RowBuffer of direct staging without a copy. Dispatched::x is then in
+  /// *out and Dispatched::block is empty. The struct is read only during the call.
   const Rows* out = nullptr;
   // CUDA only.
   void* stream = nullptr;  ///< cudaStream_t on which all work is enqueued; null: the legacy default stream
-  /// Maximum number of multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: the tuned number, or
-  /// kDefaultSms, or under direct staging with `quantize` kDefaultQuantizingSms. Rank-major rows that are not quantized in the
-  /// call use at most 32: more slow the link down.
+  /// Maximum number of multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: the tuned number, else
+  /// kDefaultSms (under direct staging with `quantize` kDefaultQuantizingSms). Rank-major rows that the call does not quantize
+  /// use at most 32, because more slow the link down.
   int num_sms = 0;
   /// Device memory, or null: T, read when the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
   const int32_t* device_tokens = nullptr;
@@ -132,13 +131,13 @@ struct DispatchOptions {
 inline constexpr int kDefaultSms = 24;
 
 /// Default number of multiprocessors of a dispatch under direct staging that quantizes rows, unless an option or a tuning sets
-/// it; at most those that the rank has. Two such calls on two streams fit a GPU of 132. docs/tuning.md describes the gain of
-/// more.
+/// it; at most the number available to the rank. Two such calls on two streams fit on a GPU with 132. docs/tuning.md describes
+/// the gain of more.
 inline constexpr int kDefaultQuantizingSms = 64;
 
-/// Default number of multiprocessors, unless an option or a tuning sets more, of a rank-major combine under direct staging
-/// whose rows are in memory that peers cannot read and are therefore copied, and of a dispatch to DispatchOptions::out, copying
-/// multiprocessors included; at most those that the rank has. docs/design/0053 gives the reason.
+/// Default number of multiprocessors, copying multiprocessors included, of two kinds of calls, unless an option or a tuning
+/// sets more: a dispatch to DispatchOptions::out, and a rank-major combine under direct staging whose rows are in memory that
+/// peers cannot read and are therefore copied. At most the number available to the rank. docs/design/0053 gives the reason.
 inline constexpr int kDefaultCopyingSms = 64;
 
 /// Options of one combine; equal on all ranks (pointers aside).
@@ -147,7 +146,7 @@ struct CombineOptions {
   /// Rank-major: float32 [M, K], summed over ranks into `out_weights` (the rows themselves are not multiplied). Expert-major:
   /// float32 [T, K] that replaces the weights given to dispatch; CombineOrder::per_route only.
   const float* topk_weights = nullptr;
-  bool apply_weights = true;  ///< expert-major: multiply rows by their weights (if given to dispatch or in `weights`)
+  bool apply_weights = true;  ///< expert-major: multiply rows by their weights (if given to dispatch or in `topk_weights`)
   /// Rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]. `out` itself may be one of them.
   const void* bias[2] = {nullptr, nullptr};
   void* stream = nullptr;     ///< CUDA: as in DispatchOptions
@@ -196,9 +195,9 @@ struct DispatchCounts {
 
 /// The routing of one dispatch, for both senders and receivers; required by combine and cached dispatch. Cheap to copy,
 /// immutable, usable any number of times and in any order, with any object of the same group size, rank and shape. The handles
-/// that the ranks pass to one call must come from one dispatch: handles of several dispatches, also of other groups, are
-/// Error(mismatch) on all ranks. CPU: holds no symmetric memory. CUDA: its tables are in the pool of the object that made it,
-/// so it must not outlive that object. On CUDA all members below wait for the dispatch (Error(unsupported) while its stream is
+/// that the ranks pass to one call must come from the same dispatch; otherwise (including handles of other groups) all ranks
+/// throw Error(mismatch). CPU: holds no symmetric memory. CUDA: its tables are in the pool of the object that made it, so it
+/// must not outlive that object. On CUDA all members below wait for the dispatch (Error(unsupported) while its stream is
 /// captured).
 class Handle {
  public:
@@ -266,15 +265,15 @@ struct Dispatched {
   std::span<const int64_t> invalid_ids;
 
   std::shared_ptr<detail::OutputBlock> block;  ///< keeps `x` alive
-  /// CUDA: `stream` (cudaStream_t), other than the delivery stream, uses the rows. Their memory is not reused, by calls or by
-  /// allocate_rows, before the work enqueued on `stream` up to the destruction is done. The stream must outlive the rows. If it
-  /// is being captured now, the rows also belong to its graph. cudaStreamPerThread means the stream of the calling thread; its
-  /// later work counts only if the same thread destroys the rows. Local.
+  /// CUDA: `stream` (cudaStream_t), other than the delivery stream, uses the rows. The rows' memory is not reused, by calls or
+  /// by allocate_rows, until the work enqueued on `stream` before their destruction is done. The stream must outlive the rows.
+  /// If it is being captured now, the rows also belong to its graph. cudaStreamPerThread means the stream of the calling
+  /// thread; its later work counts only if the same thread destroys the rows. Local.
   void used_by(void* stream);
 };
 
 /// Memory shared by the captured calls of several graphs (CUDA); see NormalExchange::use_graph_memory. Cheap to copy. Freed
-/// with the last copy, graph and rows that use it.
+/// when the last copy, graph or rows that use it are gone.
 class GraphMemory {
  public:
   GraphMemory() = default;
@@ -293,8 +292,8 @@ class GraphMemory {
 class NormalExchange {
  public:
   /// Waits up to GroupOptions::rendezvous_timeout for the other ranks. \throws Error(invalid_argument) naming the field,
-  /// Error(heap_exhausted) if the group's heap is too small, Error(mismatch) if configurations differ: on all ranks alike, even
-  /// if only some have a cause. The group stays usable, its heap is unchanged, and another object may be made.
+  /// Error(heap_exhausted) if the group's heap is too small, or Error(mismatch) if configurations differ: on all ranks, even if
+  /// the cause exists only on some. The group stays usable, its heap is unchanged, and another object may be created.
   NormalExchange(Group& group, const NormalConfig& config);
   NormalExchange(NormalExchange&&) noexcept;
   NormalExchange& operator=(NormalExchange&&) noexcept;
@@ -305,8 +304,8 @@ class NormalExchange {
   /// Heap size for a group whose only object has this config: total(), plus header and alignment slack.
   static size_t heap_bytes(const NormalConfig& config, int world, Backend backend = Backend::cpu);
 
-  /// Sends row t of `x` to every rank that owns one of token t's experts. `x` is [T, H]; fp8 rows have scales. `weights` is
-  /// float32 [T, K] or null. A token is sent to a rank once, regardless of how many of its experts that rank owns.
+  /// Sends row t of `x` to every rank that owns one of token t's experts. `x` is [T, H]; fp8 rows have scales. `topk_weights`
+  /// is float32 [T, K] or null. A token is sent to a rank once, regardless of how many of its experts that rank owns.
   Dispatched dispatch(const ConstRows& x, const ExpertIds& topk_ids, const float* topk_weights = nullptr,
                       const DispatchOptions& options = {});
   /// Cached dispatch: repeats the routing of `handle` with other rows, without counting or exchanging counts. Capacity comes
@@ -317,8 +316,8 @@ class NormalExchange {
   /// access them; it waits for the previous users of the memory, unless they ran on `stream` too. If it is being captured, the
   /// rows belong to its graph. \throws Error(pool_exhausted).
   RowBuffer allocate_rows(const Handle& handle, DType dtype, void* stream);
-  /// Allocates rows for expert outputs that any stream may access. CUDA: takes idle memory; only if there is none, the calling
-  /// thread waits until some is idle.
+  /// Allocates rows for expert outputs that any stream may access. CUDA: takes idle memory, for which the calling thread waits
+  /// if necessary.
   RowBuffer allocate_rows(const Handle& handle, DType dtype);
 
   /// Sums the expert outputs of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the dispatch
@@ -330,20 +329,20 @@ class NormalExchange {
 
   /// CUDA. Memory of captured calls belongs to their graph; within one capture, later calls reuse the memory of released rows
   /// and handles. Graphs captured while `memory` is set share memory from it, as much as the largest of them needs: they must
-  /// not be in flight at the same time, and the results of one must not be read after another was launched. Rows and handles
-  /// that are still held keep their memory. `{}`: each graph has its own memory again. Local; ignored on the CPU.
+  /// not be in flight at the same time, and launching one invalidates the results of the others. Rows and handles that are
+  /// still held keep their memory. `{}`: each graph has its own memory again. Local; ignored on the CPU.
   GraphMemory make_graph_memory();
   void use_graph_memory(const GraphMemory& memory);
 
   /// Sets the call site of later calls: a caller-chosen number from 1 to 32767, for example the layer of a model; 0, the
-  /// default: none. Ranks compare sites as they compare options: calls with different sites are a mismatch, whose text has
-  /// both. Local. \throws Error(invalid_argument) if the number is larger.
+  /// default: none. Like options, sites are compared across ranks: calls with different sites fail with a mismatch whose text
+  /// contains both. Local. \throws Error(invalid_argument) if the number is larger.
   void set_site(uint32_t site);
 
   const NormalConfig& config() const;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call
-  /// Number of ids of this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits for a copy of the number but for no kernel.
+  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
+  /// graph replays included; waits only for a copy of the number, not for kernels.
   int64_t invalid_ids() const;
 
  private:

@@ -61,7 +61,7 @@ struct DeepSeekV3Gate {
 ///   group     = sum of its two largest `choice` (or its only one, if it has one expert); the topk_groups largest are kept
 ///   ids       = the K largest `choice` in the kept groups, in descending order; on ties the lower id (or group) first
 ///   weights   = score[id] (without the bias) / (their sum, k ascending, + 1e-20) * scaling, float32
-/// Experts outside the kept groups are never chosen, whatever the sign of the others' `choice`.
+/// Experts outside the kept groups are never chosen, even if their `choice` is larger than that of chosen experts.
 /// \param logits float32 [tokens, E]; infinities are legal, NaN is not
 /// \param correction_bias float32 [E], finite, or null for zeros
 /// \throws Error(invalid_argument) naming the setting, or the token and expert, that is out of range.
@@ -75,10 +75,10 @@ struct SoftmaxGate {
   bool renormalize = true;
 };
 
-/// Routes `num_tokens` tokens: the K largest logits in descending order, on ties the lower id first; weight = exp(logit - max)
-/// / sum of the same over the chosen (renormalize) or over all experts, in float64, rounded to float32. \param logits float32
-/// [tokens, E]; -inf masks an expert (chosen only if fewer than K are left, with weight 0). NaN, +inf and
-///        a token without any finite logit are errors.
+/// Routes `num_tokens` tokens: the K largest logits in descending order, on ties the lower id first. weight = exp(logit - max),
+/// divided by the sum of these values over the chosen (renormalize) or over all experts, in float64, rounded to float32.
+/// \param logits float32 [tokens, E]; -inf masks an expert (chosen only if fewer than K are left, with weight 0). NaN, +inf and
+/// a token without any finite logit are errors.
 /// \throws Error(invalid_argument) naming the setting, or the token and expert, that is out of range.
 Routing route(const SoftmaxGate& gate, const float* logits, int64_t num_tokens);
 
@@ -94,8 +94,8 @@ std::vector<float> gate_logits(const ConstRows& rows, const ConstRows& gate_weig
 enum class Pattern : uint8_t {
   uniform = 0,        ///< all experts equally likely
   zipf = 1,           ///< the i-th most popular expert (i from 0) has likelihood (i + 1)^-zipf_exponent; popularity is shuffled
-                      ///< over the ids by the seed, equally on all ranks; without duplicates: successive draws among the rest
-  all_to_one = 2,     ///< everything to `target`, see GeneratorSpec
+                      ///< over the ids by the seed, equally on all ranks; without duplicates: drawn without replacement
+  all_to_one = 2,     ///< all routes to `target`, see GeneratorSpec
   round_robin = 3,    ///< id[t][k] = (t * K + k) mod E on every rank: exactly balanced if E divides T * K
   group_limited = 4,  ///< topk_groups of num_groups groups of consecutive experts uniformly, then uniformly among their experts
 };
@@ -112,8 +112,8 @@ struct GeneratorSpec {
   int world = 1;                  ///< W in [1, kMaxRanks]; used only by all_to_one to a rank
   double zipf_exponent = 1.2;     ///< in [0, 16]
   bool target_is_expert = false;  ///< all_to_one: `target` is an expert instead of a rank
-  int target = 0;  ///< all_to_one: rank whose experts get everything (uniformly), or the one expert that does. A single expert
-                   ///< is chosen once per token, other routes are dropped; with `duplicates` it is chosen K times
+  int target = 0;  ///< all_to_one: rank whose experts receive all routes (uniformly), or the one expert that does. A single
+                   ///< expert is chosen once per token and the other routes are dropped; with `duplicates` it is chosen K times
   int num_groups = 8;        ///< group_limited; divides E
   int topk_groups = 4;       ///< group_limited; in [1, num_groups]
   double drop_fraction = 0;  ///< probability, in [0, 1], that a route is dropped (id -1); does not change the other ids
@@ -158,7 +158,7 @@ class RoutingFile {
   /// Layers in ascending order; kNoLayer for names without a layer. Never empty.
   std::vector<int> layers() const;
   /// Number of recorded ranks R of a layer, its K, whether it has weights (on every rank), and T of one of its ranks. \throws
-  /// Error(invalid_argument) naming the existing ones.
+  /// Error(invalid_argument) naming the existing layers or ranks.
   int ranks(int layer) const;
   int topk(int layer) const;
   bool has_weights(int layer) const;
@@ -174,15 +174,15 @@ class RoutingFile {
   Routing read(int layer, int rank, int num_experts = 0) const;
 
   /// The share of rank `rank` in a group of any size, `num_tokens` long: recorded rank `rank mod R`, starting at recorded token
-  /// `(rank / R) * tokens` and wrapping around at its end, so groups larger than R reuse no token until the recording is used
-  /// up.
+  /// `(rank / R) * num_tokens` and wrapping around at its end, so groups larger than R reuse no token until the recording is
+  /// used up.
   /// \throws as read(); Error(invalid_argument) also if num_tokens > 0 and that rank recorded none.
   Routing read_share(int layer, int rank, int64_t num_tokens, int num_experts = 0) const;
 
   struct Impl;
 
  private:
-  // No moves: a RoutingFile always refers to a file. Copies share it.
+  // Not movable, because a RoutingFile always refers to a file. Copies share it.
   explicit RoutingFile(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<const Impl> impl_;
 };

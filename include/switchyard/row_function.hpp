@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// The caller's element-wise expert function for LowLatencyExchange::moe_all_to_all, applied in the launch that moves the rows.
-/// For a CPU group: RowFunction::on_cpu, here. For a CUDA group: row_function_on_gpu in cuda/row_function.cuh, compiled by
-/// nvcc.
+/// RowFunction::on_cpu makes it for a CPU group; row_function_on_gpu in cuda/row_function.cuh, compiled by nvcc, makes it for a
+/// CUDA group.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct RowOrigin {
 
 namespace detail {
 
-/// A function for one backend, which defines its type.
+/// Base of a function for one backend. Each backend derives a type with its own call interface.
 struct RowFunctionBase {
   explicit RowFunctionBase(Backend b) noexcept : backend(b) {}
   RowFunctionBase(const RowFunctionBase&) = delete;
@@ -48,7 +48,7 @@ class RowFunction {
   explicit RowFunction(std::shared_ptr<const detail::RowFunctionBase> impl) noexcept : impl_(std::move(impl)) {}
 
   /// `f(float x, const RowOrigin& row, int64_t column) -> float`, const and without exceptions (an exception ends the program):
-  /// called for every element of every (token, expert) that this rank's experts answer, concurrently by all workers of the
+  /// called for every element of every (token, expert) that this rank's experts process, concurrently by all workers of the
   /// rank. x is the element as float32; the result is rounded to the row type once.
   template <class F>
   static RowFunction on_cpu(F f) {

@@ -14,26 +14,26 @@ namespace detail {
 class RowMemoryState;
 }
 
-/// A block of the group's symmetric heap for external allocators, for example torch's. Rows that a dispatch writes there
-/// (DispatchOptions::out) and rows that a combine reads there need no copy. When the block is full, allocate() returns ordinary
-/// memory of the rank, which costs that copy but is otherwise equivalent, so that an allocator on top of it does not fail
-/// early. Movable. Must be destroyed before its group and after all memory from it was released; work may still use that
+/// A block of the group's symmetric heap for external allocators, for example torch's. A dispatch can write rows to it
+/// (DispatchOptions::out), and a combine can read rows from it, without a copy. When the block is full, allocate() returns
+/// ordinary memory of the rank, which costs that copy but is otherwise equivalent, so that an allocator on top of it does not
+/// fail early. Movable. Must be destroyed before its group and after all memory from it was released; work may still use that
 /// memory.
 class RowMemory {
  public:
   RowMemory() noexcept;
   /// Collective; takes `bytes` of the heap, the same number on all ranks. \throws Error(heap_exhausted), Error(mismatch), as
-  /// the construction of an exchange
+  /// the construction of an exchange.
   RowMemory(Group& group, size_t bytes);
   RowMemory(RowMemory&&) noexcept;
   RowMemory& operator=(RowMemory&&) noexcept;
   ~RowMemory();
 
-  /// At least `bytes`, aligned to 512. On GPUs for work on `stream` (cudaStream_t). Local; any thread. \throws Error(system) if
-  /// memory of neither kind is available
+  /// Allocates at least `bytes`, aligned to 512, on GPUs for work on `stream` (cudaStream_t). Local; any thread. \throws
+  /// Error(system) if memory of neither kind is available.
   void* allocate(size_t bytes, void* stream = nullptr);
-  /// Releases memory from allocate(). On GPUs it is not reused before all work enqueued on `stream` so far is done; nothing
-  /// waits. Work on other streams must be done, or `stream` must wait for it. Local; any thread.
+  /// Releases memory from allocate(). On GPUs the memory is not reused until all work enqueued on `stream` so far is done; the
+  /// call does not wait. Work on other streams must be done, or `stream` must wait for it. Local; any thread.
   void release(void* memory, void* stream = nullptr) noexcept;
   /// True if an address is in the block, not in ordinary memory.
   bool contains(const void* memory) const noexcept;

@@ -36,7 +36,7 @@ const char* to_string(ErrorCode code) noexcept;
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& what) : std::runtime_error(what), code_(code) {}
-  /// `field`: the subject of the text, spelled as in the text.
+  /// `field`: the subject of the text, spelled identically there.
   Error(ErrorCode code, const std::string& what, std::string_view field) : Error(code, what) {
     const size_t at = field.empty() ? std::string::npos : what.find(field);
     if (at != std::string::npos) field_at_ = at, field_size_ = field.size();
@@ -93,7 +93,7 @@ class PeerFailed : public Error {
   bool left_;
 };
 
-/// The group could not be formed; names the ranks that never arrived (empty if the cause is another).
+/// The group could not be formed; lists the ranks that never arrived (empty if the cause is another).
 class RendezvousError : public Error {
  public:
   RendezvousError(const std::string& what, std::vector<int> missing = {})

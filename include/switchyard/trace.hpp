@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Trace: a timeline of what every worker of every rank did, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+/// Trace: a timeline of the activity of every worker of every rank, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct TraceOptions {
 struct TracePhase {
   std::string name;      ///< "send_rows", "wait_rows", ...
   std::string category;  ///< "call", "plan", "move", "wait", "compute" or "user"
-  std::string unit;      ///< what `arg_sum` counts
+  std::string unit;      ///< unit of `arg_sum`
   int rank = 0;
   uint64_t count = 0;     ///< number of spans
   double total_ms = 0;    ///< sum over all tracks
@@ -67,12 +67,12 @@ class Trace {
   int world() const;
   const TraceOptions& options() const;
 
-  /// Id of a user-defined phase, or of the built-in phase of that name. `unit` names what the argument of its spans counts.
-  /// Local to this Trace; call it before recording starts.
+  /// Id of a user-defined phase, or of the built-in phase of that name. `unit` is the unit of the argument of its spans. Local
+  /// to this Trace; call it before recording starts.
   uint16_t event(std::string_view name, std::string_view unit = "");
 
-  /// Records from construction to destruction on `rank`'s own track. With a null trace, or a rank that it does not have,
-  /// records nothing.
+  /// Records from construction to destruction on `rank`'s own track. Records nothing if the trace is null or does not have that
+  /// rank.
   class [[nodiscard]] Span {
    public:
     Span(Trace* trace, int rank, uint16_t event, int64_t arg = 0) noexcept;
@@ -90,8 +90,8 @@ class Trace {
 
   /// Discards all events; keeps the memory.
   void clear();
-  /// Number of records overwritten because their track was full; the oldest are overwritten first. On GPUs these are spans and
-  /// the two anchors that each block records per kernel.
+  /// Number of records overwritten because their track was full; the oldest are overwritten first. On GPUs records are spans
+  /// and the two anchors that each block records per kernel.
   uint64_t lost() const;
 
   /// Maximum difference of any rank's times from this host's steady clock, in nanoseconds, if the clock rates stayed constant

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Tuning: measured launch shapes by device, mode and shape. A group that is formed while SWITCHYARD_TUNING names a file uses
-/// that file; no call of this interface is needed. docs/tuning.md describes the file and the lookup; `switchyard tune` writes
-/// one.
+/// that file without any call of this interface. docs/tuning.md describes the file and the lookup; `switchyard tune` writes
+/// such a file.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +27,15 @@ struct NamesOf<TuningMode> {
 /// "normal", "low_latency", ...
 const char* to_string(TuningMode mode) noexcept;
 
-/// Maximum warps per block, and copies in flight per warp, for which the kernels of normal mode are compiled.
+/// Maximum warps per block, and maximum copies in flight per warp, for which the kernels of normal mode are compiled.
 inline constexpr int kMaxDispatchWarps = 14, kMaxCombineWarps = 20, kMaxDispatchStages = 2;
 /// Maximum warps per block of the kernels of low-latency mode (flat exchange included) and of the ledger combine.
 inline constexpr int kMaxLowLatencyWarps = 16, kMaxLedgerWarps = 16;
 /// Chunk size of the ledger combine in KiB: maximum, and default without a tuning.
 inline constexpr int kMaxChunkKib = 1024, kDefaultChunkKib = 64;
 
-/// Values of an entry. 0 means unset: the library chooses. The caller's options override the values. A normal-mode call with a
-/// num_sms other than the number it would use by default also ignores the entry's warps and stages.
+/// Values of an entry. 0 means unset: the library chooses. The caller's options override the values. A normal-mode call whose
+/// num_sms differs from its default also ignores the entry's warps and stages.
 struct TuningValues {
   int dispatch_sms = 0;     ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
   int combine_sms = 0;      ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
@@ -83,8 +83,9 @@ struct TuningFile {
   static TuningFile read(const std::string& path);
   static const char* first_line() noexcept;
 
-  /// The entry of this device and mode nearest to `key`, or null: smallest |log2| of tokens + of hidden + 2 * of ranks; on a
-  /// tie the earlier line. Entries of any GPU are used only if there is none of this GPU and mode.
+  /// The entry of this device and mode nearest to `key`, or null. Distance: |log2| of the ratios of tokens, of hidden and,
+  /// counted twice, of ranks, summed; on a tie the earlier line wins. Entries for any GPU are used only if there is none for
+  /// this GPU and mode.
   const TuningEntry* nearest(const TuningKey& key) const;
 };
 

@@ -96,8 +96,9 @@ struct NamesOf<Overflow> {
 
 /// Treatment of ids that are neither -1 (no expert) nor an expert in [0, E). Their routes are dropped.
 enum class InvalidIds : uint8_t {
-  /// Ids in host memory: the call fails with invalid_argument and names the first invalid id, before any row moves. Ids on a
-  /// GPU: the object counts them, and Group::check() fails with invalid_argument and names the object and the count.
+  /// Ids in host memory: before any row moves, the call fails with invalid_argument, whose text gives the first invalid id. Ids
+  /// on a GPU: the object counts them, and Group::check() fails with invalid_argument, whose text gives the object and the
+  /// count.
   raise = 0,
   count = 1,  ///< the object only counts them
 };

@@ -12,7 +12,7 @@ from ._abi.names import EXPERT_MAJOR, F32, value_of
 def normal_config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, layout: str = "rank_major", expert_alignment: int = 1,
                   dtype: object = "bf16", staging: str = "direct", pool_bytes: int = 0, ring_num_channels: int = 0, ring_send_chunk: int = 6,
                   ring_slots: int = 0, ring_max_bytes: int = 0, invalid_ids: str = "raise") -> structs.NormalConfig:
-    """The struct of the keywords of :class:`Exchange`."""
+    """Returns the struct for the keywords of :class:`Exchange`."""
     return structs.NormalConfig(
         hidden=hidden, max_tokens=max_tokens, num_experts=num_experts, topk=topk, layout=value_of(_names.LAYOUTS, "layout", layout),
         expert_alignment=expert_alignment, dtype=_names.dtype_of("dtype", dtype), staging=value_of(_names.STAGINGS, "staging", staging),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C while the main thread is in a call of the library.
 
-Python runs signal handlers between two bytecodes, and a call that waits for a peer may return only at its deadline. So the
-interpreter writes the signal's number to a socket (``signal.set_wakeup_fd``), and a thread that reads it there aborts this
-process's groups: the call returns, and Python raises KeyboardInterrupt. This is inactive if SIGINT has a handler other than
-Python's, or if the program has a wakeup descriptor of its own, as asyncio has while its loop runs.
+Python runs signal handlers between two bytecodes, but a call that waits for a peer may return only at its deadline. Therefore
+the interpreter writes the signal's number to a socket (``signal.set_wakeup_fd``), and a thread that reads the socket aborts
+this process's groups: the call returns, and Python raises KeyboardInterrupt. This is inactive if SIGINT has a handler other
+than Python's, or if the program has its own wakeup descriptor, as asyncio does while its loop runs.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _sockets: List[socket.socket] = []
 
 
 def watch(group: "Group") -> None:
-    """Lets Ctrl-C abort `group` while it is in a call. Only the main thread can set that up; :func:`.run.run_ranks` ends its
+    """Lets Ctrl-C abort `group` while it is in a call. Has an effect only in the main thread; :func:`.run.run_ranks` ends its
     ranks itself."""
     _groups.add(group)
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -61,7 +61,8 @@ def _abort_those_in_calls() -> None:
 
 
 def _forked() -> None:
-    """Resets state in a forked child: the socket belongs to the parent, whose groups the child's signals do not concern."""
+    """Resets the state in a forked child: the socket belongs to the parent, and the child's signals must not affect the
+    parent's groups."""
     if _sockets:
         before = signal.set_wakeup_fd(-1)
         if before not in (-1, _sockets[1].fileno()):

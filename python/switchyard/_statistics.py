@@ -13,7 +13,7 @@ class CallStatistics(NamedTuple):
     """Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata."""
 
     remote_bytes: int  #: payload sent to (dispatch) or received from (combine) other ranks
-    local_bytes: int  #: payload of this rank to itself
+    local_bytes: int  #: payload sent to or received from this rank itself
     copied_bytes: int  #: local copies: repeated routes, staging of ordinary memory
     payload_rows: int  #: rows sent (dispatch) or read (combine), own rank included
     metadata_bytes: int  #: counts, placements, records, flags

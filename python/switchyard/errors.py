@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures, as exceptions.
 
-Every failure of the library is a subclass of :class:`SwitchyardError` with the library's text and code. Where Python has an
-exception of the same meaning, the class also derives from it, so that ``except TimeoutError`` works as expected. All of them
+Every failure of the library is a subclass of :class:`SwitchyardError` with the library's text and code. If Python has an
+exception of the same meaning, the class also derives from it, so that ``except TimeoutError`` works as expected. All classes
 can be pickled, with their details.
 """
 from __future__ import annotations
@@ -49,7 +49,7 @@ class WaitReport(NamedTuple):
 
 
 class SwitchyardError(RuntimeError):
-    """A failed call. ``str(error)`` is the library's text, which names the argument, its value and the allowed values."""
+    """A failed call. ``str(error)`` is the library's text, which gives the argument, its value and the allowed values."""
 
     code: Code = Code.SYSTEM
     peers_know = False  # whether the library has reported the error to the peers
@@ -67,7 +67,7 @@ class SwitchyardError(RuntimeError):
 
 
 class InvalidArgument(SwitchyardError, ValueError):
-    """An argument is outside its contract."""
+    """An argument violates its contract."""
 
     code = Code.INVALID_ARGUMENT
     found_by_python = False
@@ -84,8 +84,8 @@ class Unsupported(SwitchyardError):
 
 
 class HeapExhausted(SwitchyardError, MemoryError):
-    """The symmetric heap is exhausted: give the group more ``heap_bytes``. ``Exchange.heap_bytes(...)``, and the function of
-    the same name of other objects, returns the size that an object needs."""
+    """The symmetric heap is exhausted: give the group more ``heap_bytes``. ``Exchange.heap_bytes(...)``, or the function of the
+    same name of another object, returns the size that an object needs."""
 
     code = Code.HEAP_EXHAUSTED
 
@@ -103,7 +103,7 @@ class CapacityExceeded(SwitchyardError):
 
 
 class PeerTimeout(SwitchyardError, TimeoutError):
-    """A wait passed its deadline. :attr:`report` identifies the wait."""
+    """A wait passed its deadline. :attr:`report` describes the wait."""
 
     code = Code.PEER_TIMEOUT
 
@@ -116,8 +116,8 @@ class PeerTimeout(SwitchyardError, TimeoutError):
 
 
 class PeerFailed(SwitchyardError):
-    """A peer reported an error, left or died: its :attr:`rank`, and the :attr:`reason` that it reported (``Code.SYSTEM`` if it
-    died or left, a number above 11 if it called :meth:`Group.abort` with one of its own)."""
+    """A peer reported an error, left or died. :attr:`rank`: the peer; :attr:`reason`: the code that it reported
+    (``Code.SYSTEM`` if it died or left; a number above 11 if it passed its own number to :meth:`Group.abort`)."""
 
     code = Code.PEER_FAILED
 
@@ -137,7 +137,7 @@ class Mismatch(SwitchyardError):
 
 
 class RendezvousError(SwitchyardError):
-    """The group could not be formed. :attr:`missing_ranks` never arrived; empty if the cause is another."""
+    """The group could not be formed. :attr:`missing_ranks` never arrived; empty if there was another cause."""
 
     code = Code.RENDEZVOUS
 

@@ -37,7 +37,7 @@ Rows = Union[Any, Tuple[Any, Any]]
 def keep_plans() -> Any:
     """For activation checkpointing: ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False,
     context_fn=sy.keep_plans)``. The backward pass dispatches by the routing of the forward pass, of which eight bytes are kept,
-    and does not count again."""
+    instead of counting again."""
     torch_for("keep_plans")
     from ._torch import autograd as _autograd
 
@@ -47,16 +47,16 @@ def keep_plans() -> Any:
 class Exchange:
     """Dispatch and combine over a group, in normal mode. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H, columns of a row, in whole 16 bytes. num_experts: E, in total. topk: K, experts per token, at most 32.
+    hidden: H, columns of a row, a multiple of 16 bytes. num_experts: E, in total. topk: K, experts per token, at most 32.
     max_tokens: maximum number of tokens of any rank. layout: "rank_major", one row per (token, rank), or "expert_major", one
     per (token, expert), grouped by expert, each group padded to a multiple of `expert_alignment` rows.
-    dtype: the widest row type: "bf16", "f16", "f32", or numpy's or torch's name. staging: "direct", or "ring" (bounded memory).
+    dtype: the widest row type: "bf16", "f16", "f32", or a numpy or torch dtype. staging: "direct", or "ring" (bounded memory).
     invalid_ids: treatment of ids that are neither -1 (no expert) nor in [0, num_experts): "raise" or "count" (docs/routing.md).
     pool_bytes: memory for outputs; 0: one output and one buffer of expert outputs, for any routing.
     routing_gradients: expert-major, for training: gradients of routing weights are returned to the tokens' owners, through a
-    small exchange of its own.
+    separate small exchange.
 
-    Rows that a dispatch delivers stay in that pool until the last array that refers to them is dropped.
+    Rows that a dispatch delivers occupy the pool until the last array that refers to them is dropped.
     """
 
     @constructs
@@ -81,7 +81,7 @@ class Exchange:
         sizes = {"H": self.hidden, "K": self.topk}
         self._dispatched = _arguments.bind("Exchange.dispatch", self._backend, **sizes)
         self._combined = _arguments.bind("Exchange.combine", self._backend, **sizes)
-        # The widest row type bounds memory, so wider rows are refused here for every routing.
+        # The widest row type bounds memory, so wider rows are rejected for any routing.
         widest = _names.DTYPE_BYTES[self._config.dtype]
         self._row_types = tuple(code for code in _WIDEST if _names.DTYPE_BYTES[code] <= widest)
         self._summed_types = tuple(code for code in _COMBINED if _names.DTYPE_BYTES[code] <= widest)
@@ -101,24 +101,24 @@ class Exchange:
         self._given_out = structs.RowView()
         self._plain = structs.RowView(cols=self.hidden)  # view of rows without scales
         self._by_plain = byref(self._plain)
-        self._biased = False  # whether the options name a bias
+        self._biased = False  # whether the options contain a bias
         self._combine_again: Optional[_repeated.NormalCombine] = None
         self._dispatch_again: Optional[_repeated.NormalDispatch] = None  # only after a delivery into memory of torch
         self._out, self._view = ctypes.c_void_p(), structs.DispatchedView()
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
 
-    _site: Optional[int] = None  # number of the model's module that this object belongs to, if any; calls carry it
+    _site: Optional[int] = None  # number of the model's module to which this object belongs, if any; sent with each call
 
     def _at_site(self, site: int) -> "Exchange":
-        """Returns this exchange as one module of a model uses it: ranks also compare the `site` of their calls."""
+        """Returns this exchange for use by one module of a model: ranks also compare the `site` of their calls."""
         twin = Exchange.__new__(Exchange)
         twin.__dict__.update(self.__dict__)
         twin._site, twin._number = site, number_of(twin)
         return twin
 
     def _here(self) -> int:
-        """Sets the site of the next call and returns the ``sy_exchange*``. The caller holds the lock."""
+        """Sets the site of the next call and returns the ``sy_exchange*``. The caller must hold the lock."""
         if self._site is not None:
             check(self._functions.sy_exchange_set_site(self.pointer, self._site))
         return self.pointer
@@ -164,23 +164,24 @@ class Exchange:
 
         x: [T, H], a dense numpy array or torch tensor (CPU, or the group's GPU). fp8 rows are a pair (x, scales), with scales
         [T, ceil(H / 128)] of float32, or of uint8 for powers of two, or [T, ceil(H / 512)] of int32 that each hold four powers
-        of two. Scales may be strided, by columns for example: they are copied unless they are dense with rows of whole 16
-        bytes. T may be 0 and may differ by rank.
+        of two. Scales may be strided, for example column-major; they are copied unless they are dense with rows that are a
+        multiple of 16 bytes. T may be 0 and may differ by rank.
         topk_ids: int32 or int64 [T, K]; -1 means no expert. topk_weights: float32 [T, K], sent with the rows.
         handle: instead of topk_ids and topk_weights: repeats a routing with other rows, without counting.
         quantize: "f32" or "ue8m0": rows are sent as fp8 with scales of this type.
-        size: number of allocated rows: "exact", "capacity" (at most `capacity` on this rank), "worst_case" or "automatic" (CPU:
-        exact; CUDA: worst case, because exact waits for the GPU). overflow: beyond the capacity, "fail" on all ranks, or
-        "drop_and_report".
-        padding: "zero" or "unspecified", of expert-major rows. num_sms: CUDA, maximum number of multiprocessors; 0: automatic.
+        size: determines the number of allocated rows: "exact", "capacity" (at most `capacity` on this rank), "worst_case" or
+        "automatic" (CPU: exact; CUDA: worst case, because exact waits for the GPU). overflow: action beyond the capacity,
+        "fail" on all ranks, or "drop_and_report".
+        padding: "zero" or "unspecified": content of the padding of expert-major rows. num_sms: CUDA, maximum number of
+        multiprocessors; 0: automatic.
         out: memory for the rows, [at least the number of allocated rows, H], or for fp8 rows a pair with dense scales whose
-        rows are whole 16 bytes; may differ by rank. Copies the rows locally, except for rows without scales in memory from
+        rows are a multiple of 16 bytes; may differ by rank. Copies the rows locally, except rows without scales in memory from
         :meth:`allocate_rows` ("direct" staging). With exact size, all ranks raise PoolExhausted if it is too small.
 
         Returns (rows, handle): rows [R, H] of x's kind and type, or a pair with scales if they are fp8, and the routing.
-        docs/concepts/layouts.md describes the order of rows. Differentiable in `x` and `topk_weights` if these are torch tensors
-        that require gradients; rows are then copied out of the pool, so that any number of layers may keep them. With `out`,
-        the returned rows are `out`'s first R rows.
+        docs/concepts/layouts.md describes the order of rows. Differentiable in `x` and `topk_weights` if these are torch
+        tensors that require gradients; rows are then copied out of the pool, so that any number of layers may keep them. With
+        `out`, the returned rows are the first R rows of `out`.
         """
         if quantize is None and capacity is None and size == "automatic" and overflow == "fail" and padding == "zero" \
                 and num_sms.__class__ is int and not num_sms >> 31 and (handle is None or isinstance(handle, Handle)):
@@ -261,7 +262,7 @@ class Exchange:
         return ctypes.addressof(v)
 
     def _scale_columns(self, kind: int) -> int:
-        """Number of elements of a row of scales, padded to whole 16 bytes."""
+        """Number of elements of a row of scales, padded to a multiple of 16 bytes."""
         groups = -(-self.hidden // _GROUP)
         return -(-groups // 4) * 4 if kind == 1 else -(-groups // 16) * 16
 
@@ -312,7 +313,7 @@ class Exchange:
         return rows, scales, handle
 
     def _scales(self, view: structs.DispatchedView, owner: Owned, arrays: Arrays, like: Any) -> Any:
-        """Scales [R, groups], a strided view of rows that are padded to 16 bytes."""
+        """Scales [R, groups], a strided view of rows padded to 16 bytes."""
         columns, element = self._scale_columns(view.x_scale_kind), F32 if view.x_scale_kind == 1 else U8
         return arrays.wrap(view.x_scales, (view.x_rows, columns), element, owner, like)[:, :-(-self.hidden // _GROUP)]
 
@@ -338,18 +339,18 @@ class Exchange:
 
         y: [at least the rows of `handle`, H] of bf16, f16 or f32. Rows delivered by a dispatch, and those of
         :meth:`allocate_rows`, are read in place; others are copied first.
-        topk_weights: rank-major: float32 [R, K], returned as sums over ranks; the rows are not multiplied. Expert-major: float32 [T,
-        K] that replace those given to dispatch, with order "per_route" only.
-        apply_weights: expert-major: multiply rows by their weights, if dispatch or `weights` supplied any. Rank-major rows are
-        sums over a rank's experts, which only the caller can weight: raises InvalidArgument if dispatch delivered weights and
-        ``handle.topk_weights`` was never read; False confirms that unweighted sums are intended.
-        order: order of the float32 sum, "per_rank", (expert-major) "per_route" or "per_host", which returns one row of a token
-        from each other host: docs/concepts/layouts.md.
-        bias: one or two arrays [T, H] of y's type, added before the sum. out: [T, H] of y's type, to be filled.
+        topk_weights: rank-major: float32 [R, K], returned as sums over ranks; the rows are not multiplied. Expert-major:
+        float32 [T, K] that replace those given to dispatch, with order "per_route" only.
+        apply_weights: expert-major: multiply rows by their weights, if dispatch or `topk_weights` supplied any. Rank-major rows
+        are sums over a rank's experts, which only the caller can weight: raises InvalidArgument if dispatch delivered weights
+        and ``handle.topk_weights`` was never read; False confirms that unweighted sums are intended.
+        order: order of the float32 sum: "per_rank", "per_route" (expert-major only) or "per_host", with which each other host
+        returns one row per token: docs/concepts/layouts.md.
+        bias: one or two arrays [T, H] of y's type, added before the sum. out: [T, H] of y's type, filled by the call.
 
-        Returns out [T, H], +0 where a token has no route; with rank-major `topk_weights` a pair with the summed weights, float32 [T,
-        K]. Differentiable in `y`, in `bias`, and, expert-major, in the weights given to the differentiable dispatch that made
-        `handle`.
+        Returns out [T, H], +0 where a token has no route; with rank-major `topk_weights` a pair with the summed weights,
+        float32 [T, K]. Differentiable in `y`, in `bias`, and, expert-major, in the weights given to the differentiable dispatch
+        that made `handle`.
         """
         if order == "per_rank" and apply_weights is True and num_sms.__class__ is int and not num_sms >> 31 and isinstance(handle, Handle) \
                 and not handle._unread_weights:
@@ -448,16 +449,16 @@ class Exchange:
     # ---- Graph memory, statistics, lifetime ----
 
     def make_graph_memory(self) -> GraphMemory:
-        """Makes memory for graphs that are never in flight together; takes nothing from the pool yet. Local."""
+        """Makes memory for graphs that are never in flight together; initially takes nothing from the pool. Local."""
         made = ctypes.c_void_p()
         with self.group._lock:
             check(self._functions.sy_exchange_make_graph_memory(self.pointer, byref(made)))
         return GraphMemory(Owned(made.value, self._functions.sy_graph_memory_destroy, self._owned, lock=self.group._lock))
 
     def use_graph_memory(self, memory: Optional[GraphMemory]) -> None:
-        """CUDA: graphs that are captured from now on share the memory of their calls, from `memory`; its size is that of the
-        largest of them. Rows that one graph delivers in the library's memory are valid until another one is launched. None:
-        each graph has its own memory, which is the default. Local."""
+        """CUDA: graphs that are captured from now on share the memory of their calls, from `memory`, whose size is that of the
+        largest graph. Rows that a graph delivers in the library's memory are valid until another graph is launched. None: each
+        graph has its own memory, which is the default. Local."""
         _arguments.check("Exchange.use_graph_memory", memory=memory)
         with self.group._lock:
             check(self._functions.sy_exchange_use_graph_memory(self.pointer, None if memory is None else memory._owned.pointer))
@@ -471,8 +472,8 @@ class Exchange:
 
     @property
     def invalid_ids(self) -> int:
-        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; waits
-        for no kernel."""
+        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; does
+        not wait for kernels."""
         return number_from(self._functions.sy_exchange_invalid_ids, self.pointer)
 
     def last_call(self) -> CallStatistics:

@@ -26,7 +26,7 @@ class GroupedGemm:
 
     weights: [L, N, K], or [L, K, N] with order "kn": bf16, f16 or fp8 e4m3; read in place and kept alive by this object.
     scales: scales of fp8 weights, float32 or uint8 [L, S, ceil(K / 128)]. epilogue: "none", "relu", "silu" or "swiglu", which
-    has N / 2 columns. quantize: fp8 with "swiglu": outputs are fp8 with "f32" or "ue8m0" scales. limit, alpha, up_shift:
+    has N / 2 output columns. quantize: fp8 with "swiglu": outputs are fp8 with "f32" or "ue8m0" scales. limit, alpha, up_shift:
     parameters of swiglu (docs/gemm.md).
 
         up = sy.GroupedGemm(w13, epilogue="swiglu")
@@ -34,7 +34,7 @@ class GroupedGemm:
         rows, handle = exchange.dispatch(x, ids)          # expert-major, or received = ll.dispatch(x, ids)
         y = down(up(rows, handle), handle, out=exchange.allocate_rows(handle))
 
-    Calls of one object must be ordered; they wait for nothing and can be captured. No gradients.
+    Calls of one object must be ordered; they do not wait and can be captured. No gradients.
     """
 
     def __init__(self, weights: Any, *, scales: Any = None, order: str = "nk", epilogue: str = "none", quantize: Optional[str] = None,
@@ -75,8 +75,8 @@ class GroupedGemm:
 
     def __call__(self, x: Rows, rows: Union[Handle, Received], *, out: Optional[Rows] = None, num_sms: int = 0) -> Rows:
         """Multiplies the rows of an expert-major dispatch, x [R, K], or of a low-latency one, x [L, R, K]; fp8 rows are pairs
-        (x, scales). Rows that belong to no expert are not touched. out: allocated by default; with `quantize` a pair, whose
-        rows of scales are whole 16 bytes. Returns out."""
+        (x, scales). Rows that belong to no expert are not accessed. out: allocated by default; with `quantize` a pair whose
+        rows of scales are a multiple of 16 bytes. Returns out."""
         refuse_gradient("GroupedGemm", "torch.nn.functional.grouped_mm", x=x)
         c, f, where = self._config, self._functions, structs.ExpertRows()
         if not isinstance(rows, (Handle, Received)):
@@ -111,8 +111,8 @@ class GroupedGemm:
         return out
 
     def _take_scales(self, scales: Any, x: Taken, where: Any, given: Any, view: Any) -> Taken:
-        """Fills the scales of the rows `given`; returns those that are read. `view`: view of a low-latency output, whose scales
-        may be column-major if rows and scales both belong to it."""
+        """Sets the scales of the rows `given`; returns the scales that are read. `view`: view of a low-latency output, whose
+        scales may be column-major if rows and scales both belong to it."""
         columns, device = self._config.k, x.array.get_device()
         groups = -(-columns // _GROUP)
         if view is not None and where.scale_rows != 0 and given.data == view.x and getattr(scales, "is_cuda", False) \
@@ -132,8 +132,8 @@ class GroupedGemm:
 
     @staticmethod
     def _scale_rows(scales: Any, count: int, groups: int, width: int) -> Any:
-        """Returns scales, one row per row of x, in whole 16 bytes: unchanged if in the form that a dispatch delivers, else a
-        copy."""
+        """Returns scales, one row per row of x, in a multiple of 16 bytes: unchanged if in the form that a dispatch delivers,
+        else a copy."""
         if scales.stride() == (width, 1) or scales.stride() == (scales.shape[-2] * width, width, 1):
             return scales
         padded = scales.new_zeros((count, width))
@@ -141,7 +141,7 @@ class GroupedGemm:
         return padded
 
     def _scale_columns(self) -> int:
-        """Number of elements of a row of output scales, padded to whole 16 bytes."""
+        """Number of elements of a row of output scales, padded to a multiple of 16 bytes."""
         groups, unit = -(-self.columns // _GROUP), 4 if self._config.quantize == 1 else 16
         return -(-groups // unit) * unit
 
@@ -166,6 +166,6 @@ class GroupedGemm:
         return rows, like.arrays.empty((*shape, self._scale_columns()), F32 if f32 else U8, like.array)
 
     def close(self) -> None:
-        """Releases the object immediately, even while calls and graphs use it: its memory is freed after them. May be called
-        twice."""
+        """Releases the object immediately, even while calls and graphs use it: its memory is freed once they are done. May be
+        called twice."""
         self._owned.close()

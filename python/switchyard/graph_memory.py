@@ -8,8 +8,8 @@ __all__ = ["GraphMemory"]
 
 
 class GraphMemory:
-    """Created by :meth:`Exchange.make_graph_memory` for :meth:`Exchange.use_graph_memory`. Its memory returns to the pool once
-    no reference to it is left and the graphs, rows and handles allocated in it are gone."""
+    """Created by :meth:`Exchange.make_graph_memory` for :meth:`Exchange.use_graph_memory`. Its memory returns to the pool when
+    this object is no longer referenced and the graphs, rows and handles allocated in it are gone."""
 
     def __init__(self, owned: Owned) -> None:
         self._owned = owned

@@ -62,7 +62,7 @@ def _options(heap_bytes: int = 256 << 20, *, timeout: Optional[float] = 30.0, re
 
 
 def _kernel() -> str:
-    """Identifies the running kernel and network namespace, which processes that meet at a Unix socket share."""
+    """Identifies the running kernel and network namespace. Processes that meet at a Unix socket have both in common."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/net')}"
@@ -72,7 +72,7 @@ def _kernel() -> str:
 
 def _address() -> str:
     """Returns an address of this machine that other machines can reach: the local address of the route to MASTER_ADDR, else the
-    one that the host name resolves to, else that of the default route. Returns "" if all of them are loopback addresses."""
+    address of the host name, else that of the default route. Returns "" if all of them are loopback addresses."""
     ways = [os.environ.get("MASTER_ADDR", ""), socket.gethostname(), "192.0.2.1", "2001:db8::1"]  # the last two belong to no host
     for way in filter(None, ways):
         try:
@@ -88,15 +88,15 @@ def _address() -> str:
 
 
 def _own_master_name() -> str:
-    """Returns MASTER_ADDR if it is this machine's own name, which all ranks of a process group have and where rank 0 listens on
-    every address; otherwise ""."""
+    """Returns MASTER_ADDR if it is this machine's own name, which all ranks of a process group have, so that rank 0 can listen
+    on every address; otherwise ""."""
     name = os.environ.get("MASTER_ADDR", "")
     return name if name.partition(".")[0].lower() == socket.gethostname().partition(".")[0].lower() != "localhost" else ""
 
 
 def _network_store() -> str:
-    """Returns SWITCHYARD_STORE if it is a TCP address; otherwise an address of this machine, or its name, with a port that is
-    free now and that systems do not assign automatically."""
+    """Returns SWITCHYARD_STORE if it is a TCP address; otherwise an address of this machine, or its name, with a currently free
+    port outside the range of automatic assignment."""
     given = os.environ.get("SWITCHYARD_STORE", "")
     if given.startswith("tcp://"):
         return given
@@ -115,7 +115,8 @@ def _network_store() -> str:
 
 
 def _meeting(rank: int, gather: Callable[[Tuple[str, ...]], Sequence[Sequence[str]]]) -> Tuple[str, str]:
-    """Returns the store and the token that rank 0 drew. `gather` collects texts of every rank on all ranks, in rank order."""
+    """Returns the store and the token that rank 0 generated. `gather` collects texts of every rank on all ranks, in rank
+    order."""
     drawn = (f"unix:@switchyard-{secrets.token_hex(16)}", secrets.token_hex(16)) if rank == 0 else ()
     everybody = gather((socket.gethostname(), _kernel(), *drawn))
     machine, kernel, store, token = everybody[0]
@@ -129,8 +130,8 @@ def _meeting(rank: int, gather: Callable[[Tuple[str, ...]], Sequence[Sequence[st
 
 
 class _Collective:
-    """Context of a collective call: one thread at a time. An invalid argument found by Python is announced to the peers like
-    one found by the library: their calls end, and so does the group."""
+    """Context of a collective call: one thread at a time. An invalid argument that Python detects is announced to the peers
+    like one that the library detects: their calls end, and so does the group."""
 
     __slots__ = ("_acquire", "_release", "_group")
 
@@ -151,13 +152,13 @@ class _Collective:
 
 
 class Construction:
-    """Context of a construction: one thread at a time. Peers wait in the collective steps of a construction for as long as
-    ranks load weights, so an exception in this rank's code is reported to them in their next step. They raise it there with
-    this rank's number and text, and the group stays usable. Constructions nest; an error that the library has already reported
-    is not reported again.
+    """Context of a construction: one thread at a time. During a construction ranks may load weights, and their peers wait for
+    them in its collective steps, so an exception in this rank's code is reported to the peers in their next step. They raise it
+    there with this rank's number and text, and the group stays usable. Constructions nest; an error that the library has
+    already reported is not reported again.
 
-    settles: the construction ends with a step of its own, so that an exception that one rank raises after the last step of its
-    peers is raised on all ranks."""
+    settles: the construction ends with an additional step, so that all ranks raise an exception that one rank raises after the
+    last step of its peers."""
 
     __slots__ = ("_group", "_subject", "_settles")
 
@@ -196,8 +197,8 @@ _Made = TypeVar("_Made", bound=Callable[..., Any])
 
 
 def constructs(function: _Made, settles: bool = False) -> _Made:
-    """Decorates a constructor, or a function that constructs, that is collective over the :class:`Group` among its arguments,
-    and runs it in a :class:`Construction`."""
+    """Decorates a constructor, or another constructing function, that is collective over the :class:`Group` among its
+    arguments, and runs it in a :class:`Construction`."""
     subject = function.__qualname__.replace(".__init__", "")
 
     @functools.wraps(function)
@@ -224,8 +225,8 @@ class Group:
     :meth:`wake`. Ranks reach these calls at very different times, for example when they load weights.
     backend: "cpu" or "cuda". device: GPU of this rank; -1: rank modulo the number of GPUs.
     workers: CPU threads of each rank. num_sms: maximum number of multiprocessors of any call on a GPU; 0: the library's choice.
-    host: name of this rank's host. Ranks with equal names share a host and map each other's memory. Names separated by commas
-    are assigned to ranks in turn ("a,a,b": rank 3 is on a again). "": SWITCHYARD_HOST in the environment; if that is not set
+    host: name of this rank's host. Ranks with equal names share a host and map each other's memory. Comma-separated names are
+    assigned to ranks cyclically ("a,a,b": rank 3 is on a again). "": SWITCHYARD_HOST in the environment; if that is not set
     either, ranks that can share memory share a host. May differ by rank.
     network: transport of rows between hosts, "sockets" or "mpi"; GPUs use "nccl" automatically (docs/concepts/hosts.md).
     silence: seconds without any message after which a process on another host counts as dead, even if no rank waits for it.
@@ -233,7 +234,7 @@ class Group:
 
     A group is a context manager: at the end of ``with`` the rank leaves and its objects are closed; after an exception, the
     peers' calls raise :class:`PeerFailed`. Dropping a group without closing it leaves the objects made from it usable. Only one
-    thread at a time is in a call of a group; other threads wait.
+    thread at a time may be in a call of a group; other threads wait.
     """
 
     _process_group: Any = None  # the torch.distributed process group, with the same ranks
@@ -262,7 +263,7 @@ class Group:
 
     @classmethod
     def from_environment(cls, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
-        """Makes this process one rank, from SWITCHYARD_RANK, _WORLD_SIZE, _STORE and _JOB_TOKEN, or from the variables of
+        """Joins this process as one rank, from SWITCHYARD_RANK, _WORLD_SIZE, _STORE and _JOB_TOKEN, or from the variables of
         torchrun, Open MPI or Slurm (docs/concepts/rendezvous.md). Waits until all ranks have arrived."""
         settings = _options(heap_bytes, **options)
         group = ctypes.c_void_p()
@@ -272,7 +273,7 @@ class Group:
     @classmethod
     @checked("Group.connect")
     def connect(cls, rank: int, world: int, store: str, token: str = "", heap_bytes: int = 256 << 20, **options: Any) -> "Group":
-        """Makes this process rank `rank` of `world`, meeting at `store`: "unix:/path", "unix:@name" or "tcp://host:port".
+        """Joins this process as rank `rank` of `world`, meeting at `store`: "unix:/path", "unix:@name" or "tcp://host:port".
         `token` is any text, equal on all ranks, that excludes other processes."""
         settings = _options(heap_bytes, **options)
         group = ctypes.c_void_p()
@@ -282,7 +283,7 @@ class Group:
     @classmethod
     @checked("Group.threads")
     def threads(cls, world: int, heap_bytes: int = 256 << 20, **options: Any) -> List["Group"]:
-        """Creates all `world` ranks in this process: element r belongs to rank r and is for one thread. Used by
+        """Creates all `world` ranks in this process; element r belongs to rank r and must be used by one thread. Used by
         :func:`run_ranks`."""
         settings = _options(heap_bytes, **options)
         groups = (ctypes.c_void_p * max(world, 1))()
@@ -292,8 +293,8 @@ class Group:
     @classmethod
     def from_process_group(cls, process_group: Any = None, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
         """Forms a group of the ranks of a ``torch.distributed`` process group (gloo, NCCL or any other that gathers objects;
-        None: the default group). The process group supplies rank and size and transports the rendezvous address and a random
-        token. All its ranks call this function. The process group is not used afterwards. With NCCL, `backend` defaults to
+        None: the default group). All ranks of the process group call this function. The process group supplies rank and size,
+        transports the rendezvous address and a random token, and is not used afterwards. With NCCL, `backend` defaults to
         "cuda" and `device` to the current one.
 
         Ranks on several machines meet over TCP, at an address of rank 0 (that of its route to MASTER_ADDR, else that of its
@@ -321,8 +322,8 @@ class Group:
     @classmethod
     @checked("Group.from_mpi4py")
     def from_mpi4py(cls, communicator: Any, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
-        """Forms a group of the ranks of an mpi4py communicator, which only transports the rendezvous address. Several machines:
-        as in :meth:`from_process_group`."""
+        """Forms a group of the ranks of an mpi4py communicator, which only transports the rendezvous address. On several
+        machines: as in :meth:`from_process_group`."""
         rank = communicator.Get_rank()
         return cls.connect(rank, communicator.Get_size(), *_meeting(rank, communicator.allgather), heap_bytes, **options)
 
@@ -347,7 +348,7 @@ class Group:
 
     @checked("Group.experts_of")
     def experts_of(self, num_experts: int, rank: Optional[int] = None) -> range:
-        """Returns the experts that a rank holds (default: this rank), of `experts` in total."""
+        """Returns the experts that a rank holds (default: this rank), of `num_experts` in total."""
         rank = self.rank if rank is None else rank
         return range(first_expert(num_experts, self.size, rank), first_expert(num_experts, self.size, rank + 1))
 
@@ -365,10 +366,10 @@ class Group:
 
     @checked("Group.record_stream")
     def record_stream(self, tensor: Any, stream: Any = None) -> None:
-        """GPUs: like ``torch.Tensor.record_stream``, for a tensor in memory of the library (rows, outputs). That memory is not
-        reused before the work that is enqueued on `stream` when the last such tensor is dropped has completed. The library
-        already tracks the stream on which the tensor was made and the streams of calls that take it. stream: None: the current
-        one. Local; does nothing on the CPU."""
+        """GPUs: like ``torch.Tensor.record_stream``, for a tensor in memory of the library (rows, outputs). The memory is not
+        reused before the work enqueued on `stream` up to the drop of the last such tensor has completed. The library already
+        tracks the stream on which the tensor was made and the streams of calls that use it. stream: None: the current one.
+        Local; does nothing on the CPU."""
         if self._backend == _names.CUDA:
             import torch
 
@@ -385,8 +386,7 @@ class Group:
 
     def _agree(self, subject: str, mine: bytes = b"") -> List[bytes]:
         """Collective: one step of a construction, within `rendezvous_timeout`. Gathers the bytes of every rank, equally many,
-        in rank order. A rank whose construction has failed elsewhere takes part by reporting its error, which all ranks then
-        raise."""
+        in rank order. A rank whose construction has failed elsewhere reports its error in this step, and all ranks raise it."""
         everything = ctypes.create_string_buffer(max(1, len(mine) * self.size))
         with self._lock:
             check_collective(self._functions.sy_group_agree(self.pointer, subject.encode(), Code.OK, None, mine if mine else None,
@@ -426,7 +426,7 @@ class Group:
 
     def sleep(self) -> None:
         """Collective. Releases the memory of the symmetric heap until :meth:`wake`; the content of its rows is lost. GPUs:
-        waits for the current stream. Work on other streams that uses the heap must have ended."""
+        waits for the current stream. Work on other streams that uses the heap must have completed."""
         if self._backend == _names.CUDA and "torch" in sys.modules:
             sys.modules["torch"].cuda.current_stream().synchronize()
         with self._lock:

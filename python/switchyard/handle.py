@@ -18,7 +18,7 @@ __all__ = ["Counts", "Handle", "Ledger", "Matrices", "RoutingLayout"]
 
 
 class Counts(NamedTuple):
-    """Numbers of rows that a dispatch delivered. Arrays are int64, of this rank's experts, in host memory."""
+    """Numbers of rows that a dispatch delivered. Arrays are int64 in host memory, with one entry per expert of this rank."""
 
     rows: int  #: M, padding included
     tokens_per_expert: np.ndarray
@@ -27,7 +27,7 @@ class Counts(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """DeepEP's description of a dispatch, int32 but for the bool `is_token_in_rank`, in host memory. W ranks, C channels."""
+    """DeepEP's description of a dispatch, int32 except the bool `is_token_in_rank`, in host memory. W ranks, C channels."""
 
     rank_prefix_matrix: np.ndarray  #: [W, W] tokens of sources 0..i to rank j
     channel_prefix_matrix: np.ndarray  #: [W, C] this rank's tokens to rank d in channels 0..c
@@ -64,14 +64,15 @@ def stored(struct: Any, fields: Sequence[Tuple[str, Tuple[int, ...], int]]) -> T
 
 
 class Handle:
-    """The routing of one dispatch, for its combine and for dispatches of other rows by the same routing. Immutable; any thread
-    may use it, any number of times. It stays valid after the rows of its dispatch are dropped.
+    """The routing of one dispatch, for its combine and for dispatches of other rows with the same routing. Immutable; any
+    thread may use it, any number of times. It stays valid after the rows of its dispatch are dropped.
 
-    The arrays below are memory of the library, of the kind (numpy, torch, device) of the dispatched ``x``, and valid as long as
-    they are referenced. Those that do not apply to the layout are None. R: allocated rows; K: topk; L: experts of this rank.
+    The arrays below are memory of the library, of the same kind (numpy, torch, device) as the dispatched ``x``, and valid as
+    long as they are referenced. Arrays that do not apply to the layout are None. R: allocated rows; K: topk; L: experts of this
+    rank.
     """
 
-    _at: Optional[ctypes.c_void_p] = None  # pointer that repeated calls pass; only real handles have it
+    _at: Optional[ctypes.c_void_p] = None  # pointer that repeated calls pass; set only in real handles
     _unread_weights = False  # rank-major: weights arrived with the rows and were never read
 
     def __init__(self, pointer: int, layout: int, keeps: Any) -> None:
@@ -88,7 +89,7 @@ class Handle:
 
     def twin(self) -> "Handle":
         """Returns another object of the same routing, without tensors that refer to a graph, because objects that a graph keeps
-        must not keep the graph."""
+        must not keep the graph alive."""
         twin = Handle.__new__(Handle)
         twin.__dict__.update(self.__dict__)
         twin._cache = {}
@@ -182,7 +183,7 @@ class Handle:
 
     @property
     def _carried(self) -> Any:
-        """Expert-major: the rows' weights if a gradient graph contains them, else None."""
+        """Expert-major: the rows' weights if they are part of a gradient graph, else None."""
         return self._cache.get("row_weights")
 
     @property
@@ -235,7 +236,7 @@ class Handle:
 
     @checked("Handle.matrices")
     def matrices(self, num_channels: int) -> Matrices:
-        """Describes the dispatch as DeepEP's handle does, for `num_channels` >= 1 channels."""
+        """Describes the dispatch in the form of DeepEP's handle, for `num_channels` >= 1 channels."""
         m = structs.Matrices()
         check(library().functions.sy_handle_matrices(self.pointer, num_channels, byref(m)))
         w, c, t = m.world, m.num_channels, m.num_tokens

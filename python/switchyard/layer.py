@@ -20,9 +20,9 @@ _GROUP = 128
 
 
 class LayerMemory(NamedTuple):
-    """Memory of a layer on the rank with the most experts, in bytes, without the caller's arrays."""
+    """Memory of a layer on the rank with the most experts, in bytes, excluding the caller's arrays."""
 
-    heap_bytes: int  #: memory of the group's symmetric heap, without its header
+    heap_bytes: int  #: memory of the group's symmetric heap, excluding its header
     private_bytes: int
     weight_bytes: int  #: CPU, packed weights
     scratch_bytes: int
@@ -34,7 +34,7 @@ def _config(*, hidden: int, intermediate: int, num_experts: int, topk: int, max_
             order: str = "per_route", exchange: str = "automatic", form: str = "automatic", overflow: str = "fail",
             captured: bool = True, storage: Optional[str] = None, row_scales: str = "f32", weight_scales: str = "f32",
             invalid_ids: str = "raise", backend: int = CPU) -> structs.MoeLayerConfig:
-    """The struct of the keywords of :class:`MoeLayer`."""
+    """Returns the struct for the keywords of :class:`MoeLayer`."""
     storage = storage or ("view" if backend == CUDA else "packed")
     return structs.MoeLayerConfig(
         hidden=hidden, intermediate=intermediate, max_tokens=max_tokens, capacity=capacity, num_experts=num_experts, topk=topk,
@@ -60,7 +60,7 @@ def _pointers(group: Group, c: structs.MoeLayerConfig, w13: Any, w2: Any, w13_sc
 
 
 def _stream_of(weights: Any) -> int:
-    """Returns the stream in whose order weights are read: the current stream of their GPU."""
+    """Returns the stream that orders reads of the weights: the current stream of their GPU."""
     array, arrays = arrays_of(weights, "w13")
     return arrays.stream(array)
 
@@ -72,13 +72,13 @@ class MoeLayer:
     have type `dtype`.
     hidden: H. intermediate: I. num_experts: E, in total. topk: K. max_tokens: maximum number of tokens of any rank.
     dtype: type of the weights: "bf16"; GPUs also "f16" or "fp8_e4m3" with w13_scales and w2_scales. Tokens and results have the
-    same type, or bf16 with fp8 weights. capacity: maximum number of rows that a rank takes in a call; 0: that of the worst
+    same type, or bf16 with fp8 weights. capacity: maximum number of rows that a rank accepts; 0: the number under worst-case
     routing. overflow: "fail" or "drop_and_report".
     order: order of the sum. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused"
     (docs/layer.md).
     storage: "packed" (CPU: a copy owned by the layer) or "view" (GPUs: the layer reads the caller's weights and keeps them
     alive).
-    invalid_ids: "raise" or "count", as :class:`Exchange`. captured: GPUs, normal mode: calls are captured in graphs.
+    invalid_ids: "raise" or "count", as in :class:`Exchange`. captured: GPUs, normal mode: calls are captured in graphs.
 
     Needs the library switchyard_layer, which not every wheel contains: docs/python.md.
     """
@@ -105,9 +105,9 @@ class MoeLayer:
         self._like: Any = None
 
     def with_weights(self, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None) -> "MoeLayer":
-        """Returns another layer of the model, which has other weights and shares all memory except that of the weights. Local;
-        all ranks make the same layers in the same order. Either layer may be closed first. Calls of layers that share memory,
-        graphs included, run one after the other, on all ranks in the same order."""
+        """Returns a further layer of the model, with other weights; it shares all other memory. Local; all ranks make the same
+        layers in the same order. Either layer may be closed first. Calls of layers that share memory, graphs included, run one
+        after the other, in the same order on all ranks."""
         group, made = self.group, ctypes.c_void_p()
         pointers = _pointers(group, self._config, w13, w2, w13_scales, w2_scales)
         with group._lock:
@@ -148,9 +148,9 @@ class MoeLayer:
 
     def forward(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, out: Any = None, add: bool = False, device_tokens: Any = None,
                 num_sms: int = 0) -> Any:
-        """Collective. x: [T, H]. topk_ids: int32 or int64 [T, K]; an id outside [0, E) is no expert, and a token without any expert
-        gets +0. topk_weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds the layer's result to the
-        content of `out`. device_tokens: int32 [1], T at the time that the call runs; rows of `out` from there on are not
+        """Collective. x: [T, H]. topk_ids: int32 or int64 [T, K]; an id outside [0, E) means no expert, and a token without any
+        expert gets +0. topk_weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds the layer's
+        result to the content of `out`. device_tokens: int32 [1], T, read when the call runs; rows of `out` from T on are not
         written. Returns out."""
         refuse_gradient("MoeLayer", "an Exchange with experts of your own between dispatch and combine", x=x, topk_weights=topk_weights,
                         **({"out": out} if add else {}))
@@ -186,8 +186,8 @@ class MoeLayer:
 
     @property
     def invalid_ids(self) -> int:
-        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; waits
-        for no kernel."""
+        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; does
+        not wait for kernels."""
         return number_from(self._functions.sy_moe_layer_invalid_ids, self.pointer)
 
     def dropped(self) -> Any:
@@ -201,8 +201,8 @@ class MoeLayer:
         return arrays.wrap(pointer.value, (count.value // self._config.topk, self._config.topk), U8, self._owned, self._like)
 
     def close(self) -> None:
-        """Releases the layer immediately, even while calls and graphs use it: its memory is freed after them. May be called
-        twice."""
+        """Releases the layer immediately, even while calls and graphs use it: its memory is freed once they are done. May be
+        called twice."""
         self._owned.close()
 
     def __enter__(self) -> "MoeLayer":

@@ -22,13 +22,13 @@ __all__ = ["LedgerCombine", "PreparedLedger"]
 @checked("LedgerCombine.__init__", called="LedgerCombine")
 def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype: object = "f16", max_rows: int = 0, max_ledgers: int = 4) \
         -> structs.LedgerConfig:
-    """The struct of the keywords of :class:`LedgerCombine`."""
+    """Returns the struct for the keywords of :class:`LedgerCombine`."""
     return structs.LedgerConfig(hidden=hidden, max_tokens=max_tokens, max_rows=max_rows, num_experts=num_experts, topk=topk,
                                 dtype=_names.dtype_of("dtype", dtype), max_ledgers=max_ledgers)
 
 
 class PreparedLedger:
-    """A checked ledger, for any number of calls of the operator that prepared it."""
+    """A checked ledger, usable any number of times with the LedgerCombine that prepared it."""
 
     def __init__(self, owned: Owned) -> None:
         self._owned = owned
@@ -40,11 +40,11 @@ class PreparedLedger:
 
 
 class LedgerCombine:
-    """The operator over a group. Creation is collective: all ranks pass the same keywords.
+    """Ledger combine over a group. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H, any. num_experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens of any rank. dtype: "f16",
-    "bf16" or "f32". max_rows: maximum number of rows of expert output that a ledger refers to; 0: any number. max_ledgers:
-    CUDA, number prepared at a time.
+    hidden: H, any. num_experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens of any rank. dtype:
+    "f16", "bf16" or "f32". max_rows: maximum number of rows of expert output in a ledger; 0: no limit. max_ledgers: CUDA,
+    maximum number of prepared ledgers alive at once.
     """
 
     @constructs
@@ -85,7 +85,7 @@ class LedgerCombine:
 
     @checked("LedgerCombine.prepare")
     def prepare(self, ledger: Ledger) -> PreparedLedger:
-        """Local. Checks the tables, from ``Handle.ledger()`` or the caller's own, int32 in host memory, and prepares them for
+        """Local. Checks the tables (from ``Handle.ledger()`` or the caller's own; int32 in host memory) and prepares them for
         calls. CUDA: waits for earlier calls."""
         c, world = self._config, self.group.size
         padded, here = -(-c.num_experts // 16) * 16, len(self.group.experts_of(c.num_experts))
@@ -99,8 +99,8 @@ class LedgerCombine:
         return PreparedLedger(Owned(made.value, self._functions.sy_prepared_ledger_destroy, self._owned, lock=self.group._lock))
 
     def combine(self, y: Any, prepared: PreparedLedger, probs: Any = None, *, out: Any = None, num_sms: int = 0) -> Any:
-        """Collective. Returns the rows of `y` [at least the ledger's, H] to their owners and sums this rank's tokens into out [M, H].
-        probs: float32 [M, K]; None: rows are added as they are. The sum is float32, k ascending, rounded once."""
+        """Collective. Returns the rows of `y` [at least the ledger's, H] to their owners and sums this rank's tokens into out
+        [M, H]. probs: float32 [M, K]; None: rows are added unweighted. The sum is float32, k ascending, rounded once."""
         refuse_gradient("LedgerCombine.combine", "Exchange.combine", y=y, probs=probs)
         c = self._config
         with self.group._call:

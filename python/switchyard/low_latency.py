@@ -17,7 +17,7 @@ from ._torch.recorded import is_traced, refuse_gradient
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
 from .group import Group, constructs
 
-#: Row types of calls whose rows have no scales, row types of sums, and types of ids.
+#: Row types of calls without scales, row types of sums, and types of ids.
 _PLAIN = _SUMMED = (BF16, F16, F32)
 _IDS = (I32, I64)
 _INSTEAD = "an Exchange, whose calls are differentiable"
@@ -29,7 +29,7 @@ __all__ = ["LowLatency", "Pending", "Received"]
 def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype: object = "bf16", scales: Optional[str] = None,
             scale_group: int = 128, scale_order: str = "row_major", sending: str = "per_rank", pieces: int = 0,
             invalid_ids: str = "raise") -> structs.LowLatencyConfig:
-    """The struct of the keywords of :class:`LowLatency`."""
+    """Returns the struct for the keywords of :class:`LowLatency`."""
     return structs.LowLatencyConfig(
         hidden=hidden, max_tokens=max_tokens, num_experts=num_experts, topk=topk, dtype=_names.dtype_of("dtype", dtype),
         scales=value_of(_names.SCALES, "scales", scales), scale_group=scale_group,
@@ -39,8 +39,8 @@ def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype:
 
 class Received:
     """Destination of dispatches: memory of fixed shape that each dispatch into it overwrites. L experts of this rank, R = W *
-    max_tokens rows of each, of which the first ``rows[e]`` are valid; the rest is unspecified. Arrays are of the kind (numpy,
-    torch, device) of the first dispatched ``x``.
+    max_tokens rows of each, of which the first ``rows[e]`` are valid; the rest is unspecified. Arrays are of the same kind
+    (numpy, torch, device) as the first dispatched ``x``.
 
     x: [L, R, H]. scales: None; or row-major [L, R, groups], float32, or uint8 for powers of two; or column-major, a view of the
     same shape in which consecutive rows are adjacent (each int32 there holds four powers of two: [L, R, ceil(groups / 4)]).
@@ -48,7 +48,7 @@ class Received:
     << 48 | k << 32 | token``.
     """
 
-    _at: Optional[ctypes.c_void_p] = None  # pointer that repeated calls pass; only real outputs have it
+    _at: Optional[ctypes.c_void_p] = None  # pointer that repeated calls pass; set only in real outputs
     _weighted = False  # whether the last dispatch into it had weights
 
     def __reduce__(self) -> Any:
@@ -70,7 +70,7 @@ class Received:
 
 
 class _Lent:
-    """An output while a tensor refers to it; before and after, it is a spare one of the same stream, so that later uses are
+    """An output that tensors refer to. Before and after its use it is a spare output of the same stream, so that later uses are
     ordered after this one."""
 
     __slots__ = ("pointer", "_owned", "_spare")
@@ -130,7 +130,7 @@ class LowLatency:
     "ue8m0" scales of `scale_group` columns (32, 64 or 128), in `scale_order` "row_major" or "column_major"; None: rows are sent
     unchanged.
     sending: "per_rank" or "per_route". pieces: number of parts of a row that are sent separately; 0: the library's choice.
-    invalid_ids: "raise" or "count", as :class:`Exchange`.
+    invalid_ids: "raise" or "count", as in :class:`Exchange`.
     """
 
     @constructs
@@ -192,8 +192,8 @@ class LowLatency:
     def make_output(self, like: Any = None, *, memory: Any = None) -> Received:
         """Local. Allocates another destination for dispatches, with arrays of `like`'s kind (default: numpy).
         memory: the caller's memory for rows and scales, dense: x [L, R, H]; with scales a pair of x and float32 or uint8 [L, R,
-        columns] with rows of whole 16 bytes, or column-major [L, columns, Rs], Rs being R rounded up to 4, where each int32
-        holds four powers of two. Costs no more than the library's own memory."""
+        columns] whose rows are a multiple of 16 bytes, or column-major [L, columns, Rs], where Rs is R rounded up to 4 and each
+        int32 holds four powers of two. Costs no more than the library's own memory."""
         if memory is not None:
             return self._output_in(memory)
         if like is None:
@@ -233,7 +233,7 @@ class LowLatency:
         return self._used_here(Received(self._make_output(view, memory), taken.arrays, taken.array), taken.arrays, taken.array)
 
     def _lend(self, like: Any) -> Received:
-        """Returns an output that no tensor refers to."""
+        """Returns an output to which no tensor refers."""
         arrays: Any
         like, arrays = arrays_of(like, "like")
         if self._backend == CUDA and arrays.torch.cuda.is_current_stream_capturing():  # it belongs to the graph
@@ -259,10 +259,11 @@ class LowLatency:
     # ---- Dispatch ----
 
     def dispatch(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Received:
-        """Collective. Sends row t of `x` [T, H] to every expert of token t. topk_ids: int32 or int64 [T, K]; -1 means no expert.
-        topk_weights: float32 [T, K], for the weighted sums of combine. fp8 rows are given as (x, scales), with one row of scales per
-        row, in any memory order; scales are copied unless they are dense with rows of whole 16 bytes, [T, columns]. output:
-        destination; None: an output of this object that all such calls share, so that each call overwrites the previous one."""
+        """Collective. Sends row t of `x` [T, H] to every expert of token t. topk_ids: int32 or int64 [T, K]; -1 means no
+        expert. topk_weights: float32 [T, K], for the weighted sums of combine. fp8 rows are given as (x, scales), with one row
+        of scales per row, in any memory order; scales are copied unless they are dense, [T, columns], with rows that are a
+        multiple of 16 bytes. output: destination; None: an output of this object that all such calls share, so that each call
+        overwrites the previous one."""
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 
@@ -277,7 +278,7 @@ class LowLatency:
 
     def dispatch_async(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Pending:
         """Runs the sending half of :meth:`dispatch`; ``wait()`` of the returned object does the rest and returns the output. No
-        other call of this object is allowed in between."""
+        other call of this object may be made in between."""
         if is_traced():  # a graph orders calls itself
             return Pending(None, self.dispatch(x, topk_ids, topk_weights, output=output, num_sms=num_sms), None)
         refuse_gradient("LowLatency.dispatch_async", _INSTEAD, x=x, topk_weights=topk_weights)
@@ -447,8 +448,8 @@ class LowLatency:
 
     @property
     def invalid_ids(self) -> int:
-        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; waits
-        for no kernel."""
+        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; does
+        not wait for kernels."""
         return number_from(self._functions.sy_low_latency_invalid_ids, self.pointer)
 
     def last_call(self) -> CallStatistics:

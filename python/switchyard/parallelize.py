@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distributes the experts of a model over the ranks of a group.
 
-For models whose experts are one module with the weights of all experts in parameters of three dimensions and
-``forward(hidden_states, top_k_index, top_k_weights)``: those of transformers from 5.0 on. Nothing of transformers is imported.
+For models whose experts are one module with three-dimensional parameters that hold the weights of all experts, and
+``forward(hidden_states, top_k_index, top_k_weights)``, such as those of transformers from 5.0 on. Does not import transformers.
 """
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["expert_parameters", "full_state_dict", "keep_out_of_ddp", "moe_heap_
 @checked("moe_heap_bytes")
 def moe_heap_bytes(model: Any, world: int, *, max_tokens: int, topk: Optional[int] = None, backend: str = "cpu",
                    experts: str = "automatic", hosts: int = 1) -> int:
-    """Returns ``heap_bytes`` of a group for :func:`parallelize_moe` of this model, which is not divided yet. Needs no group.
-    hosts: number of hosts of its ranks; the memory for several hosts, on the CPU, is not bounded by rings. Raises
+    """Returns ``heap_bytes`` of a group for :func:`parallelize_moe` of this model, which must not be divided yet. Needs no
+    group. hosts: number of hosts of the group's ranks; with several hosts, rings do not bound the memory on the CPU. Raises
     InvalidArgument for a model that cannot be divided."""
     exchanges: Dict[str, int] = {}
     layers: Dict[str, int] = {}
@@ -45,24 +45,24 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
     """Collective. Divides the experts of every layer: this rank keeps its own, and tokens are sent to their experts and back.
 
     model: a torch module, equal on all ranks, not divided yet. max_tokens: maximum number of tokens (batch times length) of any
-    rank in a forward pass. topk: experts per token, in all modules; None: for each module the value of its router, or of the
+    rank in a forward pass. topk: experts per token, in all modules; None: for each module the value of its router or of the
     config.
 
     experts: implementation of the experts in passes that record no gradients and are not compiled. "module": the module itself,
     as in all other passes. "grouped": :class:`GroupedGemm` between dispatch and combine, on GPUs. "layer": a :class:`MoeLayer`
-    for each module, whose automatic form computes the whole layer in one kernel on a GPU. Both read the module's parameters in
-    place, need the library switchyard_layer, and are for SwiGLU of bf16 without biases; InvalidArgument names what a module
-    lacks. Layers of modules of one shape share all memory except that of their weights. "automatic": "grouped" on GPUs where
-    possible, else "module".
+    for each module, whose automatic form computes the whole layer in one kernel on a GPU. "grouped" and "layer" read the
+    module's parameters in place, need the library switchyard_layer, and support only SwiGLU in bf16 without biases;
+    InvalidArgument states which requirement a module does not meet. Layers of modules of one shape share all memory except
+    their weights. "automatic": "grouped" on GPUs where possible, else "module".
 
-    gradients: of experts, over the tokens of all ranks: "sum", or "mean", divided by the number of ranks, as
-    DistributedDataParallel and fully_shard do for the other parameters.
+    gradients: reduction of experts' gradients over the tokens of all ranks: "sum", or "mean", the sum divided by the number of
+    ranks, like the gradients of other parameters under DistributedDataParallel and fully_shard.
 
     Experts' parameters become those of ``group.experts_of(num_experts)`` in place: an optimizer that holds them trains the
     share. Routers, shared experts and everything else stay unchanged, on every rank. Each forward and backward pass of the
     model is collective; either all ranks record gradients in a pass, or none does. Gradients of the other parameters are those
-    of this rank's tokens. Parameters may change in place at any time between passes; they move to other memory on all ranks or
-    on none.
+    of this rank's tokens. Parameters may change in place at any time between passes; they may move to other memory only on all
+    ranks together.
 
     Returns the names of the divided modules. Raises InvalidArgument if there is none, or if the model is divided already.
     """
@@ -93,7 +93,7 @@ def _site(group: Group, name: str) -> int:
 
 
 def _above(model: Any, name: str) -> List[Any]:
-    """Returns the module of that name and all that contain it."""
+    """Returns the module of that name and all modules that contain it."""
     parts = name.split(".") if name else []
     return [model.get_submodule(".".join(parts[:i])) for i in range(len(parts) + 1)]
 
@@ -107,13 +107,13 @@ def expert_parameters(model: Any) -> List[Any]:
 
 @checked("keep_out_of_ddp")
 def keep_out_of_ddp(model: Any) -> None:
-    """For a module that contains a divided model and is to be wrapped by DistributedDataParallel, which reads the parameters to
+    """For a module that contains a divided model and will be wrapped by DistributedDataParallel, which takes the parameters to
     ignore from the module that it wraps. :func:`parallelize_moe` has called it for the model itself. Local."""
     _wrappers.keep_out_of_ddp(model)
 
 
 @checked("full_state_dict")
 def full_state_dict(model: Any) -> Dict[str, Any]:
-    """Collective. Returns the state dict of the undivided model, on every rank, experts in host memory. ``load_state_dict`` of
-    a divided model accepts it."""
+    """Collective. Returns the state dict of the undivided model, on every rank, with the experts in host memory.
+    ``load_state_dict`` of a divided model accepts it."""
     return _states.full_state_dict(model)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry points for programs with plug-ins, which load them in every process that they start: vLLM by the entry point group
+"""Entry points for programs that load plug-ins in every process that they start: vLLM by the entry point group
 ``vllm.general_plugins``, SGLang by ``sglang.srt.plugins``. Installing the package changes nothing; environment variables enable
 the plug-ins.
 """
@@ -18,8 +18,8 @@ VARIABLE = "SWITCHYARD_DEEP_EP"
 
 
 def deep_ep() -> None:
-    """Calls ``switchyard.deep_ep.install()`` if :data:`VARIABLE` requests it. May be called in every process, and twice in
-    one."""
+    """Calls ``switchyard.deep_ep.install()`` if :data:`VARIABLE` requests it. May be called in every process, and
+    repeatedly."""
     choice = os.environ.get(VARIABLE, "")
     if choice in ("", "0"):
         return

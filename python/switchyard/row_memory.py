@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Symmetric memory that torch allocates tensors in."""
+"""Symmetric memory in which torch allocates tensors."""
 from __future__ import annotations
 
 import threading
@@ -17,15 +17,15 @@ __all__ = ["RowMemory"]
 
 class RowMemory:
     """Symmetric memory of a group on GPUs for torch tensors: a dispatch delivers rows directly into such a tensor, and a
-    combine reads them there, both without a copy. Torch's caching allocator manages it, in a pool of its own
+    combine reads them there, both without a copy. Torch's caching allocator manages it, in a separate pool
     (``torch.cuda.MemPool``), so tensors live as long as they are used, and ``record_stream`` works. When the `size` bytes are
-    used up, tensors are allocated in ordinary memory and cost the copy.
+    used up, tensors are allocated in ordinary memory and are copied.
 
-    Collective: `size`, in bytes of the group's heap, is equal on all ranks. `device`: the GPU, None: the current one.
+    Collective: `size`, in bytes of the group's heap, is equal on all ranks. `device`: the GPU; None: the current one.
     `segment`: bytes that torch takes at once for each stream, when a tensor is first made on that stream and again at the
-    second tensor, as long as a segment is left; tensors of any smaller size are then allocated in these segments in turn. 0:
-    torch takes as much as each tensor needs, and memory taken for a small tensor cannot hold a larger one. The group's memory
-    is kept until the last such tensor is dropped and ``torch.cuda.empty_cache()`` was called."""
+    second tensor, as long as a segment is left; all smaller tensors are then allocated in these segments. 0: torch takes as
+    much as each tensor needs, and memory taken for a small tensor cannot hold a larger one. The group's memory is kept until
+    the last such tensor is dropped and ``torch.cuda.empty_cache()`` was called."""
 
     @constructs
     @checked("RowMemory.__init__")
@@ -46,8 +46,8 @@ class RowMemory:
         self._in_use = _InUse(self, torch, here, segment, size // segment if segment else 0)
 
     def use(self) -> "_InUse":
-        """``with memory.use():`` allocates this thread's new tensors on the group's GPU in this memory. Not to be nested. Costs
-        a few microseconds of host time."""
+        """``with memory.use():`` allocates this thread's new tensors on the group's GPU in this memory. Must not be nested.
+        Costs a few microseconds of host time."""
         alive(self._owned, "the row memory", self._group)
         return self._in_use
 
@@ -61,7 +61,7 @@ _BOTH = -1
 
 
 class _OfThread(threading.local):
-    """The memory that the library was last told to use for this thread's tensors."""
+    """The memory that this thread last selected in the library for its tensors."""
 
     told: Any = None
 
@@ -74,7 +74,7 @@ class _InUse:
     def __init__(self, memory: RowMemory, torch: Any, device: int, segment: int, segments: int) -> None:
         self._use_here, self._at = bare("sy_row_memory_use"), memory._at
         self._device, self._pool = device, memory.pool.id
-        # The functions behind torch.cuda.use_mem_pool, which takes longer than all the rest of a call.
+        # The functions behind torch.cuda.use_mem_pool, which takes longer than the rest of a call.
         self._begin, self._end, self._release = (
             torch._C._cuda_beginAllocateCurrentThreadToPool, torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool)
         self._torch, self._segment, self._segments_left = torch, segment, segments
@@ -94,7 +94,7 @@ class _InUse:
         self._release(self._device, self._pool)
 
     def rows(self, rows: Callable[[int, int, Any], Any], number: int, columns: int, like: Any) -> Any:
-        """Returns the result of `rows` with the other arguments, run inside this context; equivalent to ``with``, but
+        """Returns the result of `rows` with the other arguments, run inside this context. Equivalent to ``with``, but
         faster."""
         device, pool = self._device, self._pool
         self._begin(device, pool)
@@ -115,7 +115,7 @@ class _InUse:
 
     def _take_segment(self) -> None:
         """Takes a segment for the current stream if it has fewer than two. Torch keeps the memory of a dropped tensor and
-        allocates smaller ones in it."""
+        allocates smaller tensors in it."""
         stream = self._raw_stream(self._device)
         first = self._first.get(stream)
         if first == _BOTH or self._torch.cuda.is_current_stream_capturing():  # a graph allocates tensors in its own memory

@@ -13,19 +13,20 @@ from .group import Group
 __all__ = ["run_ranks"]
 
 Result = TypeVar("Result")
-#: Seconds that ranks have to end when the calling thread is interrupted. Ranks that exceed it are in Python code of their own.
+#: Seconds within which ranks must end when the calling thread is interrupted. Ranks that exceed them are running other Python
+#: code.
 _GRACE = 5.0
 
 
 @checked("run_ranks")
 def run_ranks(function: Callable[..., Result], world: int, *arguments: Any, heap_bytes: int = 256 << 20, **options: Any) -> List[Result]:
-    """Calls ``function(group, *arguments)`` once for each of `world` ranks, each in its own thread, and returns the
-    results in rank order. `options` are those of :class:`Group`. A rank leaves its group when its function returns. If a rank
-    raises, or returns while others still need it, their calls end with :class:`PeerFailed`, and the exception of the causing
-    rank is raised here, with a note of its rank. Ctrl-C ends all ranks' calls.
+    """Calls ``function(group, *arguments)`` once for each of `world` ranks, each in its own thread, and returns the results in
+    rank order. `options` are those of :class:`Group`. A rank leaves its group when its function returns. If a rank raises, or
+    returns while others still need it, their calls end with :class:`PeerFailed`, and the exception of the causing rank is
+    raised here, with its rank as a note. Ctrl-C ends all ranks' calls.
 
-    Threads share one interpreter, so this is for experiments and tests: the library runs outside the interpreter's lock, but
-    Python code does not. Programs start a process for each rank, and use ``Group.from_environment``.
+    Threads share one interpreter, so this is for experiments and tests: the library runs without the interpreter's lock, but
+    Python code does not. Production programs start one process per rank and use ``Group.from_environment``.
     """
     return _Ranks(function, Group.threads(world, heap_bytes, **options), arguments).run()
 
@@ -81,7 +82,7 @@ class _Ranks:
                 group.close()
 
     def _raise(self) -> None:
-        """Raises the exception of the first rank that failed on its own, if any rank failed."""
+        """Raises the exception of the first rank that failed by itself, if any."""
         found = [(r, error) for r, error in enumerate(self._errors) if error is not None]
         if not found:
             return
@@ -96,7 +97,7 @@ class _Ranks:
 
 
 def _annotate(error: BaseException, notes: List[str]) -> None:
-    """Adds notes to an exception. Tracebacks show them from Python 3.11 on; the library's own errors contain them in their
+    """Adds notes to an exception. Tracebacks show them from Python 3.11 on; the library's own errors also include them in their
     text."""
     if isinstance(error, PeerFailed):
         error.text = "; ".join([error.text, *notes])

@@ -36,8 +36,8 @@ class TracePhase(NamedTuple):
 class Trace:
     """Records the calls of this rank of `group`, between :meth:`start` and :meth:`stop` or inside ``with trace:``.
 
-    events: records kept per worker, the newest ones. blocks, warps: CUDA, number of blocks and warps of kernels that are
-    recorded.
+    events: maximum number of records per worker; the newest are kept. blocks, warps: CUDA, number of blocks and warps of
+    kernels that are recorded.
 
         trace = sy.Trace(group)
         with trace:
@@ -87,8 +87,8 @@ class Trace:
     @checked("Trace.span")
     @contextlib.contextmanager
     def span(self, name: str, arg: int = 0, unit: str = "") -> Iterator[None]:
-        """Records a phase of the caller on the track of this rank's calls, with an argument that counts `unit`. All ranks whose
-        records are gathered name the same phases in the same order."""
+        """Records a phase of the caller on the track of this rank's calls, with an argument in `unit`. All ranks whose records
+        are gathered must use the same phase names in the same order."""
         if (name, unit) not in self._events:
             event = ctypes.c_int32()
             check(self._functions.sy_trace_event(self.pointer, name.encode(), unit.encode(), byref(event)))
@@ -128,7 +128,7 @@ class Trace:
 
     @checked("Trace.json")
     def json(self, *, flows: bool = True) -> str:
-        """Returns Chrome's JSON trace format; flows: with arrows into waits."""
+        """Returns Chrome's JSON trace format. flows: include arrows into waits."""
         return self._bytes(self._functions.sy_trace_json, int(flows)).decode()
 
     @checked("Trace.write_json")
@@ -155,7 +155,7 @@ class Trace:
 
     @property
     def lost(self) -> int:
-        """Number of records that were overwritten for lack of space."""
+        """Number of records overwritten because their track was full."""
         number = ctypes.c_uint64()
         check(self._functions.sy_trace_lost(self.pointer, byref(number)))
         return number.value

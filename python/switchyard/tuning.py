@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured tuning values, as groups read them when they are formed (docs/tuning.md)."""
+"""Measured tuning values, as read by groups when they are formed (docs/tuning.md)."""
 from __future__ import annotations
 
 import os
@@ -13,7 +13,7 @@ __all__ = ["TuningValues", "tuned_values"]
 
 
 class TuningValues(NamedTuple):
-    """Tuning values; 0: not set, the library chooses."""
+    """Tuning values; 0 means unset: the library chooses."""
 
     dispatch_sms: int
     combine_sms: int
@@ -32,7 +32,7 @@ def tuned_values(device: str, mode: str, *, ranks: int, hidden: int, max_tokens:
                  path: Union[str, "os.PathLike[str]", None] = None) -> TuningValues:
     """Returns the values of the nearest entry of a tuning file, or without `path` of the active one: the file that
     SWITCHYARD_TUNING names, then the built-in values. device: "cpu", or a GPU's name. mode: "normal" (rank-major),
-    "normal_expert_major", "low_latency", "flat" or "ledger". InvalidArgument names the file and line of an error."""
+    "normal_expert_major", "low_latency", "flat" or "ledger". InvalidArgument gives the file and line of an error."""
     v = structs.TuningValues()
     encoded = device.encode()
     key = structs.TuningKey(device=encoded, hidden=hidden, max_tokens=max_tokens, ranks=ranks, mode=value_of(TUNING_MODES, "mode", mode))

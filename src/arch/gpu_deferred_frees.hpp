@@ -15,7 +15,7 @@
 
 namespace switchyard::detail {
 
-/// Streams with enqueued work that uses some memory, until the memory is released. Not thread safe. The GPU is current.
+/// Streams with enqueued work that uses some memory, until the memory is released. Not thread-safe. The GPU is current.
 class StreamUsers {
  public:
   bool empty() const { return users_.empty(); }
@@ -24,13 +24,13 @@ class StreamUsers {
     User& user = of(stream, std::this_thread::get_id());
     if (gpu::is_per_thread(stream)) user.point = points.mark(stream, stream_id(stream));
   }
-  /// Adds a stream without a point for cudaStreamPerThread: its thread releases the memory itself or has nothing enqueued.
+  /// Adds a stream without a point, for cudaStreamPerThread: its thread releases the memory itself or has nothing enqueued.
   void add_unmarked(gpu::Stream stream, std::thread::id thread) { of(stream, thread); }
   void add(const StreamUsers& others) { users_.insert(users_.end(), others.users_.begin(), others.users_.end()); }
 
   /// Appends a point on each stream to `marks`. Returns false and appends nothing while one of them is being captured, because
-  /// an event would become part of the capture. A stream that its owner has destroyed needs no point: a stream must not be
-  /// destroyed before its work is done or the memory that it uses is released.
+  /// an event would become part of the capture. A stream that its owner has destroyed needs no point, because a stream must not
+  /// be destroyed before its work is done or the memory that it uses is released.
   bool mark(StreamPoints& points, std::vector<Point>& marks) const {
     const std::thread::id here = std::this_thread::get_id();
     std::vector<const User*> alive;
@@ -49,7 +49,7 @@ class StreamUsers {
       if (!gpu::is_per_thread(user->stream) || user->thread == here)
         made.push_back(points.mark(user->stream, stream_id(user->stream)));
       else if (user->point)
-        made.push_back(user->point);  // the only point known of another thread's stream
+        made.push_back(user->point);  // the only known point of another thread's stream
     }
     marks.insert(marks.end(), std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
     return true;
@@ -59,7 +59,7 @@ class StreamUsers {
   struct User {
     gpu::Stream stream;
     std::thread::id thread;
-    Point point;  ///< cudaStreamPerThread: its work when it was added; only `thread` can name this stream
+    Point point;  ///< cudaStreamPerThread: its work when it was added; only `thread` can address this stream
   };
   User& of(gpu::Stream stream, std::thread::id thread) {
     const auto same = [&](const User& u) { return u.stream == stream && (!gpu::is_per_thread(stream) || u.thread == thread); };
@@ -69,7 +69,7 @@ class StreamUsers {
   std::vector<User> users_;
 };
 
-/// Counts holders, graphs with calls or a rank, that must be destroyed before something is freed.
+/// Counts holders (graphs with calls, or a rank) that must be destroyed before a resource is freed.
 using HoldCounter = std::shared_ptr<std::atomic<int>>;
 
 /// Counts a hold during its lifetime.
@@ -108,10 +108,10 @@ class MemoryUses {
   bool is_held() const {
     return std::any_of(holds_.begin(), holds_.end(), [](const HoldCounter& h) { return *h > 0; });
   }
-  /// After over(): true if points are left, not only other conditions.
+  /// After over(): true if points are left, and not only other conditions.
   bool of_calls() const { return !marks_.empty() || !users_.empty(); }
-  /// True if all uses are done. The first call outside of a capture marks the streams. Neither waits nor throws. The GPU is
-  /// current; must not be called in a callback of the driver.
+  /// True if all uses are done. The first call outside a capture marks the streams. Neither waits nor throws. The GPU is
+  /// current; must not be called inside a driver callback.
   bool over() noexcept try {
     if (is_held()) return false;
     const RelaxedCapture relaxed;  // a stream of this thread may be captured
@@ -146,11 +146,11 @@ struct Allocation {
   }
 };
 
-/// Released memory that is still in use. Checked whenever memory is allocated or released; nothing waits. Any thread, also a
-/// callback of the driver.
+/// Released memory that is still in use. Checked whenever memory is allocated or released; nothing waits. Any thread, also
+/// inside a driver callback.
 class DeferredFrees {
  public:
-  /// Lives as long as the process: groups, ranks and objects are destroyed before the work that uses their memory ends.
+  /// Lives until the process ends, because groups, ranks and objects are destroyed before the work that uses their memory ends.
   static DeferredFrees& of_process() {
     static auto* const all = new DeferredFrees;
     return *all;
@@ -161,11 +161,11 @@ class DeferredFrees {
       const std::lock_guard lock(mutex_);
       ended_.push_back({memory, std::move(uses)});
     } catch (const std::exception&) {
-      return;  // without memory to record it, it stays allocated
+      return;  // without memory for a record, the allocation is never freed
     }
     sweep();
   }
-  /// Frees memory that is no longer used.
+  /// Frees memory that is no longer in use.
   void sweep() noexcept {
     if (in_driver_callback()) return;
     std::vector<Ended> all;
@@ -174,7 +174,7 @@ class DeferredFrees {
       all.swap(ended_);
     }
     if (all.empty()) return;
-    // Call without the lock: a callback of the driver may take it while a runtime call waits for the driver.
+    // Called without the lock, because a driver callback may take it while a runtime call waits for the driver.
     std::erase_if(all, [](Ended& each) {
       const CurrentContext current(each.memory.context);
       if (!each.uses.over()) return false;

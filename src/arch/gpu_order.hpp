@@ -25,7 +25,7 @@ inline void check_order(gpu::Status status, const char* what) {
 
 /// Driver functions without a runtime equivalent, looked up once; null if the driver lacks them.
 struct DriverCalls {
-  int (*event_query)(gpu::Event) = nullptr;  ///< the runtime's leaves "not ready" as the caller's pending error
+  int (*event_query)(gpu::Event) = nullptr;  ///< the runtime's version leaves "not ready" as the caller's pending error
   int (*current_context)(void** context) = nullptr;
   int (*push_context)(void* context) = nullptr;
   int (*pop_context)(void** context) = nullptr;
@@ -55,8 +55,8 @@ inline void* current_context() noexcept {
   return ask != nullptr && ask(&context) == 0 ? context : nullptr;
 }
 
-/// Makes a context current for this thread during its lifetime. Never throws: without the context the following calls fail. (A
-/// pair of runtime calls would create a context on the thread's default device.)
+/// Makes a context current for this thread during its lifetime. Never throws: without the context the calls that follow fail.
+/// (A pair of runtime calls would create a context on the thread's default device.)
 class CurrentContext {
  public:
   explicit CurrentContext(void* context) noexcept
@@ -94,7 +94,8 @@ inline CaptureState capture_of(gpu::Stream stream) {
   return state;
 }
 
-/// Identifies the stream, not its handle: cudaStreamPerThread denotes another stream in each thread. Not for captured streams.
+/// Identifies the stream rather than its handle: cudaStreamPerThread denotes a different stream in each thread. Not for
+/// captured streams.
 inline unsigned long long stream_id(gpu::Stream stream) {
   unsigned long long id = 0;
   check_order(gpu::id_of(stream, &id), "cudaStreamGetId");
@@ -150,11 +151,11 @@ void keep_in_graph(const Owner& owner, gpu::Graph graph) {
   retain_in_graph(graph, new Owner(owner), [](void* p) { delete static_cast<Owner*>(p); });
 }
 
-/// Makes points on streams of one GPU, with recycled events. Shared by all holders of points, which may outlive the rank.
+/// Creates points on streams of one GPU, with recycled events. Shared by all holders of points, which may outlive the rank.
 class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
  public:
-  /// Marks the work enqueued on `stream` so far. If it is being captured, the point is valid only in its capture. The GPU is
-  /// current.
+  /// Marks the work enqueued on `stream` so far. If the stream is being captured, the point is valid only in its capture. The
+  /// GPU is current.
   Point mark(gpu::Stream stream, unsigned long long id) {
     gpu::Event event = nullptr;
     {
@@ -167,7 +168,7 @@ class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
     if (event == nullptr) {
       check_order(gpu::make_event(&event), "cudaEventCreate");
       const std::lock_guard lock(mutex_);
-      idle_.reserve(++made_);  // give() needs no memory
+      idle_.reserve(++made_);  // so that give() needs no memory
     }
     const Point point(new StreamPoint{event, id}, [points = shared_from_this()](const StreamPoint* p) {
       points->give(p->event);
@@ -176,14 +177,14 @@ class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
     check_order(gpu::record_event(event, stream), "cudaEventRecord");
     return point;
   }
-  /// Moves `point`, which only the caller holds, to the current end of `stream`, reusing its event.
+  /// Moves `point`, which must have no other holder, to the current end of `stream`, reusing its event.
   void move(const StreamPoint& point, gpu::Stream stream) {
     std::atomic_thread_fence(std::memory_order_acquire);  // earlier holders are done with it
     point.known_reached.store(false, std::memory_order_relaxed);
     check_order(gpu::record_event(point.event, stream), "cudaEventRecord");
   }
-  /// Destroys the idle events. The events of points still held are left to the context, because their last holder may be a
-  /// callback of the driver.
+  /// Destroys the idle events. Events of points that are still held are left to the context, because the last holder may be a
+  /// driver callback.
   void close() noexcept {
     const std::lock_guard lock(mutex_);
     closed_ = true;

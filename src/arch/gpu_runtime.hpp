@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface to the GPU runtime: streams, events, graphs, memory, devices and launches. Nothing else in src names a
-// function or type of the runtime, so another runtime is another version of this file. (Explicitly mapped memory, and queries
-// that the runtime lacks, use the driver: heap/gpu/driver.cuh.)
+// Host interface to the GPU runtime: streams, events, graphs, memory, devices and launches. No other file in src uses a
+// function or type of the runtime, so support for another runtime needs only another version of this file. (Explicitly mapped
+// memory, and queries that the runtime lacks, use the driver: heap/gpu/driver.cuh.)
 //
-// Every function returns the runtime's status; none throws, and none waits unless documented. Errors stay the runtime's pending
-// error until forget_error().
+// Every function returns the runtime's status; none throws, and none waits unless documented. An error remains the runtime's
+// pending error until forget_error().
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -40,22 +40,22 @@ using Event = cudaEvent_t;
 /// The default stream, which orders itself after all blocking streams; null also denotes it.
 inline Stream legacy_stream() { return cudaStreamLegacy; }
 inline bool is_legacy(Stream stream) { return stream == nullptr || stream == cudaStreamLegacy; }
-/// A different stream in each thread, under one handle.
+/// A single handle that denotes a different stream in each thread.
 inline bool is_per_thread(Stream stream) { return stream == cudaStreamPerThread; }
 
-/// On the current device; does not synchronize with the legacy stream.
+/// Created on the current device; does not synchronize with the legacy stream.
 inline Status make_stream(Stream* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking); }
-/// Work enqueued on it still runs.
+/// Work enqueued on the stream still runs.
 inline Status destroy_stream(Stream stream) { return cudaStreamDestroy(stream); }
-/// An id that is never reused by another stream of the process. Not for a captured stream.
+/// An id that is never reused by another stream of the process. Must not be called for a captured stream.
 inline Status id_of(Stream stream, unsigned long long* id) { return cudaStreamGetId(stream, id); }
 inline Status device_of(Stream stream, int* device) { return cudaStreamGetDevice(stream, device); }
-/// Wait, on the host, for everything enqueued so far.
+/// Waits on the host for everything enqueued so far.
 inline Status wait_for_stream(Stream stream) { return cudaStreamSynchronize(stream); }
 inline Status wait_for_event(Event event) { return cudaEventSynchronize(event); }
 inline Status wait_for_device() { return cudaDeviceSynchronize(); }
 
-/// An event without timing: it only orders.
+/// An event without timing, for ordering only.
 inline Status make_event(Event* event) { return cudaEventCreateWithFlags(event, cudaEventDisableTiming); }
 inline Status destroy_event(Event event) { return cudaEventDestroy(event); }
 inline Status record_event(Event event, Stream stream) { return cudaEventRecord(event, stream); }
@@ -78,7 +78,7 @@ inline Status capture_info(Stream stream, bool* captured, unsigned long long* id
 /// Sets the calling thread's capture mode and returns the previous one.
 inline Status exchange_capture_mode(CaptureMode* mode) { return cudaThreadExchangeStreamCaptureMode(mode); }
 
-/// An object owned by graphs; `destroy` runs when the last owner releases it, where no runtime function may be called.
+/// An object owned by graphs. `destroy` runs when the last owner releases it; it must not call any runtime function.
 using GraphObject = cudaUserObject_t;
 inline Status make_graph_object(GraphObject* made, void* object, void (*destroy)(void*)) {
   return cudaUserObjectCreate(made, object, destroy, 1, cudaUserObjectNoDestructorSync);
@@ -94,7 +94,7 @@ inline Status give_to_graph(Graph graph, GraphObject object) {
 /// On the current device.
 inline Status allocate(void** memory, size_t bytes) { return cudaMalloc(memory, bytes); }
 inline Status release(void* memory) { return cudaFree(memory); }
-/// allocate and release in stream order, if the device has pools: neither call waits for other work.
+/// Counterparts of allocate and release in stream order, if the device has pools; neither call waits for other work.
 inline Status has_pools(int* pools, int device) {
   return cudaDeviceGetAttribute(pools, cudaDevAttrMemoryPoolsSupported, device);
 }
@@ -141,7 +141,7 @@ inline Status look_up(MemoryPlace* place, const void* memory) {
   return status;
 }
 
-/// A handle with which another process opens an allocation of allocate().
+/// A handle with which another process opens memory of allocate().
 using MemoryHandle = cudaIpcMemHandle_t;
 inline Status handle_of(MemoryHandle* handle, void* memory) { return cudaIpcGetMemHandle(handle, memory); }
 inline Status open_memory(void** memory, const MemoryHandle& handle) {
@@ -153,7 +153,7 @@ inline Status close_memory(void* memory) { return cudaIpcCloseMemHandle(memory);
 
 inline Status count_devices(int* count) { return cudaGetDeviceCount(count); }
 inline Status current_device(int* device) { return cudaGetDevice(device); }
-/// For the calling thread. Creates a context on the device if it has none.
+/// For the calling thread. Creates a context on the device if there is none.
 inline Status make_current(int device) { return cudaSetDevice(device); }
 /// "0000:1b:00.0"
 inline Status pci_address(char* text, int capacity, int device) { return cudaDeviceGetPCIBusId(text, capacity, device); }
@@ -165,7 +165,7 @@ struct DeviceTraits {
   std::string name;
   std::array<char, 16> uuid{};
   int multiprocessors = 0;
-  int shared_bytes = 0;  ///< that a block may request
+  int shared_bytes = 0;  ///< maximum that a block may request
   int generation = 0;    ///< 9: sm_90
 };
 inline Status traits_of(DeviceTraits* traits, int device) {
@@ -193,8 +193,8 @@ inline Status driver_function(void** function, const char* name) {
 struct Grid {
   int blocks = 1, threads = 32;
   uint32_t shared_bytes = 0;
-  /// Allows the kernel's blocks to start while the previous kernel on the stream ends. The kernel must wait for that end before
-  /// it reads anything.
+  /// Allows the kernel's blocks to start while the previous kernel on the stream is ending. The kernel must wait for that end
+  /// before it reads anything.
   bool dependent = false;
 };
 

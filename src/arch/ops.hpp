@@ -28,7 +28,7 @@
 namespace switchyard::detail {
 
 /// Identifies the flag of a protocol that an op accesses. The protocols define the values (layout/sites.def); an arch uses them
-/// only to look up orders in builds for the mutation suite (arch/cpu/order_table.hpp).
+/// only to look up memory orders in builds for the mutation suite (arch/cpu/order_table.hpp).
 enum class Site : uint8_t;
 inline constexpr int kMaxSites = 64;
 /// The site of the words of sentinel rows. Ops on such rows take no site.
@@ -39,16 +39,18 @@ enum class Scope : uint8_t { block, device, system };
 
 /// Arrival marking of a *sentinel row*: the data is the flag (NCCL's "LL" protocols). Every word of the row (its bytes rounded
 /// up to whole words) is blank until the writer, on any rank, writes it. The writer never writes a blank word; it writes a
-/// substitute. A reader that finds no blank word has the complete row. No flag follows the row, and the row orders nothing
-/// else. A word has 4 bytes on a GPU and 8 on the CPU. A row is aligned to 16 bytes and its memory holds whole words.
+/// substitute instead. A reader that finds no blank word has the complete row. No flag follows the row, and the row does not
+/// order other data. A word has 4 bytes on a GPU and 8 on the CPU. A row is aligned to 16 bytes, and its memory has space for
+/// whole words.
 struct Sentinel {
   uint32_t blank;       ///< every 4 bytes of a blank word
   uint32_t substitute;  ///< the last 4 bytes of the word written in place of a blank word
   bool reusable;        ///< a reader that has the complete row makes it blank again
 };
-/// Blank words are zero, and words of zeros become a negative zero: sums that start with +0 do not change.
+/// Blank words are zero, and words of zeros are written as a negative zero: sums that start with +0 do not change.
 SWITCHYARD_FN constexpr Sentinel sentinel_sums() { return {0, 0x80000000u, true}; }
-/// Blank words are a pair of NaNs (one NaN of float32), and such data becomes a pair of other NaNs: numbers do not change.
+/// Blank words are a pair of NaNs (one NaN of float32), and such data is written as a pair of other NaNs: numbers do not
+/// change.
 SWITCHYARD_FN constexpr Sentinel sentinel_copies() { return {0xffffffffu, 0xffff7fffu, false}; }
 
 /// One weighted sum of rows: out = round(b0 + b1 + sum_i w_i * row_i), in float32, i ascending, multiply then add, from +0 or
@@ -64,7 +66,7 @@ struct ReduceSpec {
   bool sentinel = false;  ///< `out` is a sentinel row (sentinel_sums())
 };
 
-/// Placeholder for any function object in the concept below (not every CUDA compiler treats a lambda there as a function).
+/// Placeholder for any function object in the concept below (not every CUDA compiler accepts a lambda there as a function).
 struct AnyLaneFn {
   SWITCHYARD_FN void operator()(int) const {}
 };
@@ -90,7 +92,7 @@ struct AnyRowMap {
 struct AnyBits {
   SWITCHYARD_FN uint64_t operator()(int) const { return 0; }
 };
-/// A store of publish_to: `value` to `flag`, none if null.
+/// A store of publish_to: `value` to `flag`; no store if `flag` is null.
 struct FlagStore {
   uint64_t* flag;
   uint64_t value;
@@ -105,7 +107,7 @@ struct AnyDestination {
   SWITCHYARD_FN void* operator()(int) const { return nullptr; }
 };
 
-/// Destination of a row and its scales in quantize_to; null: none.
+/// Destination of a row and its scales in quantize_to; null: no destination.
 struct QuantizedRow {
   uint8_t* q;
   void* scales;
@@ -124,14 +126,14 @@ struct Located {
 template <class A>
 concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t bytes, uint64_t* flag, uint64_t value, int n,
                         const ReduceSpec& reduce, uint8_t* q, int64_t hidden) {
-  // Position. block() in [0, num_blocks()), warp() in [0, warps_per_block()); index() in [0, total()) over the whole rank.
+  // Position. block() is in [0, num_blocks()), warp() in [0, warps_per_block()), index() in [0, total()) over the whole rank.
   { w.block() } -> std::convertible_to<int>;
   { w.warp() } -> std::convertible_to<int>;
   { w.num_blocks() } -> std::convertible_to<int>;
   { w.warps_per_block() } -> std::convertible_to<int>;
   { w.index() } -> std::convertible_to<int>;
   { w.total() } -> std::convertible_to<int>;
-  // Private memory of this warp for one staged row; pending copies may read from it until drain_sources.
+  // Private memory of this warp for one staged row. Pending copies may read from it until drain_sources.
   { w.scratch() } -> std::convertible_to<std::byte*>;
 
   A::copy(w, dst, src, bytes);  // any size and alignment; fast if all are multiples of 16
@@ -142,42 +144,43 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   A::multicast_fetched(w, n, AnyDestination{}, A::fetch(w, src, bytes));
   A::multicast_fetched(w, n, AnyDestination{}, A::fetch_words(w, src, bytes));  // for a few words of 4 bytes
   A::fill_zero(w, dst, bytes);
-  A::prefetch(w, src, bytes);  // a hint that they will be read soon
+  A::prefetch(w, src, bytes);  // a hint that the bytes will be read soon
   A::drain_sources(w);         // sources of all pending copies of this warp have been read
   A::settle(w);                // all pending copies, fills and reductions of this warp are complete
 
-  A::reduce_rows(w, reduce);  // at most 64 rows; pending, as a copy
-  // reduce_rows over the rows f(i) that are not null, i ascending in [0, n), n <= 64, times g(i) if the flag is set. The
-  // members rows, weights and n of `reduce` are not used. On a GPU the lanes look up the rows in parallel.
+  A::reduce_rows(w, reduce);  // at most 64 rows; pending, like a copy
+  // reduce_rows over the non-null rows f(i), i ascending in [0, n), n <= 64, multiplied by g(i) if the flag is set. The members
+  // rows, weights and n of `reduce` are not used. On a GPU the lanes look up the rows in parallel.
   A::reduce_rows_from(w, reduce, n, false, AnyDestination{}, AnyWeight{});
   // reduce_rows_from with a bound on n: on a GPU this omits the code for more rows than lanes, which costs registers
   // everywhere.
   A::template reduce_rows_from<kMaxTopk>(w, reduce, n, false, AnyDestination{}, AnyWeight{});
-  // out = round(f of each of the `hidden` elements of src, in float32), pending. f(x, column, n) replaces x[0 .. n), the
-  // elements starting at `column`, in place; n is a constant on a GPU (kernels unroll), any number on the CPU. May use the
-  // warp's scratch, which must hold a row.
+  // out = round(f of each of the `hidden` elements of src, in float32), pending. f(x, column, n) transforms x[0 .. n) in place,
+  // the elements starting at `column`; n is a constant on a GPU (kernels unroll), any number on the CPU. May use the warp's
+  // scratch, which must have space for a row.
   A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{});
   A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{}, true);  // dst is a sentinel row
   // Sentinel rows f(i), i in [0, n), n <= 64, from one row; null: no destination.
   A::multicast_sentinel(w, n, AnyDestination{}, src, bytes, sentinel_sums());
   A::blank_row(w, dst, bytes, sentinel_sums());                              // pending
   { A::has_arrived(w, src, bytes, sentinel_sums()) } -> std::same_as<bool>;  // true for a complete sentinel row
-  // reduce_rows_from over sentinel rows; returns -1 if all of them have arrived (a row may occur twice). Otherwise the place i
-  // of a row that has not arrived; `out` is then unspecified. n: number of retries per row.
+  // reduce_rows_from over sentinel rows. Returns -1 if all of them have arrived (a row may occur twice). Otherwise returns the
+  // place i of a row that has not arrived, and `out` is unspecified. n: number of retries per row.
   { A::reduce_if_arrived(w, reduce, n, false, AnyDestination{}, AnyWeight{}, n, sentinel_sums()) } -> std::same_as<int>;
-  // A row as fp8, complete on return for this warp. The last argument is the columns of a scale: 32, 64 or 128 (default).
+  // Converts a row to fp8; complete on return for this warp. The last argument is the number of columns per scale: 32, 64 or
+  // 128 (default).
   A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
   // quantize_row to the destinations f(i), i in [0, n), n <= 64, pending. Scales have no padding. May use the warp's scratch,
-  // which must hold a row and its scales.
+  // which must have space for a row and its scales.
   A::quantize_to(w, n, AnyQuantizedRow{}, src, DType::bf16, hidden, ScaleKind::f32, 128);
 
   { A::template load_acquire<Scope::system>(flag, Site{}) } -> std::same_as<uint64_t>;
   A::template store_release<Scope::system>(w, flag, value, Site{});
-  // Release of f(i).value to f(i).flag, i in [0, n), any n: on a GPU the lanes look up the flags in parallel.
+  // Releases f(i).value to f(i).flag, i in [0, n), any n; on a GPU the lanes look up the flags in parallel.
   A::template publish_to<Scope::system>(w, n, AnyFlagStore{}, Site{});
-  A::publish_entry(w, n, AnyFlagStore{}, Site{});  // publish_to<system> of data complete before this kernel began
-  // Index of the first flag f(i), i in [0, n), that has not reached `value` (flag_reached), or -1: then all of them are
-  // acquired.
+  A::publish_entry(w, n, AnyFlagStore{}, Site{});  // publish_to<system> for data that was complete before this kernel began
+  // Index of the first flag f(i), i in [0, n), that has not reached `value` (flag_reached), or -1 if all have reached it and
+  // are acquired.
   { A::template poll_from<Scope::system>(w, n, AnyFlag{}, value, Site{}) } -> std::convertible_to<int>;
   { A::template fetch_add<Scope::device>(w, flag, value, Site{}) } -> std::same_as<uint64_t>;  // acquire-release
   requires A::kTakenAtOnce >= 1;                          // preferred number of rows per take: 1 where take is cheap
@@ -189,20 +192,20 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   { A::lanes_where(w, n, AnyLanePredicate{}) } -> std::same_as<uint64_t>;         // bit i: f(i), for i in [0, n), n <= 64
   { A::lanes_union(w, n, AnyBits{}) } -> std::same_as<uint64_t>;                  // f(0) | f(1) | ... | f(n - 1)
   { A::count_where(w, int64_t{}, AnyLanePredicate{}) } -> std::same_as<int64_t>;  // number of i in [0, n) for which f(i)
-  // Position of index i in n segments of lengths f(0), f(1), ...: an even split of uneven work.
+  // Position of index i in n segments of lengths f(0), f(1), ...: evenly divides uneven work.
   { A::locate(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
-  // locate for dozens of segments, of less than 2^32 in total.
+  // locate for dozens of segments, with a total of less than 2^32.
   { A::locate_many(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
-  A::for_lanes(w, n, AnyLaneFn{});  // f(i) for i in [0, n), each once, spread over the lanes; stores inside are pending
-  // Calls F{}(warp, arguments...) out of line, for rarely executed code. F has no state and arguments are numbers and pointers,
-  // because an argument that this call forces into memory would be in memory in the frequent path, too.
+  A::for_lanes(w, n, AnyLaneFn{});  // f(i) for i in [0, n), each once, distributed over the lanes; stores inside are pending
+  // Calls F{}(warp, arguments...) out of line, for rarely executed code. F has no state, and arguments are numbers and
+  // pointers, because an argument that this call forces into memory would also be in memory in the frequent path.
   { A::out_of_line(w, AnyOutOfLine{}, n) } -> std::same_as<bool>;
   // out_of_line for code that always runs once: inlined where a jump costs more than the code.
   { A::out_of_line_if_cheap(w, AnyOutOfLine{}, n) } -> std::same_as<bool>;
   A::count(w, flag, value);      // *flag += value, for a statistic that only this warp writes; unordered
-  A::count_max(w, flag, value);  // *flag = max(*flag, value), else like count
+  A::count_max(w, flag, value);  // *flag = max(*flag, value); otherwise like count
   { A::now_ns() } -> std::same_as<uint64_t>;
-  A::pause(w, n);  // between polls; n counts polls so far
+  A::pause(w, n);  // between polls; n is the number of polls so far
 };
 
 /// A flag word: {epoch: 40, value: 24}. Epochs start at 1 and count the calls of one object, modulo 2^40. A wait ends when the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous: connects the ranks of a group and exchanges the few bytes of its setup. Never on a hot path.
+// Rendezvous: connects the ranks of a group and exchanges the few bytes of its setup. It is never on a hot path.
 #pragma once
 
 #include <chrono>
@@ -18,14 +18,14 @@ namespace switchyard::detail {
 
 using Milliseconds = std::chrono::milliseconds;
 
-/// This rank's interface to ranks of other hosts: the calls it publishes to them, and the calls and aborts they report. Called
-/// by threads of the bootstrap; must not block.
+/// This rank's interface to ranks of other hosts: the calls that it publishes to them, and the calls and aborts that they
+/// report. Called by threads of the bootstrap; must not block.
 class RemoteObserver {
  public:
   virtual ~RemoteObserver() = default;
-  /// Returns the words of this rank's calls after number `known`, as far as they are kept, up to number `last`.
+  /// Returns the words of this rank's calls after number `known`, up to number `last`, as far as they are still stored.
   virtual std::vector<uint64_t> calls_after(uint64_t known, uint64_t& last) const = 0;
-  /// Reports that `rank` has made `last` calls; `words` are those of the last of them.
+  /// Reports that `rank` has made `last` calls; `words` are those of the most recent ones.
   virtual void heard_calls(int rank, uint64_t last, std::span<const uint64_t> words) = 0;
   virtual void heard_abort(uint64_t word) = 0;
   virtual void heard_leave(int rank) = 0;
@@ -54,14 +54,14 @@ class Bootstrap {
   virtual std::vector<std::shared_ptr<void>> exchange_objects(std::shared_ptr<void> mine, Milliseconds deadline) = 0;
   /// Collective. Connects the ranks that exchange rows. Element r is a non-blocking stream socket to rank r, used only for
   /// rows, if HostMap::exchange_rows holds for this rank and r, else empty. The end of such a stream does not indicate a death:
-  /// watch() reports deaths. Each call makes new sockets.
+  /// watch() reports deaths. Each call creates new sockets.
   virtual std::vector<UniqueFd> connect_rails(Milliseconds deadline) = 0;
   /// Calls `on_death(rank)` at most once per peer, from a thread of the bootstrap, when that peer's process has ended or its
-  /// connection broke without an orderly leave (threads: never). Call at most once, after setup. The callback must not block
-  /// and does not run after leave() has returned.
+  /// connection has broken without an orderly leave (threads: never). Call at most once, after setup. The callback must not
+  /// block and does not run after leave() has returned.
   virtual void watch(std::function<void(int)> on_death) = 0;
-  /// Processes: `side` represents this rank to ranks of other hosts until leave() has returned, ten times a second and with
-  /// every collective call. Call at most once, after setup, before watch().
+  /// Processes: `side` represents this rank to ranks of other hosts, ten times a second and with every collective call, until
+  /// leave() has returned. Call at most once, after setup, before watch().
   virtual void watch_remote(RemoteObserver*) {}
   /// Forwards an abort word to all ranks of other hosts that are processes. Any thread; never blocks.
   virtual void announce_abort(uint64_t) noexcept {}
@@ -70,18 +70,19 @@ class Bootstrap {
   /// True if the process of a rank appears to be stalled: it is stopped, or its host has been silent for half a second. False
   /// for this rank. Any thread.
   virtual bool is_stalled(int) const noexcept { return false; }
-  /// The probable cause of a wait for `awaited`. A stalled rank keeps others from serving their peers: if `awaited` itself
-  /// runs, the cause is the first stalled rank. Any thread.
+  /// Returns the probable cause of a wait for `awaited`. A stalled rank prevents others from serving their peers: if `awaited`
+  /// itself is running, the cause is the first stalled rank. Any thread.
   int cause_of_wait(int awaited) const noexcept {
     if (awaited < 0 || is_stalled(awaited)) return awaited;
     for (int r = 0; r < world(); ++r)
       if (is_stalled(r)) return r;
     return awaited;
   }
-  /// Sets the silence after which a rank of another host counts as dead. Any thread.
+  /// Sets the duration of silence after which a rank of another host counts as dead. Any thread.
   virtual void set_silence(Milliseconds) noexcept {}
-  /// `asked` is called every few milliseconds while a collective call waits. True ends the call as its deadline does, but only
-  /// after data that peers sent until then has had time to arrive. Call at most once, after setup. Must not block.
+  /// `asked` is called every few milliseconds while a collective call waits. If it returns true, the call ends as at its
+  /// deadline, but only after data that peers have sent by then has had time to arrive. Call at most once, after setup. Must
+  /// not block.
   void set_interrupt(std::function<bool()> asked) { interrupt_ = std::move(asked); }
   /// Local, idempotent: announces an orderly leave to the peers and stops watching them.
   virtual void leave() noexcept = 0;
@@ -102,19 +103,19 @@ class Bootstrap {
   int rank_;
 };
 
-/// Rendezvous address and identity of a joining process.
+/// Identity of a joining process, and rendezvous address.
 struct JoinSpec {
   int rank = -1;
   int world = 0;
   std::string store;  ///< "unix:/path" or "tcp://host:port"; rank 0 listens there
-  std::string token;  ///< job secret; a connection with another token is refused and ignored
-  /// If not empty, rank 0 ensures before it listens there that this folder exists and is private.
+  std::string token;  ///< job secret; a connection with a different token is refused and ignored
+  /// If not empty, rank 0 ensures, before it listens there, that this folder exists and is private.
   std::string private_folder = {};
-  std::string host = {};  ///< the user-specified host of this rank, or ""
+  std::string host = {};  ///< user-specified host of this rank, or ""
 };
 
-/// Reads SWITCHYARD_*, torchrun, Open MPI or Slurm variables through `getenv_fn`. Throws Error(invalid_argument) that lists the
-/// expected variables if none is set, or names the variable and its value if one is malformed.
+/// Reads SWITCHYARD_*, torchrun, Open MPI or Slurm variables through `getenv_fn`. Throws Error(invalid_argument): if no
+/// variable is set, the text lists the expected ones; if one is malformed, it gives the variable and its value.
 JoinSpec join_spec_from_environment(const std::function<const char*(const char*)>& getenv_fn);
 
 /// True if `folder` is a folder (not a link) that belongs to this user and is closed to all others.

@@ -9,10 +9,10 @@ namespace switchyard::detail {
 
 using Milliseconds = std::chrono::milliseconds;
 
-/// Time that a peer's departure waits for the report of another rank's death that explains it.
+/// Time for which the report of a peer's departure is delayed, so that the report of another rank's death can explain it.
 inline constexpr Milliseconds kExplanationTime{250};
 
-/// Limits durations to ten years, milliseconds::max() included, so that no sum or conversion overflows.
+/// Limits durations, including milliseconds::max(), to ten years, so that no sum or conversion overflows.
 inline Milliseconds bounded(Milliseconds duration) noexcept {
   constexpr Milliseconds kLongest = std::chrono::hours{24 * 3650};
   return std::clamp(duration, Milliseconds{0}, kLongest);
@@ -22,7 +22,7 @@ inline uint64_t bounded_ns(Milliseconds duration) noexcept {
   return static_cast<uint64_t>(std::chrono::nanoseconds(bounded(duration)).count());
 }
 
-/// A point in time shared by several steps, bounded() from now.
+/// A point in time shared by several steps, set relative to now and bounded().
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
@@ -32,10 +32,10 @@ class Deadline {
   Milliseconds budget() const noexcept { return budget_; }
   Clock::time_point time() const noexcept { return end_; }
   bool passed() const noexcept { return Clock::now() >= end_; }
-  /// Next poll time of a wait that also depends on other conditions: end of the deadline, but at most some milliseconds from
-  /// now.
+  /// Next poll time of a wait that also depends on other conditions: the end of the deadline, but at most some milliseconds
+  /// from now.
   Clock::time_point next_look() const noexcept { return std::min(end_, Clock::now() + Milliseconds{10}); }
-  /// Rounded up, so that a wait of this length ends at or after the deadline.
+  /// The remaining time, rounded up so that a wait of this duration ends at or after the deadline.
   Milliseconds remaining() const noexcept {
     return std::max(Milliseconds{0}, std::chrono::ceil<Milliseconds>(end_ - Clock::now()));
   }

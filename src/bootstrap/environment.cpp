@@ -27,7 +27,7 @@ class Environment {
  public:
   explicit Environment(const GetEnv& getenv_fn) : getenv_(getenv_fn) {}
 
-  /// The first of `names` that is set; an empty value counts as unset.
+  /// Returns the first of `names` that is set; an empty value counts as unset.
   std::optional<Variable> find(std::initializer_list<const char*> names) const {
     for (const char* name : names) {
       if (const char* value = getenv_(name); value != nullptr && value[0] != '\0') return Variable{name, value};
@@ -55,17 +55,17 @@ int parse_int(const Variable& variable, int low, int high) {
   return number;
 }
 
-/// Data from a launcher.
+/// Values set by a launcher.
 struct Launcher {
   std::string name;
   Variable rank;
   Variable world;
   std::string job;                 ///< different for every job of this user on this host; empty if unknown
   std::string job_variable;        ///< the variable that would define `job`
-  std::optional<Variable> spread;  ///< shows, by a value other than `expected_spread`, that the ranks run on several hosts
+  std::optional<Variable> spread;  ///< a value other than `expected_spread` shows that the ranks run on several hosts
   std::string expected_spread;
   std::string first_host = {};  ///< probable host of rank 0, or ""
-  int port = 0;                 ///< probably a free port on it; 0: any
+  int port = 0;                 ///< port on that host that is probably free; 0: any
 
   bool on_several_hosts() const { return spread && spread->value != expected_spread; }
 };
@@ -79,7 +79,7 @@ std::optional<Launcher> find_torchrun(const Environment& env) {
   const int torch_port = parse_int(*port, 1, 65535);
   const std::string job =
       host->value + "\n" + port->value + "\n" + env.text("TORCHELASTIC_RUN_ID") + "\n" + env.text("TORCHELASTIC_RESTART_COUNT");
-  // torchrun's own store uses the port.
+  // torchrun's own store uses the port itself.
   const int neighbour_port = torch_port < 65535 ? torch_port + 1 : torch_port - 1;
   return Launcher{"torchrun",   *rank,       *world,        job, "MASTER_ADDR", env.find({"LOCAL_WORLD_SIZE"}),
                   world->value, host->value, neighbour_port};
@@ -112,7 +112,7 @@ std::optional<Launcher> find_slurm(const Environment& env) {
   const auto rank = env.find({"SLURM_PROCID"});
   const auto world = env.find({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"});
   const auto step = env.find({"SLURM_STEP_ID", "SLURM_STEPID"});
-  if (!rank || !world || !step) return std::nullopt;  // without a step this is a batch script, not one of srun's tasks
+  if (!rank || !world || !step) return std::nullopt;  // no step: a batch script, not a task of srun
   const auto job = env.find({"SLURM_JOB_ID", "SLURM_JOBID"});
   const auto nodes = env.find({"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
   return Launcher{"Slurm",
@@ -131,8 +131,8 @@ std::optional<Launcher> find_launcher(const Environment& env) {
   return find_slurm(env);
 }
 
-/// A name or secret that all ranks of the job derive without communication. Different users and different launchers get
-/// different ones.
+/// Derives a name or secret that all ranks of the job compute without communication. It differs between users and between
+/// launchers.
 std::string derive(const char* purpose, const Launcher& launcher) {
   const std::string text =
       std::string(purpose) + "\n" + std::to_string(::geteuid()) + "\n" + launcher.name + "\n" + launcher.job;
@@ -146,7 +146,7 @@ void require_job(const Launcher& launcher, const char* wanted) {
 }
 
 /// Derives a store at which no other user can impersonate rank 0: in a private folder of this user, if it exists or can be
-/// made, else an abstract name. All ranks derive the same store.
+/// created, else an abstract name. All ranks derive the same store.
 void derive_place(const Launcher& launcher, JoinSpec& spec) {
   const std::string user = std::to_string(::geteuid()), name = derive("store", launcher);
   if (const std::string folder = "/run/user/" + user; is_private_folder(folder)) {
@@ -190,7 +190,7 @@ void derive_store(const Launcher& launcher, JoinSpec& spec) {
     derive_place(launcher, spec);
 }
 
-/// A token derived from the names and numbers of a job could be guessed by anyone who can reach a TCP store.
+/// A token derived from the names and numbers of a job could be guessed by any process that can reach a TCP store.
 void require_chosen_token(const JoinSpec& spec, const Launcher& launcher) {
   if (parse_endpoint(spec.store).is_unix()) return;
   fail("SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at " + spec.store +

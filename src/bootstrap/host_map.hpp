@@ -47,7 +47,7 @@ class HostMap {
     const std::vector<int>& there = ranks_of(host);
     return there[static_cast<size_t>(rail(rank)) % there.size()];
   }
-  /// True if these ranks of different hosts exchange rows: one of them is the other's proxy.
+  /// True if these ranks of different hosts exchange rows, i.e. one of them is the other's proxy.
   bool exchange_rows(int a, int b) const noexcept {
     return !together(a, b) && (proxy(a, host_of(b)) == b || proxy(b, host_of(a)) == a);
   }
@@ -58,8 +58,8 @@ class HostMap {
       if (exchange_rows(rank, r)) peers.push_back(r);
     return peers;
   }
-  /// Number of rails: the maximum number of ranks on a host. Each rail has one rank of each host, its proxies for one rail
-  /// index, so ranks of hosts with fewer ranks are on several rails.
+  /// Number of rails: the maximum number of ranks on a host. Each rail has one rank of each host, the proxy for one rail index,
+  /// so ranks of hosts with fewer ranks are on several rails.
   int rails() const noexcept {
     size_t max = 0;
     for (const std::vector<int>& ranks : ranks_) max = std::max(max, ranks.size());
@@ -86,8 +86,8 @@ class HostMap {
   std::vector<std::vector<int>> ranks_;  // [hosts]
 };
 
-/// User-specified host of rank `rank`: `text`, or one entry of a comma-separated list, repeated cyclically over the ranks. ""
-/// if unspecified.
+/// Returns the user-specified host of rank `rank`: `text`, or one entry of a comma-separated list, repeated cyclically over the
+/// ranks. "" if unspecified.
 inline std::string place_of_rank(const std::string& text, int rank) {
   std::vector<std::string> places;
   for (size_t at = 0; at <= text.size();) {

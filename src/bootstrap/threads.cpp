@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous of ranks that are threads of one process: a table of rounds behind one lock.
+// Rendezvous of ranks that are threads of one process: a table of rounds protected by one lock.
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -44,7 +44,7 @@ class Meeting {
     if (!entry) {
       const auto made = std::make_shared<Round>();
       made->of_rank.resize(left_.size());
-      entry = made;  // a rank without memory leaves no partial round to the others
+      entry = made;  // a rank without memory leaves no partial round for the others
     }
     const std::shared_ptr<Round> round = entry;
     mine.present = true;
@@ -96,7 +96,7 @@ class Meeting {
   std::map<uint64_t, std::shared_ptr<Round>> rounds_;  // rounds that some ranks have not reached
 };
 
-/// Remote ends of one rank's sockets, for the higher ranks to take; `error` explains their absence.
+/// Remote ends of one rank's sockets, to be taken by the higher ranks; `error` explains their absence.
 struct RemoteEnds {
   explicit RemoteEnds(int world) : of_rank(static_cast<size_t>(world)) {}
   std::vector<UniqueFd> of_rank;
@@ -165,7 +165,7 @@ class ThreadBootstrap final : public Bootstrap {
     return near;
   }
 
-  void watch(std::function<void(int)>) override {}  // a thread does not die alone
+  void watch(std::function<void(int)>) override {}  // a thread does not die separately from its process
   void leave() noexcept override { meeting_->leave(rank()); }
 
  private:

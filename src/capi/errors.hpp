@@ -8,8 +8,8 @@
 
 namespace switchyard::detail {
 
-/// Runs the body of a collective call. The C++ API ends the peers' calls for its own Errors that require it; this function does
-/// so for all other errors.
+/// Runs the body of a collective call. The C++ API ends the peers' calls for those of its own Errors that require it; this
+/// function does so for all other errors.
 template <class Body>
 sy_code collective(Group& group, Body&& body) noexcept {
   try {

@@ -28,7 +28,7 @@ sy_dispatched* deliver(std::unique_ptr<sy_dispatched> made, Dispatched&& dispatc
   return made.release();
 }
 
-/// `out`: room for the twin of options->out, which the result points to.
+/// `out`: memory for the twin of options->out, to which the result points.
 DispatchOptions dispatch_options(const sy_dispatch_options* options, Rows& out) {
   if (!options) return {};
   const sy_dispatch_options o = read_struct(options, kInit<sy_dispatch_options>, "options");

@@ -13,7 +13,7 @@ using namespace switchyard::detail;
 
 namespace {
 
-/// A group with the trace that it records in, which is declared first and so destroyed after the group.
+/// A group and the trace in which it records. The trace is declared first and therefore destroyed after the group.
 struct Recording {
   std::shared_ptr<Trace> trace;
   Group group;

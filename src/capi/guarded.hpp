@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exception boundary for local calls of any library: every exported C function that is not collective runs its body in
-// `guarded`. Inline, because libraries share only keep_exception.hpp.
+// `guarded`. The functions are inline, because libraries share only keep_exception.hpp.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Function that libswitchyard exports only for the C functions of libraries built on it: no installed header declares it.
+// Function that libswitchyard exports only for the C functions of libraries built on it; no installed header declares it.
 // docs/design/0045-c-of-the-layer.md.
 #pragma once
 
@@ -7,8 +7,8 @@
 
 extern "C" {
 
-/// Inside a catch block: stores text and details of the current exception for sy_last_error() and its relatives on this thread,
-/// and returns its code. Allocates nothing. The number is the function's version: its behavior never changes; a function with
-/// different behavior gets another number, so that the loader detects a library of another version.
+/// Call in a catch block: stores text and details of the current exception for sy_last_error() and related functions on this
+/// thread, and returns its code. Allocates nothing. The number is the function's version: its behavior never changes; a
+/// function with different behavior gets a different number, so that the loader detects a library of another version.
 sy_code sy_internal_keep_exception_1(void) noexcept;
 }

@@ -12,7 +12,7 @@ using namespace switchyard::detail;
 // NOLINTBEGIN(readability-identifier-naming): names of the C ABI
 struct sy_low_latency {
   std::shared_ptr<Grouped<LowLatencyExchange>> state;
-  ReceiveHook receive;  ///< of the last call sent, until it is received
+  ReceiveHook receive;  ///< hook of the last sent call, until the call is received
 };
 struct sy_low_latency_output {
   std::shared_ptr<Group> group;
@@ -37,7 +37,7 @@ struct CallerRowFunction final : CpuRowFunction {
   void* user;
 };
 
-/// `function` owns the object that the options point to, for the duration of the call.
+/// `function` owns, for the duration of the call, the object to which the options point.
 AllToAllOptions all_to_all_options(const sy_all_to_all_options* options, RowFunction& function) {
   if (!options) return {};
   const sy_all_to_all_options o = read_struct(options, kInit<sy_all_to_all_options>, "options");

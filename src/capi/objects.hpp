@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects behind the opaque pointers of the C ABI. Each object holds a share of the objects it depends on, so that the C side
-// may destroy in any order. Members are in construction order: the share is first and is destroyed last.
+// Objects behind the opaque pointers of the C ABI. Each object shares ownership of the objects on which it depends, so that the
+// C side may destroy them in any order. Members are in construction order: the share is first and is destroyed last.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace switchyard::detail {
 
-/// An object of a mode, with the group that it needs.
+/// An object of a mode, with the group that it requires.
 template <class T>
 struct Grouped {
   template <class Config>
@@ -25,7 +25,7 @@ struct Grouped {
 };
 using ExchangeState = Grouped<NormalExchange>;
 
-/// NULL for an empty array, whatever address its container returns.
+/// NULL for an empty array, regardless of the address that its container returns.
 template <class Array>
 auto data_or_null(const Array& array) -> decltype(array.data()) {
   return array.empty() ? nullptr : array.data();
@@ -36,7 +36,7 @@ auto data_or_null(const Array& array) -> decltype(array.data()) {
 // NOLINTBEGIN(readability-identifier-naming): names of the C ABI
 struct sy_group {
   std::shared_ptr<switchyard::Group> group;
-  /// Trace that the group records in; lives as long as the group and everything made from it.
+  /// Trace in which the group records; lives as long as the group and everything made from it.
   std::shared_ptr<switchyard::Trace>* recorded;
 };
 
@@ -47,7 +47,7 @@ struct sy_exchange {
 struct sy_handle {
   std::atomic<uint64_t> owners{1};
   switchyard::Handle handle;
-  int64_t tokens = 0;  ///< T as known on the host: querying the handle may wait for a GPU
+  int64_t tokens = 0;  ///< T as known on the host, because querying the handle may wait for a GPU
 };
 
 struct sy_dispatched {

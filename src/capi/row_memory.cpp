@@ -15,8 +15,8 @@ namespace {
 
 using RowMemoryShare = std::shared_ptr<Grouped<RowMemory>>;
 
-/// Allocated blocks and their owners. Never destroyed, because an allocator may free memory after the program's static objects
-/// are destroyed.
+/// Allocated blocks and their owners. The table is never destroyed, because an allocator may free memory after the program's
+/// static objects are destroyed.
 struct Lent {
   std::mutex mutex;
   std::map<void*, RowMemoryShare> lender_of;
@@ -41,7 +41,7 @@ void* lend(const RowMemoryShare& lender, size_t bytes, void* stream) {
 }
 
 void take_back(void* memory, void* stream) {
-  RowMemoryShare lender;  // outside the lock: its group may be destroyed with it
+  RowMemoryShare lender;  // outside the lock, because its group may be destroyed with it
   {
     const std::lock_guard lock(lent().mutex);
     const auto found = lent().lender_of.find(memory);

@@ -9,7 +9,7 @@
 
 extern "C" {
 
-/// Returns a share of the group behind `group`, as held by everything that is made from a group. `group` is not NULL. The
+/// Returns a share of the group behind `group`, like the one held by every object made from a group. `group` is not NULL. The
 /// number is the function's version.
 void sy_internal_share_group_1(const sy_group* group, std::shared_ptr<switchyard::Group>* share) noexcept;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of single members, which the generated conversions call (capi/structs.hpp, capi/layer/structs.hpp). Errors name the
-// member `of`->`member`; the name is built only for the error.
+// Checks of single members, called by the generated conversions (capi/structs.hpp, capi/layer/structs.hpp). Error texts give
+// the member as `of`->`member`; this name is built only for an error.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace switchyard::detail {
 
-// Templates are declared inline for their visibility: otherwise the export map takes one for a function of the public type that
-// it returns.
+// Templates are declared inline for their visibility: otherwise the export map takes a template for a function of the public
+// type that it returns.
 
 /// Throws ArgumentError unless `value` is a value of E.
 template <NamedEnum E>

@@ -19,7 +19,8 @@ namespace switchyard::detail {
 class AlignedBuffer {
  public:
   static constexpr size_t kAlignment = 64;
-  /// Large buffers request huge pages: tiles of 1 to 16 rows, whose time is that of reading the weights, are 5 % faster.
+  /// Large buffers request huge pages: tiles of 1 to 16 rows, whose time is dominated by reading the weights, are 5 % faster
+  /// with them.
   static constexpr size_t kHugePage = size_t{2} << 20;
 
   AlignedBuffer() = default;
@@ -33,7 +34,7 @@ class AlignedBuffer {
       throw Error(ErrorCode::system, std::string("no memory for ") + purpose + ": " + std::to_string(bytes) + " bytes");
     }
 #if defined(__linux__)
-    // Advice only: a kernel without huge pages rejects it without consequences.
+    // This is only a hint: a kernel without huge pages rejects it without consequences.
     if (alignment == kHugePage) (void)madvise(data_.get(), bytes, MADV_HUGEPAGE);
 #endif
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ThreadSanitizer does not observe the memory accesses of library kernels, and of vector code only those that the compiler
-// instruments (GCC 12: whole vectors, not masked ones). Callers of such code declare the accesses here. Without
+// ThreadSanitizer does not observe the memory accesses of library kernels, and in vector code it observes only those that the
+// compiler instruments (GCC 12: whole vectors, not masked ones). Callers of such code declare the accesses here. Without
 // -fsanitize=thread these calls are empty.
 #pragma once
 

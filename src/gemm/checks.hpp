@@ -13,7 +13,7 @@ inline void require(bool ok, const char* where, const std::string& what) {
   if (!ok) throw Error(ErrorCode::invalid_argument, std::string(where) + ": " + what);
 }
 
-/// Alignment that GPU kernels need to load and store.
+/// Alignment that loads and stores of GPU kernels require.
 inline void check_aligned(const char* where, const char* name, const void* p) {
   constexpr uintptr_t kAlignment = 16;
   require(p != nullptr, where, std::string(name) + " is null");

@@ -55,7 +55,7 @@ void check_rows(const char* name, const ConstRows& given, DType type, int64_t co
 }  // namespace
 
 ExpertRows ExpertRows::of(const Dispatched& dispatched) {
-  const bool no_experts = dispatched.tokens_per_expert.empty();  // on this rank; null pointers are then allowed
+  const bool no_experts = dispatched.tokens_per_expert.empty();  // none on this rank; null pointers are then allowed
   require(no_experts || dispatched.expert_first_row.data() != nullptr,
           "the rows of a rank-major dispatch are not in the order of experts");
   ExpertRows rows;

@@ -14,14 +14,14 @@
 
 namespace switchyard::detail::gemm {
 
-/// Input for a tensor map; see gpu::make_tensor_map().
+/// Arguments of a tensor map; see gpu::make_tensor_map().
 struct MappedTensor {
   const void* data = nullptr;
   gpu::ElementType type = gpu::ElementType::bytes;
   std::initializer_list<gpu::Dimension> dimensions;
   gpu::Swizzle swizzle = gpu::Swizzle::none;
 };
-/// Throws Error(system) in the name of `object`; `what` names the tensor.
+/// Throws Error(system) in the name of `object`; `what`: name of the tensor.
 inline void make_map(CUtensorMap* map, const MappedTensor& of, const char* object, const char* what) {
   if (gpu::make_tensor_map(map, of.data, of.type, of.dimensions, of.swizzle)) return;
   throw Error(ErrorCode::system, std::string(object) + ": the driver makes no tensor map of " + what);
@@ -46,7 +46,7 @@ struct ProductMaps {
   uint32_t inner() const { return type == DType::fp8_e4m3 ? kFp8Inner : kInner; }
   uint64_t row_bytes() const { return static_cast<uint64_t>(k) * element(); }
 
-  /// Gated weights of [n, k] are loaded interleaved: eight of the gate, then eight of the up half, in turn.
+  /// Gated weights of [n, k] are loaded interleaved: alternately eight of the gate and eight of the up half.
   void set_weights(GroupedParams& to, const void* data) const {
     const auto of_n = static_cast<uint64_t>(n), of_k = static_cast<uint64_t>(k), e = static_cast<uint64_t>(experts);
     const uint64_t row = row_bytes(), expert = of_n * row;
@@ -60,7 +60,7 @@ struct ProductMaps {
     else
       make({{of_k, 0, inner()}, {of_n, row, kTileColumns}, {e, expert, 1}});
   }
-  /// For the fp8 kernel of many rows.
+  /// Sets the weights for the fp8 kernel of many rows.
   void set_many_weights(GroupedParams& to, const void* data) const {
     const auto of_n = static_cast<uint64_t>(n), halves = gated ? uint64_t{2} : uint64_t{1};
     const uint64_t row = row_bytes();
@@ -74,7 +74,7 @@ struct ProductMaps {
               gpu::Swizzle::bytes_128},
              object, "the weights");
   }
-  /// In boxes of up to `max` rows of a tile, a multiple of kRowStep.
+  /// Uses boxes of up to `max` rows of a tile, a multiple of kRowStep.
   void set_rows(GroupedParams& to, const void* data, int64_t rows, int max) const {
     for (uint32_t step = 1; step <= static_cast<uint32_t>(max / kRowStep); ++step) {
       make_map(&to.rows[step - 1],
@@ -85,7 +85,7 @@ struct ProductMaps {
                object, "the rows");
     }
   }
-  /// Boxes are narrow for gated outputs of interleaved weights.
+  /// Uses narrow boxes for gated outputs of interleaved weights.
   void set_outputs(GroupedParams& to, void* data, int64_t rows) const {
     const bool narrow = gated && !inner_outside;
     const uint32_t box = narrow ? 32 : 64;

@@ -23,7 +23,7 @@ struct StepReport {
   char text[504] = {};
 };
 
-/// An error that every rank throws alike after agreeing on it: the ranks are still in step, and no peer needs to be notified.
+/// An error that all ranks throw after agreeing on it: the ranks are still in step, and no peer needs to be notified.
 class AgreedError : public Error {
  public:
   using Error::Error;

@@ -33,7 +33,7 @@ class MappedHeap final : public SymmetricHeap {
  private:
   Mapping& mine() const { return *segments_[static_cast<size_t>(view().rank)]; }
 
-  Segments segments_;        // including threads of other hosts, for their headers
+  Segments segments_;        // includes threads of other hosts, for their headers
   std::vector<Range> away_;  // whole pages of this rank's segment, returned to the system
 };
 
@@ -73,7 +73,7 @@ struct Proposal {
   char limit[112];
 };
 
-/// Gathers the claims of all ranks before any rank allocates. Throws alike on all of them if a host has too little memory.
+/// Gathers the proposals of all ranks before any rank allocates. Throws on all of them if a host has too little memory.
 std::vector<Proposal> agree_on_memory(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
   const MemoryAvailable available = memory_available();
   Proposal mine = {bytes, available.bytes, {}};

@@ -45,7 +45,7 @@ struct Mount {
   std::string part;
 };
 
-/// Decodes escapes: spaces and similar characters are "\040" there.
+/// Decodes escapes: spaces and similar characters are encoded as "\040".
 std::string unescaped(const std::string& text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -103,7 +103,7 @@ std::optional<std::string> path_below(const Mount& mount, std::string path) {
 }
 
 /// Appends the folder of the group `path` and those of its ancestors. In a container the mounted part may be elsewhere in the
-/// hierarchy: then it is the container's own group.
+/// hierarchy; it is then the container's own group.
 void add_groups(std::vector<ControlGroup>& out, const std::string& path, const std::string& controller, bool version1,
                 const std::string& root) {
   const std::vector<Mount> mounts = mounts_of(controller, version1, root);
@@ -142,7 +142,7 @@ void consider_group(MemoryAvailable& least, const ControlGroup& group, const std
     if (limit && *limit < kUnlimited) consider(least, rest_of(*limit, rest_of(usage, reclaimable)), group.folder + name);
   };
   allow(read_number(folder + files.limit), files.limit);
-  // The minimum of the ancestors' limits, also of those that a container cannot see.
+  // The minimum of the ancestors' limits, including those that a container cannot read.
   if (group.version1) allow(read_number(statistics, "hierarchical_memory_limit"), "memory.stat (hierarchical_memory_limit)");
 }
 

@@ -15,7 +15,7 @@ struct MemoryAvailable {
   uint64_t machine_bytes = 0;  ///< of the whole machine; 0: unknown
 };
 
-/// Results of system calls, independent of any files. UINT64_MAX: no limit, or unknown.
+/// Results of system calls, without any files. UINT64_MAX: no limit, or unknown.
 struct MemoryAsked {
   uint64_t free = UINT64_MAX;                 ///< sysinfo(2): free and in buffers
   uint64_t machine = UINT64_MAX;              ///< sysinfo(2)
@@ -26,9 +26,9 @@ MemoryAsked ask_about_memory();
 /// The minimum of
 ///   - the machine's available memory (/proc/meminfo; without it, `asked`), under strict overcommit also the memory that may be
 ///     committed;
-///   - what the control groups of this process (version 1, 2 or both) and their ancestors leave of their limits, with
+///   - memory that the control groups of this process (version 1, 2 or both) and their ancestors still allow, with
 ///     reclaimable file cache counted as free;
-///   - what RLIMIT_AS leaves of the address space.
+///   - address space still allowed by RLIMIT_AS.
 /// Unreadable sources are skipped: unknown values impose no limit. `root` is prepended to every path (tests).
 MemoryAvailable memory_available(const std::string& root, const MemoryAsked& asked = {});
 /// Memory that this process can allocate now.
@@ -41,7 +41,7 @@ struct ControlGroup {
 };
 
 /// Control groups of this process that may set limits of `controller` ("memory", "cpu"), each followed by its ancestors as far
-/// as they are mounted here. Found by /proc/self/cgroup and /proc/self/mountinfo; if those cannot be read, at the standard
+/// as they are mounted here. Located by /proc/self/cgroup and /proc/self/mountinfo or, if those cannot be read, at the standard
 /// paths.
 std::vector<ControlGroup> control_groups(const std::string& controller, const std::string& root = "");
 

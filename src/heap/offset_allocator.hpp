@@ -14,7 +14,7 @@ namespace switchyard::detail {
 /// Offset and bytes.
 using HeapRange = std::pair<size_t, size_t>;
 
-/// Interface for the ranges that survive when a sleeping heap returns its memory.
+/// Provides the ranges that are preserved when a sleeping heap returns its memory.
 class KeepsRanges {
  public:
   virtual ~KeepsRanges() = default;
@@ -31,8 +31,8 @@ class OffsetAllocator final : public KeepsRanges {
     if (end > begin) free_.emplace(begin, end - begin);
   }
 
-  /// The lowest possible offset of at least `at_least`, or empty if no free block is large enough. `alignment` is a power of
-  /// two. The first `kept` bytes are recorded for kept(). Any thread.
+  /// Returns the lowest possible offset of at least `at_least`, or empty if no free block is large enough. `alignment` is a
+  /// power of two. The first `kept` bytes are recorded for kept(). Any thread.
   std::optional<size_t> allocate(size_t bytes, size_t alignment, size_t kept = 0, size_t at_least = 0);
   /// Releases a block from allocate(). Needs no memory and cannot fail. Any thread.
   void release(size_t offset) noexcept;

@@ -15,7 +15,7 @@ namespace switchyard::detail {
 /// by a fork.
 class Mapping {
  public:
-  /// Private memory of this process, zero, committed page by page as it is touched. Throws Error(system).
+  /// Private memory of this process, zero, committed page by page on first touch. Throws Error(system).
   static std::shared_ptr<Mapping> anonymous(size_t bytes);
   /// A segment made by create_segment_fd, in this or another process. Checks its size and seals. Throws Error(system).
   static std::shared_ptr<Mapping> shared(int fd, size_t bytes);
@@ -42,17 +42,17 @@ class Mapping {
   bool shared_;
 };
 
-/// An unnamed file in memory with every page committed, sealed so that no process can change its size: touching a mapping of it
-/// cannot fault. Throws Error(system) if memory is insufficient.
+/// Creates an unnamed file in memory with every page committed, sealed so that no process can change its size: touching a
+/// mapping of it cannot fault. Throws Error(system) if memory is insufficient.
 UniqueFd create_segment_fd(size_t bytes);
 
 /// Bytes in one page.
 size_t page_bytes();
 
 /// Calls step(offset, bytes), which returns 0 or an errno, for consecutive parts of [0, bytes). A signal may undo the progress
-/// of a system call (EINTR), and a profiler's timer sends them periodically: the size of the parts is halved each time, down to
-/// a page, so that a part completes between two signals. Bounded: returns EINTR if not even a page completes in kMaxInterrupts
-/// calls.
+/// of a system call (EINTR), and a profiler's timer sends signals periodically. Therefore the size of the parts is halved each
+/// time, down to a page, so that a part completes between two signals. Bounded: returns EINTR if not even a page completes in
+/// kMaxInterrupts calls.
 template <class Step>
 int in_parts(size_t bytes, const Step& step) {
   constexpr int kMaxInterrupts = 10'000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adds a layer's rows to the contents of `out`, for cases in which combine cannot start its sums from them: out =
+// Adds a layer's rows to the contents of `out`, for cases in which combine cannot start its sums from those contents: out =
 // round(float32(out) + float32(sum)), for each element.
 #pragma once
 
@@ -16,7 +16,7 @@ class RowAdder {
  public:
   virtual ~RowAdder() = default;
   virtual void* sums() = 0;
-  /// True if rows of `out` can be added to, i.e. `out` is not null and aligned.
+  /// True if rows can be added to `out`, i.e. it is not null and aligned.
   virtual bool takes(const void* out) const = 0;
   /// Adds the first T rows of sums(): `tokens`, or the value of call.device_tokens. `num_sms` bounds the kernel; 0: all.
   virtual void add(void* out, int64_t tokens, const MoeLayerCall& call, int num_sms) = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Implementation of MoeLayer: one weight set of a form, which assembles the parts of a layer. Layers that differ only in their
-// weights share a form.
+// Implementation of MoeLayer: one weight set of a form. The form assembles the parts of a layer; layers that differ only in
+// their weights share it.
 #pragma once
 
 #include <functional>
@@ -20,8 +20,8 @@ namespace switchyard {
 
 namespace detail {
 
-/// Everything of a layer except its weights, plus sets of weights. Sets are numbered from 0 in the order in which they are
-/// added.
+/// Holds all parts of a layer other than its weights, and its sets of weights. Sets are numbered from 0 in the order in which
+/// they are added.
 class LayerForm {
  public:
   explicit LayerForm(const LayerSetup& setup) : config(setup.config), backend(setup.backend), gpu(setup.gpu) {}
@@ -29,12 +29,12 @@ class LayerForm {
   LayerForm(const LayerForm&) = delete;
   LayerForm& operator=(const LayerForm&) = delete;
 
-  /// Part of a construction that follows the collective part and may fail on this rank alone. Local.
+  /// Local part of a construction, after the collective part; it may fail on this rank only.
   virtual void make_rows() {}
   /// Collective, with the weights of `set`. On the CPU `call` has no device_tokens: the host has already read them.
   virtual void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
                        const MoeLayerCall& call) = 0;
-  /// Local. \returns the number of the set. Throws Error(invalid_argument), naming the argument.
+  /// Local. \returns the number of the set. Throws Error(invalid_argument) naming the argument.
   virtual int add_weights(const MoeWeights& weights) = 0;
   virtual void remove_weights(int set) = 0;
   virtual std::span<const uint8_t> dropped() const { return {}; }
@@ -43,7 +43,7 @@ class LayerForm {
 
   const MoeLayerConfig config;
   const Backend backend;
-  const int gpu;  ///< current in all functions that do work; -1: none
+  const int gpu;  ///< current in all functions that perform work; -1: none
 };
 
 /// A rank's experts in a layer of separate calls, by weight set.

@@ -21,7 +21,7 @@ using detail::GpuPlace;
 using detail::LayerExperts;
 using detail::LayerSetup;
 
-/// A rank's message to its peers in a construction.
+/// A rank's message to its peers during a construction.
 struct Share {
   detail::AgreedProposal agreed;
   GpuPlace place;
@@ -38,7 +38,7 @@ int product_sms(const std::vector<Share>& all, const GpuPlace& mine, const Group
 
 /// CPU. Local.
 detail::MakeProducts fused_products(const Group& group, const LayerSetup& setup) {
-  (void)FusedMoe::heap_bytes(setup.fused(), setup.world);  // checks fields that only it checks, before weights are packed
+  (void)FusedMoe::heap_bytes(setup.fused(), setup.world);  // checks fields that no other code checks, before weights are packed
   const int workers = group.options().num_blocks * group.options().num_warps;
   return [shape = setup.shape_of(group.rank()), storage = setup.config.storage, workers](const MoeWeights& weights) {
     return detail::make_expert_products(kClass, shape, weights.w13, weights.w2, storage, workers);
@@ -92,12 +92,12 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
 }  // namespace
 
 MoeLayer::Impl::~Impl() {
-  if (!home.here() || form.use_count() == 1) return;  // the form is destroyed as a whole, or belongs to a parent
+  if (!home.here() || form.use_count() == 1) return;  // the whole form is destroyed, or it belongs to the parent process
   try {
     const CurrentGpu current(form->gpu);
     form->remove_weights(set);
   } catch (const Error&) {
-    // Without a context nothing is left to free.
+    // Without a context there is nothing left to free.
   }
 }
 

@@ -30,7 +30,7 @@ class LowLatencyLayer final : public LayerForm {
     there.device_tokens = call.device_tokens;
     exchange_.dispatch(x, ids, received_, there);
     experts_.of(set).forward(received_.x, ExpertRows::of(received_), made_, experts_.call(call));
-    // An invalid `out` is passed to combine, which reports it, also to the other ranks.
+    // An invalid `out` is passed to combine, which also reports it to the other ranks.
     const bool adds = call.add && add_->takes(out);
     LowLatencyCombineOptions back;
     back.order = config.order;

@@ -28,7 +28,7 @@ class NormalLayer final : public LayerForm {
       exchange_.combine(y.rows(), d.handle, out, combine_options(call, out));
     }
     if (config.overflow != Overflow::drop_and_report) return;
-    d.block.reset();  // keep the tables but not the rows
+    d.block.reset();  // keeps the tables but not the rows
     last_ = std::move(d);
   }
   std::span<const uint8_t> dropped() const override { return last_.dropped; }
@@ -60,7 +60,7 @@ class NormalLayer final : public LayerForm {
 
   NormalExchange exchange_;
   LayerExperts experts_;
-  Dispatched last_;  ///< drop_and_report: the last call's, without its rows
+  Dispatched last_;  ///< drop_and_report: the last call's tables, without its rows
 };
 
 }  // namespace

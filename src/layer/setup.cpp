@@ -70,7 +70,7 @@ void check_kinds(const MoeLayerConfig& c, Backend backend) {
   if (c.capacity != 0) refuse("capacity", std::to_string(c.capacity), "0 for low_latency, which has room for any routing");
 }
 
-/// Normal mode, with the memory that it computes itself.
+/// Returns the config of normal mode, with the memory size that normal mode computes.
 NormalConfig expert_major(const MoeLayerConfig& config) {
   NormalConfig c;
   c.hidden = config.hidden;
@@ -83,7 +83,7 @@ NormalConfig expert_major(const MoeLayerConfig& config) {
   return c;
 }
 
-/// True if the fused form has room for these sizes.
+/// True if the fused form supports these sizes.
 bool fused_takes(const FusedMoeConfig& config, int world) {
   try {
     (void)FusedMoe::memory_required(config, world, Backend::cuda);
@@ -149,7 +149,7 @@ ExpertOptions LayerSetup::expert_options() const {
   o.backend = backend;
   o.dtype = config.dtype;
   o.storage = config.storage;
-  o.route_scratch_bytes = 0;  // for forward_rank_major, which a layer does not call
+  o.route_scratch_bytes = 0;  // scratch of forward_rank_major, which a layer does not call
   o.max_rows = rows();
   o.w13_scales = config.w13_scales;
   o.w2_scales = config.w2_scales;

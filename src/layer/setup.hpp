@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Derived from a layer's settings: exchange and form, the configuration of each part, and the memory.
+// Values derived from a layer's settings: exchange and form, the configuration of each part, and the memory.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@ struct LayerSetup {
   MoeLayerConfig config;
   int world = 1;
   Backend backend = Backend::cpu;
-  int gpu = -1;  ///< of this rank; CPU: none
+  int gpu = -1;  ///< GPU of this rank; CPU: none
 
   /// Number of experts of a rank; rank 0 has the maximum.
   int experts_of(int rank) const;
   ExpertShape shape_of(int rank) const { return {config.hidden, config.intermediate, experts_of(rank)}; }
-  /// For the rows of a rank with the maximum number of experts.
+  /// Options for the rows of a rank with the maximum number of experts.
   ExpertOptions expert_options() const;
   NormalConfig normal() const;
   LowLatencyConfig low_latency() const;
@@ -34,7 +34,7 @@ struct LayerSetup {
   size_t sum_bytes() const { return static_cast<size_t>(config.max_tokens) * row_bytes(); }
   MoeLayerMemory memory() const;
   size_t heap_bytes() const;
-  /// Fields that all ranks must set alike.
+  /// Fields that must be equal on all ranks.
   AgreedFields agreed_fields() const;
 };
 

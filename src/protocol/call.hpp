@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of every kernel of every mode: the heap, the epoch of this call, and where faults and waiting times are recorded.
+// Parameters of every kernel of every mode: the heap, the epoch of this call, and the records of faults and waiting times.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ inline const char* operation_name(Operation operation) {
   return "call";
 }
 
-/// The first fault of a call, written by the first warp that finds one and read by the host after the call. CUDA: it lies in
-/// host memory and may be read at any time once `ready` has been acquired as 1.
+/// The first fault of a call, written by the first warp that finds one and read by the host after the call. CUDA: it is in host
+/// memory and may be read at any time once `ready` has been acquired as 1.
 struct FaultRecord {
   uint64_t ready = 0;
   Site site = Site::none;
@@ -59,8 +59,9 @@ struct MoveCounter {
 SWITCHYARD_FN inline int around(int i, int first, int n) { return first + i < n ? first + i : first + i - n; }
 
 /// True if waiting warp `index`, of `total` in the launch, polls host memory at its `look`-th check. Warps take turns: a GPU
-/// reads host memory word by word, a microsecond each, so two thousand warps that read at the same time would spend
-/// milliseconds on it, whatever they wait for (docs/design/0057). In a launch of few warps each one polls once in 32 checks.
+/// reads host memory word by word, at a microsecond each, so two thousand warps that read at the same time would spend
+/// milliseconds on it, regardless of what they wait for (docs/design/0057). In a launch of few warps each warp polls once in 32
+/// checks.
 SWITCHYARD_FN constexpr bool asks_host(int look, int index, int total) { return look % (total > 32 ? total : 32) == index; }
 
 /// Trivially copyable; the same for all warps of a rank. Pointers are to this rank's memory.
@@ -70,31 +71,31 @@ struct CallContext {
   uint64_t timeout_ns = 0;
   Operation operation = Operation::none;
   const uint64_t* abort_word = nullptr;  ///< HeapHeader::abort_word of this rank, polled by every wait
-  /// CUDA: the same word in host memory, polled less often (asks_host); needed because a host can't reach the word in device
-  /// memory. CPU: null, there is only one word. If set, a fault is also written to all ranks' device memory, because no host
-  /// may be listening.
+  /// CUDA: the same word in host memory, polled less often (asks_host); needed because a host cannot access the word in device
+  /// memory. CPU: null, because there is only one word. If set, a fault is also written to all ranks' device memory, because no
+  /// host may be listening.
   const uint64_t* host_abort_word = nullptr;
   const uint64_t* left_ranks = nullptr;  ///< HeapHeader::left_ranks of this rank, in host memory
   /// [W] headers of the ranks of other hosts, whose segments are not mapped; null if there are none. CPU only.
   const HeapHeader* const* headers = nullptr;
   FaultRecord* fault = nullptr;
-  uint64_t* fault_claims = nullptr;  ///< warps that found a fault; 0 when the call begins
+  uint64_t* fault_claims = nullptr;  ///< number of warps that found a fault; 0 when the call begins
   WaitCounter* waits = nullptr;      ///< [total warps, world]
   MoveCounter* moved = nullptr;      ///< [total warps]
   /// CUDA: running count of ids that are neither -1 nor an expert (InvalidIdCounts of the object). Null: the host counts them,
-  /// or nothing does.
+  /// or they are not counted.
   uint64_t* invalid_ids = nullptr;
-  uint64_t* invalid_bell = nullptr;  ///< CUDA: a host word, nonzero once there are any; null: only counted
+  uint64_t* invalid_bell = nullptr;  ///< CUDA: a host word, nonzero once there are invalid ids; null: they are only counted
   Tracer* tracer = nullptr;          ///< null when tracing is off
-  DeviceTrace device_trace;          ///< the same on a GPU
+  DeviceTrace device_trace;          ///< counterpart of `tracer` on a GPU
   /// Bit s: this rank can access all ranks' memory in registration slot s when the call runs. Null: no slot.
   const uint64_t* registered = nullptr;
 
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }
   SWITCHYARD_FN int rank() const { return heap.rank; }
-  /// All ranks, i in [0, W), starting with the next one; this rank is last. If all ranks served rank 0 first, only its link
-  /// would be busy, and then only that of rank 1.
+  /// Rank number i, in [0, W), in an order that starts with the next rank and ends with this rank. If all ranks served rank 0
+  /// first, only its link would be busy, and then only the link of rank 1.
   SWITCHYARD_FN int in_turn(int i) const { return around(i, heap.rank + 1, heap.world); }
 };
 
@@ -124,7 +125,7 @@ SWITCHYARD_FN uint64_t mapped_of(const HeapView& heap, uint64_t ranks) {
 template <class A>
 class WarpSpan {
  public:
-  /// Opens no span yet.
+  /// Does not open a span yet.
   SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call) : w_(w), call_(call) {}
   SWITCHYARD_FN WarpSpan(typename A::Warp& w, const CallContext& call, Event event, int64_t arg = 0) : w_(w), call_(call) {
     begin(event, arg);
@@ -143,21 +144,21 @@ class WarpSpan {
     }
   }
   SWITCHYARD_FN void set_arg(int64_t arg) { arg_ = arg; }
-  /// Sets the row bytes from or for other ranks that the span covers.
+  /// Sets the number of row bytes from or for other ranks in the span.
   SWITCHYARD_FN void set_bytes(uint64_t bytes) { bytes_ = bytes; }
   /// A time at which next() or close() may end the span.
   SWITCHYARD_FN uint64_t mark() const {
     if constexpr (kTraces) return open_ ? now() : 0;
     return 0;
   }
-  /// Ends the span at `mark`.
+  /// Ends the span at time `mark`.
   SWITCHYARD_FN void close(uint64_t mark) {
     if constexpr (kTraces) {
       if (open_) end(mark);
       open_ = false;
     }
   }
-  /// Ends the span at `mark` and begins another one there.
+  /// Ends the span at time `mark` and begins another one there.
   SWITCHYARD_FN void next(Event event, int64_t arg, uint64_t mark) {
     if constexpr (kTraces) {
       if (open_) end(mark);
@@ -193,7 +194,7 @@ class WarpSpan {
 
   typename A::Warp& w_;
   const CallContext& call_;
-  bool open_ = false;  ///< a bool rather than a nullable pointer: on a GPU `w_` would have to lie in memory
+  bool open_ = false;  ///< a bool instead of a nullable pointer, because on a GPU `w_` would have to be in memory
   Event event_{};
   int64_t arg_ = 0;
   uint64_t bytes_ = 0, begin_ = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bounded wait of the protocols. Every wait for a rank in src/protocol uses it, so every one has a deadline, polls the
-// abort word, names its site and charges its time to the awaited rank. The fused GPU kernel has its own bounded wait
+// The bounded wait of the protocols. Every wait for a rank in src/protocol uses it and therefore has a deadline, polls the
+// abort word, reports its site and charges its time to the awaited rank. The fused GPU kernel has its own bounded wait
 // (src/exchange/fused/layer_storage.cuh).
 #pragma once
 
@@ -10,13 +10,13 @@
 
 namespace switchyard::detail {
 
-/// Index of a warp in its rank, numbered so that neighbors are on different multiprocessors.
+/// Index of a warp in its rank, such that neighbors are on different multiprocessors.
 template <class Warp>
 SWITCHYARD_FN int64_t spread_index(const Warp& w) {
   return int64_t{w.warp()} * w.num_blocks() + w.block();
 }
 
-/// A warp's share of work that is dealt out in turn to the warps of some blocks; neighboring items go to different
+/// A warp's share of work that is assigned round-robin to the warps of some blocks; neighboring items are assigned to different
 /// multiprocessors.
 struct Share {
   int64_t index, step;
@@ -27,8 +27,8 @@ SWITCHYARD_FN Share share_of_blocks(const Warp& w, int first, int end) {
   return {int64_t{w.warp()} * blocks + w.block() - first, blocks * w.warps_per_block()};
 }
 
-/// Writes this rank's failure to the abort word in all ranks' device memory (see CallContext::host_abort_word), except where
-/// one is already set.
+/// Writes this rank's failure to the abort word in all ranks' device memory (see CallContext::host_abort_word), except where a
+/// word is already set.
 template <class A>
 SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, uint64_t word) {
   for (int r = 0; r < call.world(); ++r) {
@@ -39,7 +39,7 @@ SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, ui
   }
 }
 
-/// Writes `fault` as this rank's fault record unless another warp was first, and spreads the abort.
+/// Writes `fault` as this rank's fault record unless another warp was first, and spreads the abort to all ranks.
 template <class A>
 SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, const FaultRecord& fault) {
   if (A::template fetch_add<Scope::device>(w, call.fault_claims, 1, Site::local_sends) != 0) return;
@@ -85,7 +85,7 @@ SWITCHYARD_FN bool made_other_call(const CallContext& call, int r) {
 template <class A>
 SWITCHYARD_FN bool may_be_in_flight(const CallContext& call, int r) {
   if constexpr (requires { A::kCallsInOrder; }) {
-    if (call.heap.base[r] != nullptr) return false;  // on this host: its stores preceded its departure
+    if (call.heap.base[r] != nullptr) return false;  // same host: its stores precede its departure
     return A::now_ns() - A::peek(&call.headers[r]->left_ns) < kInFlightNs;
   }
   return false;
@@ -107,7 +107,7 @@ SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host)
 }
 
 /// Checks whether a wait that began at time `start` must end: deadline, abort words, departure of the awaited rank, or a
-/// different call by that rank. True: the wait goes on. False: the wait polls once more and then ends (EndWait).
+/// different call by that rank. True: the wait continues. False: the wait polls once more and then ends (EndWait).
 template <class A>
 struct DeadlineCheck {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int awaited, uint64_t start, int looks) const {
@@ -117,8 +117,8 @@ struct DeadlineCheck {
   }
 };
 
-/// Records why a wait ends. Called only after polls that follow a DeadlineCheck of false, so data that a rank delivered before
-/// it left still ends the wait with success. \returns false, or true if the wait is by now for another rank and goes on
+/// Records why a wait ends. Call only after polls that follow a DeadlineCheck of false, so that data that a rank delivered
+/// before it left still ends the wait with success. \returns false, or true if the wait is now for another rank and continues
 template <class A>
 struct EndWait {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, Site site, const uint64_t* flag,
@@ -152,8 +152,8 @@ struct ChargeWait {
   }
 };
 
-/// The last wait of a warp. Its accounting is deferred to the next wait, or until nothing urgent is left, because the awaited
-/// data is ready to be processed now.
+/// The last wait of a warp. Its accounting is deferred to the next wait, or until no urgent work is left, because the awaited
+/// data can be processed now.
 template <class A>
 class LastWait {
  public:
@@ -191,7 +191,7 @@ class WaitClock {
     polls_ = wait == Wait::brief ? 0 : kPollsOfLongWait;
   }
 
-  /// Charges the time so far to the awaited rank and makes `next_awaited` the awaited rank.
+  /// Charges the time so far to the awaited rank and then awaits `next_awaited`.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
     const uint64_t now = A::now_ns();
     A::out_of_line_if_cheap(w, ChargeWait<A>{}, &call, awaited_, now - slice_);
@@ -217,7 +217,7 @@ class WaitClock {
   }
 
   SWITCHYARD_FN int awaited() const { return awaited_; }
-  /// Query after keep_waiting(): true once in sixteen polls, when keep_waiting() also ran its other checks.
+  /// Call after keep_waiting(): true once in sixteen polls, when keep_waiting() also ran its other checks.
   SWITCHYARD_FN bool is_check_due() const { return polls_ % kPollsPerCheck == 0; }
   /// Nanoseconds since begin() or the last charge().
   SWITCHYARD_FN uint64_t spent() const { return A::now_ns() - slice_; }
@@ -227,8 +227,8 @@ class WaitClock {
   static constexpr int kPollsPerCheck = 16;
   // The poll count at which a long wait starts, so that it sleeps between polls.
   static constexpr int kPollsOfLongWait = 1 << 16;
-  static constexpr int kManyPolls = 1 << 23;  // the count wraps here; pauses between polls are at their longest
-  static constexpr int kEnding = 1 << 30;     // the polls until the next check are the last
+  static constexpr int kManyPolls = 1 << 23;  // the count wraps here; pauses between polls then have their maximum length
+  static constexpr int kEnding = 1 << 30;     // only the polls until the next check are left
 
   int awaited_ = 0;
   int polls_ = 0;
@@ -244,10 +244,9 @@ struct NeverDiverged {
 
 /// Waits until the flags flag(i), written by rank writer(i), have reached `expected`, for all i in [0, n). On success
 /// everything that the writers released is visible to this warp. On failure the fault is recorded; the caller must return
-/// without touching shared data.
-/// `span` covers the wait in a trace: the caller has opened it, and if a wait was needed its argument becomes the last awaited
-/// rank. `diverged(w, rank)` is called now and then; it returns true if the awaited rank makes a different call, which it has
-/// then recorded.
+/// without accessing shared data. `span` covers the wait in a trace: the caller has opened it, and if a wait was needed its
+/// argument becomes the last awaited rank. `diverged(w, rank)` is called occasionally; it returns true if the awaited rank
+/// makes a different call, and must then have recorded the mismatch.
 template <class A, class Flag, class Writer, class Diverged = NeverDiverged>
 SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n, Flag&& flag, uint64_t expected, Site site,
                             Writer&& writer, WarpSpan<A>& span, Wait wait = Wait::brief, const Diverged& diverged = {}) {
@@ -276,8 +275,8 @@ SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag
 }
 
 /// Counts the `warps` warps of this rank that have finished a phase. Returns true to the last one. That warp is ordered after
-/// everything that the other warps settled before they arrived, and it resets `counter` to 0 for the next launch, which may
-/// have a different number of warps.
+/// everything that the other warps settled before they arrived. It resets `counter` to 0 for the next launch, which may have a
+/// different number of warps.
 template <class A>
 SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter, int64_t warps) {
   const uint64_t before = A::template fetch_add<Scope::device>(w, counter, 1, Site::local_sends);
@@ -290,14 +289,14 @@ SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter) {
   return arrive_is_last<A>(w, counter, w.total());
 }
 
-/// Counters of finished warps per block, all 0 between calls. They lie in memory of the block, so that an arrival among its
+/// Counters of finished warps per block, all 0 between calls. They are in memory of the block, so that an arrival among its
 /// warps is short. Null: warps count across all blocks directly.
 struct BlockCounters {
   uint64_t* first = nullptr;
-  int stride = 0;  ///< from block to block; 0 if each block has its own memory
+  int stride = 0;  ///< distance from block to block; 0 if each block has its own memory
 };
-/// As above, for all warps of `blocks` blocks. The warps of a block first count each other in the block's own counter `at`, and
-/// the last one arrives for all of them. An arrival across blocks takes microseconds while the link is full; this way most
+/// Overload for all warps of `blocks` blocks. The warps of a block first count each other in the block's own counter `at`, and
+/// the last one arrives for all of them. An arrival across blocks takes microseconds while the link is full, so this lets most
 /// warps continue at once.
 template <class A>
 SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, const BlockCounters& own, int at, uint64_t* counter, int blocks) {

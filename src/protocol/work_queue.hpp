@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dynamically assigned work. The link serves some multiprocessors up to 40 % faster than others, so with equal shares the fast
-// ones would idle at the end (docs/design/0018-assigned-work.md).
+// ones would be idle at the end (docs/design/0018-assigned-work.md).
 #pragma once
 
 #include "arch/ops.hpp"
@@ -8,20 +8,20 @@
 
 namespace switchyard::detail {
 
-/// Hands out the indices 0, 1, 2, ... to the warps of a rank: each index to exactly one warp, ascending for each warp. Every
-/// warp has its own queue over one `counter` in the rank's memory, which is 0 before the first index is taken. Indices never
-/// run out: the caller compares them with its end and calls reset() when all warps are past it. Taking an index implies no
+/// Assigns the indices 0, 1, 2, ... to the warps of a rank: each index to exactly one warp, ascending for each warp. Every warp
+/// has its own queue over one `counter` in the rank's memory, which is 0 before the first index is taken. There is no last
+/// index: the caller compares indices with its end and calls reset() when all warps are past it. Taking an index implies no
 /// memory order.
 template <class A>
 class WorkQueue {
  public:
-  /// `batch`: indices taken at a time. More than one pays off if an item is less work than taking its index.
+  /// `batch`: number of indices taken at a time. More than one is faster if an item is less work than taking its index.
   SWITCHYARD_FN explicit WorkQueue(uint64_t* counter, int batch = 1) : counter_(counter), batch_(batch) {}
   /// Continues with indices that another queue of this warp has taken: `item` and those after it, `left` in total.
   SWITCHYARD_FN WorkQueue(uint64_t* counter, int batch, int64_t item, int left)
       : counter_(counter), batch_(batch), left_(left), item_(item) {}
 
-  /// The index that this warp works on. It does not change until done() is called.
+  /// The index on which this warp works. It does not change until done() is called.
   SWITCHYARD_FN int64_t item(typename A::Warp& w) {
     if (left_ == 0) {
       item_ = static_cast<int64_t>(A::take(w, counter_, static_cast<uint64_t>(batch_)));
@@ -38,7 +38,7 @@ class WorkQueue {
   /// Number of indices that this warp has taken and not finished.
   SWITCHYARD_FN int left() const { return left_; }
 
-  /// Restarts `counter` at 0. Called by one warp after every warp has seen the end of the work. The caller must be ordered
+  /// Restarts `counter` at 0. Call from one warp after every warp has reached the end of the work. The caller must be ordered
   /// after all of them (by an acquire) and before the next take (by a release).
   SWITCHYARD_FN static void reset(typename A::Warp& w, uint64_t* counter) {
     A::for_lanes(w, 1, [&](int) { *counter = 0; });

@@ -59,7 +59,7 @@ void check_gate(const DeepSeekV3Gate& gate, const float* correction_bias) {
   }
 }
 
-/// Sum of the two largest of `values`, or the only one.
+/// Sum of the two largest of `values`, or the only value.
 float group_score(std::span<const float> values) {
   float first = values[0], second = -std::numeric_limits<float>::infinity();
   for (size_t i = 1; i < values.size(); ++i) {
@@ -191,15 +191,15 @@ std::vector<float> gate_logits(const ConstRows& rows, const ConstRows& gate_weig
   }
   const int64_t experts = gate_weights.rows, hidden = rows.cols;
   detail::check_tokens("gate_logits", rows.rows, std::max<int64_t>(experts, 1));
-  // Weights as [hidden, experts]: the inner loop runs over experts, so that each sum keeps its order and the loop still
-  // vectorizes.
+  // Weights as [hidden, experts]: the inner loop runs over experts, so that each sum keeps its order and the loop can still be
+  // vectorized.
   std::vector<float> transposed(static_cast<size_t>(hidden * experts));
   for (int64_t e = 0; e < experts; ++e) {
     const std::byte* row = static_cast<const std::byte*>(gate_weights.data) + e * hidden * dtype_bytes(gate_weights.dtype);
     for (int64_t h = 0; h < hidden; ++h) transposed[h * experts + e] = detail::load_element(row, gate_weights.dtype, h);
   }
   std::vector<float> logits(static_cast<size_t>(rows.rows * experts), 0.0f);
-  constexpr int64_t kTokens = 8;  // sharing one pass over the weights
+  constexpr int64_t kTokens = 8;  // tokens that share one pass over the weights
   for (int64_t first = 0; first < rows.rows; first += kTokens) {
     const int64_t last = std::min(first + kTokens, rows.rows);
     for (int64_t h = 0; h < hidden; ++h) {

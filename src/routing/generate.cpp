@@ -33,7 +33,7 @@ class UniformDraw {
     for (int i = 0; i < k; ++i) {
       int32_t value = static_cast<int32_t>(random.below(static_cast<uint64_t>(duplicates ? n : n - i)));
       if (!duplicates) {
-        // `value` counts free numbers; skip the ones already drawn.
+        // `value` counts free numbers; skips the numbers already drawn.
         auto at = sorted_.begin();
         for (; at != sorted_.end() && value >= *at; ++at) ++value;
         sorted_.insert(at, value);
@@ -58,7 +58,7 @@ class ZipfDraw {
     for (size_t i = expert_.size(); i > 1; --i) std::swap(expert_[i - 1], expert_[random.below(i)]);
     tail_.resize(expert_.size() + 1);
     tail_.back() = 0;
-    for (size_t i = expert_.size(); i-- > 0;) {  // from the smallest, so that the tail keeps its precision
+    for (size_t i = expert_.size(); i-- > 0;) {  // from the smallest value, so that the tail keeps its precision
       tail_[i] = tail_[i + 1] + detail::portable_exp(-spec.zipf_exponent * detail::portable_log(static_cast<double>(i + 1)));
     }
   }
@@ -97,7 +97,7 @@ class ZipfDraw {
     double rest = unit * free;
     size_t found = 0;
     each_gap([&](size_t first, size_t last) {
-      // The first position p with tail[first] - tail[p + 1] > rest; due to rounding the last gap may have none.
+      // The first position p with tail[first] - tail[p + 1] > rest; due to rounding there may be none in the last gap.
       const auto begin = tail_.begin() + static_cast<std::ptrdiff_t>(first) + 1;
       const auto end = tail_.begin() + static_cast<std::ptrdiff_t>(last) + 1;
       const auto at = std::partition_point(begin, end, [&](double tail) { return tail_[first] - tail <= rest; });
@@ -109,7 +109,7 @@ class ZipfDraw {
   }
 
   std::vector<int32_t> expert_;  ///< by popularity
-  std::vector<double> tail_;     ///< likelihood of position i and all after it
+  std::vector<double> tail_;     ///< likelihood of position i and all later positions
   std::vector<int32_t> drawn_;
   std::vector<size_t> sorted_;  ///< positions taken by this token
 };
@@ -190,7 +190,7 @@ class Generator {
   ZipfDraw zipf_;
 };
 
-/// Checks target or groups, and returns how many different experts a token can choose among.
+/// Checks target or groups, and returns the number of different experts from which a token can choose.
 int64_t check_pattern(const GeneratorSpec& spec) {
   switch (spec.pattern) {
     case Pattern::uniform:

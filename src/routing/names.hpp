@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of recorded tensors and of the files that hold them.
+// Names of recorded tensors and of the files that contain them.
 #pragma once
 
 #include <optional>
@@ -15,11 +15,11 @@ struct TensorName {
   bool is_weights = false;
 };
 
-/// None if `name` has another form. Numbers have 1 to 6 digits.
+/// None if `name` has a different form. Numbers have 1 to 6 digits.
 std::optional<TensorName> parse_tensor_name(std::string_view name);
 std::string format_tensor_name(const TensorName& name);
 
-/// `path` with the last `topk_ids` of its file name replaced by `topk_weights`; none if there is none.
+/// `path` with the last `topk_ids` of its file name replaced by `topk_weights`; none if the name does not contain it.
 std::optional<std::string> weights_path(const std::string& path);
 
 }  // namespace switchyard::detail

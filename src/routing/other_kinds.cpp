@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recognizes files of other kinds, given in place of a recording, by their first bytes.
+// Recognizes, by their first bytes, files of other kinds that were passed in place of a recording.
 #include <algorithm>
 #include <string_view>
 
@@ -14,7 +14,7 @@ constexpr size_t kLongestStart = 512;
 
 struct Kind {
   std::string_view start;
-  const char* text;  ///< what it is, and how to proceed
+  const char* text;  ///< kind of the file, and how to proceed
 };
 constexpr Kind kKinds[] = {
     {"version https://git-lfs.github.com/spec/"sv, "a Git LFS pointer (git lfs pull fetches the file that it stands for)"},
@@ -34,7 +34,7 @@ constexpr const char* kCsv = "CSV text (numpy.loadtxt with dtype=int and its del
 
 bool blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-/// True for "<!DOCTYPE html", "<html", "<?xml", after blanks and a byte order mark; any case.
+/// True for "<!DOCTYPE html", "<html", "<?xml", after blanks and a byte order mark, in any case.
 bool begins_as_page(std::string_view text) {
   for (const std::string_view tag : {"<!doctype"sv, "<html"sv, "<head"sv, "<?xml"sv}) {
     const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
@@ -103,7 +103,7 @@ const char* kind_of(std::string_view start) {
 void refuse_other_kinds(const ByteSource& source) {
   std::string start(std::min<uint64_t>(source.size(), kLongestStart), '\0');
   source.read(0, std::as_writable_bytes(std::span(start)));
-  // A header length that happens to match another kind's magic is followed by JSON.
+  // A header length that happens to match the magic of another kind is followed by JSON.
   if (start.size() > 8 && start.substr(4, 4) == "\0\0\0\0"sv && (start[8] == '{' || blank(start[8]))) return;
   if (const char* kind = kind_of(start)) malformed(source.name(), "file", "a safetensors or .npy file", kind);
 }

@@ -5,7 +5,7 @@
 
 namespace switchyard::detail {
 
-/// One step of SplitMix64: a bijection of 64-bit words whose outputs look independent.
+/// One step of SplitMix64: a bijection of 64-bit words whose outputs appear independent.
 constexpr uint64_t mix64(uint64_t x) {
   x += 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;

@@ -26,7 +26,7 @@ using detail::TensorInfo;
 using detail::TensorTable;
 
 constexpr int64_t kMaxRecordedRanks = 65536;
-constexpr int kSingleTensor = -1;  ///< rank of names without a rank: one tensor for all ranks
+constexpr int kSingleTensor = -1;  ///< rank of names without a rank: one tensor contains all ranks
 
 /// Recording of one rank: the start of its rows.
 struct RankData {
@@ -54,7 +54,7 @@ using Index = std::map<int, std::map<int, Named>>;
   malformed(tensor.source->name(), tensor.label, expected, found);
 }
 
-/// Sorts the tensors by layer and rank in their names; ignores other names.
+/// Sorts the tensors by the layer and rank in their names; ignores other names.
 Index index_tensors(const std::string& file, const TensorTable& table) {
   Index index;
   for (const auto& [name, tensor] : table.tensors) {
@@ -93,7 +93,7 @@ void check_ids(const TensorInfo& ids, bool single) {
   if (dimensions == 3 && (ids.shape[0] < 1 || ids.shape[0] > kMaxRecordedRanks)) {
     bad_tensor(ids, "R, the first extent, of 1 to " + std::to_string(kMaxRecordedRanks), detail::shape_text(ids.shape));
   }
-  // Serving engines dump [tokens, layers, K], distinguishable from [R, T, K] only by the extents.
+  // Serving engines write [tokens, layers, K], distinguishable from [R, T, K] only by the extents.
   if (dimensions == 3 && ids.shape[1] > 0 && (ids.shape[0] > kMaxRanks || (ids.shape[1] > 1 && ids.shape[0] > ids.shape[1]))) {
     bad_tensor(ids,
                "shape [R, T, K] with R at most T and " + std::to_string(kMaxRanks) +
@@ -202,7 +202,7 @@ void read_elements(const TensorInfo& tensor, int64_t begin, int64_t count, Consu
   }
 }
 
-/// Ids outside int32 name no expert; truncation must not turn them into one.
+/// Ids outside int32 denote no expert; truncation must not map them to one.
 template <class T>
 void widen_ids(const std::byte* bytes, size_t n, int32_t* out) {
   for (size_t i = 0; i < n; ++i) {
@@ -288,7 +288,7 @@ struct RoutingFile::Impl {
     build(std::move(table));
   }
 
-  /// Builds from the `.npy` files of a folder whose names are those of tensors.
+  /// Builds from the `.npy` files of a folder; the file names are those of the tensors.
   void build_from_folder() {
     TensorTable table;
     std::error_code error;
@@ -316,7 +316,7 @@ struct RoutingFile::Impl {
     return data.ranks[static_cast<size_t>(rank_number)];
   }
 
-  /// E for the caller's `given` value.
+  /// Returns E for the caller's `given` value.
   int experts(const char* function, int given) const {
     if (given == 0 && num_experts > 0) return num_experts;
     if (given < 1 || given < num_experts) {

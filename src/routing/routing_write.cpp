@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kLargestNumber = 999'999;  // maximum layer or rank number in a name
 
-/// A file that appears under its name when commit() is called, and is removed otherwise.
+/// A file that gets its name when commit() is called, and is removed otherwise.
 class NewFile {
  public:
   explicit NewFile(const std::string& path) : path_(path), temporary_(path + ".tmp" + std::to_string(::getpid())) {
@@ -64,7 +64,7 @@ size_t bytes_of(const std::vector<T>& values) {
   return values.size() * sizeof(T);
 }
 
-/// Throws unless all parts can be in one file; returns their E (0 without parts).
+/// Throws unless all parts fit in one file; returns their E (0 without parts).
 int check_recording(const char* function, std::span<const RecordedRouting> recording) {
   std::set<std::pair<int, int>> seen;
   std::map<int, bool> weighted;  // by layer, from its first rank with tokens

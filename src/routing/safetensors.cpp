@@ -23,8 +23,8 @@ struct Entry {
   bool has_dtype = false, has_shape = false, has_offsets = false;
 };
 
-/// Receives the header's JSON event by event, so that memory stays proportional to the kept data. A method that returns false
-/// ends the parse; `part`, `expected` and `found` then give the reason.
+/// Receives the header's JSON event by event, so that memory use is proportional to the kept data. A method that returns false
+/// ends the parse; `part`, `expected` and `found` then contain the reason.
 class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
  public:
   std::map<std::string, Entry> entries;
@@ -113,7 +113,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
 
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
     part = "header";
-    // The library's text without its bracketed code, which is of no use to a user.
+    // The library's text without its bracketed code, which is not useful to users.
     std::string text = error.what();
     text = text.substr(std::min(text.size(), text.find(']') + 1));
     return fail("JSON", "an error at byte " + std::to_string(position) + ":" + text);
@@ -137,7 +137,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
     return !std::exchange(*has, true) || fail("one entry " + key_, "two");
   }
 
-  /// True if a value is that of an ignored field, or inside one.
+  /// True if a value belongs to an ignored field or is nested in one.
   bool skips() { return skipped_depth_ > 0 || std::exchange(skip_next_, false); }
   bool starts_skipped() {
     const bool skip = skips();
@@ -168,7 +168,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
   std::vector<int64_t>* list_ = nullptr;
   bool seen_metadata_ = false;
   bool skip_next_ = false;     ///< the next value belongs to an ignored field
-  int64_t skipped_depth_ = 0;  ///< objects and arrays open inside such a value
+  int64_t skipped_depth_ = 0;  ///< number of open objects and arrays inside such a value
 };
 
 struct NamedType {

@@ -43,7 +43,7 @@ class FileSource final : public ByteSource {
   static std::string bytes_text(uint64_t bytes) { return std::to_string(bytes) + " bytes"; }
 
   UniqueFd open(uint64_t* size) const {
-    // Non-blocking: the name may denote a pipe.
+    // Non-blocking, because the name may refer to a pipe.
     UniqueFd fd(::open(name().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (!fd) throw Error(ErrorCode::io, name() + ": cannot open: " + reason(errno));
     struct stat status {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Readers of tensor containers: byte sources, the parsers of their headers, and the errors that both share. A parser reads only
-// the header and describes the contents of the file; every size is checked against the file's before anything is allocated by
-// it.
+// Readers of tensor containers: byte sources, the parsers of their headers, and their common errors. A parser reads only the
+// header and describes the contents of the file; every size is checked against the file's size before it is used for an
+// allocation.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +18,14 @@
 
 namespace switchyard::detail {
 
-/// `text` in quotes, printable and short, for any input.
+/// `text` in quotes, printable and short for any input.
 std::string quote_text(std::string_view text);
 
 /// Throws Error(io) "<file>: <part>: expected <expected>, found <found>".
 [[noreturn]] void malformed(const std::string& file, const std::string& part, const std::string& expected,
                             const std::string& found);
 
-/// Random access to the bytes of a file or of an image of one. Immutable; may be used by several threads.
+/// Random access to the bytes of a file or of a file image. Immutable; may be used by several threads.
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
@@ -76,8 +76,8 @@ struct TensorTable {
 /// Header of a safetensors file: 8 bytes of header length, JSON, data without gaps. \throws Error(io).
 TensorTable parse_safetensors(const ByteSource& source);
 
-/// Throws Error(io) that names the kind of the file, and how to proceed, if it begins like a file of another kind: Git LFS
-/// pointers, compressed files and archives, PyTorch's files, web pages, JSON.
+/// Throws Error(io), whose text gives the kind of the file and how to proceed, if the file begins like one of another kind: Git
+/// LFS pointers, compressed files and archives, PyTorch's files, web pages, JSON.
 void refuse_other_kinds(const ByteSource& source);
 
 /// True if the file begins like a `.npy` file.

@@ -60,7 +60,7 @@ typedef struct sy_expert_memory {
   size_t total_bytes;
 } sy_expert_memory;
 
-/// Memory of an object of this shape on this machine. Allocates nothing permanently. `options` NULL: defaults.
+/// Memory of an object of this shape on this machine. Keeps no memory allocated. `options` NULL: defaults.
 sy_code sy_expert_mlp_memory_required(const sy_expert_shape* shape, const sy_expert_options* options, sy_expert_memory* memory);
 
 /// `w13` is [L, 2 * I, H]: for each expert first the I gate rows (W1), then the I up rows (W3). `w2` is [L, H, I]. They are
@@ -69,7 +69,7 @@ sy_code sy_expert_mlp_memory_required(const sy_expert_shape* shape, const sy_exp
 /// CPU, and for GPUs as sy_grouped_gemm_create.
 sy_code sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2, const sy_expert_options* options,
                              sy_expert_mlp** mlp);
-/// CUDA: allowed at any time; memory that enqueued calls and captured graphs use is freed after them.
+/// CUDA: allowed at any time; memory is freed once the enqueued calls and captured graphs that use it are done.
 sy_code sy_expert_mlp_destroy(sy_expert_mlp* mlp);
 
 /// Settings of one call.
@@ -80,11 +80,11 @@ typedef struct sy_expert_call {
   int32_t reserved;  ///< must be 0
 } sy_expert_call;
 
-/// Passes the rows of each expert in `x` through that expert into the same rows of `y`, both [rows, H] of the object's type:
-/// `x` as delivered by an expert-major or low-latency dispatch, `y` as read by combine. Rows of no expert, and rows beyond
-/// those of `x` or `y`, are not accessed. They must not overlap. CUDA: enqueues, allocates nothing, can be captured; `x` and
-/// `y` are aligned to 16 bytes. `call` NULL: defaults. Errors: invalid_argument naming the argument, before anything is
-/// written; system.
+/// Passes the rows of each expert in `x` through that expert into the same rows of `y`, both [rows, H] of the object's type.
+/// `x` is typically the output of an expert-major or low-latency dispatch, and `y` the input of combine. Rows that belong to no
+/// expert, and rows beyond those of `x` or `y`, are not accessed. `x` and `y` must not overlap. CUDA: the call enqueues its
+/// work, allocates nothing and can be captured; `x` and `y` are aligned to 16 bytes. `call` NULL: defaults. Errors:
+/// invalid_argument naming the argument, before anything is written; system.
 sy_code sy_expert_mlp_forward(sy_expert_mlp* mlp, const sy_const_row_view* x, const sy_expert_rows* rows, const sy_row_view* y,
                               const sy_expert_call* call);
 

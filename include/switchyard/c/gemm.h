@@ -61,8 +61,8 @@ typedef struct sy_grouped_gemm_config {
 sy_code sy_grouped_gemm_output(const sy_grouped_gemm_config* config, int64_t* columns, sy_dtype* dtype);
 
 /// Location of each expert's rows. The arrays are in GPU memory and are read when the kernel runs, so the host needs no counts.
-/// (Experts on the CPU: in host memory.) A count is treated as 0 if it or the first row is negative; rows beyond those of `x`
-/// or the output are skipped. The rows of different experts must not overlap.
+/// (Experts on the CPU: in host memory.) An expert has no rows if its count or its first row is negative; rows beyond those of
+/// `x` or the output are skipped. The rows of different experts must not overlap.
 typedef struct sy_expert_rows {
   size_t struct_size;
   const int64_t* num_rows;     ///< [experts], or
@@ -74,17 +74,17 @@ typedef struct sy_expert_rows {
 
 /// Rows of an expert-major dispatch, from sy_dispatched_get. Errors: invalid_argument if it is rank-major.
 sy_code sy_expert_rows_of_dispatched(const sy_dispatched_view* dispatched, sy_expert_rows* rows);
-/// Rows of a low-latency output, from sy_low_latency_output_get. Errors: invalid_argument if its scale groups are not of 128
-/// columns.
+/// Rows of a low-latency output, from sy_low_latency_output_get. Errors: invalid_argument if its scales do not cover 128
+/// columns each.
 sy_code sy_expert_rows_of_low_latency(const sy_low_latency_view* output, sy_expert_rows* rows);
 
-/// `weights` is [E, N, K] or [E, K, N] in memory of the GPU, aligned to 16 bytes; it stays the caller's and is read by every
-/// call and graph. The same holds for `weight_scales` (fp8 only, else NULL; aligned to 4 bytes). Allocates. Errors:
-/// invalid_argument naming the member; unsupported if the library was built without CUDA, or for a GPU of another compute
-/// capability than 9.0.
+/// `weights` is [E, N, K] or [E, K, N] in memory of the GPU, aligned to 16 bytes; the caller keeps ownership, and every call
+/// and graph reads it. The same holds for `weight_scales` (fp8 only, else NULL; aligned to 4 bytes). Allocates. Errors:
+/// invalid_argument naming the member; unsupported if the library was built without CUDA, or if the GPU does not have compute
+/// capability 9.0.
 sy_code sy_grouped_gemm_create(const sy_grouped_gemm_config* config, const void* weights, const void* weight_scales,
                                sy_grouped_gemm** gemm);
-/// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
+/// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
 sy_code sy_grouped_gemm_destroy(sy_grouped_gemm* gemm);
 
 /// Options of one call.
@@ -95,11 +95,11 @@ typedef struct sy_grouped_gemm_options {
   int32_t reserved;  ///< must be 0
 } sy_grouped_gemm_options;
 
-/// Enqueues the products of the rows of each expert; does not wait, allocates nothing, can be captured. Calls of one object,
-/// graphs included, must be ordered one after another. `x` is [rows, K], `out` is [rows, columns], both aligned to 16 bytes:
-/// `x` may be rows delivered by a dispatch, `out` rows that combine reads. Row i of `out` is computed from row i of `x`; rows
-/// of no expert are not accessed. They must not overlap. fp8: `x` has scales; a quantized `out` has scales too, which are
-/// written. `options` NULL: defaults. Errors: invalid_argument naming the argument; system.
+/// Enqueues the products of the rows of each expert. The call does not wait, allocates nothing and can be captured. Calls of
+/// one object, graphs included, must be ordered one after another. `x` is [rows, K], `out` is [rows, columns], both aligned to
+/// 16 bytes: `x` may be rows delivered by a dispatch, `out` rows that combine reads. Row i of `out` is computed from row i of
+/// `x`; rows of no expert are not accessed. `x` and `out` must not overlap. fp8: `x` has scales; a quantized `out` has scales
+/// too, which are written. `options` NULL: defaults. Errors: invalid_argument naming the argument; system.
 sy_code sy_grouped_gemm_run(sy_grouped_gemm* gemm, const sy_const_row_view* x, const sy_expert_rows* rows,
                             const sy_row_view* out, const sy_grouped_gemm_options* options);
 

@@ -3,7 +3,7 @@
 /// C ABI: the backward pass of an expert MLP on GPUs, the counterpart of switchyard/gemm_gradients.hpp, which documents the
 /// formulas, the summation order and the rounding. Library switchyard_layer (CMake: switchyard::layer). The rules of
 /// switchyard.h on errors (sy_last_error), structs and destruction apply; no call is collective, and none needs a group. The
-/// gradient of rows is a sy_grouped_gemm of the same weights with the other sy_weight_order.
+/// gradient of rows is computed by a sy_grouped_gemm of the same weights with the other sy_weight_order.
 ///
 /// Calls enqueue on the stream of their options and do not wait. They read the rows of experts (sy_expert_rows) when they run,
 /// allocate nothing, and can be captured; rows beyond those of an argument are skipped.
@@ -36,10 +36,10 @@ typedef struct sy_weight_gradient_config {
   sy_bool add;                                  ///< 1: adds to the existing gradients, in their type; 0: overwrites them
 } sy_weight_gradient_config;
 
-/// Allocates. Errors: invalid_argument naming the member; unsupported if the library was built without CUDA, or for a GPU of
-/// another compute capability than 9.0.
+/// Allocates. Errors: invalid_argument naming the member; unsupported if the library was built without CUDA, or if the GPU does
+/// not have compute capability 9.0.
 sy_code sy_weight_gradient_create(const sy_weight_gradient_config* config, sy_weight_gradient** gradient);
-/// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
+/// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
 sy_code sy_weight_gradient_destroy(sy_weight_gradient* gradient);
 
 /// dw[e, n, k] (+)= sum over rows r of expert e: dy[r, n] * x[r, k]
@@ -65,14 +65,14 @@ typedef struct sy_swiglu_gradient_config {
 
 /// Allocates. Errors: as sy_weight_gradient_create.
 sy_code sy_swiglu_gradient_create(const sy_swiglu_gradient_config* config, sy_swiglu_gradient** gradient);
-/// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
+/// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
 sy_code sy_swiglu_gradient_destroy(sy_swiglu_gradient* gradient);
 
 /// Enqueues the gradient `dh` of the sums `h` before the epilogue (SY_EPILOGUE_NONE with the same weights), from the
 /// gradient `da` of the outputs, and on request recomputes the outputs `a`. `h` and `dh` are [rows, 2 I], gate columns first,
-/// `da` and `a` are [rows, I], all dense and aligned to 16 bytes. `a` NULL, or without memory: not written. Rows of no expert
-/// are not accessed. `dh` may be the memory of `h`, and `a` that of `da`; otherwise they must not overlap. `options` NULL:
-/// defaults. Errors: invalid_argument naming the argument; system.
+/// `da` and `a` are [rows, I], all dense and aligned to 16 bytes. `a` is not written if it is NULL or has no memory. Rows of no
+/// expert are not accessed. `dh` may be the memory of `h`, and `a` that of `da`; otherwise they must not overlap. `options`
+/// NULL: defaults. Errors: invalid_argument naming the argument; system.
 sy_code sy_swiglu_gradient_run(sy_swiglu_gradient* gradient, const sy_const_row_view* h, const sy_const_row_view* da,
                                const sy_expert_rows* rows, const sy_row_view* dh, const sy_row_view* a,
                                const sy_grouped_gemm_options* options);
@@ -87,7 +87,7 @@ typedef struct sy_routing_gradient_config {
 
 /// Allocates. Errors: as sy_weight_gradient_create.
 sy_code sy_routing_gradient_create(const sy_routing_gradient_config* config, sy_routing_gradient** gradient);
-/// Allowed at any time: memory that enqueued calls and captured graphs use is freed after them. Does not wait.
+/// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
 sy_code sy_routing_gradient_destroy(sy_routing_gradient* gradient);
 
 /// dweight[r] = sum over columns c: dy[r, c] * y[r, c]

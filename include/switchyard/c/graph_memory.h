@@ -12,7 +12,7 @@ extern "C" {
 typedef struct sy_graph_memory sy_graph_memory;  ///< sy_graph_memory_destroy
 
 /// CUDA: memory shared by the captured calls of several graphs. Graphs captured while it is set share memory from it: they must
-/// not be in flight at the same time, and the results of one must not be read after another was launched. `memory` NULL in
+/// not be in flight at the same time, and launching one invalidates the results of the others. `memory` NULL in
 /// sy_exchange_use_graph_memory: each graph has its own memory (the default). It may be destroyed at any time after the
 /// captures; graphs keep the memory that they use. CPU: no effect.
 sy_code sy_exchange_make_graph_memory(sy_exchange* exchange, sy_graph_memory** memory);

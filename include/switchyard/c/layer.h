@@ -34,11 +34,11 @@ enum {
   SY_MOE_FORM_FUSED = 2       ///< normal mode, order per route, bf16, GPUs also fp8: one kernel; see layer.hpp
 };
 
-/// Fixed properties of a layer; equal on all ranks except pointers and `storage`.
+/// Fixed properties of a layer; equal on all ranks, except for pointers and `storage`.
 typedef struct sy_moe_layer_config {
   size_t struct_size;
-  int64_t hidden;        ///< H >= 1; in normal mode, and on GPUs, a row is a multiple of 16 bytes
-  int64_t intermediate;  ///< I >= 1; GPUs: a multiple of 8, fp8: of 16, as is H
+  int64_t hidden;        ///< H >= 1; in normal mode, and on GPUs, the row size must be a multiple of 16 bytes
+  int64_t intermediate;  ///< I >= 1; GPUs: a multiple of 8; fp8: I and H are multiples of 16
   int64_t max_tokens;    ///< maximum T on any rank; low latency: in [1, 65535]
   int64_t capacity;      ///< normal mode: maximum rows that a rank accepts in a call; 0: worst-case routing
   int32_t num_experts;   ///< E >= 1, total of all ranks; need not divide by W
@@ -59,11 +59,11 @@ typedef struct sy_moe_layer_config {
   const void* w2_scales;
 } sy_moe_layer_config;
 
-/// Memory of a layer on the rank with most experts, in bytes, excluding the caller's arrays.
+/// Memory of a layer on the rank with the most experts, in bytes, excluding the caller's arrays.
 typedef struct sy_moe_layer_memory {
   size_t struct_size;
   size_t heap_bytes;     ///< in the group's symmetric heap, excluding its header
-  size_t private_bytes;  ///< low latency: received rows, returned rows and a call's sums; at most this
+  size_t private_bytes;  ///< low latency: upper bound for received rows, returned rows and a call's sums
   size_t weight_bytes;   ///< CPU, packed weights
   size_t scratch_bytes;  ///< of the experts; GPUs: rows between the two products; fused: see layer.hpp
   size_t total_bytes;
@@ -76,20 +76,21 @@ sy_code sy_moe_layer_memory_required(const sy_moe_layer_config* config, int32_t 
 sy_code sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world, sy_backend backend, size_t* bytes);
 
 /// Collective. `w13` [L, 2 * I, H] and `w2` [L, H, I] are the weights of this rank's experts, as in sy_expert_mlp_create; they
-/// may be NULL on a rank without experts. Errors, on all ranks alike: invalid_argument naming the member; unsupported;
+/// may be NULL on a rank without experts. Errors, the same on all ranks: invalid_argument naming the member; unsupported;
 /// heap_exhausted; system; mismatch if configurations differ. The group stays usable. (An unreadable struct, or `layer` NULL,
 /// ends the peers' call with peer_failed.) CUDA: reads w13_scales and w2_scales in stream order on `stream` (cudaStream_t;
 /// NULL: the legacy default stream).
 sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2, void* stream,
                             sy_moe_layer** layer);
-/// Local. Makes another layer of the model, which differs from `layer` only in its weights and shares all other memory with it;
-/// either may be destroyed first. Calls of layers that share memory, graphs included, must be ordered one after another and
-/// must be in the same order of layers on all ranks; all ranks make the same layers in the same order. The scales are those of
-/// fp8, else NULL. CUDA: reads the scales in stream order on `stream`. Errors: invalid_argument naming the argument; system.
+/// Local. Creates a further layer of the model that differs from `layer` only in its weights and shares all other memory with
+/// it; either may be destroyed first. Calls of layers that share memory, graphs included, must be ordered one after another and
+/// must use the layers in the same order on all ranks; all ranks create the same layers in the same order. The scales are for
+/// fp8 weights; NULL otherwise. CUDA: reads the scales in stream order on `stream`. Errors: invalid_argument naming the
+/// argument; system.
 sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                   const void* w2_scales, void* stream, sy_moe_layer** other);
-/// Local, allowed at any time, does not wait. CUDA: the layer's memory is freed after the enqueued calls and graphs that use
-/// it.
+/// Local and allowed at any time; does not wait. CUDA: the layer's memory is freed once the enqueued calls and graphs that use
+/// it are done.
 sy_code sy_moe_layer_destroy(sy_moe_layer* layer);
 
 /// Settings of one call. `add`, and whether device_tokens is NULL, are equal on all ranks.
@@ -97,7 +98,7 @@ typedef struct sy_moe_layer_call {
   size_t struct_size;
   void* stream;  ///< CUDA: cudaStream_t; NULL: the legacy default stream
   /// Memory of the rank (CUDA: of its GPU), or NULL: T, read when the call runs, so that it can vary in a graph; clamped to [0,
-  /// tokens of the ids]. Rows of `out` from T on are not written.
+  /// tokens of the ids]. Rows T and above of `out` are not written.
   const int32_t* device_tokens;
   int32_t num_sms;  ///< CUDA: maximum multiprocessors of each kernel, in [1, those of the GPU / ranks on it]; 0: chosen
   sy_bool add;      ///< 0 or 1: the layer is added to the rows in `out`; switchyard/layer.hpp documents the rounding
@@ -105,17 +106,17 @@ typedef struct sy_moe_layer_call {
 
 /// Collective. `x` is [T, H], where T is topk_ids->num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or NULL:
 /// all 1. An id outside [0, E) means no expert; a token without an expert gets +0 (add: keeps its row). `out` is [T, H] and
-/// must not overlap anything else. `call` NULL: defaults. CUDA: enqueues, needs no count on the host, can be captured. Errors:
-/// as sy_exchange_dispatch and sy_exchange_combine; CUDA: sy_group_check reports capacity_exceeded.
+/// must not overlap anything else. `call` NULL: defaults. CUDA: the call enqueues its work, needs no count on the host and can
+/// be captured. Errors: as sy_exchange_dispatch and sy_exchange_combine; CUDA: sy_group_check reports capacity_exceeded.
 sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* topk_ids, const float* topk_weights,
                              void* out, const sy_moe_layer_call* call);
 
-/// SY_OVERFLOW_DROP_AND_REPORT: `*dropped` is [T, K] of the last forward, with `*count` elements: 1 if this rank's
-/// route was dropped at capacity. In memory of the rank (CUDA: of its GPU, written when the call runs), valid until the next
-/// forward. Else NULL and 0.
+/// SY_OVERFLOW_DROP_AND_REPORT: `*dropped` is [T, K] for the last forward, with `*count` elements: 1 if this rank's route was
+/// dropped at capacity. The array is in memory of the rank (CUDA: of its GPU, written when the call runs) and valid until the
+/// next forward. Otherwise NULL and 0.
 sy_code sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t** dropped, int64_t* count);
-/// Number of ids of this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run, graph replays
-/// included; waits for a copy of the number but for no kernel.
+/// Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run, graph replays
+/// included; waits only for a copy of the number, not for kernels.
 sy_code sy_moe_layer_invalid_ids(const sy_moe_layer* layer, int64_t* count);
 /// For example "separate, normal, bf16 wgmma:sm_90a". The object owns the text.
 sy_code sy_moe_layer_implementation(const sy_moe_layer* layer, const char** text);

@@ -23,17 +23,17 @@ typedef struct sy_prepared_ledger sy_prepared_ledger;  ///< a checked ledger; sy
 /// Fixed properties of a ledger combine; equal on all ranks.
 typedef struct sy_ledger_config {
   size_t struct_size;
-  int64_t hidden;       ///< H >= 1: rows of any length, also not a multiple of 16 bytes
-  int64_t max_tokens;   ///< maximum M on any rank, >= 0
-  int64_t max_rows;     ///< maximum number of expert output rows in a ledger; 0: as many as int32 can number
-  int32_t num_experts;  ///< E >= 1; need not divide by W
-  int32_t topk;         ///< K in [1, 32]
+  int64_t hidden;                           ///< H >= 1: rows of any length, also not a multiple of 16 bytes
+  int64_t max_tokens;                       ///< maximum M on any rank, >= 0
+  int64_t max_rows;                         ///< maximum number of expert output rows in a ledger; 0: the int32 maximum
+  int32_t num_experts;                      ///< E >= 1; need not divide by W
+  int32_t topk;                             ///< K in [1, 32]
   sy_dtype dtype SY_DEFAULT(SY_DTYPE_F16);  ///< of expert outputs, return buffers and results: f16, bf16 or f32
   int32_t max_ledgers
       SY_DEFAULT(4);  ///< CUDA: maximum number of prepared ledgers alive at once, those of graphs included, >= 1
 } sy_ledger_config;
 
-/// SY_INVALID_ARGUMENT, naming field and index, for the first value that is invalid for rank `rank` of `world`. Needs
+/// Returns SY_INVALID_ARGUMENT, naming field and index, for the first value that is invalid for rank `rank` of `world`. Needs
 /// no group.
 sy_code sy_ledger_check(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank);
 
@@ -48,7 +48,7 @@ typedef struct sy_ledger_format {
 /// Sizes for max_tokens tokens. `blocks`: number of workers that synchronize through the workspace. Needs no group.
 sy_code sy_ledger_format_of(const sy_ledger_config* config, int32_t world, int32_t blocks, sy_ledger_format* format);
 
-/// The tables of rank `rank` as published kernels read them: int32, little endian, each rounded up to 64 bytes, in the order of
+/// The tables of rank `rank` in the published format: int32, little endian, each rounded up to 64 bytes, in the order of
 /// sy_ledger's members. Needs no group. Errors: as sy_ledger_check.
 sy_code sy_ledger_pack(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank, sy_bytes* bytes);
 /// Inverse of sy_ledger_pack, from `size` bytes in host memory, for a rank with `num_tokens` tokens; `data` is not kept.
@@ -87,14 +87,14 @@ typedef struct sy_ledger_combine_options {
 
 /// Collective. Returns the rows of `expert_output` ([at least the ledger's rows, H] of dtype) to their owners and sums this
 /// rank's tokens into `out` [M, H]. `probs` is float32 [M, K], or NULL: rows are added unweighted. peer_token_per_expert must
-/// be equal on all ranks, else SY_MISMATCH. CUDA: allocates nothing, does not wait, can be captured. `options` NULL:
-/// defaults.
+/// be equal on all ranks, else SY_MISMATCH. CUDA: the call allocates nothing, does not wait and can be captured. `options`
+/// NULL: defaults.
 sy_code sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
                               const sy_prepared_ledger* prepared, void* out, const sy_ledger_combine_options* options);
 
-/// Collective. sy_ledger_combine_run with packed tables: sy_ledger_unpack of `size` bytes at `route_meta`, in host memory on
-/// both backends, for a rank with `num_tokens` tokens. They are not kept. `window`: the object whose symmetric memory receives
-/// the returned rows (sy_ledger_combine_returned). CUDA: waits, and cannot be captured.
+/// Collective. Equivalent to sy_ledger_combine_run with packed tables: unpacks `size` bytes at `route_meta`, in host memory on
+/// both backends, for a rank with `num_tokens` tokens (see sy_ledger_unpack). They are not kept. `window`: the object whose
+/// symmetric memory receives the returned rows (sy_ledger_combine_returned). CUDA: the call waits and cannot be captured.
 sy_code sy_combine_by_ledger(const sy_const_row_view* expert_output, const float* probs, const void* route_meta, size_t size,
                              sy_ledger_combine* window, int64_t num_tokens, void* out,
                              const sy_ledger_combine_options* options);

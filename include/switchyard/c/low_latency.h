@@ -3,8 +3,8 @@
 /// C ABI: low-latency mode and the flat exchange, the counterpart of switchyard/low_latency.hpp. The rules of switchyard.h on
 /// errors, structs, ownership, threads and GPUs apply; docs/concepts/low_latency.md explains the mode.
 ///
-/// Notation as in switchyard.h. Each local expert has R = W * max_tokens rows, whatever the routing: placing a row needs no
-/// count, nothing can overflow and every call can be captured in a CUDA graph.
+/// Notation as in switchyard.h. Each local expert has R = W * max_tokens rows for any routing: placing a row needs no count,
+/// nothing can overflow and every call can be captured in a CUDA graph.
 ///
 /// A layer:
 ///   sy_low_latency_create(group, &config, &exchange);            // once, on all ranks
@@ -15,8 +15,8 @@
 ///   sy_low_latency_combine(exchange, &y, output, out, NULL);     // y: `rows` as a sy_const_row_view
 ///
 /// Calls on one object are totally ordered. CPU: synchronous on the calling thread; a send half does not wait for peers. CUDA:
-/// two objects whose calls run at the same time must fit the GPU together, by a num_sms for each, or be ordered alike on all
-/// ranks by a stream or by events.
+/// two objects whose calls run concurrently must fit on the GPU together (set num_sms for each); otherwise a stream or events
+/// must order the calls, in the same order on all ranks.
 #pragma once
 
 #include "switchyard/c/switchyard.h"
@@ -33,12 +33,12 @@ typedef struct sy_low_latency_rows sy_low_latency_rows;      ///< expert outputs
 typedef int32_t sy_scale_order;
 enum {
   SY_SCALES_ROW_MAJOR = 0,  ///< one scale row of sy_low_latency_scale_row_bytes per row
-  /// Per expert: groups, then rows. float32 [G, Rs]; UE8M0 with four groups in an int32: [ceil(G / 4), Rs], missing groups 0.
-  /// Rs is R rounded up to 4, so that every column is aligned to 16 bytes.
+  /// Groups, then rows, for each expert: float32 [G, Rs], or int32 [ceil(G / 4), Rs] with four UE8M0 groups in an int32;
+  /// missing groups are 0. Rs is R rounded up to 4, so that every column is aligned to 16 bytes.
   SY_SCALES_COLUMN_MAJOR = 1
 };
 
-/// Number of times that a row crosses the link.
+/// Number of times that a row is sent over the link.
 typedef int32_t sy_sending;
 enum {
   SY_SENDING_PER_RANK = 0,  ///< once per (token, rank), placed for each of its experts on arrival
@@ -73,7 +73,8 @@ sy_code sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
 sy_code sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange);
-/// Local, allowed at any time, does not wait. Outputs and rows survive, and can be used with another object of the same config.
+/// Local, allowed at any time, does not wait. Outputs and rows remain valid and can be used with another object of the same
+/// config.
 sy_code sy_low_latency_destroy(sy_low_latency* exchange);
 
 /// Local. Memory of fixed shape, private to the rank, overwritten by each dispatch into it. Allocates: do not call on the hot
@@ -82,8 +83,8 @@ sy_code sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_outp
 /// sy_low_latency_make_output() with rows and scales in caller's memory, which the caller frees after the output;
 /// switchyard/low_latency.hpp gives the shapes. Errors: invalid_argument naming the member of `memory`.
 sy_code sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory, sy_low_latency_output** output);
-/// Any thread, at any time: memory that enqueued calls and captured graphs use is freed after them. sy_group_used_by declares
-/// other streams that use it.
+/// May be called on any thread at any time: memory is freed once the enqueued calls and captured graphs that use it are done.
+/// sy_group_used_by declares other streams that use it.
 sy_code sy_low_latency_output_destroy(sy_low_latency_output* output);
 
 /// Results of dispatch. The pointers never change; CUDA: device pointers, the counts included.
@@ -137,8 +138,8 @@ sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_vie
 /// Options of one combine; `order` is equal on all ranks.
 typedef struct sy_low_latency_combine_options {
   size_t struct_size;
-  /// SY_ORDER_PER_ROUTE: one row returns per (token, expert), multiplied and summed by the token's owner. _PER_RANK:
-  /// rows are summed on the experts' rank and one row returns per (token, rank): fewer bytes, one more rounding.
+  /// SY_ORDER_PER_ROUTE: one row is returned per (token, expert), multiplied and summed by the token's owner. _PER_RANK: rows
+  /// are summed on the experts' rank and one row is returned per (token, rank): fewer bytes, one more rounding.
   sy_combine_order order SY_DEFAULT(SY_ORDER_PER_ROUTE);
   int32_t num_sms;            ///< CUDA: as in sy_low_latency_dispatch_options
   const float* topk_weights;  ///< float32 [T, K], per_route only; NULL: those given to dispatch, or none (sums of the rows)
@@ -199,8 +200,8 @@ sy_code sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_v
 
 /// Traffic and time of this rank's last call. CUDA: waits for it.
 sy_code sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statistics* statistics);
-/// Number of ids of this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run, graph replays
-/// included; waits for a copy of the number but for no kernel.
+/// Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run, graph replays
+/// included; waits only for a copy of the number, not for kernels.
 sy_code sy_low_latency_invalid_ids(const sy_low_latency* exchange, int64_t* count);
 
 #ifdef __cplusplus

@@ -1,30 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI of Switchyard: dispatch and combine of Mixture-of-Experts tokens. C11 and C++. The terms are those of
-/// switchyard/group.hpp and switchyard/normal.hpp; docs/concepts/c_api.md is a short introduction. Low latency and the flat
-/// exchange are in c/low_latency.h, combine by ledgers in c/ledger.h, memory shared by CUDA graphs in c/graph_memory.h; expert
-/// compute, in a separate library, is in c/gemm.h, c/gemm_gradients.h and c/expert.h.
+/// C ABI of Switchyard: dispatch and combine of Mixture-of-Experts tokens. C11 and C++. Uses the terms of switchyard/group.hpp
+/// and switchyard/normal.hpp; docs/concepts/c_api.md is a short introduction. Low latency and the flat exchange are in
+/// c/low_latency.h, combine by ledgers in c/ledger.h, memory shared by CUDA graphs in c/graph_memory.h; expert compute, in a
+/// separate library, is in c/gemm.h, c/gemm_gradients.h and c/expert.h.
 ///
 /// Notation: W ranks, T tokens on this rank, H hidden, K topk, E experts, M received rows. Ranks hold consecutive experts; the
 /// first `E mod W` ranks hold one more than the others. Arrays are dense and row-major. "Collective": all ranks make the same
 /// calls in the same order with the same options; every other function is local.
 ///
-/// Errors. Every function returns a sy_code, except the three that return text. No exception leaves the library.
-/// After a failure sy_last_error() gives the text; objects returned through `T** out` are then NULL, other outputs are
-/// unchanged.
+/// Errors. Every function returns a sy_code, except the three that return text. No exception leaves the library. After a
+/// failure sy_last_error() returns the text; objects returned through `T** out` are then NULL, other outputs are unchanged.
 ///   - SY_INVALID_ARGUMENT, _UNSUPPORTED and _SYSTEM from a collective call end the peers' calls, and the group, with
 ///     SY_PEER_FAILED (except if the object itself is NULL: then the peers wait until their deadline).
-///   - Creation of an object waits up to rendezvous_timeout_ms for the peers. All ranks report its failures alike
-///     (SY_HEAP_EXHAUSTED, a config that is out of range on any rank or differs); the group stays usable and a smaller
-///     object may be made. An unreadable struct is misuse as above.
-///   - SY_CAPACITY_EXCEEDED and SY_POOL_EXHAUSTED are reported by all ranks together; everything stays usable.
+///   - Creation of an object waits up to rendezvous_timeout_ms for the peers. All ranks report the same failure
+///     (SY_HEAP_EXHAUSTED, a config that is out of range on any rank or differs); the group stays usable and a smaller object
+///     may be created. An unreadable struct is treated as misuse, as above.
+///   - SY_CAPACITY_EXCEEDED and SY_POOL_EXHAUSTED are reported by all ranks; everything stays usable.
 ///   - SY_PEER_TIMEOUT, _PEER_FAILED and _MISMATCH are sticky: destroy the objects and form the group again.
 ///   - SY_SYSTEM also covers exhausted memory and unexpected errors.
 ///
-/// Structs. The first member is `struct_size`; the SY_..._INIT macro sets it and the defaults. Initialize every struct
-/// with it, also those that a call fills. A shorter struct (program compiled against an older header) is accepted: missing
-/// members have their defaults, or are not filled. A longer one (newer header) is accepted if all bytes unknown to this library
-/// are zero.
+/// Structs. The first member is `struct_size`; the SY_..._INIT macro sets it and the defaults. Initialize every struct with it,
+/// including those that a call fills. A shorter struct (program compiled against an older header) is accepted: missing members
+/// have their defaults, or are not filled. A longer one (newer header) is accepted if all bytes unknown to this library are
+/// zero.
 ///
 /// Ownership. Objects are reference counted: a group lives until it and everything made from it have been destroyed, an
 /// exchange until its outputs and row buffers have been destroyed, in any order. Destruction is local, never fails, and accepts
@@ -40,8 +39,8 @@
 /// GPUs. In a group with SY_BACKEND_CUDA every pointer to rows, scales, ids, weights, biases and results, passed or
 /// returned, is a device pointer of the rank's GPU (cudaMalloc, managed memory, or a stream-ordered allocation; rows aligned to
 /// 16 bytes); structs, options and filled structs are in host memory. Calls enqueue on `stream` (a cudaStream_t) and return;
-/// memory used by a call must stay valid until its work on the stream is done. Only these wait for the GPU:
-/// SY_SIZE_EXACT, the sy_handle_ functions (except retain and release), sy_exchange_last_call. docs/concepts/cuda.md.
+/// memory used by a call must stay valid until its work on the stream is done. Only SY_SIZE_EXACT, the sy_handle_ functions
+/// (except retain and release) and sy_exchange_last_call wait for the GPU. docs/concepts/cuda.md.
 #pragma once
 
 #include <stddef.h>
@@ -88,13 +87,13 @@ typedef struct sy_wait_report {
   double silent_ms;  ///< time since the last sign of life of awaited_rank, if it is a process on another host; else negative
 } sy_wait_report;
 
-/// Details of this thread's last failure. Each returns SY_INVALID_ARGUMENT, and leaves sy_last_error() unchanged, if
+/// Details of this thread's last failure. Each function returns SY_INVALID_ARGUMENT, and leaves sy_last_error() unchanged, if
 /// that failure was of another kind or a pointer is NULL.
 /// After SY_PEER_TIMEOUT: the report of the wait.
 sy_code sy_last_wait_report(sy_wait_report* report);
 /// After SY_PEER_FAILED: the failed rank and its reason (SY_SYSTEM: its process ended, or it left).
 sy_code sy_last_peer_failure(int32_t* rank, sy_code* reason);
-/// After SY_RENDEZVOUS: bit r is set if rank r never arrived; 0 if the cause is another.
+/// After SY_RENDEZVOUS: bit r is set if rank r never arrived; 0 if there was another cause.
 sy_code sy_last_missing_ranks(uint64_t* ranks);
 
 // ---- Group ----
@@ -142,15 +141,17 @@ sy_code sy_group_size(const sy_group* group, int32_t* size);
 sy_code sy_group_hosts(const sy_group* group, int32_t* hosts, int32_t* host);
 /// The host of `rank`, in [0, W).
 sy_code sy_group_host_of(const sy_group* group, int32_t rank, int32_t* host);
-/// Sets the deadline of every wait in later calls, >= 1 (INT64_MAX: never). Captured graphs keep that of their capture.
+/// Sets the deadline of every wait in later calls, >= 1 (INT64_MAX: never). Captured graphs keep the deadline that was set at
+/// their capture.
 sy_code sy_group_set_timeout(sy_group* group, int64_t timeout_ms);
 /// Collective. Waits until all ranks have called it.
 sy_code sy_group_barrier(sy_group* group);
-/// Collective. Gathers `bytes` bytes from every rank, in rank order, into `all` (W * bytes). NULL pointers only with bytes = 0.
+/// Collective. Gathers `bytes` bytes from every rank, in rank order, into `all` (W * bytes). Pointers may be NULL only if
+/// `bytes` is 0.
 sy_code sy_group_all_gather(sy_group* group, const void* mine, size_t bytes, void* all);
-/// Collective: a step of a construction, within rendezvous_timeout_ms. Reports whether this rank's part succeeded (`code`
-/// SY_OK) or failed, with a `text` or NULL. If any failed, all ranks, also peers that are creating an object, fail with
-/// the error of the lowest such rank; the group stays usable. Else gathers as sy_group_all_gather.
+/// Collective: one step of a construction, within rendezvous_timeout_ms. `code` reports whether this rank's part succeeded
+/// (SY_OK) or failed; `text` may be NULL. If any rank reports a failure, all ranks, including peers that are creating an
+/// object, fail with the error of the lowest failed rank; the group stays usable. Otherwise gathers like sy_group_all_gather.
 sy_code sy_group_agree(sy_group* group, const char* subject, sy_code code, const char* text, const void* mine, size_t bytes,
                        void* all);
 /// Returns the pending fault of this rank, or SY_OK.
@@ -158,27 +159,28 @@ sy_code sy_group_check(const sy_group* group);
 /// Ends every wait of every rank with SY_PEER_FAILED (this rank, `reason`). `reason` is a sy_code other than
 /// SY_OK, or a caller-defined number up to 255. Idempotent: the first failure counts.
 sy_code sy_group_abort(sy_group* group, int32_t reason);
-/// The rank leaves now, but its objects stay alive; later calls are SY_INVALID_ARGUMENT. CUDA: waits for the GPU.
+/// The rank leaves now, but its objects stay alive; later calls return SY_INVALID_ARGUMENT. CUDA: waits for the GPU.
 sy_code sy_group_leave(sy_group* group);
 
 /// Bytes of the symmetric heap on this rank: in use and total. Either pointer may be NULL.
 sy_code sy_group_heap(const sy_group* group, size_t* used, size_t* size);
 
-/// Collective. Makes `bytes` bytes at `memory` accessible to all ranks, so that combine reads rows in it in place. Sizes may
-/// differ; NULL with 0 bytes is a rank without a buffer. At most 64 registrations at a time. CPU: ranks as threads only. CUDA:
-/// cudaMalloc, or cuMemCreate with POSIX file descriptors, on the rank's GPU. Errors occur on all ranks alike and leave the
+/// Collective. Makes `bytes` bytes at `memory` accessible to all ranks, so that combine can read rows there in place. Sizes may
+/// differ; a rank without a buffer passes NULL and 0. At most 64 registrations at a time. CPU: ranks as threads only. CUDA:
+/// cudaMalloc, or cuMemCreate with POSIX file descriptors, on the rank's GPU. Errors are the same on all ranks and leave the
 /// group usable.
 sy_code sy_group_register_memory(sy_group* group, void* memory, size_t bytes, sy_registered** registered);
-/// Ends the registration for this rank: call it after the same call on each rank, and before any rank frees its memory
-/// (sy_group_barrier in between). CUDA: waits for the GPU.
+/// Ends the registration for this rank. All ranks must call it at the same point in their sequence of calls, and no rank may
+/// free its memory before all have (use sy_group_barrier in between). CUDA: waits for the GPU.
 sy_code sy_registered_destroy(sy_registered* registered);
 
 /// Collective, after all calls of all ranks have returned (CUDA: waits for the GPU). Returns the memory of the symmetric heap
 /// to the system until sy_group_wake. Exchanges and handles survive at the same addresses; the contents of rows in the heap are
-/// lost. Until then calls that need the heap are SY_INVALID_ARGUMENT and change nothing. SY_UNSUPPORTED if the
-/// memory cannot be returned.
+/// lost. Until then calls that need the heap return SY_INVALID_ARGUMENT and change nothing. SY_UNSUPPORTED if the memory cannot
+/// be returned.
 sy_code sy_group_sleep(sy_group* group);
-/// Collective. SY_SYSTEM on all ranks if memory is insufficient: the group still sleeps, and this may be called again.
+/// Collective. Returns SY_SYSTEM on all ranks if memory is insufficient; the group then still sleeps, and the call may be
+/// repeated.
 sy_code sy_group_wake(sy_group* group);
 
 // ---- Sizes ----
@@ -232,12 +234,12 @@ sy_code sy_exchange_heap_bytes(const sy_normal_config* config, int32_t world, sy
 sy_code sy_exchange_max_rows(const sy_normal_config* config, int32_t world, int64_t* rows);
 
 /// Collective. Outputs and row buffers of destroyed exchanges keep their exchange's memory, and the heaps of all ranks must
-/// have equal layouts: before another exchange is created in the same group, they must be destroyed on all ranks or on none.
-/// Errors: invalid_argument, heap_exhausted, mismatch.
+/// have equal layouts: before another exchange is created in the same group, these objects must be destroyed on all ranks or on
+/// none. Errors: invalid_argument, heap_exhausted, mismatch.
 sy_code sy_exchange_create(sy_group* group, const sy_normal_config* config, sy_exchange** exchange);
 sy_code sy_exchange_destroy(sy_exchange* exchange);
 /// Local. Sets the call site of later calls: a caller-chosen number from 1 to 32767, for example the layer of a model; 0, the
-/// default: none. Calls with different sites are a mismatch, whose text has both. Errors: invalid_argument.
+/// default: none. Calls with different sites fail with a mismatch whose text contains both. Errors: invalid_argument.
 sy_code sy_exchange_set_site(sy_exchange* exchange, uint32_t site);
 
 /// Options of one dispatch; equal on all ranks except `capacity` and `out`.
@@ -248,7 +250,8 @@ typedef struct sy_dispatch_options {
   sy_overflow overflow;
   sy_padding padding;
   int64_t capacity;  ///< SY_SIZE_CAPACITY: maximum rows that this rank accepts, padding included
-  /// CUDA: cudaStream_t on which all work is enqueued; NULL: the legacy default stream. The CPU ignores this and the next two.
+  /// CUDA: cudaStream_t on which all work is enqueued; NULL: the legacy default stream. The CPU ignores this member and the
+  /// next two.
   void* stream;
   /// CUDA: device memory, or NULL: T, read when the kernel runs, so that it can vary in a graph; clamped to [0, T of the ids].
   const int32_t* device_tokens;
@@ -256,10 +259,10 @@ typedef struct sy_dispatch_options {
   /// 0 or 1; CUDA: the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for
   /// its tensors. This skips the driver query, which takes the host longer than all other checks. Everything else is checked.
   sy_bool known_memory;
-  /// Both backends: destination of the rows instead of the exchange's pool, or NULL. Has the delivered type and scales and room
-  /// for the allocated rows (worst case, capacity, cached: else invalid_argument; exact: else pool_exhausted on all ranks).
-  /// Costs one local copy of the delivered rows, or none if they have no scales and go to a sy_rows of direct staging; the pool
-  /// memory is free again afterwards. Read only during the call.
+  /// Both backends: destination of the rows instead of the exchange's pool, or NULL. It must have the delivered type and scales
+  /// and room for the allocated rows (worst case, capacity, cached: else invalid_argument; exact: else pool_exhausted on all
+  /// ranks). Costs one local copy of the delivered rows, or none for rows without scales in a sy_rows under direct staging; the
+  /// pool memory is free again afterwards. Read only during the call.
   const sy_row_view* out;
 } sy_dispatch_options;
 
@@ -272,8 +275,8 @@ sy_code sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, 
 sy_code sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
                                     const sy_dispatch_options* options, sy_dispatched** dispatched);
 
-/// Result of a dispatch. Pointers are valid until sy_dispatched_destroy; those to routing (all except `x` and `x_scales`) also
-/// as long as `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no element. CUDA: device
+/// Result of a dispatch. Pointers are valid until sy_dispatched_destroy; routing pointers (all except `x` and `x_scales`) also
+/// while `handle` is retained. A pointer is NULL if the array does not apply to the layout or has no elements. CUDA: device
 /// pointers; the weights are NULL only if this rank has tokens and passed no weights.
 typedef struct sy_dispatched_view {
   size_t struct_size;
@@ -309,17 +312,17 @@ typedef struct sy_dispatched_view {
   const int64_t* invalid_ids;         ///< one number: sy_handle_invalid_ids, readable without a host wait
 } sy_dispatched_view;
 sy_code sy_dispatched_get(const sy_dispatched* dispatched, sy_dispatched_view* view);
-/// CUDA: `stream` (cudaStream_t), other than the delivery stream, uses the rows. Their memory is not reused before the work
-/// enqueued on `stream` up to the destruction is done. If it is being captured, the rows also belong to its graph.
+/// CUDA: `stream` (cudaStream_t), other than the delivery stream, uses the rows. The rows' memory is not reused until the work
+/// enqueued on `stream` before their destruction is done. If it is being captured, the rows also belong to its graph.
 sy_code sy_dispatched_used_by(sy_dispatched* dispatched, void* stream);
 sy_code sy_dispatched_destroy(sy_dispatched* dispatched);
 
-/// The stream argument of sy_exchange_allocate_rows for rows that work on any stream may use.
+/// Value of the stream argument of sy_exchange_allocate_rows for rows that may be used on any stream.
 #define SY_ANY_STREAM ((void*)~(uintptr_t)0)
 /// Allocates rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialized; combine reads them in place.
 /// CUDA: `stream` (cudaStream_t) waits for earlier users of the memory; if it is captured, the graph owns the rows. With
-/// SY_ANY_STREAM the rows are idle memory, and if none is idle, the calling thread waits. The CPU ignores `stream`. Errors:
-/// pool_exhausted.
+/// SY_ANY_STREAM the rows come from idle memory, for which the calling thread waits if necessary. The CPU ignores `stream`.
+/// Errors: pool_exhausted.
 sy_code sy_exchange_allocate_rows(sy_exchange* exchange, const sy_handle* handle, sy_dtype dtype, void* stream, sy_rows** rows);
 sy_code sy_rows_get(const sy_rows* rows, sy_row_view* view);
 sy_code sy_rows_used_by(sy_rows* rows, void* stream);  ///< as sy_dispatched_used_by
@@ -358,8 +361,8 @@ typedef struct sy_call_statistics {
 #include "switchyard/statistics.def"
 } sy_call_statistics;
 sy_code sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics);
-/// Invalid ids in this rank's calls so far (sy_invalid_ids). CUDA: of calls that have run, replays included; waits for no
-/// kernel.
+/// Number of invalid ids in this rank's calls so far (sy_invalid_ids). CUDA: counts calls that have run, replays included; does
+/// not wait for kernels.
 sy_code sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count);
 
 // ---- Handle ----
@@ -375,8 +378,8 @@ sy_code sy_handle_num_tokens(const sy_handle* handle, int64_t* num_tokens);  ///
 sy_code sy_handle_rows(const sy_handle* handle, int64_t* rows);              ///< M, padding included
 sy_code sy_handle_invalid_ids(const sy_handle* handle, int64_t* count);      ///< of this rank; 0 if deserialized
 
-/// Library-owned arrays: the calls below fill a struct whose `storage` keeps its arrays alive. Release it once when done (NULL
-/// is accepted); reusing the struct for another call does not release the earlier storage.
+/// Library-owned arrays: the calls below fill a struct whose `storage` owns its arrays. Release it once when done (NULL is
+/// accepted); reusing the struct for another call does not release the earlier storage.
 sy_code sy_storage_release(sy_storage* storage);
 
 /// Host-side counts of the rows that a dispatch delivered.

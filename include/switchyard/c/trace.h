@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: traces, the counterpart of switchyard/trace.hpp: a timeline of what every worker of every rank did, for Perfetto and
-/// chrome://tracing. The rules of switchyard.h on errors, structs and ownership apply; docs/concepts/trace.md describes the
-/// recorded events. All functions are local.
+/// C ABI: traces, the counterpart of switchyard/trace.hpp: a timeline of the activity of every worker of every rank, for
+/// Perfetto and chrome://tracing. The rules of switchyard.h on errors, structs and ownership apply; docs/concepts/trace.md
+/// describes the recorded events. All functions are local.
 ///
 /// Threads: different ranks may record into one trace at the same time. Functions that read or clear (all except
 /// sy_group_set_trace and spans) must not run while a traced call is in flight.
@@ -28,15 +28,15 @@ typedef struct sy_trace_options {
 
 /// Creates a trace for the ranks of a group of `world`. `options` NULL: defaults. Errors: invalid_argument naming the argument.
 sy_code sy_trace_create(int32_t world, const sy_trace_options* options, sy_trace** trace);
-/// Groups that record into the trace, and its open spans, keep the memory until they end.
+/// Groups that record into the trace, and open spans, keep its memory until they end.
 sy_code sy_trace_destroy(sy_trace* trace);
 
 /// Records this rank's calls from now on; `trace` NULL stops recording. CPU: the trace must be made for the group's workers.
 /// CUDA: when recording stops, this waits for the GPU. Errors: invalid_argument if the trace was made for another shape.
 sy_code sy_group_set_trace(sy_group* group, sy_trace* trace);
 
-/// Id of a user-defined phase, or of the built-in phase of that name; call before recording starts. `unit`: what the argument
-/// of its spans counts; NULL: nothing.
+/// Id of a user-defined phase, or of the built-in phase of that name; call before recording starts. `unit`: unit of the
+/// argument of its spans; NULL: none.
 sy_code sy_trace_event(sy_trace* trace, const char* name, const char* unit, int32_t* event);
 /// Starts a span on the track of rank `rank`'s calls; sy_trace_span_end ends it, on the same thread.
 sy_code sy_trace_span_begin(sy_trace* trace, int32_t rank, int32_t event, int64_t arg, sy_trace_span** span);
@@ -62,7 +62,7 @@ sy_code sy_trace_merge(sy_trace* trace, const void* data, size_t size);
 typedef struct sy_trace_phase {
   const char* name;      ///< "send_rows", "wait_rows", ...
   const char* category;  ///< "call", "plan", "move", "wait", "compute" or "user"
-  const char* unit;      ///< what `arg_sum` counts
+  const char* unit;      ///< unit of `arg_sum`
   int32_t rank;
   int32_t reserved;
   uint64_t count;     ///< spans

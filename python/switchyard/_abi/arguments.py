@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The declaration of every argument of every public function, and the checks that follow from it.
+"""Declarations of all arguments of the public functions, and the checks derived from them.
 
-:data:`FUNCTIONS` is the table: for each function, by qualified name, each argument and its kind (kinds.py). A test enumerates
-the public callables and fails if a parameter has no declaration; another passes wrong values to every declared parameter.
-Functions without tensors are decorated with :func:`checked`; functions with tensors read them through the takers that
-:func:`bind` makes of their declarations for one object. Symbols in shapes: T tokens of this rank, K experts per token, H
-hidden, L experts of this rank, R rows, W ranks, I intermediate.
+:data:`FUNCTIONS` maps each function, by qualified name, to its arguments and their kinds (kinds.py). A test enumerates the
+public callables and fails if a parameter has no declaration; another passes wrong values to every declared parameter. Functions
+without tensors are decorated with :func:`checked`; functions with tensors use the takers that :func:`bind` makes for one object
+from its declarations. Symbols in shapes: T tokens of this rank, K experts per token, H hidden, L experts of this rank, R rows,
+W ranks, I intermediate.
 """
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ FUNCTIONS: Dict[str, Arguments] = {
                               "probs": Tensor(("M", "K"), (F32,), optional=True), "out": Tensor(("M", "H"), _SUMMED, True, optional=True),
                               "num_sms": _NUM_SMS},
     "LedgerCombine.last_call": {}, "LedgerCombine.close": {},
-    # The tables of a ledger, members of the argument of LedgerCombine.prepare.
+    # Tables of a ledger: members of the argument of LedgerCombine.prepare.
     "Ledger": {"ledger.peer_token_per_expert": Tensor(("W", "Ep"), (I32,)), "ledger.expanded_row_idx": Tensor(("routes",), (I32,)),
                "ledger.cumsum_per_expert": Tensor(("W", "Ep"), (I32,)), "ledger.dispatch_offset": Tensor(("L",), (I32,)),
                "ledger.prev_sum_before_rank": Tensor(("W", "L"), (I32,))},
@@ -151,8 +151,8 @@ FUNCTIONS: Dict[str, Arguments] = {
 
 def checked(name: str, called: Optional[str] = None) -> Callable[[Function], Function]:
     """Decorates a function so that its arguments are checked as :data:`FUNCTIONS` declares those of `name`. The function itself
-    checks its tensors. For functions that may cost a few microseconds more. `called`: the name that TypeErrors of missing and
-    unknown keywords use."""
+    checks its tensors. Only for functions that may take a few microseconds longer. `called`: the function name in TypeErrors of
+    missing and unknown keywords."""
     declared = {argument: kind for argument, kind in FUNCTIONS[name].items() if hasattr(kind, "check")}
 
     def decorate(function: Function) -> Function:
@@ -177,15 +177,15 @@ def checked(name: str, called: Optional[str] = None) -> Callable[[Function], Fun
 
 
 def check(name: str, **values: Any) -> None:
-    """Checks arguments of an undecorated function, off its fast path."""
+    """Checks the arguments of an undecorated function, off its fast path."""
     declared = FUNCTIONS[name]
     for argument, value in values.items():
         declared[argument].check(argument, value)
 
 
 def bind(function: str, backend: int, **sizes: int) -> SimpleNamespace:
-    """Makes takers of the tensors of `function`, for an object whose group has this backend and whose shapes have these
-    sizes."""
+    """Makes takers for the tensor arguments of `function`, for an object whose group has this backend and whose shapes have
+    these sizes."""
     found = SimpleNamespace()
     for name, kind in FUNCTIONS[function].items():
         declared = kind.each if isinstance(kind, Several) else kind

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of arrays: numpy arrays and torch tensors to pointers, and memory of the library to arrays.
 
-numpy has no bf16 and no fp8. Arrays of ml_dtypes' types are accepted, and results then have these types; otherwise uint16 holds
-the bits of bf16 and uint8 those of fp8 e4m3. torch is used only if other code has imported it.
+numpy has neither bf16 nor fp8. If arguments have ml_dtypes types, so do the results; otherwise uint16 holds the bits of bf16
+and uint8 those of fp8 e4m3. torch is used only if other code has imported it.
 """
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class NumpyArrays:
         return array.flags.c_contiguous
 
     def has_memory(self, array: np.ndarray) -> bool:
-        """Whether the array's elements are stored in its memory."""
+        """Returns whether the array's elements are stored in its memory."""
         return type(array) is np.ndarray or not isinstance(array, np.ma.MaskedArray)
 
     def where(self, array: np.ndarray) -> Tuple[int, int]:
@@ -101,7 +101,8 @@ class TorchArrays:
         #: Returns the handle of a GPU's current stream, without making a stream object where torch supports that.
         self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream)
 
-        # The allocation functions of code made by torch.compile, which take less than half of the time of Tensor.new_empty.
+        # The allocation function that torch.compile's generated code uses; it takes less than half the time of
+        # Tensor.new_empty.
         made = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
         self._empty_cpu, self._empty_cuda = getattr(made, "_empty_strided_cpu", None), getattr(made, "_empty_strided_cuda", None)
         self.increment_version = torch.autograd.graph.increment_version
@@ -111,7 +112,8 @@ class TorchArrays:
         return self.codes.get(tensor.dtype, -1)
 
     def rows(self, number: int, columns: int, like: Any) -> Any:
-        """Makes a fresh tensor [number, columns] of the type and on the device of `like`, which is no subclass of Tensor."""
+        """Makes a new tensor [number, columns] of the type and on the device of `like`, which must not be an instance of a
+        Tensor subclass."""
         if like.is_cuda:
             if self._empty_cuda is not None and like.get_device() == self._current_device():
                 return self._empty_cuda((number, columns), (columns, 1), like.dtype)
@@ -126,7 +128,8 @@ class TorchArrays:
         return tensor.layout is self._strided and tensor.is_contiguous()
 
     def has_memory(self, tensor: Any) -> bool:
-        """Whether the tensor's elements are stored in its memory: false for sparse tensors and for wrappers such as DTensor."""
+        """Returns whether the tensor's elements are stored in its memory: false for sparse tensors and for wrappers such as
+        DTensor."""
         if type(tensor) is self.Tensor or type(tensor) is self._Parameter:
             return tensor.layout is self._strided
         return tensor.layout is self._strided and (not tensor.numel() or tensor.data_ptr() != 0)
@@ -198,8 +201,8 @@ def arrays_of(array: Any, name: str) -> Tuple[Any, Arrays]:
 
 
 def written(*arrays: Any) -> None:
-    """Raises the version counters of torch tensors among `arrays`, which the library has written: autograd then refuses a
-    backward pass that needs their previous content."""
+    """Increments the version counters of the torch tensors among `arrays`, which the library has written, so that autograd
+    rejects a backward pass that needs their previous content."""
     if _torch is not None:
         for each in arrays:
             if isinstance(each, _torch.torch.Tensor):
@@ -211,7 +214,7 @@ def describe(shape: Sequence[object]) -> str:
 
 
 def _fits(given: Sequence[int], shape: Sequence[Union[int, str]]) -> bool:
-    """Whether the shape `given` matches `shape`, in which a word matches any number."""
+    """Returns whether the shape `given` matches `shape`, in which a str matches any number."""
     if len(given) != len(shape):
         return False
     for want, got in zip(shape, given):
@@ -221,13 +224,13 @@ def _fits(given: Sequence[int], shape: Sequence[Union[int, str]]) -> bool:
 
 
 def arrays_of_torch() -> Any:
-    """Returns the handler of tensors, once :func:`code_of` has recognized one."""
+    """Returns the tensor handler; call it only after :func:`code_of` has recognized a tensor."""
     return _torch
 
 
 def code_of(tensor: Any, shape: Sequence[int], codes: Tuple[int, ...], backend: int) -> Optional[int]:
-    """Returns the row type or element type of a torch tensor that :func:`take` would accept with exactly this shape. None: take
-    decides."""
+    """Returns the row type or element type of a torch tensor that :func:`take` would accept with exactly this shape; None if
+    only :func:`take` can decide."""
     if _torch is None or not isinstance(tensor, _torch.Tensor):
         return None
     code = _torch.codes.get(tensor.dtype)
@@ -249,7 +252,7 @@ def code_of_rows(tensor: Any, columns: int, codes: Tuple[int, ...], backend: int
 
 class Taker:
     """A tensor argument of one object: its name, the allowed values, and the check of the value that a call passes. In `shape`
-    a word matches any number. `strided`: it need not be dense. `written`: the call writes into it."""
+    a str matches any number. `strided`: the tensor need not be dense. `written`: the call writes to it."""
 
     __slots__ = ("name", "shape", "types", "backend", "strided", "written", "_rest")
 
@@ -259,9 +262,9 @@ class Taker:
         self._rest = shape[1:]
 
     def __call__(self, array: Any, first: Optional[int] = None, types: Optional[Tuple[int, ...]] = None, device: int = -1) -> Taken:
-        """Returns address, shape and type of `array`. Raises InvalidArgument, which names the allowed values. `first`: the
-        first size, if only the call determines it. `types`: those that this call allows. `device`: the GPU that it must be on,
-        -1: that of the group, which the library checks."""
+        """Returns address, shape and type of `array`. Raises InvalidArgument, whose text lists the allowed values. `first`: the
+        first size, if it is known only per call. `types`: the types that this call allows. `device`: the GPU on which the array
+        must be; -1: the group's GPU, which the library checks."""
         codes, shape = types or self.types, self.shape if first is None else (first, *self._rest)
         # Fast paths of correct calls.
         if type(array) is np.ndarray:
@@ -281,7 +284,7 @@ class Taker:
         return self._look(array, shape, codes, device)
 
     def _look(self, array: Any, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], device: int) -> Taken:
-        """Like :meth:`__call__`, for any array, and names the reason for a refusal."""
+        """Like :meth:`__call__`, for any array, with the reason for a refusal."""
         name = self.name
         array, arrays = arrays_of(array, name)
         given = tuple(array.shape)
@@ -303,12 +306,12 @@ class Taker:
 
 def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1,
          strided: bool = False, written: bool = False) -> Taken:
-    """Takes `array` as an argument whose shape follows from other arguments of the call."""
+    """Takes `array` as an argument whose shape depends on other arguments of the call."""
     return Taker(name, tuple(shape), codes, backend, strided, written)(array, None, None, device)
 
 
 def _check_memory(array: Any, arrays: Arrays, name: str, strided: bool, written: bool) -> None:
-    """Refuses arrays whose memory does not hold the elements that the library would read or write."""
+    """Rejects arrays whose memory does not hold the elements that the library would read or write."""
     if not arrays.has_memory(array):
         kind = type(array).__name__ if isinstance(array, np.ndarray) else f"{type(array).__name__}, layout {array.layout}"
         invalid(f"{name} is a {kind}: must be a plain array in memory of its own, without masks, and not sparse")
@@ -322,7 +325,7 @@ def _check_memory(array: Any, arrays: Arrays, name: str, strided: bool, written:
 
 
 def _bytes(taken: Taken) -> int:
-    """Size from the first element to the end of the last one, if there are no gaps."""
+    """Bytes from the first element to the end of the last one, if there are no gaps."""
     size = _BYTES[taken.code]
     for each in taken.shape:
         size *= each
@@ -330,8 +333,8 @@ def _bytes(taken: Taken) -> int:
 
 
 def check_apart(name: str, written: Taken, **others: Optional[Taken]) -> None:
-    """Refuses an argument that the call writes if it shares memory with another argument, whose rows other ranks read
-    meanwhile."""
+    """Rejects an argument that the call writes if it shares memory with another argument, because other ranks read that
+    argument's rows meanwhile."""
     begin = written.pointer
     end = begin + _bytes(written)
     for other, taken in others.items():
@@ -343,5 +346,5 @@ def check_apart(name: str, written: Taken, **others: Optional[Taken]) -> None:
 
 
 def refuse_overlap(name: str, other: str) -> NoReturn:
-    """Raises for two arguments that share memory."""
+    """Raises InvalidArgument for two arguments that share memory."""
     invalid(f"{name} shares memory with {other}: the call reads {other} while it writes {name}; give {name} memory of its own")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared library: its location, the checks at load time, and conversion of its failures to exceptions.
+"""The shared library: its location, the checks at load time, and the conversion of its failures to exceptions.
 
 Calls go through ctypes, which releases the interpreter's lock while the library works. Structs are made once per object and
 refilled for each call, because making them costs more than the call.
@@ -21,7 +21,7 @@ from .names import invalid
 from .words import in_python
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-#: Version of the library that this package was written for.
+#: Library version for which this package was written.
 _MAJOR, _MINOR = 0, 1
 
 # The letters of signatures.py.
@@ -53,7 +53,7 @@ def _candidates(stem: str, variable: str) -> List[str]:
 
 
 def stem_of(path: Path) -> str:
-    """Returns the name of a library without version and without auditwheel's suffix."""
+    """Returns the name of a library without its version and without auditwheel's suffix."""
     return path.name.split(".")[0].split("-")[0]
 
 
@@ -109,8 +109,8 @@ _bare: Dict[str, Any] = {}
 
 
 def bare(name: str) -> Any:
-    """Returns a function of the library that is called without conversion of its arguments, which must be ctypes objects of the
-    right types. That is faster than converting each."""
+    """Returns a function of the library that is called without argument conversion, which is faster; its arguments must be
+    ctypes objects of the right types."""
     function = _bare.get(name)
     if function is None:
         function = _bare[name] = library().functions[name]  # a separate object, unlike the attribute
@@ -119,7 +119,7 @@ def bare(name: str) -> Any:
 
 
 def layer_library() -> Library:
-    """Returns libswitchyard_layer. A wheel contains it only if it was built with it, because it adds 40 MB of oneDNN."""
+    """Returns libswitchyard_layer. Wheels contain it only if built with it, because it adds 40 MB of oneDNN."""
     global _layer
     if _layer is None:
         library()
@@ -160,7 +160,7 @@ def check(code: int) -> None:
 
 
 def check_collective(code: int) -> None:
-    """Like check, for collective functions of the library, which report their error to the peers."""
+    """Like check(), for collective functions of the library, which report their errors to the peers."""
     if code:
         error = failure(code)
         error.peers_know = True
@@ -168,7 +168,7 @@ def check_collective(code: int) -> None:
 
 
 def number_from(function: Any, *arguments: Any) -> int:
-    """Returns the number that a function writes to the int64_t that is its last argument."""
+    """Returns the number that a function writes to its last argument, an int64_t pointer."""
     number = c_int64()
     check(function(*arguments, byref(number)))
     return number.value
@@ -179,15 +179,14 @@ def _raise(code: int) -> NoReturn:
 
 
 # Number of forks between the process that imported this module and this one. Objects belong to the process that made them: a
-# forked child lacks its threads and the memory that a fork does not pass on, so the child's calls raise, and it releases
-# nothing.
+# forked child lacks that process's threads and part of its memory, so calls in the child raise, and it releases nothing.
 _process = [0]
 _locks: "MutableSet[CallLock]" = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """Runs in the child. Objects with calls lose their pointers, so that the fast paths of calls, which check nothing else, end
-    in :func:`alive`. Locks that other threads of the parent held would stay locked."""
+    """Runs in the child. Clears the pointers of objects with calls, so that the calls' fast paths, which check nothing else,
+    end in :func:`alive`. Resets locks that other threads of the parent held."""
     _process[0] += 1
     for lock in list(_locks):
         lock.reset()
@@ -200,13 +199,14 @@ os.register_at_fork(after_in_child=_forked)
 
 class CallLock:
     """Admits one thread at a time to the calls of a group. Objects that end on another thread meanwhile are released when the
-    call has returned: that thread must not wait, because the call may be waiting for the thread that collects them."""
+    call has returned: that thread must not wait, because the call may be waiting for the thread that runs the garbage
+    collection."""
 
     __slots__ = ("acquire", "release_only", "later", "members", "_lock", "__weakref__")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        #: Objects of the group that have calls: they end with the group.
+        #: Objects of the group that have calls; they end with the group.
         self.members: MutableSet[Owned] = weakref.WeakSet()
         _locks.add(self)
         # A caller of `release_only` must call `give_back` if `later` is not empty.
@@ -230,7 +230,7 @@ class CallLock:
         self.later.clear()
 
     def give_back_soon(self, destroy: Callable[[int], Any], pointer: int) -> None:
-        """Releases at once if no thread is in a call; otherwise the thread in the call does."""
+        """Releases the object at once if no thread is in a call; otherwise the calling thread releases it after its call."""
         self.later.append((destroy, pointer))
         self.give_back()
 
@@ -246,8 +246,8 @@ class CallLock:
 
 
 class Owned:
-    """An object of the library that is released once, when it is no longer referenced. `keeps` are Python objects that must
-    live as long. With a `lock` it is not released while a thread is in a call of its group."""
+    """An object of the library that is released once, when it is no longer referenced. `keeps`: Python objects that must live
+    as long. With a `lock` it is not released while a thread is in a call of its group."""
 
     __slots__ = ("pointer", "_destroy", "_lock", "_keeps", "_made_in", "__weakref__")
 
@@ -262,7 +262,7 @@ class Owned:
         raise TypeError("an object of switchyard belongs to its process and cannot be pickled or copied")
 
     def close(self) -> None:
-        """Releases it now, once."""
+        """Releases the object now, once."""
         pointer, self.pointer = self.pointer, None
         if pointer and self._made_in == _process[0]:
             if self._lock is None:
@@ -282,8 +282,8 @@ class Owned:
 
 
 def alive(owned: Owned, what: str, group: Any = None) -> int:
-    """Returns the pointer of `owned`. Raises if it was closed, alone or with its group, or was made by a process from which
-    this one was forked."""
+    """Returns the pointer of `owned`. Raises if the object or its group was closed, or if a process from which this one was
+    forked made it."""
     pointer = owned.pointer
     if pointer and owned._made_in == _process[0]:
         return pointer

@@ -2,7 +2,7 @@
 """Kinds of arguments: the declarations used in arguments.py, and the check of a value against each.
 
 ``check(name, value)`` returns the value in the library's form, or raises InvalidArgument (InvalidType if the type is wrong),
-whose text names the argument, its value and the allowed values. Tensors are checked by :func:`.arrays.take`, with sizes of the
+whose text gives the argument, its value and the allowed values. Tensors are checked by :func:`.arrays.take`, with sizes of the
 call.
 """
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .names import DTYPES, dtype_of, invalid, invalid_type, value_of
 
 
 def shown(value: object) -> str:
-    """Returns `value` for the text of an error, in at most 60 characters."""
+    """Returns `value` as text for an error, in at most 60 characters."""
     try:
         text = repr(value)
     except Exception:  # an object of the caller's
@@ -29,9 +29,9 @@ def _wrong_type(name: str, value: object, allowed: str) -> NoReturn:
 
 
 class Tensor(NamedTuple):
-    """An array or tensor. `shape` has numbers and symbols: a symbol that neither the object nor the call defines matches any
-    number. `types` are row types and element types. `written`: the call writes into it, so it must not be read-only or share
-    memory with another argument. `strided`: need not be dense. `pair`: fp8 rows are given as (rows, scales)."""
+    """An array or tensor. `shape` has numbers and symbols; a symbol that neither the object nor the call defines matches any
+    number. `types` are row types and element types. `written`: the call writes to it, so it must not be read-only or share
+    memory with another argument. `strided`: it need not be dense. `pair`: fp8 rows are given as (rows, scales)."""
 
     shape: Tuple[Union[str, int], ...]
     types: Tuple[int, ...]
@@ -79,7 +79,7 @@ class Real(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """A time of at least a millisecond. `optional`: None means no deadline, or the default."""
+    """A time of at least one millisecond. `optional`: None is allowed and means no deadline, or the default."""
 
     optional: bool = False
 
@@ -95,7 +95,7 @@ class Seconds(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A word of an enumeration. None means "none" where that word exists, or the default if `optional`."""
+    """A value of an enumeration, by name. None means "none" if the enumeration has it, or the default if `optional`."""
 
     table: Dict[str, int]
     optional: bool = False
@@ -107,7 +107,7 @@ class Word(NamedTuple):
 
 
 class RowType(NamedTuple):
-    """A word, or the numpy or torch dtype of that name."""
+    """The name of a row type, or the numpy or torch dtype of that name."""
 
     optional: bool = False
 
@@ -177,7 +177,7 @@ class Instance(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """An object of a foreign class, recognized by an attribute. None, if `optional`."""
+    """An object of another package's class, recognized by an attribute; or None, if `optional`."""
 
     what: str
     attribute: str
@@ -197,7 +197,7 @@ class Any_(NamedTuple):
 
 
 class Several(NamedTuple):
-    """At most `most` tensors, in a tuple or list, or a single one, or None."""
+    """At most `most` tensors, as a tuple or list; or a single tensor; or None."""
 
     each: Tensor
     most: int

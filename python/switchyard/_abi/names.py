@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words for the enumerations of the C interface, and errors that name the allowed values."""
+"""Names for the enumerations of the C interface, and errors that list the allowed values."""
 from __future__ import annotations
 
 from typing import Dict, NoReturn, Union
@@ -21,12 +21,12 @@ _ALIASES = {"bfloat16": "bf16", "float16": "f16", "half": "f16", "float32": "f32
 
 
 def name_of(table: Dict[str, int], value: int) -> str:
-    """Returns the word for `value`."""
+    """Returns the name of `value`."""
     return next((word for word, number in table.items() if number == value), str(value))
 
 
 def invalid(text: str) -> NoReturn:
-    """Raises InvalidArgument for an error that Python found before the library."""
+    """Raises InvalidArgument for an error that Python detects before it calls the library."""
     error = InvalidArgument(text)
     error.found_by_python = True
     raise error
@@ -40,7 +40,7 @@ def invalid_type(text: str) -> NoReturn:
 
 
 def value_of(table: Dict[str, int], argument: str, word: Union[str, None]) -> int:
-    """Returns the number of `word`. `None` is "none" where that word exists."""
+    """Returns the number of the name `word`. `None` is "none" if the enumeration has it."""
     key = "none" if word is None and "none" in table else word
     try:
         return table[key]  # type: ignore[index]
@@ -49,7 +49,7 @@ def value_of(table: Dict[str, int], argument: str, word: Union[str, None]) -> in
 
 
 def dtype_of(argument: str, dtype: object) -> int:
-    """Returns the number of a row type, given as one of the package's words, or as a numpy or torch dtype."""
+    """Returns the number of a row type, given by one of the package's names or as a numpy or torch dtype."""
     word = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     word = _ALIASES.get(word, word)
     if word in DTYPES:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repeated calls: the shortest path to the library, for torch tensors.
 
-A fully checked call records the properties of its tensors (``learn``). A later call is correct as well if its tensors have the
-same types and shapes, are on the same kind of device and are dense: only addresses change in its structs. These objects decline
-everything else without any effect, and the caller then uses the full path, which reports errors.
+A fully checked call records the properties of its tensors (``learn``). A later call needs no checks if its tensors have the
+same types and shapes, are on the same kind of device and are dense, because only addresses change in its structs. These objects
+decline all other calls without side effects; the caller then uses the full path, which reports errors.
 
 On GPUs the library queries the driver for the location of addresses in the first such call. A later call whose tensors are on
-the same GPU declares their memory as known, because torch tracks it; that takes less time.
+the same GPU sets ``known_memory``, because torch tracks the location; this saves time.
 
-Functions of the library are called without argument types (:func:`.ffi.bare`), so addresses are ctypes objects that are made
-once and refilled. All of this runs under the lock of the group, as in every call.
+Functions of the library are called without argument types (:func:`.ffi.bare`), so addresses are passed as ctypes objects that
+are made once and refilled. As in every call, the group's lock is held.
 """
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Repeated:
         self._f32 = torch.dtypes[F32]
 
     def _place(self, options: Any, rows: Any, other: Any, stream: Optional[int]) -> bool:
-        """CUDA: fills the options that depend on the location of the tensors; False if they are not on a GPU."""
+        """CUDA: sets the options that depend on the location of the tensors; returns False if they are not on a GPU."""
         if not (rows.is_cuda and (other is None or other.is_cuda)):
             return False
         device = rows.get_device()
@@ -66,7 +66,7 @@ class _Weighted(_Repeated):
     _weighted = False
 
     def _take_weights(self, topk_weights: Any, shape: Any) -> bool:
-        """Sets float32 weights of this shape, or none; False if `weights` is anything else."""
+        """Sets float32 weights of this shape, or none; returns False if `topk_weights` is anything else."""
         if topk_weights is None:
             self._options.topk_weights, self._weighted = None, False
             return True
@@ -90,7 +90,7 @@ class Dispatch(_Weighted):
         self._ids_shape: Any = None
 
     def learn(self, x: Any, topk_ids: Any) -> None:
-        """Learns from a successful call, under the lock."""
+        """Records the properties of a successful call. The lock must be held."""
         if type(x) is not self._Tensor or type(topk_ids) is not self._Tensor:
             return
         codes = arrays_of_torch().codes
@@ -99,7 +99,7 @@ class Dispatch(_Weighted):
         self._x.dtype, self._ids.is_int64 = codes[x.dtype], int(codes[topk_ids.dtype] == I64)
 
     def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, output: Any, stream: Optional[int] = None) -> bool:
-        """False: not applicable. `stream`: None: the current one of x's GPU."""
+        """Returns False if not applicable. `stream` None: the current stream of x's GPU."""
         tensor = self._Tensor
         if type(x) is not tensor or type(topk_ids) is not tensor or output._at is None:
             return False
@@ -145,13 +145,13 @@ class Combine(_Weighted):
         self._result = c_void_p()
 
     def learn(self, y: Any) -> None:
-        """Learns from a successful call, under the lock."""
+        """Records the properties of a successful call. The lock must be held."""
         if type(y) is self._Tensor:
             self._type, self._shape = y.dtype, y.shape
             self._x.rows, self._x.dtype = y.shape[0] * y.shape[1], arrays_of_torch().codes[y.dtype]
 
     def __call__(self, y: Any, received: Any, topk_weights: Any, stream: Optional[int] = None) -> Any:
-        """Returns the sums, or None: not applicable."""
+        """Returns the sums, or None if not applicable."""
         if type(y) is not self._Tensor or received._at is None or y.requires_grad or (topk_weights is not None and topk_weights.requires_grad):
             return None
         self._acquire()
@@ -178,10 +178,10 @@ class Combine(_Weighted):
 
 
 class _Normal(_Repeated):
-    """Normal-mode calls of rows without scales, of any number."""
+    """Normal-mode calls with any number of rows without scales."""
 
     def learn(self, x: Any) -> None:
-        """Learns from a successful call, under the lock."""
+        """Records the properties of a successful call. The lock must be held."""
         if type(x) is self._Tensor:
             self._type, self._x.dtype = x.dtype, arrays_of_torch().codes[x.dtype]
 
@@ -209,7 +209,7 @@ class NormalCombine(_Normal):
         self._result, self._nothing = c_void_p(), c_void_p()
 
     def __call__(self, y: Any, handle: Any, num_sms: int, stream: Optional[int] = None) -> Any:
-        """Returns the sums, or None: not applicable."""
+        """Returns the sums, or None if not applicable."""
         if type(y) is not self._Tensor or handle._at is None or handle._tokens is None:
             return None
         self._acquire()
@@ -228,7 +228,7 @@ class NormalCombine(_Normal):
 
 
 class NormalDispatch(_Normal):
-    """A dispatch by a handle into a tensor, new or the caller's, without any other result."""
+    """A dispatch by a handle into a new tensor or the caller's tensor, without any other result."""
 
     def __init__(self, exchange: Any) -> None:
         super().__init__(exchange, "sy_exchange_dispatch_cached")
@@ -246,13 +246,13 @@ class NormalDispatch(_Normal):
         self._row_bytes = self._hidden * DTYPE_BYTES[self._x.dtype]
 
     def _fits(self, out: Any, x: Any, number: int) -> bool:
-        """Whether `out` can hold `number` rows like x's."""
+        """Returns whether `out` can hold `number` rows of the kind of `x`."""
         shape = out.shape
         return (out.dtype is x.dtype and len(shape) == 2 and shape[0] >= number and shape[1] == self._hidden and out.is_contiguous()
                 and (out.get_device() == x.get_device() if self._cuda else out.is_cpu))
 
     def __call__(self, x: Any, handle: Any, num_sms: int, stream: Optional[int] = None, out: Any = None) -> Any:
-        """Returns the rows, the first of `out` if it is given, or None: not applicable."""
+        """Returns the rows (the first rows of `out`, if given), or None if not applicable."""
         if type(x) is not self._Tensor or handle._at is None:
             return None
         self._acquire()

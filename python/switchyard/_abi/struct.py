@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the structs of the C interface have in common."""
+"""Base class of the structs of the C interface."""
 from __future__ import annotations
 
 import ctypes

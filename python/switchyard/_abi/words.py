@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translates texts of the library to Python: the library names members of C++ structs, callers passed keywords."""
+"""Translates texts of the library to Python: the library's texts contain names of C++ struct members where callers used
+keywords."""
 from __future__ import annotations
 
 import re
 
-#: Members that have another name as a keyword.
+#: Members whose keyword has another name.
 _KEYWORDS = {"num_warps": "workers", "num_blocks": "workers"}
-#: Classes and functions that have another name.
+#: Classes and functions whose Python name differs.
 _NAMES = (
     ("NormalExchange::", "Exchange."), ("LowLatencyExchange::", "LowLatency."), ("Group::", "Group."), ("Handle::", "Handle."),
     ("LedgerCombine::", "LedgerCombine."), ("MoeLayer::", "MoeLayer."), ("NormalExchange", "Exchange"), ("LowLatencyExchange", "LowLatency"),

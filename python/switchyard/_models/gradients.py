@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of shares. A rank has only those of its experts, so any function that reduces gradients to one number for all
-parameters, a norm or whether all are finite, needs those of every rank. Gradients of shares are marked tensors, and the torch
-functions that compute such numbers from them (``clip_grad_norm_``, ``GradScaler``) are collective calls that return the number
-of the undivided model. In everything else they behave like any tensor.
+"""Gradients of shares. A rank has only the gradients of its own experts, so any function that reduces the gradients of all
+parameters to one value, such as a norm or whether all are finite, needs the gradients of every rank. Gradients of shares are
+therefore marked tensors, and the torch functions that compute such values from them (``clip_grad_norm_``, ``GradScaler``) are
+collective calls that return the value of the undivided model. In all other operations they behave like ordinary tensors.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _whole: Any = torch._C.DisableTorchFunctionSubclass
 
 
 def _over_ranks(group: Any, norms: Sequence[float], order: float) -> List[float]:
-    """Returns the norms of vectors of which each rank has a part, from the norms of the parts. Collective."""
+    """Returns the norms of vectors that are distributed over the ranks, from the norms of this rank's parts. Collective."""
     parts = [struct.unpack(f"{len(norms)}d", each) for each in group.all_gather(struct.pack(f"{len(norms)}d", *norms))]
     columns = list(zip(*parts))
     if math.isinf(order):
@@ -30,7 +30,7 @@ def _over_ranks(group: Any, norms: Sequence[float], order: float) -> List[float]
 
 
 class _Norm(torch.Tensor):
-    """A norm over all ranks, which may be combined with norms that are DTensors, as FSDP's are."""
+    """A norm over all ranks. It may be combined with norms that are DTensors, such as those of FSDP."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,7 +60,7 @@ class ShareGradient(torch.Tensor):
 
 
 def mark(gradient: Any, group: Any) -> Any:
-    """Marks `gradient` as that of a share."""
+    """Marks `gradient` as the gradient of a share."""
     marked = gradient.as_subclass(ShareGradient)
     marked._group = group
     return marked
@@ -89,7 +89,7 @@ def _norms(func: Any, tensors: Any, order: Any = 2, **kwargs: Any) -> Any:
 
 
 def _check_and_unscale(func: Any, tensors: Any, found: Any, scale: Any) -> Any:
-    """GradScaler: a non-finite value on one rank makes all ranks skip the step."""
+    """Used by GradScaler: a non-finite value on one rank makes all ranks skip the step."""
     with _whole():
         func(tensors, found, scale)
     group = next(each._group for each in tensors if isinstance(each, ShareGradient))
@@ -111,7 +111,7 @@ def share_of_parameter(parameter: Any) -> Any:
 
 
 def follow(parameter: Any, share: Any, divisor: int) -> None:
-    """Marks the gradients of `parameter` from now on, and divides the gradient that each pass adds. Once per parameter."""
+    """Marks all later gradients of `parameter`, and divides the gradient that each pass adds. Call once per parameter."""
     if parameter in _shares:
         return
     group = share.group

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """State dicts. If the ranks are those of a process group, a share is stored as a DTensor with placement Shard(0), from which
-torch.distributed.checkpoint derives its position; a loaded state dict may contain DTensors, whole tensors or shares.
+torch.distributed.checkpoint derives its position. A state dict to be loaded may contain DTensors, whole tensors or shares.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _watching = False
 
 
 def process_group(group: Any) -> Any:
-    """Returns the process group whose ranks are those of `group`, or None."""
+    """Returns the process group with the same ranks as `group`, or None."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
@@ -29,7 +29,7 @@ def process_group(group: Any) -> Any:
 
 
 def _mesh(share: Any) -> Any:
-    """Returns the device mesh of the ranks; None: they have no process group, or one rank holds everything."""
+    """Returns the device mesh of the ranks; None if they have no process group, or if one rank holds everything."""
     found = getattr(share.group, "_mesh", None)
     if found is None and share.group.size > 1:
         known = process_group(share.group)
@@ -41,7 +41,7 @@ def _mesh(share: Any) -> Any:
 
 
 def as_dtensor(share: Any, tensor: Any) -> Any:
-    """Returns this rank's part `tensor` of a tensor of all experts as a DTensor; unchanged without a process group."""
+    """Returns `tensor`, this rank's part of a tensor of all experts, as a DTensor; unchanged without a process group."""
     mesh = _mesh(share)
     if mesh is None:
         return tensor
@@ -58,7 +58,7 @@ def as_dtensor(share: Any, tensor: Any) -> Any:
 
 
 def as_share(share: Any, tensor: Any) -> Any:
-    """Returns the share of a tensor from a state dict."""
+    """Returns the share of a tensor of a state dict."""
     if hasattr(tensor, "to_local"):
         return tensor.to_local()
     if getattr(tensor, "dim", lambda: 0)() > 0 and tensor.shape[0] == share.experts != len(share.mine):
@@ -86,7 +86,7 @@ def _loading(module: Any, state: Any, prefix: str, *_: Any) -> None:
 
 
 def connect(share: Any, module: Any) -> None:
-    """Registers the share for state dicts of the module and of optimizers."""
+    """Registers the share for the state dicts of the module and of optimizers."""
     global _watching
     module.register_state_dict_post_hook(_saving)
     module.register_load_state_dict_pre_hook(_loading)
@@ -158,8 +158,7 @@ def _shares_of(optimizer: Any) -> List[Tuple[int, Any, Any]]:
 
 
 def _convert(optimizer: Any, state: Any, way: Any) -> Any:
-    """Returns a state dict of the optimizer, whose keys are numbers or names, with its tensors of experts converted by
-    `way`."""
+    """Returns a state dict of the optimizer, whose keys are numbers or names, with `way` applied to its tensors of experts."""
     keys, entries = [key for group in state["param_groups"] for key in group["params"]], dict(state["state"])
     for place, share, parameter in _shares_of(optimizer):
         if keys[place] in entries:
@@ -169,7 +168,7 @@ def _convert(optimizer: Any, state: Any, way: Any) -> Any:
 
 
 def _stepping(optimizer: Any, *unused: Any) -> None:
-    """Runs before each step of any optimizer: makes an optimizer with shares save and load them as models do."""
+    """Runs before each step of any optimizer. Makes an optimizer with shares save and load them in the same form as models."""
     if optimizer in _seen:
         return
     _seen.add(optimizer)
@@ -187,7 +186,7 @@ def _stepping(optimizer: Any, *unused: Any) -> None:
 
 
 def named(error: Mismatch, share: Any) -> Mismatch:
-    """Returns the error with names of modules instead of numbers of sites."""
+    """Returns the error with module names in place of site numbers."""
     names = share.group._sites
     text = re.sub(r"\(site (\d+)\)", lambda match: f"in {names.get(int(match.group(1)), 'another module')}", str(error))
     return Mismatch(f"{text} (this rank was in {share.name})")

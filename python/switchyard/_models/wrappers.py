@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares under DistributedDataParallel and FSDP: they are no replicas, so no wrapper may copy, average or shard them."""
+"""Shares under DistributedDataParallel and FSDP. Shares are not replicas, so no wrapper may copy, average or shard them."""
 from __future__ import annotations
 
 import sys
@@ -23,7 +23,7 @@ def of_experts(model: Any) -> Iterator[Tuple[str, Any]]:
 
 
 def keep_out_of_ddp(model: Any) -> None:
-    """Adds the shares to the list of parameters that DistributedDataParallel(model) ignores."""
+    """Adds the shares to the parameters that DistributedDataParallel(model) ignores."""
     kept = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
     model._ddp_params_and_buffers_to_ignore = sorted(kept | {name for name, _ in of_experts(model)})
 
@@ -34,7 +34,7 @@ def _active_ddp() -> Any:
 
 
 def _is_sharded(module: Any) -> bool:
-    """Whether fully_shard manages parameters of this module."""
+    """Returns whether fully_shard manages parameters of this module."""
     return any(each.__name__ == "FSDPModule" for each in type(module).__mro__)
 
 
@@ -73,8 +73,8 @@ def _checked(share: Any) -> Any:
 
 
 def check_replaced(share: Any, module: Any, above: List[Any]) -> None:
-    """Raises InvalidArgument if FSDP has taken the share's parameters. Other code may replace them by anything of the share's
-    shape."""
+    """Raises InvalidArgument if FSDP has taken over the share's parameters. Other code may replace them by anything of the
+    share's shape."""
     fully = any(map(_is_sharded, above))
     gone = [name for name in share.names if name not in module._parameters and not hasattr(module, "parametrizations")]
     if not fully and not gone:

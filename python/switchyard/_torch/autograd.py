@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch and combine of torch tensors that require gradients, or that torch.compile traces, through the operators of ops.py.
+"""Dispatch and combine of torch tensors that require gradients or that torch.compile traces, through the operators of ops.py.
 
-The backward pass of a dispatch is a combine, and vice versa, by the handle of the forward pass: nothing is counted again.
+The backward pass of a dispatch is a combine, and vice versa, with the handle of the forward pass: nothing is counted again.
 
     rank-major    rows[r] = x[token of r]              grad_x[t] = sum of grad_rows over the ranks of t
                   out[t]  = sum of y over ranks        grad_y[r] = grad_out[token of r]
     expert-major  rows[r] = x[token of r]              grad_x[t] = sum of grad_rows over the routes of t
                   out[t]  = sum of w[r] y[r]           grad_y[r] = w[r] grad_out[token of r],  grad_w[r] = dot(grad_out[...], y[r])
 
-Gradients of weights belong to the weights' owner: rank-major, they are sent with the rows; expert-major, through a small
-exchange whose row of route (t, k) has the gradient in column k and zeros elsewhere, so that their sum over routes is row t.
+Gradients of weights are returned to the weights' owner. Rank-major, they are sent with the rows. Expert-major, they are sent
+through a small exchange whose row of route (t, k) has the gradient in column k and zeros elsewhere, so that their sum over
+routes is row t.
 """
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _operators = torch.ops.switchyard
 
 
 def _keep(ctx: Any, plan: Any, *tensors: Any) -> None:
-    """Saves tensors for the backward pass. Outside graphs there is a cell instead of the plan."""
+    """Saves tensors for the backward pass. Outside graphs a cell takes the place of the plan."""
     ctx.cell = plan if isinstance(plan, _ops.Cell) else None
     ctx.save_for_backward(*tensors, None if ctx.cell is plan else plan)
 
@@ -48,7 +49,7 @@ def _dispatch_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Any, ...]) 
 
 
 def _dispatch_backward(call: Any) -> Any:
-    """Returns the backward pass of a dispatch, by `call`: an operator in graphs, else the operator's function."""
+    """Returns the backward pass of a dispatch. `call`: an operator in graphs, else the operator's function."""
 
     @once_differentiable
     def backward(ctx: Any, grad_rows: Any, _: Any, grad_received: Any, __: Any) -> Tuple[Any, ...]:
@@ -69,7 +70,7 @@ def _combine_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Any, ...]) -
 
 
 def _combine_backward(call: Any) -> Any:
-    """Returns the backward pass of a combine, by `call`."""
+    """Returns the backward pass of a combine, with the same `call`."""
 
     @once_differentiable
     def backward(ctx: Any, grad_out: Any, _: Any) -> Tuple[Any, ...]:
@@ -89,7 +90,7 @@ _ops.differentiable("combine", _combine_setup, _combine_backward(_operators.comb
 
 
 class _Dispatch(torch.autograd.Function):
-    """The operator's counterpart outside graphs, which costs a third of it. (A setup_context of its own would double that.)"""
+    """The operator's counterpart outside graphs, at a third of its cost. (A separate setup_context would double that.)"""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tuple[Any, ...]:
@@ -126,7 +127,7 @@ class _Eager:
 
 
 def _calls() -> Any:
-    """Returns the operators if a graph is made, or if a mode of torch such as selective checkpointing must observe them."""
+    """Returns the operators if a graph is being made, or if a torch mode such as selective checkpointing must observe them."""
     watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     return _operators if watched else _Eager
 
@@ -142,8 +143,8 @@ def keep_plans() -> Any:
 
 
 class TracedHandle(Handle):
-    """The routing of a dispatch in a graph that torch.compile traces, where its arrays are results of operators. A handle that
-    a compiled function returns is used like any other."""
+    """The routing of a dispatch in a graph that torch.compile traces; its arrays are results of operators. A handle returned by
+    a compiled function is used like any other."""
 
     def __init__(self, plan: Any, rows: Any, tokens: Any, exchange: "Exchange", received: Any, drops: bool) -> None:
         # Does not call the base's constructor: objects of the library do not exist while a graph is traced.
@@ -203,7 +204,7 @@ def _plan_of(handle: Handle, calls: Any) -> Any:
 
 
 def _rows_of(exchange: "Exchange", options: Tuple[int, ...], handle: Optional[Handle]) -> Tuple[Any, bool]:
-    """Returns the number of rows that a dispatch allocates, and whether the counts determine it."""
+    """Returns the number of rows that a dispatch allocates, and whether it depends on the counts."""
     if handle is not None:
         return handle._rows_allocated, False
     size, capacity = options[1], options[4]
@@ -213,7 +214,7 @@ def _rows_of(exchange: "Exchange", options: Tuple[int, ...], handle: Optional[Ha
 
 
 def _copied(out: Any, rows: Any) -> Any:
-    """Copies `rows` to the first rows of `out`, whose gradient history is dropped."""
+    """Copies `rows` to the first rows of `out`; drops the gradient history of `out`."""
     count = rows.shape[0]
     torch._check(count <= out.shape[0], lambda: "out has fewer rows than the dispatch allocates")
     return out.detach().narrow(0, 0, count).copy_(rows)
@@ -221,7 +222,7 @@ def _copied(out: Any, rows: Any) -> Any:
 
 def dispatch(exchange: "Exchange", x: Any, topk_ids: Any, topk_weights: Any, handle: Optional[Handle], options: Tuple[int, ...],
              out: Any, gradient: bool) -> Tuple[Any, Handle]:
-    """Implements Exchange.dispatch. `gradient`: x or the weights require one."""
+    """Implements Exchange.dispatch. `gradient`: x or the weights require a gradient."""
     rows_given, scales = x if isinstance(x, tuple) else (x, None)
     if (topk_ids is None) == (handle is None) or (handle is not None and topk_weights is not None):
         invalid("dispatch takes either topk_ids, with or without topk_weights, or a handle")
@@ -256,7 +257,7 @@ def dispatch(exchange: "Exchange", x: Any, topk_ids: Any, topk_weights: Any, han
 
 def combine(exchange: "Exchange", y: Any, handle: Handle, topk_weights: Any, apply_weights: bool, order: int, biases: Sequence[Any],
             out: Any, num_sms: int, gradient: bool) -> Any:
-    """Implements Exchange.combine. `gradient`: y, a bias or the weights carried by dispatch require one."""
+    """Implements Exchange.combine. `gradient`: y, a bias or the weights sent by dispatch require a gradient."""
     rank_major = exchange._layout == RANK_MAJOR
     if gradient and not rank_major and topk_weights is not None:
         raise Unsupported("combine: topk_weights of its own have no gradient in expert-major layout; give them to dispatch")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-latency dispatch and combine as torch operators, for torch.compile. An output is passed as int64 [1] in host memory with
-its number; the memory of this tensor keeps the output alive, as plans do in ops.py.
+"""Low-latency dispatch and combine as torch operators, for torch.compile. An output is passed by number, as an int64 [1] tensor
+in host memory; the memory of this tensor keeps the output alive, like plans in ops.py.
 
-A graph does not express that a later call overwrites memory, so each dispatch without an output of the caller borrows one that
-no tensor refers to any more: a compiled function that keeps no result for long uses the same one or two repeatedly.
+A graph does not express that a later call overwrites memory, so each dispatch without an output of the caller borrows one to
+which no tensor refers any more. A compiled function whose results are short-lived thus uses the same one or two outputs
+repeatedly.
 """
 from __future__ import annotations
 
@@ -73,8 +74,8 @@ operator("low_latency_table(Tensor output, Tensor like, str name, int[] shape) -
 
 
 class TracedReceived(Received):
-    """The output of a dispatch in a graph that torch.compile traces. An output that a compiled function returns is used like
-    any other."""
+    """The output of a dispatch in a graph that torch.compile traces. An output returned by a compiled function is used like any
+    other."""
 
     def __init__(self, owner: "LowLatency", x: Any, scales: Any, rows: Any, output: Any, tokens: Any) -> None:
         # Does not call the base's constructor: objects of the library do not exist while a graph is traced.

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normal-mode dispatch and combine as torch operators, the nodes of graphs for torch.compile and for gradients.
+"""Normal-mode dispatch and combine as torch operators, which are the graph nodes for torch.compile and for gradients.
 
-Objects are passed by number (registry.py). A plan, int64 [1] in host memory, represents the routing of one dispatch: its number
-is that of a cell, which the dispatch fills, and its memory keeps the cell, so that the routing lives as long as a tensor of it.
-A dispatch whose cell is full is a cached dispatch, so selective checkpointing that saves plans does not count again.
+Objects are passed by number (registry.py). A plan, an int64 [1] tensor in host memory, represents the routing of one dispatch:
+it contains the number of a cell, which the dispatch fills, and its memory keeps the cell, and thus the routing, alive as long
+as a tensor refers to it. A dispatch whose cell is full is a cached dispatch, so selective checkpointing that saves plans does
+not count again.
 """
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def operator(schema: str, kernel: Any, fake: Any) -> None:
 
 
 def differentiable(name: str, setup: Any, backward: Any) -> None:
-    """Registers the gradients of switchyard::`name`."""
+    """Registers the backward pass of switchyard::`name`."""
     torch.library.register_autograd(f"switchyard::{name}", backward, setup_context=setup, lib=_library)
 
 
@@ -80,7 +81,8 @@ def handle_of(plan: Tensor) -> Handle:
 
 
 def _plan(topk_ids: Tensor, topk_weights: Optional[Tensor], exchange: int, options: List[int]) -> Tensor:
-    """Returns an empty cell. The arguments determine which dispatches may share it: a compiler merges equal calls."""
+    """Returns the plan of an empty cell. The arguments determine which dispatches may share it: a compiler merges equal
+    calls."""
     cell = Cell()
     return tensor_of(cell, cell.number)
 
@@ -99,7 +101,7 @@ operator("plan_of_handle(SymInt handle) -> Tensor", _plan_of_handle, _fake_plan)
 
 
 def _table(plan: Tensor, like: Tensor, name: str, element: int, shape: List[int]) -> Tensor:
-    """Returns a copy, because a compiler may overwrite tensors of a graph once the graph has read them."""
+    """Returns a copy, because a compiler may overwrite tensors of a graph after their last use in the graph."""
     return getattr(handle_of(plan), name).clone()
 
 
@@ -114,13 +116,13 @@ operator("table(Tensor plan, Tensor like, str name, int element, SymInt[] shape)
 
 
 def scale_columns(hidden: int, kind: int) -> Tuple[int, int]:
-    """Returns the number of scales of a row, and of elements from one row of scales to the next."""
+    """Returns the number of scales of a row, and the distance in elements between rows of scales."""
     groups, unit = -(-hidden // 128), 4 if kind == 1 else 16
     return groups, -(-groups // unit) * unit
 
 
 def _received_weights(handle: Handle, rows: Tensor, topk: int) -> Tensor:
-    """Returns a copy of the rows' weights; zeros if no rank had tokens, so that no weights were sent."""
+    """Returns a copy of the rows' weights; zeros if no rank had tokens, in which case no weights were sent."""
     rank_major = handle._layout == RANK_MAJOR
     topk_weights = handle.topk_weights if rank_major else handle.row_weights
     if topk_weights is None:
@@ -132,7 +134,7 @@ def dispatch(x: Tensor, scales: Optional[Tensor], topk_ids: Optional[Tensor], to
              layout: int, options: List[int], rows: int, exact: bool, copy: bool) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], Cell]:
     """Returns rows, their scales, the delivered weights, and the cell, which is now full."""
     owner, given = object_of(exchange), x if scales is None else (x, scales)
-    # Of rows that are kept, only those delivered are copied; the rows after them are finite, because callers multiply them by
+    # If the rows are kept, only the delivered ones are copied. The other rows must be finite, because callers multiply them by
     # 0.
     out = x.new_zeros((rows, x.shape[1])) if copy and not exact else None
     if cell.handle is None:
@@ -177,7 +179,7 @@ operator("dispatch(Tensor x, Tensor? scales, Tensor? topk_ids, Tensor? topk_weig
 
 
 def _owners_weights(exchange: "Exchange", handle: Handle, grads: Tensor) -> Tensor:
-    """float32 [T, K] from the gradients [R] of the rows' weights."""
+    """Returns float32 [T, K] from the gradients [R] of the rows' weights."""
     small = exchange._for_weights
     assert small is not None, "dispatch() has looked"
     source = handle.row_source
@@ -260,7 +262,7 @@ def _fitted(rows: Tensor, count: int) -> Tensor:
 
 def combine_backward(grad_out: Tensor, y: Optional[Tensor], carried: Optional[Tensor], cell: Cell, exchange: int, rows: int) \
         -> Tuple[Tensor, Optional[Tensor]]:
-    """Returns the gradients of y and of the rows' weights; `y` is passed only if the latter are needed."""
+    """Returns the gradients of y and of the rows' weights; `y` is passed only if the weights' gradients are needed."""
     handle = cell.filled
     received, _, _ = object_of(exchange)._dispatch(grad_out.contiguous(), None, None, handle)
     valid, grad_carried = _is_row(handle), None

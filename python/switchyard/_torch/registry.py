@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of objects, for torch operators: a graph can hold a number where it cannot hold an object."""
+"""Numbers of objects, for torch operators: graphs can hold numbers but not objects."""
 from __future__ import annotations
 
 import itertools

@@ -4,8 +4,8 @@
     import switchyard.deep_ep
     switchyard.deep_ep.install()        # from now on `import deep_ep` finds this package
 
-Also ``from switchyard.deep_ep import Buffer``. docs/deep_ep.md lists every function and the differences. There is no
-``ElasticBuffer`` and no ``HybridEPBuffer``; programs that look for them find none.
+``from switchyard.deep_ep import Buffer`` works too. docs/deep_ep.md lists every function and the differences. ``ElasticBuffer``
+and ``HybridEPBuffer`` do not exist here.
 """
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Scratch = 1 << 20
 
 
 def _backend_of(group: Any, backend: Optional[str]) -> str:
-    """"cuda" or "cpu", for a Buffer before its first tensor."""
+    """Returns "cuda" or "cpu", for a Buffer before its first tensor."""
     chosen = backend or os.environ.get("SWITCHYARD_DEEP_EP_BACKEND") or ""
     if chosen:
         return chosen
@@ -32,8 +32,8 @@ def _backend_of(group: Any, backend: Optional[str]) -> str:
 
 
 def _most_sms(group: Group, device: int) -> int:
-    """Collective. Returns the number of multiprocessors available to a call on every rank: those of a GPU, divided by the ranks
-    on it, or the environment's budget."""
+    """Collective. Returns the number of multiprocessors available to a call on every rank: those of a GPU divided by the ranks
+    on it, or the limit set by the environment."""
     properties = torch.cuda.get_device_properties(device)
     everybody = group._agree("Buffer", str(getattr(properties, "uuid", device)).encode().ljust(64)[:64])
     most = properties.multi_processor_count // max(map(everybody.count, everybody))
@@ -44,11 +44,10 @@ class Buffer:
     """Buffers of one rank of a group of ranks on one host.
 
     group: a ``torch.distributed`` process group, of any backend; or None and comm: an mpi4py communicator.
-    num_nvl_bytes: memory for normal mode, at least. num_rdma_bytes: memory for low-latency mode:
-    get_low_latency_rdma_size_hint.
-    backend: "cuda" or "cpu", the location of tensors; None: the environment's SWITCHYARD_DEEP_EP_BACKEND, else "cuda" if torch
-    can use a GPU, which is then the current one.
-    The other arguments are accepted and have no effect, except explicitly_destroy: destroy() may be called only if it is set.
+    num_nvl_bytes: minimum memory for normal mode. num_rdma_bytes: memory for low-latency mode: get_low_latency_rdma_size_hint.
+    backend: "cuda" or "cpu", the location of tensors; None: SWITCHYARD_DEEP_EP_BACKEND of the environment, else "cuda", on the
+    current GPU, if torch can use a GPU. explicitly_destroy: destroy() may be called only if it is set.
+    The other arguments are accepted and have no effect.
     """
 
     num_sms: int = UNCHOSEN
@@ -92,7 +91,7 @@ class Buffer:
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Whether fp8 is available: true on every backend."""
+        """Returns whether fp8 is available: true on every backend."""
         return True
 
     @staticmethod
@@ -121,8 +120,8 @@ class Buffer:
         return sum(LowLatency.heap_bytes(num_ranks, scales=kind, **shape) for kind in kinds)
 
     def get_comm_stream(self) -> torch.cuda.Stream:
-        """Returns the stream of calls that overlap other work. From now on, work that is enqueued on it runs between calls, as
-        in DeepEP."""
+        """Returns the stream of calls that overlap other work. Once it was requested, work that callers enqueue on it runs
+        between calls, as in DeepEP."""
         stream = self._streams.communication()
         if stream is None:
             raise Unsupported("get_comm_stream: there are no streams on the CPU")
@@ -134,14 +133,14 @@ class Buffer:
                                   f"SWITCHYARD_DEEP_EP_BACKEND chooses)")
 
     def _sms(self, config: Optional[Config]) -> int:
-        """Returns the number of multiprocessors of a normal-mode call: the caller's number, but no more than the rank has; 0,
-        the library's choice, if neither set_num_sms nor a Config has set one."""
+        """Returns the number of multiprocessors of a normal-mode call: the caller's number, limited to the rank's; 0, the
+        library's choice, if neither set_num_sms nor a Config has set one."""
         asked = Buffer.num_sms if config is None else config.num_sms
         return 0 if asked is UNCHOSEN else max(min(asked, self._most_sms), 1)
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
-        """Returns scratch memory of its own, never memory in use: 1 MiB, or of the requested size."""
+        """Returns separate scratch memory, never memory in use: 1 MiB, or of the requested size."""
         if size is None:
             size = torch.Size((Scratch // torch.empty((), dtype=dtype).element_size(),))
         return torch.empty(size, dtype=dtype, device=self._device)
@@ -152,7 +151,7 @@ class Buffer:
                             async_finish: bool = False, allocate_on_comm_stream: bool = False) \
             -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
         """Returns num_tokens_per_rank int32 [W], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [T, W], event.
-        topk_idx: int64 [T, K], -1: none."""
+        topk_idx: int64 [T, K]; -1 means no expert."""
         if allocate_on_comm_stream:
             check_events(previous_event, async_finish)
         self._check_device(topk_idx, "topk_idx")
@@ -230,7 +229,7 @@ class Buffer:
     # ---- Low latency ----
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Does nothing: each mode has memory of its own."""
+        """Does nothing: each mode has its own memory."""
 
     def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
                              cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,

@@ -8,21 +8,21 @@ from ..exchange import Exchange
 
 __all__ = ["Config"]
 
-#: Numbers of ranks for which DeepEP has settings; it refuses others.
+#: Numbers of ranks for which DeepEP has settings; it rejects others.
 KNOWN_SIZES = (2, 4, 8, 16, 24, 32, 64, 128, 144, 160)
 
 
 class Sms(int):
-    """A number of multiprocessors. Equal integers may be the same object; these are not."""
+    """A number of multiprocessors with its own identity; equal ints may be the same object."""
 
 
-#: DeepEP's default. It is returned to callers that query it, and calls that receive this object leave the number to the
-#: library, which can determine what a call needs. A 20 that a caller names explicitly is a 20.
+#: DeepEP's default, returned to callers that query it. A call that receives this object leaves the number to the library, which
+#: can determine what a call needs; a 20 that a caller passes explicitly is used as 20.
 UNCHOSEN = Sms(20)
 
 
 class Config(NamedTuple):
-    """Multiprocessors of a call, and chunk sizes, which are stored and not used."""
+    """Multiprocessors of a call, and chunk sizes, which are stored but not used."""
 
     num_sms: int = UNCHOSEN
     num_max_nvl_chunked_send_tokens: int = 6

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges whose rows are delivered into memory of torch.
+"""Exchanges that deliver rows into torch's memory.
 
 A dispatch delivers into the library's pool. Callers of DeepEP expect memory of torch's allocator: training keeps the received
-rows of every layer, and ``Tensor.record_stream`` must work on them. So rows are copied out on the stream of the call, one read
-and one write of every row, and the pool holds the rows of one call at a time, besides the tables of handles. A pool that has
-become too small is replaced by a larger one, in a separate group, because a group's symmetric memory does not grow; the old
-one is released with its last handle.
+rows of every layer, and ``Tensor.record_stream`` must work on them. Therefore rows are copied out on the stream of the call,
+one read and one write of every row, and the pool holds the rows of one call at a time and the tables of handles. A pool that
+has become too small is replaced by a larger one in a separate group, because a group's symmetric memory does not grow; the old
+pool is released with its last handle.
 """
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from ..handle import Handle
 from ..row_memory import RowMemory
 
 _PLAIN = (BF16, F16, F32)
-#: Number of ``Exchange.dispatch(size="exact")``.
+#: Value of ``size`` for ``Exchange.dispatch(size="exact")``.
 _EXACT = 0
 #: Initial capacity of a pool, in handles.
 _HANDLES = 64
-#: Variable with the size of the symmetric memory in which torch may allocate delivered rows.
+#: Environment variable with the size of the symmetric memory in which torch may allocate delivered rows.
 _ROW_MEMORY = "SWITCHYARD_DEEP_EP_ROW_MEMORY"
-#: Granularity in which torch takes memory for tensors.
+#: Granularity of torch's memory allocation for tensors.
 _SEGMENT = 2 << 20
-#: Memory that torch takes for rows of less than half of that, on each of two streams.
+#: Memory that torch takes, on each of two streams, for rows smaller than half of it.
 _SMALL_ROWS = 2 * _SEGMENT
-#: Maximum number of tokens of a rank: an exchange keeps the tables of a handle of this many tokens in reserve.
+#: Maximum number of tokens of a rank: an exchange reserves the tables of a handle of this many tokens.
 _MOST_TOKENS = 65536
 
 
 class CopyingExchange(Exchange):
-    """An exchange that copies the rows of a dispatch to fresh tensors and releases its own memory at once."""
+    """An exchange that copies the rows of a dispatch to new tensors and releases its own memory at once."""
 
     def __init__(self, group: Group, row_bytes: int = 0, device: Optional[int] = None, **config: Any) -> None:
         super().__init__(group, **config)
         #: Memory for delivered rows while it has room; None: only ordinary memory of torch.
         self.row_memory: Optional[RowMemory] = RowMemory(group, row_bytes, device, (row_bytes - _SMALL_ROWS) // 2) if row_bytes else None
         self._seen: Dict[Tuple[Any, ...], Any] = {}
-        # Calls of a Buffer run one after the other and leave nothing in this memory that is read later, except handles, which
-        # are held.
+        # Calls of a Buffer run one after the other, and no later call reads data that they leave in this memory, except through
+        # handles, which are held.
         self.use_graph_memory(self.make_graph_memory())
 
     def dispatch_again(self, x: Any, handle: Handle, num_sms: int) -> Tuple[Any, Any]:
-        """Runs a cached dispatch; returns rows, and scales or None. The library itself delivers rows without scales into a
-        fresh tensor."""
+        """Runs a cached dispatch; returns rows, and scales or None. The library itself delivers rows without scales into a new
+        tensor."""
         again = self._dispatch_again
         rows = None if again is None else again(x, handle, num_sms)
         if rows is not None:
@@ -84,12 +84,12 @@ class CopyingExchange(Exchange):
             functions.sy_dispatched_destroy(delivered)
 
     def room_for(self, x: Any, number: int) -> Optional[Any]:
-        """Returns a fresh tensor for `number` rows, which the library fills itself, only as far as rows are delivered; None:
+        """Returns a new tensor for `number` rows, which the library fills itself, only as far as rows are delivered; None for
         rows with scales, which :meth:`_deliver` copies."""
         return None if isinstance(x, tuple) else self._fresh(lambda: x.new_empty((min(number, self._most_rows), self.hidden)))
 
     def _fresh(self, make: Callable[[], Any]) -> Any:
-        """Returns the rows that `make` makes, in row memory if there is one."""
+        """Returns the rows made by `make`, allocated in row memory if there is one."""
         if self.row_memory is None:
             return make()
         with self.row_memory.use():
@@ -101,8 +101,8 @@ class CopyingExchange(Exchange):
         super().close()
 
     def _pool_rows(self, view: structs.DispatchedView, x: Taken) -> Any:
-        """Returns the delivered rows in place. The pool reuses the same addresses, so their tensors are kept: making one takes
-        longer than the rest of the call."""
+        """Returns the delivered rows in place. Their tensors are kept, because the pool reuses the same addresses and making a
+        tensor takes longer than the rest of the call."""
         key = (view.x, view.x_rows, view.x_dtype)
         found = self._seen.get(key)
         if found is None:
@@ -114,7 +114,7 @@ class CopyingExchange(Exchange):
 
 
 class Shape(NamedTuple):
-    """Parameters in which exchanges differ."""
+    """Parameters that distinguish exchanges."""
 
     hidden: int
     num_experts: int
@@ -126,8 +126,7 @@ def _up(number: int, to: int) -> int:
 
 
 def handle_bytes(shape: Shape, world: int, tokens: int, rows: int) -> int:
-    """Returns an upper bound of the pool memory for the tables of a handle of `tokens` tokens, whose dispatch delivered `rows`
-    rows."""
+    """Returns an upper bound of the pool memory for the tables of a handle of `tokens` tokens and `rows` delivered rows."""
     counts = world * _up(32 + 4 * (world + shape.num_experts), 64)
     per_token = shape.topk * 9 + 12 * min(shape.topk, world)
     here = -(-shape.num_experts // world)
@@ -135,8 +134,8 @@ def handle_bytes(shape: Shape, world: int, tokens: int, rows: int) -> int:
 
 
 class Generation:
-    """An exchange in its own group. It fits any call of at most `rows` received rows, as long as the live handles need at
-    most `room` bytes."""
+    """An exchange in its own group. It fits any call of at most `rows` received rows, as long as the live handles need at most
+    `room` bytes."""
 
     def __init__(self, group: Group, exchange: CopyingExchange, rows: int, handles: int, room: int) -> None:
         self.group, self.exchange, self.rows, self.handles, self.room = group, exchange, rows, handles, room
@@ -159,7 +158,7 @@ class Kept:
 
 class Generations:
     """Exchanges by shape. Ranks agree on new ones in `group`; `least_bytes` is the minimum symmetric memory of one; `options`
-    are those of the groups that are made."""
+    are those of the groups that are created."""
 
     def __init__(self, group: Group, least_bytes: int, options: Dict[str, Any]) -> None:
         self._group, self._least, self._options = group, least_bytes, options
@@ -170,8 +169,8 @@ class Generations:
         self._made: Dict[Shape, Generation] = {}
 
     def sized_by_counts(self, shape: Shape, tokens: int) -> Generation:
-        """Collective. For a dispatch of `tokens` tokens on this rank whose size follows from the counts. Hosts wait for each
-        other."""
+        """Collective. Returns the exchange for a dispatch of `tokens` tokens on this rank whose size depends on the counts.
+        Hosts wait for each other."""
         made = self._made.get(shape)
         full = made is not None and made.used + handle_bytes(shape, self._group.size, tokens, made.rows) > made.room
         told = [struct.unpack("<qq", each) for each in self._group.all_gather(struct.pack("<qq", tokens, full))]
@@ -186,9 +185,9 @@ class Generations:
         return made
 
     def sized_by_caller(self, shape: Shape, rows: int) -> Generation:
-        """For a dispatch of at most `rows` rows on this rank, equal on every rank. Hosts wait for each other only if there may
-        be no room for the rows or for another handle: every rank has computed for how many calls the room left on all ranks is
-        enough."""
+        """Returns the exchange for a dispatch of at most `rows` rows on this rank, equal on every rank. Hosts wait for each
+        other only if there may be no room for the rows or for another handle; every rank computes for how many calls the free
+        room of all ranks suffices."""
         made = self._made.get(shape)
         if made is None or rows > made.rows:
             return self._make(shape, rows, _HANDLES if made is None else made.handles)
@@ -207,7 +206,7 @@ class Generations:
         return made
 
     def _largest_handle(self, shape: Shape, rows: int) -> int:
-        """Returns the bytes of the handle of a call that receives at most `rows` rows."""
+        """Returns the handle bytes of a call that receives at most `rows` rows."""
         return handle_bytes(shape, self._group.size, min(self._most_tokens, rows), rows)
 
     def keep(self, generation: Generation, shape: Shape, tokens: int, rows: int) -> Kept:
@@ -215,7 +214,7 @@ class Generations:
         return Kept(generation, handle_bytes(shape, self._group.size, tokens, rows))
 
     def _make(self, shape: Shape, rows: int, handles: int) -> Generation:
-        """Collective. Makes an exchange of this shape; a previous one stays as long as its handles."""
+        """Collective. Makes an exchange of this shape; a previous one lives as long as its handles."""
         with Construction(self._group, "Buffer"):
             before, world = self._made.get(shape), self._group.size
             rows = max(rows, self._rows_of(shape, self._least, handles), 128)
@@ -238,8 +237,8 @@ class Generations:
         return os.environ.get(_ROW_MEMORY)
 
     def _row_bytes(self, shape: Shape, rows: int) -> int:
-        """Returns the bytes of symmetric memory in which torch allocates delivered rows: set by the environment, by default for
-        two calls of `rows` rows."""
+        """Returns the bytes of symmetric memory in which torch allocates delivered rows: set by the environment; by default
+        enough for two calls of `rows` rows."""
         if self._group.backend != "cuda":
             return 0
         given = self._row_memory_given
@@ -256,7 +255,7 @@ class Generations:
         return rows * (row + max(_up(4 * -(-shape.hidden // 128), 16), 4 * shape.topk)) + 1024
 
     def _rows_of(self, shape: Shape, size: int, handles: int) -> int:
-        """Returns the number of rows for which `size` bytes suffice, row memory included."""
+        """Returns the number of rows that fit into `size` bytes, row memory included."""
         per_row = 2 * self._call_bytes(shape, 1) - 2 * self._call_bytes(shape, 0) + handles * (4 + 8 * shape.topk)
         if self._group.backend == "cuda" and self._row_memory_given is None:
             per_row += 4 * shape.hidden

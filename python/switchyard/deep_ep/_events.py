@@ -31,7 +31,7 @@ class EventHandle:
 
 
 class EventOverlap:
-    """An event, or none, and tensors that must live until it."""
+    """An event, or none, and tensors that must live until it occurs."""
 
     def __init__(self, event: Optional[EventHandle] = None, extra_tensors: Optional[Tuple[Any, ...]] = None) -> None:
         self.event = event

@@ -39,8 +39,8 @@ _finder = _Finder()
 
 
 def install(replace: bool = False) -> None:
-    """Makes ``import deep_ep`` find this package, in this process. Raises ImportError if another deep_ep is installed, unless
-    `replace`, and always if another one has been imported. May be called twice."""
+    """Makes ``import deep_ep`` find this package, in this process. Raises ImportError if another deep_ep has been imported, or,
+    without `replace`, if another one is installed. May be called twice."""
     loaded = sys.modules.get(_NAME)
     if loaded is not None and loaded is not sys.modules[_OURS]:
         raise ImportError(f"another deep_ep has been imported from {getattr(loaded, '__file__', 'somewhere')}: call install() before")
@@ -52,7 +52,7 @@ def install(replace: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Reverts :func:`install`, for modules that are imported from now on."""
+    """Reverts :func:`install` for later imports."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     for name in [name for name, module in sys.modules.items() if name == _NAME or name.startswith(_NAME + ".")]:

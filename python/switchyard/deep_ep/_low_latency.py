@@ -21,7 +21,7 @@ class LowLatencyHandle(tuple):
 
 
 class Output:
-    """A destination of an object's dispatches, and the parts of a handle that refer to it: made once, because they never
+    """A destination of an object's dispatches, and the parts of a handle that refer to it; made once, because they never
     change."""
 
     def __init__(self, it: "Object", received: Received, most: int, hidden: int, experts: int) -> None:
@@ -33,7 +33,7 @@ class Output:
         self._rows: Optional[torch.Tensor] = None
 
     def powers(self, hidden: int) -> torch.Tensor:
-        """float32 [L, groups, R], for scales that are powers of two and reported as float32."""
+        """float32 [L, groups, R], for power-of-two scales that are reported as float32."""
         if self._powers is None:
             here, rows = self.received.x.shape[:2]
             self._powers = torch.empty((here, -(-hidden // 128), rows), dtype=torch.float32, device=self.received.x.device)
@@ -41,7 +41,8 @@ class Output:
 
 
     def rows(self) -> torch.Tensor:
-        """Rows [L, R, H] that combine reads in place. Each of the two outputs has its own, as DeepEP's buffers alternate."""
+        """Rows [L, R, H] that combine reads in place. Each of the two outputs has its own, because DeepEP's buffers
+        alternate."""
         if self._rows is None:
             self._rows = self.handle.object.exchange.make_rows(self.received, "bf16")
         return self._rows
@@ -66,14 +67,14 @@ class Object:
 
 
 class LowLatencyMode:
-    """Objects of one Buffer by shape, made at the first dispatch of that shape, which all ranks make. `streams` determine the
+    """Objects of one Buffer by shape, made at the first dispatch of that shape, which is collective. `streams` determine the
     streams of calls."""
 
     def __init__(self, group: Group, streams: Any) -> None:
         self.group, self.streams = group, streams
         self._made: Dict[Tuple[Any, ...], Object] = {}
         self._pending: Optional[Callable[[], None]] = None
-        self.recent: Dict[Tuple[Any, ...], Object] = {}  #: by the arguments of callers other than tensors
+        self.recent: Dict[Tuple[Any, ...], Object] = {}  #: by the callers' arguments other than tensors
 
     def object(self, hidden: int, experts: int, topk: int, most: int, scales: Optional[str]) -> Object:
         key = (hidden, experts, topk, most, scales)
@@ -83,20 +84,20 @@ class LowLatencyMode:
                       "scale_order": "column_major"}
             try:
                 made = Object(self.group, **config)
-            except HeapExhausted:  # on all ranks: previously used shapes make room
+            except HeapExhausted:  # on all ranks: free the shapes used earlier
                 self.close()
                 made = Object(self.group, **config)
             self._made[key] = made
         return made
 
     def finish(self) -> None:
-        """Completes a call whose hook was not called yet, because an object has one call at a time."""
+        """Completes a call whose hook has not been called yet, because an object has one call at a time."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending()
 
     def hook(self, pending: Pending, after: Optional[Callable[[], None]]) -> Callable[[], None]:
-        """Returns a function that receives once, at its first call, on the stream that sent."""
+        """Returns a function that receives once, at its first call, on the sending stream."""
         def first() -> None:
             pending.wait()
             if after is not None:
@@ -124,7 +125,7 @@ class Sending(NamedTuple):
     """Format of the rows of a dispatch."""
 
     scales: Optional[str]  #: "f32", "ue8m0", None: rows are sent unchanged
-    powers_as_f32: bool  #: scales that are powers of two are reported as float32
+    powers_as_f32: bool  #: power-of-two scales are reported as float32
 
 
 _PLAIN, _F32, _POWERS, _PACKED_POWERS = Sending(None, False), Sending("f32", False), Sending("ue8m0", True), Sending("ue8m0", False)
@@ -138,7 +139,8 @@ def sending_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Sending:
 
 def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, sending: Sending,
              stats: Optional[torch.Tensor], hooked: bool) -> List[Any]:
-    """Returns recv_x, or a pair with scales; recv_count; handle; hook or None. None of it is memory of torch's allocator."""
+    """Returns recv_x, or a pair with scales; recv_count; handle; hook or None. None of this memory is from torch's
+    allocator."""
     if mode._pending is not None:
         mode.finish()
     tokens, hidden = x.shape
@@ -173,8 +175,8 @@ def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most
 
 def dispatch_again(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, scales: Optional[str],
                    stream: int) -> Optional[Output]:
-    """Repeats the last dispatch of these numbers with other tensors, into the next output, whose `packed` is filled. None:
-    nothing happened."""
+    """Repeats the last dispatch of these numbers with other tensors, into the next output, and fills its `packed`. Returns None
+    if not applicable; then nothing has happened."""
     it = mode.recent.get((most, experts, scales))
     if it is None or mode._pending is not None or it.exchange._dispatch_again is None:
         return None
@@ -186,7 +188,7 @@ def dispatch_again(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor
 
 
 def _expand(packed: Any, into: torch.Tensor) -> None:
-    """Expands powers of two, four in an int32 [L, R, ceil(G / 4)] with adjacent rows, to float32 in [L, G, R]."""
+    """Expands powers of two, four per int32 in [L, R, ceil(G / 4)] with adjacent rows, to float32 in [L, G, R]."""
     here, groups, rows = into.shape
     exponents = packed.transpose(1, 2).contiguous().view(torch.uint8).view(here, -1, rows, 4).transpose(2, 3)
     exponents = exponents.reshape(here, -1, rows)[:, :groups].to(torch.int32)
@@ -209,7 +211,7 @@ def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, h
 
 
 def combine_again(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, handle: Any, stream: int) -> Optional[torch.Tensor]:
-    """Returns the sums of a combine like the last one. None: nothing happened."""
+    """Returns the sums of a combine like the last one, or None if not applicable; then nothing has happened."""
     if mode._pending is not None or type(handle) is not LowLatencyHandle:
         return None
     again = handle.object.exchange._combine_again

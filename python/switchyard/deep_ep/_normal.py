@@ -53,7 +53,7 @@ class NormalHandle(tuple):
 
 
 class Rings:
-    """Exchanges of a group of CPU ranks: one for each shape, made at the first dispatch of that shape, which all ranks make.
+    """Exchanges of a group of CPU ranks: one for each shape, made at the first dispatch of that shape, which is collective.
     Rings bound their symmetric memory, and rows are in host memory, so nothing is copied."""
 
     def __init__(self, group: Group, num_nvl_bytes: int) -> None:
@@ -66,7 +66,7 @@ class Rings:
                           ring_max_bytes=max(self._bytes // 2, 1))
             try:
                 self._made[shape] = Exchange(self._group, **config)
-            except HeapExhausted:  # on all ranks: previously used shapes make room
+            except HeapExhausted:  # on all ranks: free the shapes used earlier
                 self.close()
                 self._made[shape] = Exchange(self._group, **config)
         return self._made[shape]
@@ -86,7 +86,7 @@ class Normal:
         self._bytes = num_nvl_bytes
 
     def choose(self, shape: Shape, tokens: int, num_worst_tokens: int) -> Tuple[Exchange, Optional[Generation]]:
-        """Collective. Returns the exchange for a dispatch that counts."""
+        """Collective. Returns the exchange for a dispatch with counting."""
         if self._bytes <= 0:
             raise InvalidArgument("Buffer: normal mode needs num_nvl_bytes; Config.get_nvl_buffer_size_hint says how much")
         if isinstance(self.made, Rings):
@@ -112,7 +112,7 @@ def layout_of(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.T
 
 
 def rows_in(x: Rows) -> Rows:
-    """Converts rows to the form of an Exchange: scales dense, packed powers of two as bytes."""
+    """Converts rows to the form that Exchange uses: scales dense, packed powers of two as bytes."""
     if not isinstance(x, tuple):
         return x
     rows, scales = x
@@ -134,7 +134,7 @@ def rows_out(rows: torch.Tensor, scales: Optional[torch.Tensor], given: Rows) ->
 
 
 class Call(NamedTuple):
-    """Arguments of a dispatch that counts."""
+    """Arguments of a dispatch with counting."""
 
     x: Rows
     topk_idx: Optional[torch.Tensor]
@@ -148,7 +148,7 @@ class Call(NamedTuple):
 
 
 def dispatch(normal: Normal, call: Call, streams: Any) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], List[int], NormalHandle]:
-    """Runs a dispatch that counts."""
+    """Runs a dispatch with counting."""
     x, given = rows_in(call.x), call.x[0] if isinstance(call.x, tuple) else call.x
     experts, world, tokens = call.num_tokens_per_expert.numel(), normal.group.size, given.shape[0]
     if experts % world:
@@ -173,7 +173,7 @@ def dispatch(normal: Normal, call: Call, streams: Any) -> Tuple[Rows, Optional[t
     return rows_out(rows, scales, call.x), received_ids, received_weights, counts, made
 
 
-#: Numbers of ``Exchange.dispatch(size=...)``.
+#: Values of ``size`` for ``Exchange.dispatch(size=...)``.
 _EXACT, _CAPACITY = 0, 1
 
 
@@ -187,8 +187,7 @@ def cached_dispatch(x: Rows, known: NormalHandle, num_sms: int) -> Rows:
 
 
 def _counts(normal: Normal, call: Call, handle: Handle, streams: Any) -> List[int]:
-    """Returns the tokens of each of this rank's experts, aligned. The host has waited for the counts, though not for the
-    rows."""
+    """Returns the aligned token counts of this rank's experts. The host has waited for the counts, but not for the rows."""
     if call.topk_idx is None:
         counts = _counts_of_experts(normal.group, call.num_tokens_per_expert)
     elif call.topk_idx.is_cuda:
@@ -199,14 +198,14 @@ def _counts(normal: Normal, call: Call, handle: Handle, streams: Any) -> List[in
 
 
 def _ids_of_ranks(is_token_in_rank: torch.Tensor, world: int) -> torch.Tensor:
-    """Returns the ids of an exchange with one expert per rank."""
+    """Returns the ids for an exchange with one expert per rank."""
     if world > 32:
         raise Unsupported(f"dispatch without topk_idx is for at most 32 ranks, this group has {world}")
     return torch.where(is_token_in_rank, torch.arange(world, device=is_token_in_rank.device), -1).contiguous()
 
 
 def _counts_of_experts(group: Group, num_tokens_per_expert: torch.Tensor) -> np.ndarray:
-    """Returns int64: routes of all ranks to each of this rank's experts."""
+    """Returns int64 counts: routes of all ranks to each of this rank's experts."""
     everybody = group.all_gather(num_tokens_per_expert.to("cpu", torch.int64).numpy().tobytes())
     total = np.sum([np.frombuffer(each, np.int64) for each in everybody], axis=0)
     mine = group.experts_of(num_tokens_per_expert.numel())

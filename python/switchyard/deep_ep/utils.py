@@ -11,4 +11,4 @@ __all__ = ["Config", "EventHandle", "EventOverlap", "check_nvlink_connections"]
 
 
 def check_nvlink_connections(group: Any) -> None:
-    """Does nothing: a group checks that its ranks reach each other when it is formed."""
+    """Does nothing: forming a group checks that its ranks can access each other."""

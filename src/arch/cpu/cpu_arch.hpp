@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU arch: a warp is one thread, a row op is SIMD, a flag is a std::atomic_ref on symmetric memory. `Cpu` is the
-// production arch. `CpuDeferred` performs moved rows and reductions only in drain_sources or settle, so that protocol code
-// which omits either, or relies on an order among pending ops, delivers wrong rows on any machine.
+// production arch. `CpuDeferred` performs row moves and reductions only in drain_sources or settle, so that protocol code that
+// omits either, or relies on an order among pending ops, delivers wrong rows on any machine.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct BasicCpu {
   static constexpr bool kCallsInOrder = true;
   /// Ranks may be on several hosts: segments of other hosts have no address (HeapView::base).
   static constexpr bool kSpansHosts = true;
-  /// Rows taken at a time: an atomic addition waits for all earlier streaming stores.
+  /// Number of rows taken at a time, because an atomic addition waits for all earlier streaming stores.
   static constexpr int kTakenAtOnce = 8;
 
   static void copy(Warp& w, void* dst, const void* src, size_t bytes) {
@@ -72,7 +72,7 @@ struct BasicCpu {
 
   static void reduce_rows(Warp& w, const ReduceSpec& spec) {
     if (spec.sentinel) {
-      drain_sources(w);  // earlier contents of the scratch
+      drain_sources(w);  // pending copies may still read the scratch
       ReduceSpec made = spec;
       made.out = w.scratch();
       (void)detail::reduce_rows(made, false);
@@ -128,7 +128,7 @@ struct BasicCpu {
   template <class F>
   static void map_row(Warp& w, void* out, const void* src, DType type, int64_t hidden, F&& f, bool sentinel = false) {
     constexpr int64_t kBlock = 256;
-    drain_sources(w);  // earlier contents of the scratch
+    drain_sources(w);  // pending copies may still read the scratch
     float x[kBlock];
     for (int64_t at = 0; at < hidden; at += kBlock) {
       const int64_t n = std::min(kBlock, hidden - at);
@@ -148,7 +148,7 @@ struct BasicCpu {
 
   template <class F>
   static void quantize_to(Warp& w, int n, F&& f, const void* src, DType type, int64_t hidden, ScaleKind kind, int group) {
-    drain_sources(w);  // earlier contents of the scratch
+    drain_sources(w);  // pending copies may still read the scratch
     auto* const q = reinterpret_cast<uint8_t*>(w.scratch());
     std::byte* const scales = w.scratch() + (hidden + 127) / 128 * 128;
     detail::quantize_row(q, scales, src, type, hidden, kind, group);
@@ -199,7 +199,8 @@ struct BasicCpu {
     return add_to_flag(counter, value, std::memory_order_relaxed);
   }
 
-  // Ordered, which costs nothing here: in the C++ memory model, memory with unordered accesses could never be reused for data.
+  // The store is ordered, at no cost here: in the C++ memory model, memory with unordered accesses could never be reused for
+  // data.
   static void post(Warp&, uint64_t* flag, uint64_t value) { store_flag(flag, value, std::memory_order_release); }
   static uint64_t peek(const uint64_t* flag) { return load_flag(flag, std::memory_order_acquire); }
 
@@ -244,7 +245,7 @@ struct BasicCpu {
 
   static void prefetch(Warp&, const void* src, size_t) { __builtin_prefetch(src); }
 
-  /// A row that is read when it is copied.
+  /// A row whose contents are read when it is copied.
   struct LaterRow {
     const void* src;
     size_t bytes;
@@ -290,8 +291,8 @@ using CpuDeferred = BasicCpu<true>;
 
 static_assert(Arch<Cpu> && Arch<CpuDeferred>);
 
-// The arch for which a mode's CPU sources are compiled. The library uses `Cpu`; tests compile the same sources again for
-// `CpuDeferred` (tests/testing).
+// The arch for which a mode's CPU sources are compiled. The library uses `Cpu`; tests compile the same sources a second time
+// for `CpuDeferred` (tests/testing).
 #if !defined(SWITCHYARD_CPU_ARCH)
 #define SWITCHYARD_CPU_ARCH Cpu
 #endif

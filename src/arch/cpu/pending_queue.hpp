@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row ops that were issued by a warp of the deferred CPU arch and not yet performed.
+// Row ops that a warp of the deferred CPU arch has issued but not yet performed.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ class PendingQueue {
   void add_zero(void* dst, size_t bytes);
   void add_reduce(const ReduceSpec& spec);
 
-  /// Performs everything, last queued first: pending ops have no order among themselves, and protocol code is least likely to
+  /// Performs all ops, last queued first: pending ops have no order among themselves, and protocol code is least likely to
   /// depend on this one.
   void perform();
   void discard() noexcept;
@@ -31,7 +31,7 @@ class PendingQueue {
     void* dst;
     const void* src;
     size_t bytes;
-    ReduceSpec reduce;  // rows and weights: see the offsets
+    ReduceSpec reduce;  // for rows and weights use the offsets
     size_t rows_at;     // into pointers_
     size_t weights_at;  // into weights_
   };

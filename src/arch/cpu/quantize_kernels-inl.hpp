@@ -46,7 +46,7 @@ HWY_INLINE float widen_group(const uint8_t* source, float* HWY_RESTRICT values, 
   return f32_of_bits(static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest))));
 }
 
-/// Quotient that determines the scale of a complete group: amax / 448, or 1 if that is zero and the group contains an infinity.
+/// Quotient that determines the scale of a complete group: amax / 448, or 1 if amax is zero and the group contains an infinity.
 HWY_INLINE float scale_of_group(const float* HWY_RESTRICT values, size_t size, float amax) {
   const float quotient = amax / kE4m3Max;
   if (quotient != 0) return quotient;
@@ -60,7 +60,8 @@ HWY_INLINE float scale_of_group(const float* HWY_RESTRICT values, size_t size, f
   return hn::GetLane(hn::MaxOfLanes(di, infinite)) != 0 ? 1.0f : 0.0f;
 }
 
-/// Codes of a complete group: if scale_of_group is zero, 0 for all except NaN; else the codes of the quotients by `divisor`.
+/// Codes of a complete group. If scale_of_group is zero: 0 for all values except NaN; else the codes of the quotients by
+/// `divisor`.
 HWY_INLINE void quantize_group(const float* HWY_RESTRICT values, size_t size, float quotient, float divisor,
                                uint8_t* HWY_RESTRICT q) {
   const DF df;
@@ -93,7 +94,8 @@ HWY_INLINE float store_scale(float quotient, uint8_t* scales, size_t group, Scal
   return quotient;
 }
 
-/// Processes several groups at a time: the maximum of one is a long chain of dependent instructions, whose latency others hide.
+/// Processes several groups at a time, because the maximum of one group is a long chain of dependent instructions, whose
+/// latency the other groups hide.
 template <class Row>
 void quantize_typed(uint8_t* q, uint8_t* scales, const uint8_t* src, size_t hidden, ScaleKind kind, size_t size) {
   constexpr size_t kBatch = 4;

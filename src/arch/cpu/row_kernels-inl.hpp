@@ -26,7 +26,7 @@ using VF = hn::Vec<DF>;
 using VU = hn::Vec<DU>;
 using VI = hn::Vec<DI>;
 
-constexpr size_t kLine = 64;         // streams write complete lines
+constexpr size_t kLine = 64;         // streams write complete cache lines
 constexpr size_t kUnroll = 4;        // float vectors per step of a reduction
 constexpr size_t kMaxStep = 4 * 64;  // elements per step, for vectors of up to 256 bytes
 constexpr size_t kBufferAlignment = 256;
@@ -35,8 +35,8 @@ inline size_t step_elements() { return kUnroll * hn::Lanes(DF()); }
 
 // ---- Moving -----------------------------------------------------------------------------------------------
 
-/// Starts the address translation of every page of a row at once. A row of 14 KiB is four pages, usually far from the last row:
-/// measured on 4 KiB pages under a hypervisor, this alone gains 12 % for copies and 15 % for sums of two rows.
+/// Starts the address translation of every page of a row at once. A row of 14 KiB is four pages, usually far from the previous
+/// row: measured on 4 KiB pages under a hypervisor, this gains 12 % for copies and 15 % for sums of two rows.
 HWY_INLINE void touch_pages(const void* row, size_t bytes) {
   constexpr size_t kPage = 4096;
   for (size_t at = 0; at < bytes; at += kPage) hwy::Prefetch(static_cast<const uint8_t*>(row) + at);
@@ -119,9 +119,9 @@ bool lines_have_arrived(const uint8_t* row, size_t words, uint64_t blank) {
 
 // ---- Reading ahead ----------------------------------------------------------------------------------------
 
-/// Prefetches the rows of a reduction ahead of its sums. The rows of one sum are short and scattered, so the hardware's
-/// prefetchers restart at each row and page: measured, this moves 1.2 to 1.7 times the bytes in sums of 1 to 8 rows of 14 KiB.
-/// Copies gain nothing: their loads already run far ahead of anything that waits for them.
+/// Prefetches the rows of a reduction ahead of its sums. The rows of one sum are short and scattered, so the hardware
+/// prefetchers restart at each row and page. Measured, prefetching moves 1.2 to 1.7 times the bytes in sums of 1 to 8 rows of
+/// 14 KiB. Copies gain nothing, because their loads already run far ahead of any dependent instruction.
 class ReadAhead {
  public:
   ReadAhead(const void* const* rows, size_t n, size_t row_bytes) : rows_(rows), n_(n), row_bytes_(row_bytes) {
@@ -153,7 +153,7 @@ class ReadAhead {
 
 // ---- Conversion -------------------------------------------------------------------------------------------
 
-/// A row type that combine accepts: `load` widens Lanes(DF) elements at any address, `round` narrows as many, to nearest even
+/// A row type that combine accepts: `load` widens Lanes(DF) elements at any address; `round` narrows as many, to nearest even
 /// (NaN stays NaN).
 template <DType T>
 struct VectorRow;
@@ -183,8 +183,7 @@ struct VectorRow<DType::f16> {
   static constexpr size_t kBytes = 2;
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
-  // F16C: the hardware's conversions ignore flush-to-zero for subnormal halves, and the rounding mode is part of the
-  // instruction.
+  // F16C: the hardware conversions ignore flush-to-zero for subnormal halves, and the rounding mode is part of the instruction.
   using DHalf = hn::Rebind<hwy::float16_t, DF>;
 
   static HWY_INLINE VF load(const uint8_t* p) {
@@ -266,7 +265,8 @@ HWY_INLINE void store_step(VF s0, VF s1, VF s2, VF s3, uint8_t* p) {
 
 // ---- Reduction --------------------------------------------------------------------------------------------
 
-/// `count` elements of `row` from byte `at`: in place for a full step, else copied into `buffer`, whose rest stays zero.
+/// `count` elements of `row` from byte `at`: in place for a full step, else copied into `buffer`, whose remaining elements stay
+/// zero.
 template <class Row, bool kWhole>
 HWY_INLINE const uint8_t* step_source(const void* row, size_t at, size_t count, uint8_t* buffer) {
   const uint8_t* source = static_cast<const uint8_t*>(row) + at;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// CMake: -ffp-contract=off (the sums are "multiply, then add", and GCC contracts even vector intrinsics by default); no
-// -ffast-math and no -march flags (the instruction set is chosen at run time).
+// CMake: -ffp-contract=off (sums are "multiply, then add", and GCC contracts even vector intrinsics by default); no -ffast-math
+// and no -march flags (the instruction set is chosen at run time).
 #include "arch/cpu/row_ops.hpp"
 
 #include "arch/cpu/sentinel.hpp"
 
 // Highway 1.0.3 (Debian 12) does not compile if this target is the compiler's baseline (-march=native on Ice Lake and later):
-// it omits the target from those to compile, then requires it. AVX3 takes its place.
+// it omits the target from those to compile, but then requires it. AVX3 replaces it.
 #define HWY_DISABLED_TARGETS HWY_AVX3_DL
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "arch/cpu/kernels-inl.hpp"
@@ -54,18 +54,18 @@ HWY_EXPORT(quantize_any);
 HWY_EXPORT(write_sentinel_lines);
 HWY_EXPORT(lines_have_arrived);
 
-// Smaller rows stay in the caches: they are usually read soon, and the partial lines at both ends cost more.
+// Smaller rows are written through the caches, because they are usually read soon and the partial lines at both ends cost more.
 constexpr size_t kStreamBytes = 4096;
-// Source pieces of this size are read from memory once, and from the first-level cache for the later destinations.
+// Source pieces of this size are read once from memory, and then from the first-level cache for the other destinations.
 constexpr size_t kMulticastPiece = 16384;
 
 std::atomic<bool> streaming{true};
 
 bool streams(size_t bytes) { return !SWITCHYARD_TSAN && bytes >= kStreamBytes && streaming.load(std::memory_order_relaxed); }
 
-// ThreadSanitizer does not see accesses by intrinsics: every op announces its ranges, and accesses that the compiler
-// instruments anyway are ignored. It remembers four accesses per 8 bytes, so ranges announced in more pieces than necessary
-// would be forgotten.
+// ThreadSanitizer does not observe accesses by intrinsics. Therefore every op announces its ranges, and accesses that the
+// compiler instruments anyway are ignored. ThreadSanitizer remembers four accesses per 8 bytes, so ranges announced in more
+// pieces than necessary would be forgotten.
 
 #if SWITCHYARD_TSAN
 struct Reads {
@@ -211,8 +211,8 @@ void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t
   (q, scale_row, static_cast<const uint8_t*>(src), type, static_cast<size_t>(hidden), kind, static_cast<size_t>(group));
 }
 
-// Vectors of words in place of words of an atomic type: the hardware accesses at least 8 bytes at a time. The fences are those
-// of a release and an acquire of all of them.
+// Uses vectors of words in place of words of an atomic type, because the hardware accesses at least 8 bytes at a time. The
+// fences are those of a release and an acquire of all the words.
 
 void write_sentinel_row(void* row, const void* src, size_t bytes, const Sentinel& as) {
   size_t written = 0;
@@ -226,7 +226,7 @@ void write_sentinel_row(void* row, const void* src, size_t bytes, const Sentinel
 
 bool row_has_arrived(const void* row, size_t bytes, const Sentinel& as) {
   const size_t words = (bytes + 7) / 8;
-  if (words > 0 && !words_have_arrived(row, words - 1, words, as)) return false;  // the last word usually arrives last
+  if (words > 0 && !words_have_arrived(row, words - 1, words, as)) return false;  // usually the last word to arrive
   size_t seen = 0;
 #if !SWITCHYARD_TSAN
   const size_t whole = words / 8 * 8;

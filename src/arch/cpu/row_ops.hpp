@@ -12,7 +12,8 @@
 
 namespace switchyard::detail {
 
-// Each mover returns true if it used non-temporal stores: then call flush_streams() before the release that covers them.
+// Each mover returns true if it used non-temporal stores. The caller must then call flush_streams() before the release that
+// covers them.
 
 [[nodiscard]] bool copy_row(void* dst, const void* src, size_t bytes);
 [[nodiscard]] bool multicast_row(void* const* dsts, int n, const void* src, size_t bytes);
@@ -21,10 +22,9 @@ namespace switchyard::detail {
 void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind,
                   int group = kScaleGroup);
 
-/// Copies `bytes` bytes to a sentinel row (arch/ops.hpp), in words of 8 bytes. The stores are issued but may be incomplete on
-/// return.
+/// Copies `bytes` bytes to a sentinel row (arch/ops.hpp), in words of 8 bytes. The stores may still be incomplete on return.
 void write_sentinel_row(void* row, const void* src, size_t bytes, const Sentinel& as);
-/// True if all words of a sentinel row have arrived, and are acquired.
+/// True if all words of a sentinel row have arrived; they are then acquired.
 [[nodiscard]] bool row_has_arrived(const void* row, size_t bytes, const Sentinel& as);
 
 /// Orders all earlier non-temporal stores of this thread before its later stores.
@@ -34,14 +34,15 @@ void flush_streams();
 /// Returns the previous setting. Process-wide; for measurements.
 bool set_streaming(bool enabled);
 
-/// The vector instruction sets of this build that this machine supports, best first; and the one that row ops use now.
+/// The vector instruction sets of this build that this machine supports, best first; and the set that row ops currently use.
 struct SimdTarget {
   int64_t id;
   const char* name;
 };
 std::vector<SimdTarget> simd_targets();
 SimdTarget current_simd_target();
-/// Makes all row ops of the process use one of simd_targets(), or the best one again (id 0). For tests; not while row ops run.
+/// Makes all row ops of the process use one of simd_targets(), or the best one again (id 0). For tests; must not be called
+/// while row ops run.
 void force_simd_target(int64_t id);
 
 }  // namespace switchyard::detail

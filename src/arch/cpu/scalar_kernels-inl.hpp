@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row ops without vectors (for a compiler whose vectors Highway distrusts, or a CPU without any): element-wise reference
-// code. See kernels-inl.hpp.
+// The row ops without vectors, for a compiler whose vector support Highway does not trust, or a CPU without vectors:
+// element-wise reference code. See kernels-inl.hpp.
 #include <algorithm>
 #include <cstring>
 
@@ -46,7 +46,7 @@ void reduce_any(const ReduceSpec& spec, bool) {
 void quantize_any(uint8_t* q, uint8_t* scales, const uint8_t* src, DType type, size_t hidden, ScaleKind kind, size_t size) {
   for (size_t first = 0, group = 0; first < hidden; first += size, ++group) {
     const size_t end = std::min(hidden, first + size);
-    uint32_t amax = 0;  // bits of a finite magnitude: ordered like the numbers
+    uint32_t amax = 0;  // bits of a finite magnitude, ordered like the numbers
     bool infinite = false;
     for (size_t c = first; c < end; ++c) {
       const uint32_t magnitude = bits_of(load_element(src, type, static_cast<int64_t>(c))) & 0x7FFFFFFFu;

@@ -34,7 +34,7 @@ class alignas(kCacheLine) CpuWarp {
   /// Private staging memory of scratch_bytes() bytes, aligned to 64. Its contents persist between calls.
   std::byte* scratch() noexcept { return scratch_.get(); }
   size_t scratch_bytes() const noexcept { return scratch_bytes_; }
-  /// Grows the scratch to at least `bytes`; discards its contents if it grows. Allocates: call it between exchanges.
+  /// Grows the scratch to at least `bytes`; its contents are lost if it grows. Allocates, so call it between exchanges.
   void reserve_scratch(size_t bytes) {
     if (bytes <= scratch_bytes_) return;
     const size_t rounded = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;

@@ -16,10 +16,11 @@ namespace {
 
 constexpr int kMaxWarpsPerBlock = 1024;
 constexpr int kMaxWarps = 4096;
-constexpr int kSpins = 200;  // about 2 us: covers back-to-back calls without occupying a core that others need
+constexpr int kSpins = 200;  // about 2 us: enough for back-to-back calls, without occupying a core that other threads need
 
-/// Signals are for the application's threads: pool threads inherit a full mask, except for faults of their own code, which are
-/// delivered to the faulting thread: if blocked, they would end the process without the application's crash handler.
+/// Signals are for the application's threads. Pool threads inherit a full mask, except for signals that report faults of their
+/// own code: the system delivers these to the faulting thread, and if they were blocked, they would end the process without the
+/// application's crash handler.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -37,7 +38,7 @@ class SignalsBlocked {
 };
 
 /// condition.wait(lock, ready) without the member `wait`, a libstdc++ symbol that systems older than GCC 12 lack; the rest is
-/// inline. A manylinux_2_34 wheel may not depend on it.
+/// inline. A manylinux_2_34 wheel must not depend on that symbol.
 template <class Ready>
 void sleep_until(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, Ready ready) {
   while (!ready()) pthread_cond_wait(condition.native_handle(), lock.mutex()->native_handle());

@@ -27,10 +27,10 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  /// Runs `body` once on every warp and returns when all have returned. If any threw, rethrows the exception of the lowest warp
-  /// (one that only reports a broken block_sync has the lowest priority). Earlier writes of the caller are visible to all
-  /// warps, and their writes are visible to the caller afterwards. Row ops still pending at the end of `body` are dropped. One
-  /// call at a time; calls from several threads are serialized.
+  /// Runs `body` once on every warp and returns when all have returned. If any warp threw, rethrows the exception of the lowest
+  /// such warp (an exception that only reports a broken block_sync has the lowest priority). Earlier writes of the caller are
+  /// visible to all warps, and their writes are visible to the caller afterwards. Row ops still pending at the end of `body`
+  /// are dropped. One call at a time; calls from several threads are serialized.
   void run(const std::function<void(CpuWarp&)>& body);
 
   /// Grows the scratch of every warp, see CpuWarp::reserve_scratch. Must not be called inside run().

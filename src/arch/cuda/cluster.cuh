@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of a cluster, sm_90: they run at the same time, access each other's shared memory, and one copy can write a box to all
-// of them. A block's shared memory is accessible until its threads arrive at the last cluster_barrier().
+// Blocks of a cluster, sm_90: they run at the same time, can access each other's shared memory, and one copy can write a box to
+// all of them. A block's shared memory is accessible until its threads arrive at the last cluster_barrier().
 #pragma once
 
 #include <cuda.h>
@@ -15,17 +15,17 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-/// Barrier of all threads of all blocks of the cluster; orders all their accesses of shared memory.
+/// Barrier of all threads of all blocks of the cluster; orders all their accesses to shared memory.
 __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-/// Address, for the functions below, of the counterpart in block `rank` of `p` in this block's shared memory.
+/// Address, for the functions below, of the counterpart in block `rank` of address `p` in this block's shared memory.
 __device__ __forceinline__ uint32_t shared_of_block(uint32_t p, uint32_t rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(p), "r"(rank));
   return there;
 }
-/// Reads shared memory of any block.
+/// Reads shared memory of any block in the cluster.
 __device__ __forceinline__ uint32_t load_of_block(uint32_t there) {
   uint32_t v;
   asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(there) : "memory");
@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_async(uint32_t there, uint32_t v, uint32_t
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(v), "r"(bar)
                : "memory");
 }
-/// Copies a box to `dst` of each block whose bit of `blocks` is set; its bytes are counted at `bar` of each of them.
+/// Copies a box to `dst` of each block whose bit in `blocks` is set; its bytes are counted at `bar` of each of these blocks.
 __device__ __forceinline__ void load_box_to_blocks(uint32_t dst, const CUtensorMap* map, uint32_t bar, int x, int y,
                                                    uint16_t blocks) {
   asm volatile(

@@ -3,8 +3,8 @@
 //
 // Rows move by bulk copies through shared memory if addresses and size are multiples of 16 and the size justifies it; otherwise
 // by loads and stores of the lanes. A bulk copy is split: its load is issued at once, its stores by the warp's next op that
-// moves or settles. Computing the next row's addresses, and with two stages loading the next row, thus overlaps with the copy,
-// transparently to protocol code.
+// moves or settles. Thus the computation of the next row's addresses and, with two stages, the load of the next row overlap
+// with the copy, without any change to protocol code.
 //
 // Ordering:
 // - lanes' ordinary stores -> release: __syncwarp, then the releasing lane's fence or st.release (cumulative);
@@ -27,19 +27,19 @@
 namespace switchyard::detail {
 
 /// kBulk: long rows move by bulk copies through shared memory (see the top of this file). Without it the lanes move all rows.
-/// That is faster for short rows, which arrive before a bulk copy has passed through shared memory, and kernels are smaller.
-/// kInlineAll: every op is inlined, without a stack frame. It is for kernels in which all code runs once, where a jump to code
-/// that has not run costs more than the code. Restrictions, which launchers check:
+/// This is faster for short rows, which would take longer through shared memory, and makes kernels smaller.
+/// kInlineAll: every op is inlined, without a stack frame. It is meant for kernels in which all code runs once, where a jump to
+/// code that has not run costs more than the code. Restrictions, which launchers check:
 ///   - rows are aligned to 16 bytes and multiples of 16 bytes long;
 ///   - quantized rows are bf16;
 ///   - sums have no bias;
 ///   - there are at most 32 places.
-/// Row types should be constants there, otherwise the kernel contains code for each type.
+/// Row types should then be constants; otherwise the kernel contains code for each type.
 template <bool kBulk, bool kInlineAll = false>
 struct CudaArch : CudaMover<kBulk> {
   static_assert(!kBulk || !kInlineAll);
   using Warp = CudaWarp;
-  /// Polls before a waiting warp starts to sleep: some tens of microseconds.
+  /// Number of polls before a waiting warp starts to sleep, some tens of microseconds.
   static constexpr int kPollsBeforeSleep = 64;
   static constexpr int kTakenAtOnce = 1;
 
@@ -66,7 +66,7 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// A row that is read when it is copied.
+  /// A row whose contents are read when it is copied.
   struct LaterRow {
     const void* src;
     size_t bytes;
@@ -118,7 +118,7 @@ struct CudaArch : CudaMover<kBulk> {
 
   template <class F>
   __device__ static int64_t count_where(Warp& w, int64_t n, F&& f) {
-    constexpr int kAhead = 4;  // several loads in flight
+    constexpr int kAhead = 4;  // several loads are in flight
     int mine = 0;
     SWITCHYARD_ROLLED
     for (int64_t base = w.lane_; base < n; base += kAhead * kLanes) {
@@ -160,7 +160,7 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// Two segments per lane, so that 64 need one step.
+  /// Processes two segments per lane, so that 64 segments need one step.
   template <class F>
   __device__ static Located locate_pairs(Warp& w, uint32_t index, int n, F&& length) {
     SWITCHYARD_ROLLED
@@ -330,17 +330,17 @@ struct CudaArch : CudaMover<kBulk> {
   template <Scope S, class F>
   __device__ static void publish_to(Warp& w, int n, F&& f, Site) {
     __syncwarp();
-    ptx::fence_acq_rel<S>();  // in every lane: a relaxed store is a release only after its own thread's fence
+    ptx::fence_acq_rel<S>();  // in every lane, because a relaxed store is a release only after a fence of its own thread
     store_flags<S>(w, n, f);
   }
 
-  /// The kernel's frame has already fenced this warp (fence_entry), overlapped with the first loads of the call.
+  /// The kernel's prologue has already fenced this warp (fence_entry), overlapped with the first loads of the call.
   template <class F>
   __device__ static void publish_entry(Warp& w, int n, F&& f, Site) {
     store_flags<Scope::system>(w, n, f);
   }
 
-  // Each lane acquires: a fence after relaxed loads would also wait for this warp's own stores.
+  // Each lane acquires separately, because a fence after relaxed loads would also wait for this warp's own stores.
   template <Scope S, class F>
   __device__ static int poll_from(Warp& w, int n, F&& f, uint64_t value, Site) {
     SWITCHYARD_ROLLED
@@ -385,7 +385,7 @@ struct CudaArch : CudaMover<kBulk> {
     prefetch_lanes(w.lane_, src, static_cast<int>(bytes));
   }
 
-  // Reductions in memory: a load would add its latency.
+  // Uses reductions in memory, because a load would add its latency.
   __device__ static void count(Warp& w, uint64_t* statistic, uint64_t value) {
     if (w.lane_ == 0) ptx::reduce_add(statistic, value);
   }
@@ -442,8 +442,8 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// Calls F out of line with a bare warp. The caller's warp is not passed: taking its address would keep it out of registers
-  /// everywhere.
+  /// Calls F out of line with a bare warp. The caller's warp is not passed, because taking its address would keep it out of
+  /// registers everywhere.
   template <class F, class... Args>
   __device__ __noinline__ static bool called(Args... args) {
     CudaWarp bare{CudaWarp::Bare{}};

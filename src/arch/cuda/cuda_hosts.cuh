@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA arch of groups that span hosts: the same ops. Protocols skip stores to ranks whose segments are not mapped
-// (is_mapped). Kernels for one host are compiled without that.
+// The CUDA arch of groups that span hosts, with the same ops. Protocols skip stores to ranks whose segments are not mapped
+// (is_mapped). Kernels for one host are compiled without that check.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
@@ -12,7 +12,7 @@ struct CudaHosts : Cuda {
   static constexpr bool kSpansHosts = true;
 };
 
-/// For short rows, like CudaLanes.
+/// Variant for short rows, like CudaLanes.
 struct CudaLanesHosts : CudaLanes {
   using Warp = CudaWarp;
   static constexpr bool kSpansHosts = true;

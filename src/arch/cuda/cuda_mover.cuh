@@ -11,10 +11,10 @@ namespace switchyard::detail {
 /// All lanes call every function together with equal arguments (except `mine`). kBulk: rows may be copied in bulk.
 template <bool kBulk>
 struct CudaMover {
-  /// Lanes make smaller copies: 1 KiB is two 16-byte accesses per lane.
+  /// The lanes perform smaller copies: 1 KiB is two 16-byte accesses per lane.
   static constexpr size_t kBulkMinBytes = 1024;
 
-  /// Up to 32 destinations, in `mine` of the given lanes.
+  /// Copies to up to 32 destinations, which the given lanes hold in `mine`.
   __device__ static void multicast_group(CudaWarp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
     constexpr unsigned kNotGlobal = 16;
     unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine)) & 15u;
@@ -58,7 +58,7 @@ struct CudaMover {
       if (w.stages_ == 1) store_pending(w);
       const uint32_t bar = w.bars_ + static_cast<uint32_t>(stage) * 8;
       if (w.lane_ == 0) {
-        ptx::bulk_wait_read();  // the stores from this stage
+        ptx::bulk_wait_read();  // waits for the reads of the stores from this stage
         ptx::mbarrier_expect(bar, piece);
         ptx::bulk_load(w.stage_ + static_cast<uint32_t>(stage) * w.stage_bytes_, src + at, piece, bar);
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantization of a row to fp8 (e4m3) by the lanes of one warp. All lanes call every function together with equal arguments.
-// The bytes are those of IEEE division, x / scale, rounded to nearest even, on every path; compile without fast-math flags.
+// Quantization of a row to fp8 (e4m3) by the lanes of one warp. All lanes call every function together with equal arguments. On
+// every path the bytes are those of IEEE division, x / scale, rounded to nearest even; compile without fast-math flags.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +21,7 @@ __device__ inline uint32_t e4m3_pair(float low, float high) {
 #endif
 }
 
-/// Eight elements of a row as in memory: 16-bit elements in `low`, 32-bit elements in both.
+/// Eight elements of a row in their memory format: 16-bit elements in `low`, 32-bit elements in both.
 struct RawEight {
   uint4 low, high;
 };
@@ -97,8 +97,8 @@ __device__ __forceinline__ PowerOfTwoScale power_of_two_in_line(float scale) {
   return {exponent, f32_from_ue8m0(exponent)};
 }
 __device__ __noinline__ inline PowerOfTwoScale power_of_two_called(float scale) { return power_of_two_in_line(scale); }
-/// Rare work is a call, which keeps the code small. kInLine inlines it in kernels whose warps change their registers: a
-/// function called both before and after the change is limited to the registers of the former, and so are its callers.
+/// Rare work is a call, which keeps the code small. kInLine inlines it in kernels whose warps change their number of registers:
+/// a function called both before and after the change is limited to the registers available before, and so are its callers.
 template <bool kInLine>
 __device__ __forceinline__ PowerOfTwoScale power_of_two_from(float scale) {
   if constexpr (kInLine)
@@ -107,7 +107,7 @@ __device__ __forceinline__ PowerOfTwoScale power_of_two_from(float scale) {
     return power_of_two_called(scale);
 }
 
-/// A lane's columns of a row: 8 or 16 consecutive ones.
+/// A lane's columns of a row: 8 or 16 consecutive columns.
 template <int kEights>
 struct RawColumns {
   RawEight eight[kEights];
@@ -119,7 +119,7 @@ struct QuantizedColumns {
   uint32_t scale;
 };
 
-/// Handles any values: infinities and NaNs do not affect the scale, except that a group with no other nonzero values but an
+/// Handles any values: infinities and NaNs do not affect the scale, except that a group whose only nonzero values include an
 /// infinity gets scale 1; groups of tiny values use IEEE division.
 template <DType T, int kEights, bool kInLine>
 __device__ __forceinline__ QuantizedColumns<kEights> quantize_any_in_line(const RawColumns<kEights>& raw, int sharing,
@@ -176,7 +176,7 @@ __device__ __forceinline__ QuantizedColumns<kEights> quantize_any(const RawColum
     return quantize_any_called<T, kEights>(raw, sharing, kind);
 }
 
-/// Quantizes this lane's columns; `sharing` lanes, at most 16 / kEights, hold the columns of one group. All lanes together.
+/// Quantizes this lane's columns; `sharing` lanes, at most 16 / kEights, hold the columns of one group. Call from all lanes.
 template <DType T, int kEights, bool kInLine = false>
 __device__ QuantizedColumns<kEights> quantize_columns(const RawColumns<kEights>& raw, int sharing, ScaleKind kind) {
   uint32_t largest = largest_bits<T>(raw.eight[0]);
@@ -212,7 +212,7 @@ __device__ QuantizedColumns<kEights> quantize_columns(const RawColumns<kEights>&
   return to;
 }
 
-/// Destinations of a quantized row: the given lanes hold one each. All lanes hold the or'ed `low_bits` of all rows.
+/// Destinations of a quantized row: each of the given lanes holds one. All lanes hold the or'ed `low_bits` of all rows.
 struct LaneTargets {
   uint8_t* q;
   void* scales;
@@ -252,7 +252,7 @@ __device__ void store_columns(int lane, const LaneTargets& to, const QuantizedCo
   }
 }
 
-/// kEights * 8 columns per lane, kAhead sets of them at once; the next ones are prefetched meanwhile.
+/// Each lane processes kEights * 8 columns at a time, with kAhead such sets in flight; the next sets are prefetched meanwhile.
 template <DType T, int kEights, int kAhead, bool kWhole>
 __device__ __noinline__ void quantize_typed(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
                                             int group) {
@@ -283,7 +283,7 @@ __device__ __noinline__ void quantize_typed(int lane, const LaneTargets& to, con
   }
 }
 
-/// fp8 rows are already quantized; callers check. kEights 2: for short rows, 512 columns, loaded in one round.
+/// fp8 rows are already quantized; callers check. kEights 2 is for short rows: 512 columns, loaded in one round.
 template <int kEights, int kAhead>
 __device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* src, DType type, int64_t hidden, ScaleKind kind,
                                    int group) {

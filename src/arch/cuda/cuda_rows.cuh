@@ -41,7 +41,7 @@ __device__ void multicast_vectors(int lane, void* mine, unsigned lanes, const st
   }
 }
 
-/// Copies to the destinations in `mine` of the given lanes. `low_bits`: or'ed low bits of all addresses, source and
+/// Copies to the destinations in `mine` of the given lanes. `low_bits`: or'ed low bits of all addresses, i.e. of source and
 /// destinations.
 __device__ __noinline__ inline void multicast_lanes(int lane, void* mine, unsigned lanes, const std::byte* src, size_t bytes,
                                                     unsigned low_bits) {
@@ -140,7 +140,7 @@ struct RowElements<DType::f32> {
   __device__ static Element narrow_one(float f) { return f; }
 };
 
-/// Word stored in a sentinel row for `word`.
+/// The word that represents `word` in a sentinel row.
 __device__ __forceinline__ uint32_t substituted(uint32_t word, const Sentinel& t) {
   return word == t.blank ? t.substitute : word;
 }
@@ -155,7 +155,7 @@ __device__ __forceinline__ void put(uint4* to, const uint4& v, bool sentinel) {
   else
     *to = v;
 }
-/// Stores single elements starting at element `at`, here `count` of them: the elements of one word of a sentinel row, else one.
+/// Stores single elements starting at element `at`, `count` of them: the elements of one word of a sentinel row, else one.
 template <class Element>
 __device__ __forceinline__ void put_elements(Element* to, int64_t at, const Element* e, int count, bool sentinel) {
   if (!sentinel) {
@@ -180,7 +180,7 @@ __device__ __forceinline__ auto with_row_type(DType type, F&& f) {
   return f.template operator()<DType::bf16>();  // fp8 is excluded by ReduceSpec::type; callers check
 }
 
-/// Rows of one sum, spread over a warp: lane i of `lanes` holds a row and its weight; they are added in lane order.
+/// Rows of one sum, distributed over a warp: each lane in `lanes` holds a row and its weight; they are added in lane order.
 struct LaneRows {
   const void* row;
   float weight;
@@ -229,8 +229,8 @@ __device__ void add_row(const uint4& v, bool weighted, float weight, float* sum)
 }
 
 /// Sums kRows rows; each lane owns 16 bytes of the row at a time and has kRows * kAhead of them in flight, because a load over
-/// NVLink takes microseconds. `spec` and `rows` are in local memory, which the streamed rows may evict from the cache: the loop
-/// reads them only for a bias.
+/// NVLink takes microseconds. `spec` and `rows` are in local memory, which the streamed rows may evict from the cache; the loop
+/// therefore reads them only for a bias.
 template <DType T, bool kSentinel, int kRows, int kAhead>
 __device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRows& rows, int vectors) {
   using E = RowElements<T>;
@@ -267,7 +267,7 @@ __device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRo
   }
 }
 
-/// Any number of rows, one after another.
+/// Sums any number of rows, one after another.
 template <DType T, bool kSentinel>
 __device__ void reduce_vectors_of_many(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t vectors) {
   using E = RowElements<T>;
@@ -331,8 +331,8 @@ __device__ void reduce_typed(int lane, const ReduceSpec& spec, const LaneRows& r
   reduce_elements<T, kSentinel>(lane, spec, rows, int64_t{vectors} * RowElements<T>::kPerVector);
 }
 
-/// Sums a lane's rows. Uses only the output, bias, type and length of `spec`. There are two functions, so that sentinel rows
-/// cost other rows nothing.
+/// Sums a lane's rows. Uses only the output, bias, type and length of `spec`. There are two instantiations, so that sentinel
+/// rows add no cost to other rows.
 template <bool kSentinel>
 __device__ __noinline__ void reduce_lane_rows_as(int lane, const ReduceSpec& spec, const LaneRows& rows) {
   with_row_type(spec.type, [&]<DType T>() { reduce_typed<T, kSentinel>(lane, spec, rows); });
@@ -341,7 +341,7 @@ __device__ __forceinline__ void reduce_lane_rows(int lane, const ReduceSpec& spe
   return spec.sentinel ? reduce_lane_rows_as<true>(lane, spec, rows) : reduce_lane_rows_as<false>(lane, spec, rows);
 }
 
-/// The lane of the n-th set bit, from 0; -1 if there is none.
+/// The lane of the n-th set bit, counted from 0; -1 if there is none.
 __device__ __forceinline__ int nth_lane(unsigned lanes, int n) {
 #pragma unroll 1
   for (; n > 0; --n) lanes &= lanes - 1;
@@ -351,7 +351,7 @@ __device__ __forceinline__ int nth_lane(unsigned lanes, int n) {
 /// Merges two sets of up to 32 rows in total into one set.
 __device__ inline LaneRows in_one_set(int lane, const LaneRows& first, const LaneRows& second) {
   const int firsts = __popc(first.lanes), place = lane < firsts ? lane : lane - firsts;
-  const int holder = nth_lane(lane < firsts ? first.lanes : second.lanes, place) & 31;  // of no row: any lane
+  const int holder = nth_lane(lane < firsts ? first.lanes : second.lanes, place) & 31;  // lanes without a row: any lane
   const void *const a = first.row_of_lane(holder), *const b = second.row_of_lane(holder);
   const float x = first.weight_of_lane(holder), y = second.weight_of_lane(holder);
   const int n = firsts + __popc(second.lanes);
@@ -359,7 +359,7 @@ __device__ inline LaneRows in_one_set(int lane, const LaneRows& first, const Lan
   return {lane >= n ? nullptr : lane < firsts ? a : b, lane < firsts ? x : y, lanes, first.weighted};
 }
 
-/// More rows than lanes: one element at a time, or one word of a sentinel row; not optimized.
+/// For more rows than lanes: one element at a time, or one word of a sentinel row; not optimized.
 template <DType T, bool kSentinel>
 __device__ void reduce_two_sets_typed(int lane, const ReduceSpec& spec, const LaneRows& first, const LaneRows& second) {
   using E = RowElements<T>;
@@ -389,7 +389,7 @@ __device__ void reduce_two_sets_typed(int lane, const ReduceSpec& spec, const La
   }
 }
 
-/// Sums the rows of two sets, the first set first: reduce_lane_rows for more places than a warp has lanes.
+/// Sums the rows of two sets, the first set first: the counterpart of reduce_lane_rows for more places than a warp has lanes.
 template <bool kSentinel>
 __device__ __noinline__ void reduce_two_sets_as(int lane, const ReduceSpec& spec, const LaneRows& first,
                                                 const LaneRows& second) {

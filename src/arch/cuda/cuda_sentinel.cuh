@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sentinel rows by the lanes of one warp (arch/ops.hpp): written without a flag after them, read as they arrive. All lanes call
-// every function together with equal arguments (except `mine`).
+// Sentinel rows by the lanes of one warp (arch/ops.hpp): written without a subsequent flag, and read as they arrive. All lanes
+// call every function together with equal arguments (except `mine`).
 #pragma once
 
 #include "arch/cuda/cuda_whole.cuh"
@@ -58,7 +58,8 @@ __device__ inline void look_again(const void* row, int64_t words, int looks, uin
   }
 }
 
-/// Polls for the rows of the given lanes. \returns a lane whose row has not arrived, or -1: all words of all rows are acquired.
+/// Polls for the rows of the given lanes. \returns a lane whose row has not arrived, or -1 if all words of all rows are
+/// acquired.
 __device__ __noinline__ inline int missing_lane(int lane, const void* mine, unsigned lanes, int64_t words, int looks,
                                                 uint32_t blank) {
   for (unsigned left = lanes; left != 0; left &= left - 1) {
@@ -137,7 +138,7 @@ struct SentinelRowSet {
     }
     return todo;
   }
-  /// Polls the last word before vector `end` of row i until it has arrived. \returns the remaining polls
+  /// Polls the last word before vector `end` of row i until it has arrived. \returns the number of polls left
   __device__ __forceinline__ int look_again(int i, int end, int looks, uint32_t blank) const {
     const uint4* last = from[0];
 #pragma unroll
@@ -149,8 +150,8 @@ struct SentinelRowSet {
   }
 };
 
-/// reduce_whole of sentinel rows, for kernels in which all code runs once. Loads each row once, and again when the row's last
-/// word has arrived. \returns a lane whose row has not arrived after `looks` polls, or -1.
+/// reduce_whole for sentinel rows, for kernels in which all code runs once. Loads each row once, and again when the row's last
+/// word has arrived. \returns a lane whose row has not arrived after `looks` polls, or -1
 template <DType T>
 __device__ __forceinline__ int reduce_if_arrived_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes,
                                                        int count, int looks, const Sentinel& as) {

@@ -9,9 +9,10 @@
 
 namespace switchyard::detail {
 
-/// One warp's track while a traced kernel runs, in shared memory: everything that a record needs, in one load.
+/// One warp's track while a traced kernel runs, in shared memory. It contains everything that a record needs, so that one load
+/// suffices.
 struct alignas(16) OpenTrack {
-  DeviceRecord* records;    ///< its ring; null: this warp has none
+  DeviceRecord* records;    ///< the track's ring buffer; null: this warp has none
   uint32_t size;            ///< loaded asynchronously
   uint16_t multiprocessor;  ///< of this block
   uint16_t log2_capacity;
@@ -29,7 +30,7 @@ inline constexpr int64_t kTraceShared = 32 * sizeof(OpenTrack) + 2 * sizeof(Open
 static_assert(sizeof(BlockBegin) <= 2 * sizeof(OpenTrack));
 
 #if defined(SWITCHYARD_UNTRACED_KERNELS)
-/// Every kernel once, without tracing: for scripts/cuda_archs.sh, whose objects are never run.
+/// Compiles every kernel once, without tracing, for scripts/cuda_archs.sh, whose objects are never run.
 template <class Base>
 using TracedArch = Base;
 #else
@@ -41,8 +42,8 @@ struct TracedArch : Base {
   /// Cycle counter of this multiprocessor.
   __device__ static uint64_t ticks() { return static_cast<uint64_t>(clock64()); }
 
-  /// Call in every warp before it records. The size of its track is loaded from device memory once; nothing waits for it before
-  /// the first record.
+  /// Call in every warp before it records. The size of its track is loaded from device memory once; only the first record waits
+  /// for it.
   __device__ static void open_track(Warp& w, const DeviceTrace& trace, int64_t launch) {
     if (threadIdx.x % kLanes == 0) {
       OpenTrack& mine = tracks()[w.warp()];
@@ -58,8 +59,8 @@ struct TracedArch : Base {
     }
     __syncwarp();
   }
-  /// Call in every warp after its last record; waits for no other warp. The first warp of each block records two anchors: the
-  /// start of the kernel, and now, when other warps may still run. The host determines the end of the call:
+  /// Call in every warp after its last record; does not wait for other warps. The first warp of each block records two anchors:
+  /// the start of the kernel, and the current time, when other warps may still run. The host determines the end of the call:
   /// append_device_records.
   __device__ static void close_track(Warp& w, const DeviceTrace& trace, Event kernel) {
     if (threadIdx.x % kLanes != 0 || tracks()[w.warp()].records == nullptr) return;
@@ -72,7 +73,7 @@ struct TracedArch : Base {
     trace.sizes[index_of(w, trace)] = tracks()[w.warp()].size;
   }
 
-  /// Costs one load from shared memory, and stores that nothing waits for.
+  /// Costs one load from shared memory, and stores whose completion is not awaited.
   __device__ static void record(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
     if (threadIdx.x % kLanes == 0) write(event, begin, end, arg, bytes);
     __syncwarp();
@@ -112,8 +113,8 @@ using CudaInlineTraced = TracedArch<CudaInline>;
 
 static_assert(Arch<CudaTraced> && Arch<CudaLanesTraced> && Arch<CudaInlineTraced>);
 
-/// In a kernel of either arch: anchors for its records, from construction to destruction. `kernel` is the launch's role in its
-/// call, `launch` the value of pack_launch.
+/// In a kernel of either arch: records anchors for its records, from construction to destruction. `kernel` is the launch's role
+/// in its call, `launch` the value of pack_launch.
 template <class A>
 class KernelTrace {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp of 32 lanes, and the shared memory that it owns.
+// A warp of 32 lanes, and its part of the shared memory.
 //
 // Shared memory of a block: one mbarrier per stage, then for each warp its stages (rows in flight) and its scratch.
 #pragma once
@@ -21,7 +21,7 @@ struct CudaShape {
   int stages = 1;  ///< bulk-copy stages per warp: 0 (copies by lanes only), 1, or 2 (next row loads while one is stored)
   uint32_t stage_bytes = 0;    ///< multiple of 16; longer rows are sent in pieces of this size
   uint32_t scratch_bytes = 0;  ///< multiple of 16; size of CudaWarp::scratch()
-  uint32_t block_bytes = 0;    ///< after everything else: shared state of the kernel's warps
+  uint32_t block_bytes = 0;    ///< last part: shared state of the kernel's warps
 
   SWITCHYARD_FN constexpr uint32_t barrier_bytes() const {
     return static_cast<uint32_t>(warps * kMaxStages * 8 + 127) / 128 * 128;
@@ -31,8 +31,8 @@ struct CudaShape {
   SWITCHYARD_FN constexpr uint32_t block_at() const { return barrier_bytes() + static_cast<uint32_t>(warps) * warp_bytes(); }
 };
 
-/// Largest stage for which a block of `warps` fits into `shared_limit` bytes, at most `row_bytes` rounded up to 16. 0 if none
-/// fits.
+/// Returns the shape with the largest stage, at most `row_bytes` rounded up to 16, for which a block of `warps` fits into
+/// `shared_limit` bytes. Stage size 0 if none fits.
 constexpr CudaShape fit_cuda_shape(int warps, int stages, uint64_t row_bytes, uint32_t scratch_bytes, uint32_t shared_limit) {
   CudaShape shape{warps, stages, 0, (scratch_bytes + 15) / 16 * 16};
   const uint32_t fixed = shape.shared_bytes();
@@ -63,7 +63,8 @@ class CudaWarp {
     }
     __syncwarp();
   }
-  /// Only the position: cannot move rows in bulk. For code that is called out of line (Cuda::out_of_line).
+  /// Tag for a warp with a position only, which cannot move rows in bulk. It is used by code that is called out of line
+  /// (Cuda::out_of_line).
   struct Bare {};
   __device__ explicit CudaWarp(Bare)
       : lane_(static_cast<int>(threadIdx.x) % kLanes),
@@ -73,7 +74,7 @@ class CudaWarp {
   CudaWarp(const CudaWarp&) = delete;
   CudaWarp& operator=(const CudaWarp&) = delete;
 
-  // May appear in code that is also compiled for the host, where it is never called.
+  // May be used in code that is also compiled for the host, where it is never called.
   SWITCHYARD_FN int block() const {
 #if defined(__CUDA_ARCH__)
     return static_cast<int>(blockIdx.x);
@@ -115,7 +116,7 @@ class CudaWarp {
   std::byte* scratch_ = nullptr;
 
   // The latest bulk copy: its load has been issued, its stores have not. The next op that moves or settles issues them.
-  void* pending_dst_ = nullptr;  // in those lanes: a destination
+  void* pending_dst_ = nullptr;  // in the lanes of `pending_lanes_`: a destination
   unsigned pending_lanes_ = 0;   // lanes with a destination, 0: none pending
   uint32_t pending_bytes_ = 0;
   int pending_stage_ = 0;

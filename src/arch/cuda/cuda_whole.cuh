@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows whose size is a multiple of 16 bytes, by the lanes of one warp, for kernels in which all code runs once (CudaArch,
-// kInlineAll): inlined, small, nothing in memory. All lanes call every function together with equal arguments (except `mine`).
+// kInlineAll): inlined, small, without local memory. All lanes call every function together with equal arguments (except
+// `mine`).
 #pragma once
 
 #include "arch/cuda/cuda_rows.cuh"
 
 namespace switchyard::detail {
 
-/// A row of complete Vs whose first ones are being loaded by the lanes.
+/// A row of complete Vs, the first of which the lanes are loading.
 template <class V>
 struct FetchedVectors {
   static constexpr int kAhead = sizeof(V) == 16 ? 4 : 1;
@@ -30,7 +31,7 @@ __device__ __forceinline__ FetchedVectors<V> fetch_whole(int lane, const void* s
   return row;
 }
 
-/// Writes to the destinations in the lanes where `mine` is not null.
+/// Writes to the destinations in lanes whose `mine` is not null.
 template <bool kSentinel, class V>
 __device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVectors<V> row,
                                                 const Sentinel& sentinel_as = sentinel_sums()) {

@@ -16,7 +16,7 @@ __device__ __forceinline__ float reciprocal(float v) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
   return r;
 }
-/// NaN if an operand is NaN.
+/// Returns NaN if an operand is NaN.
 __device__ __forceinline__ float min_or_nan(float a, float b) {
   float r;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A grid of one cluster, whose blocks read each other's shared memory; on GPUs before compute capability 9.0, which have no
+// A grid of one cluster, whose blocks read each other's shared memory; before compute capability 9.0, where GPUs have no
 // clusters, a grid of one block. The launch has one_cluster_blocks(generation of the GPU, n) blocks.
 #pragma once
 
@@ -26,9 +26,9 @@ __device__ __forceinline__ uint32_t load_of_one_cluster(const uint32_t* mine, ui
 #else
 /// Index of this block.
 __device__ __forceinline__ uint32_t block_of_one_cluster() { return cluster_rank(); }
-/// Barrier of all threads of all blocks; orders all their accesses of shared memory.
+/// Barrier of all threads of all blocks; orders all their accesses to shared memory.
 __device__ __forceinline__ void one_cluster_barrier() { cluster_barrier(); }
-/// Value in block `block` of the shared memory that this block has at `mine`.
+/// Value, in block `block`, of the shared memory that corresponds to `mine` in this block.
 __device__ __forceinline__ uint32_t load_of_one_cluster(const uint32_t* mine, uint32_t block) {
   return load_of_block(shared_of_block(static_cast<uint32_t>(__cvta_generic_to_shared(mine)), block));
 }

@@ -77,13 +77,13 @@ __device__ __forceinline__ void store_release(uint64_t* p, uint64_t v) {
   }
 }
 
-/// Within this GPU.
+/// Scope: this GPU.
 __device__ __forceinline__ uint64_t add_relaxed(uint64_t* p, uint64_t v) {
   uint64_t old;
   asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(__cvta_generic_to_global(p)), "l"(v));
   return old;
 }
-/// Without the old value; separate functions by state space, because a generic atomic branches on the space.
+/// Without the old value. Separate functions by state space, because a generic atomic branches on the space.
 __device__ __forceinline__ void reduce_add(uint64_t* p, uint64_t v) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
 }
@@ -137,7 +137,7 @@ SWITCHYARD_INLINE uint32_t load_shared(uint32_t p) {
 #endif
   return v;
 }
-/// *p |= v, for other threads of the block.
+/// *p |= v, visible to other threads of the block.
 __device__ __forceinline__ void or_shared(uint32_t p, uint32_t v) {
   asm volatile("red.relaxed.cta.shared::cta.or.b32 [%0], %1;" ::"r"(p), "r"(v) : "memory");
 }
@@ -212,7 +212,7 @@ __device__ __forceinline__ void async_copy(uint32_t* dst, const uint32_t* src) {
 }
 __device__ __forceinline__ void async_copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/// Index of the multiprocessor that this thread runs on.
+/// Index of the multiprocessor on which this thread runs.
 __device__ __forceinline__ uint32_t multiprocessor() {
   uint32_t id;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
@@ -225,7 +225,8 @@ __device__ __forceinline__ uint64_t global_timer() {
   return t;
 }
 
-/// Allows the next kernel of the stream, if launched as dependent, to start its blocks; it waits before it reads anything.
+/// Allows the blocks of the stream's next kernel, if it is launched as dependent, to start; that kernel must wait before it
+/// reads anything.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

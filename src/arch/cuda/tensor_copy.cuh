@@ -2,7 +2,7 @@
 // Copies of tensor boxes between global and shared memory by the copy engine of sm_90, and related helpers for kernels with
 // roles: register reallocation between warpgroups, named barriers, transposing stores of fragments.
 //
-// Loads complete at an mbarrier; stores are closed by bulk_commit() and waited for by the issuing thread (ptx.cuh). Before a
+// Loads complete at an mbarrier. Stores are closed by bulk_commit(), and the issuing thread waits for them (ptx.cuh). Before a
 // copy reads shared memory written by ordinary stores, every writer calls fence_proxy_async_shared(), followed by a barrier.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace switchyard::detail::ptx {
 
-/// Prefetches a map that the calling thread reads soon.
+/// Prefetches a map that the calling thread will use soon.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -72,16 +72,16 @@ __device__ __forceinline__ void bulk_wait_read_but() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 
-/// Waits until all except the kLeft latest are complete and visible to this thread: a release by it covers them.
+/// Waits until all except the kLeft latest are complete and visible to this thread; a release by it covers them.
 template <int kLeft>
 __device__ __forceinline__ void bulk_wait_but() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-/// Orders this thread's ordinary accesses of shared memory before later bulk copies that are issued after a barrier.
+/// Orders this thread's ordinary accesses to shared memory before later bulk copies that are issued after a barrier.
 __device__ __forceinline__ void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// Sets the registers per thread to `kRegisters`, fewer or more than before. Call from all threads of a warpgroup.
+/// Sets the registers per thread to `kRegisters`, which may be fewer or more than before. Call from all threads of a warpgroup.
 template <int kRegisters>
 __device__ __forceinline__ void dealloc_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -91,11 +91,11 @@ __device__ __forceinline__ void alloc_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-/// A barrier among `threads` threads of the block, one of sixteen; 0 is __syncthreads().
+/// A barrier among `threads` threads of the block, one of sixteen; number 0 is __syncthreads().
 __device__ __forceinline__ void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-/// Arrives at a named_barrier() that others wait at, without waiting.
+/// Arrives, without waiting, at a named_barrier() at which others wait.
 __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -103,7 +103,7 @@ __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
 __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-/// Waits for a phase that a copy or arrivals of this block complete: nothing outside the block can delay it.
+/// Waits for a phase completed by a copy or by arrivals of this block, so that nothing outside the block can delay it.
 __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
   while (!mbarrier_try_wait(bar, parity)) {
   }
@@ -133,13 +133,13 @@ __device__ __forceinline__ void store_shared_16(uint32_t p, const int4& v) {
 __device__ __forceinline__ void store_shared_pair(uint32_t p, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(p), "f"(a), "f"(b) : "memory");
 }
-/// Stores four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and holds two elements
-/// of row l / 4 of each.
+/// Stores four 8 x 8 matrices of 16-bit elements: lane l passes the address of row l % 8 of matrix l / 8, and holds two
+/// elements of row l / 4 of each matrix.
 __device__ __forceinline__ void store_matrices(uint32_t p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
-/// Stores two, or four, 8 x 8 matrices of 16-bit elements transposed: lane l gives the address of row l % 8 of matrix l / 8.
+/// Stores two, or four, 8 x 8 matrices of 16-bit elements transposed: lane l passes the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_transposed(uint32_t p, uint32_t a, uint32_t b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(p), "r"(a), "r"(b) : "memory");
 }

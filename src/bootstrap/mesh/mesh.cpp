@@ -10,7 +10,7 @@
 namespace switchyard::detail {
 namespace {
 
-constexpr size_t kMaxPending = 256;  // beyond this the oldest is dropped: a rank identifies itself at once
+constexpr size_t kMaxPending = 256;  // beyond this the oldest is dropped, because ranks identify themselves at once
 constexpr int kMaxAccepted = 64;     // per step
 constexpr Milliseconds kFullBacklogRetry{10};
 constexpr Milliseconds kUnreachableRetry{100};
@@ -124,8 +124,8 @@ void MeshBuilder::connect_local(int rank) {
   links_[static_cast<size_t>(rank)] = std::move(connection);
 }
 
-/// Schedules a retry: the network may recover. A refusal may come from a firewall; if the rank has ended, rank 0 notices and
-/// announces it.
+/// Schedules a retry, because the network may recover. A refusal may come from a firewall; if the rank has ended, rank 0
+/// detects and announces it.
 void MeshBuilder::try_later(int error, Attempt& attempt) const {
   if (error == EMFILE || error == ENFILE)
     throw Error(ErrorCode::system, context() + ": " + describe_errno(error) + " (see ulimit -n)");
@@ -206,7 +206,7 @@ void MeshBuilder::accept_higher(Listener& listener, bool greets) {
   }
 }
 
-/// False when this connection is finished: it became a link, or it is foreign.
+/// False when this connection is finished: it has become a link, or it is foreign.
 bool MeshBuilder::serve(Pending& pending) {
   const bool open = pending.connection.receive();
   if (const auto frame = pending.connection.take()) {

@@ -21,7 +21,7 @@ struct Listeners {
 /// first greeting, and both sides prove knowledge of the token.
 class MeshBuilder final : public Pollable {
  public:
-  /// `peer_addresses` by rank: none for ranks reached over their Unix sockets. `wanted`, bit r: rank r.
+  /// `peer_addresses` by rank: none for ranks reached over their Unix sockets. Bit r of `wanted`: connect to rank r.
   MeshBuilder(Listeners listeners, const Member& me, const Roster& roster,
               std::vector<std::optional<SocketAddress>> peer_addresses, uint64_t wanted);
 
@@ -32,8 +32,8 @@ class MeshBuilder final : public Pollable {
 
   bool complete() const { return missing().empty(); }
   std::vector<int> missing() const;
-  /// For missing ranks of other hosts: the addresses tried, with the results, and the address at which this rank awaits them;
-  /// "" if there are none.
+  /// For missing ranks of other hosts: the attempted addresses with the results, and the address at which this rank awaits
+  /// them; "" if there are none.
   std::string describe_network() const;
   /// Once complete: links by rank, none for this rank and for ranks not in `wanted`.
   std::vector<std::optional<Connection>> take() { return std::move(links_); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that are processes, once they are connected.
+// Connected ranks that are processes.
 #include "bootstrap/mesh/processes.hpp"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@
 namespace switchyard::detail {
 namespace {
 
-/// Without pidfds (Linux before 5.3, or a filter) a death still shows as the end of the connection.
+/// Without pidfds (Linux before 5.3, or a filter) a death still appears as the end of the connection.
 UniqueFd open_process(int pid) {
 #ifdef SYS_pidfd_open
   if (pid > 0) return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
@@ -33,13 +33,13 @@ UniqueFd open_process(int pid) {
   return UniqueFd();
 }
 
-/// Process at the other end of a Unix socket; 0 if it is this one, or not visible from here.
+/// Process at the other end of a Unix socket; 0 if it is this process, or not visible from here.
 int process_of_peer(int fd) {
   const auto peer = peer_identity(fd);
   return peer && peer->process > 0 && peer->process != ::getpid() ? static_cast<int>(peer->process) : 0;
 }
 
-/// Stopped by a signal or a debugger. /proc/PID/stat: "PID (name) state ...".
+/// True if the process is stopped by a signal or a debugger. /proc/PID/stat: "PID (name) state ...".
 bool is_stopped(int pid) noexcept {
   char path[32], text[256];
   std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -55,15 +55,15 @@ bool is_readable(int fd) {
   return fd >= 0 && ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
 }
 
-/// Silence that is long enough to report.
+/// Duration of silence that is reported.
 constexpr Milliseconds kNoticeable{500};
 
-/// Time that frames sent before an interrupt may take to arrive: a call that they complete counts as complete.
+/// Time that frames sent before an interrupt may take to arrive; a call that they complete counts as complete.
 constexpr Milliseconds kDeliveryTime{1000};
 
 const char* name_of(FrameKind kind) { return kind == FrameKind::data ? "all_gather" : "exchange_fds"; }
 
-/// Starts a thread with all signals blocked: the program's threads handle them.
+/// Starts a thread with all signals blocked, so that the program's threads handle them.
 template <class Body>
 std::thread start_quiet_thread(const Body& body) {
   sigset_t all;
@@ -122,7 +122,7 @@ void ProcessBootstrap::leave() noexcept {
   remote_.post_to_all(FrameKind::leave, {});
   for (Peer& peer : peers_) {
     if (&peer == &peers_[static_cast<size_t>(rank())] || remote_.has(static_cast<int>(&peer - peers_.data()))) continue;
-    // A full socket belongs to a stalled peer; when it runs again, it takes the end of the connection for a death.
+    // A full socket belongs to a stalled peer; when that peer runs again, it treats the end of the connection as a death.
     if (peer.connection && !peer.cut) send_some(peer.connection->fd(), frame);
   }
   {
@@ -169,8 +169,8 @@ bool ProcessBootstrap::wait_for_news() {
   return !stop_;
 }
 
-/// A peer may have left because it saw a third one die. Polling all twice before publishing ensures that a departure is never
-/// reported without the death that caused it.
+/// A peer may have left because it observed the death of a third one. Polling all twice before publishing ensures that a
+/// departure is never reported without the death that caused it.
 void ProcessBootstrap::look_at_all() {
   std::vector<News> news(peers_.size());
   for (int look = 0; look < 2; ++look) {
@@ -193,7 +193,7 @@ void ProcessBootstrap::look_at_all() {
 
 void ProcessBootstrap::look_at(Peer& peer, News& news) const {
   if (!peer.connection || peer.closed) return;
-  const bool ended = is_readable(peer.process.get());  // queried first: everything sent before its end is then in the socket
+  const bool ended = is_readable(peer.process.get());  // queried first: all data sent before the end is then in the socket
   const bool open = peer.connection->receive_all(peer.passed);
   while (auto frame = peer.connection->take()) {
     if (frame->kind == FrameKind::leave) {
@@ -325,7 +325,7 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
       }
     }
     if (lost >= 0) {
-      // A peer that left may have seen a death before this rank: wait for that report.
+      // A peer that left may have observed a death before this rank: wait for that report.
       if (!until_explained) until_explained.emplace(kExplanationTime);
       const bool explained = peers_[static_cast<size_t>(lost)].state == State::dead;
       if (explained || until_explained->passed() || deadline.passed())

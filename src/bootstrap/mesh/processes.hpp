@@ -29,7 +29,7 @@ struct Formed {
   SocketAddress own_address = {};  ///< address at which this rank accepts connections of other hosts
 };
 
-/// Full mesh of one process. A dedicated thread receives everything, so that a death is noticed while the caller computes.
+/// Full mesh of one process. A dedicated thread receives all frames, so that a death is noticed while the caller computes.
 class ProcessBootstrap final : public Bootstrap {
  public:
   explicit ProcessBootstrap(Formed formed);
@@ -56,9 +56,9 @@ class ProcessBootstrap final : public Bootstrap {
   };
   struct Peer {
     std::optional<Connection> connection;  // none: this rank itself
-    UniqueFd process;  // pidfd: readable once the process has ended, also if a child still holds its sockets
+    UniqueFd process;  // pidfd: readable once the process has ended, even if a child still holds its sockets
     int pid = 0;       // of a rank of this host, if visible
-    bool cut = false;  // this side sent part of a frame and gave up; caller's thread only
+    bool cut = false;  // this side sent part of a frame and gave up; used only by the caller's thread
     // Receiving thread only.
     std::deque<UniqueFd> passed;  // descriptors whose frames are not complete yet
     uint64_t received = 0;        // bytes at the last count
@@ -84,13 +84,13 @@ class ProcessBootstrap final : public Bootstrap {
   void report_ends();
   void wake() const noexcept;
 
-  /// True for the ranks in a collective step: a descriptor goes only to ranks of this host.
+  /// True for the ranks in a collective step: descriptors are sent only to ranks of this host.
   bool takes_part(int r, FrameKind kind) const {
     return r != rank() && (kind != FrameKind::descriptor || host_map().together(r, rank()));
   }
   void send_to_all(FrameKind kind, ByteSpan payload, int pass, const Deadline& deadline);
   std::vector<Arrival> collect(FrameKind kind, const char* operation, const Deadline& deadline);
-  /// A dead rank, else one that left, else -1.
+  /// Returns a dead rank, else one that left, else -1.
   int find_lost_rank(bool& left);
   /// " (its host has been silent for 1034 ms)", or nothing.
   std::string describe_silence(int rank) const;

@@ -66,7 +66,7 @@ std::vector<UniqueFd> ProcessBootstrap::connect_rails(Milliseconds budget) {
   auto links = builder.take();
   for (size_t r = 0; r < rails.size(); ++r)
     if (links[r]) rails[r] = links[r]->take_fd();
-  barrier(deadline.remaining());  // no rank sends rows to a rank that is still reading its greeting
+  barrier(deadline.remaining());  // no rank may send rows to a rank that is still reading its greeting
   return rails;
 }
 

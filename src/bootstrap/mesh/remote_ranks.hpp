@@ -12,7 +12,7 @@
 
 namespace switchyard::detail {
 
-/// The ranks of other hosts as seen by one rank: outgoing frames, time of the last message, and the pulse. Any thread, except
+/// State of the ranks of other hosts in one rank: outgoing frames, time of the last message, and the pulse. Any thread, except
 /// where noted.
 class RemoteRanks {
  public:
@@ -26,15 +26,15 @@ class RemoteRanks {
   bool any() const noexcept { return any_; }
   bool has(int rank) const noexcept { return peers_[static_cast<size_t>(rank)] != nullptr; }
 
-  /// Sends a frame, after the pending report of this rank's calls: as much as the socket takes now, the rest by flush().
+  /// Sends a frame, after the pending report of this rank's calls: as much as the socket accepts now; flush() sends the rest.
   void post(int rank, ByteSpan frame);
-  /// True if nothing is left to send, or the connection is broken.
+  /// True if no data is left to send, or the connection is broken.
   bool flush(int rank) noexcept;
   void post_to_all(FrameKind kind, ByteSpan payload) noexcept;
-  /// Stops sending. Data already in the sockets arrives, unless a socket is closed while it has unread input.
+  /// Stops sending. Data that is already in the sockets arrives, unless a socket is closed while it has unread input.
   void close() noexcept;
 
-  /// Delivers earlier frames at once, in order.
+  /// Sets the observer; delivers frames that arrived earlier at once, in order.
   void set_side(RemoteObserver* side);
   void set_limit(Milliseconds limit) noexcept { limit_ms_.store(limit.count()); }
   /// Time since the last bytes from `rank`.
@@ -54,7 +54,7 @@ class RemoteRanks {
   struct Peer {
     std::mutex mutex;
     int fd = -1;                   // -1: broken, or left
-    Bytes rest;                    // frames that the socket did not take
+    Bytes rest;                    // frames that the socket did not accept
     uint64_t announced_calls = 0;  // number of the last call announced to it
     std::atomic<Clock::rep> heard{Clock::now().time_since_epoch().count()};
   };

@@ -191,7 +191,7 @@ std::vector<SocketAddress> resolve(const Endpoint& endpoint, const Deadline& dea
   if (endpoint.is_unix()) return {unix_address(endpoint)};
   Lookup result = look_up(endpoint.name, endpoint.port, AI_NUMERICHOST);
   if (result.error != 0) {
-    // A name service may take longer than the caller's deadline; the thread then ends on its own.
+    // A name service may take longer than the caller's deadline; the thread then ends by itself.
     std::promise<Lookup> promise;
     std::future<Lookup> future = promise.get_future();
     std::thread([host = endpoint.name, port = endpoint.port, promise = std::move(promise)]() mutable {

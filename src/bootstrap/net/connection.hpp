@@ -10,8 +10,8 @@
 
 namespace switchyard::detail {
 
-/// Frames over one connected non-blocking socket. Never waits. Sending and receiving share only the socket, so one thread may
-/// receive while another sends through fd().
+/// Frames over one connected non-blocking socket. Never waits. Sending and receiving have only the socket in common, so one
+/// thread may receive while another sends through fd().
 class Connection {
  public:
   Connection(UniqueFd fd, uint64_t max_payload) : fd_(std::move(fd)), reader_(max_payload) {}
@@ -20,14 +20,14 @@ class Connection {
   /// Ends this object; received frames that were not taken are lost.
   UniqueFd take_fd() noexcept { return std::move(fd_); }
 
-  /// Appends to the output of flush().
+  /// Appends a frame to the output of flush().
   void queue(FrameKind kind, ByteSpan payload = {}, uint64_t sequence = 0);
   /// Sends as much as the socket takes. False once the connection is broken.
   bool flush();
   bool has_output() const noexcept { return !output_.empty(); }
 
-  /// Reads once, so that an endless sender uses little memory: the rest stays in its socket. Refuses passed descriptors. False
-  /// once the other side has closed or the connection is broken; frames received before can still be taken.
+  /// Reads once, so that an endless sender uses little memory; the remaining data stays in the socket. Refuses passed
+  /// descriptors. False once the other side has closed or the connection is broken; frames received before can still be taken.
   bool receive();
   /// Reads all available bytes, with the descriptors passed along.
   bool receive_all(std::deque<UniqueFd>& fds);
@@ -48,8 +48,8 @@ class Connection {
   uint64_t received_ = 0;
 };
 
-/// send(2) without SIGPIPE. Returns bytes sent, 0 if the socket is full, -1 if the connection is broken. `pass` is a descriptor
-/// sent with the first byte, or -1.
+/// send(2) without SIGPIPE. Returns the number of bytes sent, 0 if the socket is full, -1 if the connection is broken. `pass`
+/// is a descriptor sent with the first byte, or -1.
 ssize_t send_some(int fd, ByteSpan bytes, int pass = -1);
 
 }  // namespace switchyard::detail

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), used to prove knowledge of the job token. A few hundred bytes per connection.
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), used to prove knowledge of the job token. Hashes a few hundred bytes per
+// connection.
 #pragma once
 
 #include <array>
@@ -16,7 +17,7 @@ using Digest = std::array<std::byte, 32>;
 Digest sha256(std::span<const std::byte> data);
 Digest hmac_sha256(std::string_view key, std::span<const std::byte> data);
 
-/// Takes the same time regardless of where the digests differ.
+/// Takes the same time regardless of the position of differences.
 bool equal_in_constant_time(const Digest& a, const Digest& b);
 
 /// Lower-case hexadecimal.

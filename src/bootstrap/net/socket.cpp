@@ -37,7 +37,7 @@ bool is_socket(const std::string& path, uint64_t* inode = nullptr) {
   return true;
 }
 
-/// Removes an unserved socket file, left by a process that was killed while it listened.
+/// Removes a socket file that no process serves, left by a process that was killed while it listened.
 bool remove_stale(const std::string& path, const SocketAddress& address) {
   if (!is_socket(path)) return false;
   int error = 0;
@@ -45,7 +45,7 @@ bool remove_stale(const std::string& path, const SocketAddress& address) {
   return error == ECONNREFUSED && ::unlink(path.c_str()) == 0;
 }
 
-/// One attempt. Returns 0 or the error number.
+/// Makes one attempt. Returns 0 or the error number.
 int try_listen(const Endpoint& endpoint, const SocketAddress& address, UniqueFd& fd) {
   fd = make_socket(address.family());
   if (!fd) return errno;

@@ -26,7 +26,7 @@ struct Endpoint {
 
   bool is_unix() const noexcept { return kind != Kind::tcp; }
 };
-/// Throws Error(invalid_argument) that names the argument `argument`.
+/// Throws Error(invalid_argument); `argument` is the argument's name in the text.
 Endpoint parse_endpoint(const std::string& text, const std::string& argument = "store");
 Endpoint abstract_endpoint(const std::string& name);
 
@@ -38,7 +38,7 @@ struct SocketAddress {
 /// "127.0.0.1:4711", "[::1]:4711" or "a Unix socket".
 std::string describe(const SocketAddress& address);
 
-/// "127.0.0.1" or "::1"; "" of a Unix socket.
+/// "127.0.0.1" or "::1"; "" for a Unix socket.
 std::string numeric_host(const SocketAddress& address);
 /// Address from numeric_host() text and a port. Throws RendezvousError if the text is not numeric.
 SocketAddress numeric_address(const std::string& host, uint16_t port);
@@ -48,8 +48,8 @@ SocketAddress peer_address(int fd);
 
 /// 127.0.0.0/8 or ::1, reachable only from this machine.
 bool is_loopback(const SocketAddress& address);
-/// True if a name resolves to loopback addresses because it is this machine's own name, as many systems configure in
-/// /etc/hosts: on other machines it resolves to a reachable address.
+/// True if a name resolves to loopback addresses because it is this machine's own name, a common configuration in /etc/hosts:
+/// on other machines it resolves to a reachable address.
 bool is_own_name(const Endpoint& endpoint, const std::vector<SocketAddress>& addresses);
 /// Wildcard address of this machine in the family of `address`, with its port.
 SocketAddress any_address(const SocketAddress& address);
@@ -85,15 +85,15 @@ class Listener {
 };
 
 /// Retries until the deadline while another process listens there; replaces a socket file that no process serves. For this
-/// machine's own name that resolves to loopback here (is_own_name) it listens on all addresses, because other machines resolve
-/// the name differently. Throws RendezvousError that names the obstacle. `pause`, if set, waits up to the given time between
-/// attempts while another process listens there.
+/// machine's own name that resolves to loopback here (is_own_name) it listens on all addresses, because the name resolves
+/// differently on other machines. Throws RendezvousError naming the obstacle. `pause`, if set, waits up to the given time
+/// between attempts while another process listens there.
 Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std::function<void(Milliseconds)>& pause = {});
 
-/// TCP: listens at this address on a port chosen by the system, ignoring its port. Returns a non-listening object if that
+/// TCP: listens at this address, on a port chosen by the system instead of its own port. Returns a non-listening object if that
 /// fails.
 Listener listen_on_same_address(const SocketAddress& address);
-/// 0 if it is not listening, or not on TCP.
+/// Port, or 0 if it is not listening, or not on TCP.
 uint16_t port_of(const Listener& listener);
 
 /// Starts to connect. `error` is 0, EINPROGRESS (wait for POLLOUT, then connect_result) or the error number.
@@ -107,7 +107,7 @@ struct PeerIdentity {
   int process = 0;  ///< 0 if it is not visible from here
 };
 std::optional<PeerIdentity> peer_identity(int fd);
-/// Empty if the user of the other end is trusted, else the reason. Always empty for TCP.
+/// Returns the reason why the user of the other end is not trusted, or "" if it is. Always empty for TCP.
 std::string check_peer_user(int fd);
 
 HostIdentity this_host();

@@ -37,7 +37,7 @@ class Writer {
   Bytes bytes_;
 };
 
-/// Reads in order; after the first read beyond the end every read yields zero and complete() is false.
+/// Reads in order. After the first read beyond the end every read yields zero and complete() is false.
 class Reader {
  public:
   explicit Reader(ByteSpan bytes) : rest_(bytes) {}
@@ -111,7 +111,7 @@ Writer signed_part(FrameKind kind) {
   return w;
 }
 
-/// `message` by reference: arguments are evaluated in any order, and it must be fully read by the time it is copied.
+/// `message` by reference, because arguments are evaluated in any order and it must be fully read before it is copied.
 template <class Message>
 std::optional<std::decay_t<Message>> if_complete(const Reader& reader, Message&& message) {
   if (!reader.complete()) return std::nullopt;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wire format of the rendezvous: frames and the messages inside them. Pure functions over byte spans; no sockets, no clocks.
-// Parsers accept any input and never allocate more than a small multiple of its size. Format: docs/concepts/rendezvous.md.
+// Wire format of the rendezvous: frames and the messages inside them. Pure functions over byte spans, without sockets or
+// clocks. Parsers accept any input and never allocate more than a small multiple of its size. Format:
+// docs/concepts/rendezvous.md.
 #pragma once
 
 #include <array>
@@ -23,7 +24,7 @@ using Nonce = std::array<std::byte, 16>;
 inline constexpr uint32_t kWireMagic = 0x42595753;  // "SWYB" in memory
 inline constexpr uint16_t kWireVersion = 3;
 inline constexpr size_t kFrameHeaderBytes = 24;
-/// Maximum payload before the peer has proved that it has the token, and of every handshake message.
+/// Maximum payload before the peer has proved possession of the token, and of every handshake message.
 inline constexpr uint64_t kMaxHandshakeBytes = 16384;
 /// Maximum payload between ranks that trust each other.
 inline constexpr uint64_t kMaxFrameBytes = uint64_t{1} << 32;
@@ -31,18 +32,18 @@ inline constexpr uint64_t kMaxFrameBytes = uint64_t{1} << 32;
 enum class FrameKind : uint16_t {
   greeting = 1,     ///< rank 0 -> newcomer: a nonce to sign
   hello = 2,        ///< newcomer -> rank 0: its identity, signed
-  refusal = 3,      ///< rank 0 -> newcomer: not admitted, and why
+  refusal = 3,      ///< rank 0 -> newcomer: not admitted, and the reason
   progress = 4,     ///< rank 0 -> ranks: the ranks that have arrived so far
-  roster = 5,       ///< rank 0 -> ranks: all have arrived, and how to reach them, signed
-  ready = 6,        ///< rank -> rank 0: connected to all the others
+  roster = 5,       ///< rank 0 -> ranks: all have arrived, and their addresses, signed
+  ready = 6,        ///< rank -> rank 0: connected to all other ranks
   go = 7,           ///< rank 0 -> ranks: all ranks are ready
-  failure = 8,      ///< rank 0 -> ranks: the group will not form, and why
+  failure = 8,      ///< rank 0 -> ranks: the group will not form, and the reason
   mesh_hello = 9,   ///< rank -> lower rank, first frame of a mesh connection (TCP: after a greeting), signed
   data = 10,        ///< rank -> rank: contribution to an all_gather
   descriptor = 11,  ///< rank -> rank: contribution to exchange_fds; the descriptor is sent with its first byte
   leave = 12,       ///< rank -> rank: the end of this connection is intended
-  welcome = 13,     ///< to a newcomer: admitted, signed; all later frames of this connection are the sender's
-  pulse = 14,       ///< rank -> rank of another host: sign of life, and the calls made
+  welcome = 13,     ///< to a newcomer: admitted, signed; all later frames of this connection are from the sender
+  pulse = 14,       ///< rank -> rank of another host: sign of life, and the calls made so far
   aborted = 15,     ///< rank -> rank of another host: an abort word
 };
 
@@ -62,7 +63,7 @@ class FrameReader {
   void append(ByteSpan bytes);
   /// The next complete frame, if any. None after an error.
   std::optional<Frame> take();
-  /// Empty, or a description of the stream error.
+  /// Returns a description of the stream error, or "" if there is none.
   const std::string& error() const noexcept { return error_; }
   void set_max_payload(uint64_t bytes) noexcept { max_payload_ = bytes; }
 
@@ -73,19 +74,19 @@ class FrameReader {
   std::string error_;
 };
 
-/// Machine of a process, with respect to shared memory and Unix sockets.
+/// Identity of a process's machine, with respect to shared memory and Unix sockets.
 struct HostIdentity {
   std::string name;        ///< for error messages
-  std::string boot;        ///< equal on one running kernel
+  std::string boot;        ///< equal on the same running kernel
   std::string network;     ///< the network namespace
   std::string place = {};  ///< the user-specified host, or ""
   bool operator==(const HostIdentity&) const = default;
   /// Ranks with equal keys are on one host.
   std::string key() const { return place.empty() ? boot + "\n" + network : "=" + place; }
 };
-/// Empty, or why a rank on `theirs` cannot share memory with rank 0 on `mine`.
+/// Returns the reason why a rank on `theirs` cannot share memory with rank 0 on `mine`, or "" if it can.
 std::string describe_host_mismatch(int rank, const HostIdentity& mine, const HostIdentity& theirs);
-/// Empty, or why ranks a and b, which specify the same host, cannot share one.
+/// Returns the reason why ranks a and b, which specify the same host, cannot share one, or "" if they can.
 std::string describe_place_conflict(int a, const HostIdentity& of_a, int b, const HostIdentity& of_b);
 
 struct Greeting {
@@ -98,13 +99,13 @@ struct Hello {
   Nonce nonce{};
   HostIdentity host;
   std::string mesh_name;  ///< abstract Unix socket where this rank accepts mesh connections
-  uint16_t port = 0;      ///< port for those of other hosts; 0: none
+  uint16_t port = 0;      ///< TCP port for connections of other hosts; 0: none
   Digest proof{};
 };
 
 struct Refusal {
   std::string text;
-  Digest proof{};  ///< valid only for a newcomer whose hello was read, and who has the same token
+  Digest proof{};  ///< valid only for a newcomer whose hello was read and whose token is the same
 };
 
 struct Welcome {
@@ -122,7 +123,7 @@ struct Progress {
   uint64_t departed = 0;  ///< bit r: rank r was connected, and ended or gave up
 };
 
-/// How ranks of other hosts reach a rank.
+/// Address at which ranks of other hosts reach a rank.
 struct Reach {
   std::string address;  ///< numeric, as seen by rank 0; "": the address at which the reader reached rank 0
   uint16_t port = 0;
@@ -175,7 +176,7 @@ std::optional<Pulse> decode_pulse(ByteSpan payload);
 std::optional<uint64_t> decode_word(ByteSpan payload);
 
 /// A proof covers every other field of its message and, against replay, a nonce chosen by the verifying side (refusal, welcome
-/// and roster: the nonce of the rank's hello; mesh: the session, which rank 0 chose for this rendezvous, and over TCP the
+/// and roster: the nonce of the rank's hello; mesh: the session, chosen by rank 0 for this rendezvous, and over TCP the
 /// greeting of the accepting rank).
 Digest prove(const Hello& message, std::string_view token, const Nonce& greeting);
 Digest prove(const Refusal& message, std::string_view token, const Nonce& hello);
@@ -189,9 +190,10 @@ struct Gate {
   int world = 0;
   uint64_t arrived = 0;  ///< bit r: rank r has already arrived
 };
-/// Empty if the newcomer is admitted, else the reason. Discloses nothing about the job to a newcomer without the token.
+/// Returns the reason why the newcomer is not admitted, or "" if it is. Discloses nothing about the job to a newcomer without
+/// the token.
 std::string judge_hello(const Hello& message, const Gate& gate, const Nonce& greeting);
-/// judge_hello for a connection of the mesh at rank `me`.
+/// judge_hello() for a mesh connection at rank `me`.
 std::string judge_mesh_hello(const MeshHello& message, const Gate& gate, const Nonce& session, int me,
                              const Nonce& greeting = {});
 

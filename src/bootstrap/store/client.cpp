@@ -17,7 +17,7 @@ constexpr Milliseconds kFirstRetry{10};
 constexpr Milliseconds kLastRetry{200};
 constexpr size_t kMaxStrangerText = 200;
 
-/// Retries until it is admitted: rank 0 may start later, or listen for another group first.
+/// Retries until it is admitted, because rank 0 may start later, or listen for another group first.
 class StoreClient final : public Store {
  public:
   StoreClient(const Member& me, const Deadline& deadline)
@@ -32,7 +32,7 @@ class StoreClient final : public Store {
         {connection_->fd(), static_cast<short>((stage_ == Stage::connecting ? 0 : POLLIN) | (output ? POLLOUT : 0)), 0});
   }
 
-  /// Away: until the next attempt. Unadmitted: until this attempt times out.
+  /// Before admission: time until the next attempt or, during an attempt, until it times out.
   Milliseconds until_wake() const override {
     return stage_ < Stage::admitted ? std::min(deadline_.remaining(), next_step_.remaining()) : deadline_.remaining();
   }
@@ -75,7 +75,7 @@ class StoreClient final : public Store {
     const std::string prefix = "rank " + std::to_string(me_.rank) + ": ";
     const std::string waited = " within " + std::to_string(deadline_.budget().count()) + " ms";
     if (stage_ >= Stage::meeting) {
-      // Without a list of its own this rank waited for the others' connections; only rank 0 can name the missing ones.
+      // Without its own list this rank waited for the others' connections; only rank 0 can name the missing ranks.
       if (unconnected.empty()) {
         send_failure({-1, 0, "rank " + std::to_string(me_.rank) + " waited for the others to connect to each other" + waited});
         throw RendezvousError(
@@ -98,7 +98,7 @@ class StoreClient final : public Store {
   void give_up(int rank, const std::string& why) noexcept override {
     try {
       send_failure({rank, 0, why});
-    } catch (const std::bad_alloc&) {  // rank 0 will see the connection end
+    } catch (const std::bad_alloc&) {  // rank 0 will observe the end of the connection
     }
   }
 
@@ -107,9 +107,9 @@ class StoreClient final : public Store {
     away,        ///< no connection
     connecting,  ///< TCP connect in progress
     connected,   ///< waiting for the greeting
-    greeted,     ///< sent its identity; until the welcome nothing is trusted
+    greeted,     ///< has sent its identity; nothing is trusted before the welcome
     admitted,    ///< counted by rank 0; waiting for the others
-    meeting,     ///< all have arrived; connecting to the others
+    meeting,     ///< all have arrived; connecting to the other ranks
     done,
   };
 
@@ -223,8 +223,9 @@ class StoreClient final : public Store {
     stage_ = Stage::admitted;
   }
 
-  /// A peer that proves the token is rank 0 and decides; so does, on a Unix socket, a process of this user. Any other peer,
-  /// also a rank 0 with another token, may only occupy the address: the next attempt may reach the right one.
+  /// A peer that proves the token is rank 0, and its refusal is final. On a Unix socket, the refusal of a process of this user
+  /// is final too. Any other peer, including a rank 0 with another token, may only be occupying the address: the next attempt
+  /// may reach the right one.
   void take_refusal(const Refusal& refusal) {
     const bool proved = stage_ == Stage::greeted && equal_in_constant_time(refusal.proof, prove(refusal, me_.token, nonce_));
     // A rank 0 connects here only because it cannot listen: another job may occupy the store until its ranks have met.
@@ -258,7 +259,7 @@ class StoreClient final : public Store {
   Member me_;
   Deadline deadline_;
   std::vector<SocketAddress> addresses_;
-  bool own_name_ = false;  ///< the store's host name is this machine's: other ranks resolve it to addresses unknown here
+  bool own_name_ = false;  ///< the store's host name is this machine's own: other ranks resolve it to addresses unknown here
   size_t attempt_ = 0;
   Milliseconds retry_ = kFirstRetry;
   Deadline next_step_;
@@ -269,7 +270,7 @@ class StoreClient final : public Store {
   Progress progress_;
   Roster roster_;
   std::string tried_, problem_ = "none";  // address and result of the last attempt
-  std::string refusal_;                   // the last untrusted one
+  std::string refusal_;                   // the last untrusted refusal
 };
 
 }  // namespace

@@ -16,15 +16,15 @@
 namespace switchyard::detail {
 namespace {
 
-/// Maximum number of unidentified connections. Beyond this the oldest is dropped: a rank identifies itself at once and
+/// Maximum number of unidentified connections. Beyond this the oldest is dropped: a rank identifies itself at once, and
 /// reconnects if it was dropped.
 constexpr size_t kMaxNewcomers = 256;
-/// Accepted per step, so that endless foreign connections cannot starve the others.
+/// Maximum number of connections accepted per step, so that endless foreign connections cannot starve the others.
 constexpr int kMaxAccepted = 64;
-/// Refusals quoted in full in the final error.
+/// Maximum number of refusals quoted in full in the final error.
 constexpr size_t kMaxRefusals = 8;
 
-/// While another process listens at the store, checks whether it is a rank 0 of the same job: then both throw.
+/// While another process listens at the store, checks whether it is a rank 0 of the same job; in that case both throw.
 Listener listen_at_store(const Member& me, const Deadline& deadline) {
   std::unique_ptr<Store> visitor;
   Listener listener = listen_at(me.store, deadline, [&](Milliseconds pause) {
@@ -100,7 +100,7 @@ class StoreServer final : public Store {
   void give_up(int rank, const std::string& why) noexcept override {
     try {
       broadcast(FrameKind::failure, encode(Failure{rank, 0, why}));
-    } catch (const std::bad_alloc&) {  // the others will see the connection end
+    } catch (const std::bad_alloc&) {  // the others will observe the end of the connection
     }
   }
 
@@ -173,7 +173,7 @@ class StoreServer final : public Store {
   /// False when this connection is finished.
   bool serve(Newcomer& newcomer) {
     const bool open = newcomer.connection.flush() && newcomer.connection.receive();
-    if (newcomer.refused) {  // keep reading until it has seen the refusal: closing a socket with unread bytes would discard it
+    if (newcomer.refused) {  // keeps reading until it is read: closing a socket with unread bytes discards the refusal
       while (newcomer.connection.take()) continue;
       return open && !newcomer.deadline.passed();
     }
@@ -199,15 +199,15 @@ class StoreServer final : public Store {
     return newcomer.connection.flush();
   }
 
-  /// Address of the rank at the other end for other hosts. A rank that used loopback for this machine's own name is on rank 0's
-  /// machine.
+  /// Returns the address at which other hosts reach the rank at the other end. A rank that used loopback for this machine's own
+  /// name is on rank 0's machine.
   std::string reach_of(int fd) const {
     if (me_.store.is_unix()) return kLoopback;
     const SocketAddress there = peer_address(fd);
     return is_any_address_ && is_loopback(there) ? "" : numeric_host(there);
   }
 
-  /// Moves a connection that proved itself to the guests. Always returns false, or the result of refuse().
+  /// Adds an authenticated connection to the guests. Always returns false, or the result of refuse().
   bool admit(Newcomer& newcomer, const Hello& hello) {
     serve_ranks();  // a rank that died may rejoin; its end is processed before its successor
     if (const std::string why = judge_hello(hello, {me_.token, me_.world, arrived()}, newcomer.nonce); !why.empty()) {
@@ -230,7 +230,7 @@ class StoreServer final : public Store {
     return equal_in_constant_time(hello.proof, prove(hello, me_.token, greeting));
   }
 
-  /// Why this rank's specified host conflicts with those of the arrived ranks, or "".
+  /// Returns the reason why this rank's specified host conflicts with those of the arrived ranks, or "".
   std::string find_misplaced(const Hello& hello) const {
     std::string why = describe_place_conflict(0, me_.host, hello.rank, hello.host);
     for (const auto& [rank, joined] : joined_ranks_)
@@ -239,7 +239,7 @@ class StoreServer final : public Store {
     return why;
   }
 
-  /// Fails without a rank to blame: all ranks throw RendezvousError with these ranks missing.
+  /// Fails without a rank to blame: all ranks throw RendezvousError with `missing` as the missing ranks.
   [[noreturn]] void fail_all(const std::string& why, uint64_t missing = 0) {
     broadcast(FrameKind::failure, encode(Failure{-1, missing, why}));
     throw RendezvousError("rank 0: " + why, ranks_in(missing));
@@ -253,7 +253,7 @@ class StoreServer final : public Store {
              missing);
   }
 
-  /// Fills in which ranks share a host and how the hosts reach each other; nothing if all share one.
+  /// Records which ranks share a host and how the hosts reach each other; records nothing if all share one.
   void place_ranks() {
     std::vector<std::string> keys = {me_.host.key()};
     roster_.reach = {Reach{me_.store.is_unix() ? kLoopback : "", port_of(network_), 0}};
@@ -298,7 +298,7 @@ class StoreServer final : public Store {
     } else if (frame.kind == FrameKind::failure) {
       const auto failure = decode_failure(frame.payload);
       const bool valid = failure && failure->rank >= 0 && failure->rank < me_.world;
-      if (failure && failure->rank < 0 && roster_sent_) {  // its deadline has passed
+      if (failure && failure->rank < 0 && roster_sent_) {  // the deadline of that rank has passed
         const uint64_t missing = failure->missing & all_ranks(me_.world);
         if (missing != 0) fail_all(failure->text, missing);
         throw_unconnected(0, "; " + failure->text);
@@ -315,7 +315,7 @@ class StoreServer final : public Store {
   }
 
   void send_roster() {
-    listener_.close();  // before any rank can return to the same store for the next rendezvous
+    listener_.close();  // before any rank can use the same store for the next rendezvous
     newcomers_.clear();
     fill_random(roster_.session);
     roster_.mesh_names.assign(static_cast<size_t>(me_.world), me_.mesh_name);
@@ -336,7 +336,7 @@ class StoreServer final : public Store {
     }
   }
 
-  /// A peer that returns from another port is the same peer.
+  /// A peer that returns from a different port is the same peer.
   void note_refusal(const std::string& origin, const std::string& why) {
     const std::string host = me_.store.is_unix() ? origin : origin.substr(0, origin.rfind(':'));
     for (Refused& refused : refusals_)

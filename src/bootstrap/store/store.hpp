@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The meeting point: rank 0 serves, the others connect. Each side is a state machine driven by one poll loop (connect.cpp).
+// The rendezvous point: rank 0 serves, the other ranks connect. Each side is a state machine driven by one poll loop
+// (connect.cpp).
 #pragma once
 
 #include <poll.h>
@@ -26,7 +27,7 @@ struct Member {
   std::string mesh_name;
 };
 
-/// A participant of a poll loop: step() does everything that is possible without waiting.
+/// A participant of a poll loop: step() performs all work that is possible without waiting.
 class Pollable {
  public:
   virtual ~Pollable() = default;
@@ -44,7 +45,7 @@ class Store : public Pollable {
   virtual const Roster* roster() const = 0;
   /// By rank, once there is a roster: listening addresses of ranks of other hosts; none for ranks of this host.
   virtual std::vector<std::optional<SocketAddress>> peer_addresses() const = 0;
-  /// Listener for connections of other hosts; not listening if none was announced.
+  /// Listener for connections of other hosts; not listening if no address was announced.
   virtual Listener take_network() = 0;
   /// Announces that this rank is connected to all others.
   virtual void report_ready() = 0;
@@ -53,7 +54,7 @@ class Store : public Pollable {
   /// The deadline has passed: notifies the others and throws RendezvousError naming the missing ranks. `unconnected` are the
   /// ranks without a connection to this rank, once there is a roster; `why` is the mesh's description of them.
   [[noreturn]] virtual void throw_timeout(const std::vector<int>& unconnected, const std::string& why) = 0;
-  /// This rank fails: sends the reason to the others, as far as they listen. `rank` is the rank to blame.
+  /// This rank fails: sends the reason to those of the others that listen. `rank` is the rank to blame.
   virtual void give_up(int rank, const std::string& why) noexcept = 0;
 };
 
@@ -74,7 +75,7 @@ Absence describe_absence(const Member& me, const Progress& progress, const Deadl
 
 /// Store::ways for rank `me`, which reached rank 0 at `first`.
 std::vector<std::optional<SocketAddress>> peer_addresses_of(const Roster& roster, int me, const std::string& first);
-/// Mapping of ranks to hosts. Requires a name for each rank.
+/// Mapping of ranks to hosts. `roster.mesh_names` must have an entry for each rank.
 HostMap hosts_in(const Roster& roster);
 
 /// Ranks of a bit mask, ascending.

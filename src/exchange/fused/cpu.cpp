@@ -126,8 +126,8 @@ class CpuFused final : public FusedImpl {
     handle_.reports_drops = config.overflow == Overflow::drop_and_report;
   }
 
-  /// Computes the destination of every route, and the rank's tiles. If exceeding a capacity is an error, throws it on all ranks
-  /// alike.
+  /// Computes the destination of every route, and the rank's tiles. Under Overflow::fail all ranks throw if any capacity is
+  /// exceeded.
   void plan(const ExpertIds& ids, const FusedParts& parts, const FusedMoeCall& o) {
     const CallContext& call = p_.call;
     const int64_t routes = ids.num_tokens * ids.topk;
@@ -149,8 +149,8 @@ class CpuFused final : public FusedImpl {
     cut_tiles();
   }
 
-  /// The products decide how an expert's rows are cut. A product has one column tile, because the bits that oneDNN produces for
-  /// a column may depend on its neighbors.
+  /// Divides an expert's rows into tiles as the products require. A product has one column tile, because the bits that oneDNN
+  /// produces for a column may depend on its neighbors.
   void cut_tiles() {
     const auto experts = handle_.first_row.size();
     first_tiles_.assign(1, 0);
@@ -166,7 +166,7 @@ class CpuFused final : public FusedImpl {
       first_tiles_.push_back(static_cast<int>(tile_row_.size()) - 1);
       num_rows_.push_back(end - handle_.first_row[e]);
     }
-    // Each worker may have an up tile of other rows before the first of them is needed.
+    // Each worker may process an up tile of other rows before the first of these rows is needed.
     const int lag = std::min(group_.pool.total(), static_cast<int>(experts));
     p_.order = {first_tiles_.data(), static_cast<int>(experts), lag, 1, 1};
     p_.tile_row = tile_row_.data();
@@ -190,7 +190,7 @@ class CpuFused final : public FusedImpl {
   CallEpochs epochs_{first_epoch_};
   CpuWarp solo_{0, 0, 1, 1, nullptr};
   LocalPlan local_;
-  HandleData handle_;  ///< the owner's side of the last call's plan
+  HandleData handle_;  ///< the sender's part of the last call's plan
   std::vector<std::byte> counts_row_;
   std::vector<int> first_tiles_;
   std::vector<int64_t> tile_row_, num_rows_;

@@ -62,7 +62,7 @@ gemm::GroupedParams bf16_params(const Product& d, const Tables& tables) {
   return g;
 }
 
-/// Rows are loaded in half units, as in gemm/gpu/fp8_many_kernel.cuh. The gated product's outputs have scales, too.
+/// Rows are loaded in half units, as in gemm/gpu/fp8_many_kernel.cuh. The outputs of the gated product have scales too.
 gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const FusedMemory& m) {
   gemm::GroupedParams g = unmapped_params(d, tables, gemm::kFp8Inner);
   if (d.gated)
@@ -136,7 +136,7 @@ class CudaFused final : public FusedImpl {
       gpu_.end_block(give_up_heap(), order_->uses());
       order_.reset();
     } catch (const Error&) {
-      // Without a context nothing is left to free.
+      // Without a context there is nothing left to free.
     }
   }
 
@@ -212,7 +212,7 @@ class CudaFused final : public FusedImpl {
       StreamPoints::order(at.stream, at.id, *set.ready);
     const bool fp8 = config.dtype == DType::fp8_e4m3;
     int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
-    if (fp8) blocks = blocks / 2 * 2;  // clusters of two
+    if (fp8) blocks = blocks / 2 * 2;  // clusters of two blocks
     if (parts.up) {
       PlanParams plan = plan_params(parts, ids, weights, o);
       plan.call = p.call;
@@ -292,7 +292,7 @@ class CudaFused final : public FusedImpl {
     params_.returned = copy_plan_of(layout_.row_bytes, 32);
     params_.ue8m0 = config.row_scales == ScaleKind::ue8m0;
   }
-  /// Makes a set from weights that have been checked.
+  /// Makes a set from checked weights.
   WeightSet make_set(const MoeWeights& weights) {
     const FusedMemory& m = params_.memory;
     const int64_t rows = layout_.rows;
@@ -312,8 +312,8 @@ class CudaFused final : public FusedImpl {
     set.up_scales = {scales_map(m.x_scales, m, rows, set.up.inner_blocks), spread_up};
     set.down_scales = {scales_map(m.h_scales, m, rows, set.down.inner_blocks),
                        spread_up + local_experts() * weight_scales_of(config).up};
-    // Ordered on the caller's stream, whose work produces the scales. A stream that is being captured produces nothing now, so
-    // the scales must already be there.
+    // This work is ordered on the caller's stream, which produces the scales. Work on a captured stream does not run now, so
+    // the scales must already exist.
     auto* const stream = static_cast<gpu::Stream>(weights.stream);
     const bool captured = capture_of(stream).active;
     const gpu::Stream on = captured ? gpu_.copy_stream() : stream;
@@ -364,13 +364,13 @@ class CudaFused final : public FusedImpl {
     return p;
   }
 
-  /// Enough for rows to arrive, yet small enough that outputs return early: docs/design/0047-fused-layer.md.
+  /// Large enough that rows have arrived, small enough that outputs return early: docs/design/0047-fused-layer.md.
   static constexpr int kLag = 16;
 
   CudaRank& gpu_;
   FusedLayout layout_;
   Tables tables_;
-  FusedParams params_;  ///< what changes neither from call to call nor with the weights
+  FusedParams params_;  ///< the members that depend on neither the call nor the weights
   std::map<int, WeightSet> sets_;
   DeviceMemory state_;   ///< ObjectState, then the plan's scratch
   DeviceMemory memory_;  ///< FusedMemory, then tables

@@ -25,7 +25,7 @@ inline uint64_t fused_call_kind(const FusedParts& parts, const FusedMoeCall& cal
   return (static_cast<uint64_t>(call.weight_set) << 2) + (parts.down ? 0 : 2) + (call.add ? 1 : 0);
 }
 
-/// Fields that all ranks must set alike.
+/// Fields that must be equal on all ranks.
 AgreedFields agreed_fields(const FusedMoeConfig& config);
 
 /// Layout of the symmetric memory, without a base.
@@ -65,7 +65,7 @@ class FusedImpl : protected ExchangeBase {
  protected:
   FusedImpl(Group& group, const FusedMoeConfig& c) : ExchangeBase(group), config(c) {}
 
-  /// Called before a call of these parts: throws unless the halves alternate and use the same weights.
+  /// Call before a call of these parts: throws unless the halves alternate and use the same weights.
   void check_turn(const FusedParts& parts, const FusedMoeCall& call) const {
     if (parts.up && between_) invalid("call", ": down_combine has to follow dispatch_up");
     if (!parts.up && !between_) invalid("call", ": down_combine has to follow dispatch_up, which has not been called");
@@ -73,7 +73,7 @@ class FusedImpl : protected ExchangeBase {
       invalid_value("FusedMoeCall::weight_set", std::to_string(call.weight_set),
                     std::to_string(up_set_) + ", that of dispatch_up");
   }
-  /// Called after a call of these parts.
+  /// Call after a call of these parts.
   void end_turn(const FusedParts& parts, const FusedMoeCall& call) {
     between_ = !parts.down;
     up_set_ = call.weight_set;

@@ -18,8 +18,7 @@ struct FusedFp8Scales {
   const float4* weights = nullptr;  ///< spread_scales()
 };
 
-/// Trivially copyable; set by CudaFused. The kernel completes it with the epoch and the header of the tables, which the plan
-/// wrote.
+/// Trivially copyable; set by CudaFused. The kernel adds the epoch and the header of the tables, which the plan wrote.
 struct FusedParams {
   CallContext call;
   ObjectState* state = nullptr;
@@ -28,17 +27,17 @@ struct FusedParams {
   FusedMemory memory;
   gemm::GroupedParams up, down;  ///< the rows of `down` are the outputs of `up`; the ranges of `up` apply to both
   ExpertMap map;
-  FusedParts parts;                    ///< second half alone: p.x is null and the rows are those of the previous call
-  int lag = 0;                         ///< steps between an expert's up product and its down product
-  int64_t max_tokens = 0;              ///< bound of T
-  const std::byte* x = nullptr;        ///< [T, H]; null: already at layout.x()
-  const int32_t* ids = nullptr;        ///< [T, K] expert, or negative
-  const int32_t* route_row = nullptr;  ///< [T, K] row at the expert's rank, or -1
-  const float* weights = nullptr;      ///< [T, K], or null: all 1
-  std::byte* out = nullptr;            ///< [T, H]
-  bool add = false;                    ///< sums start from the contents of `out`
-  CopyPlan pulled, returned;           ///< of a token, and of an output; fp8: the last piece of a token contains all its scales
-  bool ue8m0 = false;                  ///< fp8: a token's scales are powers of two
+  FusedParts parts;                       ///< second half only: p.x is null and the rows are those of the previous call
+  int lag = 0;                            ///< steps between an expert's up product and its down product
+  int64_t max_tokens = 0;                 ///< bound of T
+  const std::byte* x = nullptr;           ///< [T, H]; null: already at layout.x()
+  const int32_t* ids = nullptr;           ///< [T, K] expert, or negative
+  const int32_t* route_row = nullptr;     ///< [T, K] row at the expert's rank, or -1
+  const float* weights = nullptr;         ///< [T, K], or null: all 1
+  std::byte* out = nullptr;               ///< [T, H]
+  bool add = false;                       ///< sums start from the contents of `out`
+  CopyPlan pulled, returned;              ///< for a token, and for an output; fp8: a token's last piece contains all its scales
+  bool ue8m0 = false;                     ///< fp8: a token's scales are powers of two
   FusedFp8Scales up_scales, down_scales;  ///< fp8
 };
 
@@ -47,15 +46,15 @@ void launch_fused(const FusedParams& params, int blocks, const DeviceLimits& lim
 /// The layer in fp8; `blocks` must be even.
 void launch_fused_fp8(const FusedParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
 
-/// Scales of weights, one for each 128 x 128 of them, as the fp8 kernel reads them.
+/// Scales of weights, one for each block of 128 x 128, in the form that the fp8 kernel reads.
 struct WeightScales {
   const void* given = nullptr;  ///< [experts, rows, blocks], float32, or UE8M0
   bool ue8m0 = false;
-  int experts = 0, rows = 0, blocks = 0;  ///< gated: rows of the gate, then as many of the up half
+  int experts = 0, rows = 0, blocks = 0;  ///< gated: number of rows of the gate half; the up half has as many
   bool gated = false;
   int column_tiles = 0;
-  float4* spread = nullptr;  ///< [experts, column tiles, 2 blocks of a cluster, blocks]: scales of a stage's first weights, of
-                             ///< the others, 0, 0
+  float4* spread = nullptr;  ///< [experts, column tiles, 2 blocks of a cluster, blocks]: scales of a stage's first weights and
+                             ///< of the other weights, 0, 0
 };
 void spread_scales(const WeightScales& scales, gpu::Stream stream);
 

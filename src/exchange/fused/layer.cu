@@ -9,15 +9,15 @@
 // | layer_returned | returning warp, row | owner's summing warp | release/acquire | system | epoch, never reset |
 //
 // Progress: announcing routes waits for nothing. A block's mover first pulls, which waits only for `layer_told`. An up tile
-// waits for pulls, a down tile for tiles with lower tickets, and a block works on its tickets in their order. A mover returns
-// rows after all its pulls, and the warps that multiply return rows when no ticket is left; both wait only for tiles. Sums come
-// last in a block and wait for returns. All work, including the announcing and the first tickets, is taken by blocks that are
-// running, so one resident block per rank suffices.
+// waits for pulls, a down tile for tiles with lower tickets, and a block processes its tickets in order. A mover returns rows
+// after all its pulls, and the warps that multiply return rows when no ticket is left; both wait only for tiles. Sums are the
+// last step of a block and wait for returns. Running blocks take all work, including announcing and the first tickets, so one
+// resident block per rank suffices.
 //
 // Buffers: another rank writes to this rank in a call only after it has this rank's counts of that call, which this rank sends
-// after it has ended the previous call. This rank writes layout.x() after it has ended the previous call. By then it has
-// received the outputs of all its rows, so others have finished reading them. A call of the first half alone is followed by one
-// of the second half.
+// after the end of its previous call. This rank writes layout.x() after the end of its previous call. By then it has received
+// the outputs of all its rows, so other ranks have finished reading them. A call of only the first half is followed by one of
+// the second half.
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_launch.cuh"
 #include "exchange/fused/layer_returns.cuh"
@@ -35,7 +35,7 @@ template <class A>
 __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
-  const int64_t staged = stage_tokens<Bf16Layer>(p, part);  // stages what the plan does not touch, while it runs
+  const int64_t staged = stage_tokens<Bf16Layer>(p, part);  // stages data that the plan does not access, while it runs
   ptx::wait_for_previous();
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   const uint32_t list = (static_cast<uint32_t>(p.up.num_experts) + 2) * 4;
   const uint32_t pieces = (p.up.shared_bytes - list - kPieceStorageBytes) & ~127u;
   const LayerStorage r{gemm::make_storage(base, pieces + list, p.up.num_experts, kFusedRows), base + pieces};
-  gemm::make_barriers(r.storage, 1, gemm::kMathThreads + 2 * kLanes);  // loader and storer read tiles, too
+  gemm::make_barriers(r.storage, 1, gemm::kMathThreads + 2 * kLanes);  // loader and storer also read tiles
   const bool proceeds = p.header->status == 0;
   if (threadIdx.x == 0) {
     for (int g = 0; g < 2; ++g) {

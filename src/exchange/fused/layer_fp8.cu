@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole MoE layer in fp8 in one persistent launch. Flags, progress and buffers: layer.cu. Differences: two blocks form a
-// cluster that takes tickets together, and a tile has a flag for each block. Tokens are quantized to fp8 where they are staged,
-// and are transferred with their scales after them. The outputs of an up tile, and their scales, are written by ordinary
-// stores; box copies read them after a proxy fence. A cluster waits for nothing beyond what layer.cu lists: its blocks run at
-// the same time and process the same tiles.
+// cluster that takes tickets together, and a tile has a flag for each block. Tokens are quantized to fp8 when they are staged,
+// and are transferred with their scales after them. Ordinary stores write the outputs of an up tile and their scales; box
+// copies read them after a proxy fence. A cluster waits for nothing beyond the flags listed in layer.cu: its blocks run at the
+// same time and process the same tiles.
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_fp8_tiles.cuh"
 #include "exchange/fused/layer_launch.cuh"
@@ -14,8 +14,8 @@ namespace switchyard::detail {
 
 namespace fused {
 
-/// True if the group has failed before, as read by the cluster's first block, because the blocks of a cluster must go on
-/// together or not at all. Call from all threads of a cluster. `word`: four bytes of shared memory.
+/// True if the group has failed before. Only the cluster's first block reads this, because the blocks of a cluster must all
+/// continue or all return. Call from all threads of a cluster. `word`: four bytes of shared memory.
 __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t word) {
   if (threadIdx.x == 0) {
     const uint64_t abort = ptx::load_relaxed<Scope::system>(p.call.abort_word);
@@ -28,7 +28,7 @@ __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t wo
   return failed;
 }
 
-/// Order in shared memory: barriers, staging, stages and scales, pieces; the list of row tiles at the end.
+/// Order in shared memory: barriers, staging, stages and scales, pieces; the list of row tiles is last.
 inline constexpr uint32_t kFp8PiecesAt =
     gemm::ManySharedStorage<Fp8Up>::kFixed + Fp8Up::kStages * (gemm::kManyStageBytes + gemm::kScaleBytes<Fp8Up>);
 static_assert(kFp8PiecesAt % 128 == 0 &&
@@ -39,7 +39,7 @@ __device__ __forceinline__ LayerStorage make_fp8_storage(uint32_t base) {
 /// Call before a barrier of the cluster.
 __device__ __forceinline__ void make_fp8_barriers(const LayerStorage& r) {
   gemm::make_many_barriers(many_storage<Fp8Up>(r), 1,
-                           gemm::kManyMathThreads + 2 * kLanes);  // loader and teller read tiles, too
+                           gemm::kManyMathThreads + 2 * kLanes);  // loader and teller also read tiles
   if (threadIdx.x != 0) return;
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(r.stored(i), gemm::kManyMathWarps);
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
     fp8_layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
-  const int64_t staged = stage_tokens<Fp8Layer>(p, part);  // stages what the plan does not touch, while it runs
+  const int64_t staged = stage_tokens<Fp8Layer>(p, part);  // stages data that the plan does not access, while it runs
   ptx::wait_for_previous();
   if (cluster_failed(p, part)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);

@@ -11,7 +11,7 @@ namespace switchyard::detail::fused {
 
 inline constexpr int kFp8LoaderWarp = 12, kFp8ClaimerWarp = 13, kFp8AnnouncerWarp = 14, kFp8MoverWarp = 15;
 
-/// A warp has room for 8 rows of a quantized group, which the other block writes, too. After it is room for 8 rows of 64
+/// A warp has space for 8 rows of a quantized group, which the other block writes too, followed by space for 8 rows of 64
 /// outputs, whose store may be in progress at the same time.
 template <gemm::Finish kFinish>
 struct FusedFp8Kind : gemm::ManyKind<kFinish> {
@@ -19,11 +19,11 @@ struct FusedFp8Kind : gemm::ManyKind<kFinish> {
   static constexpr int kScaledRows = kFusedScaleBox;
   static constexpr uint32_t kStages = 4;
 };
-/// A copy of scales begins at a multiple of 16 bytes, i.e. this many rows before the tile.
+/// A copy of scales begins at a multiple of 16 bytes, i.e. up to this many rows before the tile.
 __device__ __forceinline__ int scales_before(int row) { return row & 3; }
 using Fp8Up = FusedFp8Kind<gemm::Finish::quantised>;
 using Fp8Down = FusedFp8Kind<gemm::Finish::plain>;
-/// Both kinds have the same room.
+/// Both kinds occupy the same space.
 template <class K>
 __device__ __forceinline__ gemm::ManySharedStorage<K> many_storage(const LayerStorage& r) {
   static_assert(gemm::kScaleBytes<K> == gemm::kScaleBytes<Fp8Up> &&
@@ -31,8 +31,8 @@ __device__ __forceinline__ gemm::ManySharedStorage<K> many_storage(const LayerSt
   return {r.storage};
 }
 
-/// Role of the warp that announces the cluster's tiles: gemm::announce_tiles() with the tickets of a layer. It also waits for a
-/// tile's rows while the previous tile is processed.
+/// Role of the warp that announces the cluster's tiles: like gemm::announce_tiles(), with the tickets of a layer. It also waits
+/// for a tile's rows while the previous tile is processed.
 template <class A>
 __device__ __forceinline__ void claim_fp8_tiles(const LayerCall& c, const int* first_tiles) {
   const LayerStorage& r = c.r;
@@ -105,8 +105,8 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
   });
 }
 
-/// Role of the teller warp: when this block's part of a tile is stored, sets its flag. The barrier of a tile is that of its
-/// slot; the tile after the next one begins when this warp has released its entry.
+/// Role of the teller warp: sets the block's flag of a tile when its part of the tile is stored. The barrier of a tile is that
+/// of its slot; the tile after the next one begins when this warp has released its entry.
 template <class A>
 __device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
@@ -126,7 +126,8 @@ __device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {
   }
 }
 
-/// Computes this warpgroup's unit of an up tile. `before`: scales_before() of the tile; `parity`: of the earlier up tiles.
+/// Computes this warpgroup's unit of an up tile. `before`: scales_before() of the tile; `parity`: of the number of earlier up
+/// tiles.
 __device__ __forceinline__ void multiply_fp8_up(const FusedParams& p, const LayerStorage& r, gemm::Position& at, uint32_t entry,
                                                 int before, uint32_t parity) {
   const gemm::ManySharedStorage<Fp8Up> storage = many_storage<Fp8Up>(r);
@@ -152,7 +153,7 @@ __device__ __forceinline__ void multiply_fp8_down(const FusedParams& p, const La
                           [&](int i) { return sums[half * (gemm::kBlockWeights / 4) + i]; });
 }
 
-/// Role of each of the warps that multiply: gemm::multiply_many_tiles() with both products.
+/// Role of each warp that multiplies: gemm::multiply_many_tiles() with both products.
 template <class A>
 __device__ __forceinline__ void multiply_fp8_tiles(const FusedParams& p, const LayerStorage& r) {
   gemm::Position at;
@@ -164,7 +165,7 @@ __device__ __forceinline__ void multiply_fp8_tiles(const FusedParams& p, const L
     const int4 tile = ptx::load_shared_16(entry);
     const int width = __shfl_sync(~0u, tile.w & 0xffff, 0);
     if (width == static_cast<int>(gemm::kNoTile)) {
-      if (gemm::math_group() == 0) gemm::take_turn();  // passed by the last group
+      if (gemm::math_group() == 0) gemm::take_turn();  // the last group passes it on
       return;
     }
     const bool down = __shfl_sync(~0u, tile.x >> 16, 0) != 0;

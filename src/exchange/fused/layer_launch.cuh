@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of the layer's kernels, which differ only in their blocks.
+// Launches of the layer's kernels, which differ only in the number of blocks.
 #pragma once
 
 #include "exchange/fused/launch.hpp"
 
 namespace switchyard::detail {
 
-/// Dynamic shared memory of a block; a kernel that traces needs tracks besides.
+/// Dynamic shared memory of a block; a tracing kernel also needs tracks.
 inline int max_layer_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
 inline int max_traced_layer_shared(const DeviceLimits& limits) {
   return max_layer_shared(limits) - static_cast<int>(kTrackBytes);
 }
-/// Launches the one of the two kernels that the call requires.
+/// Launches whichever of the two kernels the call requires.
 inline void launch_layer(const Kernel<const FusedParams>& plain, const Kernel<const FusedParams>& traced, int threads,
                          const FusedParams& given, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
   FusedParams p = given;

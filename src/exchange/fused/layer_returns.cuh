@@ -7,7 +7,7 @@
 
 namespace switchyard::detail::fused {
 
-/// Rows that are returned together: some rows of a row tile, or none past its end.
+/// Rows that are returned together: some rows of a row tile; empty past its end.
 struct ReturnedRows {
   int tile = 0, rows = 0;
   int64_t first = 0;
@@ -30,7 +30,7 @@ struct ReturnedRows {
 };
 
 /// A lane's row: its owner and its destination; null if the row stays on this rank. May be read once the row's outputs are
-/// ready: its source has announced it by then.
+/// ready, because its source has announced it by then.
 struct ReturnedRow {
   int owner = 0;
   int64_t route = 0;
@@ -46,9 +46,9 @@ struct ReturnedRow {
   }
 };
 
-/// Returns outputs to their owners, tile by tile, until other warps have taken all that are left. Calls travel(first row, this
-/// lane's row) to copy the outputs of other ranks, and then sets the flags at the owners, including those of this rank. Call
-/// from all lanes of a warp. \returns the bytes that left this rank
+/// Returns outputs to their owners, tile by tile, until no outputs are left to take. Calls travel(first row, this lane's row)
+/// to copy the outputs of other ranks, and then sets the flags at the owners, including those of this rank. Call from all lanes
+/// of a warp. \returns the bytes that left this rank
 template <class A, class L, class Travel>
 __device__ __forceinline__ uint64_t return_rows(const LayerCall& c, const int* first_tiles, Travel travel) {
   const FusedParams& p = c.p;
@@ -75,7 +75,7 @@ __device__ __forceinline__ uint64_t return_rows(const LayerCall& c, const int* f
   }
 }
 
-/// For the warp that has pulled rows: each lane copies its own row.
+/// For the warp that has pulled rows: each lane copies one row.
 template <class A, class L>
 __device__ __forceinline__ void return_rows_by_copies(const LayerCall& c, const int* first_tiles, Pieces& pieces,
                                                       MoveCounter& moved) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void return_rows_by_copies(const LayerCall& c, const 
   });
 }
 
-/// For a warp that has no tile left.
+/// For a warp that has no tiles left.
 template <class A, class L>
 __device__ __forceinline__ void return_rows_by_threads(const LayerCall& c, const int* first_tiles) {
   const FusedParams& p = c.p;

@@ -28,8 +28,8 @@ __device__ __forceinline__ uint4 rounded(const float (&sum)[8]) {
           gemm::pack<__nv_bfloat16>(sum[4], sum[5]), gemm::pack<__nv_bfloat16>(sum[6], sum[7])};
 }
 
-/// Adds the vectors v, v + 32, ... below `end` of the rows held by the lanes in `left`, ascending. `at` and `weight`: of this
-/// lane's row.
+/// Adds the vectors v, v + 32, ... below `end` of the rows held by the lanes in `left`, in ascending order. `at` and `weight`
+/// are those of this lane's row.
 template <int kVectors, int kAtOnce>
 __device__ __forceinline__ void add_rows(uint32_t left, const std::byte* at, float weight, bool weighted, int v, int end,
                                          float (&sum)[kVectors][8]) {
@@ -109,8 +109,8 @@ __device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int par
 }
 
 /// Sums tokens from the rows of their routes: k ascending, in float32 starting from +0 or from the row of `out`, rounded once,
-/// as combine per_route. Each lane has kVectors vectors of 16 bytes of each of kAtOnce rows in flight, as well as the routes of
-/// the next part and the number of the part after it.
+/// like combine per_route. Each lane has in flight: kVectors vectors of 16 bytes of each of kAtOnce rows, the routes of the
+/// next part, and the number of the part after that.
 template <class A, int kVectors, int kAtOnce>
 __device__ __forceinline__ void sum_tokens(const LayerCall& c) {
   constexpr int kParts = 2;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The product roles of a block of the layer's kernel: claiming, loading, multiplying, storing. As in gemm/gpu/tile_roles.cuh,
-// except for waiting and announcing: the loader waits for a tile's rows, and a separate warp stores outputs and announces them,
-// so that the warps that multiply never wait for memory.
+// except for waiting and announcing: the loader waits for a tile's rows, and a separate warp stores and announces outputs, so
+// that the warps that multiply never wait for memory.
 #pragma once
 
 #include "exchange/fused/layer_storage.cuh"
@@ -11,7 +11,7 @@ namespace switchyard::detail::fused {
 
 inline constexpr int kLoaderWarp = 8, kClaimerWarp = 9, kStorerWarp = 10, kMoverWarp = 11;
 
-/// Role of the claimer warp: like gemm::claim_tiles, and waits for a tile's rows while the previous tile is processed.
+/// Role of the claimer warp: like gemm::claim_tiles, and also waits for a tile's rows while the previous tile is processed.
 template <class A>
 __device__ __forceinline__ void claim_layer_tiles(const LayerCall& c, const int* first_tiles) {
   const LayerStorage& r = c.r;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void store_staged(const gemm::GroupedParams& g, const
     }
     ptx::bulk_commit();
   }
-  const int in_boxes = rows & ~15;  // the last rows of an expert, whose neighbors belong to the next one
+  const int in_boxes = rows & ~15;  // the last rows of an expert; the rows after them belong to the next expert
   for (int i = in_boxes * kPiecesOfRow + lane(); i < rows * kPiecesOfRow; i += 32) {
     const int row = i / kPiecesOfRow, piece = i % kPiecesOfRow;
     if (column + piece * 8 >= g.columns) continue;
@@ -72,7 +72,8 @@ __device__ __forceinline__ void store_staged(const gemm::GroupedParams& g, const
   }
 }
 
-/// Role of the storer warp: both warpgroups hand over a tile in two halves; when all of it is stored, sets its flag.
+/// Role of the storer warp: receives a tile from both warpgroups in two halves, and sets the tile's flag when all of it is
+/// stored.
 template <class Up, class Down>
 __device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
@@ -125,7 +126,7 @@ __device__ __forceinline__ void hand_half(const gemm::GroupedParams& g, const La
   ptx::mbarrier_arrive(r.staged(group));
 }
 
-/// Like gemm::multiply_tile with gemm::finish_by_halves, except for the end.
+/// Like gemm::multiply_tile with gemm::finish_by_halves, except for the last step.
 template <class K, int kWidth>
 __device__ __forceinline__ void multiply_layer_tile(const gemm::GroupedParams& g, const LayerStorage& r, gemm::Position& at,
                                                     uint32_t& handed) {

@@ -12,23 +12,23 @@
 
 namespace switchyard::detail {
 
-/// Rows of the widest tile: what fits into a block's shared memory besides the row pieces in transfer.
+/// Rows of the largest tile that fits into a block's shared memory beside the row pieces in transfer.
 inline constexpr int kFusedRows = 176, kFusedFp8Rows = 192;
-/// fp8: rows whose scales are loaded together: those of a tile, and up to three before it.
+/// fp8: number of rows whose scales are loaded together: the rows of a tile, and up to three rows before it.
 inline constexpr int kFusedScaleBox = kFusedFp8Rows + 4;
-/// Rows are transferred through a block's kPieceStorageBytes bytes, in pieces of at most kPieceBytes, two at a time; a token of
-/// 7168 in fp8 is one piece, including its scales. Rows no longer than a piece are transferred whole, as many at a time as fit,
-/// up to kMaxSlots.
+/// Rows are transferred through kPieceStorageBytes bytes of a block, in pieces of at most kPieceBytes, two at a time; an fp8
+/// token of 7168 columns is one piece, including its scales. Rows no longer than a piece are transferred whole, as many at a
+/// time as fit, up to kMaxSlots.
 inline constexpr uint32_t kPieceBytes = 7424, kPieceStorageBytes = 2 * kPieceBytes;
 inline constexpr int kMaxSlots = 8;
 /// A warp that moves rows takes about kBytesAtOnce at a time, 8 to 32 rows; the flag of a row waits for all rows taken with it.
 inline constexpr int64_t kBytesAtOnce = 96 * 1024;
 
-/// How rows of one size are transferred.
+/// Transfer format of rows of one size.
 struct CopyPlan {
   uint32_t piece = 0;  ///< bytes of a piece, except the last of a row
-  uint32_t pitch = 0;  ///< of slots in shared memory
-  int slots = 0;       ///< pieces of a round: if rows are whole, of as many rows; else of one row
+  uint32_t pitch = 0;  ///< distance between slots in shared memory
+  int slots = 0;       ///< pieces per round: if rows are whole, one per row; else all of one row
   int at_once = 0;     ///< rows that a warp takes together, in [1, 32]
   bool whole = false;  ///< a row is one piece
 
@@ -37,15 +37,15 @@ struct CopyPlan {
 };
 /// Output columns of an up tile, and of a down tile.
 inline constexpr int kUpColumns = 128, kDownColumns = 256;
-/// fp8: limit that lets the last piece of a token contain all its scales.
+/// fp8: limit up to which the last piece of a token contains all its scales.
 inline constexpr int64_t kMaxFusedFp8Hidden = 65536;
-/// Maximum number of experts: of the plan; and per rank in fp8, limited by a block's shared memory.
+/// Maximum number of experts: in the plan; and per rank in fp8, limited by a block's shared memory.
 inline constexpr int kMaxFusedExperts = 4608, kMaxFusedFp8Experts = 2048;
-/// Shared memory for the tracks of a kernel that traces.
+/// Shared memory for the tracks of a tracing kernel.
 inline constexpr uint32_t kTrackBytes = 1024;
 
-/// Sizes that depend on the weight type: rows of the widest tile; blocks that compute a tile together, each with its own flag;
-/// bytes of an element that is multiplied.
+/// Sizes that depend on the weight type: rows of the largest tile; number of blocks that compute a tile together, each with its
+/// own flag; bytes of an operand element.
 struct FusedTypeSizes {
   int tile_rows, writers;
   int64_t element;
@@ -66,14 +66,14 @@ inline FusedWeightScales weight_scales_of(const FusedMoeConfig& c) {
   return {up_tiles * 2 * (c.hidden / kFusedScaled), down_tiles * 2 * (c.intermediate / kFusedScaled)};
 }
 
-/// Bytes of the spread scales of one weight set with `local_experts` experts: those of up, then those of down. A multiple of
-/// 128, like all parts of memory.
+/// Bytes of the spread scales of one weight set with `local_experts` experts: first up, then down. A multiple of 128, like all
+/// parts of this memory.
 inline size_t weight_scales_bytes(const FusedMoeConfig& c, int local_experts) {
   if (c.dtype != DType::fp8_e4m3) return 0;
   return static_cast<size_t>(round_up(local_experts * (weight_scales_of(c).up + weight_scales_of(c).down) * 16, 128));
 }
 
-/// Carves `base`, or only counts the bytes if it is null. `local_experts`: experts of the rank.
+/// Assigns the parts of the memory at `base`, or only counts the bytes if it is null. `local_experts`: experts of the rank.
 inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t rows, int local_experts, FusedMemory& m) {
   const FusedTypeSizes type = fused_type_sizes(c);
   const int64_t tiles = (rows / type.tile_rows + local_experts) * type.writers;

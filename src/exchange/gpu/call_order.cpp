@@ -36,7 +36,7 @@ CallStream CallOrder::begin(gpu::Stream stream) {
       keep_in_graph(std::make_shared<HoldMark>(graphs_), call.capture.graph);
     return call;
   }
-  if (gpu::is_legacy(stream)) {  // there is one, and it never belongs to another GPU
+  if (gpu::is_legacy(stream)) {  // there is only one legacy stream, and it never belongs to another GPU
     if (legacy_id_ == kNoStream) legacy_id_ = stream_id(stream);
     call.id = legacy_id_;
   } else if (gpu::id_of(stream, &call.id) != gpu::kOk || call.id != checked_stream_) {

@@ -12,7 +12,7 @@ namespace switchyard::detail {
 /// Stream of a call.
 struct CallStream {
   gpu::Stream stream = nullptr;
-  CaptureState capture;       ///< of the stream when the call began
+  CaptureState capture;       ///< state of the stream when the call began
   unsigned long long id = 0;  ///< of a stream that is not captured
 };
 
@@ -34,7 +34,8 @@ class CallOrder {
 
   /// Waits for the last call that was not captured.
   void wait() const;
-  /// All calls so far, and graphs that contain calls. The object's memory may end only after these.
+  /// Returns the uses by all calls so far and by all graphs that contain calls. The object's memory must not end before these
+  /// uses.
   MemoryUses uses() const;
   /// End point of the last call that was not captured, or null.
   const Point& last() const { return last_; }
@@ -55,7 +56,7 @@ class CallOrder {
   const HoldCounter graphs_ = std::make_shared<std::atomic<int>>(0);  ///< graphs that contain calls of the object
   unsigned long long last_capture_ = 0;
   static constexpr unsigned long long kNoStream = ~0ull;
-  unsigned long long checked_stream_ = kNoStream;  ///< the last stream that was verified to be of this GPU
+  unsigned long long checked_stream_ = kNoStream;  ///< the last stream that was verified to belong to this GPU
   unsigned long long legacy_id_ = kNoStream;       ///< of the default stream, once it was used
 };
 

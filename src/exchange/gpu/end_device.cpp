@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank's memory ends: end_device, and the host memory whose release it defers.
+// Release of a rank's memory: end_device, and the host memory whose release it defers.
 #include <chrono>
 #include <future>
 #include <memory>
@@ -24,7 +24,7 @@ struct Remains {
   std::unique_ptr<SharedHostMemory> shared;  // destroyed first
 };
 
-/// Memory left behind by GPU groups of this process. Lives as long as the process.
+/// Memory left behind by GPU groups of this process. Lives until the process ends.
 struct Leftovers {
   std::mutex mutex;
   int in_use = 0;  ///< number of SharedHostMemory in use
@@ -35,11 +35,11 @@ Leftovers& leftovers() {
   return *made;
 }
 
-/// Takes the memory of a departed rank. \returns what to free now: nothing while another group of the process is alive
+/// Takes the memory of a departed rank. \returns the memory to free now: none while another group of the process is alive
 std::vector<Remains> take_leftovers(Remains left) {
   Leftovers& all = leftovers();
   const std::lock_guard lock(
-      all.mutex);  // held over both steps: if ranks end at the same time, the last one must find what the others left
+      all.mutex);  // held over both steps: if ranks end at the same time, the last one must see the memory that the others left
   all.in_use -= left.shared->retire();
   all.remains.push_back(std::move(left));
   if (all.in_use > 0) return {};
@@ -63,7 +63,7 @@ SharedHostMemory::~SharedHostMemory() {
     const DeviceGuard guard(device_);
     gpu::unshare_host_memory(memory_);
   } catch (const Error&) {
-    // The context is gone, and the registration with it.
+    // The context, and the registration with it, no longer exists.
   }
 }
 
@@ -90,7 +90,7 @@ void end_device(DeviceParts given) noexcept {
     else
       thread.detach();
   } catch (const std::exception&) {
-    // Without memory or a thread everything is freed here, whatever that waits for.
+    // Without memory or a thread everything is freed here, including the waits.
   }
 }
 

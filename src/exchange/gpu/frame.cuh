@@ -17,7 +17,7 @@ __device__ void copy_to_shared(const T& args, T& shared) {
     reinterpret_cast<uint64_t*>(&shared)[i] = reinterpret_cast<const uint64_t*>(&args)[i];
 }
 
-/// Reports the group's failure to the host, once per call. Call from one thread; `abort` is the abort word. The record names no
+/// Reports the group's failure to the host, once per call. Call from one thread; `abort` is the abort word. The record has no
 /// awaited rank, because the call waited for none (the failed rank may be this one).
 __device__ __noinline__ inline void report_abort(const CallContext& args, uint64_t abort, uint64_t epoch) {
   if (args.operation == Operation::none) return;
@@ -31,14 +31,14 @@ __device__ __noinline__ inline void report_abort(const CallContext& args, uint64
   ptx::store_release<Scope::system>(&args.fault->ready, 1);
 }
 
-/// Adds `n` > 0 to the object's count of invalid ids and notifies the host if required. Call from one thread.
+/// Adds `n` > 0 to the object's count of invalid ids and notifies the host if necessary. Call from one thread.
 __device__ __noinline__ inline void add_invalid_ids(const CallContext& call, uint64_t n) {
   if (call.invalid_ids == nullptr) return;
   ptx::add_acq_rel<Scope::device>(&reinterpret_cast<InvalidIdCounts*>(call.invalid_ids)->total, n);
   if (call.invalid_bell != nullptr) ptx::store_release<Scope::system>(call.invalid_bell, 1);
 }
 
-/// The words that a call begins with. One thread of each block loads them early and uses them late.
+/// The words that every call reads first. One thread of each block loads them early and uses them late.
 struct CallWords {
   uint64_t abort = 0, epoch = 0;
 };
@@ -50,8 +50,8 @@ __device__ inline CallWords load_call_words(const CallContext& args, const Epoch
   return words;
 }
 
-/// Completes `call` (in shared memory, already filled by copy_to_shared) with the epoch. Call from all threads of a block.
-/// False if the group has failed: it is reported to the host and the block must return at once, so that N queued calls cost one
+/// Adds the epoch to `call` (in shared memory, already filled by copy_to_shared). Call from all threads of a block. False if
+/// the group has failed: this is reported to the host and the block must return at once, so that N queued calls cost one
 /// deadline. `ends_call`: this launch is the last one of its call. Then the last block to read the epoch advances it; its last
 /// warp does so while the others continue.
 __device__ inline bool begin_block(const CallContext& args, const CallWords& words, EpochState* state, bool ends_call,

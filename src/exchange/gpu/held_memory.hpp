@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory outside the heap that users or objects of a rank hold by reference count.
+// Memory outside the heap that users or objects of a rank share by reference count.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 namespace switchyard::detail {
 
 /// The last reference may be dropped at any time, on any thread: the memory is freed after the work on all streams that used
-/// it. Graphs that use it hold references.
+/// it. Graphs that use the memory hold references.
 class HeldMemory final : public MemoryHolder, public std::enable_shared_from_this<HeldMemory> {
  public:
   /// Requires the rank's GPU to be current.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels as objects. All kernel launches of the library go through them, so the list of all kernels, which are loaded before
-// any rank waits for another, is complete by construction.
+// Kernels as objects. All kernel launches of the library use them, so the list of kernels is complete by construction; all are
+// loaded before any rank waits for another.
 #pragma once
 
 #include <algorithm>
@@ -20,14 +20,14 @@ struct DeviceLimits {
   bool dependent_launches = false;  ///< sm_90 or newer, and the rank has its GPU to itself
 };
 
-/// Material for the arguments of a launch that ends at once, because `call.abort_word` is not 0.
+/// Resources for the arguments of a launch that ends at once, because `call.abort_word` is not 0.
 struct IdleCall {
   static constexpr size_t kStateBytes = 8192;
   CallContext call;
-  void* state = nullptr;  ///< kStateBytes of zeroed device memory: the state of any object, and whatever else a mode reads
+  void* state = nullptr;  ///< kStateBytes of zeroed device memory: the state of any object, and other data of a mode
 };
 
-/// The call inside a kernel's parameters: `call`, or that of the algorithm's parameters `f`, `d`, `c` or `l` in them.
+/// The call inside a kernel's parameters: `call`, or the call of the algorithm's parameters `f`, `d`, `c` or `l` in them.
 template <class Params>
 CallContext& call_in(Params& p) {
   if constexpr (requires { p.call; })
@@ -42,7 +42,7 @@ CallContext& call_in(Params& p) {
     return call_in(p.l);
 }
 
-/// Makes parameters with a call and an object's state idle. Types with other significant values have an overload.
+/// Makes parameters with an idle call and an object's idle state. Types with other significant values have an overload.
 template <class Params>
 requires requires(Params& p) { p.state; }
 void set_idle(Params& p, const IdleCall& idle) {
@@ -61,7 +61,8 @@ class KernelBase {
   static int max_warps();
   /// Loads the kernel on the current device and grants it the shared memory that its launches may request.
   virtual void prepare(const DeviceLimits& limits) const = 0;
-  /// Enqueues a launch that ends at once: the first launch may allocate local memory, which waits for all kernels of the GPU.
+  /// Enqueues a launch that ends at once, because the first launch may allocate local memory, which waits for all kernels of
+  /// the GPU.
   virtual void warm_up(const IdleCall& idle, const DeviceLimits& limits, gpu::Stream stream) const = 0;
 
  protected:
@@ -71,13 +72,13 @@ class KernelBase {
   const int max_threads_;
 };
 
-/// A kernel that lives as long as the process: a constant at namespace scope.
+/// A kernel that exists until the process ends: a constant at namespace scope.
 template <class... Given>
 class Kernel final : public KernelBase {
  public:
   using Entry = void (*)(Given...);
-  /// Blocks have up to `max_threads` threads; `max_shared` is the dynamic shared memory that a launch may request on a device
-  /// with these limits. `name` is for errors.
+  /// Blocks have up to `max_threads` threads; `max_shared` returns the dynamic shared memory that a launch may request on a
+  /// device with given limits. `name` is for errors.
   Kernel(const char* name, Entry entry, int max_threads, int (*max_shared)(const DeviceLimits&))
       : KernelBase(max_threads), name_(name), entry_(entry), max_shared_(max_shared) {}
 

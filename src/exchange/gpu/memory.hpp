@@ -12,8 +12,8 @@
 namespace switchyard::detail {
 
 /// Zeroed memory of the device that is current at construction. Destruction frees it at once, in the order of the rank's copies
-/// and without waiting (except on devices without memory pools), so nothing may use it any more. All other memory ends by
-/// end_after().
+/// and without waiting (except on devices without memory pools), so it must no longer be in use. All other memory is released
+/// by end_after().
 class DeviceMemory {
  public:
   DeviceMemory() = default;
@@ -27,7 +27,7 @@ class DeviceMemory {
   ~DeviceMemory() {
     if (memory_.data != nullptr) memory_.release();
   }
-  /// Frees it when `uses` are over. Any thread, also in a driver callback.
+  /// Frees the memory when `uses` are over. May be called on any thread, also inside a driver callback.
   void end_after(MemoryUses uses) noexcept { DeferredFrees::of_process().defer(std::exchange(memory_, {}), std::move(uses)); }
   template <class T>
   T* as(size_t offset = 0) const {
@@ -38,18 +38,18 @@ class DeviceMemory {
   Allocation memory_;
 };
 
-/// Sets flags in device memory to `word`; at construction that is the epoch before the first. Waits for `stream`.
+/// Sets flags in device memory to `word`; at construction this is the epoch before the first. Waits for `stream`.
 void set_device_flags(void* flags, int64_t bytes, uint64_t word, gpu::Stream stream);
 
-/// Host memory that is registered with a GPU. Its destructor waits for all work on that GPU; while it waits no other thread of
-/// the process can launch anything there (see end_device).
+/// Host memory that is registered with a GPU. Its destructor waits for all work on that GPU; meanwhile no other thread of the
+/// process can launch anything there (see end_device).
 class SharedHostMemory {
  public:
   SharedHostMemory(int device, std::byte* memory, size_t bytes);
   ~SharedHostMemory();
   SharedHostMemory(const SharedHostMemory&) = delete;
   SharedHostMemory& operator=(const SharedHostMemory&) = delete;
-  /// The rank has left: nothing writes the memory any more. \returns 1 on the first call, else 0: the amount by which the
+  /// The rank has left, so the memory is no longer written. \returns 1 on the first call, else 0: the amount by which the
   /// process's use count drops
   int retire() noexcept { return std::exchange(in_use_, false) ? 1 : 0; }
 

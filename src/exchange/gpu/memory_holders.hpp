@@ -15,13 +15,13 @@ namespace switchyard::detail {
 /// GPU memory that exists as long as this object.
 struct MemoryHolder {
   virtual ~MemoryHolder() = default;
-  /// Marks the memory as used by what is enqueued on `stream`, whose state is `capture`, until this object ends. A graph keeps
+  /// Marks the memory as used by the work enqueued on `stream`, whose state is `capture`, until this object ends. A graph keeps
   /// the memory alive. The GPU must be current.
   virtual void used_on(gpu::Stream stream, const CaptureState& capture) = 0;
 };
 
-/// Holders of the memory of a rank's GPU: a call that is given an address finds the owner of the memory there, whichever object
-/// it is. Thread-safe.
+/// Holders of the memory of a rank's GPU: maps an address passed to a call to the owner of the memory there, regardless of the
+/// object that allocated it. Thread-safe.
 class MemoryHolders {
  public:
   void remember(const void* begin, size_t bytes, std::weak_ptr<MemoryHolder> holder) {
@@ -29,7 +29,7 @@ class MemoryHolders {
     std::erase_if(ranges_, [](const Range& r) { return r.holder.expired(); });
     ranges_.push_back({reinterpret_cast<uintptr_t>(begin), bytes, std::move(holder)});
   }
-  /// The holder of the byte at `p`, or null. Finding a holder implies that this is GPU memory.
+  /// The holder of the byte at `p`, or null. Memory with a holder is always GPU memory.
   std::shared_ptr<MemoryHolder> find(const void* p) const {
     const auto at = reinterpret_cast<uintptr_t>(p);
     const std::lock_guard lock(mutex_);

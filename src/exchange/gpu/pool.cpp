@@ -12,7 +12,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// With more free ranges than this, ranges whose users are done are joined.
+/// Above this number of free ranges, ranges without remaining users are joined.
 constexpr size_t kMaxFreeRanges = 24;
 
 }  // namespace
@@ -154,14 +154,14 @@ void CudaPool::free(CudaBlock& block) noexcept {
 }
 
 bool CudaPool::settle(Freed& freed) try {
-  if (freed.users.empty()) {  // only calls have used it
+  if (freed.users.empty()) {  // used only by calls
     ranges_.give(freed.offset, std::move(freed.uses));
     return true;
   }
   const DeviceGuard guard(device_);
   std::vector<Point> marks;
   if (!freed.users.mark(*points_, marks)) return false;
-  // A use that precedes a mark on the same stream needs no point of its own.
+  // A use that precedes a mark on the same stream needs no separate point.
   std::erase_if(freed.uses, [&](const StreamUse& use) {
     return std::any_of(marks.begin(), marks.end(), [&](const Point& mark) { return mark->stream_id == use.point->stream_id; });
   });
@@ -169,7 +169,7 @@ bool CudaPool::settle(Freed& freed) try {
   ranges_.give(freed.offset, std::move(freed.uses));
   return true;
 } catch (const std::exception&) {
-  return false;  // it stays taken, and is tried again
+  return false;  // it stays taken until a later attempt
 }
 
 void CudaPool::settle_freed() {
@@ -193,7 +193,7 @@ bool CudaPool::is_idle() {
     return over;
   });
   const std::lock_guard lock(mutex_);
-  return all && freed_.empty();  // remaining `freed_` belong to streams being captured, whose state is unknown
+  return all && freed_.empty();  // remaining `freed_` belong to captured streams, whose state is unknown
 }
 
 std::string CudaPool::describe() const {
@@ -246,7 +246,7 @@ void GraphArena::release(CudaBlock& block) noexcept try {
   part->users.add(block.users_);
   part->held = false;
 } catch (const std::exception&) {
-  // The block is not reused in this graph.
+  // This graph does not reuse the block.
 }
 
 GraphArena::~GraphArena() {

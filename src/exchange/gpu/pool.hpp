@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Output memory of one object on a GPU, handed out together with its ordering: docs/design/0030-memory-with-its-order.md.
+// Output memory of one object on a GPU, allocated together with its ordering: docs/design/0030-memory-with-its-order.md.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ class GraphArena;
 /// Work that the next user of a free range must follow.
 struct StreamUse {
   Point point;
-  bool call = false;  ///< a call of the pool's object; the object's calls are ordered after it anyway
+  bool call = false;  ///< a call of the pool's object, which is ordered with later calls of the object anyway
   bool operator==(const StreamUse&) const = default;
 };
 
@@ -30,16 +30,16 @@ struct StreamUse {
 struct Taker {
   enum class Kind : uint8_t {
     call,     ///< a call of the object, on `stream`, which follows the object's earlier calls
-    capture,  ///< the same, while `stream` is captured: its graph is launched after the object's earlier calls
+    capture,  ///< like `call`, while `stream` is captured: the graph is launched after the object's earlier calls
     stream,   ///< work that will be enqueued on `stream`
-    nobody,   ///< any work from now on: takes idle memory, else this thread waits
+    nobody,   ///< any future work: takes idle memory, else this thread waits
   };
   Kind kind;
   gpu::Stream stream = nullptr;
   unsigned long long id = 0;  ///< of the stream; call and stream only
 
   bool is_call() const { return kind == Kind::call || kind == Kind::capture; }
-  /// True if the stream waits for the uses that this one must follow. Otherwise the calling thread waits.
+  /// True if the stream waits for the earlier uses; otherwise the calling thread waits.
   bool waits_on_stream() const { return kind == Kind::call || kind == Kind::stream; }
   /// True if this use is ordered after `use` anyway.
   bool follows(const StreamUse& use) const {
@@ -47,10 +47,10 @@ struct Taker {
   }
 };
 
-/// Freed by the destructor, on any thread and also in a driver callback, but not before all work that used it is done.
+/// Freed by the destructor, on any thread and also inside a driver callback, but not before all work that used it is done.
 struct CudaBlock final : OutputBlock, MemoryHolder, std::enable_shared_from_this<CudaBlock> {
   std::shared_ptr<CudaPool> pool;     ///< null: empty block
-  std::shared_ptr<GraphArena> arena;  ///< of a captured call: its graph's memory
+  std::shared_ptr<GraphArena> arena;  ///< for a captured call: its graph's memory
   size_t bytes = 0;
   Content content = Content::rows;
   bool has_stream = false;  ///< taken for `stream`, by `thread`
@@ -82,10 +82,10 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   CudaPool(int device, std::byte* base, size_t begin, size_t end, std::shared_ptr<StreamPoints> points)
       : device_(device), base_(base), ranges_(begin, end), points_(std::move(points)) {}
 
-  /// A block for `taker`, whose stream waits for other streams that used the memory. Null if there is no room. The GPU must be
-  /// current.
+  /// Returns a block for `taker`; the taker's stream waits for other streams that used the memory. Null if there is no room.
+  /// The GPU must be current.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const Taker& taker);
-  /// A block from the memory of the graph that is captured on `stream`.
+  /// Returns a block from the memory of the graph that is captured on `stream`.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, gpu::Stream stream, GraphArena& arena);
   /// Sets the object's last call that was not captured: blocks that are freed from now on are ordered after it.
   void set_last_call(const Point& call);
@@ -101,15 +101,15 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
  private:
   friend struct CudaBlock;
   friend class GraphArena;
-  struct Freed {  // uses of its streams are not marked yet
+  struct Freed {  // the uses on its streams are not marked yet
     size_t offset;
     std::vector<StreamUse> uses;
     StreamUsers users;
   };
   std::shared_ptr<CudaBlock> make_block(size_t bytes, Content content);
   void free(CudaBlock& block) noexcept;
-  /// Returns `freed` to the ranges, ordered after everything enqueued on its streams so far. False: one of them is being
-  /// captured.
+  /// Moves `freed` to the free ranges, ordered after all work enqueued on its streams so far. False: one of the streams is
+  /// being captured.
   bool settle(Freed& freed);
   void settle_freed();
   std::vector<StreamUse> uses_of(CudaBlock& block);
@@ -125,16 +125,16 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   std::vector<Freed> freed_;
 };
 
-/// Memory of the captured calls of one graph, or of several graphs that are never in flight together. Each graph holds a
-/// reference, and so does each block. A block that is released while its graph is captured serves later calls of that capture.
-/// Only one thread at a time may take blocks; blocks may be released on any thread.
+/// Memory of the captured calls of one graph, or of several graphs that are never in flight together. Each graph and each block
+/// hold a reference. A block that is released while its graph is captured is reused by later calls of that capture. Only one
+/// thread at a time may take blocks; blocks may be released on any thread.
 class GraphArena final : public std::enable_shared_from_this<GraphArena> {
  public:
   explicit GraphArena(std::shared_ptr<CudaPool> pool) : pool_(std::move(pool)) {}
   GraphArena(const GraphArena&) = delete;
   ~GraphArena();
 
-  /// Call before the first take() of a capture; from then on its graph holds a reference.
+  /// Call before the first take() of a capture, whose graph holds a reference from then on.
   void join(const CaptureState& capture);
   bool captures(unsigned long long id) const { return capture_ == id; }
 
@@ -145,8 +145,8 @@ class GraphArena final : public std::enable_shared_from_this<GraphArena> {
     size_t offset, bytes;
     Content content;
     bool held = true;
-    std::vector<Point> after;     ///< in the capture that is under way
-    std::vector<StreamUse> uses;  ///< outside of graphs
+    std::vector<Point> after;     ///< in the current capture
+    std::vector<StreamUse> uses;  ///< outside graphs
     StreamUsers users;
   };
   /// The smallest free part that holds `bytes`, or null.

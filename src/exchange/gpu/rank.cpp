@@ -50,7 +50,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_on_gpu, boo
     invalid("GroupOptions::num_sms", " = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks_) +
                                          "] (multiprocessors of the GPU / ranks on it)");
   if (num_sms > 0) max_blocks_ = num_sms;
-  // Ranks that share a GPU would take multiprocessors from each other's plans.
+  // Otherwise ranks that share a GPU would take multiprocessors from each other's plans.
   limits_.dependent_launches = traits.generation >= 9 && ranks_on_gpu == 1;
   copies_ = detail::copy_stream();
   control_shared_ = std::make_unique<SharedHostMemory>(device(), control_, kControlBytes);
@@ -83,14 +83,14 @@ CudaRank::~CudaRank() {
     self_.reset();
     const DeviceGuard guard(device());
     gpu::wait_for_stream(copies_);
-    if (drained_.valid()) drained_.wait();  // replays use what is freed now; their waits have deadlines
+    if (drained_.valid()) drained_.wait();  // replays use the memory freed now; their waits have deadlines
     counters_ = DeviceMemory();
     ended_.clear();
     *running_ = 0;
     DeferredFrees::of_process().sweep();
     points_->close();
   } catch (const Error&) {
-    // The context is gone, and everything in it.
+    // The context, and everything in it, no longer exists.
   }
 }
 
@@ -250,7 +250,7 @@ const char* CudaRank::advice() const noexcept {
 }
 
 const FaultRecord* CudaRank::fault() const noexcept {
-  auto& found = const_cast<FaultRecord&>(host_fault_);  // checked first: kernels then record only that they were aborted
+  auto& found = const_cast<FaultRecord&>(host_fault_);  // checked first: once set, kernels record only that they were aborted
   if (std::atomic_ref(found.ready).load(std::memory_order_acquire) != 0) return &host_fault_;
   auto* record = reinterpret_cast<FaultRecord*>(control_ + kFaultAt);
   return std::atomic_ref(record->ready).load(std::memory_order_acquire) != 0 ? record : nullptr;
@@ -302,7 +302,7 @@ uint64_t CudaRank::read_invalid_ids(const CountedIds& object) const {
 void CudaRank::raise_invalid_ids(const char* context) {
   const std::atomic_ref bell(*reinterpret_cast<uint64_t*>(control_ + kInvalidBellAt));
   if (bell.load(std::memory_order_acquire) == 0) return;
-  bell.store(0);  // before the counts are read: a later count sets it again
+  bell.store(0);  // before the counts are read, so that a later count sets it again
   std::string text;
   const std::lock_guard lock(watching_);
   for (CountedIds* const object : watched_) {
@@ -477,7 +477,7 @@ DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options) {
   parts.rank = std::make_unique<CudaRank>(*heap, *parts.control, static_cast<int>(std::count(all.begin(), all.end(), mine)),
                                           false, options.num_sms);
   parts.heap = std::move(heap);
-  bootstrap.barrier(options.rendezvous_timeout);  // no kernel may wait for a peer that still allocates
+  bootstrap.barrier(options.rendezvous_timeout);  // no kernel may wait for a peer that is still allocating
   return parts;
 }
 

@@ -43,30 +43,30 @@ struct CountedIds {
   const char* object = "";
   uint64_t number = 0;
   InvalidIdCounts* counts = nullptr;  ///< in the GPU's memory
-  uint64_t reported = 0;              ///< number that raise_invalid_ids has thrown
+  uint64_t reported = 0;              ///< count at the last error thrown by raise_invalid_ids
 };
 
 class CudaRank final : public DeviceRank {
  public:
-  /// `ranks_on_gpu`: ranks of the group on this GPU; `threads`: they are threads of this process; `num_sms`: maximum
-  /// multiprocessors of a call, or 0.
+  /// `ranks_on_gpu`: number of ranks of the group on this GPU; `threads`: these ranks are threads of this process; `num_sms`:
+  /// maximum multiprocessors of a call, or 0.
   CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_on_gpu, bool threads, int num_sms);
   ~CudaRank() override;
 
   const std::string& name() const noexcept override { return name_; }
   const char* advice() const noexcept override;
   const FaultRecord* fault() const noexcept override;
-  /// Records a fault that this host found and kernels could not: in rounds between hosts. Only the first is recorded. Any
-  /// thread.
+  /// Records a fault that the host detected and kernels cannot detect, i.e. in rounds between hosts. Only the first fault is
+  /// recorded. Any thread.
   void record(const FaultRecord& fault);
   void raise_soft_fault(const char* context) override;
   void raise_invalid_ids(const char* context) override;
-  /// Makes raise_invalid_ids check the object. It must not move until forget_ids().
+  /// Adds the object to those checked by raise_invalid_ids. It must not move until forget_ids().
   void watch_ids(CountedIds* object);
   void forget_ids(CountedIds* object) noexcept;
   /// Waits for the copy stream.
   uint64_t read_invalid_ids(const CountedIds& object) const;
-  /// As addressed by kernels.
+  /// Address for kernels.
   uint64_t* invalid_bell() const { return host_abort_device_ + kInvalidBellAt / sizeof(uint64_t); }
   /// Number of the last fault that raise_soft_fault threw, for RankWords::heard.
   uint64_t heard() const { return heard_; }
@@ -75,11 +75,10 @@ class CudaRank final : public DeviceRank {
   std::vector<std::byte*> reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
                                 std::shared_ptr<void>& mapping) override;
   const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) override;
-  /// Sets whether kernels that run from now on, including replays, access the memory registered in `slot`. Waits for the copy
-  /// stream.
+  /// Sets whether kernels that run later, including replays, access the memory registered in `slot`. Waits for the copy stream.
   void set_registered(int slot, bool registered);
 
-  /// The context of a call without its epoch and its move counters.
+  /// The context of a call, without its epoch and its move counters.
   CallContext context(uint64_t timeout_ns, Operation operation) const;
   RankWords words(bool captured) const;
   int device() const { return heap_.device(); }
@@ -90,7 +89,7 @@ class CudaRank final : public DeviceRank {
   /// Maximum blocks of a kernel whose blocks wait for each other: the group's budget.
   int max_blocks() const { return max_blocks_; }
   /// Limits for the launches of a call with `num_sms` (0: not given). A launch may begin while the previous one on the stream
-  /// still waits only if the call may use the whole GPU, because two overlapping calls take twice their multiprocessors.
+  /// still waits only if the call may use the whole GPU, because two overlapping calls occupy twice as many multiprocessors.
   DeviceLimits limits_of_call(int num_sms) const;
   /// Blocks of a call: as requested by its caller, else tuned, else `default_value` (each 0 for none), limited to the available
   /// ones.
@@ -110,20 +109,20 @@ class CudaRank final : public DeviceRank {
   int max_warps() const { return max_warps_; }
   /// Expires with this object.
   std::weak_ptr<CudaRank*> token() const { return self_; }
-  /// Records that a call is captured: until its graph is gone, replays may run.
+  /// Records that a call is captured: replays may run until its graph no longer exists.
   void note_capture(const CaptureState& capture);
   /// Waits for the calls of destroyed objects, at most thirty seconds; for other users of their memory, at most one second; and
-  /// for replays that may still run: a moment for the graphs to be gone, if they are already destroyed, and then for the whole
-  /// GPU, because nothing counts replays. The wait for the GPU voids captures of other threads, which is why it is the last
-  /// step. It ends after a second, because kernels of other groups may wait for ranks that wait for this one to leave.
-  /// ~CudaRank waits for the rest.
+  /// for replays that may still run. For replays it first waits briefly for graphs that are already destroyed to disappear, and
+  /// then for the whole GPU, because replays are not counted. The wait for the GPU voids captures of other threads and is
+  /// therefore the last step. It ends after a second, because kernels of other groups may wait for ranks that wait for this one
+  /// to leave. ~CudaRank waits for the rest.
   void drain() noexcept override;
   void finish() noexcept override;
   /// Rounds between hosts of all objects of this rank: GpuRounds::of.
   std::shared_ptr<GpuRounds>& rounds() { return rounds_; }
   void end_rounds() noexcept override { rounds_.reset(); }
-  /// Takes an object's block of the heap; no later object gets it before `uses` are over. If a graph still contains calls of
-  /// the object, the block stays taken until the graph is gone.
+  /// Takes an object's block of the heap; later objects do not get it before `uses` are over. If a graph still contains calls
+  /// of the object, the block stays taken as long as the graph exists.
   void end_block(HeapBlock block, MemoryUses uses) noexcept;
   void end_block(HeapBlock block, std::function<bool()> over) noexcept override;
   void await_ended(Milliseconds deadline) override;
@@ -137,8 +136,8 @@ class CudaRank final : public DeviceRank {
   std::unique_ptr<SharedHostMemory> take_control() { return std::move(control_shared_); }
   StreamPoints& points() const { return *points_; }
   std::shared_ptr<StreamPoints> shared_points() const { return points_; }
-  /// Returns null words if all are taken. Returned words may be taken again, so do not return them while a kernel may write
-  /// them. Any thread.
+  /// Returns null words if all are taken. Returned words may be reused, so do not return them while a kernel may write them.
+  /// Any thread.
   HostWords take_host_words();
   void release_host_words(const HostWords& words);
   MemoryHolders& holders() { return holders_; }
@@ -174,9 +173,9 @@ class CudaRank final : public DeviceRank {
     MemoryUses uses;
   };
   enum class Users : uint8_t { none, graphs, others, calls };
-  /// Releases the blocks of destroyed objects that nothing uses any more. \returns the users of the remaining ones
+  /// Releases the blocks of destroyed objects that are no longer used. \returns the users of the remaining ones
   Users sweep_ended() noexcept;
-  /// Waits until nothing uses them: for calls and for other users at most the given times, for graphs only a moment. False:
+  /// Waits until blocks are no longer used: for calls and other users at most the given times, for graphs only briefly. False:
   /// calls or other users remain.
   bool wait_for_ended(std::chrono::milliseconds of_calls, std::chrono::milliseconds of_others) noexcept;
   std::mutex ended_mutex_;

@@ -22,7 +22,7 @@ struct Answer {
   uint64_t number;
 };
 
-/// Answers the host's queries with the time. Ends after the last one, or at the deadline.
+/// Answers the host's time queries. Ends after the last one, or at the deadline.
 __global__ void answer_kernel(const uint64_t* asked, Answer* answer) {
   if (asked == nullptr) return;  // IdleCall
   const uint64_t start = ptx::global_timer();
@@ -55,7 +55,7 @@ std::optional<TimerReading> read_timer(const ClockMailbox& mailbox, gpu::Stream 
     std::atomic_ref(asked).store(n, std::memory_order_release);
     while (std::atomic_ref(answer.number).load(std::memory_order_acquire) < n) {
       if (Tracer::now_ns() - before > kDeadlineNs) {
-        std::atomic_ref(asked).store(kQuestions, std::memory_order_release);  // the kernel ends as soon as it begins
+        std::atomic_ref(asked).store(kQuestions, std::memory_order_release);  // the kernel then ends at once
         check_cuda(gpu::wait_for_stream(stream), "clock kernel");
         return std::nullopt;
       }

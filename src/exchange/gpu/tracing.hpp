@@ -19,9 +19,9 @@ struct ClockMailbox {
 
 class DeviceTracing {
  public:
-  /// Kernels launched from now on record into `trace()`. Waits for `stream`. Reads the GPU's timer, unless the GPU is busy with
-  /// other kernels for more than a second. The buffers are kept until this object is destroyed, because captured kernels may
-  /// still write to them.
+  /// Kernels launched from now on record into `trace()`. Waits for `stream`. Reads the GPU's timer, unless other kernels occupy
+  /// the GPU for more than a second. The buffers are kept until this object is destroyed, because captured kernels may still
+  /// write to them.
   void start(int blocks, int warps, size_t capacity, const ClockMailbox& mailbox, gpu::Stream stream);
   /// Reads the timer again and moves the recorded spans into `tracer`. Waits for the current device.
   void stop(Tracer& tracer, const ClockMailbox& mailbox, gpu::Stream stream);
@@ -34,7 +34,7 @@ class DeviceTracing {
   std::optional<TimerReading> first_;  ///< of the last start()
 };
 
-/// Reads the current device's global timer several times and keeps the exchange with the shortest round trip, usually about two
+/// Reads the current device's global timer several times and keeps the reading with the shortest round trip, usually about two
 /// microseconds. Returns nothing if a query is not answered within a second. Waits for `stream`.
 std::optional<TimerReading> read_timer(const ClockMailbox& mailbox, gpu::Stream stream);
 

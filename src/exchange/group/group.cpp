@@ -47,7 +47,7 @@ void check_step(const char* subject, const std::vector<ConstructionReport>& shar
   }
 }
 
-/// Throws AgreedError(mismatch) if the ranks construct different objects, or equal ones with different settings.
+/// Throws AgreedError(mismatch) if the ranks construct different kinds of objects, or objects with different settings.
 void check_agreed(const AgreedFields& fields, const std::vector<ConstructionReport>& shares) {
   const auto differs =
       find_difference(fields, shares.size(), [&](size_t r) -> const AgreedProposal& { return shares[r].agreed; });
@@ -182,7 +182,7 @@ int Group::Impl::find_other_call() const noexcept {
 }
 
 std::string Group::Impl::describe_mismatch(int a, int b) const {
-  CallPair first;  // the earliest that is kept
+  CallPair first;  // the earliest call on record
   for (uint64_t back = 0; back < HeapHeader::kCallsKept; ++back) {
     const CallPair pair = calls_of_both(*header(a), *header(b), peek_word, back);
     if (!pair.differ()) break;
@@ -194,7 +194,7 @@ std::string Group::Impl::describe_mismatch(int a, int b) const {
 }
 
 std::string Group::Impl::describe_announced_mismatch(int a, int b) const {
-  // Calls of ranks of other hosts arrive with their pulse, and may arrive after the word that ended the call.
+  // The calls of ranks of other hosts are announced with their pulse and may arrive after the word that ended the call.
   const Deadline announcement_deadline(remote ? kExplanationTime : Milliseconds{0});
   std::string text = describe_mismatch(a, b);
   while (text.empty() && !announcement_deadline.passed()) {
@@ -266,20 +266,20 @@ CallContext Group::Impl::begin_call(Operation operation) {
 void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   if (fault.ready == 0) return;
   if (fault.mismatch) throw_mismatch(std::string(operation) + " (call " + std::to_string(call) + ")", fault.awaited_rank);
-  // A GPU may have learned of the failure before this host did.
+  // A GPU may have observed the failure before this host did.
   const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
   const bool timed_out = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout);
-  // On several hosts a rank may wait, through proxies, for a rank that itself waits for the missing one.
+  // On several hosts a rank may wait, through proxies, for a rank that itself waits for the missing rank.
   if (const int missing = abort_awaited(word);
       timed_out && !host_map().one_host() && missing < bootstrap->world() && missing != bootstrap->rank())
     fault.awaited_rank = missing;
   if (!fault.aborted && !device) fault.awaited_rank = bootstrap->cause_of_wait(fault.awaited_rank);
   const bool same_story = timed_out && abort_awaited(word) == fault.awaited_rank;
   if (fault.aborted && !same_story) {
-    if (abort_is_left(word) || abort_word() == 0) post_word(word);  // departed ranks, or failures that reached only GPUs
+    if (abort_is_left(word) || abort_word() == 0) post_word(word);  // departed ranks, or failures known only to GPUs
     throw_abort(word, operation);
   }
-  // Either this rank's deadline passed, or another rank's did while both waited for the same third rank.
+  // The deadline of this rank, or of another rank, has passed while both waited for the same third rank.
   post_abort(static_cast<int>(ErrorCode::peer_timeout), fault.awaited_rank);
   WaitReport report;
   report.operation = operation;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kSubject = "connecting the hosts";
 
-/// A rank's announcement about its connection to the others.
+/// A rank's announcement of its connection to the others.
 struct Proposal {
   StepReport report;
   HostNetwork network = HostNetwork::sockets;

@@ -42,7 +42,7 @@ void HostRails::make_slots(Ring& ring, int64_t bytes, std::byte* (&slots)[kRound
     PrivateBuffer& slot = ring.slots[s];
     if (bytes > 0 && slot.bytes < idx(bytes)) {
       slot = PrivateBuffer::make(idx(bytes));
-      std::memset(slot.data.get(), 0, slot.bytes);  // the bytes between rows are sent over the network, too
+      std::memset(slot.data.get(), 0, slot.bytes);  // the network also transfers the bytes between rows
     }
     slots[s] = slot.data.get();
   }

@@ -20,7 +20,7 @@ using namespace detail;
 
 namespace {
 
-/// Fills in what the caller left unset.
+/// Sets the options that the caller left unset.
 GroupOptions completed(GroupOptions options) {
   if (const char* const host = std::getenv("SWITCHYARD_HOST"); options.host.empty() && host != nullptr) options.host = host;
   if (const char* const name = std::getenv("SWITCHYARD_NETWORK"); name != nullptr && options.network == HostNetwork::sockets) {
@@ -57,14 +57,13 @@ uint64_t random_word() {
   return uint64_t{source()} << 32 | source();
 }
 
-/// Exchanged by ranks when they have met.
+/// Message that ranks exchange when they have connected.
 struct Greeting {
   uint64_t nonce = random_word();
   HostNetwork network = HostNetwork::sockets;
 };
 
-/// Throws, on all ranks alike, Error(unsupported) if a rank selects a network that is not available for this backend. `all`: by
-/// rank.
+/// Throws Error(unsupported) on all ranks if a rank selects a network that is not available for this backend. `all`: by rank.
 void check_networks(const HostMap& hosts, Backend backend, const std::vector<Greeting>& all) {
   if (hosts.one_host()) return;
   const bool on_gpus = backend == Backend::cuda;
@@ -87,7 +86,7 @@ Group form(std::unique_ptr<Bootstrap> bootstrap, Memory memory, const GroupOptio
   raw->set_silence();
   if (raw->remote) raw->bootstrap->watch_remote(raw->remote.get());
   raw->bootstrap->watch([raw](int rank) noexcept {
-    if (raw->has_left(rank)) return;  // departed in order, though the end of its connection was noticed first
+    if (raw->has_left(rank)) return;  // an orderly departure, though the end of its connection was noticed first
     uint64_t none = 0;
     std::atomic_ref(raw->header(raw->bootstrap->rank())->abort_word)
         .compare_exchange_strong(none, make_abort_word(rank, static_cast<int>(ErrorCode::system)));

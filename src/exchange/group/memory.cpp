@@ -12,7 +12,7 @@ using namespace detail;
 
 namespace {
 
-/// Ranks that are threads: every address is valid for all of them.
+/// For ranks that are threads: every address is valid for all of them.
 std::vector<std::byte*> share_addresses(Bootstrap& bootstrap, void* memory, size_t bytes, Milliseconds budget) {
   const Deadline deadline(budget);
   run_step(bootstrap, deadline, "register_memory", [&] {
@@ -30,7 +30,7 @@ std::vector<std::byte*> share_addresses(Bootstrap& bootstrap, void* memory, size
   return at;
 }
 
-/// Collective: the lowest slot that is free on all ranks.
+/// Collective: returns the lowest slot that is free on all ranks.
 int free_slot(Group::Impl& group) {
   const uint64_t mine = group.registered_slots();
   std::vector<uint64_t> all(static_cast<size_t>(group.bootstrap->world()));

@@ -51,7 +51,7 @@ class RowMemoryState final : public ExchangeBase {
     return at;
   }
 
-  /// Releases the memory. No one else gets it before the work enqueued on `stream` so far is done.
+  /// Releases the memory. It is not reused before the work enqueued on `stream` so far is done.
   void release(void* memory, void* stream) noexcept {
     if (memory == nullptr) return;
     if (contains(memory)) return release_block(static_cast<size_t>(static_cast<std::byte*>(memory) - base_), stream);
@@ -69,7 +69,7 @@ class RowMemoryState final : public ExchangeBase {
   }
 
  private:
-  /// A released range that work still uses.
+  /// A released range that is still in use.
   struct Ending {
     size_t offset;
     std::function<bool()> over;
@@ -81,11 +81,11 @@ class RowMemoryState final : public ExchangeBase {
       const std::lock_guard lock(mutex_);
       ending_.push_back(std::move(ending));
     } catch (const std::exception&) {
-      return;  // without a record of it the range stays taken
+      return;  // without a record the range stays taken
     }
     sweep();
   }
-  /// Frees the ranges that nothing uses any more.
+  /// Frees the ranges that are no longer used.
   void sweep() noexcept {
     const std::lock_guard lock(mutex_);
     std::erase_if(ending_, [&](const Ending& each) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contracts of the ledger combine that the host checks.
+// Host-side checks of the ledger combine's contracts.
 #include <limits>
 #include <string>
 
@@ -14,13 +14,13 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-/// Throws an error with the text: field[index...] = value: allowed.
+/// Throws an error with the text "field[index...] = value: allowed".
 [[noreturn]] void wrong(const char* field, const std::string& index, int64_t value, const std::string& allowed) {
   invalid(std::string("LedgerTables::") + field + index + " = " + std::to_string(value) + ": " + allowed);
 }
 std::string at(int64_t i) { return "[" + std::to_string(i) + "]"; }
 
-/// One rank's tables and what they are checked against.
+/// One rank's tables and the values against which they are checked.
 struct LedgerChecker {
   const LedgerTables& t;
   const LedgerConfig& config;
@@ -55,7 +55,8 @@ struct LedgerChecker {
                 ", for at most max_tokens = " + std::to_string(config.max_tokens) + " tokens");
   }
 
-  /// Checks counts and their inclusive prefix sums. Every source's rows must fit its return buffer, whose memory is limited.
+  /// Checks counts and their inclusive prefix sums. The rows of every source must fit into its return buffer, whose memory is
+  /// limited.
   void check_counts() const {
     for (int s = 0; s < world; ++s) {
       int64_t sum = 0;
@@ -78,10 +79,10 @@ struct LedgerChecker {
     }
   }
 
-  /// Checks the rows of this rank's experts: experts ascending and not overlapping, sources in order without gaps.
+  /// Checks the rows of this rank's experts: experts ascending without overlap, sources in order without gaps.
   void check_expert_rows() const {
     const int64_t limit = config.max_rows > 0 ? config.max_rows : kMaxInt32;
-    int64_t end = 0;  // of the previous experts
+    int64_t end = 0;  // end of the previous experts' rows
     for (int el = 0; el < t.num_local_experts; ++el) {
       const int64_t first = t.dispatch_offset[idx(el)];
       if (first < end)

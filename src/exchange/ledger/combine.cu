@@ -68,7 +68,7 @@ const auto& kernel_of(bool traced) {
 }
 
 /// Sentinel rows of f16 and bf16 share one kernel (docs/design/0011). Other rows arrive earlier without staging in shared
-/// memory if there are few chunks: at most one part per warp.
+/// memory if there are few chunks, i.e. at most one part per warp.
 const auto& kernel_for(const CudaLedgerParams& p, int blocks) {
   const bool traced = p.l.call.device_trace.records != nullptr;
   if (KnownLedger<DType::bf16>::holds(p.l)) return kernel_of<CudaInline, KnownLedger<DType::bf16>>(traced);
@@ -76,7 +76,7 @@ const auto& kernel_for(const CudaLedgerParams& p, int blocks) {
   return p.l.num_chunks * kChunkParts > int64_t{blocks} * p.warps ? kernel_of<Cuda>(traced) : kernel_of<CudaLanes>(traced);
 }
 
-/// Gives each warp room for a part of a chunk of the default size, or for a row. Longer parts are copied in pieces.
+/// Gives each warp space for a part of a chunk of the default size, or for a row. Longer parts are copied in pieces.
 CudaShape ledger_shape(int warps, int64_t row_bytes, const DeviceLimits& limits) {
   constexpr int64_t kDefaultPartBytes = (int64_t{kDefaultChunkKib} << 10) / kChunkParts;
   const auto available = limits.shared_bytes - static_cast<uint32_t>(sizeof(LedgerParams)) - 1024;

@@ -24,7 +24,7 @@ struct LedgerTablesOnDevice {
   int64_t bytes = 0;
 };
 
-/// Carves room for any ledger of the config at `base`; null: only `bytes` counts.
+/// Assigns memory at `base` with room for any ledger of the config; null: only `bytes` is valid.
 LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const LedgerLayout& layout, int num_local_experts,
                                   int64_t chunk_bytes) {
   LedgerTablesOnDevice t;
@@ -39,7 +39,7 @@ LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const 
   return t;
 }
 
-/// The free places of an object for prepared ledgers. Thread-safe, also in a driver callback.
+/// The free places of an object for prepared ledgers. Thread-safe, also inside a driver callback.
 class LedgerPlaces {
  public:
   explicit LedgerPlaces(int count) {
@@ -93,7 +93,7 @@ class CudaLedger final : public LedgerImpl {
       gpu_.end_block(give_up_heap(), order_->uses());
       order_.reset();
     } catch (const Error&) {
-      // Without a context nothing is left to free.
+      // Without a context there is nothing left to free.
     }
   }
 
@@ -163,7 +163,7 @@ class CudaLedger final : public LedgerImpl {
     order_.emplace(gpu_, "LedgerCombine", object_, InvalidIds::count);  // the host checks its ids
   }
 
-  /// Waits first: enqueued calls may still read a previous ledger at this place.
+  /// Waits first, because enqueued calls may still read an earlier ledger at this place.
   void upload(const CudaLedgerData& data) {
     const DeviceGuard guard(gpu_.device());
     order_->wait();
@@ -180,8 +180,7 @@ class CudaLedger final : public LedgerImpl {
     check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "copy of a ledger");
   }
 
-  /// Orders the launch after this object's last one, unless it is captured: then the user orders it, and the graph keeps the
-  /// ledger.
+  /// Orders the launch after this object's last one. A captured launch is ordered by the user, and its graph keeps the ledger.
   void enqueue(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out, const LedgerCombineOptions& o) {
     const auto& data = static_cast<const CudaLedgerData&>(ledger.data());
     auto* stream = static_cast<gpu::Stream>(o.stream);
@@ -208,9 +207,9 @@ class CudaLedger final : public LedgerImpl {
 
   struct LastCall {
     uint64_t epoch;
-    int64_t rows;  // rows that came back
+    int64_t rows;  // rows that were returned
   };
-  /// The last call that the GPU has run, including replays, whatever was enqueued or captured last.
+  /// The last call that the GPU has executed, including replays, regardless of later enqueued or captured calls.
   LastCall last_executed_call() {
     const DeviceGuard guard(gpu_.device());
     order_->wait();

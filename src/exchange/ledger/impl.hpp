@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the backends of the ledger combine: the virtual interface behind LedgerCombine, and what follows from a
+// Shared by the backends of the ledger combine: the virtual interface behind LedgerCombine, and values derived from a
 // configuration.
 #pragma once
 
@@ -20,12 +20,12 @@ void check_config(const LedgerConfig& config, int world);
 /// Layout of the symmetric memory, without a base.
 LedgerLayout ledger_layout(const LedgerConfig& config, int world);
 
-/// A prepared ledger. `work` and `row_of`: what the backend kept in host memory.
+/// A prepared ledger. `work` and `row_of`: data that the backend keeps in host memory.
 struct LedgerData {
   uint64_t object = 0;     ///< LedgerImpl::id of the object that made it
-  uint64_t signature = 0;  ///< of a call with it; equal on all ranks that hold the same routing
+  uint64_t signature = 0;  ///< of calls with it; equal on all ranks that hold the same routing
   int64_t tokens = 0, rows = 0, returned = 0;
-  bool some_unnamed = false;  ///< some rows that come back are in no sum
+  bool some_unnamed = false;  ///< some returned rows are in no sum
   LedgerWork work;
   std::vector<int32_t> row_of;
 
@@ -50,7 +50,7 @@ class LedgerImpl : protected ExchangeBase {
                        const LedgerCombineOptions& options) = 0;
   virtual ConstRows returned() = 0;
   virtual CallStatistics last_call() = 0;
-  /// prepare(), as the first part of a collective call.
+  /// prepare(), within a collective call.
   PreparedLedger prepare_in_call(const LedgerTables& tables);
   PreparedLedger prepare_in_call(std::span<const std::byte> route_meta, int64_t tokens);
 
@@ -65,16 +65,16 @@ class LedgerImpl : protected ExchangeBase {
   void fill(const LedgerTables& tables, LedgerData& data) const;
   /// Throws if arguments of a call are invalid.
   void check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const;
-  /// Sets the call parameters that are the same on all backends, whatever memory the tables lie in.
+  /// Sets the call parameters that are the same on all backends, regardless of where the tables are.
   void fill_call(struct LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const;
-  /// Bytes of the symmetric memory that survive sleep. Blank sentinel rows are not zero, so they must, too.
+  /// Bytes of the symmetric memory that survive sleep. These include blank sentinel rows, because they are not zero.
   size_t kept_bytes() const {
     return layout_.has_sentinel_rows() ? std::numeric_limits<size_t>::max() : static_cast<size_t>(layout_.control_bytes());
   }
   /// A step of construct(): checks the configuration and takes symmetric memory.
   void take_memory(Backend backend);
   AgreedFields fields() const;
-  uint64_t hash() const;  ///< of everything in `config` that ranks must agree on
+  uint64_t hash() const;  ///< of all of `config` that ranks must agree on
 
   TuningValues tuned_;  ///< set by the backend before the first prepare()
   LedgerLayout layout_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of low-latency mode, written once for all backends: checks, kernel parameters, split calls; and what follows from a
-// configuration alone.
+// The calls of low-latency mode for all backends: checks, kernel parameters, split calls; and values derived from a
+// configuration.
 
 #include <algorithm>
 #include <utility>
@@ -12,7 +12,7 @@ namespace switchyard::detail {
 
 namespace {
 
-constexpr int64_t kColumnUnit = 128;  // pieces begin at whole scale groups and at multiples of 16 bytes
+constexpr int64_t kColumnUnit = 128;  // pieces begin at multiples of a scale group and of 16 bytes
 
 int64_t element_bytes_of_scale(ScaleKind kind) { return kind == ScaleKind::ue8m0 ? 1 : 4; }
 
@@ -40,7 +40,7 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& c, int world, uint64
 ScalePlace scale_place(const LowLatencyConfig& c, int world) {
   ScalePlace s;
   s.rows_per_expert = c.max_tokens * world;
-  if (c.scales == ScaleKind::none) return s;  // no order: kernels for rows without scales are those for row order
+  if (c.scales == ScaleKind::none) return s;  // the order is irrelevant, so these rows use the kernels for row order
   s.column_major = c.scale_order == ScaleOrder::column_major;
   s.element_bytes = static_cast<int>(element_bytes_of_scale(c.scales));
   s.groups = num_scales(c.hidden, c.scale_group);
@@ -90,7 +90,7 @@ LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : Exchan
 void LowLatencyImpl::construct(const std::function<void()>& build) {
   ExchangeBase::construct("LowLatencyExchange", "LowLatencyExchange::heap_bytes", [&] {
     choose_shape();
-    // Everything survives sleep: a call may have been sent and not received.
+    // All of it survives sleep, because a sent call may not have been received yet.
     layout_.base = take_heap(LowLatencyExchange::memory_required(config, world()).total());
     build();
     AgreedFields fields = agreed_fields(config);
@@ -278,7 +278,7 @@ void LowLatencyImpl::receive(uint64_t call) {
                 : "receive hook: its call was sent outside of the capture of its stream: replays would "
                   "receive what was sent once");
   const Pending what = std::exchange(pending_, Pending::none);
-  const auto block = std::exchange(pending_block_, nullptr);  // its memory must live until the rest is enqueued
+  const auto block = std::exchange(pending_block_, nullptr);  // its memory must live until the second half is enqueued
   block->pending = false;
   if (what == Pending::dispatch)
     run(pending_dispatch_, dispatch_options_, *block, Halves::receive);

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
 
 namespace {
 
-/// One kernel for each kind of parameters, the general ones last; each with and without tracing.
+/// One kernel for each kind of parameters, the general ones last, each with and without tracing.
 template <class A, class P>
 const Kernel<const CudaLowLatencyCombine, const CudaShape, const LaunchedHalves> combines("low-latency combine kernel",
                                                                                           low_latency::combine_kernel<A, P>,
@@ -67,7 +67,7 @@ const auto& kernel_for(const LowLatencyCombineParams& p, bool traced) {
 
 }  // namespace
 
-// Every launch may begin while the previous kernel on the stream ends; it waits for that before it reads anything.
+// Every launch may begin while the previous kernel on the stream is ending; it waits for that kernel before it reads anything.
 void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.c.layout.max_tokens, p.c.layout.topk, 0, limits);

@@ -33,11 +33,11 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
  public:
   CpuLowLatency(Group& group, const LowLatencyConfig& c) : LowLatencyImpl(group, c) {
     construct([&] {
-      // A barrier between more threads than cores costs more than it saves, so it is used only if the caller requests pieces.
+      // A barrier between more threads than cores costs more than it gains, so it is used only if the caller requests pieces.
       const int warps = group_.pool.num_warps();
       dispatch_senders_ = flat_senders_ = senders(config.pieces > 0 ? std::min(layout_.pieces, warps) : 1, warps);
       group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
-      // Deferred copies are for tests, which count places from the ids, as GPUs do where sets have no room.
+      // Deferred copies are for tests. They count places from the ids, as GPUs do when there is no room for the sets.
       const auto words = static_cast<size_t>(TokenSets::words_for(static_cast<int>(config.max_tokens)));
       if (!A::kDefersCopies) sets_.resize(static_cast<size_t>(config.num_experts) * words);
       std::byte* const mine = group_.heap->view().base[rank()] + layout_.base;
@@ -68,7 +68,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
 
   void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, LowLatencyBlock& block, Halves halves) override {
     if (halves != Halves::receive) {
-      p.tokens = tokens_now(p.tokens, o.device_tokens);  // the caller may reuse device_tokens by then
+      p.tokens = tokens_now(p.tokens, o.device_tokens);  // the caller may reuse device_tokens afterwards
       take_ids(p.ids, p.tokens);
     }
     begin(p.call, Operation::dispatch, halves);
@@ -118,7 +118,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     end("moe_all_to_all", Halves::both);
   }
 
-  /// Makes the sets of tokens that choose each expert; the sending workers read them.
+  /// Makes, for each expert, the set of tokens that choose it; the sending workers read these sets.
   void make_sets(LowLatencyDispatchParams& p) {
     if (sets_.empty()) return;
     const int words = TokenSets::words_for(p.tokens), topk = p.layout.topk;
@@ -174,7 +174,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     raise("combine");
   }
 
-  /// This rank's work for others in a receiving half: exchanges what crosses hosts, and passes it on.
+  /// This rank's work for other ranks in a receiving half: exchanges rows between hosts and passes them on.
   void cross(const LowLatencyDispatchParams& p, LowLatencyBlock& block) {
     meet(p.call, dispatch_header(0), kHeaderDetailBits, "dispatch");
     const MessageRails& rails = hosts_->receive(p, crossed(block));
@@ -208,17 +208,17 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
       group_.sent_calls.push_back(this);
       return;
     }
-    if (halves == Halves::both) cross(p, block);  // else begin() has done it
+    if (halves == Halves::both) cross(p, block);  // otherwise begin() has done it
     receive_local(p);
   }
   void pass_on() override { pass_on_(); }
 
-  /// Waits until all ranks of all hosts have entered the call, so that later waits are for ranks that are late, not missing.
+  /// Waits until all ranks of all hosts have entered the call, so that later waits are for late ranks, not for missing ones.
   void meet(const CallContext& call, uint64_t header, int own_bits, const char* operation) {
     if (!hosts_->meet<A>(solo_, call, layout_) || !wait_entered<A>(solo_, call, layout_, header, own_bits)) raise(operation);
   }
 
-  /// A rank of another host is missing. If its proxy is missing too, makes the fault name the proxy.
+  /// A rank of another host is missing. If its proxy is missing too, changes the fault to refer to the proxy.
   void name_proxy(FaultRecord& fault) const {
     if (fault.mismatch || fault.awaited_rank < 0 || fault.site != Site::call_header) return;
     const int proxy = hosts_->other_proxy(fault.awaited_rank);
@@ -261,8 +261,8 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     on_workers([&](CpuWarp& w) { body(w, halves != Halves::receive, halves != Halves::send); });
   }
 
-  /// A receiving half moves bytes only over the network. It adds them and its time to the statistics of its sending half,
-  /// whatever was called in between.
+  /// A receiving half moves bytes only over the network. Adds them and the time to the statistics of the sending half,
+  /// regardless of calls in between.
   void end(const char* operation, Halves halves) {
     raise(operation);
     const double before = halves == Halves::receive ? stats_.total_us : 0;

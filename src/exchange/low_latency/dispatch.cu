@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
 
 namespace {
 
-/// One kernel for each kind of parameters, the general ones last; each with and without tracing.
+/// One kernel for each kind of parameters, the general ones last, each with and without tracing.
 template <class A, class P>
 const Kernel<const CudaLowLatencyDispatch, const CudaShape, const LaunchedHalves> dispatches("low-latency dispatch kernel",
                                                                                              low_latency::dispatch_kernel<A, P>,
@@ -71,7 +71,7 @@ const auto& kernel_for(const LowLatencyDispatchParams& p, bool ids_staged, bool 
 
 }  // namespace
 
-// Every launch may begin while the previous kernel on the stream ends; it waits for that before it reads anything.
+// Every launch may begin while the previous kernel on the stream is ending; it waits for that kernel before it reads anything.
 void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.d.tokens, p.d.layout.topk, p.d.layout.map.experts, limits);

@@ -12,8 +12,8 @@ namespace switchyard {
 
 using namespace detail;
 
-// Gives each of a rank's warps about one piece to receive, unless a piece would become too short to be worth its flag or too
-// long for a warp's memory: docs/design/0015-latency-of-decode-sized-calls.md.
+// Gives each warp of a rank about one piece to receive, unless a piece would become too short to justify its flag or too long
+// for a warp's memory: docs/design/0015-latency-of-decode-sized-calls.md.
 int default_pieces(const LowLatencyConfig& c, int world) {
   check_range("world", world, 1, kMaxRanks);
   check_range("LowLatencyConfig::hidden", c.hidden, 1, kMaxHidden);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface of the whole-exchange kernel: the library's own, and those that callers compile for their functions. A
+// Host interface of the whole-exchange kernel: the library's own kernel, and those that callers compile for their functions. A
 // caller's file depends on the library's internals only through this header and flat_kernel.cuh.
 #pragma once
 
@@ -26,10 +26,11 @@ struct CudaFlat {
 /// Experts that scale rows.
 void launch_low_latency(const CudaFlat& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
 
-/// Result of row_function_on_gpu. Compiled in the caller's translation unit; kAbi reveals whether that saw the same structures.
+/// Result of row_function_on_gpu. Compiled in the caller's translation unit; kAbi shows whether that unit was compiled with the
+/// same structures.
 struct CudaRowFunction : RowFunctionBase {
   CudaRowFunction() noexcept : RowFunctionBase(Backend::cuda) {}
-  /// Like launch_low_latency. Makes the function ready for launch on `device`.
+  /// Like launch_low_latency. First prepares the function for launch on `device`, if necessary.
   virtual gpu::Status launch(const CudaFlat& params, int blocks, const DeviceLimits& limits, gpu::Stream stream) const = 0;
   static constexpr uint64_t kAbi =
       sizeof(CudaFlat) << 32 | sizeof(DeviceLimits) << 24 | SY_VERSION_MAJOR << 16 | SY_VERSION_MINOR << 8 | SY_VERSION_PATCH;

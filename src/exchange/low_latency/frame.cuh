@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prologue of every low-latency kernel, before its protocol begins, and the shape of its launch.
+// Prologue of every low-latency kernel, before its protocol, and the shape of its launch.
 #pragma once
 
 #include <type_traits>
@@ -27,12 +27,13 @@ struct SharedSets : TokenSets {
   }
 };
 
-/// The fence that publish_entry requires; it overlaps the loads of other warps at the beginning of the call.
+/// Executes the fence that publish_entry requires; it overlaps the loads of other warps at the beginning of the call.
 __device__ inline void fence_entry(const CudaWarp& w) {
   if (is_announcer(w)) ptx::fence_acq_rel<Scope::system>();
 }
 
-/// Copies the host's parameters to a block's shared memory. Call from all threads. P may have its own layout and scale place.
+/// Copies the host's parameters to a block's shared memory. Call from all threads. The layout and the scale placement of P may
+/// differ from those of Args.
 template <class Args, class P>
 __device__ void share_params(const Args& args, P& p) {
   copy_to_shared(args, static_cast<Args&>(p));
@@ -42,8 +43,7 @@ __device__ void share_params(const Args& args, P& p) {
   }
 }
 
-/// The first ids of a block's copy, as they lie in memory, in registers of its threads: two each, loaded long before they are
-/// used.
+/// The first ids of a block's copy, unconverted, in registers of its threads: two each, loaded long before they are used.
 struct EarlyIds {
   static constexpr int kEach = 2;
   int64_t raw[kEach];
@@ -73,9 +73,9 @@ SWITCHYARD_FN inline int64_t staged_set_bytes(int tokens, int experts) {
   return int64_t{experts} * TokenSets::words_for(tokens) * 4;
 }
 
-/// Writes each thread's ids to the block's copy, because they are read many times and memory is a microsecond away. Calls f(id,
-/// route) for each. Call from all threads of a block, before a barrier. `early`: load_ids of at least as many. \returns the
-/// number of the thread's ids that are invalid
+/// Writes each thread's ids to the block's copy, because they are read many times and memory latency is a microsecond. Calls
+/// f(id, route) for each. Call from all threads of a block, before a barrier. `early`: load_ids of at least as many. \returns
+/// the number of the thread's ids that are invalid
 template <class F>
 __device__ int stage_ids(const IdReader& args, EarlyIds early, int count, int32_t* copy, F&& f) {
   const auto step = static_cast<int>(blockDim.x);
@@ -104,9 +104,9 @@ __device__ inline void clear_sets(const LowLatencyDispatchParams& args, std::byt
   for (unsigned i = threadIdx.x; i < (shape.block_bytes - static_cast<unsigned>(at)) / 4; i += blockDim.x) sets[i] = 0;
 }
 
-/// Stages the ids that a call sends and the sets of tokens that choose each expert, for the T of this launch, in the block's
-/// shared memory from shape.block_at() on, if there is room. From then on p reads these. Call from all threads of a block,
-/// before a barrier.
+/// Stages in the block's shared memory, from shape.block_at() on and if there is room, the ids that a call sends and the sets
+/// of tokens that choose each expert, for the T of this launch. From then on p reads the staged copies. Call from all threads
+/// of a block, before a barrier.
 template <class P>
 __device__ void stage_sending(const LowLatencyDispatchParams& args, const EarlyIds& early, int tokens, std::byte* shared,
                               const CudaShape& shape, P& p) {
@@ -139,7 +139,7 @@ __device__ void stage_sending(const LowLatencyDispatchParams& args, const EarlyI
   static_cast<TokenSets&>(p.sets) = {sets, words};
 }
 
-/// Prefetches the rows that each warp will send first, while the call begins.
+/// Prefetches the rows that each warp sends first, at the beginning of the call.
 __device__ inline void prefetch_first_part(const CudaWarp& w, const LowLatencyDispatchParams& p, int tokens) {
   const Sender me(w, p);
   const int t = p.layout.token_of(w.block() + me.team * w.num_blocks());
@@ -153,8 +153,9 @@ __device__ inline void prefetch_first_part(const CudaWarp& w, const LowLatencyDi
   for (int b = begin + lane * kLine; b < end; b += kLanes * kLine) ptx::prefetch(row + b);
 }
 
-/// Prefetches what a combine reads first: shared words by each block's first warp, routes by each warp for itself. What a warp
-/// returns is known in advance if all ranks sent the maximum number of tokens; if not, nothing is lost.
+/// Prefetches the data that a combine reads first: shared words by each block's first warp, routes by each warp for itself. The
+/// rows that a warp returns are known in advance if all ranks sent the maximum number of tokens; otherwise the prefetch is
+/// harmless.
 __device__ inline void prefetch_first_return(const CudaWarp& w, const LowLatencyCombineParams& c) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   if (w.warp() == 0 && lane == 0) {
@@ -167,7 +168,8 @@ __device__ inline void prefetch_first_return(const CudaWarp& w, const LowLatency
   if (at.item < c.layout.rows_per_expert()) ptx::prefetch(c.routes + at.item * c.layout.topk);
 }
 
-/// The dispatch whose outputs a combine sums. One thread of each block loads it early, together with load_call_words().
+/// Returns the number of the dispatch whose outputs a combine sums. One thread of each block loads it early, together with
+/// load_call_words().
 __device__ inline uint64_t load_combined(const LowLatencyCombineParams& args) {
   const bool known = threadIdx.x == 0 && args.own != nullptr;  // null in warm-up launches
   return known ? ptx::load_relaxed<Scope::device>(&args.own->call) : 0;
@@ -178,7 +180,7 @@ inline int max_low_latency_shared(const DeviceLimits& limits) { return static_ca
 
 inline constexpr uint32_t kScratch = kMaxTopk * 8;  ///< per warp: rows of a message's entries
 
-/// With room for the ids of `tokens` tokens and, unless `experts` is 0, for their sets, if they fit.
+/// Returns a shape with space for the ids of `tokens` tokens and, unless `experts` is 0, for their sets, if they fit.
 inline CudaShape low_latency_shape(int warps, int tokens, int topk, int experts, const DeviceLimits& limits) {
   CudaShape shape{warps, 0, 0, kScratch};
   const int64_t bytes = round_up(staged_id_bytes(tokens * topk) + staged_set_bytes(tokens, experts), 16);

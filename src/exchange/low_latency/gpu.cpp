@@ -19,7 +19,7 @@ struct CudaLowLatencyBlock final : LowLatencyBlock {
   std::shared_ptr<HeldMemory> memory;
   CrossedIds crossed;  ///< several hosts: crossed_bytes bytes
   int64_t crossed_bytes = 0;
-  std::vector<int> host_of;  ///< several hosts: [W] of the group that dispatched last
+  std::vector<int> host_of;  ///< several hosts: [W] of the group that last dispatched
 };
 
 class CudaLowLatency final : public LowLatencyImpl {
@@ -55,7 +55,7 @@ class CudaLowLatency final : public LowLatencyImpl {
       gpu_.end_block(give_up_heap(), order_->uses());
       order_.reset();
     } catch (const Error&) {
-      // Without a context nothing is left to free.
+      // Without a context there is nothing left to free.
     }
   }
 
@@ -66,8 +66,8 @@ class CudaLowLatency final : public LowLatencyImpl {
   int64_t invalid_ids() override { return order_->invalid_ids(); }
 
  private:
-  // 16 columns per lane: a row is loaded in one round. Twice that if a block sends several messages: then half of its warps
-  // send one and the others another.
+  // 16 columns per lane, so that a row is loaded in one round; twice that if a block sends several messages, because half of
+  // its warps then send one message and half another.
   static constexpr int64_t kPartColumns = 512;
 
   /// Warps per block of a launch.
@@ -116,7 +116,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     if (hosts_ && block.crossed_bytes < hosts_->crossed_bytes())
       throw Error(ErrorCode::unsupported, "dispatch: the output was made in a group of other hosts; make one by this object");
     block.host_of = hosts_ ? hosts_->host_of() : std::vector<int>();
-    const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller may reuse it by then
+    const int32_t* const tokens = halves == Halves::receive ? nullptr : o.device_tokens;  // the caller may reuse it afterwards
     const int warps = warps_or(tuned_.dispatch_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call, {p.x},
             block.memory.get(), [&](int blocks, const CallStream& at) {
@@ -169,8 +169,8 @@ class CudaLowLatency final : public LowLatencyImpl {
     return capture.active ? capture.id : 0;
   }
 
-  /// `used`: addresses that the call uses; library memory there, and `output`, is kept until the call ends, or with the graph
-  /// of a captured call.
+  /// `used`: addresses that the call uses. Library memory at these addresses, and `output`, are kept until the call ends or,
+  /// for a captured call, as long as the graph exists.
   template <class Launch>
   void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context,
                std::initializer_list<const void*> used, HeldMemory* output, Launch&& launch) {

@@ -21,7 +21,7 @@ void check_config(const LowLatencyConfig& config, int world);
 inline DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none ? c.dtype : DType::fp8_e4m3; }
 LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world, uint64_t base);
 ScalePlace scale_place(const LowLatencyConfig& config, int world);
-/// Fields that all ranks must set alike.
+/// Fields that must be equal on all ranks.
 AgreedFields agreed_fields(const LowLatencyConfig& config);
 
 /// Parts of an output's memory.
@@ -38,11 +38,12 @@ struct LowLatencyTables {
   OwnDispatch* own = nullptr;
   int64_t bytes = 0;
 };
-/// Carves `base`, or only counts the bytes if it is null. `given`: where rows and scales lie instead, or null.
+/// Assigns the parts of the memory at `base`, or only counts the bytes if it is null. `given`: caller's memory for rows and
+/// scales, or null.
 LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& layout, const ScalePlace& scales, int rank,
                               const Rows* given);
 
-/// Memory of an output. A backend derives a class that frees it.
+/// Memory of an output. Each backend has a derived class that frees it.
 struct LowLatencyBlock {
   LowLatencyBlock() = default;
   LowLatencyBlock(const LowLatencyBlock&) = delete;
@@ -51,7 +52,7 @@ struct LowLatencyBlock {
   LowLatencyTables tables;
   uint64_t config_hash = 0;
   int rank = 0, world = 0;
-  int64_t tokens = -1;   ///< of the last dispatch, or their bound; -1: no dispatch yet
+  int64_t tokens = -1;   ///< number of the last dispatch, or its upper bound; -1: no dispatch yet
   bool pending = false;  ///< a split call has not been received
 };
 
@@ -70,7 +71,7 @@ class LowLatencyImpl : protected ExchangeBase {
 
   LowLatencyOutput make_output(const Rows* given);
   LowLatencyRows make_rows(DType type);
-  /// `split`: only the sending half; a receive() must follow.
+  /// `split`: runs only the sending half; a receive() must follow.
   void dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output, const LowLatencyDispatchOptions& options,
                 bool split);
   void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options,
@@ -87,7 +88,7 @@ class LowLatencyImpl : protected ExchangeBase {
   LowLatencyImpl(Group& group, const LowLatencyConfig& c);
 
   enum class Halves { both, send, receive };
-  /// Called with everything but the call context filled in and checked. `block`: of the output.
+  /// Called when everything except the call context is filled in and checked. `block`: of the output.
   virtual void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& options, LowLatencyBlock& block,
                    Halves halves) = 0;
   virtual void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& options, LowLatencyBlock& block,
@@ -96,7 +97,7 @@ class LowLatencyImpl : protected ExchangeBase {
   virtual std::shared_ptr<LowLatencyBlock> allocate_output(const Rows* given) = 0;
   /// Private memory of this backend.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
-  /// Backends that can inspect memory check addresses here. `alignment` in bytes.
+  /// Implemented by backends that can inspect memory: checks the address. `alignment` in bytes.
   virtual void check_pointer(const char*, const void*, size_t, bool /*known*/) const {}
   virtual void check_sms(const char*, int) const {}
   /// Identifies the capture of `stream` (CUDA); 0 if it is not captured.
@@ -110,18 +111,18 @@ class LowLatencyImpl : protected ExchangeBase {
     const size_t row = static_cast<size_t>(config.hidden) * dtype_bytes(type);
     return row % 16 == 0 ? 16 : dtype_bytes(type);
   }
-  /// Hash of all that ranks must agree on: the config, and the cutting of rows if the config leaves that open.
+  /// Hash of all values that ranks must agree on: the config, and the number of pieces if the config leaves it open.
   uint64_t hash() const { return mix_hash(config_hash_, static_cast<uint64_t>(layout_.piece_columns)); }
   /// Lays out the symmetric region for rows of `pieces` pieces; 0: the library's default without a tuning.
   void cut_rows(int pieces);
-  /// How the warps of a block send messages; see LowLatencyDispatchParams.
+  /// How the warps of a block share the sending of messages; see LowLatencyDispatchParams.
   struct Senders {
     int parts = 1, part_columns = 0, teams = 1;
   };
-  /// Lets up to `max` of a block's `warps` warps send a message together, if there are columns for each; 1: blocks need no
-  /// barrier.
+  /// Lets up to `max` of a block's `warps` warps send a message together, if there are enough columns for each. With 1, blocks
+  /// need no barrier.
   Senders senders(int max, int warps) const;
-  /// The whole of every constructor. When `build` runs, `layout_` has its place in the heap.
+  /// Runs the whole of every constructor. When `build` runs, `layout_` has its place in the heap.
   void construct(const std::function<void()>& build);
 
   /// take_invalid() for the first `tokens` tokens of ids in host memory.
@@ -137,12 +138,12 @@ class LowLatencyImpl : protected ExchangeBase {
 
  private:
   const uint64_t config_hash_ = hash_of(2, agreed_fields(config));
-  void choose_shape();  ///< from the configuration, which it checks, and the tuning in force
+  void choose_shape();  ///< from the configuration, which it checks, and from the tuning in force
   void check_output_memory(const Rows& memory) const;
   void check_tokens(const ConstRows& x, const ExpertIds& ids, bool known) const;
   void check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
                       const LowLatencyDispatchOptions& options) const;
-  /// Parameters of what is sent, and where to.
+  /// Parameters of the sent data and its destinations.
   LowLatencyDispatchParams sent(const ConstRows& x, const ExpertIds& ids, const Senders& senders) const;
   void check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
                      const LowLatencyCombineOptions& options) const;

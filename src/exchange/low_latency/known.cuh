@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of low-latency calls with some members as constants, which makes the kernels of common calls small, with
+// Parameters of low-latency calls with some members as constants, so that the kernels of common calls are small and have
 // straight-line code on the executed paths (docs/design/0015). A derived constant hides the member of the same name.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Messages are tokens, not routes, and there are at most 32 ranks and 32 choices.
+/// Layout whose messages are tokens, not routes, with at most 32 ranks and 32 choices.
 struct KnownLayout : LowLatencyLayout {
   static constexpr SWITCHYARD_FN int units_per_token() { return 1; }
   static constexpr SWITCHYARD_FN int token_of(int unit) { return unit; }
@@ -38,7 +38,7 @@ struct WithoutScales : LowLatencyDispatchParams {
 };
 
 /// Rows of kType that are sent as fp8 with one scale per 128 columns, placed at the receiver as Place defines; or that are sent
-/// as they are: fp8 with the caller's float32 scales, other types without scales.
+/// unchanged: fp8 with the caller's float32 scales, other types without scales.
 template <ScaleKind kScales, class Place = ScaleRows, DType kType = DType::bf16, bool kPlaces = true>
 struct KnownDispatch : std::conditional_t<kType == DType::fp8_e4m3, LowLatencyDispatchParams, WithoutScales> {
   static constexpr DType src_type = kType;
@@ -49,7 +49,7 @@ struct KnownDispatch : std::conditional_t<kType == DType::fp8_e4m3, LowLatencyDi
   KnownLayout layout;
   Place scale_place;
   SharedIds ids;
-  SharedSets sets;  ///< unless no places are sent
+  SharedSets sets;  ///< unused if no places are sent
 
   static bool holds(const LowLatencyDispatchParams& p) {
     if constexpr (!std::is_same_v<Place, ScalePlace>)

@@ -20,7 +20,7 @@ struct CudaLowLatencyCombine {
   int warps = kLowLatencyWarps;  ///< of this launch
 };
 
-/// Halves of a call that a launch does. The launch with the receiving half ends the call.
+/// Halves of a call that a launch performs. The launch with the receiving half ends the call.
 struct LaunchedHalves {
   bool send = true, receive = true;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of normal mode, in the order in which things happen: checks, signature, sizes, offers, movement, delivery.
-// Backend-specific steps are virtual functions of NormalImpl.
+// The calls of normal mode, in execution order: checks, signature, sizes, offers, movement, delivery. Backend-specific steps
+// are virtual functions of NormalImpl.
 #include <string>
 
 #include "exchange/group/enum_checks.hpp"
@@ -58,7 +58,7 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
   d.place.signature = call.signature;
   d.place.dispatch.rows_allocated = d.output().rows;
   d.place.dispatch.records_allocated = d.records().records;
-  // A rank without tokens has no weights to pass; the ranks with tokens decide whether weights are sent.
+  // A rank without tokens has no weights to pass; ranks with tokens determine whether weights are sent.
   d.place.dispatch.sends_weights = d.weights != nullptr && d.handle->tokens > 0 ? 1 : 0;
   const Rows* const out = d.options.out;
   d.placed = out && !through_rings() && d.format.scale_bytes == 0 && d.output().bytes() > 0 &&
@@ -71,12 +71,12 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
                                                  " were sent here");
     take_output(call, d);
     if (d.placed) d.place.rows = static_cast<uint64_t>(d.out() - call.context.heap.base[rank()]);
-    // With counts on the host, the rank's own rows need no special case.
+    // If the counts are on the host, the rank's own rows need no special case.
     call.own_placed = out && !d.placed && !through_rings() && !spans_hosts() && counts_at_ == CountsAt::device &&
                       d.format.scale_bytes == 0 && config.layout == Layout::rank_major;
     if (call.own_placed)
       call.own_rows = reinterpret_cast<uint64_t>(d.out()) - reinterpret_cast<uint64_t>(call.context.heap.base[rank()]);
-    // Over several hosts rows pass through proxies, which announce them only once, so they are copied afterwards.
+    // On several hosts rows pass through proxies, which announce them only once, so they are copied afterwards.
     d.copied =
         out && !d.placed && !through_rings() && !spans_hosts() && config.layout == Layout::rank_major && d.output().bytes() > 0;
     const bool nothing_arrives = call.own_placed && world() == 1;
@@ -232,8 +232,8 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
                                              {"CombineOptions::bias[1]", o.bias[1], 16},
                                              {"out_weights", out_weights, 4}}});
   const std::shared_ptr<const HandleData> h = use_handle(*call, handle);
-  // If only some ranks gave weights: where the host knows the counts they reveal it, because a rank without rows need not give
-  // any. Elsewhere the signature reveals it.
+  // Detects that only some ranks passed weights. If the counts are on the host, the check uses them, because a rank without
+  // rows need not pass weights. Otherwise the signature contains whether this rank passed weights.
   const int64_t caller_weights = counts_at_ == CountsAt::device && o.topk_weights != nullptr ? 1 : 0;
   call->signature = signature(
       Operation::combine,
@@ -261,7 +261,7 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
              per_route = by_route && !spans_hosts();
   s.place.pull.takes_weights = shape.out_weights ? 1 : 0;
   if (!per_route) s.place.pull.gives_weights = shape.weights_in ? 1 : 0;
-  if (through_rings()) return s;  // rows pass through the rings from wherever they lie
+  if (through_rings()) return s;  // rows are sent through the rings from any memory
   const Extent extent = extent_of(h);
   const bool reduces = expert_major && !by_route;
   const Registration* const registered =
@@ -297,7 +297,7 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
     s.staged = nullptr;
     s.weights_staged = nullptr;
   }
-  // Rows of routes that their owners can read in place stay there: one read instead of two and a write.
+  // Rows of routes that their owners can read in place are not moved: one read instead of two and a write.
   if (per_route)
     s.place.route.in_place = pushes ? 0 : 1;
   else

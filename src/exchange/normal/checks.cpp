@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contracts of normal mode that the host checks. Every text names the argument, its value and the allowed values.
+// Host-side checks of normal mode's contracts. Every text gives the argument, its value and the allowed values.
 #include <string>
 
 #include "exchange/group/enum_checks.hpp"
@@ -18,7 +18,7 @@ void check_config(const NormalConfig& c, int world) {
   check_range("NormalConfig::expert_alignment", c.expert_alignment, 1, 1 << 16);
   check_enum("NormalConfig::dtype", c.dtype);
   check_enum("NormalConfig::invalid_ids", c.invalid_ids);
-  if (c.layout == Layout::expert_major)  // `rows` contains the number of arrived records of a source, one per token
+  if (c.layout == Layout::expert_major)  // `rows` contains the number of a source's arrived records, one per token
     check_range("NormalConfig::max_tokens (expert-major)", c.max_tokens, 0, static_cast<int64_t>(kMaxFlagValue));
   checked_row_bytes("NormalConfig", c.hidden, c.dtype);
   check_range("max_tokens * topk * world (received rows)", c.max_tokens * c.topk * world, 0,
@@ -111,7 +111,7 @@ void NormalImpl::check_handle(const Handle& handle) const {
     invalid("handle was made by an object with other num_experts, topk, layout or expert_alignment");
   check_range("tokens of handle", h.tokens, 0, config.max_tokens);
   if (!spans_hosts()) return;
-  // For a dispatch on GPUs the host knows the hosts of its ranks; what crossed is known only to the GPU.
+  // For a dispatch on GPUs the host knows the hosts of the ranks, but only the GPU knows which tokens crossed.
   if (!h.hosts || (counts_at_ == CountsAt::host && h.hosts->leaving.empty()))
     throw Error(
         ErrorCode::unsupported,

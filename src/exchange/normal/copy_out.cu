@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies rows of a dispatch to memory of the caller, if the dispatch did not copy them as they arrived. Only the device knows
-// which rows have arrived, so the kernel copies exactly those; the host need not wait and the copy can be captured.
+// which rows have arrived, so the kernel determines the rows to copy; the host need not wait and the copy can be captured.
 #include "exchange/normal/launch.hpp"
 
 namespace switchyard::detail {
@@ -8,7 +8,7 @@ namespace switchyard::detail {
 namespace normal {
 
 constexpr int kCopyThreads = 512;
-/// Words that a thread has in flight at a time: a copy by few multiprocessors is latency-bound.
+/// Words that a thread has in flight at a time, because a copy by few multiprocessors is latency-bound.
 constexpr int kCopyWords = 8;
 
 /// Copies `words` words of 16 bytes. Call from all threads of the grid.

@@ -31,7 +31,7 @@ void CpuNormal<A>::build() {
   counts_row_.resize(static_cast<size_t>(control_.counts_row_bytes()));
   const int64_t staged =
       round_up(config.hidden, 128) + round_up(static_cast<int64_t>(scale_row_bytes(config.hidden, ScaleKind::f32)), 128);
-  const int64_t summed = round_up(config.hidden * 4, 128) + round_up(int64_t{4} * config.topk, 128);  // a host's sum
+  const int64_t summed = round_up(config.hidden * 4, 128) + round_up(int64_t{4} * config.topk, 128);  // one host's sum
   group_.pool.reserve_scratch(static_cast<size_t>(spans_hosts() ? std::max(staged, summed) : staged));
   std::byte* mine = group_.heap->view().base[rank()];
   set_flags(mine + heap_offset_, control_.flags_bytes(), sizeof(uint64_t), flag_word(epochs_.last()));
@@ -182,7 +182,7 @@ void CpuNormal<A>::copy_out(Call&, const Dispatch& d) {
 
 template <class A>
 std::shared_ptr<const HandleData> CpuNormal<A>::use_handle(Call&, const Handle& handle) {
-  return {std::shared_ptr<void>(), &handle.data()};  // lives as long as the call; finish() delivers the caller's
+  return {std::shared_ptr<void>(), &handle.data()};  // valid during the call; finish() delivers the caller's handle
 }
 
 template <class A>
@@ -202,7 +202,7 @@ NormalImpl::HandleArrays CpuNormal<A>::arrays_of(const HandleData& h) const {
   return a;
 }
 
-template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // instantiates what this file defines
+template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // instantiates the definitions of this file
 
 template <class A>
 std::unique_ptr<NormalImpl> NormalImpl::make_on_cpu(Group& group, const NormalConfig& config) {

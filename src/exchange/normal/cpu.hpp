@@ -70,16 +70,16 @@ class CpuNormal final : public NormalImpl {
     staging.place = place;
     exchange_placements(call, staging, own);
   }
-  /// Several hosts: passes a message that all ranks of this host have received on to other hosts, and hands their messages to
+  /// Several hosts: forwards a message that all ranks of this host have received to other hosts, and passes their messages to
   /// deliver(source, number, message). False after a fault (recorded).
   template <class Number, class Deliver>
   bool pass_on(const CallContext& call, const void* message, size_t bytes, Number&& number, Deliver&& deliver) {
     return relay<A>(solo_, call, hosts_->carrier(), hosts_->take_round(), hosts_->peers(), message, bytes, number, deliver);
   }
-  /// Several hosts: a rank of another host is missing. If its proxy is missing too, makes the fault name the proxy.
+  /// Several hosts: a rank of another host is missing. If its proxy is missing too, changes the fault to refer to the proxy.
   void name_proxy(FaultRecord& fault) const;
-  /// After the exchange of placements: throws on all ranks alike if a rank cannot take part or made a different call. `own` is
-  /// this rank's error, if it is that rank.
+  /// Call after the exchange of placements: throws on all ranks if a rank cannot take part or made a different call. `own`:
+  /// this rank's error, which is thrown if this rank is the one that failed.
   void check_placements(const CpuCall& call, const std::exception_ptr& own);
   /// Runs body(warp) on all workers, or on the calling thread as the only warp.
   template <class F>
@@ -96,7 +96,7 @@ class CpuNormal final : public NormalImpl {
   bool await_counts(Call&, HandleData&, std::exception_ptr&) override { return true; }  // plan() has waited
   void move(Call& call, Dispatch& d, const MoveShape& shape) override;
   void gather_counts(const CpuCall& call, int64_t capacity, HandleData& h);
-  /// True if this call carries weights. Throws on all ranks alike if only some of the ranks that have tokens passed weights.
+  /// True if this call carries weights. Throws on all ranks if only some of the ranks that have tokens passed weights.
   bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
   MoveTables move_tables(CpuCall& call, const Dispatch& d) const;
   /// True if a rank copies rows out as they arrive. Valid after all placements.
@@ -107,12 +107,12 @@ class CpuNormal final : public NormalImpl {
            const std::exception_ptr& error) override;
   SumTables sum_tables(CpuCall& call, const HandleData& h) const;
   SumWork sum_work();
-  /// Rank-major: throws on all ranks that requested weights alike if a rank that holds rows passed none.
+  /// Rank-major: throws on all ranks that requested weights if a rank that holds rows passed none.
   void check_weights_present(const CallContext& call, const HandleData& h);
 
   CallStatistics stats_;
   CallEpochs epochs_{first_epoch_};
-  uint64_t heap_offset_ = 0;  // of this object's block in the heap
+  uint64_t heap_offset_ = 0;  // offset of this object's block in the heap
   std::shared_ptr<OffsetAllocator> pool_;
   std::shared_ptr<BufferRecycler> buffers_ = std::make_shared<BufferRecycler>();
   std::shared_ptr<Recycler<HandleData>> handles_ = std::make_shared<Recycler<HandleData>>();
@@ -120,7 +120,7 @@ class CpuNormal final : public NormalImpl {
     uint64_t value = 0;
   };
   uint64_t sends_done_[kRowChunks] = {}, sums_done_[kSumChunks] = {};
-  /// Counters per block: of sends, then of sums and pulls.
+  /// Counters per block: first for sends, then for sums and pulls.
   static constexpr int kBlockCounters = 16;
   static_assert(kRowChunks + kSumChunks + 1 <= kBlockCounters);
   std::vector<uint64_t> block_counters_ =

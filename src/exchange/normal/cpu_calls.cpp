@@ -211,6 +211,6 @@ void CpuNormal<A>::check_weights_present(const CallContext& call, const HandleDa
   }
 }
 
-template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // instantiates what this file defines
+template class CpuNormal<SWITCHYARD_CPU_ARCH>;  // instantiates the definitions of this file
 
 }  // namespace switchyard::detail

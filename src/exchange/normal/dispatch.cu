@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dispatch as a kernel, one block per multiprocessor: protocol/normal/dispatch_direct.hpp or protocol/normal/dispatch_ring.hpp.
 //
-// Progress of direct dispatch: a warp waits for placements, which other ranks send before they wait for anything but counts,
-// and for rows. Rows are announced by sending warps; on this rank these are in lower blocks or, if all blocks send, they send
-// their own shares before they wait. So all blocks of an expert-major call must be able to run at the same time; the launcher
-// limits the grid to one block per multiprocessor. Rank-major, one warp waits for rows and the others return. Through rings a
-// warp may wait for any warp of any rank: all blocks of all ranks must be resident, so the launcher gives each block a
-// multiprocessor that no other rank uses. Every warp polls all its streams in turn and stops at the deadline. Other kernels may
-// delay a block, as long as they end.
+// Progress of direct dispatch: a warp waits for rows, and for placements, which other ranks send before they wait for anything
+// but counts. Sending warps announce rows; on this rank these are in lower blocks or, if all blocks send, they send their own
+// shares before they wait. So all blocks of an expert-major call must be able to run at the same time; the launcher limits the
+// grid to one block per multiprocessor. Rank-major, one warp waits for rows and the others return. Through rings a warp may
+// wait for any warp of any rank: all blocks of all ranks must be resident, so the launcher gives each block a multiprocessor
+// that no other rank uses. Every warp polls all its streams in turn and stops at the deadline. Other kernels may delay a block,
+// as long as they end.
 #include "arch/cuda/cuda_traced.cuh"
 #include "base/mix_hash.hpp"
 #include "exchange/normal/frame.cuh"
@@ -18,11 +18,11 @@ namespace switchyard::detail {
 
 namespace {
 
-/// The tables of a cached dispatch, which an earlier dispatch made; null for a fresh one.
+/// The tables of a cached dispatch, made by an earlier dispatch; null for a fresh one.
 __device__ const TablesHeader* handle_of(const CudaDispatchParams& p) { return p.d.shape.with_records ? nullptr : p.header; }
 
-/// The signature that ranks compare. For a cached dispatch it includes the dispatch that made its tables, which the host does
-/// not know.
+/// The signature that ranks compare. For a cached dispatch it includes the identity of the dispatch that made its tables, which
+/// the host does not know.
 __device__ uint64_t signature_of(const CudaDispatchParams& p, const TablesHeader& header) {
   return p.d.shape.with_records ? p.place.signature : mix_hash(p.place.signature, header.identity);
 }
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (arrive_is_last<Cuda>(w, &args.state->exits)) end_dispatch(args, call, participation, moves);
 }
 
-/// Rank-major with drops: counts the kept routes from the arrived records. One block; waits for nothing.
+/// Rank-major with drops: counts the kept routes from the arrived records. Runs as one block and does not wait.
 __global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __grid_constant__ Received received) {
   const TablesHeader& h = *p.tables.header;
   if (ptx::load_relaxed<Scope::system>(p.call.abort_word) != 0 || h.moved == 0) return;
@@ -179,7 +179,7 @@ const Kernel<const CudaDispatchParams, const RingParts, const CudaShape> through
                                                                                        kMoveWarps* kLanes,
                                                                                        max_shared<RingDispatchParams>);
 
-// If the call is traced: the recording kernels.
+// The recording kernels if the call is traced.
 const auto& kernel_for(const CudaDispatchParams& p) {
   return p.d.call.device_trace.records != nullptr ? direct<CudaTraced> : direct<Cuda>;
 }

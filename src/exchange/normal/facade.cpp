@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public class of normal mode, and what follows from a configuration alone.
+// The public class of normal mode, and values derived from a configuration.
 #include "switchyard/normal.hpp"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ constexpr int kCudaHandles = 4;
 /// Limit enforced by check_config.
 constexpr int64_t kMaxRingSlots = 1 << 20;
 
-/// Bytes of the tables of one handle, and of what a dispatch stores besides rows and records.
+/// Bytes of the tables of one handle, and of all data that a dispatch stores besides rows and records.
 int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
   const bool expert_major = c.layout == Layout::expert_major;
   const TablesShape shape{world,  c.num_experts, ExpertMap{c.num_experts, world}.max_count(),
@@ -38,7 +38,7 @@ int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
 
 int64_t max_row_bytes(const NormalConfig& c) { return c.hidden * static_cast<int64_t>(dtype_bytes(c.dtype)); }
 
-/// Channels and slots as configured, or by default; as many slots as fit into max_bytes, which may be fewer than K.
+/// Channels and slots as configured, or by default; at most as many slots as fit into max_bytes, possibly fewer than K.
 RingLayout rings_of(const NormalConfig& c, int world, int channels) {
   RingLayout r;
   r.world = world;
@@ -90,17 +90,17 @@ AgreedFields agreed_fields(const NormalConfig& c) {
 int64_t worst_case_rows(const NormalConfig& c, int world) {
   const int64_t tokens = world * c.max_tokens;
   if (c.layout == Layout::rank_major) return tokens;
-  // A token may name one expert several times, so all K routes may end on one rank.
+  // A token may choose one expert several times, so all K routes may end on one rank.
   const int64_t local_experts = ExpertMap{c.num_experts, world}.max_count(), routes = tokens * c.topk;
   if (routes == 0) return 0;
-  // Maximum padding: one route to each expert but one, all remaining routes to that one.
+  // Maximum padding: one route to each expert except one, all remaining routes to that one.
   const int64_t alone = std::min(local_experts, routes) - 1;
   return alone * c.expert_alignment + round_up(routes - alone, c.expert_alignment);
 }
 
 }  // namespace detail
 
-/// ring_layout(). Throws if RingSettings::max_bytes leaves a ring of ring staging without room for the rows of a token.
+/// ring_layout(). Throws if, under ring staging, RingSettings::max_bytes has no room for a ring with the rows of a token.
 static RingLayout checked_rings(const NormalConfig& c, int world) {
   const RingLayout rings = ring_layout(c, world);
   if (c.staging != Staging::ring || rings.slots >= c.topk) return rings;
@@ -130,7 +130,7 @@ MemoryRequirement NormalExchange::memory_required(const NormalConfig& c, int wor
   need.ring_bytes = static_cast<size_t>(round_up(rings.bytes(), 64));
   const bool ring = c.staging == Staging::ring;
   if (ring && backend == Backend::cpu) return need;
-  // One worst-case output and one buffer of expert outputs of the same shape. With direct staging also a partial sum per record
+  // One worst-case output and one buffer of expert outputs of the same shape. Direct staging adds a partial sum per record
   // (combine per_rank) or a row per route (combine per_route).
   const int64_t records = world * c.max_tokens;
   const int64_t rows = worst_case_rows(c, world);

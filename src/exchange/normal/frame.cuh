@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prologue and epilogue of every kernel of normal mode: objects that another rank's fault has halted, calls that move nothing.
+// Prologue and epilogue of every kernel of normal mode, for objects halted by another rank's fault and for calls that move
+// nothing.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
@@ -9,8 +10,8 @@
 
 namespace switchyard::detail {
 
-/// Decides whether a call on a halted object runs. Call from one thread of each block: the decision of the first block holds
-/// for all blocks and kernels of the call, because the host may take notice while replays begin.
+/// Decides whether a call on a halted object runs. Call from one thread of each block. The decision of the first block holds
+/// for all blocks and kernels of the call, because the host may detect the fault while replays begin.
 __device__ __noinline__ inline Verdict judge_halted(const RankWords& words, ObjectState* state, uint64_t halted) {
   const uint64_t heard = words.heard_now != nullptr ? ptx::load_relaxed<Scope::device>(words.heard_now) : words.heard;
   const auto found = static_cast<unsigned long long>(heard >= halted ? Verdict::proceeds : Verdict::is_skipped);
@@ -18,10 +19,10 @@ __device__ __noinline__ inline Verdict judge_halted(const RankWords& words, Obje
   return static_cast<Verdict>(before != 0 ? before : found);
 }
 
-/// Completes `call` (in shared memory, already filled by copy_to_shared) with the epoch. Call first, from all threads of a
-/// block. False if the group has failed: it is reported to the host, and the block must return at once, so that N queued calls
-/// cost one deadline. `participation`: in shared memory. `handle`: for calls with the handle of an earlier dispatch, its
-/// tables; else null. All words are loaded concurrently.
+/// Adds the epoch to `call` (in shared memory, already filled by copy_to_shared). Call first, from all threads of a block.
+/// False if the group has failed: this is reported to the host, and the block must return at once, so that N queued calls cost
+/// one deadline. `participation`: in shared memory. `handle`: the tables of an earlier dispatch for calls with its handle; else
+/// null. All words are loaded concurrently.
 __device__ inline bool begin_block(const CallContext& args, const RankWords& words, ObjectState* state, CallContext& call,
                                    Participation& participation, const TablesHeader* handle = nullptr) {
   uint64_t abort = 0, epoch = 0, halted = 0;
@@ -49,7 +50,7 @@ __device__ inline bool begin_block(const CallContext& args, const RankWords& wor
 __device__ inline bool takes_part(Participation participation) { return participation <= Participation::resumes; }
 
 /// Last step of the last kernel of a call that did not fail. Call from one warp, after all warps have read the epoch. All
-/// values are passed as arguments, because a load here would delay the next call.
+/// values are arguments, because a load here would delay the next call.
 __device__ inline void end_call(ObjectState* state, uint64_t epoch, Participation participation) {
   if (threadIdx.x % kLanes != 0) return;
   state->epoch = epoch;
@@ -58,8 +59,7 @@ __device__ inline void end_call(ObjectState* state, uint64_t epoch, Participatio
   state->verdict = 0;
 }
 
-/// Reports a fault that ends only this call to the host, unless the host has not yet taken an earlier one. Call from one
-/// thread.
+/// Reports to the host a fault that ends only this call, unless the host has not yet read an earlier one. Call from one thread.
 __device__ inline void report_soft_fault(SoftFault* to, const SoftFault& fault) {
   if (to == nullptr || ptx::load_acquire<Scope::system>(&to->ready) != 0) return;
   to->code = fault.code;
@@ -72,8 +72,8 @@ __device__ inline void report_soft_fault(SoftFault* to, const SoftFault& fault) 
   ptx::store_release<Scope::system>(&to->ready, 1);
 }
 
-/// Call after all placements have arrived: true if all ranks can take part and made the same call. A mismatch is recorded, and
-/// sticky; a rank without room is not, see end_unmoved. Call from one or more warps; all get the same answer.
+/// Call after all placements have arrived: true if all ranks can take part and made the same call. A mismatch is recorded and
+/// sticky; a rank without room is not a fault, see end_unmoved. Call from one or more warps; all get the same result.
 __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, const ControlLayout& control,
                                         uint64_t signature) {
   if (all_agree<Cuda>(w, call, control, signature)) return true;
@@ -85,9 +85,9 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
   return false;
 }
 
-/// Last step, instead of end_call, of a call in which some rank's placement says that it had no room. Call from one warp. If it
-/// is this rank (`soft` null), its host knows already; otherwise the fault is reported to the host and the object is halted.
-/// \returns the placement of the rank without room, or null
+/// Last step, instead of end_call, of a call in which the placement of some rank reports that it had no room. Call from one
+/// warp. If it is this rank (`soft` null), its host has already detected this; otherwise the fault is reported to the host and
+/// the object is halted. \returns the placement of the rank without room, or null
 __device__ inline const Placement* end_unmoved(const CallContext& call, const RankWords& words, const ControlLayout& control,
                                                ObjectState* state, Participation participation, SoftFault* soft,
                                                int& failed_rank) {

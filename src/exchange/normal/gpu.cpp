@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The object: memory, stream order, the frame of its calls. The calls: gpu_calls.cpp.
+// The exchange object on a GPU: memory, stream order, the frame of its calls. The calls: gpu_calls.cpp.
 #include "exchange/normal/gpu.hpp"
 
 #include <algorithm>
@@ -97,7 +97,7 @@ CudaNormal::~CudaNormal() {
     gpu_.end_block(give_up_heap(), uses);
     order_.reset();
   } catch (const Error&) {
-    // Without a context nothing is left to free.
+    // Without a context there is nothing left to free.
   }
 }
 
@@ -160,7 +160,7 @@ void CudaNormal::use(const void* address, CudaCall& call) const {
 GraphArena& CudaNormal::arena_of(const CaptureState& capture) {
   std::shared_ptr<GraphArena> arena = shared_arena_ ? shared_arena_ : arena_.lock();
   if (!arena || (!shared_arena_ && !arena->captures(capture.id))) arena = std::make_shared<GraphArena>(pool_);
-  arena->join(capture);  // the graph holds it
+  arena->join(capture);  // the graph keeps it alive
   if (!shared_arena_) arena_ = arena;
   return *arena;
 }

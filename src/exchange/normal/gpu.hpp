@@ -32,7 +32,7 @@ class CudaHandle final : public DeviceHandle {
   std::weak_ptr<CudaRank*> gpu;
   Group::Impl* group = nullptr;
   bool with_weights = false;
-  CallStream made;  ///< stream of the dispatch
+  CallStream made;  ///< stream on which the dispatch ran
   Point until;      ///< end of the dispatch; null: captured
 
  private:
@@ -40,7 +40,7 @@ class CudaHandle final : public DeviceHandle {
   mutable std::unique_ptr<HandleData> host_;
 };
 
-/// Copies the tables of `h`, which are in host memory, to `tables` and `received`. Returns when `stream` has done it.
+/// Copies the tables of `h`, which are in host memory, to `tables` and `received`. Waits for the copies on `stream`.
 void upload_handle(const HandleData& h, const Tables& tables, const Received& received, gpu::Stream stream);
 
 class CudaNormal final : public NormalImpl {
@@ -60,7 +60,7 @@ class CudaNormal final : public NormalImpl {
     const DeviceGuard guard;
     CallStream at;
     LaunchShape launch;
-    bool sms_named = false;  ///< the caller set the number of multiprocessors
+    bool sms_named = false;  ///< the caller set num_sms
     int send_blocks = 0;     ///< MoveWork::send_blocks, if rows are copied as they arrive
     RankWords words;
     std::vector<std::shared_ptr<CudaBlock>> foreign;  ///< memory of other objects that the call uses
@@ -68,9 +68,9 @@ class CudaNormal final : public NormalImpl {
     PlanParams plan;
     std::shared_ptr<CudaBlock> received;
     Received carved;             ///< `received`
-    CudaHandle* made = nullptr;  ///< the handle whose end is the call's end
+    CudaHandle* made = nullptr;  ///< the handle that ends with this call
     // Several hosts.
-    TablesHeader counts{};                 ///< of a fresh dispatch; the host has waited for it
+    TablesHeader counts{};                 ///< of a fresh dispatch, for which the host has waited
     std::shared_ptr<GpuHostTables> hosts;  ///< tables that the call uses
   };
 
@@ -80,11 +80,11 @@ class CudaNormal final : public NormalImpl {
   std::shared_ptr<OutputBlock> allocate(Call& call, size_t bytes, Content content) override;
   std::shared_ptr<OutputBlock> allocate_for(const RowStream& stream, size_t bytes) override;
   TablesShape shape_of(int64_t tokens) const;
-  /// Marks `block`, which may be another object's, as used by the call.
+  /// Marks `block`, which may belong to another object, as used by the call.
   void use(const std::shared_ptr<CudaBlock>& block, CudaCall& call) const;
-  /// Marks the memory at `address` as used by the call, if it is memory of the library.
+  /// Marks the memory at `address` as used by the call if it is library memory.
   void use(const void* address, CudaCall& call) const;
-  /// The memory of the graph that is being captured.
+  /// Returns the memory of the graph that is being captured.
   GraphArena& arena_of(const CaptureState& capture);
   /// Throws Error(pool_exhausted). A block of a captured call belongs to its graph.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const CallStream& at);
@@ -103,14 +103,14 @@ class CudaNormal final : public NormalImpl {
   bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) override;
   void move(Call& call, Dispatch& d, const MoveShape& shape) override;
   HandleArrays arrays_of(const HandleData& h) const override;
-  // Several hosts: counterparts of plan(), move() and sum(). All throw the outcome of a call on all ranks alike.
+  // Several hosts: counterparts of plan(), move() and sum(). All of them throw the error of a call on all ranks.
   void plan_over_hosts(CudaCall& call, const Routing& routing, HandleData& h);
   void move_over_hosts(CudaCall& call, const Dispatch& d, const CudaDispatchParams& params);
   void sum_over_hosts(CudaCall& call, const HandleData& h, const CudaCombineParams& params, bool weighted,
                       const std::exception_ptr& error);
   /// Marks the tables of a handle as used by the call. Throws Error(unsupported) if it has none.
   const GpuHostTables& use_hosts(CudaCall& call, const HandleData& h) const;
-  /// Throws the error that all ranks agree on, if a rank cannot take part. `own`: this rank's error.
+  /// Throws, if a rank cannot take part, the error that all ranks agree on. `own`: this rank's error.
   void settle_placements(CudaCall& call, const OfferParams& offer, const std::exception_ptr& own);
   PlanParams plan_params(const CudaCall& call, const Routing& routing, const Tables& tables, const Placement* offer) const;
   MoveTables move_tables(const CudaCall& call, const Dispatch& d) const;
@@ -126,7 +126,7 @@ class CudaNormal final : public NormalImpl {
                                const SumStaging& staging, const std::exception_ptr& error) const;
 
   // gpu_handle.cpp
-  /// Uploads the tables of a handle from the host (serialized, or made by a CPU group).
+  /// Uploads the tables of a handle from the host (deserialized, or made by a CPU group).
   std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
 
   CudaRank& gpu_;
@@ -135,7 +135,7 @@ class CudaNormal final : public NormalImpl {
   std::byte* pool_base_ = nullptr;  ///< base of the pool's offsets: this rank's segment, or private_pool_
   std::shared_ptr<CudaPool> pool_;
   std::weak_ptr<GraphArena> arena_;           ///< of the current capture, or the last one
-  std::shared_ptr<GraphArena> shared_arena_;  ///< of graphs that share memory, if set
+  std::shared_ptr<GraphArena> shared_arena_;  ///< for graphs that share memory, if set
   std::shared_ptr<CudaBlock> spare_tables_;   ///< for a call that ends in pool_exhausted on all ranks
   DeviceMemory state_;                        ///< ObjectState, the plan's scratch, the states of ring streams
   size_t streams_at_ = 0;                     ///< offset of the ring streams in state_

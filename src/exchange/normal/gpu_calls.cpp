@@ -30,7 +30,7 @@ std::shared_ptr<HandleData> CudaNormal::make_handle(Call& given, int64_t tokens,
   device->made = call.at;
   if (hosts_) {
     device->hosts = hosts_->take_tables();
-    h->hosts = std::make_shared<HostTables>();  // lets calls identify where it was made
+    h->hosts = std::make_shared<HostTables>();  // lets calls identify the group that made it
     for (int r = 0; r < world(); ++r) h->hosts->host_of.push_back(group_.host_map().host_of(r));
   }
   h->device = std::move(device);
@@ -109,7 +109,7 @@ void CudaNormal::plan(Call& given, const Routing& routing, HandleData& h, const 
 }
 
 bool CudaNormal::await_counts(Call& given, HandleData& h, std::exception_ptr& error) {
-  if (hosts_) {  // the plan has waited for them
+  if (hosts_) {  // the plan has waited for the counts
     const TablesHeader& counts = static_cast<const CudaCall&>(given).counts;
     h.rows = counts.rows;
     h.tokens = counts.tokens;
@@ -191,7 +191,7 @@ void CudaNormal::move(Call& given, Dispatch& d, const MoveShape& shape) {
   auto& call = static_cast<CudaCall&>(given);
   if (!through_rings() && !d.format.quantize && shape.layout == Layout::rank_major)
     call.launch.blocks = std::min(call.launch.blocks, kMaxSendSms);
-  if (d.place.dispatch.copies_out != 0 && !call.sms_named) {  // these blocks send, others copy rows as they arrive
+  if (d.place.dispatch.copies_out != 0 && !call.sms_named) {  // these blocks send; the others copy rows as they arrive
     const int send = call.launch.blocks;
     call.launch.blocks = std::min(std::max(kDefaultCopyingSms, send + kMinSmsToSplitRoles), gpu_.max_blocks());
     if (call.launch.blocks > send) call.send_blocks = send;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A handle's tables in host memory, made from ids, counts and records by the same host code as on the CPU.
+// A handle's tables in host memory, computed from ids, counts and records by the same host code as on the CPU.
 #include <algorithm>
 #include <cstring>
 

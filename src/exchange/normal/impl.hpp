@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode: the calls behind NormalExchange, written once for all backends (calls.cpp), with all checks that the host can
-// make (checks.cpp) and the parameters of the kernels (calls.cpp). A backend provides memory, runs kernels and waits for them.
+// Normal mode: the calls behind NormalExchange for all backends and the parameters of the kernels (calls.cpp), with all checks
+// that the host can make (checks.cpp). A backend provides memory, runs kernels and waits for them.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace switchyard::detail {
 
 /// Row types of one call.
 struct RowFormat {
-  DType src_type, type;  ///< of the input, and as sent
+  DType src_type, type;  ///< of the input, and of the rows as sent
   ScaleKind scales;
   bool quantize;
   int64_t src_row_bytes, row_bytes, scale_bytes;
@@ -32,11 +32,11 @@ void check_config(const NormalConfig& config, int world);
 int64_t worst_case_rows(const NormalConfig& config, int world);
 /// Rings of `config`, with the defaults of default_ring(); none with direct staging.
 RingLayout ring_layout(const NormalConfig& config, int world);
-/// Rows that are appended before they are announced to the consumer: as configured, but at most the number of slots.
+/// Rows appended per announcement to the consumer: as configured, but at most the number of slots.
 inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
   return static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings.slots));
 }
-/// Fields that all ranks must set alike.
+/// Fields that must be equal on all ranks.
 AgreedFields agreed_fields(const NormalConfig& config);
 
 /// Implements enqueue_routing_layout() for arguments whose ranges were checked: plan/routing_layout.cu.
@@ -58,7 +58,7 @@ class NormalImpl : protected ExchangeBase {
   /// Cached dispatch.
   Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given);
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights);
-  /// CUDA: the stream whose work will access rows first; not named: any stream.
+  /// CUDA: the stream whose work will access rows first; any stream if `named` is false.
   struct RowStream {
     bool named = false;
     void* stream = nullptr;
@@ -74,7 +74,7 @@ class NormalImpl : protected ExchangeBase {
   const NormalConfig config;
 
  protected:
-  /// Where the counts that a dispatch gathers are known: on the host, which waits for them in the call, or only on the device.
+  /// Where the counts gathered by a dispatch are known: on the host, which waits for them in the call, or only on the device.
   enum class CountsAt { host, device };
   NormalImpl(Group& group, const NormalConfig& c, CountsAt counts_at) : ExchangeBase(group), config(c), counts_at_(counts_at) {}
 
@@ -86,7 +86,7 @@ class NormalImpl : protected ExchangeBase {
     const void* data;
     size_t alignment;  ///< required by kernels, in bytes
   };
-  /// Work of a call besides moving rows: it quantizes rows to fp8 on the way, or copies rows before peers read them.
+  /// Work of a call besides moving rows: it quantizes rows to fp8 in transit, or copies rows before peers read them.
   enum class ExtraWork : uint8_t { moves, quantises, copies };
   /// Input of begin().
   struct Frame {
@@ -99,7 +99,7 @@ class NormalImpl : protected ExchangeBase {
     int64_t tokens;
     std::initializer_list<Operand> operands;
   };
-  /// One collective call from begin to end. A backend derives a class with the state that it needs besides.
+  /// One collective call from begin to end. Each backend derives a class with additional state.
   struct Call {
     Call() = default;
     Call(const Call&) = delete;
@@ -133,10 +133,10 @@ class NormalImpl : protected ExchangeBase {
     std::shared_ptr<HandleData> fresh;         ///< null: cached dispatch
     std::shared_ptr<const HandleData> handle;  ///< `fresh`, or the caller's handle
     std::shared_ptr<OutputBlock> rows;         ///< null until taken
-    Placement place{};                         ///< what this rank publishes
+    Placement place{};                         ///< published by this rank
     bool placed = false;                       ///< rows arrive at options.out rather than in `rows`
-    /// Rows that arrive in `rows` are copied to options.out as they arrive (place.dispatch.copies_out). In a group of one rank
-    /// none may arrive there, because own rows are placed directly.
+    /// Rows that arrive in `rows` are copied to options.out as they arrive (place.dispatch.copies_out). In a group of one rank,
+    /// possibly no rows arrive there, because own rows are placed directly.
     bool copied = false;
     std::exception_ptr error;  ///< this rank cannot take part: no rank moves anything
 
@@ -149,7 +149,7 @@ class NormalImpl : protected ExchangeBase {
     }
     RecordLayout records() const { return {fresh ? fresh->records_allocated : 0, handle->topk}; }
   };
-  /// Arrays of a handle that a dispatch delivers, in the backend's memory; null: the handle has none.
+  /// Arrays of a handle that a dispatch delivers, in the backend's memory; null: the handle lacks the array.
   struct HandleArrays {
     const int32_t *record_route = nullptr, *record_token = nullptr;
     const float *record_weight = nullptr, *row_weight = nullptr;
@@ -168,17 +168,17 @@ class NormalImpl : protected ExchangeBase {
   virtual std::shared_ptr<OutputBlock> allocate_for(const RowStream& stream, size_t bytes) = 0;
   /// Takes memory for d.output() and d.records(), and sets d.rows and d.place. Throws Error(pool_exhausted).
   virtual void take_output(Call& call, Dispatch& d) = 0;
-  /// An empty handle with room for the tables of `tokens` tokens. If there is no room, sets `error`, and the handle only serves
-  /// to take part in the call.
+  /// Returns an empty handle with room for the tables of `tokens` tokens. If there is no room, sets `error`; the handle then
+  /// only serves to take part in the call.
   virtual std::shared_ptr<HandleData> make_handle(Call& call, int64_t tokens, std::exception_ptr& error) = 0;
   /// Returns the caller's handle with tables that this backend's kernels can read.
   virtual std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) = 0;
   virtual HandleArrays arrays_of(const HandleData& h) const = 0;
   /// Exchanges counts and makes the tables of `h`. `offer`: this rank's placement, if it is known before the counts, or null.
-  /// With counts on the host, they and the resulting sizes are available on return.
+  /// If counts are on the host, the counts and the resulting sizes are available on return.
   virtual void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) = 0;
-  /// Called after plan() if sizes follow from the counts: waits for the counts. False: the call is left out, and `error`
-  /// contains the reason.
+  /// Called after plan() if sizes depend on the counts: waits for the counts. False: the call is left out, and `error` contains
+  /// the reason.
   virtual bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) = 0;
   /// Moves rows and, for a fresh dispatch, completes its handle.
   virtual void move(Call& call, Dispatch& d, const MoveShape& shape) = 0;
@@ -194,21 +194,21 @@ class NormalImpl : protected ExchangeBase {
   bool spans_hosts() const { return !group_.host_map().one_host(); }
   /// The order in which kernels sum: on one host, per_host is replaced by the order that equals it.
   CombineOrder effective_order(CombineOrder order) const;
-  /// Identity of this object, equal on all ranks and unique. With the epoch of a dispatch: identity of the handle that it
-  /// makes.
+  /// Identity of this object, equal on all ranks and unique. Combined with the epoch of a dispatch, the identity of the handle
+  /// that the dispatch makes.
   uint64_t object() const { return mix_hash(group_.nonce, object_); }
-  /// Identity of the caller as peers receive it: the site, or this object.
+  /// Identity of the caller as sent to peers: the site, or this object.
   uint64_t caller() const { return site_ != 0 ? kSiteOfCall | site_ : object_; }
   /// `state`: description of the pool.
   [[noreturn]] void throw_pool_exhausted(size_t bytes, const std::string& state) const;
 
-  /// Weights that a combine multiplies rows by. At most one is not null.
+  /// Weights by which a combine multiplies rows. At most one is not null.
   struct SumWeights {
     const float* of_records;  ///< the dispatch's, per record: expert-major per_rank
     const float* of_routes;   ///< the dispatch's, per route: expert-major per_route
-    const float* given;       ///< the caller's, which replace the dispatch's
+    const float* given;       ///< the caller's, which replace those of the dispatch
   };
-  /// The weights of a combine by a handle whose tables contain `of_records` and `of_routes` (or null).
+  /// Returns the weights for a combine by a handle whose tables contain `of_records` and `of_routes` (or null).
   static SumWeights weights_of(const HandleData& h, const CombineOptions& o, const float* of_records, const float* of_routes);
 
   void construct(const std::function<void()>& build) {
@@ -235,8 +235,8 @@ class NormalImpl : protected ExchangeBase {
   uint32_t site_ = 0;  ///< see NormalExchange::set_site
 
   // calls.cpp
-  /// Signature of a call, equal on all ranks that make the same call. `h`: the handle of the call, if it has one; the identity
-  /// of the dispatch that made the handle is mixed in where it is known, here or by the kernel.
+  /// Signature of a call, equal on all ranks that make the same call. `h`: the handle of the call, if it has one. The identity
+  /// of the dispatch that made the handle is mixed in here or, if only the device knows it, by the kernel.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h = nullptr) const;
   MoveShape move_shape(const Dispatch& d) const;
   SumShape sum_shape(const ConstRows& y, const HandleData& h, void* out, const CombineOptions& options,
@@ -259,14 +259,14 @@ class NormalImpl : protected ExchangeBase {
   int64_t static_rows(const DispatchOptions& options) const {
     return options.size == SizePolicy::capacity ? capacity_of(options) : worst_case_rows(config, world());
   }
-  /// Sets the rows and records that a fresh dispatch has room for. SizePolicy::exact: call after the counts.
+  /// Sets the numbers of rows and records for which a fresh dispatch has room. SizePolicy::exact: call after the counts.
   void choose_sizes(const DispatchOptions& options, HandleData& h) const;
-  /// Takes memory and sets the placement: where the memory is, or why there is none.
+  /// Takes memory and sets the placement: the address of the memory, or the reason why there is none.
   void offer(Call& call, Dispatch& d);
-  /// Moves rows, ends the call and delivers the result, or throws on all ranks alike.
+  /// Moves rows, ends the call and delivers the result, or throws on all ranks.
   Dispatched finish(Call& call, Dispatch& d);
   Dispatched deliver(const Dispatch& d) const;
-  /// True if only this rank reads rows of a combine, wherever they lie.
+  /// True if only this rank reads rows of a combine, regardless of where they are.
   bool alone(const HandleData& h) const { return world() == 1 && h.layout == Layout::rank_major; }
   /// True if combine of rank-major rows first copies them (stage()) to symmetric memory, where peers read them.
   bool copies_first(const ConstRows& y, const HandleData& h) const;

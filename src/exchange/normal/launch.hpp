@@ -17,18 +17,18 @@ namespace switchyard::detail {
 
 /// Multiprocessors whose stores fill the link: docs/design/0018-assigned-work.md.
 inline constexpr int kLinkSms = 20;
-/// With more sending multiprocessors than this the link gets slower: docs/design/0018-assigned-work.md.
+/// With more sending multiprocessors the link becomes slower: docs/design/0018-assigned-work.md.
 inline constexpr int kMaxSendSms = 32;
 /// Multiprocessors that push rows of combine per_route while the others sum. The launcher multiplies this by (W - 1) / W, the
 /// share of the other ranks.
 inline constexpr int kPushSms = 28;
-/// Minimum number of multiprocessors at which it pays to push rows that owners could read in place:
+/// Minimum number of multiprocessors at which pushing is faster for rows that owners could read in place:
 /// docs/design/0004-combine-pulls.md.
 inline constexpr int kPushFrom = 40;
 /// Minimum number of multiprocessors at which some only send and the others only do local work (expert-major calls).
 inline constexpr int kMinSmsToSplitRoles = 16;
 
-/// Parts that a dispatch fills in besides the arriving data.
+/// Parts of the output that a dispatch fills in addition to the arriving data.
 struct FillRest {
   Received received;  ///< records null: cached dispatch, or nothing to receive
   int64_t rows_allocated = 0;
@@ -36,8 +36,8 @@ struct FillRest {
   int num_ranges = 0;
 };
 
-/// Set by CudaNormal::move_params. The kernel completes MoveStart with the epoch and the header of the tables, which a plan has
-/// written, and for a cached dispatch place.signature with the identity of the dispatch that made the tables.
+/// Set by CudaNormal::move_params. The kernel adds the epoch and the header of the tables, written by a plan, to MoveStart; for
+/// a cached dispatch it adds the identity of the dispatch that made the tables to place.signature.
 struct CudaDispatchParams {
   DispatchParams d;
   RankWords words;
@@ -50,15 +50,15 @@ struct CudaDispatchParams {
   FillRest rest;
 };
 
-/// Set by CudaNormal::sum_params. The kernel completes SumStart with the epoch and the header of the tables, and
-/// place.signature with the identity of the dispatch that made the tables.
+/// Set by CudaNormal::sum_params. The kernel adds the epoch and the header of the tables to SumStart, and the identity of the
+/// dispatch that made the tables to place.signature.
 struct CudaCombineParams {
   CombineParams c;
   RankWords words;
   ObjectState* state = nullptr;
   const TablesHeader* header = nullptr;
   SoftFault* soft = nullptr;
-  // Weights, see NormalImpl::SumWeights. Those of the tables are unused if no rank passed any to the dispatch.
+  // Weights, see NormalImpl::SumWeights. The weights in the tables are unused if no rank passed weights to the dispatch.
   const float* weights_of_records = nullptr;
   const float* weights_of_routes = nullptr;
   const float* caller_weights = nullptr;
@@ -83,9 +83,9 @@ void launch_ring_dispatch(const CudaDispatchParams& params, const RingParts& rin
                           const DeviceLimits& limits, gpu::Stream stream);
 void launch_ring_combine(const CudaCombineParams& params, const RingParts& ring, int blocks, const DeviceLimits& limits,
                          gpu::Stream stream);
-/// Result of a dispatch, and where the caller wants it.
+/// Result of a dispatch, and the caller's destination for it.
 struct CopyOut {
-  const TablesHeader* header = nullptr;  ///< of the dispatch; contains the number of rows that arrived; null: nothing to do
+  const TablesHeader* header = nullptr;  ///< header of the dispatch, with the number of rows that arrived; null: nothing to do
   MoveCounter* moved = nullptr;
   const std::byte *rows = nullptr, *scales = nullptr;
   std::byte *to_rows = nullptr, *to_scales = nullptr;

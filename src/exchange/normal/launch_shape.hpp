@@ -11,13 +11,13 @@
 
 namespace switchyard::detail {
 
-/// Warps per block of dispatch: as many as the rows of 14 KiB that fit into shared memory.
+/// Warps per block of dispatch: the number of rows of 14 KiB that fit into shared memory.
 inline constexpr int kMoveWarps = kMaxDispatchWarps;
-/// Warps per block of combine: as many loads in flight as registers allow.
+/// Warps per block of combine: as many as registers allow, for the most loads in flight.
 inline constexpr int kSumWarps = kMaxCombineWarps;
 
-/// The calls of normal mode that a tuning distinguishes. A quantizing dispatch converts rows to fp8 on the way; a copying
-/// combine first copies rows to where their owners can read them.
+/// The calls of normal mode that a tuning distinguishes. A quantizing dispatch converts rows to fp8 in transit; a copying
+/// combine first copies rows to memory that their owners can read.
 enum class NormalCall : uint8_t { dispatch, quantising_dispatch, combine, copying_combine };
 
 /// Launch shape of a kernel. `stages` 0: two if whole rows fit twice, else one.
@@ -26,10 +26,10 @@ struct LaunchShape {
 };
 
 /// Shape of a normal-mode call with direct staging that requests `asked` multiprocessors (0: as tuned) of `max`. The warps and
-/// stages of a tuning entry were found with the multiprocessors of that entry. They apply to calls that run on as many
-/// multiprocessors as a call that requests none, no matter whether the caller sets the number, the entry leaves it to the
+/// stages of a tuning entry were measured with the multiprocessors of that entry. They apply to calls that run on as many
+/// multiprocessors as a call without a request, regardless of whether the caller sets the number, the entry leaves it to the
 /// default, or the rank has fewer. A quantizing dispatch computes more than it stores, and a copying combine moves each row
-/// twice: these have their own defaults, and always use the library's own warps and stages.
+/// twice: these have separate defaults, and always use the library's warps and stages.
 inline LaunchShape normal_launch(const TuningValues& tuned, NormalCall call, int asked, int max) {
   if (call == NormalCall::quantising_dispatch)
     return {blocks_of_call(asked, tuned.quantized_dispatch_sms, kDefaultQuantizingSms, max), kMoveWarps, 0};

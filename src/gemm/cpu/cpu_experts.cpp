@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kMaxPadding = 15;  // maximum rows that padded_rows() adds
 
-/// Maximum routes of one block of forward_rank_major. A row has at most kMaxTopk routes, so every row fits.
+/// Maximum routes of one block of forward_rank_major. A row has at most kMaxTopk routes, so any row fits.
 int64_t route_capacity(const ExpertShape& shape, const ExpertOptions& options) {
   return std::max(kTileRows,
                   static_cast<int64_t>(options.route_scratch_bytes / (static_cast<size_t>(shape.hidden) * sizeof(float))));
@@ -25,7 +25,7 @@ static_assert(kTileRows >= kMaxTopk);
 /// One route of the current block, in (row, k) order.
 struct Route {
   int64_t row;   // in the caller's x
-  int64_t slot;  // place of its output: experts ascending, then (row, k)
+  int64_t slot;  // position of its output: experts ascending, then (row, k) order
   int expert;
   float weight;
 };
@@ -97,7 +97,7 @@ class CpuExperts final : public ExpertMlp::Impl {
   MlpTiles tiles_;
   int64_t capacity_;
   Scratch scratch_;
-  std::vector<int64_t> expert_rows_, next_slot_;  // [L] of the current block; rows and first rows of the current call
+  std::vector<int64_t> expert_rows_, next_slot_;  // [L] for the current block; rows and first rows for the current call
 };
 
 /// Applies one expert to rows x [m, H]; out [m, H] is not rounded. m is a value of padded_rows().
@@ -107,7 +107,7 @@ void CpuExperts::mlp_tile(int expert, const uint16_t* x, int64_t m, float* out) 
   tiles_.down(expert, act, m, out);
 }
 
-/// Takes rows from `begin` while their routes fit. Fills routes, slots and expert_rows_; returns one past the last row.
+/// Takes rows from `begin` as long as their routes fit. Fills routes, slots and expert_rows_; returns one past the last row.
 int64_t CpuExperts::plan_block(const ExpertIds& ids, const float* weights, int64_t begin, int64_t* num_routes) {
   Route* routes = scratch_.routes.as<Route>();
   std::fill(expert_rows_.begin(), expert_rows_.end(), 0);
@@ -148,7 +148,7 @@ void CpuExperts::run_block(const uint16_t* x) {
     for (int64_t i = 0; i < rows; ++i)
       std::memcpy(gathered + i * h, x + slots[slot + i] * h, static_cast<size_t>(h) * sizeof(uint16_t));
     std::fill_n(gathered + rows * h, (m - rows) * h, uint16_t{0});
-    // The padding rows of `out` belong to later slots, which are written later, or lie past the last slot.
+    // The padding rows of `out` belong to later slots, which are written later, or are past the last slot.
     mlp_tile(expert, gathered, m, scratch_.out.as<float>() + slot * h);
     slot += rows;
   });

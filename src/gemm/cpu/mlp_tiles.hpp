@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both products for tiles of rows, on one thread. All experts on the CPU are computed here, by ExpertMlp and by the workers of
-// a fused layer.
+// Both products for tiles of rows, on one thread. Used for all experts on the CPU, by ExpertMlp and by the workers of a fused
+// layer.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace switchyard::detail {
 class MlpTiles {
  public:
   MlpTiles(const ExpertShape& shape, WeightStorage storage);
-  /// For another thread: see TileGemm.
+  /// Constructor for another thread: see TileGemm.
   MlpTiles(const MlpTiles& owner, ShareWeights);
 
   /// WeightStorage::packed and view: see TileGemm.
@@ -28,7 +28,7 @@ class MlpTiles {
   /// `out` (float32 [m, H]) = h W2^T for `h` (bf16 [m, I]), not rounded. m is a value of padded_rows().
   void down(int expert, const uint16_t* h, int64_t m, float* out);
 
-  /// Bytes of own weights and of scratch; allocates nothing permanently.
+  /// Bytes of own weights and of scratch. Keeps no memory allocated.
   static ExpertMemory memory_required(const ExpertShape& shape, WeightStorage storage);
   ExpertMemory memory() const;
   std::string implementation() const { return gate_up_.implementation(); }
@@ -39,7 +39,7 @@ class MlpTiles {
   AlignedBuffer products_;  // f32 [kTileRows, 2 I]
 };
 
-/// `rows` rows of `columns` elements as a tile operand: `x` itself if no padding is needed, else a copy in `scratch`,
+/// Returns `rows` rows of `columns` elements as a tile operand: `x` itself if no padding is needed, else a copy in `scratch`,
 /// [kTileRows, columns], followed by zero rows.
 const uint16_t* padded_tile(const uint16_t* x, int64_t rows, int64_t columns, uint16_t* scratch);
 

@@ -28,22 +28,22 @@ namespace {
 using dnnl::memory;
 using DataType = memory::data_type;
 
-/// Rows of B that are widened at a time: about 4 MiB, which stays in the caches. Larger and smaller panels were slower.
+/// Rows of B that are widened at a time: about 4 MiB, which fit in the caches. Larger and smaller panels were slower.
 int64_t panel_rows(int64_t n, int64_t k) {
   constexpr int64_t kBytes = int64_t{4} << 20, kMultiple = 64;
   return std::min(n, std::max(kMultiple, kBytes / (k * 4) / kMultiple * kMultiple));
 }
 
-/// How one object multiplies.
+/// Multiplication method of an object.
 enum class Path : uint8_t {
   bf16,         ///< operands unconverted
-  f32_blocked,  ///< weights widened once, when packed, into the blocks of a float32 kernel
+  f32_blocked,  ///< weights are widened once, when packed, into the blocks of a float32 kernel
   f32_panels,   ///< weights stay bf16; every call widens them panel by panel
 };
 
 #if SWITCHYARD_ONEDNN_OPENMP
-/// The two functions of the OpenMP library that oneDNN itself uses, looked up as the loader does it for oneDNN. Looking them up
-/// at run time rather than at link time keeps a second OpenMP library (another compiler's) out of the process.
+/// The two functions of the OpenMP library that oneDNN itself uses, looked up in the same way as the loader does for oneDNN.
+/// The lookup at run time instead of link time keeps a second OpenMP library (another compiler's) out of the process.
 struct OpenMp {
   int (*max_threads)() = nullptr;
   void (*set_num_threads)(int) = nullptr;
@@ -52,7 +52,7 @@ struct OpenMp {
     Dl_info info{};
     void* onednn = nullptr;
     if (dladdr(reinterpret_cast<const void*>(&dnnl_version), &info) != 0 && info.dli_fname != nullptr) {
-      // Null if oneDNN is linked into the program: then the global scope contains OpenMP.
+      // Null if oneDNN is linked into the program; then the global scope contains OpenMP.
       onednn = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
     }
     max_threads = reinterpret_cast<int (*)()>(find(onednn, "omp_get_max_threads"));
@@ -68,7 +68,7 @@ struct OpenMp {
   }
 };
 
-/// During its lifetime, oneDNN calls of this thread use no other thread. OpenMP keeps the setting per thread; it is restored at
+/// During its lifetime, oneDNN calls of this thread use no other thread. The OpenMP setting is per thread and is restored at
 /// the end.
 class SerialScope {
  public:
@@ -111,7 +111,7 @@ const dnnl::engine& cpu_engine() {
 }
 
 memory::desc row_major(int64_t rows, int64_t cols, int64_t stride, DataType type) { return {{rows, cols}, type, {stride, 1}}; }
-/// B[n, k] as the k x n matrix that oneDNN multiplies by.
+/// B[n, k] as the k x n matrix operand of oneDNN.
 memory::desc plain_weights(int64_t n, int64_t k, DataType type) { return {{k, n}, type, {1, k}}; }
 memory::desc any_weights(int64_t n, int64_t k, DataType type) { return {{k, n}, type, memory::format_tag::any}; }
 
@@ -138,7 +138,7 @@ bool is_blockwise(const std::optional<dnnl::matmul::primitive_desc>& description
 }  // namespace
 
 struct OnednnGemm::Impl {
-  /// One compiled product with its operand descriptors; the operands' addresses change from call to call.
+  /// One compiled product with its operand descriptors; the addresses of the operands change from call to call.
   struct Product {
     dnnl::matmul primitive;
     memory a, b, c, scratchpad;
@@ -163,7 +163,7 @@ struct OnednnGemm::Impl {
     chosen = candidate(DataType::bf16, packed ? any_weights(n, k, DataType::bf16) : plain_weights(n, k, DataType::bf16), n);
     if (is_blockwise(chosen)) return;
     // With packed weights, block-wise float32 kernels are up to twice as fast as with panels. The other kernel (AVX2) is faster
-    // with panels than with pre-widened weights, which are twice the bytes to read.
+    // with panels, because pre-widened weights are twice as many bytes to read.
     path = Path::f32_blocked;
     chosen = packed ? candidate(DataType::f32, any_weights(n, k, DataType::f32), n) : std::nullopt;
     if (is_blockwise(chosen)) return;

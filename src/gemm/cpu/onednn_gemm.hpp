@@ -11,12 +11,13 @@
 
 namespace switchyard::detail {
 
-/// `C[m, n] = A[m, k] * B[n, k]^T` for fixed n and k and few different m: A and B bf16, C and the sums float32, all row-major.
+/// `C[m, n] = A[m, k] * B[n, k]^T` for fixed n and k and a few different m: A and B bf16, C and the sums float32, all
+/// row-major.
 ///
 /// If oneDNN has a block-wise bf16 kernel for this machine (AMX, AVX512-BF16), operands are passed unconverted. Otherwise
-/// (AVX2, or AVX-512 without bf16, whose emulation is three times slower than float32) they are first widened to float32.
+/// (AVX2, or AVX-512 without bf16, where emulated bf16 is three times slower than float32) they are first widened to float32.
 ///
-/// There is one kernel per distinct m, created at that m's first use (0.2 to 0.6 ms), so callers should use few values. Not
+/// There is one kernel per distinct m, created when that m is first used (0.2 to 0.6 ms), so callers should use few values. Not
 /// thread-safe: one thread at a time per object. oneDNN's errors are rethrown as Error(system).
 class OnednnGemm {
  public:
@@ -27,7 +28,7 @@ class OnednnGemm {
 
   /// Bytes that pack() writes; 0 with WeightStorage::view. About 2 n k; 4 n k for AVX-512 without bf16.
   size_t packed_bytes() const;
-  /// Fixed at construction, except that oneDNN may require more for some m (it never did in tests).
+  /// Fixed at construction, except that oneDNN may require more for some m (not observed in tests).
   size_t scratch_bytes() const;
   std::string implementation() const;
 

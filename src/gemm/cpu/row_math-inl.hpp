@@ -40,7 +40,8 @@ HWY_INLINE void widen_step([[maybe_unused]] D d, const uint16_t* src, float* dst
   hn::StoreU(hn::BitCast(d, bits), d, dst);
 }
 
-/// Computes exp only of numbers <= 0: it cannot overflow, and both branches of the logistic function keep their precision.
+/// Computes exp only of numbers <= 0, so that it cannot overflow and both branches of the logistic function keep their
+/// precision.
 template <class D>
 HWY_INLINE void swiglu_step(D d, const float* gate, const float* up, uint16_t* dst) {
   const auto g = hn::LoadU(d, gate);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM: a group is an expert, with its own weights B and its own rows A. Only tiles: no communication, no scheduling
-// across threads. A caller iterates over the tiles of all groups (for_each_tile) and runs each (TileGemm::tile).
+// Grouped GEMM: a group is an expert, with its own weights B and its own rows A. Only tiles, without communication or
+// scheduling across threads. A caller iterates over the tiles of all groups (for_each_tile) and computes each one
+// (TileGemm::tile).
 #pragma once
 
 #include <algorithm>
@@ -14,18 +15,18 @@
 
 namespace switchyard::detail {
 
-/// Rows of the largest tile. More rows are no faster: weights are read once per tile, here 1 byte per 256 operations.
+/// Rows of the largest tile. More rows are not faster: weights are read once per tile, here 1 byte per 256 operations.
 inline constexpr int64_t kTileRows = 256;
 
 /// Smallest number of rows >= `rows` (in [1, kTileRows]) for which a tile exists. There are 27 such numbers, so at most 27
-/// kernels are compiled per GEMM. A tile does at most one third of excess work; from 33 rows on, at most 23 %.
+/// kernels are compiled per GEMM. A tile does at most one third more work than needed; from 33 rows on, at most 23 % more.
 constexpr int64_t padded_rows(int64_t rows) {
   const int64_t step = rows <= 2 ? 1 : rows <= 8 ? 2 : rows <= 32 ? 4 : rows <= 64 ? 8 : 16;
   return (rows + step - 1) / step * step;
 }
 
-/// Rows of the next tile of a group in which `left` >= 1 rows remain. The tiles of a group have about equal size: a short last
-/// tile would read the weights for few rows.
+/// Rows of the next tile of a group in which `left` >= 1 rows remain. The tiles of a group have about equal size, because a
+/// short last tile would read all weights for a few rows.
 constexpr int64_t next_tile_rows(int64_t left) {
   const int64_t tiles = (left + kTileRows - 1) / kTileRows;
   return std::min(padded_rows((left + tiles - 1) / tiles), left);
@@ -47,12 +48,12 @@ void for_each_tile(std::span<const int64_t> num_rows, Visit&& visit) {
 
 struct ShareWeights {};
 
-/// `C = A * B_group^T`, where every group has a bf16 weight B_group [n, k]. Not thread-safe: one thread at a time per object.
+/// `C = A * B_group^T`, where every group has bf16 weights B_group [n, k]. Not thread-safe: one thread at a time per object.
 class TileGemm {
  public:
   TileGemm(int num_groups, int64_t n, int64_t k, WeightStorage storage);
-  /// For another thread: reads the weights of `owner`, which must be packed or bound before, must not change, and must outlive
-  /// this object.
+  /// Constructor for another thread: reads the weights of `owner`, which must already be packed or bound, must not change, and
+  /// must outlive this object.
   TileGemm(const TileGemm& owner, ShareWeights);
 
   /// WeightStorage::packed: copies one group's weights, bf16 [n, k].
@@ -60,12 +61,12 @@ class TileGemm {
   /// WeightStorage::view: the weights of all groups, bf16 [num_groups, n, k]; must outlive the tiles.
   void bind(const uint16_t* b) { bound_ = b; }
 
-  /// Computes one tile on the calling thread: c (float32 [m, n]) = a (bf16 [m, k]) * B_group^T. m is a value of padded_rows():
-  /// padding rows are read and written like the others, and no row depends on another.
+  /// Computes one tile on the calling thread: c (float32 [m, n]) = a (bf16 [m, k]) * B_group^T. m is a value of padded_rows().
+  /// Padding rows are read and written like the others, and rows are independent of each other.
   void tile(int group, const uint16_t* a, int64_t m, float* c);
 
-  /// Bytes of own weights and of scratch of such an object; an object that shares weights needs only the scratch. Allocates
-  /// nothing permanently.
+  /// Bytes of own weights and of scratch of such an object; an object that shares weights needs only the scratch. Keeps no
+  /// memory allocated.
   static ExpertMemory memory_required(int num_groups, int64_t n, int64_t k, WeightStorage storage);
   ExpertMemory memory() const { return {weights_.bytes(), engine_.scratch_bytes()}; }
   std::string implementation() const { return engine_.implementation(); }
@@ -76,7 +77,7 @@ class TileGemm {
   int64_t n_, k_;
   WeightStorage storage_;
   OnednnGemm engine_;
-  size_t group_bytes_;     // of one group's packed weights
+  size_t group_bytes_;     // packed weights of one group
   AlignedBuffer weights_;  // empty if they are shared
   const std::byte* packed_ = nullptr;
   const uint16_t* bound_ = nullptr;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM of sm_90a for fp8 e4m3 rows and weights with scales, one for 128 elements of a row and one for 128 x 128
+// Grouped GEMM of sm_90a for fp8 e4m3 rows and weights with scales, one per 128 elements of a row and one per 128 x 128
 // weights. Outputs are bf16, or fp8 again. Roles: tile_roles.cuh, plus two warps that load the rows' scales.
 //
-// A stage is 128 elements of the sum, the range of one scale. Its product is multiplied by both scales and added in float32:
-// the tensor cores add fp8 products with fewer bits than float32, so none of their sums is longer than that. A warpgroup
-// multiplies the halves of its 128 outputs one after the other, because besides the sums there are registers for only one
+// A stage is 128 elements of the sum, the range of one scale. Its product is multiplied by both scales and added in float32,
+// because the tensor cores accumulate fp8 products with fewer bits than float32; none of their sums is longer than a stage. A
+// warpgroup multiplies the halves of its 128 outputs one after the other, because the registers besides the sums hold only one
 // product; meanwhile the other warpgroup keeps the tensor cores busy.
 #pragma once
 
@@ -22,22 +22,22 @@ struct Fp8Kind {
   static constexpr int kStageElements = kFp8Inner;
   static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;
   static constexpr int kScaleThreads = 64, kFirstScaleThread = kMathThreads + 64, kScaledRows = kMaxFp8Rows, kWeightScales = 4;
-  /// Numbers 2 g and 2 g + 1 belong to what warpgroup g multiplies. Gated: scales of the gate and of the up half; else the same
+  /// Numbers 2 g and 2 g + 1 are for the outputs of warpgroup g. Gated: scales of the gate and of the up half; else the same
   /// scale twice.
   static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
     return kGated ? t.column_tile + (i & 1) * (p.scales.weight_rows / 2) : t.column_tile * 2 + i / 2;
   }
 };
 
-/// Scales precede the other room.
+/// Scales precede the other shared memory.
 struct Fp8SharedStorage : SharedStorage {
   static constexpr uint32_t kStageScaleBytes = kMaxFp8Rows * 4 + 32, kScaleStorageBytes = 8192;
   static_assert(kScaleStorageBytes >= kStageScaleBytes * kMaxTileStages);
   __device__ uint32_t scales(uint32_t slot) const { return base - kScaleStorageBytes + slot * kStageScaleBytes; }
 };
 
-/// sums += product * scales of the weights and of the rows; rows are columns of the product. `kAlike`: the weights have one
-/// scale, `first`.
+/// sums += product * scales of the weights and of the rows; rows are columns of the product. `kAlike`: all weights have the
+/// scale `first`.
 template <int kWidth, bool kAlike>
 __device__ __forceinline__ void add_scaled(float (&sums)[kWidth / 2], const float (&product)[kWidth / 2], uint32_t scales,
                                            float first, float second) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_group(const GroupedParams& p, int64_t row,
 }
 
 /// Stores a tile's outputs as fp8, with one scale per row: the tile's columns are one group. Outputs are first rounded to bf16,
-/// so that the bytes equal those of a separate quantization. Called by both warpgroups.
+/// so that the bytes equal those of a separate quantization. Call from both warpgroups.
 template <class K, int kWidth>
 __device__ __forceinline__ void store_quantised(const GroupedParams& p, const SharedStorage& storage, const Tile& t,
                                                 const float (&sums)[2][kWidth / 2]) {

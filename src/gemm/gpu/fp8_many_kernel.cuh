@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped GEMM of sm_90a for fp8 rows and weights, for experts with more than kFewFp8Rows rows. Rows are the first operand of
-// the matrix instruction, 64 per unit, and weights the second: a thread has two rows of a unit, and thus two scales, where the
-// other kernel (fp8_kernel.cuh) has one for each of its columns. Sums and products are the same, and so are the bits.
+// the matrix instruction, 64 per unit, and weights the second: a thread has two rows of a unit, and thus two scales, whereas
+// the other kernel (fp8_kernel.cuh) has one scale for each of its columns. Sums and products are the same, and so are the bits.
 //
 // Two blocks form a cluster, which computes tiles of up to three units x 256 weights. Each block has 128 of these weights for
 // all rows, and loads half of the rows into both blocks' shared memory. It has one warpgroup per unit. While a warpgroup adds a
 // stage's product to its sums (there are no registers for another product meanwhile), the others keep the tensor cores busy.
 //
-// Roles: tile_roles.cuh, plus two warps that load scales. Both blocks process the same tiles, which the first one claims. A
+// Roles: tile_roles.cuh, plus two warps that load scales. Both blocks process the same tiles, which the first block claims. A
 // block waits only for the other block, which runs at the same time: for its tiles, before it overwrites rows that both read,
 // and for outputs of a group that is quantized.
 #pragma once
@@ -32,7 +32,7 @@ struct ManyKind : Fp8Kind<kTileFinish> {
   using Fp8Kind<kTileFinish>::kGated;
   static constexpr int kScaleThreads = 64, kFirstScaleThread = kManyMathThreads + 64;
   static constexpr int kScaledRows = kMaxManyRows, kWeightScales = 2;
-  /// Staging bytes per warp: 8 rows of 64 outputs, or of a group of 128, as bf16.
+  /// Staging bytes per warp: 8 rows, of 64 outputs or of a group of 128, as bf16.
   static constexpr uint32_t kWarpStaging = Fp8Kind<kTileFinish>::kQuantised ? 2048 : 1024;
   static constexpr uint32_t kFromOther = 1024;  ///< bytes of a group that the other block sends
   /// Gated: scales of the gate and of the up half; else the same scale twice.
@@ -41,8 +41,8 @@ struct ManyKind : Fp8Kind<kTileFinish> {
   }
 };
 
-/// Shared memory: Room's barriers and slots, staging, stages (rows, then weights), scales; the list of first tickets is at the
-/// end. A kind may fix the number of stages (kStages), which saves registers.
+/// Shared memory: the barriers and slots of SharedStorage, staging, stages (rows, then weights), scales; the list of first
+/// tickets is last. A kind may fix the number of stages (kStages), which saves registers.
 template <class K>
 struct ManySharedStorage : SharedStorage {
   static constexpr uint32_t kFixed = kFixedBytes + kManyMathWarps * K::kWarpStaging;
@@ -87,9 +87,9 @@ __device__ __forceinline__ void make_many_barriers(const ManySharedStorage<K>& s
 }
 
 /// Role of the thread that announces the cluster's tiles. In the first block it claims them, by a ticket as in the other
-/// kernel, and sends the ticket to the same thread of the second block. There are two letter slots, and the next one is free
-/// when its tile is claimed: to finish the tile before the previous one, this block needed rows that the other block loaded,
-/// which it did because it had read that letter.
+/// kernel, and sends the ticket to the same thread of the second block. There are two mailbox slots. The next slot is free when
+/// its tile is claimed: the tile before the previous one was finished with rows that the other block loaded, hence after that
+/// block had read the slot.
 template <class K>
 __device__ __forceinline__ void announce_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage,
                                                const int* first_tickets) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void announce_tiles(const GroupedParams& p, const Man
 }
 
 /// Role of the loader thread: loads this block's weights (gated: 64 of the gate, 64 of the up half), and half of each unit's
-/// rows for both blocks, which must have read the previous contents.
+/// rows into both blocks, which must have read the previous contents.
 template <class K>
 __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage) {
   constexpr uint32_t kHalfUnit = kUnitBytes / 2, kHalfWeights = kBlockWeights / 2 * kFp8Inner;
@@ -145,11 +145,11 @@ __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const Ma
   });
 }
 
-/// Warp w of a warpgroup has rows [16 w, 16 w + 16) of a unit. This thread has rows lane / 4 and lane / 4 + 8 of these, and two
-/// of each eight of the 128 weights, as defined by Wgmma.
+/// Sums of a thread. Warp w of a warpgroup has rows [16 w, 16 w + 16) of a unit. A thread has rows lane / 4 and lane / 4 + 8 of
+/// these, and two of every eight of the 128 weights, as defined by Wgmma.
 using UnitSums = float[kBlockWeights / 2];
 
-/// sums += product * scales. `kAlike`: the weights have one scale.
+/// sums += product * scales. `kAlike`: all weights have the same scale.
 template <bool kAlike>
 __device__ __forceinline__ void add_unit(UnitSums& sums, const UnitSums& product, float2 rows, float2 weights) {
 #pragma unroll
@@ -167,26 +167,27 @@ __device__ __forceinline__ void add_unit(UnitSums& sums, const UnitSums& product
   }
 }
 
-/// Releases a stage that this warp has read, in both blocks, because the other block loads a part of it.
+/// Releases a stage that this warp has read, in both blocks, because the other block loads part of it.
 template <class K>
 __device__ __forceinline__ void release_in_both(const ManySharedStorage<K>& storage, uint32_t slot) {
   if (lane() < 2) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(storage.empty(slot), static_cast<uint32_t>(lane())));
 }
 
-/// Warpgroups issue the products of a stage one after the other, in a ring. Without an order they would share the tensor cores
-/// evenly, finish their products together and add them to their sums together, while the tensor cores are idle.
+/// Warpgroups issue the products of a stage one after the other, in a ring. Without this order they would share the tensor
+/// cores evenly, finish their products at the same time and add them to their sums at the same time, while the tensor cores are
+/// idle.
 inline constexpr int kTurnThreads = 2 * 128;  // the threads that pass a turn and those that take it
 __device__ __forceinline__ void take_turn() { ptx::named_barrier(1 + math_group(), kTurnThreads); }
 __device__ __forceinline__ void pass_turn() { ptx::named_barrier_arrive(1 + (math_group() + 1) % kManyGroups, kTurnThreads); }
 
-/// Computes the sums of this warpgroup's unit. The scales of a stage's rows start with those of `before` additional rows.
+/// Computes the sums of this warpgroup's unit. The scales of a stage's rows begin with those of `before` additional rows.
 template <class K>
 __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const ManySharedStorage<K>& storage, Position& at,
                                               UnitSums& sums, int before = 0) {
 #pragma unroll
   for (int i = 0; i < kBlockWeights / 2; ++i) sums[i] = 0;
-  // For the first stage; those of the other stages are at multiples. Only the low halves of descriptors, because the high
-  // halves are all equal.
+  // Descriptors of the first stage; those of the other stages are at multiples of kNextStage. They are only the low halves,
+  // because the high halves are all equal.
   constexpr uint32_t kNextStage = static_cast<uint32_t>(ptx::operand_bytes(kManyStageBytes));
   uint32_t first_rows =
                static_cast<uint32_t>(ptx::operand_at(storage.stage(0) + static_cast<uint32_t>(math_group()) * kUnitBytes)),
@@ -227,7 +228,8 @@ __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const Many
   }
 }
 
-/// Stores 64 columns from `column` on of this warp's 16 rows, of which `rows` exist. `value(i)` is output i of this thread.
+/// Stores 64 columns, starting at `column`, of this warp's 16 rows, of which `rows` exist. `value(i)` is output i of this
+/// thread.
 template <class Value>
 __device__ __forceinline__ void store_warp_rows(const GroupedParams& p, uint32_t staging, int64_t row, int rows, int column,
                                                 Value value) {
@@ -251,7 +253,7 @@ __device__ __forceinline__ void store_warp_rows(const GroupedParams& p, uint32_t
   }
 }
 
-/// Offset in a group of 16 rows of 128 outputs as bf16, which lies in the staging of the same warp of both blocks, 8 rows each.
+/// Offset in a group of 16 rows of 128 outputs as bf16, which is in the staging of the same warp of both blocks, 8 rows each.
 /// Swizzled.
 __device__ __forceinline__ uint32_t group_at(int row, int byte) {
   return static_cast<uint32_t>(row * 256 + (byte ^ (row & 7) << 4));
@@ -259,13 +261,13 @@ __device__ __forceinline__ uint32_t group_at(int row, int byte) {
 
 /// Stores this warp's 16 rows of a unit as fp8. A group of 128 outputs consists of 64 outputs of each block, so each block gets
 /// all outputs of 8 rows. Outputs are first rounded to bf16, so that the bytes equal those of a separate quantization.
-/// `parity`: of this warp's earlier calls.
+/// `parity`: of the number of this warp's earlier calls.
 template <class K, class Value>
 __device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, const ManySharedStorage<K>& storage, int64_t row,
                                                      int rows, int column_tile, uint32_t parity, Value value) {
   const int rank = static_cast<int>(ptx::cluster_rank()), warp = math_group() * 4 + warp_of_group();
   const uint32_t staging = storage.warp_staging(warp);
-  ptx::mbarrier_wait(storage.free(warp), parity ^ 1);  // the other block has read what this one sent
+  ptx::mbarrier_wait(storage.free(warp), parity ^ 1);  // the other block has read the data that this one sent
   __syncwarp();
   const uint32_t there = ptx::shared_of_block(staging, static_cast<uint32_t>(rank) ^ 1),
                  bar = ptx::shared_of_block(storage.ready(warp), static_cast<uint32_t>(rank) ^ 1);
@@ -297,7 +299,7 @@ __device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, con
   if (lane() == 0) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(storage.free(warp), static_cast<uint32_t>(rank) ^ 1));
 }
 
-/// `parity`: of the earlier tiles of this warpgroup.
+/// `parity`: of the number of earlier tiles of this warpgroup.
 template <class K>
 __device__ __forceinline__ void multiply_many_tile(const GroupedParams& p, const ManySharedStorage<K>& storage, Position& at,
                                                    uint32_t entry, uint32_t parity) {
@@ -334,7 +336,7 @@ __device__ __forceinline__ void skip_unit(const GroupedParams& p, const ManyShar
   }
 }
 
-/// Role of each of the warps that multiply. In tiles of two units the last warpgroup has nothing to multiply.
+/// Role of each warp that multiplies. In tiles of two units the last warpgroup has no unit.
 template <class K>
 __device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage) {
   Position at;
@@ -345,7 +347,7 @@ __device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, cons
     ptx::mbarrier_wait(storage.announced(slot), static_cast<uint32_t>(i >> 1 & 1));
     const int width = __shfl_sync(~0u, ptx::load_shared_16(entry).w & 0xffff, 0);
     if (width == static_cast<int>(kNoTile)) {
-      if (math_group() == 0) take_turn();  // passed by the last group
+      if (math_group() == 0) take_turn();  // the last group passes it on
       break;
     }
     if (math_group() * kUnitRows < width) {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scales of the fp8 kernels: the threads that load scales of rows and weights into shared memory, one stage at a time.
+// Scales of the fp8 kernels: threads that load scales of rows and weights into shared memory, one stage at a time.
 //
-// K, a kernel's kind, has in addition to the members listed in tile_roles.cuh: kScaleThreads, starting at kFirstScaleThread;
-// kScaledRows of its widest tile; kWeightScales per stage; and weight_scale(p, t, i), the row of weight scales for number i.
+// K, a kernel's kind, has the following members in addition to those listed in tile_roles.cuh: kScaleThreads, starting at
+// kFirstScaleThread; kScaledRows of its largest tile; kWeightScales per stage; and weight_scale(p, t, i), the row of weight
+// scales for number i.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
 
 namespace switchyard::detail::gemm {
 
-/// Bytes of a stage's scales: first of its rows, then of its weights; a multiple of 128, as box copies require.
+/// Bytes of a stage's scales: first those of its rows, then those of its weights; a multiple of 128, as box copies require.
 template <class K>
 inline constexpr uint32_t kScaleBytes = (K::kScaledRows * 4 + 32 + 127) / 128 * 128;
 template <class K>
@@ -19,7 +20,7 @@ __device__ __forceinline__ float scale_at(const std::byte* p, bool ue8m0) {
   return ue8m0 ? f32_from_ue8m0(static_cast<uint8_t>(*p)) : *reinterpret_cast<const float*>(p);
 }
 
-/// A thread's scales of four stages: for rows i, i + kScaleThreads, ... of the tile; the first threads also have one of the
+/// A thread's scales of four stages: for rows i, i + kScaleThreads, ... of the tile; the first threads also have a scale of the
 /// weights.
 template <class K>
 struct FourScales {
@@ -55,7 +56,7 @@ __device__ __forceinline__ float4 four_scales(const std::byte* p, int64_t stride
   return {one(0), one(1), one(2), one(3)};
 }
 /// `block` is a multiple of 4. Rows of scales and packed words are aligned to 16 and 4 bytes, padding included, so that four
-/// scales of a row are one load. Exception: column-major float32, where the loads of a warp are contiguous.
+/// scales of a row are one load. Exception: column-major float32, for which the loads of a warp are contiguous.
 template <class K>
 __device__ __forceinline__ FourScales<K> read_scales(const GroupedParams& p, const TileScales& tile, int block, int thread) {
   FourScales<K> found{};
@@ -85,8 +86,8 @@ __device__ __forceinline__ uint32_t bits_of(const float4& v, int i) {
   return __float_as_uint(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w);
 }
 
-/// Role of the scale threads. They read the scales of four stages ahead of the four stages that they wait for, because memory
-/// latency is longer than a stage. `storage.scales(slot)` is the destination for a stage.
+/// Role of the scale threads. They read the scales of the next four stages before they wait for the current four, because
+/// memory latency is longer than a stage. `storage.scales(slot)` is the destination for a stage.
 template <class K, class AnyStorage>
 __device__ __forceinline__ void load_scales(const GroupedParams& p, const AnyStorage& storage) {
   const int thread = static_cast<int>(threadIdx.x) - K::kFirstScaleThread;

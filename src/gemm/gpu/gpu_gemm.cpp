@@ -80,8 +80,8 @@ class GpuGemm final : public GroupedGemm::Impl {
   }
 
  private:
-  /// fp8: experts with few and with many rows use separate kernels, each launched if such experts are possible. The kernel for
-  /// many rows needs two multiprocessors.
+  /// fp8: experts with few and with many rows use separate kernels; each kernel is launched if such experts are possible. The
+  /// kernel for many rows needs two multiprocessors.
   void launch(int blocks, gpu::Stream stream) {
     const RowRanges& r = params_.ranges;
     const bool many = fp8_ && blocks > 1 && (r.first_row != nullptr ? r.end : std::min(r.end, r.rows_per_expert)) > kFewFp8Rows;
@@ -96,9 +96,9 @@ class GpuGemm final : public GroupedGemm::Impl {
       part(many_kernel_, {blocks / 2 * 2, kManyThreads, params_.shared_bytes}, kFewFp8Rows + 1, INT64_MAX, kMaxManyRows);
   }
 
-  static constexpr int64_t kMaxTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
+  static constexpr int64_t kMaxTiles = int64_t{1} << 30;  // tickets are 31-bit numbers
 
-  /// Maximum rows of a tile of `kernel_`, whose tiles have the most columns and the fewest rows.
+  /// Maximum rows of a tile of `kernel_`, the kernel with the most columns and the fewest rows per tile.
   int max_rows() const { return fp8_ ? kMaxFp8Rows : kMaxRows; }
   /// Elements of the sum per stage.
   uint32_t inner() const { return fp8_ ? kFp8Inner : kInner; }
@@ -155,7 +155,7 @@ class GpuGemm final : public GroupedGemm::Impl {
   GroupedKernel kernel_;
   GroupedKernel many_kernel_{};  // fp8
   bool fp8_;
-  GpuMemory tickets_{kClass, 2 * sizeof(uint32_t)};  // two counters, 0 whenever no call runs
+  GpuMemory tickets_{kClass, 2 * sizeof(uint32_t)};  // two counters, 0 while no call runs
   GroupedParams params_;
   ConstRows x_, out_;  // operands of the current maps
 };

@@ -15,7 +15,7 @@
 
 namespace switchyard::detail::gemm {
 
-/// Throws Error(system). `where` is the class, `what` the failed operation.
+/// Throws Error(system). `where`: name of the class; `what`: the failed operation.
 inline void check_gpu(gpu::Status status, const char* where, const std::string& what) {
   if (status == gpu::kOk) return;
   gpu::forget_error();
@@ -24,8 +24,8 @@ inline void check_gpu(gpu::Status status, const char* where, const std::string& 
 }
 
 /// The stream on which expert-compute objects allocate and free memory of the current device, and points of the work that uses
-/// it. One per device, for the life of the process: the driver maps streams to few hardware queues, and calls of two ranks that
-/// share a queue wait for each other.
+/// it. There is one per device, for the lifetime of the process: the driver maps streams to few hardware queues, and calls of
+/// two ranks that share a queue wait for each other.
 struct MemoryOrder {
   gpu::Stream stream = nullptr;
   std::shared_ptr<StreamPoints> points = std::make_shared<StreamPoints>();
@@ -65,8 +65,8 @@ class GpuMemory {
   GpuMemory& operator=(const GpuMemory&) = delete;
   void* data() const { return held_->memory.data; }
 
-  /// Marks the memory as used by what is enqueued on `stream` until this object ends; a graph that is captured there keeps it.
-  /// The GPU must be current.
+  /// Marks the memory as used by the work enqueued on `stream` until this object ends; a graph that is captured there keeps the
+  /// memory. The GPU must be current.
   void used_on(gpu::Stream stream) {
     const CaptureState capture = capture_of(stream);
     const std::lock_guard lock(held_->mutex);

@@ -11,7 +11,7 @@
 
 namespace switchyard::detail::gemm {
 
-/// A block computes tiles of kTileColumns outputs (before gating), from kInner elements of the sum at a time.
+/// A block computes tiles of kTileColumns outputs (before gating), kInner elements of the sum at a time.
 inline constexpr int kTileColumns = 256, kInner = 64;
 /// Maximum rows of a tile, limited by the registers of a thread.
 inline constexpr int kMaxRows = 192, kMaxFp8Rows = 128;
@@ -24,13 +24,13 @@ inline constexpr int kManyThreads = 512;
 inline constexpr int kFp8Inner = 128;
 /// Threads of a block: two warpgroups that multiply, and one whose first thread loads.
 inline constexpr int kThreads = 384;
-/// Maximum number of experts for which a block has room besides its tiles.
+/// Maximum number of experts, limited by the space that a block has besides its tiles.
 inline constexpr int kMaxExperts = 2048;
 
 enum class Activation : int { relu, silu };
 
-/// Output for a gate and an up element: g * sigmoid(alpha * g) * (u + shift), with g = min(gate, limit) and u clamped to
-/// [-limit, limit].
+/// Parameters of the output for a gate element g0 and an up element u0: g * sigmoid(alpha * g) * (u + shift), with g = min(g0,
+/// limit) and u = u0 clamped to [-limit, limit].
 struct Gating {
   float limit = 0, alpha = 0, shift = 0;
 };
@@ -41,10 +41,10 @@ struct RowRanges {
   bool wide = false;                   ///< num_rows is int64_t
   const int64_t* first_row = nullptr;  ///< [experts], or null: expert e begins at e * rows_per_expert
   int64_t rows_per_expert = 0;
-  int64_t end = 0;  ///< rows from here on are ignored, whatever the numbers say
+  int64_t end = 0;  ///< rows from here on are ignored, regardless of num_rows
 };
 
-/// Scales of fp8 rows and weights: one for 128 elements of a row, one for 128 x 128 weights; float32, or UE8M0 in a byte.
+/// Scales of fp8 rows and weights: one per 128 elements of a row, one per 128 x 128 weights; float32, or UE8M0 in a byte.
 /// Strides are in bytes.
 struct Fp8Scales {
   /// The scale of block b of row r of expert e is at r * row + (b >> packed) * block + (b & ((1 << packed) - 1)) + e * expert.
@@ -54,7 +54,7 @@ struct Fp8Scales {
   bool rows_of_expert = false;  ///< r counts from the expert's first row
   bool ue8m0 = false;
   const std::byte* weights = nullptr;  ///< [experts, weight_rows, inner_blocks]
-  int weight_rows = 0;                 ///< gated: rows of the gate, then as many of the up half
+  int weight_rows = 0;                 ///< gated: number of rows of the gate half; the up half has as many
   bool weights_ue8m0 = false;
 };
 
@@ -72,16 +72,16 @@ struct GroupedParams {
   CUtensorMap many_weights;    ///< fp8: [experts, 2, n / 2, inner] if gated, else [experts, 1, n, inner]; boxes of 64 weights
   CUtensorMap out_64, out_16;  ///< [end, columns], boxes of the columns of one store times 64, or 16, rows
   RowRanges ranges;
-  /// Experts with fewer or more rows have no tiles.
+  /// Range of rows per expert; experts with fewer or more rows have no tiles.
   int64_t min = 1, max = INT64_MAX;
   uint16_t* out = nullptr;
-  uint32_t* tickets = nullptr;  ///< {claimed, blocks that have ended}; 0 before and after a launch
+  uint32_t* tickets = nullptr;  ///< {claimed, number of blocks that have ended}; 0 before and after a launch
   int num_experts = 0;
   int columns = 0;          ///< of an output row
   int column_tiles = 0;     ///< of the product
   int max_rows = kMaxRows;  ///< of a tile
   int inner_blocks = 0;     ///< at least 3, except in fp8; blocks past the end of the sum are 0
-  int gate_rows = 0;        ///< gated: weights of the gate, which precede those of the up half
+  int gate_rows = 0;        ///< gated: number of gate weights, which precede those of the up half
   uint32_t shared_bytes = 0;
   Activation activation = Activation::relu;
   Gating gating;

@@ -7,7 +7,7 @@
 
 namespace switchyard::detail::gemm {
 
-/// Treatment of the sums: none; a function of each; one output per gate and up element; the same, quantized to fp8.
+/// Treatment of the sums: none; a function of each sum; one output per gate and up element; as gated, quantized to fp8.
 enum class Finish : uint8_t { plain, activated, gated, quantised };
 
 /// A kernel, as used by host code.

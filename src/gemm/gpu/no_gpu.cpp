@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces the experts of a GPU in a library built without CUDA.
+// Stubs for experts on a GPU in a library built without CUDA.
 #include "gemm/experts.hpp"
 #include "gemm/gpu/gpu_gemm.hpp"
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Common parts of the grouped GEMM kernels. A persistent grid, one block per multiprocessor, with roles: one thread claims
-// tiles (by an atomic ticket, shortly before the tile is needed), computes where they lie and announces them through two slots;
-// one thread loads stages; two warpgroups multiply, 128 of a tile's 256 outputs each, and store the results. All waits are for
-// threads and copies of the same block.
+// tiles (by an atomic ticket, shortly before the tile is needed), computes their positions and announces them through two
+// slots; one thread loads stages; two warpgroups multiply, 128 of a tile's 256 outputs each, and store the results. All waits
+// are for threads and copies of the same block.
 //
-// K, a kernel's kind, has: Element, of outputs; kOrder, of the weights; kGated, kActivated; kStageElements, of the sum, 128
-// bytes of a row; kColumns, of the output, per tile; kInterleaved: gate and up element are in the same half of a warpgroup's
-// accumulators, 8 rows apart; otherwise in different halves.
+// K, a kernel's kind, has: Element, type of outputs; kOrder, order of the weights; kGated, kActivated; kStageElements, elements
+// of the sum per stage, 128 bytes of a row; kColumns, output columns per tile; kInterleaved: gate and up elements are in the
+// same half of a warpgroup's accumulators, 8 rows apart; otherwise in different halves.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 namespace switchyard::detail::gemm {
 
 inline constexpr int kMathThreads = 256, kMathWarps = 8, kLoaderThread = kMathThreads, kClaimerThread = kMathThreads + 32;
-inline constexpr int kBlocksAhead = 8;          // the next tile is claimed this many blocks before the end of a tile
+inline constexpr int kBlocksAhead = 8;          // the next tile is claimed this many inner blocks before the end of a tile
 inline constexpr uint32_t kMaxTileStages = 15;  // all ones: used as a mask
 inline constexpr uint32_t kRowBytes = kInner * 2;
 inline constexpr uint32_t kQuarterBytes = 64 * kRowBytes;           // weights of 64 outputs
@@ -29,14 +29,14 @@ inline constexpr uint32_t kWeightBytes = kTileColumns * kRowBytes;  // of a stag
 inline constexpr uint32_t kFixedBytes = 1024;                       // barriers and slots
 inline constexpr uint32_t kNoTile = 0;
 
-/// A tile in its block's representation; 16 bytes of shared memory.
+/// A tile as represented in its block; 16 bytes of shared memory.
 struct Tile {
   int expert, column_tile, row;
   uint32_t shape;  // width | rows << 16; kNoTile: no tile
 };
 
-/// Shared memory: barriers and slots, staging of both warpgroups, stages; the list of first tickets is at the end. The numbers
-/// of rows determine the size of a stage and thus the number of stages; the rest is fixed, to save registers.
+/// Shared memory: barriers and slots, staging of both warpgroups, stages; the list of first tickets is last. The numbers of
+/// rows determine the size of a stage and thus the number of stages; all other sizes are fixed, to save registers.
 struct SharedStorage {
   uint32_t base;
   uint32_t sizes;  ///< staging_bytes() + num_stages(): one register
@@ -63,7 +63,7 @@ __device__ __forceinline__ SharedStorage make_storage(uint32_t base, uint32_t sh
   return {base, staging + (fit < kMaxTileStages ? fit : kMaxTileStages)};
 }
 
-/// Call from one thread, then `__syncthreads()`. `loaders`: arrivals that fill a stage, including that of the copies.
+/// Call from one thread, then `__syncthreads()`. `loaders`: arrivals that fill a stage, including the arrival of the copies.
 /// `readers`: threads that read an entry. `users`: arrivals that release a stage.
 __device__ __forceinline__ void make_barriers(const SharedStorage& storage, uint32_t loaders, uint32_t readers,
                                               uint32_t users = kMathWarps) {
@@ -80,10 +80,10 @@ __device__ __forceinline__ void make_barriers(const SharedStorage& storage, uint
   ptx::fence_mbarrier_init();
 }
 
-/// Rows of an expert: none before the first row or past the end.
 __device__ __forceinline__ int64_t first_row_of(const RowRanges& r, int expert) {
   return r.first_row != nullptr ? r.first_row[expert] : expert * r.rows_per_expert;
 }
+/// Number of rows of an expert: 0 if its first row is negative; rows past the end are not counted.
 __device__ __forceinline__ int64_t rows_of(const RowRanges& r, int expert) {
   const int64_t given =
       r.wide ? static_cast<const int64_t*>(r.num_rows)[expert] : static_cast<const int32_t*>(r.num_rows)[expert];
@@ -94,14 +94,14 @@ __device__ __forceinline__ int64_t rows_of(const RowRanges& r, int expert) {
   return given < 0 || max < 0 ? 0 : given < max ? given : max;
 }
 
-/// rows_of() for this launch: 0 unless the number is in [least, most].
+/// rows_of() for this launch: 0 unless the number is in the range [min, max] of the launch.
 __device__ __forceinline__ int64_t rows_of(const GroupedParams& p, int expert) {
   const int64_t rows = rows_of(p.ranges, expert);
   return rows < p.min || rows > p.max ? 0 : rows;
 }
 
-/// Replaces values[0], ..., values[count - 1] by their exclusive prefix sums, and values[count] by the total. Called by all
-/// threads after `__syncthreads()`; the values need another one.
+/// Replaces values[0], ..., values[count - 1] by their exclusive prefix sums, and values[count] by the total. Call from all
+/// threads after `__syncthreads()`; another one is required before the values are read.
 __device__ __forceinline__ void sum_before(int* values, int count) {
   if (threadIdx.x < 32) {
     int sum = 0;
@@ -118,8 +118,8 @@ __device__ __forceinline__ void sum_before(int* values, int count) {
   }
 }
 
-/// Sets first_tickets[e] to the number of tickets of the experts before e; the last entry: all tickets. Returns the width of
-/// the widest tile, at least kRowStep. Called by all threads; ends with `__syncthreads()`.
+/// Sets first_tickets[e] to the number of tickets of the experts before e; the last entry to the number of all tickets. Returns
+/// the width of the widest tile, at least kRowStep. Call from all threads; ends with `__syncthreads()`.
 __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_tickets, int* widest) {
   int mine = kRowStep;
   if (threadIdx.x == 0) *widest = 0;
@@ -166,8 +166,9 @@ __device__ __forceinline__ Tile read_entry(uint32_t entry) {
   return {e.x, e.y, e.z, static_cast<uint32_t>(e.w)};
 }
 
-/// Role of the claimer thread. Each tile is due when the loader nears the end of the previous one. If it were claimed later,
-/// the other roles would wait for it; if earlier, a block would hold at the end a tile that another block could begin.
+/// Role of the claimer thread. Each tile is claimed when the loader nears the end of the previous one. If it were claimed
+/// later, the other roles would wait for it; if earlier, at the end a block would hold a tile that another block could already
+/// begin.
 __device__ __forceinline__ void claim_tiles(const GroupedParams& p, const SharedStorage& storage, const int* first_tickets) {
   uint32_t ticket = blockIdx.x;
   for (int i = 0;; ++i) {
@@ -182,7 +183,7 @@ __device__ __forceinline__ void claim_tiles(const GroupedParams& p, const Shared
     ptx::mbarrier_arrive(storage.announced(slot));
     if (t.shape == kNoTile) break;
   }
-  // The last block resets the counters. All claims are over: each block counts itself after its own claims.
+  // The last block resets the counters. By then all claims are over, because each block counts itself after its own claims.
   if (atomicAdd(p.tickets + 1, 1u) == gridDim.x - 1) p.tickets[0] = p.tickets[1] = 0;
 }
 
@@ -209,7 +210,7 @@ __device__ __forceinline__ void load_stage(const GroupedParams& p, const Tile& t
   ptx::load_box(stage + kWeightBytes, &p.rows[width / kRowStep - 1], bar, inner, t.row);
 }
 
-/// Calls `each(tile)` for every tile that is announced to the block. The calling thread releases the tile's entry first.
+/// Calls `each(tile)` for every tile announced to the block. The calling thread first releases the tile's entry.
 template <class AnyStorage, class Each>
 __device__ __forceinline__ void for_each_tile(const AnyStorage& storage, Each each) {
   for (int i = 0;; ++i) {
@@ -278,7 +279,7 @@ __device__ __forceinline__ uint32_t staged_at(int row, int piece) {
   return static_cast<uint32_t>(row * kPieces + (kPieces == 8 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3))) * 16;
 }
 /// Writes `kColumns` (64 or 32) outputs of `kWidth` rows of this warpgroup to staging, as rows of 128 or 64 bytes. `value(i)`
-/// is output i of this thread: per 16 rows it has 8 outputs (64 columns) or 4.
+/// is output i of this thread; per 16 rows it has 8 outputs (64 columns) or 4.
 template <class K, int kWidth, int kColumns, class Value>
 __device__ __forceinline__ void stage_outputs(uint32_t staging, Value value) {
   constexpr int kPieces = kColumns / 8;
@@ -295,7 +296,7 @@ __device__ __forceinline__ void stage_outputs(uint32_t staging, Value value) {
 }
 
 /// Stores outputs, passed as to stage_outputs(), to columns [column, column + kColumns) of the tile's rows. Staging is free
-/// again when the wait of the next call has ended.
+/// again after the wait of the next call.
 template <class K, int kWidth, int kColumns, class Value>
 __device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t staging, int column, const Tile& t,
                                               Value value) {
@@ -314,7 +315,7 @@ __device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t s
     }
     ptx::bulk_commit();
   }
-  const int in_boxes = rows & ~15;  // the last rows of an expert, whose neighbors belong to the next one
+  const int in_boxes = rows & ~15;  // the last rows of an expert; the rows after them belong to the next expert
 #pragma unroll 1
   for (int i = in_boxes * kPieces + warp_of_group() * 32 + lane(); i < rows * kPieces; i += 128) {
     const int row = i / kPieces, piece = i % kPieces;

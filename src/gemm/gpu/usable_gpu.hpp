@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU of an expert-compute object, and how its calls begin. `where` is the class.
+// The GPU of an expert-compute object, and the first steps of its calls. `where`: name of the class.
 #pragma once
 
 #include <string>

@@ -51,7 +51,7 @@ class GpuWeightGradient final : public WeightGradient::Impl {
 
  private:
   static constexpr const char* kWhere = kWeightGradientObject;
-  static constexpr int64_t kMaxTiles = int64_t{1} << 30;  // tickets are numbers of 31 bits
+  static constexpr int64_t kMaxTiles = int64_t{1} << 30;  // tickets are 31-bit numbers
 
   /// `mapped`: the rows of the current map. Without rows there is nothing to map, and the kernel reads nothing.
   void map(CUtensorMap* map, ConstRows* mapped, const ConstRows& rows, const char* name) const {
@@ -82,13 +82,13 @@ class GpuWeightGradient final : public WeightGradient::Impl {
   int device_ = -1;
   gpu::DeviceTraits traits_;
   WeightGradientKernel kernel_;
-  GpuMemory tickets_{kWhere, 2 * sizeof(uint32_t)};  // two counters, 0 whenever no call runs
+  GpuMemory tickets_{kWhere, 2 * sizeof(uint32_t)};  // two counters, 0 while no call runs
   WeightGradientParams params_;
   ConstRows dy_, x_;    // operands of the current maps
-  void* dw_ = nullptr;  // same
+  void* dw_ = nullptr;  // operand of the current map
 };
 
-/// A kernel that works row by row, on the GPU that was current at construction.
+/// A kernel that processes rows independently, on the GPU that was current at construction.
 template <class Params>
 class OnRows {
  public:

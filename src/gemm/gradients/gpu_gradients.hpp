@@ -34,7 +34,7 @@ struct RoutingGradient::Impl {
 
 namespace detail::gemm {
 
-/// `config` has been checked. They throw like the public constructors.
+/// `config` has been checked. These functions throw like the public constructors.
 std::unique_ptr<WeightGradient::Impl> make_weight_gradient(const WeightGradientConfig& config);
 std::unique_ptr<SwigluGradient::Impl> make_swiglu_gradient(const SwigluGradientConfig& config);
 std::unique_ptr<RoutingGradient::Impl> make_routing_gradient(const RoutingGradientConfig& config);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores gradients from the registers of a warp to memory: in boxes of 16 rows of 128 bytes, through shared memory of the warp,
-// by tensor copies that are waited for only when their shared memory is needed again. Adding copies add in memory, once for
-// each gradient. No barrier is needed: a box is written and sent by one warp.
+// Stores gradients from the registers of a warp to memory: in boxes of 16 rows of 128 bytes, through the warp's shared memory,
+// by tensor copies whose completion is awaited only when their shared memory is needed again. Adding copies add in memory, once
+// for each gradient. No barrier is needed, because one warp writes and sends a box.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
@@ -31,7 +31,8 @@ template <class Output>
 inline constexpr int kBoxColumns = static_cast<int>(kBoxRowBytes / sizeof(Output));
 
 /// Writes box `box` of a warp's accumulators of one half, in a 16-bit type, with the swizzle of the tensor map: piece p (16
-/// bytes) of row r is at p ^ (r % 8). Four matrices of 8 x 8 at a time: rows 0 ... 7 and 8 ... 15 of two adjacent pieces.
+/// bytes) of row r is at p ^ (r % 8). Processes four 8 x 8 matrices at a time: rows 0 ... 7 and 8 ... 15 of two adjacent
+/// pieces.
 template <class Output, int kCount>
 __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount], int box) {
   const uint32_t l = static_cast<uint32_t>(lane());
@@ -63,7 +64,7 @@ requires std::is_same_v<Output, float> __device__ __forceinline__ void write_box
   }
 }
 
-/// Sends a warp's accumulators of one half. Called by all lanes.
+/// Sends a warp's accumulators of one half. Call from all lanes.
 template <class K, int kCount>
 __device__ __forceinline__ void send_gradients(const WeightGradientParams& p, Outbox<K>& out, const GradientCorner& to,
                                                const float (&d)[kCount]) {

@@ -50,10 +50,10 @@ struct RoutingGradientParams {
   int num_experts = 0, columns = 0;
 };
 
-/// Threads of a block of the kernels that work row by row, one block per multiprocessor.
+/// Threads of a block of the row-wise kernels, one block per multiprocessor.
 inline constexpr int kRowThreads = 1024;
 
-/// A kernel that works row by row.
+/// A row-wise kernel.
 template <class Params>
 struct RowKernel {
   gpu::Status (*prepare)();  ///< loads the kernel on the current device

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the gradients of an expert's weights are cut into tiles, in which order these are computed, and how an expert's rows, the
-// elements of the sum, are cut into stages. Pure functions, for host and device.
+// How the gradients of an expert's weights are divided into tiles, the order in which the tiles are computed, and how an
+// expert's rows, the elements of the sum, are divided into stages. Pure functions, for host and device.
 //
 // A matrix of N x K gradients has tiles of 256 x 192; the last tiles of a row of tiles may be as narrow as 64. Tickets count
 // the tiles of one expert after the other, in bands of at most kGradientBand tiles along N. Within a band, the tiles of one
-// range of K are consecutive: both operands of an expert with a few hundred rows then stay in the cache, and pass through it
+// range of K are consecutive: both operands of an expert with a few hundred rows then stay in the cache and are loaded into it
 // once per band.
 #pragma once
 
@@ -23,9 +23,9 @@ inline constexpr int kStageRows = 32, kStepRows = 16;
 /// Stages at the end of a tile whose halves are multiplied one after the other.
 inline constexpr int kEndStages = 2;
 inline constexpr int kGradientBand = 16;
-/// A box of gradients in transfer to memory: rows of one warp, and bytes of a row.
+/// A box of gradients in transfer to memory: number of rows, all of one warp, and bytes of a row.
 inline constexpr uint32_t kBoxRows = 16, kBoxRowBytes = 128, kBoxBytes = kBoxRows * kBoxRowBytes;
-/// Boxes in shared memory for each of the warps that multiply.
+/// Boxes in shared memory for each warp that multiplies.
 inline constexpr uint32_t kSendingWarps = 8, kBoxesOfWarp = 3;
 
 SWITCHYARD_INLINE int gradient_tiles_n(int64_t n) { return static_cast<int>((n + kGradientTileN - 1) / kGradientTileN); }
@@ -46,16 +46,16 @@ SWITCHYARD_INLINE GradientPlace gradient_place(int64_t ticket, int tiles_n, int 
   return {place.row_tile, place.column_tile};
 }
 
-/// Stages for `rows` rows; the rows past them in the last stage are cleared.
+/// Stages for `rows` rows; the excess rows of the last stage are cleared.
 SWITCHYARD_INLINE int count_stages(int rows) { return (rows + kStageRows - 1) / kStageRows; }
-/// Stages of a tile of `rows` rows: none without rows, else more than kEndStages, of which the first ones may be all zero.
+/// Stages of a tile of `rows` rows: none without rows, else more than kEndStages, the first of which may be all zero.
 SWITCHYARD_INLINE int tile_stages(int rows) {
   const int stages = count_stages(rows);
   return rows == 0 || stages > kEndStages ? stages : kEndStages + 1;
 }
 
-/// Shared memory: of a stage; of barriers and entries. The boxes of all warps follow the stages, and a list with a word per
-/// expert plus one is at the end.
+/// Shared memory of a stage, and of barriers and entries. The boxes of all warps follow the stages; a list with one word per
+/// expert plus one is last.
 SWITCHYARD_INLINE constexpr uint32_t gradient_stage_bytes() { return kStageRows * (kGradientTileN + kGradientTileK) * 2; }
 inline constexpr uint32_t kFixedSharedBytes = 1024;
 /// Stages of a block with `shared_bytes` of shared memory; more than kEndStages and kLead on every GPU of sm_90.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces gradients on a GPU in a library built without CUDA.
+// Stubs for gradients on a GPU in a library built without CUDA.
 #include "gemm/gradients/gpu_gradients.hpp"
 
 namespace switchyard::detail::gemm {

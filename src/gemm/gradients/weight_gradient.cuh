@@ -4,11 +4,11 @@
 //
 // A persistent grid, one block per multiprocessor, with roles. One thread claims tiles, one loads stages, one warp clears the
 // rows of a tile's last stage that belong to no expert or to the next one, and two warpgroups multiply, 128 of a tile's 256
-// columns of dy each, and send the gradients (gradient_boxes.cuh). A tile of an expert with 512 rows has only 16 stages, so its
-// end matters: the halves of the last stages are multiplied one after the other, so that the first is sent meanwhile; and the
-// second warpgroup stays kLead stages behind the first, so that one multiplies while the other sends.
+// columns of dy each, and send the gradients (gradient_boxes.cuh). A tile of an expert with 512 rows has only 16 stages, so the
+// end of a tile matters: the halves of the last stages are multiplied one after the other, so that the first half is sent
+// meanwhile; and the second warpgroup stays kLead stages behind the first, so that one multiplies while the other sends.
 //
-// The bits of a gradient depend only on the expert's rows: they are added in ascending order, in one accumulator.
+// The bits of a gradient depend only on the expert's rows, which are added in ascending order, in one accumulator.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
@@ -37,15 +37,15 @@ inline constexpr int kLead = 2;
 static_assert(kLead >= 1);
 inline constexpr int kRowsOfNoTile = -1;
 
-/// Shared memory: Room's barriers and entries, one more barrier per entry, stages, boxes of gradients; the list of experts is
-/// at the end.
+/// Shared memory: the barriers and entries of SharedStorage, one more barrier per entry, stages, boxes of gradients; the list
+/// of experts is last.
 struct GradientSharedStorage : SharedStorage {
   __device__ uint32_t clean(uint32_t entry_slot) const { return base + kFixedBytes - 16 + 8 * entry_slot; }
   __device__ uint32_t stage(uint32_t slot) const { return base + kFixedBytes + slot * kGradientStageBytes; }
   __device__ uint32_t boxes() const { return stage(num_stages()); }
 };
 
-/// A tile in its block's representation; 16 bytes of shared memory.
+/// A tile as represented in its block; 16 bytes of shared memory.
 struct GradientTile {
   int expert, tile_n, tile_k;
   int row, rows;  ///< kRowsOfNoTile: no tile
@@ -58,8 +58,8 @@ __device__ __forceinline__ GradientTile read_tile(uint32_t entry) {
   return {e.x >> 16, e.x & 0xffff, e.y, e.z, e.w};
 }
 
-/// Lists the experts that have tiles: their number in list[0], then their indices. When adding, only experts with rows. Called
-/// by all threads; ends with `__syncthreads()`.
+/// Lists the experts that have tiles: their number in list[0], then their indices. When adding, only experts with rows. Call
+/// from all threads; ends with `__syncthreads()`.
 template <class K>
 __device__ __forceinline__ void list_experts(const WeightGradientParams& p, int* list) {
   for (int e = static_cast<int>(threadIdx.x); e < p.num_experts; e += kThreads)
@@ -71,7 +71,7 @@ __device__ __forceinline__ void list_experts(const WeightGradientParams& p, int*
       const int e = first + lane();
       const bool has = e < p.num_experts && list[1 + e] != 0;
       const uint32_t all = __ballot_sync(~0u, has);
-      __syncwarp();  // every lane has read; the writes below go to this position or before it
+      __syncwarp();  // every lane has read; the writes below are at or before this position
       if (has) list[1 + found + __popc(all & ((1u << lane()) - 1))] = e;
       found += __popc(all);
       __syncwarp();
@@ -106,7 +106,7 @@ __device__ __forceinline__ void claim_gradient_tiles(const WeightGradientParams&
     ptx::mbarrier_arrive(storage.announced(slot));
     if (t.rows == kRowsOfNoTile) break;
   }
-  // The last block resets the counters. All claims are over: each block counts itself after its own claims.
+  // The last block resets the counters. By then all claims are over, because each block counts itself after its own claims.
   if (atomicAdd(p.tickets + 1, 1u) == gridDim.x - 1) p.tickets[0] = p.tickets[1] = 0;
 }
 
@@ -142,7 +142,7 @@ __device__ __forceinline__ void load_gradient_tiles(const WeightGradientParams& 
   }
 }
 
-/// Zeroes the rows of a stage from `rows` on, in both operands. Called by all lanes.
+/// Zeroes the rows of a stage from `rows` on, in both operands. Call from all lanes.
 __device__ __forceinline__ void clear_rows(uint32_t stage, int rows, int chunks) {
   const uint32_t first = stage + static_cast<uint32_t>(rows) * kChunkRowBytes;
   const int pieces = (kStageRows - rows) * static_cast<int>(kChunkRowBytes / 16);
@@ -153,8 +153,8 @@ __device__ __forceinline__ void clear_rows(uint32_t stage, int rows, int chunks)
 }
 
 /// Role of the cleaner warp. Rows past the expert's last one must be 0 in both operands, because 0 * NaN is NaN. Announces for
-/// every tile that its last stages may be read. The warp goes through every stage like those that multiply, because the parity
-/// of a barrier identifies the previous phase only to threads that have observed every phase.
+/// every tile that its last stages may be read. The warp goes through every stage, like the warps that multiply, because the
+/// parity of a barrier identifies the previous phase only for threads that have observed every phase.
 __device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p, const GradientSharedStorage& storage) {
   Position at;
   for (int i = 0;; ++i) {
@@ -172,7 +172,7 @@ __device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p,
       advance(storage, at);
     }
     if (lane() == 0) ptx::mbarrier_arrive(storage.clean(entry));
-    ptx::mbarrier_arrive(storage.taken(entry));  // by each lane, because each has read the entry
+    ptx::mbarrier_arrive(storage.taken(entry));  // by each lane, because each lane has read the entry
   }
 }
 
@@ -219,8 +219,8 @@ __device__ __forceinline__ void issue_stage(const GradientSharedStorage& storage
   ptx::wgmma_commit();
 }
 
-/// Multiplies all stages but the last kEndStages; `stages` is their number, at least one. On return the last of them is still
-/// being multiplied; returns its slot, which the caller must release.
+/// Multiplies all stages except the last kEndStages; `stages` is their number, at least one. On return the last of them is
+/// still being multiplied; returns its slot, which the caller must release.
 template <class K, int kWidth>
 __device__ __forceinline__ uint32_t multiply_beginning(const GradientSharedStorage& storage, Position& at, int stages,
                                                        int lead_barrier, float (&d)[2][kWidth / 2]) {
@@ -239,8 +239,8 @@ __device__ __forceinline__ uint32_t multiply_beginning(const GradientSharedStora
   return last;
 }
 
-/// Begins the products of the last kEndStages stages for one half; all of these stages are loaded and clean. Without branches:
-/// with one among them the compiler would wait for each product.
+/// Begins the products of the last kEndStages stages for one half; all of these stages are loaded and clean. Contains no
+/// branches, because with a branch among the products the compiler would wait for each product.
 template <class K, int kWidth>
 __device__ __forceinline__ void issue_end(const GradientOperands (&s)[kEndStages], int half, float (&d)[kWidth / 2]) {
 #pragma unroll
@@ -263,7 +263,7 @@ __device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParam
                                                        Position& at, Outbox<K>& out, uint32_t i) {
   float d[2][kWidth / 2];
   const uint32_t slot = i & 1;
-  // All lanes have the same value. Without the shuffle the compiler does not know this and waits for each product separately.
+  // All lanes have the same value. Without the shuffle the compiler cannot prove this and waits for each product separately.
   const int rows = __shfl_sync(~0u, ptx::load_shared_16(storage.entry(slot)).w, 0), lead_barrier = 1 + static_cast<int>(slot);
   if (math_group() == 1) ptx::named_barrier(lead_barrier, kMathThreads);
   const uint32_t before = multiply_beginning<K, kWidth>(storage, at, tile_stages(rows) - kEndStages, lead_barrier, d);
@@ -293,7 +293,7 @@ __device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParam
   send_gradients<K>(p, out, corner_of(storage.entry(slot), 1), d[1]);
 }
 
-/// Tile of an expert without rows, in a kernel that overwrites.
+/// Overwrites the tile of an expert without rows.
 template <class K>
 __device__ __forceinline__ void send_zeros(const WeightGradientParams& p, const GradientSharedStorage& storage, Outbox<K>& out,
                                            uint32_t i) {

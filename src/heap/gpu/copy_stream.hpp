@@ -6,9 +6,10 @@
 namespace switchyard::detail {
 
 /// The current device's stream for copies and fills from the host and for launches that never wait for a peer, each followed by
-/// cudaStreamSynchronize. It does not synchronize with the legacy default stream. One per device, created once and kept for the
-/// life of the process, shared by all its ranks and heaps: the driver maps streams to few hardware queues, and the more streams
-/// a process has used, the more likely two ranks' calls share a queue and wait for each other. Thread safe. Throws system.
+/// cudaStreamSynchronize. It does not synchronize with the legacy default stream. There is one per device, created once, kept
+/// for the lifetime of the process and shared by all its ranks and heaps: the driver maps streams to few hardware queues, and
+/// the more streams a process has used, the more likely it is that two ranks' calls share a queue and wait for each other.
+/// Thread-safe. Throws Error(system).
 gpu::Stream copy_stream();
 
 }  // namespace switchyard::detail

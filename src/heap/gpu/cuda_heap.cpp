@@ -90,7 +90,7 @@ struct Agreement {
   Kind kind = Kind::vmm;
 };
 
-/// A pure function of all claims: every rank computes the same result or the same error.
+/// A pure function of all proposals: every rank computes the same result or throws the same error.
 Agreement agree(const std::vector<Proposal>& proposals) {
   Agreement result;
   bool want_ipc = false;
@@ -118,7 +118,7 @@ Agreement agree(const std::vector<Proposal>& proposals) {
   return result;
 }
 
-/// Claims of the ranks of `rank`'s host.
+/// Returns the proposals of the ranks of `rank`'s host.
 std::vector<Proposal> proposals_of_host(const std::vector<Proposal>& proposals, const HostMap& hosts, int rank) {
   std::vector<Proposal> here;
   for (const int r : hosts.ranks_of(hosts.host_of(rank))) here.push_back(proposals[static_cast<size_t>(r)]);
@@ -172,7 +172,7 @@ bool is_on_own_host(const Bootstrap& bootstrap, size_t r) {
 }
 
 /// Allocates memory for all reserved segments of this rank: creates its own, passes it to the peers and maps theirs. `finish`
-/// runs when this rank's memory is mapped and zero, before any peer continues.
+/// runs when this rank's memory is mapped and zeroed, before any peer continues.
 template <class Finish>
 void fill_by_descriptor(Bootstrap& bootstrap, const Deadline& deadline, int device, size_t bytes, const Segments& segments,
                         const Finish& finish) {
@@ -327,7 +327,7 @@ std::vector<std::unique_ptr<CudaHeap>> CudaHeap::create_in_process(const HostMap
   std::vector<Proposal> proposals;
   for (const int device : devices) proposals.push_back(make_proposal(bytes, device));
   const Agreement plan = agree(proposals);
-  std::vector<std::vector<int>> users;  // by host: its GPUs
+  std::vector<std::vector<int>> users;  // by host: the GPUs that use its segments
   for (int host = 0; host < hosts.hosts(); ++host) {
     const std::vector<Proposal> here = proposals_of_host(proposals, hosts, hosts.ranks_of(host).front());
     users.push_back(distinct(here));
@@ -371,11 +371,11 @@ void CudaHeap::close() noexcept {
   const auto me = static_cast<size_t>(view().rank);
   if (bootstrap_ != nullptr) {
     const std::shared_ptr<DeviceSegment> mine = segments_[me];
-    segments_.clear();  // peers' memory first: they free it after the barrier
+    segments_.clear();  // peers' memory first, because the peers free it after the barrier
     try {
       bootstrap_->barrier(deadline_);
     } catch (const PeerFailed&) {
-      // That process has closed its mappings, or ended and lost them. A third process may be late; its mapping stays valid,
+      // That process has closed its mappings, or has ended and lost them. A third process may be late; its mapping stays valid,
       // because the driver counts references to the memory, although its documentation does not guarantee this.
     } catch (...) {
       static_cast<MallocSegment&>(*mine).abandon();

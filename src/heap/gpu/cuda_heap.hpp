@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Symmetric heap in GPU memory. Every rank owns one segment on its GPU; all ranks map all segments, readable and writable by
-// their own GPU. The control words that the host polls are not here: they have a separate heap in host memory.
+// their own GPU. The control words that the host polls are in a separate heap in host memory.
 //
 // Kinds:
 //   vmm   driver allocations (cuMemCreate), passed as file descriptors. Teardown is local: memory is freed with its last
@@ -11,8 +11,7 @@
 //
 // Limits: each host maps its own ranks' segments, whose GPUs access each other as peers; segments of other hosts are null.
 // Sizes are rounded up to the driver's granularity (2 MiB). Ranks may share a GPU. No call waits for work on the caller's
-// streams, except sleep. All calls preserve the current device and create no context on GPUs other than those of this process's
-// ranks.
+// streams, except sleep. All calls preserve the current device and create contexts only on GPUs of this process's ranks.
 #pragma once
 
 #include <cstddef>
@@ -33,10 +32,10 @@ class CudaHeap final : public SymmetricHeap {
   enum class Kind { vmm, ipc };
 
   /// Collective. Processes or threads, as in `bootstrap`. `device` is the GPU of this rank; it may differ by rank and repeat.
-  /// `bytes` is the same on all ranks. The segments are zero. Throws, on all ranks alike, Error(invalid_argument) for a wrong
-  /// index, size or environment variable, Error(unsupported) naming two GPUs that are not peers, Error(mismatch), or
-  /// Error(system) naming requested, free and total bytes. With kind ipc between processes the heap keeps a pointer to
-  /// `bootstrap`, which must outlive it or its close(), and must not have left; close() then waits at most `deadline`.
+  /// `bytes` is the same on all ranks. The segments are zero. Throws, on all ranks, Error(invalid_argument) for a wrong index,
+  /// size or environment variable, Error(unsupported) naming two GPUs that are not peers, Error(mismatch), or Error(system)
+  /// naming requested, free and total bytes. With kind ipc between processes the heap keeps a pointer to `bootstrap`, which
+  /// must outlive the heap or its close(), and must not have left; close() then waits at most `deadline`.
   static std::unique_ptr<CudaHeap> create(Bootstrap& bootstrap, size_t bytes, int device, Milliseconds deadline);
   /// Creates the heaps of all ranks of this process at once, from one thread: rank r has devices[r]. One address per segment.
   static std::vector<std::unique_ptr<CudaHeap>> create_in_process(const std::vector<int>& devices, size_t bytes) {
@@ -53,16 +52,16 @@ class CudaHeap final : public SymmetricHeap {
   /// "vmm" or "ipc".
   const char* kind() const noexcept { return kind_ == Kind::vmm ? "vmm" : "ipc"; }
 
-  /// Unmaps and releases everything; idempotent, never throws; the addresses in view() are invalid afterwards. Work of this
-  /// rank on the heap must have ended. vmm, and ipc between threads: local. ipc between processes: collective, and before
+  /// Unmaps and releases everything; idempotent, never throws; the addresses in view() are invalid afterwards. This rank's work
+  /// on the heap must have ended. vmm, and ipc between threads: local. ipc between processes: collective, and before
   /// Bootstrap::leave(); does not wait for a departed rank. If a rank does not arrive in time, this rank's memory stays
   /// allocated until the process ends, because that rank may still use it.
   void close() noexcept;
-  /// False: close() requires the bootstrap.
+  /// False if close() requires the bootstrap.
   bool closes_alone() const noexcept { return bootstrap_ == nullptr; }
 
   /// Kind vmm; ipc: Error(unsupported). Synchronizes the device and copies the ranges `keep` to host memory (Error(system) if
-  /// host memory is insufficient). While asleep no address of the heap may be used.
+  /// host memory is insufficient). During sleep no address of the heap may be used.
   void sleep(Bootstrap& bootstrap, std::span<const Range> keep, Milliseconds deadline) override;
   void wake(Bootstrap& bootstrap, Milliseconds deadline) override;
 

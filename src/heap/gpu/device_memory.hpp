@@ -11,8 +11,8 @@
 
 namespace switchyard::detail {
 
-/// Number of times that this process has requested GPU memory from the driver: calls of an exchange object never do. Every call
-/// site counts its request before making it.
+/// Number of times that this process has requested GPU memory from the driver, which calls of an exchange object never do.
+/// Every call site counts its request before making it.
 uint64_t num_device_allocations() noexcept;
 void count_device_allocation() noexcept;
 
@@ -82,7 +82,7 @@ class MallocSegment final : public DeviceSegment {
  public:
   MallocSegment(int device, size_t bytes);
   ~MallocSegment() override;
-  /// Leaves the memory allocated until the process ends: a peer may still have it mapped.
+  /// Leaves the memory allocated until the process ends, because a peer may still have it mapped.
   void abandon() noexcept { data_ = nullptr; }
 };
 
@@ -109,7 +109,7 @@ void enable_peer_access(int device, int peer);
 /// Throws Error(unsupported) naming both devices unless `device` can access memory of `peer`.
 void check_peer_access(int device, int peer);
 
-/// Synchronous accesses from the host on a separate stream, so that they wait for no other work. The device is current.
+/// Synchronous accesses from the host on a separate stream, so that they do not wait for other work. The device is current.
 void fill_zero(std::byte* data, size_t bytes);
 void copy_to_host(void* to, const std::byte* from, size_t bytes);
 void copy_to_device(std::byte* to, const void* from, size_t bytes);

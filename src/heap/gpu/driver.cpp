@@ -61,7 +61,8 @@ Driver load() {
   return d;
 }
 
-/// The device's context, retained once created: every call after the first is a load. Checks the index before that.
+/// Returns the device's context, which is retained once created, so that every later call is only a load. First checks the
+/// index.
 CUcontext primary_context(int device) {
   static std::mutex mutex;
   static std::array<std::atomic<CUcontext>, kMaxDevices> contexts = {};

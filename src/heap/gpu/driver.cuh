@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Driver entry points of the CUDA heap, looked up at run time: the library does not link libcuda, and loads on machines without
-// a driver. Host code.
+// Driver entry points of the CUDA heap, looked up at run time: the library does not link libcuda, and can be loaded on machines
+// without a driver. Host code.
 #pragma once
 
 #include <cuda.h>
@@ -39,11 +39,11 @@ struct Driver {
   decltype(&::cuEventQuery) event_query;  ///< cudaEventQuery would leave "not ready" as the caller's pending error
 };
 
-/// Looked up and initialized by the first call. Throws Error(unsupported) unless there is a driver with all of them. Any
+/// Looked up and initialized by the first call. Throws Error(unsupported) if there is no driver or it lacks any of them. Any
 /// thread.
 const Driver& driver();
 
-/// Like gpu::look_up, but a single driver query that sets no error of the runtime: unknown memory is ordinary memory.
+/// Like gpu::look_up, but a single driver query that sets no error of the runtime; unknown memory counts as ordinary memory.
 gpu::MemoryPlace place_of(const void* memory);
 
 /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"

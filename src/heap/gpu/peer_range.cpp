@@ -48,7 +48,7 @@ std::string hexadecimal(const void* p) {
   throw Error(code, "buffer at " + hexadecimal(p) + " is " + found + kAllowed);
 }
 
-/// Rejects everything except device memory; the buffer must be on `device`.
+/// Rejects all memory except device memory; the buffer must be on `device`.
 void check_placement(const void* p, int device) {
   gpu::MemoryPlace place;
   check(gpu::look_up(&place, p), "cudaPointerGetAttributes of " + hexadecimal(p));

@@ -8,7 +8,8 @@
 
 namespace switchyard::detail {
 
-/// Distinguishes this process from all others, also from one with the same number in another container and from forked ones.
+/// Distinguishes this process from all others, including forked processes and processes with the same number in another
+/// container.
 struct ProcessId {
   uint64_t random = 0;
   int64_t number = 0;

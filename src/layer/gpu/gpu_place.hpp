@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU of a rank, and making it current for a call.
+// The GPU of a rank, and a guard that makes it current for a call.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@
 
 namespace switchyard::detail {
 
-/// All zero, and device -1, on the CPU.
+/// On the CPU all members are zero, and the device is -1.
 struct GpuPlace {
   std::array<char, 16> uuid{};
   int multiprocessors = 0;
@@ -18,7 +18,7 @@ struct GpuPlace {
 /// without CUDA.
 GpuPlace gpu_place_of(const Group& group);
 
-/// Makes a GPU current for this thread during its lifetime, unless it is current already; -1: none. Restores the caller's GPU
+/// Makes a GPU current for this thread during its lifetime, unless it is already current; -1: none. Restores the caller's GPU
 /// afterwards. Throws Error(system).
 class CurrentGpu {
  public:

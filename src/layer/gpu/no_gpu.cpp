@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces layers on GPUs in a library built without CUDA.
+// Stubs for layers on GPUs in a library built without CUDA.
 #include "layer/add_rows.hpp"
 #include "layer/gpu/gpu_place.hpp"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer after its plan, by warps that do one thing at a time. Each warp announces its tokens' routes, pulls rows of
-// the rank's experts from their sources, computes tiles of both products, returns outputs to their owners and sums tokens, in
-// that order. Warps take rows, tiles and tokens by counters of the rank. The GPU kernel (exchange/fused) has the same flags and
-// tickets, but separate warps for each of these steps.
+// A whole MoE layer after its plan, by warps that perform its steps one after another. Each warp announces its tokens' routes,
+// pulls rows of the rank's experts from their sources, computes tiles of both products, returns outputs to their owners and
+// sums tokens, in that order. Warps take rows, tiles and tokens by counters of the rank. The GPU kernel (exchange/fused) has
+// the same flags and tickets, but separate warps for each of these steps.
 //
 // | flag           | written by                        | read by             | order           | scope  | reuse              |
 // | layer_told     | source's last announcing warp     | all warps           | release/acquire | system | epoch, never reset |
@@ -13,12 +13,12 @@
 // Progress: announcing waits for nothing, and a pull only for `layer_told`. A warp takes tickets only when no row is left to
 // take, so a row that an up tile waits for is held by a warp that waits for nothing. A down tile waits for up tiles with lower
 // tickets (tickets.hpp), a return for tiles, a sum for returns of all ranks; nothing waits for sums. So a rank may have any
-// number of warps, down to one, but all of them must eventually run, because each announces its share of the tokens.
+// number of warps, even one, but all of them must eventually run, because each announces its share of the tokens.
 //
-// Buffers: every call follows a plan, in which each rank learns from each other rank that it has ended the previous call. So
+// Buffers: every call follows a plan, in which each rank signals to every other rank that it has ended the previous call. So
 // `source`, `places` and the inbox at another rank may be written at once. When the previous call of this rank has ended, other
-// ranks have finished reading its layout.x(), because it has received the outputs of all its rows. Therefore a call of the
-// first half alone must be followed by one of the second half, which has no plan of its own.
+// ranks have finished reading its layout.x(), because it has received the outputs of all its rows. Therefore a call of only the
+// first half must be followed by one of the second half, which has no plan of its own.
 #pragma once
 
 #include "layout/fused_layout.hpp"
@@ -28,15 +28,15 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. The rows of an expert are contiguous, and so are the experts: there is no padding.
+/// Trivially copyable. The rows of an expert are contiguous, and so are the experts: there is no padding between them.
 struct FusedLayerParams {
   CallContext call;
   FusedLayout layout;
   FusedMemory memory;
-  RouteTables routes;  ///< of this rank's tokens
-  TicketOrder order;   ///< of the rank's experts; a product that is not part of the call has no columns
+  RouteTables routes;  ///< for this rank's tokens
+  TicketOrder order;   ///< for the rank's experts; a product that is not part of the call has no columns
   FusedParts parts;
-  const int64_t* tile_row = nullptr;  ///< [row tiles + 1] first row of each, ascending; the last entry: rows of all experts
+  const int64_t* tile_row = nullptr;  ///< [row tiles + 1] first row of each, ascending; the last entry: total number of rows
   int64_t tokens = 0;                 ///< T
   const std::byte* x = nullptr;       ///< [T, H]; null: already at layout.x()
   const float* weights = nullptr;     ///< [T, K], or null: all 1
@@ -50,7 +50,7 @@ struct FusedLayerParams {
 struct FusedTile {
   int expert;   ///< index among the rank's experts
   bool down;    ///< reads memory.h and writes memory.y; else reads memory.x_rows and writes memory.h
-  int index;    ///< index of the row tile among all of the rank
+  int index;    ///< index of the row tile among all row tiles of the rank
   int64_t row;  ///< index of its first row among the rank's rows
   int rows;
   int column_tile;  ///< index among the column tiles of the product
@@ -89,8 +89,8 @@ SWITCHYARD_FN bool wait_own_flags(typename A::Warp& w, const FusedLayerParams& p
       w, p, range.count, [&](int i) { return flags + range.first + i; }, site, event, [&](int) { return p.call.rank(); });
 }
 
-/// Copies this warp's share of tokens to where others read them and announces their routes; the last warp releases the flag at
-/// all ranks.
+/// Copies this warp's share of the tokens to memory that others read and announces their routes; the last warp releases the
+/// flag at all ranks.
 template <class A>
 SWITCHYARD_FN void announce_layer(typename A::Warp& w, const FusedLayerParams& p) {
   const CallContext& call = p.call;
@@ -110,8 +110,8 @@ SWITCHYARD_FN void announce_layer(typename A::Warp& w, const FusedLayerParams& p
       Site::layer_told);
 }
 
-/// Copies one row from its source to all its places, if it is the lowest of its token's rows on this rank. Pending. \returns
-/// the bytes that crossed a link
+/// Copies one row from its source to all its positions, if it is the lowest of its token's rows on this rank. The copies are
+/// pending on return. \returns the bytes that crossed a link
 template <class A>
 SWITCHYARD_FN uint64_t pull_row(typename A::Warp& w, const FusedLayerParams& p, int64_t row, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -130,7 +130,7 @@ SWITCHYARD_FN uint64_t pull_row(typename A::Warp& w, const FusedLayerParams& p, 
   return local ? 0 : bytes;
 }
 
-/// Pulls the rows of this rank's experts that this warp takes, ascending. False after a fault (recorded).
+/// Pulls the rows of this rank's experts that this warp takes, in ascending order. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -160,8 +160,8 @@ SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& 
   }
 }
 
-/// Computes the tiles of both products that this warp takes, by tickets. `multiply(w, tile)` computes one tile; what it leaves
-/// pending is settled here. False after a fault (recorded).
+/// Computes the tiles of both products that this warp takes, by tickets. `multiply(w, tile)` computes one tile; its pending
+/// stores are settled here. False after a fault (recorded).
 template <class A, class Multiply>
 SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {
   const auto tickets = static_cast<uint64_t>(count_tickets(p.order));
@@ -185,7 +185,7 @@ SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerPar
 }
 
 /// Returns the outputs of the row tiles that this warp takes: outputs of other owners are copied to the owner's inbox, and each
-/// is announced to its owner, which may be this rank. False after a fault (recorded).
+/// output is announced to its owner, which may be this rank. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -224,7 +224,7 @@ SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams
   }
 }
 
-/// Sums the tokens that this warp takes, as combine per_route does: k ascending, in float32. False after a fault (recorded).
+/// Sums the tokens that this warp takes, like combine per_route: k ascending, in float32. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams& p) {
   const CallContext& call = p.call;
@@ -256,7 +256,7 @@ SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams&
   return true;
 }
 
-/// Kernel body; runs after the plan or, for the second half alone, after a call of the first half. `multiply(w, tile)`: see
+/// Kernel body; runs after the plan or, for only the second half, after a call of the first half. `multiply(w, tile)`: see
 /// multiply_layer_tiles. False after a fault (recorded).
 template <class A, class Multiply>
 SWITCHYARD_FN bool fused_layer(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {

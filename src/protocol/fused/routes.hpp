@@ -16,8 +16,8 @@ struct RouteTables {
   int topk = 1;
 };
 
-/// Writes to the rank of route f's expert where the row comes from and, if it is the lowest of its token's rows there, which
-/// rows it goes to. Ordinary stores; Site::layer_told orders them. Writes nothing if the route is dropped.
+/// Writes, to the rank of route f's expert, the source of the row and, if it is the lowest of its token's rows there, its
+/// destination rows. Ordinary stores; Site::layer_told orders them. Writes nothing if the route is dropped.
 SWITCHYARD_INLINE void publish_route(const HeapView& heap, const FusedLayout& layout, const RouteTables& routes, int64_t f) {
   const int topk = routes.topk;
   const int64_t t = f / topk;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of a fused layer's tiles and of the pulled rows, and which flags a tile waits for and sets. Pure functions, for
+// The order of a fused layer's tiles and of the pulled rows, and the flags that a tile waits for and sets. Pure functions, for
 // host and device.
 //
 // Tickets number all tiles of a rank: for each step s first the up tiles of expert s, then the down tiles of expert s - lag. A
 // worker takes tickets in ascending order and computes its tiles in that order. An up tile waits for rows, which wait for no
 // ticket. A down tile waits for all up tiles of its rows, which have lower tickets for any lag. So the lowest ticket that is
-// not done can always proceed, whichever worker holds it, and one worker is enough.
+// not done can always proceed, regardless of which worker holds it, and one worker is enough.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct TicketOrder {
   int up_columns = 1, down_columns = 1;  ///< 0: that product is not part of the call
 };
 
-/// Number of tickets before those of step `step`, in [0, experts + lag].
+/// Number of tickets of the steps before `step`, in [0, experts + lag].
 SWITCHYARD_INLINE int step_tickets(const TicketOrder& o, int step) {
   const int e = o.experts, up = step < e ? step : e, late = step - o.lag, down = late < 0 ? 0 : late < e ? late : e;
   return o.up_columns * o.first_tiles[up] + o.down_columns * o.first_tiles[down];
@@ -69,8 +69,8 @@ SWITCHYARD_INLINE int expert_of_tile(const int* first_tiles, int experts, int ti
   return low;
 }
 
-/// Which rows a pulling warp takes. Tickets 0, 1, 2, ... name `together` rows each, `warps` rows apart. The rows of `warps`
-/// consecutive tickets form a contiguous stretch, in which the warps work on neighboring rows at the same time.
+/// The rows that a pulling warp takes. Tickets 0, 1, 2, ... stand for `together` rows each, `warps` rows apart. The rows of
+/// `warps` consecutive tickets form a contiguous stretch, in which the warps process neighboring rows at the same time.
 struct PullOrder {
   int warps = 1, together = 1;
 };
@@ -96,7 +96,7 @@ SWITCHYARD_INLINE FlagRange awaited_by_down(int index, int up_columns) { return 
 SWITCHYARD_INLINE FlagRange awaited_by_return(int index, int down_columns) {
   return {int64_t{index} * down_columns, down_columns};
 }
-/// The flag of its product that a tile sets when its outputs are in memory. `columns`: column tiles of that product.
+/// The flag of its product that a tile sets when its outputs are in memory. `columns`: number of column tiles of that product.
 SWITCHYARD_INLINE int64_t flag_of_tile(int index, int columns, int column) { return int64_t{index} * columns + column; }
 
 }  // namespace switchyard::detail

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch over several hosts. A token crosses once to each other host that it touches, as a crossing row to the proxy of its
-// source. The proxy sends it on like a token of its own (send_records, send_row) and sets the flags that the source would set.
-// Rows and records lie where the plan of all ranks puts them. Rows for ranks of this host are sent as on one host.
+// Dispatch over several hosts. A token crosses once to each other destination host, as a crossing row to the proxy of its
+// source. The proxy sends it on like one of its own tokens (send_records, send_row) and sets the flags that the source would
+// set. Rows and records are placed at the positions that the plan of all ranks defines. Rows for ranks of this host are sent as
+// on one host.
 //
 // | flag      | written by                               | read by           | order           | scope  | reuse              |
 // | placement | receiver and its proxies                 | all sources       | release/acquire | system | epoch, never reset |
 // | rows      | source's, or its proxy's, last warp      | receiver's warps  | release/acquire | system | epoch, never reset |
 // | network   | warps of one rank: rounds.hpp                                                                            |
 //
-// Progress: crossing waits only for rounds, and sending own rows for nothing; a warp waits for `rows` after it has done both.
+// Progress: crossing waits only for rounds, and sending own rows waits for nothing; a warp waits for `rows` after both.
 #pragma once
 
 #include "plan/hosts.hpp"
@@ -24,8 +25,8 @@ struct CrossingHead {
 };
 struct CrossingLayout {
   int topk = 0;
-  int max_places = 0;   ///< of a token on the host that it crosses to
-  bool headers = true;  ///< false: cached dispatch, whose proxies have the headers in their handles
+  int max_places = 0;   ///< maximum places of a token on its destination host
+  bool headers = true;  ///< false: cached dispatch, for which proxies have the headers in their handles
   bool expert_major = false;
   bool weights = false;
   int64_t row_bytes = 0, scale_bytes = 0;
@@ -52,7 +53,7 @@ struct DispatchRail {
   CrossingRows out, in;
   // The peer's tokens on this host, if this rank is its proxy.
   bool is_proxy_of_peer = false;
-  CrossedTokens* crossed = nullptr;  ///< complete in a cached dispatch; filled by a fresh one
+  CrossedTokens* crossed = nullptr;  ///< complete in a cached dispatch; a fresh one fills it
   DispatchParams forward;            ///< of this call, with the tables of `crossed`
   int64_t source_tokens = 0;
   int announced_chunks = 0;  ///< number of chunks whose rows flags are set
@@ -69,7 +70,7 @@ struct HostDispatchParams {
   const int* host_of = nullptr;  ///< [W]
 };
 
-/// Source side: writes crossing row `slot` of token t, for `host`. Pending.
+/// Source side: writes crossing row `slot` of token t, for `host`. The writes are pending on return.
 template <class A>
 void pack_token(typename A::Warp& w, const DispatchParams& p, const CrossingLayout& at, const int* host_of, int host, int64_t t,
                 std::byte* slot) {
@@ -131,7 +132,7 @@ class CrossingSteps {
       moved_.metadata_bytes += static_cast<uint64_t>(layout.row_at());
     }
     A::settle(w);
-    span.set_arg(rows);  // their bytes are counted where rows are sent to ranks
+    span.set_arg(rows);  // their bytes are counted when rows are sent to ranks
     return true;
   }
   void packed(typename A::Warp&, int64_t) {}
@@ -163,7 +164,7 @@ class CrossingSteps {
     for (int i = 0; i < p_.num_rails; ++i)
       if (p_.rails[i].is_proxy_of_peer) announce_rows(w, p_.rails[i], p_.rails[i].in.begin(k), p_.rails[i].in.begin(k + 1));
   }
-  /// Announces the rows of sources that have no token crossing to this host; nothing else would announce them. Called by one
+  /// Announces the rows of sources without tokens that cross to this host, because nothing else announces them. Call from one
   /// warp.
   void announce_empty(typename A::Warp& w) {
     for (int i = 0; i < p_.num_rails; ++i)
@@ -173,7 +174,7 @@ class CrossingSteps {
  private:
   const CallContext& call() const { return p_.move.call; }
 
-  /// Sends token number `i` of a source on, from a slot.
+  /// Forwards token number `i` of a source from a slot.
   void forward(typename A::Warp& w, const DispatchRail& rail, int64_t i, const std::byte* slot) {
     const DispatchParams& p = rail.forward;
     const CrossingLayout& at = rail.in.layout;
@@ -185,7 +186,7 @@ class CrossingSteps {
     send_row<A>(w, p, entries, places, slot + at.row_at(), at.scale_bytes > 0 ? slot + at.scale_at() : nullptr);
   }
 
-  /// Called when token numbers [begin, end) of a source have been sent on: sets its `rows` flags for the chunks that are now
+  /// Call when token numbers [begin, end) of a source have been forwarded: sets its `rows` flags for the chunks that are now
   /// complete.
   void announce_rows(typename A::Warp& w, DispatchRail& rail, int64_t begin, int64_t end) {
     const CrossedTokens& crossed = *rail.crossed;
@@ -214,7 +215,7 @@ class CrossingSteps {
   MoveCounter& moved_;
 };
 
-/// Sends this rank's rows for the ranks of its host, by all warps, as dispatch_direct does.
+/// Sends this rank's rows for the ranks of its host, by all warps, like dispatch_direct.
 template <class A>
 SWITCHYARD_FN void send_own_rows(typename A::Warp& w, const DispatchParams& p, int last, MoveCounter& moved) {
   WorkQueue<A> tokens(p.work.sends_next, A::kTakenAtOnce);
@@ -228,7 +229,7 @@ SWITCHYARD_FN void send_own_rows(typename A::Warp& w, const DispatchParams& p, i
     }
     if (!arrive_is_last<A>(w, p.work.sends_done + c, w.total())) continue;
     if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
-    if (c == 0) WorkQueue<A>::reset(w, p.work.places_next);  // from the previous call; no warp takes any before `rows`
+    if (c == 0) WorkQueue<A>::reset(w, p.work.places_next);  // for the previous call; no warp uses it before `rows`
     publish_rows<A>(w, p, c, last > 0);
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency dispatch over several hosts. A token crosses once to each other host that it touches, quantized by its source, to
-// the source's proxy there. The proxy writes the messages that the source would write, to the same places, and sets the
-// source's flags: `call_header`, `expert_count`, and for every message whether it has arrived or is not for the reader.
+// Low-latency dispatch over several hosts. A token crosses once to each other destination host, quantized by its source, to the
+// source's proxy there. The proxy writes the messages that the source would write, to the same places, and sets the source's
+// flags: `call_header`, `expert_count`, and for every message whether it has arrived or is not for the reader.
 //
 // | flag         | written by                            | read by           | order           | scope  | reuse               |
 // | call_header  | each rank and its proxies             | all ranks         | release/acquire | system | epoch; two sets     |
@@ -10,7 +10,7 @@
 // | network      | warps of one rank: rounds.hpp         |                   |                 |        |                     |
 //
 // Buffers: a proxy writes for a call while it is in that call itself, so it is at most one call ahead of its host, like a
-// source on that host. A rank has slots for everything it sends, so sending waits for nothing. Progress: a proxy waits for
+// source on that host. A rank has slots for all its messages, so sending waits for nothing. Progress: a proxy waits for
 // headers, then for rows, which their sources sent before they waited for anything; the ranks of its host wait for the proxy.
 #pragma once
 
@@ -20,8 +20,8 @@
 
 namespace switchyard::detail {
 
-/// A crossing token: the row and its scales at the same offsets as in a message, entries of all its choices, and the token's
-/// number.
+/// A crossing token: the row and its scales at the same offsets as in a message, the entries of all its choices, and the
+/// token's number.
 struct CrossingMessage {
   int64_t entries_at = 0, token_at = 0, bytes = 0;
 
@@ -57,8 +57,8 @@ struct MessageRails {
   int num_rails = 0;
 };
 
-/// Announces to the ranks of this host that `source`, on another host, has entered the call. Ordered after what this warp has
-/// settled.
+/// Announces to the ranks of this host that `source`, on another host, has entered the call. The announcement is ordered after
+/// everything that this warp has settled.
 template <class A>
 SWITCHYARD_FN void publish_header_of(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source,
                                      uint64_t value) {
@@ -81,8 +81,8 @@ void post_counts_of(typename A::Warp& w, const CallContext& call, const LowLaten
   }
 }
 
-/// Announces message `unit` of `source` to the ranks of this host: it has arrived for those in `places`, and not for the
-/// others.
+/// Announces message `unit` of `source` to the ranks of this host: to those in `places` that it has arrived, to the others that
+/// it will not.
 template <class A, class P>
 SWITCHYARD_FN void announce_forwarded(typename A::Warp& w, const P& p, int source, int unit, uint64_t places) {
   A::template publish_to<Scope::system>(
@@ -116,7 +116,7 @@ SWITCHYARD_FN void write_message(typename A::Warp& w, const P& p, int source, in
   A::settle(w);
 }
 
-/// Sends a unit of `source` on to the ranks of this host. `slot`: its token, with the `entries` of all its choices.
+/// Forwards a unit of `source` to the ranks of this host. `slot`: its token, with the `entries` of all its choices.
 template <class A, class P>
 SWITCHYARD_FN void forward_unit(typename A::Warp& w, const P& p, int source, int unit, const std::byte* slot,
                                 const LowLatencyEntry* entries) {
@@ -129,7 +129,7 @@ SWITCHYARD_FN void forward_unit(typename A::Warp& w, const P& p, int source, int
   announce_forwarded<A>(w, p, source, unit, places);
 }
 
-/// The rounds of a dispatch (rounds.hpp, Steps): outgoing rounds are packed, and the contents of incoming rounds are sent on.
+/// The rounds of a dispatch (rounds.hpp, Steps): outgoing rounds are packed, and the contents of incoming rounds are forwarded.
 template <class A>
 class MessageSteps {
  public:
@@ -146,7 +146,7 @@ class MessageSteps {
       pack_token(w, to.leaving[to.out.begin(k) + item.offset], to.out.slot(k) + item.offset * to.out.stride);
     }
     A::settle(w);
-    span.set_arg(rows);  // their bytes are counted where messages are sent to ranks
+    span.set_arg(rows);  // their bytes are counted when messages are sent to ranks
     return true;
   }
   void packed(typename A::Warp&, int64_t) {}
@@ -168,7 +168,7 @@ class MessageSteps {
     return true;
   }
   void took(typename A::Warp&, int64_t) {}
-  /// Announces the messages of sources that have no token crossing to this host; nothing else would announce them. Called by
+  /// Announces the messages of sources without tokens that cross to this host, because nothing else announces them. Call from
   /// one warp.
   void announce_empty(typename A::Warp& w) {
     for (int i = 0; i < rails_.num_rails; ++i)
@@ -178,7 +178,7 @@ class MessageSteps {
  private:
   const MessageRail& rail(int i) const { return rails_.rails[i]; }
 
-  /// Packs a token. Pending.
+  /// Packs a token. The writes are pending on return.
   void pack_token(typename A::Warp& w, int t, std::byte* slot) {
     const LowLatencyLayout& l = p_.layout;
     std::byte* const scales = slot + l.scales_at();
@@ -196,7 +196,7 @@ class MessageSteps {
     moved_.network_bytes += static_cast<uint64_t>(l.payload_bytes + l.scale_bytes);
   }
 
-  /// Sends token number i of a source on, and announces that the tokens before it that do not cross bring nothing.
+  /// Forwards token number i of a source, and announces that no messages arrive for the tokens before it that do not cross.
   void forward(typename A::Warp& w, const MessageRail& from, int64_t i) {
     const LowLatencyLayout& l = p_.layout;
     const std::byte* const slot = from.arrived(i);
@@ -209,7 +209,7 @@ class MessageSteps {
     for (int unit = t * units; unit < (t + 1) * units; ++unit) forward_unit<A>(w, p_, from.peer, unit, slot, entries);
     if (i + 1 == from.in.count) announce_absent(w, from.peer, t + 1, from.tokens);
   }
-  /// Announces that nothing arrives for tokens [begin, end).
+  /// Announces that no messages arrive for tokens [begin, end).
   void announce_absent(typename A::Warp& w, int source, int begin, int end) {
     const int units = p_.layout.units_per_token();
     for (int unit = begin * units; unit < end * units; ++unit) announce_forwarded<A>(w, p_, source, unit, 0);
@@ -221,7 +221,7 @@ class MessageSteps {
   MoveCounter& moved_;
 };
 
-/// Packs what crosses and begins to send it. Waits for nothing. Called by all warps before low_latency_send.
+/// Packs the crossing tokens and begins to send them. Waits for nothing. Call from all warps before low_latency_send.
 template <class A>
 bool send_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const MessageRails& rails, MoveCounter& moved) {
   MessageSteps<A> steps(p, rails, moved);
@@ -230,7 +230,7 @@ bool send_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const
   return true;
 }
 
-/// Sends on what has arrived for this host, after all ranks have entered the call. Called by all warps before
+/// Forwards the messages that arrive for this host, after all ranks have entered the call. Call from all warps before
 /// low_latency_receive. False after a fault (recorded).
 template <class A>
 bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const MessageRails& rails) {
@@ -239,7 +239,7 @@ bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, co
   if (w.index() == 0) steps.announce_empty(w);
   for (int64_t k = 0; k < rails.in.count; ++k)
     if (!take_round<A>(w, p.call, rails.in, steps, k)) return false;
-  // This rank's own messages have been sent, too, and their slots are free.
+  // This rank's own messages have also been sent, and their slots are free.
   if (w.index() != 0) return true;
   return await_round<A>(w, p.call, *rails.in.carrier, rails.in.first + static_cast<uint64_t>(rails.in.count),
                         &rails.in.work->awaited.value);

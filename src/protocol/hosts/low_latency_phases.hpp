@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode over several hosts in phases, for backends where no kernel may wait for the network: between two phases a
-// round is exchanged, in stream order. Messages, and who writes what for whom: low_latency_forward.hpp,
-// low_latency_returns.hpp.
+// Low-latency mode over several hosts in phases, for backends on which no kernel may wait for the network: between two phases a
+// round is exchanged, in stream order. low_latency_forward.hpp and low_latency_returns.hpp define the messages and their
+// writers.
 //
 //   dispatch   pack_crossing, low_latency_send  -- round -->  forward_crossing_tokens, low_latency_receive
 //   combine    low_latency_return, collect_returned  -- round -->  announce_entered, low_latency_sum
 //
 // Sizes are those of the maximum number of tokens of a rank, so both ends know them without communication: each token has its
-// own place in a round, and returned rows have places by token. Absent tokens and rows are not read.
+// own place in a round, and returned rows have places by token. The places of absent tokens and rows are not read.
 //
 // | flag         | written by                       | read by           | order           | scope  | reuse                    |
 // | call_header  | each rank and its proxies        | all ranks         | release/acquire | system | epoch; two sets          |
@@ -15,9 +15,9 @@
 // | message      | a source's block or proxy's warp | receiver's warps  | release/acquire | system | epoch; two sets          |
 // | returned     | a warp of an expert's rank       | owner's proxy     | none            | system | zeroed when read; 2 sets |
 //
-// Buffers: what a round sends or receives is at the same place in every call, because a graph contains its rounds' addresses.
-// It is written and read in stream order. Progress: a phase after a round waits for phases of ranks of this host that come
-// before, or after, their same round; collect_returned waits for what these ranks send before they wait.
+// Buffers: the send and receive buffers of a round have the same addresses in every call, because a graph contains them. They
+// are written and read in stream order. Progress: a phase after a round waits for phases of ranks of this host that come before
+// the same round, or after it; collect_returned waits for rows that these ranks send before they wait.
 #pragma once
 
 #include "protocol/hosts/low_latency_forward.hpp"
@@ -26,12 +26,12 @@
 
 namespace switchyard::detail {
 
-/// A rank of another host that this one exchanges rows with.
+/// A rank of another host with which this one exchanges rows.
 struct RemoteRail {
   int rank = -1, host = -1;
   int peer_is_my_proxy = 0, is_proxy_of_peer = 0;
-  int source = -1;     ///< index among the ranks whose proxy is this rank, if it is one
-  int host_ranks = 0;  ///< number of ranks of its host
+  int source = -1;     ///< index among the ranks whose proxy is this rank, if it is one of them
+  int host_ranks = 0;  ///< number of ranks of the peer's host
 };
 
 /// One rank's data about other hosts in all calls of an object. Trivially copyable; pointers are to this rank's private memory.
@@ -68,8 +68,8 @@ struct DispatchRound {
   SWITCHYARD_FN std::byte* slot(std::byte* message, int t) const { return message + tokens_at + int64_t{t} * at.bytes; }
 };
 
-/// A combine message: to a proxy of this rank its head, whose number is the header of the call; to a rank whose proxy is this
-/// rank, the rows of that rank's tokens.
+/// A combine message. To a proxy of this rank: its head, whose number is the header of the call. To a rank whose proxy is this
+/// rank: the rows of that rank's tokens.
 struct CombineRound {
   int max;  ///< maximum rows of a token
   int64_t row_stride;
@@ -93,7 +93,7 @@ struct CrossedIds {
   }
 };
 
-/// RemoteCombineParams in phases.
+/// RemoteCombineParams for the phases.
 struct PhasedCombineParams : RemoteCombineParams {
   RemoteRails rails;
   CrossedIds crossed;
@@ -107,7 +107,7 @@ SWITCHYARD_FN void write_head(typename A::Warp& w, const CallContext& call, std:
                                               0};
   });
 }
-/// True if the message that arrived over a rail is of this call. False: a mismatch, which is recorded.
+/// True if the message that arrived over a rail belongs to this call. False: a mismatch, which is recorded.
 template <class A>
 SWITCHYARD_FN bool is_of_call(typename A::Warp& w, const CallContext& call, const RemoteRails& remote, int rail) {
   const RelayHead& head = *reinterpret_cast<const RelayHead*>(remote.in(rail));
@@ -139,7 +139,7 @@ SWITCHYARD_FN void pack_entries(typename A::Warp& w, const P& p, int t, LowLaten
   A::settle(w);
 }
 
-/// Writes some columns of token t's row, and their scales, as sent. Pending.
+/// Writes some columns of token t's row, and their scales, in the sent format. The writes are pending on return.
 template <class A, class P>
 SWITCHYARD_FN void pack_columns(typename A::Warp& w, const P& p, int t, const ColumnRange& range, std::byte* slot) {
   const std::byte* const row = p.x + int64_t{t} * p.src_row_bytes;
@@ -158,8 +158,8 @@ SWITCHYARD_FN void pack_columns(typename A::Warp& w, const P& p, int t, const Co
     A::copy(w, scales, p.scales + int64_t{t} * p.src_scale_bytes + range.scale_at, static_cast<size_t>(range.scale_bytes));
 }
 
-/// Source: packs what a dispatch sends to other hosts. Called by all warps; waits for nothing. \returns bytes of this warp's
-/// crossing rows, counted once per host
+/// Source: packs the data that a dispatch sends to other hosts. Call from all warps; waits for nothing. \returns bytes of this
+/// warp's crossing rows, counted once per host
 template <class A, class P>
 SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const RemoteRails& remote) {
   const auto& l = p.layout;
@@ -192,8 +192,9 @@ SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const Remo
   return bytes;
 }
 
-/// Proxy: announces to the ranks of this host what arrived from the ranks that this one is the proxy of, sends their tokens on,
-/// and stores what their combine needs. Called by all warps; waits for nothing. False after a fault (recorded).
+/// Proxy: announces to the ranks of this host the messages from the ranks for which this one is the proxy, forwards their
+/// tokens, and stores the data that their combine needs. Call from all warps; waits for nothing. False after a fault
+/// (recorded).
 template <class A, class P>
 SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, const RemoteRails& remote,
                                            const CrossedIds& crossed) {
@@ -236,7 +237,7 @@ SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, cons
 
 // ---- combine ----
 
-/// Announces the call to the proxies of this rank. Sending half; one warp.
+/// Announces the call to the proxies of this rank. Part of the sending half; call from one warp.
 template <class A>
 SWITCHYARD_FN void write_combine_heads(typename A::Warp& w, const PhasedCombineParams& p) {
   for (int rail = 0; rail < p.rails.num_rails; ++rail)
@@ -258,8 +259,8 @@ SWITCHYARD_FN bool wait_entered_local(typename A::Warp& w, const PhasedCombinePa
   return A::out_of_line(w, RecordMismatch<A>{}, &call, nth_bit(others, 0));
 }
 
-/// Proxy: collects what the ranks of this host return for tokens of the ranks that this one is the proxy of. Called by all
-/// warps, after this rank has returned its own rows. False after a fault (recorded).
+/// Proxy: collects the rows that the ranks of this host return for tokens of the ranks for which this one is the proxy. Call
+/// from all warps, after this rank has returned its own rows. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombineParams& p) {
   if (!wait_entered_local<A>(w, p)) return false;
@@ -292,8 +293,8 @@ SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombinePara
   return true;
 }
 
-/// Proxy: announces to the ranks of this host that the ranks that this one is the proxy of have entered the call. One warp.
-/// False after a fault (recorded).
+/// Proxy: announces to the ranks of this host that the ranks for which this one is the proxy have entered the call. Call from
+/// one warp. False after a fault (recorded).
 template <class A>
 SWITCHYARD_FN bool announce_entered(typename A::Warp& w, const PhasedCombineParams& p) {
   for (int rail = 0; rail < p.rails.num_rails; ++rail) {
@@ -305,7 +306,8 @@ SWITCHYARD_FN bool announce_entered(typename A::Warp& w, const PhasedCombinePara
   return true;
 }
 
-/// For returned_row: where a round delivered the row returned for slot `slot` of token t; null: a rank of this host pushes it.
+/// For returned_row: the address at which a round delivered the row returned for slot `slot` of token t; null: a rank of this
+/// host pushes it.
 template <class Ids>
 SWITCHYARD_FN const std::byte* row_in_round(const PhasedCombineParams& p, const Ids& all_ids, int t, int slot) {
   const auto& l = p.layout;

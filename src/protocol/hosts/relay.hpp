@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short messages of a rank to all ranks of other hosts: it sends them to its proxies, which pass them on like their own.
-// Executed by one warp of each rank. Counts and placements (protocol/counts.hpp) are sent this way.
+// Short messages of a rank to all ranks of other hosts: it sends them to its proxies, which forward them like their own.
+// Executed by one warp of each rank. Used for counts and placements (protocol/counts.hpp).
 //
-// Buffers: those of the carrier's round. Progress: a rank announces itself to its own host before it relays anything, so a wait
-// names the rank that is missing.
+// Buffers: those of the carrier's round. Progress: a rank announces itself to its own host before it relays anything, so the
+// report of a failed wait gives the missing rank.
 #pragma once
 
 #include <cstring>
@@ -13,7 +13,7 @@
 
 namespace switchyard::detail {
 
-/// A rank of another host that this one exchanges rows with.
+/// A rank of another host with which this one exchanges rows.
 struct RailPeer {
   int rank = -1;
   int host = -1;
@@ -22,7 +22,7 @@ struct RailPeer {
   std::vector<std::byte> out, in;  ///< messages
 };
 
-/// Head of a message: the call that it belongs to, and a number from the sender.
+/// Head of a message: its call, and a number from the sender.
 struct RelayHead {
   uint64_t call;
   uint64_t operation;
@@ -30,7 +30,7 @@ struct RelayHead {
   uint64_t bytes;
 };
 
-/// Begins to send a message to each proxy of this rank: `out_bytes(peer)` bytes that fill(peer, to) writes, with number(peer).
+/// Begins to send a message to each proxy of this rank, with number(peer): `out_bytes(peer)` bytes that fill(peer, to) writes.
 /// From each rank whose proxy is this rank, in_bytes(peer) bytes are expected.
 template <class OutBytes, class InBytes, class Number, class Fill>
 void post_relay(const CallContext& call, Carrier& carrier, uint64_t round, std::vector<RailPeer>& peers, OutBytes&& out_bytes,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that come back over a rail in the rounds of a combine. Both ends compute the same.
+// Rows returned over a rail in the rounds of a combine. Both ends compute the same values.
 #pragma once
 
 #include "plan/hosts.hpp"
@@ -26,10 +26,10 @@ struct ReturnedRows {
 /// Both directions of one rail.
 struct ReturnRail {
   int peer = -1;
-  bool is_proxy_of_peer = false;  ///< `out` goes to the peer, for its tokens
+  bool is_proxy_of_peer = false;  ///< `out` is sent to the peer, for its tokens
   const CrossedTokens* crossed = nullptr;
   ReturnedRows out;
-  bool peer_is_my_proxy = false;  ///< `in` comes from the peer
+  bool peer_is_my_proxy = false;  ///< `in` is received from the peer
   ReturnedRows in;
 
   int64_t number(int64_t k) const { return crossed->first_from(out.first_token(k)); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine over several hosts. On each other host the proxy of a token's owner reads the token's rows there, as an owner does on
-// its own host, and returns them in rounds of the owner's tokens: exact rows (per_rank, per_route) or their sum (per_host). The
-// owner adds the rows of its own host and those that have arrived. Rows that peers of the host cannot read in place are copied
+// Combine over several hosts. On each other host the proxy of a token's owner reads the token's rows there, like an owner on
+// its own host, and returns them in rounds of the owner's tokens: the exact rows (per_rank, per_route) or their sum (per_host).
+// The owner adds the rows of its own host and the returned ones. Rows that peers of the host cannot read in place are copied
 // first, and per_rank of expert-major rows sums them first (combine_copies.hpp, combine_sums.hpp).
 //
 // | flag    | written by                               | read by            | order           | scope  | reuse              |
@@ -9,8 +9,8 @@
 // | pulled  | owner's, or its proxy's, last warp       | expert's warp 0    | release/acquire | system | epoch, never reset |
 // | network | warps of one rank: rounds.hpp                                                                            |
 //
-// Placements have been exchanged, and agree, before the kernel begins. Progress: all warps copy or sum before they wait for
-// anything. Then follow the rounds, in which warps wait for `outputs` of ranks of this host; `pulled` is waited for last.
+// All placements have been exchanged, and agree, before the kernel begins. Progress: all warps copy or sum before they wait for
+// anything. Then follow the rounds, in which warps wait for `outputs` of ranks of this host; the wait for `pulled` is last.
 #pragma once
 
 #include "protocol/hosts/returned_rows.hpp"
@@ -32,12 +32,12 @@ struct HostCombineParams {
   int num_rails = 0;
   ReturnedRows own;  ///< rounds of this rank's tokens, equal for each returning peer
   ReturnKind return_kind = ReturnKind::per_rank;
-  const int* rail_of_host = nullptr;  ///< [hosts] rail that returns its rows; -1: this host
+  const int* rail_of_host = nullptr;  ///< [hosts] rail on which its rows are returned; -1: this host
   int hosts = 1;
   const int* host_of = nullptr;  ///< [W]
 };
 
-/// Address of the row at place i of token t on this host, and of its weights; null: it has none.
+/// Address of the row at place i of token t on this host, and of its weights; null if there is none.
 SWITCHYARD_FN inline const std::byte* local_row(const CombineParams& p, const TokenRows& rows, int i) {
   const int rank = rows.rank(i);
   const Placement& place = *p.call.heap.local(p.shape.control.placement(p.call.epoch, rank));
@@ -51,8 +51,8 @@ SWITCHYARD_FN inline const std::byte* local_weights(const CombineParams& p, cons
   return p.call.heap.base[rank] + place.pull.weights + int64_t{4} * p.shape.topk * rows.entries[i].record;
 }
 
-/// Sums the rows of token t on this host, starting from +0, in the contracted order, to `out`, and their weights to
-/// `out_weights` unless null. False: there are none. Pending.
+/// Sums the rows of token t on this host, starting from +0, in the order that the contract defines, to `out`, and their weights
+/// to `out_weights` unless null. The writes are pending on return. False: there are no rows.
 template <class A>
 SWITCHYARD_FN bool sum_local(typename A::Warp& w, const CombineParams& p, int64_t t, std::byte* out, std::byte* out_weights) {
   const TokenRows rows = rows_of(p, t);
@@ -104,7 +104,7 @@ class ReturnSteps {
       if (p_.rails[i].is_proxy_of_peer && k + 1 == p_.rails[i].out.rounds())
         publish_for<A>(w, call(), p_.sum.shape.control, Site::pulled, p_.rails[i].peer);
   }
-  /// Sets `pulled` for owners without tokens. Called by one warp.
+  /// Sets `pulled` for owners without tokens. Call from one warp.
   void announce_empty(typename A::Warp& w) {
     for (int i = 0; i < p_.num_rails; ++i)
       if (p_.rails[i].is_proxy_of_peer && p_.rails[i].out.rounds() == 0)
@@ -137,14 +137,14 @@ class ReturnSteps {
  private:
   const CallContext& call() const { return p_.sum.call; }
 
-  /// Waits for what ranks of this host copy or sum for the owner's tokens of round k.
+  /// Waits for the copies or sums of ranks of this host for the owner's tokens of round k.
   bool wait_chunk(typename A::Warp& w, const ReturnedRows& rows, int64_t k) {
     int c = 0;
     while (c + 1 < kSumChunks && sum_chunk_end(rows.tokens, c) < rows.first_token(k + 1)) ++c;
     return wait_outputs<A>(w, p_.sum, c);
   }
 
-  /// Proxy: writes what this host returns for token number n. Pending.
+  /// Proxy: writes the rows that this host returns for token number n. The writes are pending on return.
   void give_back(typename A::Warp& w, const CombineRail& rail, int64_t n, std::byte* to) {
     const CombineParams& p = rail.sum;
     const auto row_bytes = static_cast<size_t>(p.shape.row_bytes), weight_bytes = 4 * static_cast<size_t>(p.shape.topk);
@@ -177,12 +177,12 @@ class ReturnSteps {
     return in.rows_before[t + 1] - in.rows_before[t];
   }
 
-  /// Owner: sums token t from rows, as on one host. Pending.
+  /// Owner: sums token t from rows, as on one host. The writes are pending on return.
   void add_rows(typename A::Warp& w, int64_t k, int64_t t) {
     const CombineParams& p = p_.sum;
     const TokenRows rows = rows_of(p, t);
     const int64_t row_bytes = p.shape.row_bytes;
-    const auto arrived = [&](int i) {  // its position among the rows of its host
+    const auto arrived = [&](int i) {  // `i`: position among the rows of its host
       const int host = p_.host_of[rows.rank(i)];
       int before = 0;
       for (int j = 0; j < i; ++j) before += rows.rank(j) >= 0 && p_.host_of[rows.rank(j)] == host ? 1 : 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds between hosts, shared by the warps of a rank. All warps pack what a round sends, warp 0 posts it and drives the
-// carrier while it waits, and all warps take what has arrived. Each direction has a ring of three slots: one is packed, one in
-// flight, one taken.
+// Rounds between hosts, shared by the warps of a rank. All warps pack the outgoing data of a round, warp 0 posts it and drives
+// the carrier while it waits, and all warps take the arrived data. Each direction has a ring of three slots: one is packed, one
+// is in flight, one is taken.
 //
 // | flag    | written by                       | read by              | order           | scope  | reuse              |
 // | network | last warp that packed, or took   | warp 0               | release/acquire | device | epoch, never reset |
@@ -10,7 +10,7 @@
 // Buffers: a slot is packed again after its round has been sent, and receives again after all warps have taken its contents:
 // warp 0 posts round k after both. Progress: every warp packs rounds 0, 1, 2 and then in turn takes round j and packs round j +
 // 3, so no warp waits for a round before all warps have packed it. Rounds arrive in the same order at both ends. In between,
-// warps wait only for ranks of this host, and those wait for none of the rounds.
+// warps wait only for ranks of this host, and those waits do not depend on the rounds.
 #pragma once
 
 #include "carrier/carrier.hpp"
@@ -21,7 +21,7 @@ namespace switchyard::detail {
 
 inline constexpr int kRoundSlots = 3;
 
-/// Words private to a rank. Counters are 0 between calls; the others are flags, {epoch, rounds}.
+/// Words private to a rank. Counters are 0 between calls; the other words are flags, {epoch, rounds}.
 struct RoundWork {
   struct alignas(64) Word {
     uint64_t value = 0;
@@ -54,11 +54,11 @@ struct Rounds {
   int64_t count = 0;
 };
 
-/// Records that a round cannot end. \returns false
+/// Records that a round cannot complete. \returns false
 template <class A>
 bool record_broken(typename A::Warp& w, const CallContext& call, const RoundStatus& status) {
   if (status.state == RoundState::unlike) return record_mismatch<A>(w, call, Site::network, status.peer);
-  // The end of a connection does not prove a death. The monitor of the peer reports the cause shortly.
+  // The end of a connection does not prove a death. The monitor of the peer will report the cause shortly.
   const int peer = status.peer >= 0 ? status.peer : call.rank();
   const uint64_t start = A::now_ns();
   uint64_t word = 0;
@@ -78,8 +78,8 @@ bool record_broken(typename A::Warp& w, const CallContext& call, const RoundStat
   return false;
 }
 
-/// Drives the carrier until `round` has been sent and received. False after a fault (recorded). `awaited`: null, or receives
-/// the awaited rank.
+/// Drives the carrier until `round` has been sent and received. False after a fault (recorded). `awaited`: null, or set to the
+/// awaited rank.
 template <class A>
 bool await_round(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round, uint64_t* awaited = nullptr) {
   RoundStatus status = carrier.advance(round);
@@ -98,7 +98,7 @@ bool await_round(typename A::Warp& w, const CallContext& call, Carrier& carrier,
   return status.state == RoundState::done || record_broken<A>(w, call, status);
 }
 
-/// Waits until `flag`, one of RoundWork, reaches `rounds`. A fault of any warp of this rank also ends the wait.
+/// Waits until `flag`, one of the flags in RoundWork, reaches `rounds`. A fault of any warp of this rank also ends the wait.
 template <class A>
 bool await_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r, uint64_t* flag, int64_t rounds) {
   const auto failed = [&](typename A::Warp&, int) { return A::peek(call.fault_claims) != 0; };
@@ -108,17 +108,18 @@ bool await_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r,
       [&](int) { return static_cast<int>(A::peek(&r.work->awaited.value)); }, span, Wait::brief, failed);
 }
 
-/// Announces that this rank has done `rounds` of the rounds that `flag` counts. Releases everything settled before.
+/// Announces that this rank has completed `rounds` of the rounds counted by `flag`. Releases everything that was settled
+/// before.
 template <class A>
 void publish_rounds(typename A::Warp& w, const CallContext& call, uint64_t* flag, int64_t rounds) {
   A::template store_release<Scope::device>(w, flag, flag_word(call.epoch, static_cast<uint64_t>(rounds)), Site::network);
 }
 
 /// Steps of a call in its rounds, executed by any warp. Template parameter Steps below:
-///   bool pack(Warp&, int64_t k, WorkQueue<A>& items)   this warp's share of what round k sends; settled on return
+///   bool pack(Warp&, int64_t k, WorkQueue<A>& items)   this warp's share of the outgoing data of round k; settled on return
 ///   void packed(Warp&, int64_t k)                      the last warp, after all have packed
 ///   std::span<const Leg> legs(int64_t k)               warp 0
-///   bool take(Warp&, int64_t k, WorkQueue<A>& items)   this warp's share of what has arrived; settled on return
+///   bool take(Warp&, int64_t k, WorkQueue<A>& items)   this warp's share of the arrived data; settled on return
 ///   void took(Warp&, int64_t k)                        the last warp, after all have taken
 
 /// Packs round k and, on warp 0, posts it.
@@ -168,7 +169,7 @@ bool begin_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r,
     if (!pack_round<A>(w, call, r, steps, k)) return false;
   return true;
 }
-/// Does everything that is left after begin_rounds().
+/// Completes the rounds that begin_rounds() has not completed.
 template <class A, class Steps>
 bool finish_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r, Steps& steps) {
   for (int64_t k = 0; k < r.count; ++k) {

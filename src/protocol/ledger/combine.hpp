@@ -7,25 +7,26 @@
 // | returned    | a warp of an expert's rank    | owner's warps | none            | system | blank a call later          |
 // | local_sends | each warp with rows for owner | the last one  | acquire-release | device | reset to 0                  |
 //
-// Every rank sets its flag at every owner in every call, even if it has no rows. A call ends only when all its flags have
-// arrived.
+// Every rank sets its flag at every owner in every call, even if it has no rows. A call ends only when the flags of all ranks
+// have arrived.
 //
-// *Rows of whole 16 bytes* are sentinel rows (arch/ops.hpp; site `returned`). The flag only says that a rank has entered the
-// call, and with which ledger. Three return buffers take turns. The buffer of call n keeps its contents until call n + 1, which
-// blanks it. It is written again in call n + 3, by a rank that has finished call n + 2. That rank has therefore acquired the
-// owner's flag of call n + 2, which the owner set after it had finished call n + 1, including the blanking.
+// *Rows whose size is a multiple of 16 bytes* are sentinel rows (arch/ops.hpp; site `returned`). The flag only announces that a
+// rank has entered the call, and with which ledger. Three return buffers are used in turn. The buffer of call n keeps its
+// contents until call n + 1, which blanks it. It is written again in call n + 3, by a rank that has finished call n + 2. That
+// rank has therefore acquired the owner's flag of call n + 2, which the owner set after it had finished call n + 1, including
+// the blanking.
 //
-// *Other rows* are followed by the flag, which the last warp with rows for an owner sets. Two buffers take turns by the parity
-// of the call. A rank writes the buffer of call n + 2 at an owner only after it finished call n + 1, hence after it acquired
-// the owner's flag of call n + 1, which the owner set after all its warps had finished call n. So nobody still reads what is
-// overwritten, and nothing needs clearing. A flag that is one call ahead also ends a wait: its writer's rows of call n were
-// complete before it began call n + 1. Signatures are also doubled by parity, for both kinds of rows.
+// *Other rows* are followed by the flag, which the last warp with rows for an owner sets. Two buffers are used in turn, by the
+// parity of the call. A rank writes the buffer of call n + 2 at an owner only after the end of its call n + 1. By then it has
+// acquired the owner's flag of call n + 1, which the owner set after all its warps had finished call n. So the overwritten data
+// is no longer read, and nothing needs clearing. A flag that is one call ahead also ends a wait: its writer's rows of call n
+// were complete before it began call n + 1. Signatures are also doubled by parity, for both kinds of rows.
 //
 // Expert outputs are in the rank's own memory and are read before it announces them, so they may change when the call returns.
 //
-// Ranks whose ledgers differ still write only inside the return buffers (tables are checked). The resulting sums are
-// unspecified, but the signatures beside the flags make both ranks of such a pair end the call: with a mismatch of its own, or
-// by the abort of the other rank that found one.
+// Ranks whose ledgers differ still write only inside the return buffers, because tables are checked. The resulting sums are
+// unspecified, but the signatures beside the flags make both ranks of such a pair end the call: with a mismatch that they
+// detect, or by the abort of the other rank.
 //
 // Progress: returning rows waits for nothing; a warp waits only after it has returned its share. All warps of a rank must run.
 #pragma once
@@ -36,8 +37,8 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Pointers are to this rank's memory. The functions below accept any type with these members, so that a
-/// kernel for one row type can make that type a constant.
+/// Trivially copyable. Pointers are to this rank's memory. The functions below accept any type with these members, so that
+/// kernels for one row type can have some members as constants.
 struct LedgerParams {
   CallContext call;
   LedgerLayout layout;
@@ -57,7 +58,7 @@ struct LedgerParams {
 
   // Owner side.
   int64_t tokens = 0;
-  int64_t returned = 0;                  ///< number of rows that come back
+  int64_t returned = 0;                  ///< number of returned rows
   bool some_unnamed = false;             ///< some of these rows are in no sum
   const int32_t* row_of = nullptr;       ///< [T * K] row of the return buffer; -1: none
   const uint64_t* senders_of = nullptr;  ///< [T] bit r: rank r returns a row of the token
@@ -83,11 +84,11 @@ SWITCHYARD_FN void announce_returned(typename A::Warp& w, const P& p, uint64_t o
       Site::ledger_rows);
 }
 
-/// Number of parts in which a chunk is copied, so that few rows keep many multiprocessors busy.
+/// Number of parts in which a chunk is copied, so that a few rows keep many multiprocessors busy.
 inline constexpr int kChunkParts = 4;
 
-/// Returns this warp's share of the chunks; the warp that completes an owner's chunks announces them to it. The chunks of one
-/// owner are contiguous, and each rank begins with a different owner.
+/// Returns this warp's share of the chunks; the warp that completes an owner's chunks announces them to the owner. The chunks
+/// of one owner are contiguous, and each rank begins with a different owner.
 template <class A, class P>
 SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -154,8 +155,8 @@ struct EnteredOtherCall {
   }
 };
 
-/// Waits until missing(looks) finds no missing row: it returns the row's number in the return buffer, or -1. Charges the time
-/// to the rank that returns the row. False after a fault (recorded).
+/// Waits until missing(looks), which returns the number of a missing row in the return buffer, or -1, finds none. Charges the
+/// time to the rank that returns the row. False after a fault (recorded).
 template <class A, class P, class Missing>
 SWITCHYARD_FN bool wait_for_arrival(typename A::Warp& w, const P& p, Missing&& missing) {
   constexpr int kLooks = 16;
@@ -198,8 +199,8 @@ SWITCHYARD_FN bool sum_if_arrived(typename A::Warp& w, const P& p, const ReduceS
   });
 }
 
-/// Blanks what the previous call left. Runs after all ranks have entered this call, so all rows that they sent in the previous
-/// call have arrived, including rows that no route names. Settled on return.
+/// Blanks the data of the previous call. Runs after all ranks have entered this call, so all rows that they sent in the
+/// previous call have arrived, including rows that no route uses. Settled on return.
 template <class A, class P>
 SWITCHYARD_FN void blank_last_rows(typename A::Warp& w, const P& p) {
   std::byte* const rows = p.call.heap.local(p.layout.buffer(p.call.epoch - 1));
@@ -209,7 +210,7 @@ SWITCHYARD_FN void blank_last_rows(typename A::Warp& w, const P& p) {
   A::settle(w);
 }
 
-/// If some rows are in no sum: waits for this warp's share of the whole return buffer, so that these rows have arrived too.
+/// If some rows are in no sum: waits for this warp's share of the whole return buffer, so that these rows have also arrived.
 template <class A, class P>
 SWITCHYARD_FN bool wait_unnamed(typename A::Warp& w, const P& p) {
   if (!p.some_unnamed) return true;
@@ -229,12 +230,12 @@ template <class A, class P>
 SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
   const std::byte* buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
   uint64_t here = 0;  // senders whose rows this warp may read
-  // If there are few tokens, many warps sum parts of them.
+  // With few tokens, many warps sum parts of them.
   const bool split = p.tokens < w.total();
   const int64_t width = split ? 512 : p.hidden, parts = split ? (p.hidden + 511) / 512 : 1;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   for (int64_t i = spread_index(w); i < p.tokens * parts; i += w.total()) {
-    // 32 bits: GPUs divide them faster.
+    // 32 bits, because GPUs divide 32-bit numbers faster.
     const int64_t t = split ? static_cast<int64_t>(static_cast<uint32_t>(i) / static_cast<uint32_t>(parts)) : i;
     const int64_t column = (i - t * parts) * width, left = p.hidden - column, at = column * element;
     const ReduceSpec sum{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type,
@@ -284,7 +285,7 @@ SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
     span.set_bytes(moved.remote_bytes);
     call.moved[w.index()] = moved;
   }
-  // Usually all ranks have entered by now, and the remains of the last call can be blanked while rows are in flight.
+  // Usually all ranks have entered by now, so the data of the last call can be blanked while rows are in flight.
   const auto entered = [&](int r) { return call.heap.local(p.layout.flag(r)); };
   const bool early =
       sentinels && A::template poll_from<Scope::system>(w, call.world(), entered, call.word(), Site::ledger_rows) < 0;

@@ -4,7 +4,7 @@
 // | flag         | written by | read by      | order           | scope  | reuse                                    |
 // | call_header  | each rank  | all ranks    | release/acquire | system | epoch; two sets by parity of the call    |
 //
-// Functions accept parameters and layouts of any type with these members: a kernel for one kind of rows makes some of them
+// Functions accept parameters and layouts of any type with these members: kernels for one kind of rows have some of them as
 // constants (exchange/low_latency/known.cuh).
 //
 // Every rank announces to all peers that it has entered call n before it waits for anything in it, and it leaves call n only
@@ -30,8 +30,8 @@ SWITCHYARD_FN ItemPiece split_index(int64_t i, const Layout& l) {
   return {item, static_cast<int>(index - item * l.by_pieces.value())};
 }
 
-/// Like spread_index, for received items. The order is reversed: the warps that had nothing to send, which are the last ones,
-/// get the first items and already wait while the others send.
+/// Like spread_index, for received items. The order is reversed, so that the warps that had nothing to send, which are the last
+/// ones, get the first items and already wait while the others send.
 template <class Warp>
 SWITCHYARD_FN int64_t receiving_index(const Warp& w) {
   return w.total() - 1 - spread_index(w);
@@ -42,23 +42,23 @@ enum class LowLatencyKind : uint8_t { dispatch = 0, combine = 1, all_to_all = 2 
 SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, CombineOrder order, DType type) {
   return static_cast<uint64_t>(kind) + 4 * static_cast<uint64_t>(order) + 8 * static_cast<uint64_t>(type);
 }
-/// A header value has the kind above these bits. Below is T, which differs by rank; or in a combine the low bits of the number
-/// of the dispatch whose rows it sums, which is the same on all ranks.
+/// A header value contains the kind above these bits. The bits below contain T, which differs by rank, or, in a combine, the
+/// low bits of the number of the dispatch whose rows it sums, which are the same on all ranks.
 inline constexpr int kHeaderDetailBits = kFlagValueBits - 5;
 static_assert(8 * std::size(NamesOf<DType>::kAll) <= 32, "5 bits of a header word hold kind, order and type");
-inline constexpr int64_t kMaxLowLatencyTokens = 65535;  // check_config allows no more
+inline constexpr int64_t kMaxLowLatencyTokens = 65535;  // the maximum that check_config allows
 static_assert(kMaxLowLatencyTokens >> kHeaderDetailBits == 0, "T travels in a header word, and in expert_count");
 SWITCHYARD_FN inline uint64_t header_value(uint64_t kind, uint64_t detail) {
   return kind << kHeaderDetailBits | (detail & ((uint64_t{1} << kHeaderDetailBits) - 1));
 }
 
-/// True for the warp that announces to all ranks that this rank has entered a call: one that will have little to send.
+/// True for the warp that announces to all ranks that this rank has entered a call. It is chosen to have little to send.
 template <class Warp>
 SWITCHYARD_FN bool is_announcer(const Warp& w) {
   return w.warp() == 0 && w.block() + 1 == w.num_blocks();
 }
 
-/// Announces to all ranks that this rank has entered the call. All warps call this first; the one for which is_announcer()
+/// Announces to all ranks that this rank has entered the call. Call first, from all warps; the warp for which is_announcer()
 /// holds writes the flags. `value`: header_value.
 template <class A, class Layout>
 SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t value) {
@@ -79,7 +79,7 @@ struct RecordMismatch {
   }
 };
 
-/// Waits until all ranks have entered the same call, i.e. their header values equal this rank's in all but the lowest
+/// Waits until all ranks have entered the same call, i.e. until their header values equal this rank's in all but the lowest
 /// `own_bits` bits. Every warp waits.
 template <class A, class Layout>
 SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t value,
@@ -116,14 +116,14 @@ struct IdReader {
   SWITCHYARD_FN int32_t operator()(int64_t f) const { return expert_of(raw(f)); }
 };
 
-/// For each expert, one bit per token that chooses it. Makes counting them a lookup; without it, ids are scanned.
+/// For each expert, one bit per token that chooses it. With the sets, counting is a lookup; without them, ids are scanned.
 struct TokenSets {
   const uint32_t* sets = nullptr;  ///< [experts, words]
   int words = 0;                   ///< words_for(tokens)
 
   static SWITCHYARD_FN constexpr int words_for(int tokens) { return (tokens + 31) / 32; }
   SWITCHYARD_FN bool ready() const { return sets != nullptr; }
-  /// Number of the first `tokens` tokens that choose the expert; each counts once.
+  /// Number of tokens among the first `tokens` that choose the expert; each counts once.
   SWITCHYARD_FN int count(int32_t expert, int tokens) const {
     const uint32_t* const set = sets + int64_t{expert} * words;
     return count_in([set](int i) { return set[i]; }, tokens);

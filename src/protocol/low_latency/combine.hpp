@@ -5,7 +5,7 @@
 // | word     | written by                 | read by       | order | scope  | reuse                                        |
 // | returned | a warp of an expert's rank | owner's warps | none  | system | zero again when read; two sets by parity     |
 //
-// No flag follows a row: it is a sentinel row (arch/ops.hpp), and every word of it is a `returned` word.
+// No flag follows a row, because it is a sentinel row (arch/ops.hpp): every word of it is a `returned` word.
 //
 // Slots: per_route (token, first k with the expert), per_rank (token, rank). A slot is read only in the call in which it was
 // written. Progress: all warps send before they wait, and they wait only for remote sends.
@@ -30,7 +30,7 @@ struct LowLatencyCombineParams {
   const LowLatencyRoute* routes = nullptr;
   const int64_t* source_tokens = nullptr;  ///< [W]
 
-  const float* expert_scale = nullptr;  ///< per_route: [experts here] or null: rows go back as round(y * scale)
+  const float* expert_scale = nullptr;  ///< per_route: [experts here] or null: rows are returned as round(y * scale)
 
   // Owner side: returned data.
   const OwnDispatch* own = nullptr;  ///< [1]
@@ -41,13 +41,13 @@ struct LowLatencyCombineParams {
   std::byte* out = nullptr;
 
   /// Includes the number of the dispatch, which is compared like the kind. Ranks that combine outputs of different dispatches
-  /// would wait for rows that never arrive, or leave rows in slots that later calls mistake for their own.
+  /// would wait for rows that never arrive, or leave rows in slots that later calls take for their own.
   SWITCHYARD_FN uint64_t header() const {
     return header_value(low_latency_kind(LowLatencyKind::combine, order, type), combined);
   }
 };
 
-/// The part of `bytes` for `owner` that crosses a link: all of it, or 0 for this rank.
+/// The number of bytes for `owner` that cross a link: `bytes`, or 0 for this rank.
 template <class P>
 SWITCHYARD_FN uint64_t remote_part(const P& p, int owner, int64_t bytes) {
   return owner == p.call.rank() ? 0 : static_cast<uint64_t>(bytes);
@@ -68,7 +68,7 @@ SWITCHYARD_FN std::byte* return_slot(const P& p, int owner, int t, int slot) {
   return p.call.heap.at(owner, p.layout.return_row(p.call.epoch, t, slot));
 }
 
-/// Sends a piece of local expert `expert`'s output row, `from`, to slot k of token t. Pending.
+/// Sends a piece of local expert `expert`'s output row, `from`, to slot k of token t. The stores are pending on return.
 template <class A, class P>
 SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int t, int k, int piece, const std::byte* from,
                                 int expert) {
@@ -149,7 +149,7 @@ SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const P& p) {
   p.call.moved[w.index()] = moved;
 }
 
-/// Sums `places` returned rows, row_of(i) from rank writer(i), as reduce_if_arrived. False after a fault (recorded).
+/// Sums `places` returned rows, row_of(i) from rank writer(i), like reduce_if_arrived. False after a fault (recorded).
 template <class A, class P, class Row, class Weight, class Writer>
 SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpec& sum, int places, bool weighted, Row&& row_of,
                                 Weight&& weight_of, Writer&& writer) {
@@ -172,8 +172,8 @@ SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpe
   }
 }
 
-/// Address of the row returned for slot `slot` of token t: the slot itself or, if the row is from another host, where a round
-/// delivered it (hosts/low_latency_phases.hpp).
+/// Address of the row returned for slot `slot` of token t: the slot itself or, for a row from another host, the address at
+/// which a round delivered it (hosts/low_latency_phases.hpp).
 template <class P, class Ids>
 SWITCHYARD_FN const std::byte* returned_row(const P& p, const Ids& all_ids, int t, int slot) {
   if constexpr (requires { p.rails; })
@@ -199,7 +199,7 @@ SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_i
         w, p, sum, p.call.world(), false, [&](int r) -> const void* { return ranks >> r & 1 ? slot(r) : nullptr; },
         [](int) { return 1.0f; }, [](int r) { return r; });
   }
-  /// The first choice of the token with the same expert: its slot has the row.
+  /// The first choice of the token with the same expert, whose slot has the row.
   const auto first = [&](int k) {
     int j = 0;
     SWITCHYARD_ROLLED
@@ -211,11 +211,11 @@ SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_i
       [&](int k) { return p.weights != nullptr ? p.weights[t * l.topk + k] : 1.0f; }, [&](int k) { return l.owner(id(k)); });
 }
 
-/// Parts of a piece that are summed separately, so that few tokens keep many warps busy.
+/// Parts of a piece that are summed separately, so that a few tokens keep many warps busy.
 struct SumParts {
   static constexpr int kMinColumns = 256;
   int columns;
-  uint32_t count;  ///< per piece; the last ones may be empty
+  uint32_t count;  ///< number per piece; the last ones may be empty
 };
 template <class Warp, class P>
 SWITCHYARD_FN SumParts sum_parts(const Warp& w, const P& p, int tokens) {

@@ -12,7 +12,7 @@
 
 namespace switchyard::detail {
 
-/// Stores what combine needs of this rank's own routes, for a share of the tokens.
+/// Stores the data about this rank's own routes that combine needs, for a share of the tokens.
 template <class A, class P>
 SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const P& p, Share share) {
   for (int64_t t = share.index; t < p.tokens; t += share.step) {
@@ -58,7 +58,7 @@ SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const P& p) {
   const Share share{int64_t{counter} * w.num_blocks() + w.block(), int64_t{counting} * w.num_blocks()};
   const int counts_in = counter < 0 ? -1 : helpers == 0 ? 1 : 0;
   SWITCHYARD_ROLLED
-  for (int step = 0; step < 2; ++step) {  // in either order, with one copy of the code
+  for (int step = 0; step < 2; ++step) {  // in either order, with a single copy of the code
     if (step == counts_in) {
       send_counts<A>(w, p, share);
       keep_own_routes<A>(w, p, share);
@@ -125,14 +125,14 @@ template <class P>
 SWITCHYARD_FN bool scales_in_rows(const P& p) {
   return !p.scale_place.column_major && p.scale_element_bytes == 4;
 }
-/// One past the last scale byte of a piece; for the last piece of a row padding is included.
+/// One past the last scale byte of a piece; the last piece of a row includes the padding.
 template <class P>
 SWITCHYARD_FN int64_t end_of_scales(const P& p, int piece, const ColumnRange& range) {
   return piece + 1 == p.layout.pieces ? p.scale_place.bytes_of_row() : range.scale_at + range.scale_bytes;
 }
 
-/// Writes the scales of a piece, `fetched`, to the rows row_of[j] that are not negative, j in [0, n). The last piece also
-/// writes the padding.
+/// Writes the scales of a piece, `fetched`, to the non-negative rows row_of[j], j in [0, n). The last piece also writes the
+/// padding.
 template <class A, class P, class Fetched>
 SWITCHYARD_FN void place_scale_rows(typename A::Warp& w, const P& p, const Fetched& fetched, int piece,
                                     const ColumnRange& range, int n, const int64_t* row_of) {
@@ -150,7 +150,7 @@ SWITCHYARD_FN void place_scale_rows(typename A::Warp& w, const P& p, const Fetch
   });
 }
 
-/// Like place_scale_rows, for scales that are single bytes or column-major: each lane handles one scale, row by row. Clobbers
+/// Like place_scale_rows, for scales that are single bytes or column-major: each lane processes one scale, row by row. Clobbers
 /// `row_of`.
 template <class A, class P>
 SWITCHYARD_FN void spread_scales(typename A::Warp& w, const P& p, const std::byte* scales, int piece, const ColumnRange& range,
@@ -210,7 +210,7 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const P& p, int source, int 
   return true;
 }
 
-/// Reports counts and ranges of this rank's experts, and T of all sources. Done by the warps that have the fewest pieces to
+/// Reports counts and ranges of this rank's experts, and T of all sources. Executed by the warps with the fewest pieces to
 /// place.
 template <class A, class P>
 SWITCHYARD_FN bool report_counts(typename A::Warp& w, const P& p) {

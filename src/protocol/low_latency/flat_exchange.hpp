@@ -17,7 +17,7 @@ namespace switchyard::detail {
 
 /// Trivially copyable. `d` and `c` have the same call and the same layout.
 struct FlatParams {
-  LowLatencyDispatchParams d;  ///< what is sent; its other members are unused
+  LowLatencyDispatchParams d;  ///< parameters of sending; the other members are unused
   LowLatencyCombineParams c;   ///< used: weights, expert_scale, out, type
 };
 
@@ -47,7 +47,8 @@ SWITCHYARD_FN Message message_from(typename A::Warp& w, const CallContext& call,
   return m;
 }
 
-/// Sends the results of a piece to the token's owner, for the entries of the message that satisfy `answered`. Pending.
+/// Sends the results of a piece to the token's owner, for the entries of the message that satisfy `answered`. The stores are
+/// pending on return.
 template <class A, class P, class Answered>
 SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message& m, int source, int t, int piece,
                                  const ColumnRange& range, Answered&& answered) {
@@ -68,7 +69,7 @@ SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message&
       return_piece<A>(w, p.c, source, t, m.entries[j].k, piece, from, m.entries[j].expert - l.first_expert(call.rank()));
 }
 
-/// Computes answers with a function of the caller: make(x, n, row, column) transforms in place x[0 .. n), elements of `row`
+/// Computes answers with the caller's function: make(x, n, row, column) transforms x[0 .. n) in place, the elements of `row`
 /// starting at `column`.
 template <class A, class P, class Make, class Answered>
 SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& make, const Message& m, int source, int t,

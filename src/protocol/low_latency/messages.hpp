@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of low-latency mode: a row, its scales and the data that a receiver needs to place it, in a slot fixed by (source,
+// Messages of low-latency mode: a row, its scales and the data for placing it at the receiver, in a slot fixed by (source,
 // unit).
 //
 // | flag         | written by        | read by            | order           | scope  | reuse                                 |
 // | message      | a source's block  | receiver's warps   | release/acquire | system | epoch; two sets by parity of the call |
 //
 // A message's row is sent by `parts` warps of a block, each with some of the columns, and its entries by another warp. After a
-// block barrier one of these warps announces the message, so a message costs one fence. A receiver works on it in pieces, by
+// block barrier one of these warps announces the message, so a message costs one fence. A receiver processes it in pieces, by
 // warps on different multiprocessors. A message of a set is read only in the call in which it was written, so it may be
 // overwritten two calls later (low_latency/call.hpp). Sending waits for nothing.
 #pragma once
@@ -34,8 +34,8 @@ struct LowLatencyDispatchParams {
   IdReader ids;
   TokenSets sets;                  ///< for those ids, or none
   const float* weights = nullptr;  ///< [T * K] or null: all 1
-  int parts = 1;                   ///< warps that send a message together, at most those of a block; 1: blocks need no barrier
-  int part_columns = 0;            ///< columns of each part, whole scale groups
+  int parts = 1;                   ///< warps that send a message together, at most those of a block; 1: no block barrier needed
+  int part_columns = 0;            ///< columns of each part, a multiple of the scale group
   int teams = 1;                   ///< messages that a block sends at a time, see Sender
 
   // Stored by the owner for combine.
@@ -54,18 +54,18 @@ struct LowLatencyDispatchParams {
   int64_t* source_tokens = nullptr;  ///< [W]
 };
 
-/// T of a call of at most `bound` tokens: the current value of `stated`, if it is not null.
+/// T of a call of at most `bound` tokens: the current value of `stated` unless it is null, else `bound`.
 SWITCHYARD_FN inline int tokens_now(int bound, const int32_t* stated) {
   if (stated == nullptr) return bound;
   const int tokens = *stated;
   return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
 }
 
-/// Some columns of a row, and their place in a message.
+/// A range of the columns of a row, and its place in a message.
 struct ColumnRange {
   int column, columns, payload_at, payload_bytes, scale_at, scale_bytes;
 };
-/// The `index`-th range of `width` columns (whole scale groups); empty past the end of the row.
+/// The `index`-th range of `width` columns, a multiple of the scale group; empty past the end of the row.
 template <class P>
 SWITCHYARD_FN ColumnRange column_range(const P& p, int index, int width) {
   const auto& l = p.layout;
@@ -88,7 +88,7 @@ SWITCHYARD_FN ColumnRange piece_range(const P& p, int piece) {
   return column_range(p, piece, p.layout.piece_columns);
 }
 
-/// Number of the first `tokens` tokens that choose the expert; each counts once.
+/// Number of tokens among the first `tokens` that choose the expert; each counts once.
 template <class A, class P>
 SWITCHYARD_FN int32_t tokens_choosing(typename A::Warp& w, const P& p, int tokens, int32_t expert) {
   if (p.sets.ready()) return p.sets.count(expert, tokens);
@@ -128,8 +128,8 @@ SWITCHYARD_FN LowLatencyEntry make_entry(const P& p, int begin, int k, const Pla
   return entry;
 }
 
-/// Writes the entries of a message, which the receivers need to place the token's routes, at all its destination ranks.
-/// Settled.
+/// Writes the entries of a message, with which the receivers place the token's routes, at all its destination ranks. Settled on
+/// return.
 template <class A, class P>
 SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
   const auto& l = p.layout;
@@ -159,7 +159,7 @@ SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
   A::settle(w);
 }
 
-/// False for a route that travels alone and repeats an earlier expert of its token: its message carries no row.
+/// False for a separately sent route that repeats an earlier expert of its token: its message has no row.
 template <class P>
 SWITCHYARD_FN bool carries_row(const P& p, int unit) {
   const auto& l = p.layout;
@@ -171,7 +171,7 @@ SWITCHYARD_FN bool carries_row(const P& p, int unit) {
   return !repeats;
 }
 
-/// Counts the payload for the ranks of `places`, including those of other hosts, which get it by another path.
+/// Counts the payload for the ranks of `places`, including ranks of other hosts, which get it by another path.
 template <class P>
 SWITCHYARD_FN void count_payload(const P& p, const ColumnRange& range, int part, uint64_t places, MoveCounter& moved) {
   const int part_bytes = range.payload_bytes + range.scale_bytes;
@@ -227,7 +227,8 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t
   count_payload(p, range, part, places, moved);
 }
 
-/// Sends this warp's part of a message's row to every rank with one of the unit's experts. Settled. \returns those ranks (bits)
+/// Sends this warp's part of a message's row to every rank with one of the unit's experts. Settled on return. \returns those
+/// ranks (bits)
 template <class A, class P>
 SWITCHYARD_FN uint64_t send_part(typename A::Warp& w, const P& p, int unit, int part, MoveCounter& moved) {
   WarpSpan<A> span(w, p.call, Event::send_rows, 1);
@@ -239,7 +240,7 @@ SWITCHYARD_FN uint64_t send_part(typename A::Warp& w, const P& p, int unit, int 
   return places;
 }
 
-/// Announces to the ranks in `places` that the message has arrived, and to the others that none will.
+/// Announces to the ranks in `places` that the message has arrived, and to the others that it will not arrive.
 template <class A, class P>
 SWITCHYARD_FN void announce_message(typename A::Warp& w, const P& p, int unit, uint64_t places) {
   A::template publish_to<Scope::system>(
@@ -252,14 +253,14 @@ SWITCHYARD_FN void announce_message(typename A::Warp& w, const P& p, int unit, u
 }
 
 /// Number of messages that a block of `warps` warps sends at a time, each by `parts` warps: as many as leave one warp free, but
-/// at least one. If every warp sends by itself: all warps.
+/// at least one. If each warp sends a whole message: all warps.
 SWITCHYARD_FN inline int sending_teams(int warps, int parts) {
   if (parts == 1) return warps;
   return warps > 2 * parts ? (warps - 1) / parts : 1;
 }
 
-/// A warp's role for the messages of its block. The warps beyond the teams, the helpers, send entries. If there are none, a
-/// team's first warp sends them after its part of the row.
+/// A warp's role for the messages of its block. The warps beyond the teams, the helpers, send entries. If there are no helpers,
+/// a team's first warp sends the entries after its part of the row.
 struct Sender {
   int team = 0, part = 0;
   int helpers = 0;                       ///< number in the block
@@ -284,7 +285,7 @@ template <class A, class P>
 SWITCHYARD_FN void send_messages(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const Sender me(w, p);
   const int units = p.tokens * p.layout.units_per_token(), blocks = w.num_blocks(), teams = p.teams;
-  int announcer = 0;  // takes turns: the others continue while it waits for the fence
+  int announcer = 0;  // rotates, so that the other warps continue while one waits for the fence
   for (int first = w.block(); first < units; first += blocks * teams) {
     const int unit = first + me.team * blocks;
     const bool mine = me.team < teams && unit < units;
@@ -298,11 +299,11 @@ SWITCHYARD_FN void send_messages(typename A::Warp& w, const P& p, MoveCounter& m
   }
 }
 
-/// Waits for a message. On success `here` says whether it is for this rank.
+/// Waits for a message. On success sets `here` to whether it is for this rank.
 template <class A, class Layout>
 SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, const Layout& l, int source, int unit, bool& here,
                                 LastWait<A>& last) {
-  WarpSpan<A> span(w, call);  // opened only for a wait
+  WarpSpan<A> span(w, call);  // opened only if there is a wait
   const uint64_t* flag = call.heap.local(l.arrival(call.epoch, source, unit));
   uint64_t word = A::template load_acquire<Scope::system>(flag, Site::message);
   if (!flag_reached(word, call.word())) {
@@ -319,7 +320,7 @@ SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, co
 }
 
 /// After wait_entered: calls f(source, unit, piece) for this warp's share of all messages of all ranks, split evenly for any T.
-/// Stops at the first false and returns it.
+/// Stops when f returns false, and returns false then.
 template <class A, class Layout, class F>
 SWITCHYARD_FN bool for_each_message(typename A::Warp& w, const CallContext& call, const Layout& l, F&& f) {
   for (int64_t i = receiving_index(w);; i += w.total()) {

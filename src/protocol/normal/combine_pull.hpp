@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine by pulling rank-major rows: each token's owner reads the rows of its experts in place and sums them. A rank whose
-// rows are not where peers can read them runs combine_copies.hpp in the same call. Expert-major rows: combine_sums.hpp
+// rows are in memory that peers cannot read runs combine_copies.hpp in the same call. Expert-major rows: combine_sums.hpp
 // (per_rank) and combine_routes.hpp (per_route).
 //
 // | flag      | written by               | read by         | order           | scope  | reuse              |
@@ -20,7 +20,7 @@
 
 namespace switchyard::detail {
 
-/// Start of a call. The host sets the context; on a GPU the kernel sets the rest, because only the device knows it.
+/// Start of a call. The host sets the context; on a GPU the kernel sets the other members, because only the device knows them.
 struct SumStart {
   CallContext call;
   int64_t tokens = 0;
@@ -59,7 +59,7 @@ struct SumTables {
   const int32_t* route_row = nullptr;  ///< [T * K]
 };
 
-/// Rows that are read in place, rows that are staged, and what this rank publishes about them. Set by NormalImpl::stage.
+/// Rows that are read in place, rows that are staged, and this rank's placement of both. Set by NormalImpl::stage.
 struct SumStaging {
   std::byte* staged = nullptr;          ///< symmetric: copy of y, or the partial sums [records]; null if y is not staged
   float* weights_staged = nullptr;      ///< symmetric copy of weights_in
@@ -67,15 +67,15 @@ struct SumStaging {
   const uint64_t* distances = nullptr;  ///< for rows in registered memory: see publish_placement
   Placement place{};                    ///< GPU: the kernel completes its signature
   bool reduce_locally = false;          ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
-  /// Rank-major, staged: rows of this rank's own tokens are not staged. This rank reads them in `y`, whose offset for `offered`
-  /// is own_rows.
+  /// Rank-major, staged: rows of this rank's own tokens are not staged; this rank reads them in `y`. own_rows is the offset of
+  /// `y` for `offered`.
   bool own_in_place = false;
   uint64_t own_rows = 0;
 };
 
 /// How this rank's warps share the work. The counters are private to the rank and 0 between calls. Set by each backend's sum.
 struct SumWork {
-  int sum_blocks = 0;              ///< the first blocks make sums, push or copy rows; 0: all blocks, before anything else
+  int sum_blocks = 0;              ///< the first blocks only sum, push or copy rows; 0: all blocks do so, before anything else
   uint64_t* sums_done = nullptr;   ///< [kSumChunks] counts of blocks, or warps
   uint64_t* pulls_done = nullptr;  ///< counts of blocks, or warps
   uint64_t* sums_next = nullptr;   ///< next record to be summed, pushed or copied
@@ -104,7 +104,7 @@ SWITCHYARD_FN inline int64_t first_record_of(const CombineParams& p, int owner, 
   return low;
 }
 
-/// Address that rank `r` offers at `offset`: within its segment, or beyond it (registered memory: modulo 2^64).
+/// Address of the memory that rank `r` offers at `offset`: within its segment, or beyond it (registered memory: modulo 2^64).
 SWITCHYARD_FN inline const std::byte* offered(const HeapView& heap, int r, uint64_t offset) {
   return reinterpret_cast<const std::byte*>(reinterpret_cast<uint64_t>(heap.base[r]) + offset);
 }
@@ -153,8 +153,8 @@ SWITCHYARD_FN inline RowPart part_of_row(int64_t row_bytes, int part, int parts)
   return {begin, left < size ? (left < 0 ? 0 : left) : size};
 }
 
-/// Owner side: sums a part of token t from the rows row_of(i), which point to the part's first column, and the token's weights
-/// from weights_of(i) if requested. Pending.
+/// Owner side: sums a part of token t from the rows row_of(i), which point to the part's first column, and on request the
+/// token's weights from weights_of(i). The stores are pending on return.
 template <class A, class Row, class Weights>
 SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t t, const TokenRows& rows, Row&& row_of,
                             Weights&& weights_of, MoveCounter& moved, const RowPart& part) {
@@ -176,7 +176,7 @@ SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t
       rows.places, false, weights_of, [](int) { return 0.0f; });
 }
 
-/// Owner side: sums a part of token t, reading its rows in place. Pending.
+/// Owner side: sums a part of token t, reading its rows in place. The stores are pending on return.
 template <class A>
 SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int64_t t, const RowPart& part,
                                 MoveCounter& moved) {
@@ -198,7 +198,7 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
   sum_rows<A>(w, p, t, rows, row_of, weights_of, moved, part);
 }
 
-/// Owner side: sums the tokens below `end` that this warp takes. Pending.
+/// Owner side: sums the tokens below `end` that this warp takes. The stores are pending on return.
 template <class A>
 SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, WorkQueue<A>& tokens, int64_t end,
                                    MoveCounter& moved) {
@@ -206,8 +206,8 @@ SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, 
 }
 
 /// How the warps of a rank share its tokens. Whole tokens are taken as long as each warp gets equally many. The remaining
-/// tokens, which would leave warps idle, are split into parts for these warps. The round trip of one warp to a peer takes
-/// longer than its bytes.
+/// tokens, which would leave warps idle, are split into parts for these warps, because the round trip of one warp to a peer
+/// takes longer than its bytes.
 struct PullItems {
   int64_t whole;
   int parts;  ///< of each remaining token
@@ -222,7 +222,7 @@ SWITCHYARD_FN inline PullItems pull_items(int64_t tokens, int64_t warps, int64_t
 
 /// Owner side: sums the parts that this warp takes, from part `item` on, and adds the moved rows and bytes to call.moved.
 /// `left`: number of parts that this warp has taken, the first of which is `item`; 0: it has only `item` and takes no other.
-/// Called out of line, because whole tokens then keep more in registers. Settled on return.
+/// Not inlined, because whole tokens then keep more in registers. Settled on return.
 template <class A>
 struct PullParts {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CombineParams* params, int64_t item, int left) const {
@@ -244,22 +244,22 @@ struct PullParts {
   }
 };
 
-/// Owner side: sums this warp's share of the tokens that are taken in parts; `items` hands out the first of them after the
-/// whole tokens. Settled on return. call.moved then holds `moved` plus what the warp moved here.
+/// Owner side: sums this warp's share of the tokens that are taken in parts; the first parts come from `items`, after the whole
+/// tokens. Settled on return. call.moved then contains `moved` plus the rows and bytes that the warp moved here.
 template <class A>
 SWITCHYARD_FN void pull_rest(typename A::Warp& w, const CombineParams& p, const PullItems& share, WorkQueue<A>& items,
                              const MoveCounter& moved) {
   p.call.moved[w.index()] = moved;
   if (share.parts > 1) {
-    const bool queued = share.whole > 0;  // else each warp has at most one part, which it need not take
+    const bool queued = share.whole > 0;  // else each warp has at most one part, assigned statically
     const int64_t first = queued ? items.item(w) : w.index();
     A::out_of_line(w, PullParts<A>{}, &p, first, queued ? items.left() : 0);
   }
   A::settle(w);
 }
 
-/// Owner side: sums this warp's share of all tokens. Settled on return. call.moved then holds `moved` plus what the warp moved
-/// here.
+/// Owner side: sums this warp's share of all tokens. Settled on return. call.moved then contains `moved` plus the rows and
+/// bytes that the warp moved here.
 template <class A>
 SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter moved) {
   const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);
@@ -268,10 +268,10 @@ SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCou
   pull_rest<A>(w, p, share, items, moved);
 }
 
-/// The last step of every warp: announces to the ranks whose rows others read in place that this rank has pulled all it needs;
-/// warp 0 of such a rank waits until all ranks have. No other rank reads from the ranks in `ranks_without_readers`. Nothing is
-/// announced to such a rank, because it may be gone, and its warp 0 waits only for the warps of its own rank. The caller has
-/// set call.moved.
+/// The last step of every warp: announces to the ranks whose rows others read in place that this rank has finished pulling;
+/// warp 0 of such a rank waits until all ranks have. No other rank reads from the ranks in `ranks_without_readers`: nothing is
+/// announced to such a rank, because it may have left, and its warp 0 waits only for the warps of its own rank. The caller must
+/// have set call.moved.
 template <class A>
 SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64_t ranks_without_readers = 0) {
   const CallContext& call = p.call;
@@ -296,7 +296,7 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64
       Site::pulled, reader, span);
 }
 
-/// Owner side, after all placements have arrived: waits for chunk c, and all before it, of the rows that were not ready in
+/// Owner side, after all placements have arrived: waits for chunk c, and all earlier chunks, of the rows that were not ready in
 /// place.
 template <class A>
 SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p, int c) {
@@ -313,7 +313,7 @@ SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p, int
 }
 
 /// Kernel body: run by all warps of a rank. False after a fault (recorded). If a rank cannot take part (all_agree), nothing is
-/// summed, but the call still ends in step on all ranks and the host raises the error. The call is complete when all warps have
+/// summed, but the call still ends on all ranks and the host raises the error. The call is complete when all warps have
 /// returned. When warp 0 has returned, all warps of this rank have begun and have finished with the memory that peers read.
 template <class A>
 SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {

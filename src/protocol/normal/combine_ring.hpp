@@ -25,8 +25,8 @@ struct RingCombineParams {
   SWITCHYARD_FN RingStream& channel(int index) const { return streams[2 * rings.num_rings() + index]; }
 };
 
-/// Appends the next row of record ring.s.next. Returns false if there is none (all its rows were dropped, or all routes are
-/// sent).
+/// Appends the next row of record ring.s.next. Returns false if there is none, because all its rows were dropped or all routes
+/// are sent.
 template <class A>
 SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p, RingWriter<A>& ring) {
   const CombineParams& c = p.c;
@@ -184,7 +184,7 @@ SWITCHYARD_FN void open_streams(typename A::Warp& w, const RingCombineParams& p)
   A::settle(w);
 }
 
-/// Kernel body: run by all warps of a rank. Producer streams and consumer channels are dealt out to the warps in turn. False
+/// Kernel body: run by all warps of a rank. Producer streams and consumer channels are assigned to the warps round-robin. False
 /// after a fault (recorded). The call is complete when all warps have returned.
 template <class A>
 SWITCHYARD_FN bool combine_ring_kernel(typename A::Warp& w, const RingCombineParams& p) {

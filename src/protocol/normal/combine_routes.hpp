@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine per_route of expert-major rows: the row of each route goes to the token's owner, which sums the rows in the order of
-// the routes. A rank either pushes its rows to places in the owner's memory that token and route determine, or leaves them in
-// place if owners can read them there. It pushes in chunks of the owners' tokens, while owners sum the chunks that have
-// arrived. Some blocks push first, the others sum from the beginning. Warps take records and tokens dynamically
+// Combine per_route of expert-major rows: the row of each route is sent to the token's owner, which sums the rows in the order
+// of the routes. A rank either pushes its rows to places in the owner's memory that are determined by token and route, or
+// leaves them in place if owners can read them there. It pushes in chunks of the owners' tokens, while owners sum the chunks
+// that have arrived. Some blocks push first; the others sum from the beginning. Warps take records and tokens dynamically
 // (work_queue.hpp).
 //
 // | flag      | written by                           | read by         | order           | scope  | reuse              |
@@ -29,7 +29,7 @@ SWITCHYARD_FN uint64_t pushing_ranks(typename A::Warp& w, const CombineParams& p
                         [&](int r) { return call.heap.local(p.shape.control.placement(call.epoch, r))->route.in_place == 0; });
 }
 
-/// Expert side: copies a part of the rows of one record to its owner's inbox. Pending. \returns bytes
+/// Expert side: copies a part of the rows of one record to its owner's inbox. The copies are pending on return. \returns bytes
 template <class A>
 SWITCHYARD_FN int64_t push_record(typename A::Warp& w, const CombineParams& p, int owner, int64_t record, const RowPart& part) {
   const CallContext& call = p.call;
@@ -81,7 +81,7 @@ SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const 
   span.set_bytes(static_cast<uint64_t>(bytes));
 }
 
-/// Owner side: sums a part of token t from the rows of its routes. Pending.
+/// Owner side: sums a part of token t from the rows of its routes. The stores are pending on return.
 template <class A>
 SWITCHYARD_FN void sum_routes(typename A::Warp& w, const CombineParams& p, int64_t t, const RowPart& part, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -125,13 +125,13 @@ SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint6
     }
     base += items;
     span.set_arg(static_cast<int64_t>(moved.payload_rows - before.payload_rows));
-    if (pushing == 0) span.set_bytes(moved.remote_bytes - before.remote_bytes);  // pushed rows have arrived already
+    if (pushing == 0) span.set_bytes(moved.remote_bytes - before.remote_bytes);  // pushed rows have already arrived
   }
   A::settle(w);
   return true;
 }
 
-/// Kernel body: as combine_pull. All warps of a rank must be able to run at the same time.
+/// Kernel body: like combine_pull. All warps of a rank must be able to run at the same time.
 template <class A>
 SWITCHYARD_FN bool combine_routes(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine per_rank of expert-major rows: the rank that holds a token's experts sums their rows; the token's owner pulls these
-// sums and adds them. Both overlap: sums are made and announced in chunks of their owners' tokens. Some blocks make sums first,
-// the others pull from the beginning. Warps take records and tokens dynamically (work_queue.hpp).
+// sums and adds them. Both steps overlap, because sums are made and announced in chunks of their owners' tokens. Some blocks
+// make sums first; the others pull from the beginning. Warps take records and tokens dynamically (work_queue.hpp).
 //
 // | flag      | written by                          | read by         | order           | scope  | reuse              |
 // | placement | expert's warp 0, at once            | all owners      | release/acquire | system | epoch, never reset |
@@ -9,7 +9,7 @@
 // | pulled    | owner's last warp                   | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
 // Buffers: peers read a rank's sums between its `outputs` and their `pulled`, so the memory may be reused when the call
-// returns. Progress: sums wait for nothing; a warp pulls chunk c after `outputs` of all ranks, and `pulled` is waited for last.
+// returns. Progress: sums wait for nothing; a warp pulls chunk c after `outputs` of all ranks; the wait for `pulled` is last.
 #pragma once
 
 #include "protocol/normal/combine_pull.hpp"
@@ -33,7 +33,7 @@ SWITCHYARD_FN const int32_t* find_chunks(typename A::Warp& w, const CombineParam
   return begins;
 }
 
-/// Expert side: announces to all ranks that chunk c is complete. Releases everything settled before.
+/// Expert side: announces to all ranks that chunk c is complete. Releases everything that was settled before.
 template <class A>
 SWITCHYARD_FN void publish_chunk(typename A::Warp& w, const CombineParams& p, int c) {
   const CallContext& call = p.call;
@@ -101,7 +101,7 @@ SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCo
   return true;
 }
 
-/// Kernel body: as combine_pull. All warps of a rank must be able to run at the same time.
+/// Kernel body: like combine_pull. All warps of a rank must be able to run at the same time.
 template <class A>
 SWITCHYARD_FN bool combine_sums(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;

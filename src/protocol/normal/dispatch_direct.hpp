@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Direct dispatch: each source writes its rows at their final place in the receivers' segments.
+// Direct dispatch: each source writes its rows at their final places in the receivers' segments.
 //
 // | flag      | written by       | read by           | order           | scope  | reuse              |
 // | placement | receiver         | all sources       | release/acquire | system | epoch, never reset |
@@ -12,6 +12,7 @@
 // Buffers: a receiver publishes a placement only for a block that is not in use, so sources may write as soon as they acquire
 // it. A receiver reads its block after `rows` of the source. Warps take tokens dynamically (work_queue.hpp), and also the
 // records whose repeated routes must be placed or whose rows must be copied.
+//
 // Progress: a sending warp waits for chunk c of the rows only after it has sent its own chunk c + 1, or all chunks, and
 // arrived. A warp that does not send waits for remote sends. Sends wait only for placements, which wait for nothing in this
 // kernel.
@@ -66,7 +67,7 @@ struct MoveTables {
 
 /// Rank-major rows for the caller's memory: they arrive in symmetric memory and are copied from there as they arrive.
 struct MoveCopies {
-  const std::byte* rows = nullptr;  ///< where rows arrive: [rows], as published in the placement; null: they stay there
+  const std::byte* rows = nullptr;  ///< memory in which rows arrive: [rows], as published in the placement; null: not copied
   std::byte* to_rows = nullptr;
   std::byte* to_scales = nullptr;
   bool includes_own = true;  ///< false: this rank's own rows go directly to to_rows
@@ -76,8 +77,8 @@ struct MoveCopies {
 struct MoveWork {
   int send_blocks = 0;  ///< the first blocks send, the others place or copy rows meanwhile; 0: all blocks do both in turn
   uint64_t* sends_done = nullptr;   ///< [kRowChunks] blocks, or warps, that have sent a chunk
-  uint64_t* sends_next = nullptr;   ///< tokens assigned
-  uint64_t* places_next = nullptr;  ///< records assigned
+  uint64_t* sends_next = nullptr;   ///< number of assigned tokens
+  uint64_t* places_next = nullptr;  ///< number of assigned records
   BlockCounters sends_of_block;     ///< [kRowChunks]
 };
 
@@ -100,12 +101,12 @@ SWITCHYARD_FN bool announces_in_chunks(typename A::Warp& w, const DispatchParams
   return p.shape.layout == Layout::expert_major || A::lanes_where(w, p.call.world(), copies) != 0;
 }
 
-/// Number of chunks that one flag announces: the flag of the last of them is set.
+/// Number of chunks that one flag announces. The flag of the last of these chunks is set.
 SWITCHYARD_FN inline int chunks_per_flag(const DispatchParams& p) {
   return p.shape.layout == Layout::expert_major ? 1 : kCopiedTogether;
 }
 
-/// Where rank `r` receives this call's rows and records. Valid after the wait for `placement`.
+/// The memory in which rank `r` receives this call's rows and records. Valid after the wait for `placement`.
 struct Destination {
   std::byte* block;
   OutputLayout layout;
@@ -124,7 +125,8 @@ SWITCHYARD_FN inline Destination destination(const DispatchParams& p, int r) {
           {place.dispatch.records_allocated, p.shape.topk}};
 }
 
-/// Writes what route k of token t means at `rank`, and its weight: -1 and 0 if it goes elsewhere or was dropped.
+/// Writes the local expert id of route k of token t at `rank`, and its weight: -1 and 0 if it is for another rank or was
+/// dropped.
 SWITCHYARD_FN inline void write_route(const DispatchParams& p, int64_t t, int k, int rank, int32_t* route, float* weight) {
   const int first = p.shape.map.first(rank), last = first + p.shape.map.count(rank);
   const int64_t f = t * p.shape.topk + k;
@@ -149,10 +151,10 @@ SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, in
   });
 }
 
-/// True if a row is sent for this entry, and by this rank.
+/// True if this rank sends a row for this entry.
 SWITCHYARD_FN inline bool has_row(const SendEntry& e) { return e.rank >= 0 && e.row >= 0; }
 
-/// Sends a row, and its scales if it has any, to its token's places on this host. Pending.
+/// Sends a row, and its scales if it has any, to its token's places on this host. The copies are pending on return.
 template <class A>
 SWITCHYARD_FN void send_row(typename A::Warp& w, const DispatchParams& p, const SendEntry* entries, int places,
                             const std::byte* row, const std::byte* scale) {
@@ -213,7 +215,7 @@ SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, WorkQ
 template <class A>
 SWITCHYARD_FN void zero_padding(typename A::Warp& w, const DispatchParams& p, const Destination& mine, const Share& share) {
   for (int e = 0; e < p.tables.num_padding; ++e) {
-    const int64_t turn = (share.index + int64_t{e} * 61) % share.step;  // each expert starts with another warp
+    const int64_t turn = (share.index + int64_t{e} * 61) % share.step;  // each expert starts with a different warp
     for (int64_t row = p.tables.padding[2 * e] + turn; row < p.tables.padding[2 * e + 1]; row += share.step) {
       A::fill_zero(w, mine.block + row * p.shape.row_bytes, static_cast<size_t>(p.shape.row_bytes));
       if (p.shape.scale_bytes)
@@ -251,8 +253,8 @@ SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, c
   moved.copied_bytes += static_cast<uint64_t>(bits(others)) * static_cast<uint64_t>(p.shape.row_bytes + p.shape.scale_bytes);
 }
 
-/// Announces to all receivers that this rank's rows up to the end of chunk c have arrived. If `in_chunks`, the flags also carry
-/// the number of these records; otherwise all rows are chunk 0 and the number is not used.
+/// Announces to all receivers that this rank's rows up to the end of chunk c have arrived. If `in_chunks`, the flags also
+/// contain the number of these records; otherwise all rows are chunk 0 and the number is not used.
 template <class A>
 SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, int c, bool in_chunks) {
   const CallContext& call = p.call;
@@ -273,7 +275,7 @@ SWITCHYARD_FN bool wait_rows(typename A::Warp& w, const DispatchParams& p, int c
       w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.rows_flag(r, c)); }, Site::rows, span);
 }
 
-/// Arrived records that need further work, in order of arrival: by chunk, then source.
+/// Arrived records that need further work, in order of arrival: by chunk, then by source.
 template <class A>
 struct PlaceQueue {
   static constexpr int kBatch = 4;  ///< expert-major: records taken at a time, because most have nothing to copy
@@ -339,7 +341,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   const int last = announces_in_chunks<A>(w, p) ? kRowChunks - 1 : 0, blocks = w.num_blocks();
   const bool split_roles = p.work.send_blocks > 0;
   const int senders = split_roles ? p.work.send_blocks : blocks;
-  // With this few tokens, steps would take longer than copies.
+  // With so few tokens, multiple steps would take longer than the copies.
   const bool one_step = last > 0 && !expert_major && p.tokens <= int64_t{senders} * w.warps_per_block();
   const int per_flag = last > 0 ? chunks_per_flag(p) : 1, step = one_step ? kRowChunks : per_flag;
   const Destination mine = destination(p, call.rank());
@@ -362,7 +364,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
       }
       if (arrive_is_last<A>(w, p.work.sends_of_block, c, p.work.sends_done + c, senders)) {
         if (c == last) WorkQueue<A>::reset(w, p.work.sends_next);
-        if (c < step) WorkQueue<A>::reset(w, p.work.places_next);  // from the previous call; no warp takes any before `rows`
+        if (c < step) WorkQueue<A>::reset(w, p.work.places_next);  // for the previous call; no warp uses it before `rows`
         for (int flag = c - step + per_flag; flag <= c; flag += per_flag) publish_rows<A>(w, p, flag, last > 0);
       }
       if (split_roles) continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch through rings: rows pass through bounded symmetric memory and end in the receiver's private memory, in the same rows
-// as with direct dispatch. Flags, reuse and progress: protocol/normal/ring.hpp.
+// Dispatch through rings: rows pass through bounded symmetric memory and end in the receiver's private memory, in the same
+// order as with direct dispatch. Flags, reuse and progress: protocol/normal/ring.hpp.
 #pragma once
 
 #include "protocol/normal/dispatch_direct.hpp"
@@ -105,7 +105,7 @@ SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, i
   float* weight_out = p.mine.weight() + record * d.shape.topk;
   A::for_lanes(w, d.shape.topk, [&](int k) {
     route_out[k] = route[k];
-    weight_out[k] = weight[k];  // a rank without tokens has no weights of its own, but receives those of other ranks
+    weight_out[k] = weight[k];  // a rank without tokens passes no weights, but receives those of other ranks
     if (k == 0) *token_out = head->token;
     if (d.tables.row_source && route[k] >= 0) {
       d.tables.row_source[route[k]] = pack_source(source, k, head->token);

@@ -7,8 +7,8 @@
 //
 // A ring is empty when a call starts: a producer's stream ends only when the consumer has released all its slots.
 // Progress: a warp owns several streams, as producer or consumer. It never blocks on one of them but polls all in turn. So any
-// number of warps per rank, even one, is free of deadlock, provided that a ring holds all rows of one token in one stream and
-// that all warps of all ranks run: on a GPU all blocks of the launch must be resident at the same time.
+// number of warps per rank, even one, is deadlock-free, provided that a ring holds all rows of one token in one stream and that
+// all warps of all ranks run: on a GPU all blocks of the launch must be resident at the same time.
 #pragma once
 
 #include "layout/ring_layout.hpp"
@@ -19,7 +19,7 @@ namespace switchyard::detail {
 /// Maximum number of streams of a rank in one role.
 inline constexpr int kMaxStreams = 1024;
 
-/// One side of a stream between two steps. It lies in memory that only the stream's warp uses, because a warp may own more
+/// One side of a stream between two steps. It is in memory that only the stream's warp uses, because a warp may own more
 /// streams than fit in registers. A step loads it once, works on its copy, and stores it back (keep) before the settle that
 /// ends the step.
 struct RingStream {
@@ -30,10 +30,10 @@ struct RingStream {
   int32_t k = 0;              ///< producer of routes: next route of record `next`
   bool open = true;           ///< producer: something is left to append
   bool ended = false;         ///< consumer: the producer will append no more rows
-  bool done = false;          ///< nothing is left to do on either side
+  bool done = false;          ///< no work is left on either side
 };
 
-/// Stores a stream's state. Pending.
+/// Stores a stream's state. The stores are pending on return.
 template <class A>
 SWITCHYARD_FN void keep(typename A::Warp& w, RingStream& to, const RingStream& from) {
   A::for_lanes(w, 1, [&](int) { to = from; });
@@ -61,9 +61,9 @@ struct RingWriter {
     const int64_t consumed = flag_epoch(word) == call->epoch ? static_cast<int64_t>(flag_value(word)) : 0;
     return rings->slots - (s.moved - consumed);
   }
-  /// True once the consumer has released every appended slot. A stream ends only then: its head flag lies in this rank's
-  /// segment, and the consumer's last store to it must not follow this rank's return from the call, after which the object may
-  /// be destroyed.
+  /// True once the consumer has released every appended slot. A stream ends only then, because its head flag is in this rank's
+  /// segment, and the consumer's last store to it must not come after this rank's return from the call, after which the object
+  /// may be destroyed.
   SWITCHYARD_FN bool drained() const { return free_slots() == rings->slots; }
   SWITCHYARD_FN const uint64_t* head_flag() const { return call->heap.local(rings->head(channel, consumer)); }
   SWITCHYARD_FN std::byte* next_slot() { return call->heap.at(consumer, rings->slot(channel, call->rank(), s.moved++)); }
@@ -107,8 +107,8 @@ struct RingStall {
   const uint64_t* flag = nullptr;
 };
 
-/// Calls `step(stall, progress)` until it returns 0 streams left. `step` polls every stream of this warp once. It sets
-/// `progress` if any stream moved; otherwise it sets `stall` to one that could not. False after a fault; the deadline counts
+/// Calls `step(stall, progress)` until it returns that 0 streams are left. `step` polls every stream of this warp once. It sets
+/// `progress` if any stream advanced; otherwise it sets `stall` to one that could not. False after a fault; the deadline counts
 /// from the last progress.
 template <class A, class Step>
 SWITCHYARD_FN bool drive_streams(typename A::Warp& w, const CallContext& call, Step&& step) {

@@ -7,8 +7,8 @@
 
 namespace switchyard::detail {
 
-/// The abort word if the group has failed, or 0. Called by one thread of a kernel of a round or after one. Also reads the
-/// host's abort word: it is set before a round in flight is ended, whose contents are then invalid.
+/// Returns the abort word if the group has failed, or 0. Call from one thread of a kernel of a round or after one. Also reads
+/// the host's abort word, which is set before a round in flight is ended; the contents of that round are then invalid.
 __device__ inline uint64_t load_abort_words(const CallContext& call) {
   const uint64_t abort = ptx::load_acquire<Scope::system>(call.abort_word);
   if (abort != 0 || call.host_abort_word == nullptr) return abort;
@@ -24,7 +24,7 @@ __device__ inline CallWords load_hosts_call_words(const CallContext& args, const
   return words;
 }
 
-/// Writes a word of RoundWatch. Called by one warp.
+/// Writes a word of RoundWatch. Call from one warp.
 __device__ inline void publish_round(uint64_t* word, const CallContext& call) {
   if (word == nullptr || threadIdx.x % kLanes != 0) return;
   ptx::store_release<Scope::system>(word, call.epoch << kRoundOperationBits | static_cast<uint64_t>(call.operation));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts and signals of a round between hosts, by a kernel. The only file that includes a header of NCCL; the library calls no
-// NCCL function that is not defined in that header.
+// Puts and signals of a round between hosts, by a kernel. The only file that includes an NCCL header; the library calls no NCCL
+// function that is not defined in that header.
 #include <nccl_device.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 static_assert(NCCL_VERSION_CODE >= kMinGinVersion,
               "CMake looks for a header of this version, and the compiler finds another one");
 
-// The host describes these structs itself, because builds without the header share the host code.
+// The host code has its own definitions of these structs, because builds without the header share it.
 static_assert(offsetof(ncclCommProperties, ginType) == offsetof(NcclProperties, gin_type) &&
               offsetof(ncclCommProperties, deviceApiSupport) == offsetof(NcclProperties, device_api) &&
               offsetof(ncclCommProperties, nLsaTeams) == offsetof(NcclProperties, lsa_teams) &&
@@ -38,8 +38,8 @@ static_assert(NCCL_GIN_CONNECTION_FULL == kNcclGinFull && NCCL_GIN_CONNECTION_RA
 
 /// Words of one carrier, in GPU memory.
 struct GinWords {
-  uint64_t ended;  ///< not 0: rounds have been ended, and what they bring is not read
-  uint64_t seen;   ///< by the current wait, for its fault: signals may lie anywhere
+  uint64_t ended;  ///< not 0: rounds have been ended, and their data is not read
+  uint64_t seen;   ///< last value read by the current wait, for its fault: signals may be anywhere in memory
 };
 
 struct GinParams {
@@ -53,7 +53,7 @@ struct GinParams {
 };
 void set_idle(GinParams& p, const IdleCall& idle) { p.call = idle.call; }
 
-/// Called by one warp.
+/// Call from one warp.
 __device__ bool has_ended(const GinParams& p) {
   return __shfl_sync(kAllLanes, ptx::load_acquire<Scope::system>(&p.words->ended), 0) != 0;
 }
@@ -66,7 +66,7 @@ struct Missing {
   bool waits = false;
   uint64_t expected = 0, seen = 0;
 };
-/// Puts once, as soon as the peer is ready; `put` records whether it has. Called by one lane.
+/// Puts once, as soon as the peer is ready; `put` records whether it has. Call from one lane.
 __device__ Missing move_part(const GinParams& p, const ncclGin& gin, const GinPart& part, bool& put) {
   if (part.send_bytes != 0 && !put) {
     const uint64_t ready = gin.readSignal(gin_ready(part.place));
@@ -91,7 +91,7 @@ __device__ Missing move_part(const GinParams& p, const ncclGin& gin, const GinPa
 
 namespace gin {
 
-/// One warp, one lane for each peer. Arriving data is complete before the kernel ends, so whatever follows it may read it.
+/// One warp, one lane for each peer. Arriving data is complete before the kernel ends, so later work may read it.
 __global__ void __launch_bounds__(kLanes) exchange_hosts_kernel(const __grid_constant__ GinParams p) {
   __shared__ CallContext call;
   copy_to_shared(p.call, call);
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kLanes) exchange_hosts_kernel(const __grid_con
     abort = load_abort_words(call);
     if (abort != 0) report_abort(p.call, abort, call.epoch);
   }
-  if (__syncthreads_or(abort != 0)) return;  // the communicator may be gone
+  if (__syncthreads_or(abort != 0)) return;  // the communicator may no longer exist
   if (has_ended(p)) return;
   CudaWarp w(CudaWarp::Bare{});
   const ncclGin gin(p.comm, 0);
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kLanes) exchange_hosts_kernel(const __grid_con
   if (awaited >= 0) clock.charge(w, call, awaited);
 }
 
-/// Resets the signals of a new communicator, to which nobody sends yet. One block.
+/// Resets the signals of a new communicator, to which no rank sends yet. One block.
 __global__ void __launch_bounds__(kLanes) reset_hosts_kernel(const __grid_constant__ GinParams p) {
   if (p.ranks == 0) return;  // warm-up
   const ncclGin gin(p.comm, 0);

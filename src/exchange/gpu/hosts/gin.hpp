@@ -12,7 +12,7 @@ namespace switchyard::detail {
 
 class GpuGin : public GinDevice {
  public:
-  /// Sets, for the rounds that are enqueued from now on, the call that they belong to (for faults) and the timeout of a kernel.
+  /// Sets, for rounds enqueued from now on, their call (for faults) and the timeout of a kernel.
   virtual void set_call(Operation operation, std::chrono::nanoseconds timeout) = 0;
 };
 

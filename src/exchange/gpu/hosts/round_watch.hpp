@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the host tracks replays of a graph that contains rounds: events of a capture cannot be queried.
+// Tracking of the replays of a graph that contains rounds, for the host: it cannot query events of a capture.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 namespace switchyard::detail {
 
 /// Words of host memory, as addressed by the GPU, that kernels before and after a round write; null: not watched. The round is
-/// in flight while they differ.
+/// in flight while the words differ.
 struct RoundWatch {
   uint64_t* begun = nullptr;
   uint64_t* ended = nullptr;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds between hosts of a rank on a GPU. They run in the order of the caller's streams, by NCCL calls or, where all ranks
-// support it, by kernels (carrier/nccl). A thread watches them, because nothing else can end a kernel that waits for the
-// network.
+// Rounds between hosts of a rank on a GPU. They run in the order of the caller's streams, by NCCL calls or, if all ranks
+// support it, by kernels (carrier/nccl). A thread watches them, because a kernel that waits for the network cannot be ended
+// otherwise.
 //
-// All objects of a group share the rounds, because communicators take long to create and occupy memory. All ranks make the same
-// calls in the same order, so their rounds are posted in one order, and rounds of calls on different streams wait for each
-// other in that order.
+// All objects of a group share the rounds, because creating communicators takes long and they occupy memory. All ranks make the
+// same calls in the same order, so their rounds are posted in the same order, and rounds of calls on different streams wait for
+// each other in that order.
 #pragma once
 
 #include <atomic>
@@ -27,13 +27,13 @@
 
 namespace switchyard::detail {
 
-/// Rounds of one rank, whose thread makes the calls. Ends with the group (Group::Impl).
+/// Rounds of one rank; its thread makes the calls. Ends with the group (Group::Impl).
 class GpuRounds {
  public:
-  /// The rounds of the rank. Collective, in Group::Impl::collectively(), with the GPU current. The first object of a group
-  /// loads NCCL, creates the communicators and sends a first round. \throws on all ranks alike: Error(unsupported);
-  /// Error(mismatch) if ranks have different NCCL versions or different values of SWITCHYARD_NCCL_GIN; and the error of a rank
-  /// that cannot create its communicators.
+  /// Returns the rank's rounds. Collective, in Group::Impl::collectively(), with the GPU current. The first object of a group
+  /// loads NCCL, creates the communicators and sends a first round. \throws on all ranks: Error(unsupported); Error(mismatch)
+  /// if ranks have different NCCL versions or different values of SWITCHYARD_NCCL_GIN; and the error of a rank that cannot
+  /// create its communicators.
   static std::shared_ptr<GpuRounds> of(Group::Impl& group, CudaRank& gpu);
   /// Used by of().
   GpuRounds(Group::Impl& group, CudaRank& gpu);
@@ -41,8 +41,8 @@ class GpuRounds {
   GpuRounds(const GpuRounds&) = delete;
   GpuRounds& operator=(const GpuRounds&) = delete;
 
-  /// Enqueues a round, like Carrier::post; what is enqueued next follows it. If it takes longer than `timeout` from when the
-  /// stream has reached it, or the group fails meanwhile, the communicators are ended, and kernels after it find the abort
+  /// Enqueues a round, like Carrier::post; later work on the stream follows it. If the round takes longer than `timeout` after
+  /// the stream has reached it, or if the group fails meanwhile, the communicators are ended, and later kernels find the abort
   /// word.
   void post(std::span<const PeerTransfer> transfers, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
   /// For an object whose calls are captured. Rounds are watched while a reference exists; it may outlive this object. \throws
@@ -50,11 +50,11 @@ class GpuRounds {
   class Replays;
   std::shared_ptr<Replays> watch_replays();
   static RoundWatch words_of(const Replays& replays);
-  /// post() on a stream that is captured. Kernels of the call before and after the round write the words of `replays`, which is
-  /// all that the host learns of replays. They are ended as in post(), within slightly more time.
+  /// post() on a captured stream. Kernels of the call before and after the round write the words of `replays`, the only
+  /// information that the host gets about replays. They are ended as in post(), after a slightly longer time.
   void post_captured(Replays& replays, std::span<const PeerTransfer> transfers, gpu::Stream stream, Operation operation,
                      std::chrono::nanoseconds timeout);
-  /// A stream for rounds beside the caller's. Nothing else is enqueued on it, and it is never captured.
+  /// A stream for rounds that run beside the caller's stream. No other work is enqueued on it, and it is never captured.
   gpu::Stream stream() const { return first_stream_; }
 
  private:
@@ -63,14 +63,15 @@ class GpuRounds {
     uint64_t round;
     Operation operation;
     std::chrono::nanoseconds timeout;
-    int peer;  ///< one of those that have a leg in the round
+    int peer;  ///< one of the peers that take part in the round
     std::shared_ptr<const void> before;
-    std::optional<Clock::time_point> since = {};  ///< when the stream had reached it
+    std::optional<Clock::time_point> since = {};  ///< when the stream reached the round
   };
   std::unique_ptr<Carrier> connect(Milliseconds deadline);
   NcclCarrierSpec spec_of(const std::vector<NcclId>& ids, Milliseconds budget);
   void send_first_round(Milliseconds deadline);
-  /// Handles a round that NCCL did not enqueue: kernels after it must not run as if it had. Waits until the cause is known.
+  /// Handles a round that NCCL failed to enqueue: later kernels must not run as if it had succeeded. Waits until the cause is
+  /// known.
   void give_up(const Pending& round);
   void watch();
   /// One check of the watching thread.
@@ -85,7 +86,7 @@ class GpuRounds {
   CudaRank& gpu_;
   const std::shared_ptr<StreamMarks> marks_;
   gpu::Stream first_stream_ = nullptr;
-  std::shared_ptr<GpuGin> gin_;  ///< null: rounds are done by NCCL
+  std::shared_ptr<GpuGin> gin_;  ///< null: NCCL performs the rounds
   std::unique_ptr<Carrier> carrier_;
   uint64_t next_round_ = 1;
   std::atomic<bool> over_ = false;

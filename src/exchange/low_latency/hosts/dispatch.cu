@@ -2,7 +2,7 @@
 // Dispatch of low-latency mode over several hosts as kernels: protocol/hosts/low_latency_phases.hpp.
 //
 // Progress: as in exchange/low_latency/dispatch.cu, for the ranks of one host. Sending and forwarding wait for nothing;
-// receiving waits for what ranks of this host send and forward, which they do before they wait.
+// receiving waits for rows that ranks of this host send and forward before they wait.
 #include "arch/cuda/cuda_hosts.cuh"
 #include "exchange/gpu/hosts/frame.cuh"
 #include "exchange/low_latency/frame.cuh"

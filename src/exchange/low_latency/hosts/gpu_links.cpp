@@ -24,7 +24,7 @@ GpuLowLatencyLinks::GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const 
 GpuLowLatencyLinks::~GpuLowLatencyLinks() {
   if (split_) gpu::wait_for_event(split_->event);
   if (side_stream_ != nullptr) gpu::destroy_stream(side_stream_);
-  if (group_.abort_word() != 0) uses_ = gpu_.until_end();  // a kernel may still run, or a round be in flight
+  if (group_.abort_word() != 0) uses_ = gpu_.until_end();  // a kernel may still run, or a round may be in flight
   memory_.end_after(std::move(uses_));
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's low-latency exchange with other hosts on a GPU: rounds by NCCL, the ranks it is the proxy of, and the phases of
-// its calls. The host waits for nothing: all sizes are those of the configuration.
+// One rank's low-latency exchange with other hosts on a GPU: rounds by NCCL, the ranks for which it is the proxy, and the
+// phases of its calls. The host never waits, because all sizes follow from the configuration.
 //
-// A whole call is two kernels on the caller's stream with a round between them. For a call in halves, everything between this
-// rank's sending and receiving runs on a separate stream, because other ranks wait for some of it while this rank may make any
+// A whole call is two kernels on the caller's stream with a round between them. For a split call, all work between this rank's
+// sending and receiving halves runs on a separate stream, because other ranks wait for some of it while this rank may make any
 // other calls.
 #pragma once
 
@@ -22,25 +22,25 @@ class GpuLowLatencyLinks {
  public:
   /// Collective, in Group::Impl::collectively(), with the GPU current.
   GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const LowLatencyLayout& layout);
-  /// Waits for what split calls have enqueued and not received.
+  /// Waits for the enqueued work of split calls that were not received.
   ~GpuLowLatencyLinks();
   GpuLowLatencyLinks(const GpuLowLatencyLinks&) = delete;
   GpuLowLatencyLinks& operator=(const GpuLowLatencyLinks&) = delete;
-  /// Called before the end: sets the uses that must be over before its memory ends.
+  /// Call before destruction: sets the uses that must be over before this object's memory ends.
   void set_uses(MemoryUses uses) { uses_ = std::move(uses); }
 
   const std::vector<int>& host_of() const { return plan_.host_of; }
   /// Bytes of CrossedIds in an output's memory.
   int64_t crossed_bytes() const;
 
-  /// Where and how a call, or a half of it, is enqueued.
+  /// How a call, or a half of it, is enqueued.
   struct Launch {
     gpu::Stream stream = nullptr;
     bool captured = false;
     LaunchedHalves halves;
     int blocks = 1, warps = 1;  ///< of each kernel
   };
-  /// `crossed`: the output's. \throws Error(unsupported) for a capture where rounds cannot be captured.
+  /// `crossed`: the output's tokens. \throws Error(unsupported) for a capture where rounds cannot be captured.
   void dispatch(const LowLatencyDispatchParams& params, LowLatencyState* state, const int32_t* device_tokens,
                 CrossedIds crossed, const Launch& launch);
   void combine(const LowLatencyCombineParams& params, LowLatencyState* state, CrossedIds crossed, const Launch& launch);
@@ -50,7 +50,8 @@ class GpuLowLatencyLinks {
   void take_remote_rows();
   RoundWatch watch(const Launch& launch);
   void post(std::span<const PeerTransfer> transfers, const CallContext& call, const Launch& launch, gpu::Stream stream);
-  /// Calls between(stream) with this object's own stream, ordered after `stream`; what follows join() is ordered after that.
+  /// Calls between(stream) with this object's own stream, ordered after `stream`; work enqueued after join() is ordered after
+  /// that.
   template <class Between>
   void fork(gpu::Stream stream, const Between& between);
   void join(gpu::Stream stream);
@@ -61,14 +62,14 @@ class GpuLowLatencyLinks {
   const RemotePlan plan_;
   RemoteRails remote_;
   RemoteReturns returns_;
-  DeviceMemory memory_;  ///< tables, then what rounds send and receive
+  DeviceMemory memory_;  ///< tables, then the send and receive memory of rounds
   MemoryUses uses_;
   std::unique_ptr<CudaHeap> remote_rows_;
   std::shared_ptr<GpuRounds> rounds_;
-  std::shared_ptr<GpuRounds::Replays> replays_;  ///< once a call is captured
-  /// For split calls: the work between their halves. A separate stream, because a capture may include it.
+  std::shared_ptr<GpuRounds::Replays> replays_;  ///< null until a call is captured
+  /// Stream for the work between the halves of split calls. It is a separate stream, because a capture may include it.
   gpu::Stream side_stream_ = nullptr;
-  Point split_;  ///< the end of what a split call enqueued there
+  Point split_;  ///< the end of a split call's work there
 };
 
 }  // namespace switchyard::detail

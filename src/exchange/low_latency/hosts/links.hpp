@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode over several hosts on the CPU: what crosses, and the rounds of a call.
+// Low-latency mode over several hosts on the CPU: crossing tokens and rows, and the rounds of a call.
 #pragma once
 
 #include <cstring>
@@ -17,7 +17,7 @@ namespace switchyard::detail {
 /// Data that a dispatch into an output stores for its combine on several hosts.
 struct CrossedOutput {
   std::vector<int> host_of;            ///< [W] of the group that dispatched
-  std::vector<CrossedTokens> crossed;  ///< of each rank that this one is the proxy of, ascending
+  std::vector<CrossedTokens> crossed;  ///< of each rank for which this one is the proxy, ascending
 };
 
 class LowLatencyLinks : public HostRails {
@@ -28,20 +28,20 @@ class LowLatencyLinks : public HostRails {
   int64_t returned_bytes() const { return remote_.bytes(); }
   void set_returned(std::unique_ptr<SymmetricHeap> memory);
 
-  /// Sending half of a dispatch: determines which tokens cross, announces the call to other hosts, and makes room for its
+  /// Sending half of a dispatch: determines the crossing tokens, announces the call to other hosts, and makes room for its
   /// rounds. The result is valid until the call ends.
   const MessageRails& begin(const LowLatencyDispatchParams& p);
-  /// Receiving half, after headers have arrived: makes room for what arrives, and posts its rounds.
+  /// Receiving half, after headers have arrived: makes room for arriving tokens, and posts its rounds.
   const MessageRails& receive(const LowLatencyDispatchParams& p, CrossedOutput& output);
   /// Announces a combine to other hosts.
   void begin(const LowLatencyCombineParams& p);
-  /// `p` with the slots of other hosts' ranks.
+  /// Returns `p` with the slots of other hosts' ranks.
   RemoteCombineParams remote(const LowLatencyCombineParams& p) const { return {p, remote_}; }
   /// Receiving half of a combine, after headers have arrived.
   const ReturnRails& receive(const RemoteCombineParams& p, const CrossedOutput& output);
 
-  /// Waits for the headers of the ranks that this one is the proxy of, and announces them to this host. One warp. False after a
-  /// fault (recorded).
+  /// Waits for the headers of the ranks for which this one is the proxy, and announces these ranks to this host. Call from one
+  /// warp. False after a fault (recorded).
   template <class A>
   bool meet(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l) {
     return take_relay<A>(w, call, carrier(), relay_, peers_, [&](int source, int64_t crossing, const std::byte* message) {
@@ -57,7 +57,7 @@ class LowLatencyLinks : public HostRails {
 
  private:
   void list_leaving(const LowLatencyDispatchParams& p);
-  /// `count` tokens of one source, in few enough rounds that each has a slot.
+  /// Splits `count` tokens of one source into few enough rounds that each round has a slot.
   ItemsInRounds in_rounds(int64_t count, Ring& ring) const;
   ReturnedRows rounds_of(const LowLatencyCombineParams& p, int64_t tokens) const;
   CrossedTokens& crossed_of(CrossedOutput& output, int source) const;
@@ -71,9 +71,9 @@ class LowLatencyLinks : public HostRails {
   std::unique_ptr<SymmetricHeap> returned_;
   // State of the current call.
   uint64_t relay_ = 0;
-  std::vector<int32_t> counts_;                ///< [E] rows that go to each expert
+  std::vector<int32_t> counts_;                ///< [E] rows sent to each expert
   std::vector<std::vector<int32_t>> leaving_;  ///< [hosts]
-  std::vector<int64_t> crossing_;              ///< [W] tokens from each rank that this one is the proxy of
+  std::vector<int64_t> crossing_;              ///< [W] tokens from each rank for which this one is the proxy
   std::vector<MessageRail> message_rails_;
   std::vector<ReturnRail> return_rails_;
   std::vector<std::vector<int64_t>> rows_out_, rows_in_;  ///< by peer

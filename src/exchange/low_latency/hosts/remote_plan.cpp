@@ -8,7 +8,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// The ranks of other hosts that `rank` is the proxy of, ascending.
+/// The ranks of other hosts for which `rank` is the proxy, ascending.
 std::vector<int> proxied_ranks(const HostMap& map, int rank) {
   std::vector<int> ranks;
   for (int r = 0; r < map.world(); ++r)
@@ -75,7 +75,7 @@ std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const Remote
     const RemoteRail& rail = plan.rails[i];
     const bool is_my_proxy = rail.peer_is_my_proxy != 0, is_proxy_of_peer = rail.is_proxy_of_peer != 0;
     const int64_t out = is_my_proxy ? 0 : kRailHeadBytes,
-                  in = is_proxy_of_peer ? 0 : kRailHeadBytes;  // a head goes to my proxy
+                  in = is_proxy_of_peer ? 0 : kRailHeadBytes;  // a head is sent to this rank's proxy
     const auto at = static_cast<int>(i);
     transfers.push_back({rail.rank,
                          {remote.out(at) + out, idx(end(is_proxy_of_peer, plan.own_ranks) - out)},

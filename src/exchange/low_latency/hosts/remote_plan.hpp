@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of other hosts that a rank communicates with in low-latency mode, and what its rails transfer where sizes are
-// fixed.
+// The ranks of other hosts with which a rank communicates in low-latency mode, and the data that its rails transfer where sizes
+// are fixed.
 #pragma once
 
 #include <vector>
@@ -19,7 +19,7 @@ struct RemotePlan {
   std::vector<int> rail_of_host;  ///< [hosts] this rank's proxy there, as in RemoteRails
   std::vector<int> proxy,
       number;                ///< [W] for ranks of other hosts: their proxy here, and their index among that proxy's ranks
-  std::vector<int> sources;  ///< that this rank is the proxy of, ascending
+  std::vector<int> sources;  ///< ranks for which this rank is the proxy, ascending
   int max_sources = 0;       ///< maximum over all ranks
   std::vector<RemoteRail> rails;
 };
@@ -27,7 +27,7 @@ struct RemotePlan {
 /// RemoteRails::stride for rounds of all calls of a layout.
 int64_t rail_bytes(const LowLatencyLayout& layout);
 
-/// The legs of a round. `remote`: the places of messages, for the rails of `plan`.
+/// The transfers of a round. `remote`: the places of messages, for the rails of `plan`.
 std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const RemoteRails& remote, const LowLatencyLayout& layout);
 std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const RemoteRails& remote,
                                             const LowLatencyCombineParams& params);

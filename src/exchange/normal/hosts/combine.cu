@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine over several hosts on GPUs, after placements agree. First come the copies or sums of rows that others cannot read in
-// place; then for each round give back and NCCL; then the sum. The steps are those of protocol/hosts/returns.hpp, cut where a
-// kernel would wait for the network. Rounds follow the numbers of the tokens that crossed, and returned rows are kept until the
-// sum.
+// Combine over several hosts on GPUs, after all placements agree. First, rows that others cannot read in place are copied or
+// summed; then each round packs returned rows (launch_give_back) and exchanges them through NCCL; then tokens are summed. The
+// steps are those of protocol/hosts/returns.hpp, split where a kernel would wait for the network. Rounds follow the numbers of
+// the crossing tokens, and returned rows are kept until the sum.
 //
 // | flag    | written by                | read by          | order           | scope  | reuse              |
 // | outputs | ranks that copy or sum    | owners, proxies  | release/acquire | system | epoch, never reset |
 // | pulled  | last warp of owner, proxy | expert's warp 0  | release/acquire | system | epoch, never reset |
 //
-// Progress: `outputs` of a rank of this host are set by a kernel that waits for nothing; `pulled` is waited for last.
+// Progress: a kernel that waits for nothing sets `outputs` of a rank of this host; the wait for `pulled` is the last step.
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/frame.cuh"
 #include "protocol/hosts/returns.hpp"
@@ -18,8 +18,8 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Copies the parameters to shared memory and adds what the host does not know. Called by all threads; false: the group has
-/// failed.
+/// Copies the parameters to shared memory and adds the values that the host does not know. Call from all threads. False: the
+/// group has failed.
 __device__ bool begin_sum(const CudaCombineParams& args, CombineParams& c) {
   copy_to_shared(args.c, c);
   __syncthreads();
@@ -29,7 +29,7 @@ __device__ bool begin_sum(const CudaCombineParams& args, CombineParams& c) {
   return true;
 }
 
-/// Proxy: writes what this host returns for token number n of a source. Pending.
+/// Proxy: writes the rows that this host returns for token number n of a source. The writes may still be pending on return.
 template <class A>
 __device__ void give_back(CudaWarp& w, const CombineParams& p, const RailRound& r, int64_t n, std::byte* to) {
   const auto row_bytes = static_cast<size_t>(p.shape.row_bytes), weight_bytes = 4 * static_cast<size_t>(p.shape.topk);
@@ -53,7 +53,7 @@ __device__ void give_back(CudaWarp& w, const CombineParams& p, const RailRound& 
   }
 }
 
-/// Owner: the row that arrived from `host` for token t; null: none.
+/// Owner: the row that arrived from `host` for token t, or null.
 __device__ const std::byte* returned_of(const ReturnedRowsOfHosts& in, int host, int64_t t) {
   if (host == in.own_host) return nullptr;
   const ReturnedHost& from = in.hosts[host];
@@ -68,7 +68,7 @@ __device__ const std::byte* returned_of(const ReturnedRowsOfHosts& in, int host,
   return low < from.count && from.leaving[low] == t ? from.rows + low * from.token_bytes : nullptr;
 }
 
-/// Owner: one past the last token whose rows are all present after `rounds` rounds.
+/// Owner: one past the last token all of whose rows have arrived after `rounds` rounds.
 __device__ int64_t tokens_after(const ReturnedRowsOfHosts& in, int64_t rounds, int64_t tokens) {
   int64_t end = tokens;
   for (int host = 0; host < in.num_hosts; ++host) {
@@ -81,12 +81,12 @@ __device__ int64_t tokens_after(const ReturnedRowsOfHosts& in, int64_t rounds, i
   return end;
 }
 
-/// Owner: sums token t from rows, as on one host. Pending.
+/// Owner: sums token t from rows, as on one host. The writes may still be pending on return.
 template <class A>
 __device__ void add_rows(CudaWarp& w, const CombineParams& p, const ReturnedRowsOfHosts& in, int64_t t, MoveCounter& moved) {
   const TokenRows rows = rows_of(p, t);
   const auto here = [&](int i) { return is_mapped<A>(p.call.heap, rows.rank(i)); };
-  const auto arrived = [&](int i) -> const std::byte* {  // its position among the rows of its host
+  const auto arrived = [&](int i) -> const std::byte* {  // `i`: position among the rows of its host
     const int host = in.host_of[rows.rank(i)];
     int before = 0;
     for (int j = 0; j < i; ++j) before += rows.rank(j) >= 0 && in.host_of[rows.rank(j)] == host ? 1 : 0;
@@ -106,7 +106,7 @@ __device__ void add_rows(CudaWarp& w, const CombineParams& p, const ReturnedRows
   moved.network_bytes += static_cast<uint64_t>(bits(crossed) * p.shape.row_bytes);
 }
 
-/// Owner: the hosts that kept any row of token t (bits).
+/// Owner: the hosts that hold any kept row of token t, as bits.
 template <class A>
 __device__ uint64_t hosts_with_rows(CudaWarp& w, const CombineParams& p, const ReturnedRowsOfHosts& in, int64_t t) {
   const TokenRows rows = rows_of(p, t);
@@ -114,7 +114,7 @@ __device__ uint64_t hosts_with_rows(CudaWarp& w, const CombineParams& p, const R
                         [&](int i) { return rows.rank(i) >= 0 ? uint64_t{1} << in.host_of[rows.rank(i)] : uint64_t{0}; });
 }
 
-/// Owner: sums token t from sums of hosts; this host's sum is in `mine`. Settled on return.
+/// Owner: sums token t from the sums of hosts; this host's sum is in `mine`. The writes have settled on return.
 template <class A>
 __device__ void add_hosts(CudaWarp& w, const CombineParams& p, const ReturnedRowsOfHosts& in, int64_t t, std::byte* mine,
                           MoveCounter& moved) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters that kernels of normal mode add to those from the host, on one host and on several.
+// Parameters that kernels of normal mode add to those of the host, on one host and on several.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
@@ -8,8 +8,8 @@
 
 namespace switchyard::detail {
 
-/// Sets records beyond the received ones to -1 and weight 0, and in the same way the sources of padding and of rows beyond the
-/// delivered ones.
+/// Sets records beyond the received ones to -1 with weight 0, and the sources of padding and of rows beyond the delivered ones
+/// to -1.
 __device__ inline void fill_rest(CudaWarp& w, Layout layout, const FillRest& rest, int64_t rows, int64_t num_records) {
   const Received& r = rest.received;
   if (r.records == nullptr) return;
@@ -34,7 +34,7 @@ __device__ inline void fill_rest(CudaWarp& w, Layout layout, const FillRest& res
     for (int64_t row = rest.padding[2 * i]; row < rest.padding[2 * i + 1]; ++row) clear(row);
 }
 
-/// Adds what the host does not know to `c`, a copy of given.c. Called by one thread.
+/// Adds the values that the host does not know to `c`, a copy of given.c. Call from one thread.
 __device__ inline void complete(CombineParams& c, const CudaCombineParams& args, const TablesHeader& header) {
   c.tokens = header.tokens;
   c.num_records = header.num_records;

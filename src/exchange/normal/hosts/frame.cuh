@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prologue and epilogue of kernels of calls over several hosts. Objects are never halted there: the host waits for all
-// placements, so it learns the outcome of a call at once.
+// placements, so it has the outcome of a call at once.
 #pragma once
 
 #include "arch/cuda/cuda_hosts.cuh"
@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Completes `call`, in shared memory, with the epoch. Called first, by all threads of a block. False if the group has failed,
+/// Adds the epoch to `call`, in shared memory. Call first, from all threads of a block. False if the group has failed,
 /// according to load_abort_words().
 __device__ inline bool begin_hosts_block(const CallContext& args, const ObjectState* state, CallContext& call) {
   uint64_t abort = 0, epoch = 0;
@@ -25,7 +25,7 @@ __device__ inline bool begin_hosts_block(const CallContext& args, const ObjectSt
   return !failed;
 }
 
-/// Last step of a call's last kernel. Called by one warp.
+/// Last step of a call's last kernel. Call from one warp.
 __device__ inline void end_hosts_call(ObjectState* state, uint64_t epoch) {
   if (threadIdx.x % kLanes == 0) state->epoch = epoch;
 }

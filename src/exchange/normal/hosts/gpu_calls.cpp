@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls on GPUs of several hosts: what is enqueued, what the host waits for, and what all ranks throw alike.
+// Calls on GPUs of several hosts: the enqueued work, the waits of the host, and the errors that all ranks throw.
 #include <string>
 
 #include "exchange/normal/gpu.hpp"

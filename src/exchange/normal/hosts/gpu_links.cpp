@@ -70,7 +70,7 @@ GpuHostLinks::GpuHostLinks(Group::Impl& group, CudaRank& gpu, int topk, int64_t 
 }
 
 GpuHostLinks::~GpuHostLinks() {
-  if (group_.abort_word() == 0) return;  // all calls have ended, and with them their rounds
+  if (group_.abort_word() == 0) return;  // all calls, and with them their rounds, have ended
   for (Peer& peer : peers_) {
     peer.slot_out.end_after(gpu_.until_end());
     peer.slot_in.end_after(gpu_.until_end());
@@ -226,10 +226,10 @@ void GpuHostLinks::end_call(const CallContext& call, ObjectState* state, gpu::St
 // ---- rows ----
 
 std::byte* GpuHostLinks::grow(DeviceMemory& memory, size_t& has, int64_t bytes, gpu::Stream copies) {
-  // Earlier calls have ended: the host has waited for the placements of this call, which follow them.
+  // Earlier calls have ended: the host has waited for the placements of this call, which come after them.
   if (idx(bytes) > has) {
     memory = DeviceMemory();
-    memory = DeviceMemory(idx(bytes), copies);  // zeroed: the bytes between rows are sent over the network, too
+    memory = DeviceMemory(idx(bytes), copies);  // zeroed, because the network also transfers the bytes between rows
     has = idx(bytes);
   }
   return memory.as<std::byte>();
@@ -287,7 +287,7 @@ void GpuHostLinks::move(const CudaDispatchParams& params, const GpuHostTables& t
                         const LaunchShape& launch, gpu::Stream stream) {
   const DeviceLimits& limits = gpu_.limits();
   std::vector<MovedRail> rails;
-  int64_t rounds = 1;  // sources without crossing tokens are announced, too
+  int64_t rounds = 1;  // sources without crossing tokens are also announced
   for (size_t i = 0; i < peers_.size(); ++i) {
     const MovedRail& rail = rails.emplace_back(prepare_move(i, params, tables.peers[i], weights, counts));
     rounds = std::max(rounds, rail.rounds);
@@ -406,11 +406,11 @@ void GpuHostLinks::sum(const CudaCombineParams& params, const GpuHostTables& tab
   RailRound back;
   back.return_kind = return_kind_of(shape);
   back.weighted = weighted;
-  // All ranks pass weights, or none does (the signature ensures it).
+  // All ranks pass weights, or none does; the signature guarantees this.
   back.weights = shape.layout == Layout::rank_major && params.c.staging.place.pull.gives_weights != 0;
   back.row_stride = shape.row_bytes + (back.weights ? round_up(int64_t{4} * topk_, 16) : 0);
   std::vector<BackRail> rails;
-  int64_t rounds = 1;  // also informs owners without crossing tokens that nothing is read any more
+  int64_t rounds = 1;  // also informs owners without crossing tokens that their memory is no longer read
   for (size_t i = 0; i < peers_.size(); ++i)
     rounds = std::max(rounds, rails.emplace_back(prepare_back(i, tables.peers[i], back)).rounds);
   ReturnedRowsOfHosts in = prepare_sum(rails, back, launch);
@@ -424,7 +424,7 @@ void GpuHostLinks::sum(const CudaCombineParams& params, const GpuHostTables& tab
   clear_moved(params.c.call, launch, stream);
   launch_make(params, launch, stream);
   for (int64_t k = 0; k < rounds; ++k) {
-    if (k >= kSlots) sum_round(k - kSlots);  // and its slot is free
+    if (k >= kSlots) sum_round(k - kSlots);  // the slot is then free
     incoming[k % kSlots] = send_back(params, rails, k, launch, stream);
   }
   for (int64_t k = std::max<int64_t>(0, rounds - kSlots); k < rounds; ++k) sum_round(k);

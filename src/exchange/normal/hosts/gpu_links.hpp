@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's exchange with other hosts on a GPU: rounds by NCCL, the ranks it is the proxy of, and the phases of its calls.
+// One rank's exchange with other hosts on a GPU: rounds by NCCL, the ranks for which it is the proxy, and the phases of its
+// calls.
 //
-// Kernels are enqueued on the call's stream, and rounds that transfer rows beside it, so that one round is in flight while rows
-// of another are packed, sent on or summed. The host waits for two things: the counts of a dispatch, which determine how many
-// tokens cross, and the placements of every call. So all ranks learn the outcome of a call at once, and alike, and both ends of
-// a round know its bytes.
+// Kernels are enqueued on the call's stream, and rounds that transfer rows on a separate stream, so that one round is in flight
+// while rows of another are packed, forwarded or summed. The host waits for the counts of a dispatch, which determine how many
+// tokens cross, and for the placements of every call. Therefore all ranks obtain the same outcome of a call at once, and both
+// ends of a round know its bytes.
 #pragma once
 
 #include <memory>
@@ -23,7 +24,7 @@ struct GpuHostTables {
   struct OfPeer {
     int32_t* leaving = nullptr;                    ///< the peer is this rank's proxy
     CrossedTables crossed;                         ///< this rank is the peer's proxy
-    int64_t leaving_count = 0, crossed_count = 0;  ///< once the dispatch has reached its rows
+    int64_t leaving_count = 0, crossed_count = 0;  ///< valid once the dispatch has reached its rows
   };
   std::vector<OfPeer> peers;
   DeviceMemory memory;
@@ -39,22 +40,22 @@ class GpuHostLinks {
   GpuHostLinks(const GpuHostLinks&) = delete;
   GpuHostLinks& operator=(const GpuHostLinks&) = delete;
 
-  /// Tables for a fresh dispatch. They are reused when the last holder has released them.
+  /// Returns tables for a fresh dispatch. They are reused when the last holder has released them.
   std::shared_ptr<GpuHostTables> take_tables();
 
   /// Exchanges the counts of a fresh dispatch, before its plan: enqueues announcements, a round, and the proxies' part.
   void exchange_counts(const PlanParams& plan, const GpuHostTables& tables, gpu::Stream stream);
-  /// Reads how many tokens cross. Call after waiting for `stream`, after the plan.
+  /// Reads the numbers of crossing tokens. Call after waiting for `stream`, after the plan.
   void read_counts(GpuHostTables& tables) const;
   /// Exchanges placements and waits for them. A fault is recorded, for Group::Impl::check_alive.
   PlacementVerdict exchange_placements(OfferParams offer, gpu::Stream stream);
   /// Enqueues the end of a call that moves nothing.
   void end_call(const CallContext& call, ObjectState* state, gpu::Stream stream) const;
 
-  /// Call after placements agree. `weights`: rows cross with weights; `counts`: [W] counts rows of the dispatch.
+  /// Call after all placements agree. `weights`: rows cross with weights; `counts`: [W] counts rows of the dispatch.
   void move(const CudaDispatchParams& params, const GpuHostTables& tables, bool weights, const std::byte* counts,
             const LaunchShape& launch, gpu::Stream stream);
-  /// `weighted`: proxies multiply by the weights that the dispatch carried.
+  /// `weighted`: proxies multiply by the weights sent by the dispatch.
   void sum(const CudaCombineParams& params, const GpuHostTables& tables, bool weighted, const LaunchShape& launch,
            gpu::Stream stream);
 
@@ -62,7 +63,7 @@ class GpuHostLinks {
   struct Peer {
     int rank = -1, host = -1;
     bool peer_is_my_proxy = false, is_proxy_of_peer = false;
-    uint64_t host_ranks = 0;  ///< of its host, as bits
+    uint64_t host_ranks = 0;  ///< ranks of its host, as bits
     DeviceMemory slot_out, slot_in;
     size_t out_bytes = 0, in_bytes = 0;
   };
@@ -72,7 +73,7 @@ class GpuHostLinks {
   std::byte* message(size_t peer, bool out) const;
   std::vector<PeerTransfer> message_transfers(int64_t bytes) const;
   void post(std::span<const PeerTransfer> transfers, gpu::Stream stream, const CallContext& call);
-  /// Enqueues a round beside `stream`, after what is enqueued there. \returns its end, for await()
+  /// Enqueues a round on the side stream, after the work enqueued on `stream`. \returns its end, for await()
   Point post_on_side_stream(std::span<const PeerTransfer> transfers, gpu::Stream stream, const CallContext& call);
   static void await(const Point& round, gpu::Stream stream);
   static void clear_moved(const CallContext& call, const LaunchShape& launch, gpu::Stream stream);
@@ -83,7 +84,7 @@ class GpuHostLinks {
       RailRound round;
       int64_t per_round = 1, slot_bytes = 0;
       std::byte* slots = nullptr;
-      /// Makes `round` round k. \returns its number of tokens
+      /// Starts `round` as round k. \returns its number of tokens
       int64_t begin(int64_t k);
     };
     Direction out, in;
@@ -92,7 +93,7 @@ class GpuHostLinks {
   MovedRail prepare_move(size_t i, const CudaDispatchParams& params, const GpuHostTables::OfPeer& of, bool weights,
                          const std::byte* counts);
   ReturnKind return_kind_of(const SumShape& shape) const;
-  /// Maximum rows that come back for a token from `host`.
+  /// Maximum number of rows that `host` returns for a token.
   int max_returned_rows(ReturnKind rows, int host) const;
   /// Both directions of one rail in a combine.
   struct BackRail {
@@ -103,11 +104,11 @@ class GpuHostLinks {
     std::byte* returned = nullptr;
     int64_t rounds = 0;
   };
-  /// `shape`: what all rails of the combine have in common.
+  /// `shape`: the properties common to all rails of the combine.
   BackRail prepare_back(size_t i, const GpuHostTables::OfPeer& of, const RailRound& shape);
   /// Copies the places of returned rows to the GPU. The host waits for that copy.
   ReturnedRowsOfHosts prepare_sum(const std::vector<BackRail>& rails, const RailRound& back, const LaunchShape& launch);
-  /// Enqueues what is returned in round k, and the round. \returns its end
+  /// Enqueues the returns of round k, and the round. \returns its end
   Point send_back(const CudaCombineParams& params, std::vector<BackRail>& rails, int64_t k, const LaunchShape& launch,
                   gpu::Stream stream);
 
@@ -124,7 +125,7 @@ class GpuHostLinks {
   size_t counts_at_ = 0, verdict_at_ = 0, host_of_at_ = 0, returned_at_ = 0;
   DeviceMemory scratch_;
   size_t scratch_bytes_ = 0;
-  /// Tables that are not held. Handles may outlive it.
+  /// Tables that are not in use. Handles may outlive it.
   struct Idle;
   std::shared_ptr<Idle> idle_;
   std::shared_ptr<GpuRounds> rounds_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host interface of the kernels of normal mode over several hosts: the phases of a call, between which NCCL's kernels run.
 // Functions as in exchange/normal/launch.hpp. A kernel waits only for ranks of its own host, and does nothing once the group
-// has failed, because what a round brought must then not be read. The kernels add to CallContext::moved, which is 0 before the
+// has failed, because the data of a round must then not be read. The kernels add to CallContext::moved, which is 0 before the
 // first of them.
 #pragma once
 
@@ -22,7 +22,8 @@ struct CrossedTables {
   int stride = 1;
 };
 
-/// Source: lists the tokens that touch a host, and writes the message with the source's counts for its rank there. One block.
+/// Source: lists the tokens with routes to a host, and writes the message with the source's counts for the receiving rank
+/// there. One block.
 struct AnnounceParams {
   PlanParams plan;  ///< of the call; call_in() finds its call
   CallContext call;
@@ -34,7 +35,7 @@ struct AnnounceParams {
 };
 void launch_announce(const AnnounceParams& params, gpu::Stream stream);
 
-/// Proxy: writes what arrived from a rank of another host to the ranks of this one. One warp.
+/// Proxy: writes a message that arrived from a rank of another host to the ranks of this host. One warp.
 struct DeliverParams {
   CallContext call;
   ObjectState* state = nullptr;
@@ -46,19 +47,19 @@ struct DeliverParams {
 };
 void launch_deliver(const DeliverParams& params, gpu::Stream stream);
 
-/// Common result of all ranks of a host when their placements have arrived.
+/// Common result of all ranks of a host once their placements have arrived.
 struct PlacementVerdict {
   int32_t failed_rank;  ///< the first rank that cannot take part, or -1
   int32_t status;       ///< ErrorCode
 };
-/// Writes this rank's placement to the ranks of its host, and the messages for those of other hosts. One warp.
+/// Writes this rank's placement to the ranks of its host, and the messages for ranks of other hosts. One warp.
 struct OfferParams {
   CallContext call;
   ObjectState* state = nullptr;
   ControlLayout control;
   Placement place{};
   const TablesHeader* handle = nullptr;  ///< its identity is mixed into the signature; null: none
-  const TablesHeader* header = nullptr;  ///< of the call: its tokens, for the trace
+  const TablesHeader* header = nullptr;  ///< of the call: contains its tokens, for the trace
   int topk = 0;                          ///< of the object, for the trace
   bool own_rows_differ = false;
   uint64_t own_rows = 0;
@@ -68,7 +69,7 @@ struct OfferParams {
   PlacementVerdict* verdict = nullptr;
 };
 void launch_offer(const OfferParams& params, gpu::Stream stream);
-/// Waits for all placements, and writes the verdict. Ranks that made a different call are a fault. One warp.
+/// Waits for all placements, and writes the verdict. A rank that made a different call is a fault. One warp.
 void launch_judge(const OfferParams& params, gpu::Stream stream);
 /// Ends a call that moves nothing: counts it. One warp.
 void launch_end(const OfferParams& params, gpu::Stream stream);
@@ -79,7 +80,7 @@ struct RailRound {
   bool last = false;
   std::byte* slot = nullptr;
   CrossingLayout layout;              ///< dispatch
-  int64_t token_bytes = 0;            ///< combine: of what is returned for a token
+  int64_t token_bytes = 0;            ///< combine: bytes returned for a token
   int64_t row_stride = 0;             ///< of a row, with its weights
   uint64_t host_ranks = 0;            ///< source: of the other host
   const int32_t* leaving = nullptr;   ///< source
@@ -89,21 +90,21 @@ struct RailRound {
   const std::byte* counts = nullptr;  ///< proxy, dispatch: counts row of the source
   ReturnKind return_kind = ReturnKind::per_rank;
   bool weighted = false;  ///< proxy, combine: multiplies by crossed.weights
-  bool weights = false;   ///< rows come back with weights
+  bool weights = false;   ///< rows are returned with weights
 };
 /// Sends this rank's rows for the ranks of its host.
 void launch_send(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
 void launch_pack(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
                  const DeviceLimits& limits, gpu::Stream stream);
-/// Sends on what arrived, like tokens of this rank, and after the last round sets the source's flags.
+/// Forwards arrived rows like tokens of this rank, and after the last round sets the source's flags.
 void launch_forward(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
                     const DeviceLimits& limits, gpu::Stream stream);
-/// Waits for all rows, completes what arrived and ends the call.
+/// Waits for all rows, completes the arrived records and ends the call.
 void launch_finish(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
 
 /// Copies or sums rows that others cannot read in place.
 void launch_make(const CudaCombineParams& params, const LaunchShape& launch, gpu::Stream stream);
-/// Proxy: writes what is returned for tokens of a source.
+/// Proxy: writes the rows returned for tokens of a source.
 void launch_give_back(const CudaCombineParams& params, const RailRound& round, const LaunchShape& launch, gpu::Stream stream);
 
 /// Rows that one other host returned.
@@ -114,8 +115,8 @@ struct ReturnedHost {
   const std::byte* rows = nullptr;
   int64_t token_bytes = 0;
 };
-/// Owner: sums the tokens that are complete after round `round` and were not before. `hosts`: [num_hosts], in GPU memory;
-/// own_host is unused.
+/// Owner: sums the tokens that are complete after round `round` and were not before. `hosts`: [num_hosts], in GPU memory; the
+/// entry own_host is unused.
 struct ReturnedRowsOfHosts {
   const ReturnedHost* hosts = nullptr;
   const int32_t* host_of = nullptr;  ///< [W]
@@ -124,7 +125,7 @@ struct ReturnedRowsOfHosts {
   ReturnKind return_kind = ReturnKind::per_rank;
   std::byte* scratch = nullptr;  ///< row_stride bytes per warp: per_host
   int64_t round = 0;
-  bool last = false;  ///< all rounds have arrived: sums the rest, and ends the call
+  bool last = false;  ///< all rounds have arrived: sums the remaining tokens, and ends the call
 };
 void launch_sum(const CudaCombineParams& params, const ReturnedRowsOfHosts& returned, const LaunchShape& launch,
                 gpu::Stream stream);

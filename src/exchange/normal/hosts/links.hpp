@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode over several hosts on the CPU: what crosses, and the rounds of a call.
+// Normal mode over several hosts on the CPU: crossing tokens and rows, and the rounds of a call.
 #pragma once
 
 #include <memory>
@@ -16,14 +16,14 @@ class HostLinks : public HostRails {
  public:
   HostLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags);
 
-  /// Sets `leaving` of a fresh dispatch, before the counts are sent, and makes room for what crosses.
+  /// Sets `leaving` of a fresh dispatch, before the counts are sent, and makes room for its crossing tokens.
   void list_leaving(const LocalPlan& local, HandleData& h) const;
-  /// Records, when the counts of `source` have arrived, that `count` of its tokens cross to this host.
+  /// Records that `count` tokens of `source` cross to this host. Call when its counts have arrived.
   static void set_crossing(const HandleData& h, int source, int64_t count) { crossed_of(h, source).count = count; }
 
   /// The rounds of a call. Call when placements have arrived. The result is valid until the next call.
   const HostDispatchParams& prepare(const DispatchParams& p, const HandleData& h);
-  /// `weighted`: CombineOrder::per_host multiplies rows by the weights that the dispatch carried.
+  /// `weighted`: CombineOrder::per_host multiplies rows by the weights sent by the dispatch.
   const HostCombineParams& prepare(const CombineParams& p, const HandleData& h, bool weighted);
 
  private:

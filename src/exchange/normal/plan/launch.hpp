@@ -19,7 +19,7 @@ namespace switchyard::detail {
 inline constexpr int max_cuda_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
 inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
 
-/// Parameters of the plan: counts, their exchange, addresses, i.e. everything that depends on routing. Set by
+/// Parameters of the plan, i.e. of everything that depends on routing: counts, their exchange, addresses. Set by
 /// CudaNormal::plan_params.
 struct PlanParams {
   CallContext call;  ///< without the epoch
@@ -43,7 +43,7 @@ struct PlanParams {
   bool static_drops = false;  ///< rank-major without drops: kept counts follow from the plan
   uint64_t signature = 0;
   uint64_t object = 0;        ///< identity of this object, equal on all ranks
-  bool offers_place = false;  ///< `place` is known already and is sent with the counts
+  bool offers_place = false;  ///< `place` is already known and is sent with the counts
   Placement place{};
   uint64_t own_rows = 0;  ///< place.rows for this rank itself
   Tables tables;
@@ -67,7 +67,7 @@ inline int plan_blocks(int64_t tokens, int max) {
 }
 
 /// Enqueues on `stream` of the current device and returns without waiting. A launch failure throws Error(system).
-/// `spans_hosts`: counts go only to ranks of this host; those of other hosts get them through their proxies.
+/// `spans_hosts`: counts are sent only to ranks of this host; ranks of other hosts get them through their proxies.
 void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream, bool spans_hosts = false);
 
 }  // namespace switchyard::detail

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plan on the device. Each block counts a range of tokens, the last block to finish sends the rank's counts to all ranks,
-// and every block then turns the gathered counts into addresses for its tokens. The decisions are in plan/decisions.hpp, shared
-// with the host's plan; the results are equal.
+// and every block then computes addresses for its tokens from the gathered counts. plan/decisions.hpp makes the decisions, also
+// for the host's plan; the results are equal.
 //
-// Progress: every block waits for the counts of all ranks, including its own, and those are sent by the last block to arrive.
-// So all blocks must be able to run at the same time; the launcher limits the grid to one block per multiprocessor. Other
-// kernels may delay a block, as long as they end.
+// Progress: every block waits for the counts of all ranks, including its own rank, whose last block to arrive sends them. So
+// all blocks must be able to run at the same time; the launcher limits the grid to one block per multiprocessor. Other kernels
+// may delay a block, as long as they end.
 //
 // Within a block, warps hold consecutive ranges of tokens. "Before" always means: by earlier ranks, then blocks, then warps,
 // then lanes.
@@ -88,7 +88,7 @@ __device__ void count_and_send(PlanView& v) {
   __syncthreads();
 }
 
-/// Sends the counts row and, if it is known, the placement, with one fence per peer. Called by the last block; one warp per
+/// Sends the counts row and, if already known, the placement, with one fence per peer. Called by the last block; one warp per
 /// peer at a time.
 template <class A>
 __device__ void send_counts(PlanView& v, CudaWarp& w) {
@@ -124,7 +124,7 @@ __device__ void send_counts(PlanView& v, CudaWarp& w) {
   __syncthreads();
 }
 
-/// Waits for all counts and compares the calls of the ranks. Called by one warp. False: the call ends here.
+/// Waits for all counts and compares the calls of the ranks. Call from one warp. False: the call ends here.
 template <class A>
 __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   const CallContext& call = v.b.call;
@@ -174,7 +174,7 @@ __device__ void add_earlier_blocks(PlanView& v) {
 }
 
 /// Expert-major, one warp per destination at a time: computes the first row of this rank's segment of every expert, and the
-/// rows needed there. For this rank as destination the first block also writes what the receiver must know about its experts.
+/// rows needed there. With this rank as destination, the first block also writes the receiver's data about its experts.
 __device__ void place_experts(PlanView& v) {
   const PlanParams& p = v.p;
   const int world = p.map.world, rank = v.b.call.rank();
@@ -220,7 +220,7 @@ __device__ void place_experts(PlanView& v) {
   }
 }
 
-/// Rank-major without drops: writes what the receiver must know about its experts.
+/// Rank-major without drops: writes the receiver's data about its experts.
 __device__ void count_local_experts(const PlanView& v) {
   const int rank = v.b.call.rank(), first = v.p.map.first(rank), here = v.p.map.count(rank);
   for (int el = threadIdx.x; el < here; el += kPlanThreads) {
@@ -234,7 +234,7 @@ __device__ void count_local_experts(const PlanView& v) {
   }
 }
 
-/// Writes the header. Called by one thread of the first block.
+/// Writes the header. Call from one thread of the first block.
 __device__ void write_header(const PlanView& v) {
   TablesHeader& h = *v.p.tables.header;
   const int world = v.p.map.world, rank = v.b.call.rank();
@@ -380,7 +380,7 @@ __device__ void keep_counts(const PlanView& v) {
   for (int64_t i = threadIdx.x; i < row * v.p.map.world / 16; i += kPlanThreads) to[i] = from[i];
 }
 
-/// Marks the tables of a plan that is left out. Called by its first thread.
+/// Marks the tables of a plan that is left out. Call from the first thread of the plan.
 __device__ void leave_out(const PlanParams& p, const CallContext& call) {
   TablesHeader& h = *p.tables.header;
   h.tokens = h.rows = h.num_records = h.invalid_ids = 0;
@@ -483,7 +483,7 @@ uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
 }  // namespace
 
 void launch_plan(const PlanParams& p, int blocks, gpu::Stream stream, bool spans_hosts) {
-  // If the call is traced: the recording kernel.
+  // The recording kernel if the call is traced.
   const bool traced = p.call.device_trace.records != nullptr;
   const auto& kernel = spans_hosts ? traced ? plan<TracedArch<CudaHosts>> : plan<CudaHosts>
                        : traced ? plan<CudaTraced>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A plan-kernel block's view: its share of the tokens, its shared memory, the gathered counts.
+// A block's view in the plan kernel: its share of the tokens, its shared memory, the gathered counts.
 #pragma once
 
 #include <algorithm>
@@ -51,7 +51,7 @@ struct PlanView {
   int32_t* hist;              ///< expert-major: [warps, E]; rank-major: [E]
   int32_t* start;             ///< expert-major: [E]
   int32_t* touching;          ///< [warps, W]
-  int32_t* gathered;  ///< first the counts that this rank sends, [W + E]; then D: [W, W] tokens of source s that touch rank d
+  int32_t* gathered;  ///< first the counts sent by this rank, [W + E]; then D: [W, W] tokens of source s with a route to rank d
   int lane, warp;
 
   __device__ int64_t begin() const { return least(b.first_token + warp * b.tokens_per_warp, b.tokens); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counts the demand of a routing on a GPU into memory of the caller. One cluster of blocks counts in shared memory and sums the
-// counts of its blocks, so nothing needs to be zeroed first, no scratch memory is needed, and the result does not depend on
-// timing. GPUs below compute capability 9.0 have no clusters: there it is one block.
+// counts of its blocks, so no memory needs to be zeroed first, no scratch memory is needed, and the result does not depend on
+// timing. GPUs below compute capability 9.0 have no clusters and use one block.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -48,8 +48,8 @@ __device__ int32_t expert_of(const RoutingLayoutParams& p, int64_t route) {
   return id >= 0 && id < p.map.experts ? static_cast<int32_t>(id) : -1;
 }
 
-/// Counts the routes of `tokens` tokens from `first` on and sets the bits of their ranks in `masks`, which are 0 before. One
-/// warp.
+/// Counts the routes of `tokens` tokens from `first` on and sets the bits of their ranks in `masks`, which must be 0 before.
+/// Call from one warp.
 __device__ void count_routes_of_tile(const RoutingLayoutParams& p, int64_t first, int tokens, uint32_t* per_expert,
                                      unsigned long long* masks) {
   const int lane = threadIdx.x % kWarpLanes, routes = tokens * p.topk;
@@ -70,7 +70,7 @@ __device__ void count_routes_of_tile(const RoutingLayoutParams& p, int64_t first
   }
 }
 
-/// Writes rows of is_token_in_rank, four bytes at a time. One warp.
+/// Writes rows of is_token_in_rank, four bytes at a time. Call from one warp.
 __device__ void write_rows_of_tile(const RoutingLayoutParams& p, int64_t first, int tokens, const unsigned long long* masks) {
   const int lane = threadIdx.x % kWarpLanes, world = p.map.world, bytes = tokens * world;
   uint8_t* const to = p.where + first * world;
@@ -150,7 +150,7 @@ int blocks_on(int device) {
 }
 
 constexpr int shared_bytes_of(int columns) { return columns * 4; }
-/// Up to this size a kernel needs no opt-in: with its static shared memory it stays within 48 KiB.
+/// Dynamic shared memory below which the kernel needs no opt-in: together with its static shared memory it stays within 48 KiB.
 constexpr int kDefaultSharedBytes = 40 << 10;
 
 const Kernel<const RoutingLayoutParams> routing_layout_of("routing layout", normal::routing_layout_kernel, kCountThreads,
@@ -158,7 +158,7 @@ const Kernel<const RoutingLayoutParams> routing_layout_of("routing layout", norm
                                                             return shared_bytes_of(kMaxCountedExperts + kMaxRanks);
                                                           });
 
-/// The GPU that owns the memory at `p`. Throws Error(invalid_argument), naming the argument.
+/// The GPU that owns the memory at `p`. Throws Error(invalid_argument) naming the argument.
 int device_of(const char* name, const void* p, size_t alignment) {
   gpu::MemoryPlace place;
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)
@@ -198,7 +198,7 @@ void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayo
   p.per_expert = out.num_tokens_per_expert;
   p.where = out.is_token_in_rank;
   const int shared = shared_bytes_of(map.world + map.experts);
-  if (shared > kDefaultSharedBytes) routing_layout_of.prepare({});  // groups have done this on their devices
+  if (shared > kDefaultSharedBytes) routing_layout_of.prepare({});  // groups have already done this on their devices
   routing_layout_of.launch({blocks_on(device), kCountThreads, static_cast<uint32_t>(shared)}, static_cast<gpu::Stream>(stream),
                            p);
 }
