@@ -56,7 +56,7 @@ def of_source(name, text):
             blocks.append("\n".join(run))
             run = []
     for block in blocks:
-        for part in re.split(r"\n\s*\n|\n(?=\s{2,}\S|[-*] )", block):
+        for part in re.split(r"\n\s*\n|\n(?=\s*[-*] |\s*[\w`.*]+: )", block):  # list items and entries such as `name: text`
             if "|" not in part:
                 yield from split(part)
 

@@ -496,4 +496,4 @@ class Exchange:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<switchyard.Exchange {self.layout}, hidden {self.hidden}, {self.experts} experts, topk {self.topk}, {self.group!r}>"
+        return f"<switchyard.Exchange {self.layout}, hidden {self.hidden}, {self.num_experts} experts, topk {self.topk}, {self.group!r}>"

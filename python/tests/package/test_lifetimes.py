@@ -4,6 +4,7 @@ import gc
 import itertools
 import os
 import queue
+import re
 import threading
 import time
 import weakref
@@ -45,6 +46,12 @@ def test_arrays_keep_what_they_show():
     objects.clear()
     gc.collect()
     assert weights.sum() == 5 and np.array_equal(part, x[1:, 3])
+
+
+def test_reprs_name_the_shape():
+    objects, _ = made()
+    assert re.fullmatch(r"<switchyard\.Exchange \w+, hidden \d+, \d+ experts, topk 2, <switchyard\.Group .*>>", repr(objects["exchange"]))
+    assert re.fullmatch(r"<switchyard\.Handle \w+, 3 tokens>", repr(objects["handle"]))
 
 
 def test_rows_go_back_to_the_pool():
