@@ -100,8 +100,7 @@ void refuse_options_before_verb(const CLI::App& app) {
     const std::string next = verb->get_subcommands().front()->get_name();
     for (const CLI::Option* option : verb->get_options())
       if (option->count() > 0)
-        throw UsageError(
-            fmt::format("{}: given before '{}', which has options of its own: they stand behind it", option->get_name(), next));
+        throw UsageError(fmt::format("{}: given before '{}', whose options must follow it", option->get_name(), next));
   }
 }
 

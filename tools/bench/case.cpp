@@ -23,8 +23,9 @@ measure::CopyLimit copy_limit_of(Progress& progress, const BenchOptions& options
 
 std::string limit_note(double largest_share) {
   if (largest_share <= 1) return "";
-  return fmt::format("a share of the limit is {:.1f} %: other load slowed the limit, or rows lay in a cache",
-                     100 * largest_share);
+  return fmt::format(
+      "a share of the limit is {:.1f} %: other load slowed the measurement of the limit, or rows were in a cache",
+      100 * largest_share);
 }
 
 }  // namespace switchyard::tool

@@ -115,7 +115,7 @@ class FlatBench final : public LatencyCase<Run> {
     fmt::print("\n{}", table.text());
     fmt::print(
         "\n  Microseconds, slowest rank{}. whole: moe_all_to_all; two calls: dispatch, and combine with expert_scale. bytes: "
-        "written to other ranks\n  by the rank that writes most, both ways{}.\n",
+        "written to other ranks\n  by the rank that writes most, in both directions{}.\n",
         cuda ? ", replayed CUDA graphs with a cold L2" : "", cuda ? "; t: their time at 353 GB/s" : "");
     print_tail_of_table();
     print_late(any());

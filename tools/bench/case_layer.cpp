@@ -258,10 +258,10 @@ class LayerBench final : public BenchCaseOf<Run> {
     }
     fmt::print("\n{}", table.text());
     fmt::print(
-        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused: the same in one call, "
-        "per_route; the others by themselves. up + down: both products "
-        "without exchange,\n  on the same rows; over up + down: how many times as long the layer takes. TFLOP/s: of a rank's "
-        "rows, padding aside.\n",
+        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused: the whole layer in one call, per_route; other "
+        "columns: single calls. up + down: both products "
+        "without exchange,\n  on the same rows; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
+        "without padding.\n",
         on_gpus(any()) ? ", cold L2" : "");
     print_tail_of_table();
     print_halves();
@@ -374,7 +374,7 @@ class LayerBench final : public BenchCaseOf<Run> {
         cells.insert(cells.end(), part.begin(), part.end());
       table.row(o, cells);
     }
-    fmt::print("\n{}\n  The halves of the fused layer, each one call; the plan belongs to the first.\n", table.text());
+    fmt::print("\n{}\n  The halves of the fused layer, each in one call; the first includes the plan.\n", table.text());
   }
 
   /// Fused form: work of its warps. Shares are minima over ranks; times are maxima.
@@ -392,11 +392,12 @@ class LayerBench final : public BenchCaseOf<Run> {
                             time("before_up_us"), time("after_down_us"), time("communication_us"), share("hidden_share")});
     }
     fmt::print(
-        "\n{}\n  The fused layer, recorded apart: shares of the time of the warps that multiply, least of all ranks; before "
-        "and "
-        "after the\n  products, and rows that travel, of all warps together: most of all ranks, microseconds. hidden: while "
-        "the "
-        "rank multiplies.\n",
+        "\n{}\n"
+        "  The fused layer, recorded separately. up, down, sums: shares of the time of the warps that multiply, minimum over "
+        "ranks. before up,\n"
+        "  after down, and communication, summed over all warps: microseconds, maximum over ranks. hidden: part of the "
+        "communication\n"
+        "  during which the rank multiplies, minimum over ranks.\n",
         table.text());
   }
   static double min_of(const json& ranks, const char* key) {

@@ -224,9 +224,9 @@ class LowLatencyBench final : public LatencyCase<Run> {
     }
     fmt::print("\n{}", table.text());
     fmt::print(
-        "\n  Microseconds. compute: arithmetic alone; around it: a call whose halves lie before and behind it; hidden: the "
-        "share "
-        "of the call's\n  own time, above, that it does not add to the arithmetic's.\n");
+        "\n  Microseconds. compute: arithmetic alone; around it: a call with one half before and one after it; hidden: the "
+        "share of the call's\n"
+        "  own time, above, that is not added to that of the arithmetic.\n");
   }
 };
 

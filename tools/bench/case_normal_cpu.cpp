@@ -287,9 +287,9 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
   void end() override {
     if (const std::string note = limit_note(largest_share()); !note.empty()) notes_.push_back(note);
     if (limit_.bytes < 2 * machine_.llc_bytes)
-      notes_.push_back(fmt::format("the copy limit is that of {}, which the last-level cache ({}) may hold; more: --limit-ms",
-                                   binary_size(static_cast<double>(limit_.bytes)),
-                                   binary_size(static_cast<double>(machine_.llc_bytes))));
+      notes_.push_back(
+          fmt::format("the copy limit was measured with {}, which may fit into the last-level cache ({}); increase --limit-ms",
+                      binary_size(static_cast<double>(limit_.bytes)), binary_size(static_cast<double>(machine_.llc_bytes))));
     const std::string cached = cache_note();
     if (!cached.empty()) notes_.push_back(cached);
   }
@@ -419,7 +419,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
     if (small == 0) return "";
     const std::string which = runs_.size() == 1 ? "" : fmt::format(" of {} of {} points", small, runs_.size());
     return fmt::format(
-        "the input sets{} are less than twice the last-level cache ({}), which holds part of them; the least: {}", which,
+        "the input sets{} are less than twice the last-level cache ({}), which holds part of them; the smallest: {}", which,
         binary_size(cache), binary_size(least));
   }
   void print_table() const {

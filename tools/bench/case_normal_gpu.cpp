@@ -273,8 +273,8 @@ class NormalOnGpus final : public BenchCaseOf<CudaRun> {
         "\n  Microseconds, slowest rank, cold L2, plan included in dispatch. {}. push and pull: the same rows moved by a bare "
         "kernel "
         "on "
-        "as many SMs;\n  limit: their share of the time of the call. over cached: dispatch less cached dispatch, what the plan "
-        "adds.\n"
+        "as many SMs;\n  limit: their share of the time of the call. over cached: dispatch less cached dispatch, the cost of "
+        "the plan.\n"
         "  remote: rows for other ranks, one per (token, rank), of all ranks; logical: one row per route.\n",
         runs_.front().plan_launch ? "plan: its launch, from event to event" : "plan: its kernel, by the GPU's own clock");
     for (const CudaRun& r : runs_)

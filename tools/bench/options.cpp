@@ -85,8 +85,8 @@ void check_words(const BenchOptions& o) {
         "--order: 'per_host' given with --mode {}; allowed with --mode normal, or per_rank or per_route", mode.name));
   if (mode.has_experts && o.dtype != to_string(DType::bf16))
     throw UsageError(
-        fmt::format("--mode: '{}' given with {} rows; its tokens are bf16, and fp8 on the way and in its experts "
-                    "with --quantize f32 or ue8m0: --dtype bf16",
+        fmt::format("--mode: '{}' given with {} rows; its tokens are bf16, and --quantize f32 or ue8m0 makes rows and experts "
+                    "fp8; allowed: --dtype bf16",
                     mode.name, o.dtype));
   if (mode.has_experts && quantised && backend_named(o.backend) == Backend::cpu)
     throw UsageError(
@@ -95,8 +95,9 @@ void check_words(const BenchOptions& o) {
                     o.quantize, mode.name));
   if (mode.plain_rows && (fp8 || quantised))
     throw UsageError(fmt::format(
-        "--mode: '{}' given with fp8 rows; its rows travel as they are: --dtype bf16, f16 or f32, --quantize none", mode.name));
-  if (fp8 && quantised) throw UsageError("--quantize: fp8 rows are quantised already; allowed with --dtype bf16, f16 or f32");
+        "--mode: '{}' given with fp8 rows; its rows travel unchanged; allowed: --dtype bf16, f16 or f32, --quantize none",
+        mode.name));
+  if (fp8 && quantised) throw UsageError("--quantize: fp8 rows are quantized already; allowed with --dtype bf16, f16 or f32");
   if (sent_scales(o) == ScaleKind::none && scale_order_named(o.scale_order) == ScaleOrder::column_major)
     throw UsageError(
         "--scale-order: 'column_major' given for rows without scales; allowed with --quantize f32 or ue8m0, or --dtype fp8");

@@ -301,7 +301,7 @@ void print_tail(const BenchOptions& any) {
 void print_late(const BenchOptions& any) {
   const bool swept = std::find(any.swept.begin(), any.swept.end(), "late-us") != any.swept.end();
   if (!swept && any.late_us == 0) return;
-  fmt::print("  Rank 0 entered {} after the others; times count from then, also of ranks that waited.\n",
+  fmt::print("  Rank 0 entered {} after the others; times of all ranks count from its entry.\n",
              swept ? "so many microseconds" : fmt::format("{} us", any.late_us));
 }
 

@@ -65,7 +65,7 @@ std::string origin_text(int64_t row, const oracle::Origin& o) {
 void compare_rows(Comparison& c, const Scenario& s, const Dispatched& d, const SentRows& sent,
                   const std::vector<oracle::Origin>& rows) {
   ExpectedRow expected(s, sent);
-  c.is_true(d.x.dtype == expected.type(), "the rows have another type than was asked for");
+  c.is_true(d.x.dtype == expected.type(), "the rows do not have the requested type");
   if (!c.passed()) return;
   const size_t row_bytes = at(s.hidden) * dtype_bytes(d.x.dtype);
   for (int64_t i = 0; i < static_cast<int64_t>(rows.size()) && c.passed(); ++i) {

@@ -44,7 +44,8 @@ json read_json(const InputFile& file) {
   if (std::filesystem::is_directory(file.path, ignored)) refuse(file, fmt::format("cannot be read: {}", std::strerror(EISDIR)));
   const int first = in.peek();
   if (first == std::ifstream::traits_type::eof()) refuse(file, "is empty");
-  if (first == 0x1f) refuse(file, fmt::format("is packed by gzip; unpack it first: gzip -dc '{}' > unpacked.json", file.path));
+  if (first == 0x1f)
+    refuse(file, fmt::format("is compressed with gzip; decompress it first: gzip -dc '{}' > decompressed.json", file.path));
   try {
     return json::parse(in);
   } catch (const json::exception& e) {

@@ -25,7 +25,7 @@ void check_outputs(const std::vector<OutputFile>& files) {
     std::error_code ignored;
     targets.push_back(std::filesystem::weakly_canonical(std::filesystem::absolute(file.path, ignored), ignored));
     if (std::find(targets.begin(), targets.end() - 1, targets.back()) != targets.end() - 1)
-      throw UsageError(file.flag + ": '" + file.path + "' given, to which another flag writes; allowed: a file of its own");
+      throw UsageError(file.flag + ": '" + file.path + "' given, to which another flag also writes; allowed: a different file");
   }
   for (const OutputFile& file : files)
     if (file.path == measure::kStandardOutput) measure::claim_standard_output();

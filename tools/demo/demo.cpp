@@ -69,7 +69,7 @@ Backend choose_backend(const DemoOptions& o, const GpuProbe& probe) {
   if (!built_with_cuda()) throw UsageError(no_cuda_text());
   if (!usable)
     throw UsageError(fmt::format("--backend: 'cuda' given, but no GPU can be used ({}); see switchyard doctor",
-                                 probe.problem.empty() ? "the driver sees none" : probe.problem));
+                                 probe.problem.empty() ? "the driver finds none" : probe.problem));
   if (!direct) throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
   return Backend::cuda;
 }

@@ -191,7 +191,7 @@ class DemoRank {
     device_.read(out.data(), in.out, out.size());
     const bool same = out == separate;
     checks.push_back({"fused layer against separate calls, bit by bit", same,
-                      same ? "" : fmt::format("other bits in step {}", step + 1), in.x.rows * in.x.cols});
+                      same ? "" : fmt::format("bits differ in step {}", step + 1), in.x.rows * in.x.cols});
     if (step + 1 == plan_.options.steps) {
       constexpr int kCalls = 3;
       const TraceOptions options = layer_trace_options(Backend::cuda, UsedGpus{plan_.probe}.sms_of_rank(group_.size()), 1, 1);

@@ -211,7 +211,7 @@ UsedGpus gpus_to_use() {
   UsedGpus used{probe_gpus()};
   if (used.probe.gpus.empty())
     throw UsageError(fmt::format("--backend: 'cuda' given, but no GPU can be used ({}); see switchyard doctor",
-                                 used.probe.problem.empty() ? "the driver sees none" : used.probe.problem));
+                                 used.probe.problem.empty() ? "the driver finds none" : used.probe.problem));
   return used;
 }
 

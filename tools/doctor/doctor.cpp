@@ -145,7 +145,7 @@ Finding tuning_finding(const std::vector<std::string>& devices) {
     f.verdict = Verdict::no;
     f.value = error.what();
     f.reason = "forming a group fails";
-    f.action = "mend the file, or unset SWITCHYARD_TUNING";
+    f.action = "repair the file, or unset SWITCHYARD_TUNING";
   }
   return f;
 }
@@ -194,8 +194,8 @@ int run_doctor(const DoctorOptions& options) {
     print_json({{"findings", lines}, {"ok", works}});
   } else {
     print(found);
-    fmt::print("\n{}\n", works ? "Everything that the CPU backend needs works. Next: switchyard demo"
-                               : "Something that the CPU backend needs is missing: see the lines marked 'no'.");
+    fmt::print("\n{}\n", works ? "All requirements of the CPU backend are met. Next: switchyard demo"
+                               : "A requirement of the CPU backend is missing: see the lines marked 'no'.");
   }
   return works ? kExitOk : kExitCheckFailed;
 }

@@ -51,7 +51,9 @@ Finding rank_finding() {
     f.reason =
         asked ? error.what() : "Group::from_environment would refuse; the verbs of this tool start their ranks themselves";
     if (asked)
-      f.action = "set what is missing, or unset what a launcher has left; the verbs of this tool start their ranks themselves";
+      f.action =
+          "set the missing variables, or unset those that a launcher has left; the verbs of this tool start their ranks "
+          "themselves";
   }
   return f;
 }

@@ -103,7 +103,7 @@ Finding nvlinks_finding(const GpuProbe& p) {
   if (same) f.value = fmt::format("{} on {}", p.gpus[0].nvlinks, p.gpus.size() == 1 ? "GPU 0" : "every GPU");
   if (same) return f;
   f.verdict = Verdict::limited;
-  f.reason = "exchanges go at the speed of the GPU with the fewest";
+  f.reason = "exchanges run at the speed of the GPU with the fewest links";
   f.action = "nvidia-smi nvlink --status shows which are down";
   return f;
 }
@@ -137,13 +137,13 @@ Finding heap_finding(const GpuProbe& p, const std::string& choice) {
     return {f.group,
             f.name,
             Verdict::no,
-            "SWITCHYARD_CUDA_HEAP=vmm, but a GPU cannot do it",
+            "SWITCHYARD_CUDA_HEAP=vmm, but a GPU does not support it",
             "memory cannot be exported as file descriptors: forming a group fails",
             "unset SWITCHYARD_CUDA_HEAP"};
   }
   f.verdict = Verdict::limited;
   f.value = "ipc: cudaMalloc and cudaIpc handles";
-  f.reason = std::string(all ? "SWITCHYARD_CUDA_HEAP=ipc asks for it" : "memory cannot be exported as file descriptors") +
+  f.reason = std::string(all ? "SWITCHYARD_CUDA_HEAP=ipc requests it" : "memory cannot be exported as file descriptors") +
              ": ranks must be processes and leave together, and there is no sleep";
   f.action = all ? "unset SWITCHYARD_CUDA_HEAP"
                  : "needs a driver and a GPU with the virtual memory API (not under some MIG or vGPU set-ups)";
@@ -184,7 +184,7 @@ std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap
   std::vector<Finding> out{probe.driver ? driver_finding(probe) : no_driver_finding(probe)};
   for (size_t g = 0; g < probe.gpus.size(); ++g) out.push_back(gpu_finding(g, probe.gpus[g]));
   if (probe.driver && probe.gpus.empty())
-    out.push_back({"GPU", "devices", Verdict::no, "the driver sees none", "CUDA_VISIBLE_DEVICES may hide them",
+    out.push_back({"GPU", "devices", Verdict::no, "the driver finds none", "CUDA_VISIBLE_DEVICES may hide them",
                    "unset CUDA_VISIBLE_DEVICES, or docker --gpus all"});
   if (probe.gpus.size() > 1) {
     out.push_back(peer_finding(probe));
@@ -209,8 +209,9 @@ Finding descriptor_finding(const std::vector<std::string>& problems) {
   if (wrong.empty()) return f;
   f.verdict = Verdict::no;
   f.value = wrong;
-  f.reason = "the GPU says that it can, but forming a group of processes fails where memory does not pass as file descriptors";
-  f.action = "SWITCHYARD_CUDA_HEAP=ipc works without; containers and sandboxes may forbid it";
+  f.reason =
+      "the GPU reports support, but a group of processes cannot be formed if memory cannot be passed as file descriptors";
+  f.action = "SWITCHYARD_CUDA_HEAP=ipc does not need it; containers and sandboxes may forbid it";
   return f;
 }
 
@@ -226,7 +227,7 @@ Finding timer_finding(const std::vector<uint64_t>& ticks) {
   Finding f{"GPU", "global timer", Verdict::ok, "ticks every " + (same ? fmt::format("{} ns", ticks.at(0)) : each), "", ""};
   if (fine) return f;
   f.verdict = Verdict::limited;
-  f.reason = "traces: a kernel's spans may lie beside those of other ranks by as much (inside a kernel they are exact)";
+  f.reason = "traces: spans of different ranks may be shifted against each other by as much (inside a kernel they are exact)";
   f.action = "end profilers and virtual GPU set-ups that coarsen it";
   return f;
 }
@@ -242,7 +243,7 @@ Finding memory_finding(Backend backend, int world, uint64_t available) {
   Finding f{backend == Backend::cuda ? "GPU" : "Memory",
             "normal mode",
             Verdict::note,
-            fmt::format("{} a rank for 4096 tokens of hidden 7168, bf16, top-8 of 256, {}: pool with staging {}, control {}",
+            fmt::format("{} per rank for 4096 tokens of hidden 7168, bf16, top-8 of 256, {}: pool with staging {}, control {}",
                         size(need.total()), counted(world, "rank"), size(need.pool_bytes), size(need.control_bytes)),
             "",
             ""};
@@ -309,7 +310,7 @@ Finding judge_cuda(const std::vector<Finding>& found, bool in_build) {
     f.reason = "no GPU can be reached: see GPU above";
   } else if (!missing.empty()) {
     f.verdict = Verdict::limited;
-    f.value = missing == "peer access" ? "ready, with all ranks on one GPU" : "not usable as it is";
+    f.value = missing == "peer access" ? "ready, with all ranks on one GPU" : "not usable";
     f.reason = "see above: " + missing;
   } else {
     f.verdict = limited.empty() ? Verdict::ok : Verdict::limited;

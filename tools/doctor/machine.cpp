@@ -127,7 +127,7 @@ Finding try_descriptor_passing() {
   if (!ok) {
     f.verdict = Verdict::no;
     f.value = std::strerror(error);
-    f.reason = "ranks as processes hand their memory to each other through Unix sockets";
+    f.reason = "ranks as processes pass their memory to each other through Unix sockets";
     f.action = "allow AF_UNIX sockets in the container or sandbox; ranks as threads work without";
   }
   return f;
@@ -210,7 +210,7 @@ std::vector<Finding> check_memory() {
       ""};
   if (m.memory_available < size_t{1} << 30) {
     memory.verdict = m.memory_available < size_t{128} << 20 ? Verdict::no : Verdict::limited;
-    memory.reason = "the demo wants about 1 GiB";
+    memory.reason = "the demo needs about 1 GiB";
     memory.action = "free memory, raise the container's limit, or use smaller shapes (--hidden, --tokens)";
   }
   out.push_back(memory);
@@ -224,7 +224,7 @@ std::vector<Finding> check_memory() {
   Finding pages{"Memory", "large pages", Verdict::ok, thp.empty() ? "not reported" : "transparent: " + thp, "", ""};
   if (thp == "never") {
     pages.verdict = Verdict::note;
-    pages.reason = "page table walks cost some per cent of copy speed";
+    pages.reason = "page table walks cost a few per cent of copy speed";
     pages.action = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root)";
   }
   out.push_back(pages);

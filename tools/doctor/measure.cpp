@@ -64,16 +64,14 @@ std::vector<int> measured_ranks(int max) {
 }
 
 NetworkTopology measured_network(const Topology& t, const MeasureOptions& o, Progress& progress, Methods& methods) {
-  progress.stage("network of this machine to itself");
+  progress.stage("loopback network of this machine");
   const int workers = measure::this_machine().usable_cores();
   const measure::NetworkRates rates = measure::measure_loopback(workers, static_cast<double>(o.seconds) / 4);
   progress.finish(fmt::format("{:.2f} GB/s each way, {:.1f} us", rates.gbs, rates.us));
   methods.push_back(
-      {"network",
-       fmt::format(
-           "TCP over 127.0.0.1 by the library's carrier over sockets: two threads that send and receive chunks of {} at "
-           "the same time, three under way; host_gbs: {}, bytes sent by all",
-           binary_size(static_cast<double>(rates.chunk_bytes)), counted(rates.pairs, "such pair"))});
+      {"network", fmt::format("TCP over 127.0.0.1 by the library's socket carrier: two threads that send and receive chunks of "
+                              "{} at the same time, three in flight; host_gbs: {}, bytes sent by all",
+                              binary_size(static_cast<double>(rates.chunk_bytes)), counted(rates.pairs, "such pair"))});
   NetworkTopology n;
   n.rails = t.host.ranks;
   n.gbs = rates.gbs;
@@ -100,9 +98,9 @@ void print(const Topology& t, const Methods& methods) {
                fmt::format("empty dispatch {:.1f} us, combine {:.1f} us", h.dispatch_us[i], h.combine_us[i])});
   if (h.wake_us > 0) table.row({"waking a worker", fmt::format("{:.1f} us", h.wake_us)});
   if (h.route_ns > 0)
-    table.row({"planning", fmt::format("{:.1f} ns a route; of a record {:.1f} ns a route written, {:.1f} read", h.route_ns,
+    table.row({"planning", fmt::format("{:.1f} ns per route; records: {:.1f} ns per route to write, {:.1f} to read", h.route_ns,
                                        h.record_write_ns, h.record_read_ns)});
-  table.row({"network", fmt::format("{:.2f} GB/s each way, {:.1f} us, {:.1f} us a message", t.network.gbs, t.network.us,
+  table.row({"network", fmt::format("{:.2f} GB/s each way, {:.1f} us, {:.1f} us per message", t.network.gbs, t.network.us,
                                     t.network.post_us)});
   fmt::print("\n{}\n", table.text());
   for (const Method& method : methods) fmt::print("  {}: {}\n", dim(method.what), method.how);
@@ -160,16 +158,16 @@ void measure_cpu_host(HostTopology& host, double seconds, Progress& progress, Me
       fmt::format("rows of {} bytes that no cache holds, by the library's row functions; one pinned thread, and all {}",
                   p.row_bytes, p.workers);
   methods.push_back({"copy", rows + "; read once and written to 1, 2 and 4 places, a line through the three times"});
-  methods.push_back({"sum", rows + "; 1, 2 and 4 bf16 rows added up to one, likewise"});
-  methods.push_back({"quantize", rows + " and written to 2 places with their scales, less what writing takes"});
+  methods.push_back({"sum", rows + "; 1, 2 and 4 bf16 rows summed to one, by the same method"});
+  methods.push_back({"quantize", rows + " and written to 2 places with their scales, less the time of writing"});
   methods.push_back(
       {"link",
        "rows in the cache to memory that another thread touched first, all threads at once; link_us: two threads that "
        "answer each other's flags; wake_us: a thread that slept 300 us"});
   methods.push_back({"planning",
                      "the library's planning functions, a new handle each time, and records written among rows of 7168 bytes, "
-                     "less what the rows "
-                     "take; in memory that no cache holds; 4096 tokens, top-8 of 256 experts, two ranks"});
+                     "less the time of the rows; "
+                     "in memory that no cache holds; 4096 tokens, top-8 of 256 experts, two ranks"});
 }
 
 int run_measure(const MeasureOptions& o) {
@@ -194,7 +192,7 @@ int run_measure(const MeasureOptions& o) {
   methods.push_back(
       {"calls",
        fmt::format(
-           "a dispatch and a combine of no tokens, median of {} on the slowest rank; ranks are threads of one worker each",
+           "a dispatch and a combine without tokens, median of {} on the slowest rank; ranks are threads of one worker each",
            kEmptyCalls)});
   t.hosts.assign(static_cast<size_t>(o.hosts), t.host.ranks);
   t.one_machine = true;

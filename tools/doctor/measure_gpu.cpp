@@ -145,15 +145,15 @@ void measure_gpu_host(HostTopology& host, int gpus, const std::string& name, Pro
     host.link_read_gbs = rate("pull");
   }
   const std::string rows = fmt::format(
-      "bare kernels over 512 and 4096 tokens of {} bytes, L2 cold, the meeting of all GPUs at the end taken off; "
+      "bare kernels over 512 and 4096 tokens of {} bytes, L2 cold, without the meeting of all GPUs at the end; "
       "slope and start of a line",
       kRowBytes);
   methods.push_back({"copy", fmt::format("{}; each row to 1, 2 and 4 places of the GPU's own memory, {} SMs", rows, sms.copy)});
   methods.push_back({"sum", fmt::format("{}; 1, 2 and 4 bf16 rows of its own memory, {} SMs", rows, sms.sum)});
-  methods.push_back({"quantize", fmt::format("the library's quantisation into shared memory, {} SMs, likewise", sms.quantize)});
   methods.push_back(
-      {"link",
-       fmt::format("{}; each row to all other GPUs at once, or one of each added up; link_us: half of a meeting", rows)});
+      {"quantize", fmt::format("the library's quantization into shared memory, {} SMs, by the same method", sms.quantize)});
+  methods.push_back(
+      {"link", fmt::format("{}; each row to all other GPUs at once, or one of each summed; link_us: half of a meeting", rows)});
 }
 
 }  // namespace switchyard::tool

@@ -232,9 +232,9 @@ std::string layer_times_text(const std::vector<LayerTimes>& times) {
                percent(t.down_share), percent(t.sum_share), percent(t.wait_share), duration(t.after_down_us * 1e-6),
                duration(t.communication_us * 1e-6), percent(t.hidden_share())});
   return table.text() +
-         "  up, down, sums, waits: of the workers that multiply and sum, shares of the layer's time.\n"
-         "  * pull_rows and return_rows of all workers, added up; hidden: inside the time in which some worker of the rank is "
-         "at a product\n";
+         "  up, down, sums, waits: shares of the layer's time, of the workers that multiply and sum.\n"
+         "  * pull_rows and return_rows, summed over all workers; hidden: the part during which some worker of the rank "
+         "computes a product\n";
 }
 
 }  // namespace switchyard::tool

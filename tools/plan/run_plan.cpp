@@ -50,7 +50,7 @@ std::vector<int64_t> ranks_of(const Topology& t, const PlanOptions& o) {
 void check(const Topology& t, const PlanOptions& o) {
   const SourceRows rows = rows_named(o.dtype);
   if (rows.quantised() && scales_named(o.quantize) != ScaleKind::none)
-    throw UsageError("--quantize: fp8 rows are quantised already; allowed with --dtype bf16, f16 or f32");
+    throw UsageError("--quantize: fp8 rows are quantized already; allowed with --dtype bf16, f16 or f32");
   if (o.ranks_per_host > t.host.ranks && !t.one_machine)
     throw UsageError(
         fmt::format("--ranks-per-host: {} given; a host of {} has at most {}", o.ranks_per_host, o.topology, t.host.ranks));
@@ -118,9 +118,8 @@ std::vector<std::string> notes_of(const PlanOptions& o, const std::vector<HostsO
   for (const HostsOfRanks& group : groups) max = std::max(max, group.world());
   if (max > kMaxRanks)
     notes.push_back(
-        fmt::format("a group has at most {} ranks today; larger ones are predicted as if it could have more", kMaxRanks));
-  if (max > shape.experts)
-    notes.push_back(fmt::format("{} experts: ranks beyond that many have none, and send only", shape.experts));
+        fmt::format("a group has at most {} ranks today; larger groups are predicted as if they were possible", kMaxRanks));
+  if (max > shape.experts) notes.push_back(fmt::format("{} experts: further ranks have none, and only send", shape.experts));
   if (max * o.tokens > kMaxCountedTokens)
     notes.push_back(fmt::format("rows were counted over the first {} tokens of each rank",
                                 grouped(std::max<int64_t>(1, kMaxCountedTokens / max))));
@@ -142,7 +141,7 @@ void print(const json& document, const std::vector<Prediction>& all, const std::
     cells.push_back(binary_size(p.memory.total()));
     table.row(cells);
   }
-  fmt::print("{}\n  network, links: bytes out of the rank with most. Nothing was measured here.\n", table.text());
+  fmt::print("{}\n  network, links: bytes sent by the rank that sends most. Nothing was measured.\n", table.text());
   for (const json& note : document.at("notes")) fmt::print("  {}: {}\n", yellow("note"), note.get<std::string>());
 }
 

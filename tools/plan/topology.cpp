@@ -26,7 +26,7 @@ constexpr int kMaxRanksPerHost = 64, kMaxHosts = 2048;
 class Fields {
  public:
   Fields(const json& object, std::string path) : object_(object), path_(std::move(path)) {
-    if (!object_.is_object()) fail("", "is no object");
+    if (!object_.is_object()) fail("", "is not an object");
   }
 
   [[noreturn]] void fail(const std::string& name, const std::string& what) const {
@@ -219,7 +219,7 @@ Topology read_topology(const std::string& path) {
   try {
     return topology_from(document);
   } catch (const std::exception& e) {
-    refuse(file, std::string("is no topology: ") + e.what());
+    refuse(file, std::string("is not a topology: ") + e.what());
   }
 }
 

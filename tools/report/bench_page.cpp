@@ -211,10 +211,10 @@ std::string fused_section(const json& runs, const std::vector<size_t>& varied) {
   for (const size_t a : varied) head += fmt::format("<th>{}</th>", kAxes[a].title);
   for (const WorkersColumn& column : kWorkersColumns) head += fmt::format("<th>{}</th>", column.title);
   return "<section class=\"card\"><h2>The fused layer</h2><div class=\"scroll\"><table><tr>" + head + "</tr>" + rows +
-         "</table></div><p class=\"note\">From traces of calls beside the timed ones. up, down, sums: tensor-core products and "
-         "sums, as shares of the time of the warps that do them; communication: rows that travel, of all warps added up; "
-         "hidden: its share while some warp of the rank multiplies. Shares are of the rank with least, times of the one with "
-         "most.</p></section>\n";
+         "</table></div><p class=\"note\">From traces of calls other than the timed ones. up, down, sums: tensor-core products "
+         "and sums, as shares of the time of the warps that do them; communication: time of moving rows, summed over all "
+         "warps; hidden: its share while some warp of the rank multiplies. Shares are the minimum over ranks, times the "
+         "maximum.</p></section>\n";
 }
 
 /// Description of the method behind a mode's figures. Normal mode on the CPU names its limit.
@@ -318,7 +318,7 @@ std::string bench_notes_of(const json& document) {
   for (const json& note : document.value("notes", json::array()))
     out += "<p class=\"note\">Note: " + escaped(note.get<std::string>()) + ".</p>";
   if (document.contains("stopped"))
-    out += "<p class=\"note\">Not all was measured: " + escaped(document.at("stopped").get<std::string>()) + "</p>";
+    out += "<p class=\"note\">Not everything was measured: " + escaped(document.at("stopped").get<std::string>()) + "</p>";
   return out;
 }
 

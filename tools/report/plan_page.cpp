@@ -24,8 +24,8 @@ struct Known {
 };
 constexpr Known kVariantLines[] = {{"flat_per_route", "flat, a row per route", "--user"},
                                    {"flat_per_rank", "flat, a row per rank", "--plan"},
-                                   {"hierarchical", "hierarchical, exact rows back", "--move"},
-                                   {"per_host", "hierarchical, a sum per host back", "--compute"}};
+                                   {"hierarchical", "hierarchical, exact rows return", "--move"},
+                                   {"per_host", "hierarchical, a sum per host returns", "--compute"}};
 constexpr Known kPhaseLines[] = {
     {"network", "network", "--peak"},   {"links", "links", "--move"},     {"memory", "memory", "--compute"},
     {"quantise", "quantise", "--user"}, {"call", "call", "--call"},       {"counts", "counts", "--plan"},
@@ -146,15 +146,15 @@ std::string times_section(const json& points) {
   const auto memory = [](const json& e) { return e.at("memory").at("total_bytes").get<double>() / (1 << 30); };
   std::string out = "<section class=\"card\"><h2>Over the number of ranks</h2><div class=\"two\">" +
                     half("Dispatch and combine, microseconds", lines_of(points, both_us)) +
-                    half("Out to the network, MB of a rank, both calls", positive(lines_of(points, crossing))) +
+                    half("Sent to the network per rank, MB, both calls", positive(lines_of(points, crossing))) +
                     "</div><div class=\"two\">" + half("Dispatch, microseconds", lines_of(points, us("dispatch"))) +
                     half("Combine, microseconds", lines_of(points, us("combine"))) + "</div>";
   const std::vector<ChartLine> gains = gains_of(points);
-  out += "<div class=\"two\">" + half("Memory of a rank, GiB", lines_of(points, memory)) +
+  out += "<div class=\"two\">" + half("Memory per rank, GiB", lines_of(points, memory)) +
          (gains.empty() ? std::string("<div></div>") : half("Time of a flat exchange per route / time", gains)) + "</div>";
   return out +
-         "<p class=\"note\">Up to the ranks of a host nothing crosses the network, and the last three variants are "
-         "one.</p></section>\n";
+         "<p class=\"note\">Within one host nothing crosses the network, and the last three variants are "
+         "equal.</p></section>\n";
 }
 
 std::vector<std::string> variants_of(const json& points) {
@@ -206,19 +206,19 @@ std::string table_section(const json& points) {
     }
   }
   out +=
-      "</table></div><p class=\"note\">network, links: bytes out of the rank with most. memory: of a rank, as the library "
-      "would "
-      "take it, and what crossing rows need besides.";
-  if (continued) out += " *: a group has at most 64 ranks; the library's numbers are continued.";
+      "</table></div><p class=\"note\">network, links: bytes sent by the rank that sends most. "
+      "memory: per rank, as required by the library, "
+      "plus that of crossing rows.";
+  if (continued) out += " *: a group has at most 64 ranks; the library's numbers are extrapolated.";
   return out + "</p>";
 }
 
 std::string plan_notes_of(const json& document) {
   const json& topology = document.at("topology");
   std::string out =
-      "<p class=\"note\">Nothing of this was measured here: it follows from counted rows and the numbers of the topology, "
-      "whose "
-      "source is: " +
+      "<p class=\"note\">Nothing was measured here: "
+      "the figures follow from counted rows and the numbers of the topology, "
+      "whose source is: " +
       escaped(topology.at("source").get<std::string>()) +
       ". A solid phase overlaps with the other solid ones, and the longest of them counts; dashed ones are added.</p>";
   for (const json& note : document.value("notes", json::array()))

@@ -76,11 +76,10 @@ std::string tune_html(const json& document) {
   for (const json& chosen : document.at("chosen")) page += section_of(chosen);
   page +=
       "<section class=\"card\"><p class=\"note\">Each bar is one measurement, the sum of the calls that the value changes, "
-      "with "
-      "the values that were found before it in force. Green: what is chosen; grey: what the library does by itself, if that is "
-      "another. Tables: the best of three in turn.</p>";
+      "with the values found before in force. Green: the chosen value; gray: the library's default, if it is another value. "
+      "Tables: the best of three alternating measurements.</p>";
   if (document.contains("stopped"))
-    page += "<p class=\"note\">Not all was measured: " + escaped(document.at("stopped").get<std::string>()) + "</p>";
+    page += "<p class=\"note\">Not everything was measured: " + escaped(document.at("stopped").get<std::string>()) + "</p>";
   return page + "</section>\n</main>\n</body>\n</html>\n";
 }
 

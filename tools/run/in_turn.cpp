@@ -62,7 +62,8 @@ class Interrupts {
     }
     last_signal_ms = now_ms();
     last_signal = signal;
-    static constexpr char kText[] = "\n  interrupted: stops behind this measurement and writes what there is; again: at once\n";
+    static constexpr char kText[] =
+        "\n  interrupted: stops after this measurement and writes its results; a second signal stops at once\n";
     if (owner == getpid()) [[maybe_unused]]  // forked ranks inherit this handler
       const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
   }

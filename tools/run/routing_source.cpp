@@ -32,7 +32,7 @@ constexpr Word kWords[] = {
     {"uniform", "", "all experts equally likely"},
     {"zipf", "exponent", "skewed: the i-th most popular expert has a probability proportional to i^-exponent (1.2)"},
     {"group_limited", "groups", "experts of 4 of 8 groups (or of as many as given), uniform inside them", true},
-    {"gate", "", "the DeepSeek-V3 gate: sigmoid, correction bias, 4 of 8 groups, normalised weights"},
+    {"gate", "", "the DeepSeek-V3 gate: sigmoid, correction bias, 4 of 8 groups, normalized weights"},
     {"softmax", "", "softmax over the logits, top-k (Mixtral, Qwen)"},
     {"round_robin", "", "exactly balanced"},
     {"all_to_one", "rank", "all routes go to the experts of one rank (0)", true},
@@ -160,7 +160,7 @@ void RoutingSource::use_default(const std::string& flag, std::optional<int> laye
   const std::string path = find_data_file(kDefaultRecording);
   if (path.empty())
     throw UsageError(
-        fmt::format("{}: the recording that comes with the project was not found; looked at {}. Give a FILE, or set "
+        fmt::format("{}: the recording of the project was not found; searched {}. Give a FILE, or set "
                     "SWITCHYARD_DATA_DIR to the project's data folder, or use --routing zipf",
                     flag, data_search_path(kDefaultRecording)));
   use_file(flag, path, layer, g);

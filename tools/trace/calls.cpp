@@ -244,7 +244,7 @@ void settle_layer(BenchOptions& o, const Scenario& s) {
   if (on_gpus) check_layer_widths(o.hidden, o.intermediate, scales_named(o.quantize));
   const std::string why_not = asked == MoeForm::separate ? "" : why_not_fused(LayerCalls::spec_of(o, s));
   if (asked == MoeForm::fused && !why_not.empty())
-    throw UsageError(fmt::format("--form: 'fused' given, which the library does not have of this layer ({})", why_not));
+    throw UsageError(fmt::format("--form: 'fused' given, which the library does not support for this layer ({})", why_not));
   const bool fused = asked != MoeForm::separate && why_not.empty();
   o.form = to_string(fused ? MoeForm::fused : MoeForm::separate);
   if (fused) o.order = to_string(CombineOrder::per_route);

@@ -82,7 +82,7 @@ TraceFile trace_file_from(const json& document) {
   if (file.world < 1 || file.world > kMaxRanks)
     throw BadEvent(fmt::format("otherData.world is {}; allowed: 1 to {}", file.world, kMaxRanks));
   const json& events = document.at("traceEvents");
-  if (!events.is_array()) throw BadEvent("traceEvents is no list");
+  if (!events.is_array()) throw BadEvent("traceEvents is not a list");
   for (size_t i = 0; i < events.size(); ++i) {
     const json& e = events[i];
     const auto kind = e.at("ph").get<std::string>();
@@ -105,7 +105,7 @@ TraceFile read_trace_file(const std::string& path) {
   } catch (const UsageError&) {
     throw;
   } catch (const std::exception& e) {
-    refuse(file, std::string("is no such trace: ") + e.what());
+    refuse(file, std::string("is not such a trace: ") + e.what());
   }
 }
 

@@ -343,14 +343,14 @@ void print_ranks(const Seen& seen) {
   const auto slowest = std::max_element(awaited.begin(), awaited.end());
   fmt::print("\n");
   if (seen.world > 1 && *slowest > 0)
-    fmt::print("  Most awaited: rank {}.\n  * the waits of all workers of all other ranks for it, added up\n",
+    fmt::print("  Most awaited: rank {}.\n  * the waits of all workers of all other ranks for it, summed\n",
                static_cast<int>(slowest - awaited.begin()));
 }
 
 void print_link(const char* what, const Link& link) {
   if (link.bytes > 0)
-    fmt::print("  Busiest link {}: rank {} to {}, {} a call, by the {}.\n", what, link.from, link.to, decimal_size(link.bytes),
-               link.by);
+    fmt::print("  Busiest link {}: rank {} to {}, {} per call, according to the {}.\n", what, link.from, link.to,
+               decimal_size(link.bytes), link.by);
 }
 
 void print_clocks(const Seen& seen) {
@@ -430,11 +430,11 @@ void print_summary(const TraceVerbOptions& options, const Scenario& s, const Tra
   print_link("back", busiest(seen, options.run, s, true));
   print_clocks(seen);
   if (!cost.plain_us.empty())
-    fmt::print("  Recording costs {:+.1f} %: {} against {} a call, lower quartiles of {}.\n", 100 * cost.share(),
+    fmt::print("  Recording costs {:+.1f} %: {} against {} per call, lower quartiles of {}.\n", 100 * cost.share(),
                duration(lower_quartile(cost.traced_us) * 1e-6), duration(lower_quartile(cost.plain_us) * 1e-6),
                counted(static_cast<int64_t>(cost.plain_us.size()), "round"));
   if (trace.lost() > 0)
-    fmt::print("  {}: the oldest {} records were forgotten, and are in no figure above; --events {} would keep them\n",
+    fmt::print("  {}: the oldest {} records were lost, and are missing from the figures above; --events {} would keep them\n",
                yellow("note"), grouped(static_cast<int64_t>(trace.lost())), enough_events(trace, s.world, options.events));
   fmt::print("  written to {} (open it at https://ui.perfetto.dev)\n", options.out);
 }
@@ -466,7 +466,7 @@ void print_file_summary(const std::string& path, TraceFile file) {
     if (const auto link = busiest_in_trace(seen, back)) print_link(back ? "back" : "out", *link);
   print_clocks(seen);
   if (seen.lost > 0)
-    fmt::print("  {}: the oldest {} records were forgotten, and are in no figure above\n", yellow("note"),
+    fmt::print("  {}: the oldest {} records were lost, and are missing from the figures above\n", yellow("note"),
                grouped(static_cast<int64_t>(seen.lost)));
 }
 

@@ -76,7 +76,7 @@ void declare(Options& add, TraceVerbOptions& t) {
            "File for the Chrome/Perfetto trace: a process per rank, a track per worker, arrows from send to wait");
   add.json_output(t.json, "Print the summary as JSON");
   add.group("Instead of recording");
-  add.file("--in", t.in, "Summarise a trace that was written earlier, on any machine");
+  add.file("--in", t.in, "Summarize a trace that was written earlier, on any machine");
   add.on_selected([add, &t] { refuse_without_effect(add, t); });
   add.footer("\n" + RoutingSource::help() +
              "\nExamples:\n"

@@ -262,7 +262,7 @@ class Tuner {
     const auto problem = run.value("problem", std::string());  // a ledger's report always has one
     if (!problem.empty()) throw Error(ErrorCode::system, "tune: " + problem);
     if (!run.value("verified", run.value("passed", false)))
-      throw std::runtime_error("tune: results differ from what they must be; this shape gets no entry. See: switchyard verify");
+      throw std::runtime_error("tune: results are wrong; this shape gets no entry. See: switchyard verify");
   }
 
   json measured(const Shape& shape, const std::vector<TuningEntry>& entries, const TuningValues& values,
@@ -369,8 +369,8 @@ void print_tables(const std::vector<Tuned>& all) {
     }
     fmt::print("{}", tried.text());
     if (!t.verdict.dropped.empty())
-      fmt::print("  {}: what was chosen is dropped, for in turn with the library's own values it was {}\n", yellow("note"),
-                 t.verdict.dropped);
+      fmt::print("  {}: the chosen values are dropped: measured alternately with the library's own values, they were {}\n",
+                 yellow("note"), t.verdict.dropped);
   }
   Table found({"mode", "ranks", "tokens", "hidden", "chosen", "of", "untuned", "tuned", ""});
   for (const Tuned& t : all) {
@@ -382,9 +382,9 @@ void print_tables(const std::vector<Tuned>& all) {
   }
   fmt::print("\n{}\n{}", bold("What it gains"), found.text());
   fmt::print(
-      "\n  Medians of the slowest rank; of what was tried, sums of the calls that the value is judged by.\n"
+      "\n  Medians of the slowest rank; of candidates, sums of the calls by which the value is judged.\n"
       "  untuned: without the entry, that is with the library's own values (flat: and the pieces found for low_latency);\n"
-      "  tuned: with it. They are measured in turn, three times each, and the best of each figure counts.\n");
+      "  tuned: with it. Both are measured alternately, three times each, and the best of each figure counts.\n");
 }
 
 json document_of(const TuneOptions& o, const Place& place, const std::vector<Tuned>& all, json runs, const Stopped& stopped) {
@@ -432,7 +432,7 @@ std::string old_text(const std::string& path) {
   try {
     return read_or_new(path);
   } catch (const Error& error) {
-    throw UsageError(fmt::format("--out: {}. Mend or remove it, or choose another file", error.what()));
+    throw UsageError(fmt::format("--out: {}. Repair or remove it, or choose another file", error.what()));
   }
 }
 
@@ -491,7 +491,7 @@ int run_tune(const TuneOptions& asked) {
     if (!also.empty() && also != measure::kStandardOutput) written += ", " + also;
   fmt::print("\n  written to {}\n", written);
   if (!all.empty() && std::all_of(all.begin(), all.end(), [](const Tuned& t) { return t.entry.values == TuningValues{}; }))
-    fmt::print("  Nothing that was tried is better here than the library's own values, which the new entries keep in force.\n");
+    fmt::print("  No candidate is better here than the library's own values, which the new entries keep in force.\n");
   fmt::print("\n  To use it, before groups are formed, on every rank:\n    export SWITCHYARD_TUNING={}\n", path);
   return stopped.status(true);
 }

@@ -206,7 +206,7 @@ class NormalChecks {
     CombineCase expected;
     expected.type = out_type_;
     expected.set = 7;
-    add(check_combined("combine by a serialised handle", s_, rank_, combined(copy, 7, {}, false, 0).row(0), expected));
+    add(check_combined("combine by a serialized handle", s_, rank_, combined(copy, 7, {}, false, 0).row(0), expected));
   }
 
   void static_size_checks() {

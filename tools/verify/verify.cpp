@@ -258,7 +258,7 @@ size_t check_cases(std::vector<VerifyCase>& cases, int gpus, const VerifyOptions
   if (cases.empty())
     throw UsageError(
         "the lists leave nothing to verify: --quantize applies to bf16, f16 and f32 rows only, flat rows are neither fp8 nor "
-        "quantised, and those of a layer are bf16, quantised only with --backend cuda");
+        "quantized, and those of a layer are bf16, quantized only with --backend cuda");
   const size_t available = measure::this_machine().memory_available;
   size_t arena = 0;
   for (VerifyCase& c : cases) {

@@ -197,12 +197,12 @@ TEST(BenchHtml, WhatFollowsASweptQuantityIsAColumnOnly) {
 TEST(BenchHtml, NotesAndAnEarlyEndAreSaid) {
   json d = document(false);
   d["runs"].push_back(run("cpu", 16, 0, 1));
-  EXPECT_EQ(count(bench_html(d), "Not all was measured"), 0u);
+  EXPECT_EQ(count(bench_html(d), "Not everything was measured"), 0u);
   d["notes"] = {"the <limit> moved"};
   d["stopped"] = "rank 0: no room";
   const std::string page = bench_html(d);
   EXPECT_NE(page.find("Note: the &lt;limit> moved"), std::string::npos);
-  EXPECT_NE(page.find("Not all was measured: rank 0: no room"), std::string::npos);
+  EXPECT_NE(page.find("Not everything was measured: rank 0: no room"), std::string::npos);
 }
 
 TEST(BenchHtml, OneRunIsEnough) {

@@ -47,7 +47,7 @@ class BenchOutputs(unittest.TestCase):
         self.refused(["--json", ""], "--json: '' given; allowed: the path of a file")
         self.refused(["--html", ""], "--html: '' given")
         self.refused(["--json", "."], "--json: cannot write '.': Is a directory")
-        self.refused(["--json", "x", "--html", "./x"], "--html: './x' given, to which another flag writes")
+        self.refused(["--json", "x", "--html", "./x"], "--html: './x' given, to which another flag also writes")
         self.refused(["--json", "x", "--html", "nowhere/x"], "--html: cannot write 'nowhere/x'")
 
     def test_links_devices_and_permissions(self):
@@ -104,7 +104,7 @@ class BenchUsage(unittest.TestCase):
                 ([*layer, "--late-us", "3"], "--late-us: given with --mode layer; it belongs to --mode low_latency and flat"),
                 ([*layer, "--pieces", "3"], "--pieces: given with --mode layer --exchange normal"),
                 ([*layer, "--exchange", "low_latency", "--alignment", "8"], "--alignment: given with --mode layer --exchange low_latency"),
-                ([*layer, "--dtype", "f16"], "--mode: 'layer' given with f16 rows; its tokens are bf16, and fp8 on the way"),
+                ([*layer, "--dtype", "f16"], "--mode: 'layer' given with f16 rows; its tokens are bf16, and --quantize"),
                 ([*layer, "--quantize", "f32"], "--quantize: 'f32' given with --mode layer --backend cpu, whose experts compute in bf16; allowed: none"),
                 ([*layer, "--sweep", "quantize=none,ue8m0"], "--quantize: 'ue8m0' given with --mode layer --backend cpu"),
                 ([*layer, "--sweep", "scale-order=row_major,column_major"], "--sweep scale-order: given with --mode layer --exchange normal"),

@@ -35,7 +35,7 @@ class Verify(unittest.TestCase):
         code, out, err = run("verify", *SMALL, "--mode", "layer", "--routing", "uniform", "--processes", "--warps", "2")
         self.assertEqual(code, 0, out + err)
         for args, text in ((["--mode", "layer", "--dtype", "f16"], "those of a layer are bf16"),
-                           (["--mode", "layer", "--quantize", "f32"], "quantised only with --backend cuda"),
+                           (["--mode", "layer", "--quantize", "f32"], "quantized only with --backend cuda"),
                            (["--mode", "flat", "--intermediate", "32"], "--intermediate: given without --mode layer")):
             code, _, err = run("verify", *args)
             self.assertEqual(code, 2)
@@ -104,7 +104,7 @@ class Trace(unittest.TestCase):
         code, _, err = run("trace", *SMALL, "--mode", "layer", "--form", "fused", "--out", "/dev/null")
         if not fused:
             self.assertEqual(code, 2)
-            self.assertIn("--form: 'fused' given, which the library does not have of this layer (", err)
+            self.assertIn("--form: 'fused' given, which the library does not support for this layer (", err)
             return
         self.assertEqual(code, 0, err)
         self.assertEqual(summary["config"]["order"], "per_route")

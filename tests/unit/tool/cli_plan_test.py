@@ -44,7 +44,7 @@ class PlanUsage(unittest.TestCase):
         self.expect([H100, "--variants", "per_hosts"], "--variants: 'per_hosts' given", "Did you mean 'per_host'?")
         self.expect([H100, "--routing", "unifrm"], "--routing: 'unifrm' given", "Did you mean 'uniform'?")
         self.expect([H100, "--routing", "all_to_one", "--topk", "4", "--ranks", "128"], "--routing: 'all_to_one' given with more than 64 ranks")
-        self.expect([H100, "--dtype", "fp8", "--quantize", "f32"], "--quantize: fp8 rows are quantised already")
+        self.expect([H100, "--dtype", "fp8", "--quantize", "f32"], "--quantize: fp8 rows are quantized already")
         self.expect([H100, "--hidden", "12"], "--hidden = 12")
         self.expect([H100, "--json", "/nonexistent/x.json"], "--json: cannot write '/nonexistent/x.json'")
         self.expect([H100, "--html", "/nonexistent/x.html"], "--html: cannot write '/nonexistent/x.html'")
@@ -54,8 +54,8 @@ class PlanUsage(unittest.TestCase):
         self.expect([str(TOPOLOGIES)], "which cannot be read")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "x.json")
-            for text, problem in (("{", "is not JSON: line 1, column 2"), ("3", "is no topology: the document is no object"),
-                                  ("{}", "is no topology: format is null")):
+            for text, problem in (("{", "is not JSON: line 1, column 2"), ("3", "is not a topology: the document is not an object"),
+                                  ("{}", "is not a topology: format is null")):
                 path.write_text(text)
                 self.expect([str(path)], f"TOPOLOGY: '{path}' given, which {problem}")
             self.expect([changed(folder, "y.json", hosts=0)], "hosts is 0; allowed: 1 to 2048")

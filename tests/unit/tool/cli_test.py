@@ -304,11 +304,11 @@ class TraceVerb(unittest.TestCase):
             args = ["trace", "--mode", "low_latency", "--tokens", "64", "--hidden", "64", "--ranks", "1", "--out", str(Path(folder, "t.json"))]
             code, out, err = run(*args, "--events", "16")
             self.assertEqual(code, 0, err)
-            said = re.search(r"the oldest [0-9,]+ records were forgotten, and are in no figure above; --events ([0-9]+) would keep them", out)
+            said = re.search(r"the oldest [0-9,]+ records were lost, and are missing from the figures above; --events ([0-9]+) would keep them", out)
             self.assertTrue(said, out)
             code, out, err = run(*args, "--events", said[1])
             self.assertEqual(code, 0, err)
-            self.assertNotIn("forgotten", out)
+            self.assertNotIn("records were lost", out)
 
     def test_errors(self):
         for path, why in (("/nowhere/at/all.json", "No such file or directory"), (".", "Is a directory"), ("", "the path of a file")):

@@ -36,9 +36,9 @@ class WrittenTrace(unittest.TestCase):
             self.assertEqual(*counts)
             code, out, err = run("trace", "--in", "t.json", cwd=folder)
             self.assertEqual(code, 0, err)
-            self.assertIn("Busiest link back: rank 0 to 1, 8.19 kB a call, by the trace", out)
+            self.assertIn("Busiest link back: rank 0 to 1, 8.19 kB per call, according to the trace", out)
             Path(folder, "other.json").write_text('{"traceEvents": []}')
-            for args, text in ((["other.json"], "'other.json' given, which is no such trace"), (["none"], "'none' given, which cannot be read"),
+            for args, text in ((["other.json"], "'other.json' given, which is not such a trace"), (["none"], "'none' given, which cannot be read"),
                                (["."], "--in: '.' given"), (["t.json", "--tokens", "3"], "--tokens: given with --in, which runs nothing")):
                 code, out, err = run("trace", "--in", *args, cwd=folder)
                 self.assertEqual((code, out), (2, ""), err)
@@ -49,7 +49,7 @@ class WrittenTrace(unittest.TestCase):
             Path(folder, "bad.json").write_text(json.dumps(trace))
             code, out, err = run("trace", "--in", "bad.json", cwd=folder)
             self.assertEqual((code, out), (2, ""), err)
-            self.assertIn(f"'bad.json' given, which is no such trace: traceEvents[{at}] ('{event['name']}'): dur is -1; allowed: 0 to", err)
+            self.assertIn(f"'bad.json' given, which is not such a trace: traceEvents[{at}] ('{event['name']}'): dur is -1; allowed: 0 to", err)
 
     def test_recorded_traces(self):
         packed = sorted(RECORDED.glob("*.json.gz"))
@@ -59,7 +59,7 @@ class WrittenTrace(unittest.TestCase):
                 with self.subTest(path.name):
                     code, out, err = run("trace", "--in", str(path))
                     self.assertEqual((code, out), (2, ""), err)
-                    self.assertIn("which is packed by gzip; unpack it first: gzip -dc", err)
+                    self.assertIn("which is compressed with gzip; decompress it first: gzip -dc", err)
                     plain = Path(folder, "t.json")
                     plain.write_bytes(gzip.decompress(path.read_bytes()))
                     code, out, err = run("trace", "--in", str(plain), "--json")

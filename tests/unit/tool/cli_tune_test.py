@@ -43,7 +43,7 @@ class TuneUsage(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             out = ["tune", "--out", str(Path(folder, "x"))]
             self.expect([*out, "--json", "/nonexistent/x.json"], "--json: cannot write '/nonexistent/x.json'")
-            self.expect([*out, "--json", str(Path(folder, "x"))], f"--json: '{folder}/x' given, to which another flag writes")
+            self.expect([*out, "--json", str(Path(folder, "x"))], f"--json: '{folder}/x' given, to which another flag also writes")
             self.expect([*out, "--html", "/nonexistent/x.html"], "--html: cannot write '/nonexistent/x.html'")
             self.expect([*out, "--out", ""], "--out: '' given; allowed: the path of a file")
             self.assertEqual(os.listdir(folder), [])
@@ -55,7 +55,7 @@ class TuneUsage(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w", suffix=".tuning") as broken:
             broken.write("switchyard-tuning 1\nmode=low_latency\n")
             broken.flush()
-            self.expect(["tune", "--out", broken.name], f"--out: {broken.name}, line 2: device is missing", "Mend or remove it")
+            self.expect(["tune", "--out", broken.name], f"--out: {broken.name}, line 2: device is missing", "Repair or remove it")
             env = {"SWITCHYARD_TUNING": broken.name}
             for verb in (["bench", *SMALL, "--mode", "low_latency"], ["verify", *SMALL], ["trace", *SMALL, "--out", "/dev/null"]):
                 code, out, err = run(*verb, env=env)
@@ -110,7 +110,7 @@ class Tune(unittest.TestCase):
             self.assertEqual([g["of"] for g in chosen["gains"]],
                              ["dispatch", "combine_per_route", "combine_per_rank", "both_per_route", "both_per_rank"])
             worth = "pieces=" in chosen["entry"]
-            self.assertEqual(worth, "Nothing that was tried is better here" not in out)
+            self.assertEqual(worth, "No candidate is better here" not in out)
             if worth:
                 self.assertNotIn("dropped", chosen)
                 self.assertTrue(all(g["tuned_us"] <= 1.03 * g["untuned_us"] for g in chosen["gains"]), chosen)

@@ -149,7 +149,7 @@ TEST(Doctor, DescriptorsThatDoNotPassSayWhich) {
   EXPECT_EQ(f.verdict, Verdict::no);
   EXPECT_EQ(f.value, "GPU 1: cuMemMap of 2 MiB: CUDA_ERROR_X");
   EXPECT_FALSE(f.action.empty());
-  EXPECT_EQ(judge_cuda({{"GPU", "GPU 0", Verdict::ok, "", "", ""}, f}, true).value, "not usable as it is");
+  EXPECT_EQ(judge_cuda({{"GPU", "GPU 0", Verdict::ok, "", "", ""}, f}, true).value, "not usable");
 }
 
 TEST(Doctor, GlobalTimer) {
@@ -189,7 +189,7 @@ TEST(Doctor, HeapFollowsDriverAndChoice) {
   EXPECT_EQ(named(gpu_findings(p, "vmm"), "symmetric heap").verdict, Verdict::no);
   p.gpus[0].host_register = false;
   EXPECT_EQ(named(gpu_findings(p, ""), "registered host memory").verdict, Verdict::no);
-  EXPECT_EQ(judge_cuda(gpu_findings(p, ""), true).value, "not usable as it is");
+  EXPECT_EQ(judge_cuda(gpu_findings(p, ""), true).value, "not usable");
 }
 
 TEST(Doctor, AnUnknownKindOfHeapIsWrongWithoutGpusToo) {

@@ -351,7 +351,7 @@ TEST(PlanTopology, SaysWhatIsWrong) {
     d[json::json_pointer(at)] = value;
     return refusal(d);
   };
-  EXPECT_EQ(refusal(json::array()), "the document is no object");
+  EXPECT_EQ(refusal(json::array()), "the document is not an object");
   EXPECT_EQ(with("/format", "other"), "format is \"other\"; allowed: \"switchyard-topology\"");
   EXPECT_EQ(with("/version", 2), "version is 2; allowed: 1 to 1");
   EXPECT_EQ(with("/host/copy/read_gbs", 0), "host.copy.read_gbs is 0; allowed: a number above 0");
@@ -416,7 +416,7 @@ json plan_document() {
 TEST(PlanPage, ShowsCurvesPhasesAndNotes) {
   const std::string page = plan_html(plan_document());
   for (const char* text :
-       {"<title>Switchyard plan", "a &lt;topology>", "hierarchical, a sum per host back", ">300.0 us<", "1.00 GiB *",
+       {"<title>Switchyard plan", "a &lt;topology>", "hierarchical, a sum per host returns", ">300.0 us<", "1.00 GiB *",
         "links: 99 at 128 ranks", "Note: one thing.", "source is: by hand", "There is nothing to draw."})
     EXPECT_NE(page.find(text), std::string::npos) << text;
   EXPECT_EQ(page.find("flat, a row per route"), std::string::npos) << "it was not asked for";

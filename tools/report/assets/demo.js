@@ -119,7 +119,7 @@ function drawTraffic() {
   }
   const rows = sum(D.traffic.rows.flat()), routes = sum(D.traffic.routes.flat());
   $('traffic-note').textContent = `${num(rows)} rows carried ${num(routes)} routes in ${plural(D.steps, 'step')}: a token ` +
-    `goes to a rank once, however many of its experts live there (${(routes / Math.max(1, rows)).toFixed(2)} routes a row). ` +
+    `is sent to a rank once, regardless of how many of its experts are there (${(routes / Math.max(1, rows)).toFixed(2)} routes per row). ` +
     'The diagonal stays on its rank.';
 }
 switcher($('traffic-switch'), ['rows sent', 'routes'], 0, i => { trafficKind = i; drawTraffic(); });
@@ -264,7 +264,7 @@ const press = switcher($('timeline-switch'), ranges.map(m => 'step ' + (m[0] + 1
 el($('timeline-switch'), 'button', {type: 'button', 'aria-label': 'zoom in'}, '+').onclick = () => zoom(0.5);
 el($('timeline-switch'), 'button', {type: 'button', 'aria-label': 'zoom out'}, '\u2212').onclick = () => zoom(2);
 $('timeline-note').textContent = 'Drag to move, Ctrl or Shift with the wheel to zoom, point at a bar for details. Between ' +
-  'steps the demo checks its results, which is not shown. trace.json beside this file has the same for Perfetto.' +
+  'steps the demo checks its results, which is not shown. trace.json next to this file contains the same for Perfetto.' +
   (D.timeline.lost ? ` ${num(D.timeline.lost)} events did not fit.` : '');
 
 // -------------------------------------------------------------------------------------------------------- phases
