@@ -179,7 +179,7 @@ class TracedHandle(Handle):
         return self.aligned_per_expert.cumsum(0).int()
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         return self._tokens
 
     @property

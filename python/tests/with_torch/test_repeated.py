@@ -324,7 +324,7 @@ def ways():
     """For each kind, a function that makes a call of `tokens` tokens with its rows on GPU `x` and its other tensors on GPU
     `others`."""
     handle = types.SimpleNamespace(_at=1, _rows_allocated=3, _tokens=3)
-    received = types.SimpleNamespace(_at=1, tokens=3)
+    received = types.SimpleNamespace(_at=1, num_tokens=3)
 
     def dispatch(it, x, others, tokens):
         rows, ids = Tensor(x, (tokens, 8)), Tensor(others, (tokens, 2), "i64")

@@ -213,7 +213,7 @@ void Station::check(const Case& c, const RankData& data, const Shot& shot, const
     at += aligned(size);
   });
   if (c.problem.weights.empty()) d.topk_weights = d.row_weights = {};
-  const size_t routes = idx(data.ids().tokens * data.ids().topk);  // more memory is allocated for a captured call
+  const size_t routes = idx(data.ids().num_tokens * data.ids().topk);  // more memory is allocated for a captured call
   if (d.dropped.size() > routes) d.dropped = d.dropped.first(routes);
   data.check_dispatched(d, f);
 }
