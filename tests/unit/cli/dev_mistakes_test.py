@@ -29,6 +29,7 @@ MISTAKES = [
     ("./dev lint --fast", "lint: unknown option '--fast'; allowed: --changed --fix --tidy"),
     ("./dev bundle --preset", "bundle: --preset needs a value"),
     ("./dev wheel --bogus", "wheel: unknown option '--bogus'; allowed: --preset VALUE --layer --deep-ep"),
+    ("./dev release --bogus", "release: unknown option '--bogus'; allowed: --preset VALUE --check"),
     ("./dev python-test tests", "python-test: unknown option 'tests'; allowed: --preset VALUE --no-torch"),
     ("./dev clean build/asan", "clean: unknown option 'build/asan'; allowed: none"),
     ("./dev setup everything", "setup: unknown group 'everything'; allowed: build, test"),
