@@ -11,9 +11,9 @@ from ._abi.arguments import checked
 from ._abi.arrays import I64, U8, Arrays, Taken, arrays_of_torch, check_apart, code_of_rows, is_tensor, refuse_overlap, take, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, number_from, structs
 from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, PER_RANK, RANK_MAJOR, invalid, value_of
-from ._configs import normal_config, weights_config
-from ._statistics import CallStatistics, MemoryRequirement, statistics_of
-from ._tensors import bytes_of_scales, padded_scales, pair_of
+from ._internal.configs import normal_config, weights_config
+from ._internal.statistics import CallStatistics, MemoryRequirement, statistics_of
+from ._internal.tensors import bytes_of_scales, padded_scales, pair_of
 from ._torch.recorded import is_traced, needs_gradient
 from ._torch.registry import number_of, torch_for
 from .graph_memory import GraphMemory

@@ -9,7 +9,7 @@ from ._abi import arguments as _arguments, names as _names
 from ._abi.arrays import I32, U8, Taken, check_apart, take, written
 from ._abi.ffi import Owned, alive, byref, check, layer_library, structs
 from ._abi.names import CUDA, F32, FP8, invalid, value_of
-from ._tensors import pair_of
+from ._internal.tensors import pair_of
 from ._torch.recorded import refuse_gradient
 from .handle import Handle
 from .low_latency import Received

@@ -14,7 +14,7 @@ import sys
 from types import TracebackType
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
-from . import _interrupts
+from ._internal import interrupts as _interrupts
 from ._abi import names as _names
 from ._abi.arguments import checked
 from ._abi.ffi import CallLock, Owned, alive, byref, check, check_collective, library, structs

@@ -12,7 +12,7 @@ from ._abi.arrays import I32, I64, NUMPY, U8, Taken, arrays_of, arrays_of_torch,
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, number_from, structs
 from ._abi.names import BF16, CUDA, F16, F32, FP8, PER_ROUTE, invalid, value_of
 from ._torch.registry import number_of
-from ._tensors import bytes_of_scales, padded_scales, pair_of
+from ._internal.tensors import bytes_of_scales, padded_scales, pair_of
 from ._torch.recorded import is_traced, refuse_gradient
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
 from .group import Group, constructs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from . import _owners
+from ._internal import owners as _owners
 from ._abi import names as _names
 
 __all__ = ["deep_ep"]

@@ -2,7 +2,7 @@
 """``deep_ep`` of the distribution switchyard-deep-ep: the modules of switchyard.deep_ep themselves, under this name."""
 import sys
 
-from switchyard import _owners
+from switchyard._internal import owners as _owners
 
 _owners.check_alone()
 

@@ -91,8 +91,10 @@ def rank(group):
     if group.rank == 1:
         print("waits", flush=True)
         {other}
+    if group.rank == 2:
+        time.sleep(600)
     exchange.dispatch(np.ones((2, 16), "f"), np.zeros((2, 2), "i8"))
-sy.run_ranks(rank, 2, heap_bytes=4 << 20, timeout=None)
+sy.run_ranks(rank, 3, heap_bytes=4 << 20, timeout=None)
 """
 PROCESS = """
 import numpy as np, switchyard as sy, sys, time
@@ -125,8 +127,9 @@ def start(environment, program, *arguments):
                             preexec_fn=as_from_a_terminal)
 
 
-@pytest.mark.parametrize("other", ["time.sleep(600)", "group.barrier()", "while True: pass"])
+@pytest.mark.parametrize("other", ["time.sleep(600)", "pass", "while True: pass"])
 def test_ctrl_c_ends_run_ranks(environment, other):
+    """Rank 0 waits in a call without a deadline, because rank 2 sleeps; so does rank 1 if it passes."""
     process = start(environment, THREADS.format(other=other))
     said = interrupted(process)
     assert "KeyboardInterrupt" in said and process.returncode != 0

@@ -2,10 +2,10 @@
 """Structs of the settings of an :class:`Exchange`."""
 from __future__ import annotations
 
-from ._abi import names as _names
-from ._abi.arguments import checked
-from ._abi.ffi import structs
-from ._abi.names import EXPERT_MAJOR, F32, value_of
+from .._abi import names as _names
+from .._abi.arguments import checked
+from .._abi.ffi import structs
+from .._abi.names import EXPERT_MAJOR, F32, value_of
 
 
 @checked("Exchange.__init__", called="Exchange")

@@ -16,11 +16,11 @@ import time
 import weakref
 from typing import TYPE_CHECKING, List, MutableSet
 
-from ._abi.ffi import library
-from .errors import Code
+from .._abi.ffi import library
+from ..errors import Code
 
 if TYPE_CHECKING:
-    from .group import Group
+    from ..group import Group
 
 _groups: "MutableSet[Group]" = weakref.WeakSet()
 _sockets: List[socket.socket] = []

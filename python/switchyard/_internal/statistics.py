@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ._abi import structs
+from .._abi import structs
 
 __all__ = ["CallStatistics", "MemoryRequirement", "statistics_of"]
 

@@ -6,9 +6,9 @@ from typing import Any, Tuple
 
 import numpy as np
 
-from ._abi import arrays as _arrays
-from ._abi.arrays import I32, Taken, is_tensor
-from ._abi.names import invalid
+from .._abi import arrays as _arrays
+from .._abi.arrays import I32, Taken, is_tensor
+from .._abi.names import invalid
 
 
 def bytes_of_scales(scales: Any, hidden: int, group: int) -> Any:
