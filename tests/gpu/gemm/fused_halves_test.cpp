@@ -51,7 +51,7 @@ class HalvesRank {
     rig_.write(x_, input.x.data(), input.x.size());
     rig_.write(ids_, input.ids.data(), input.ids.size() * 4);
     rig_.write(weights_, input.weights.data(), input.weights.size() * 4);
-    const auto base = switchyard::testing::normal_rows(m_.c.dtype, tokens() * m_.c.hidden, 1, 31000 + call);
+    const auto base = switchyard::testing::normal_rows(m_.c.type, tokens() * m_.c.hidden, 1, 31000 + call);
     for (void* to : {whole_, halves_}) rig_.write(to, base.data(), base.size());
     rig_.write(tokens_, &t, 4);
   }

@@ -93,10 +93,10 @@ class GemmRig {
     return r;
   }
   switchyard::ConstRows x() const {
-    return {x_.as(), total_, problem_.k, gemm_.config().type, nullptr, switchyard::ScaleKind::none};
+    return {x_.as(), total_, problem_.k, gemm_.config().dtype, nullptr, switchyard::ScaleKind::none};
   }
   switchyard::Rows out() const {
-    return {out_.as(), total_, problem_.columns(), gemm_.config().type, nullptr, switchyard::ScaleKind::none};
+    return {out_.as(), total_, problem_.columns(), gemm_.config().dtype, nullptr, switchyard::ScaleKind::none};
   }
   void run(const switchyard::GroupedGemmOptions& options = {}) { gemm_.run(x(), ranges(), out(), options); }
 

@@ -69,7 +69,7 @@ struct Buffers {
     list.add(ids, in[v].ids.data, in[v].ids_bytes);
     list.add(weights, in[v].weights, in[v].weights_bytes);
     launch_copies(list, stream);
-    launch_set(tokens, static_cast<int32_t>(in[v].ids.tokens), stream);
+    launch_set(tokens, static_cast<int32_t>(in[v].ids.num_tokens), stream);
   }
   switchyard::ConstRows rows(const void* data) const { return {data, kMaxTokens, cases[0]->scenario.hidden, DType::bf16}; }
   switchyard::ExpertIds expert_ids() const {

@@ -175,7 +175,7 @@ class Layers {
     for (int l = 0; l < layers; ++l) {
       data_.push_back(std::make_unique<RankData>(*f_.c, f_.me.rank(), 10 + l));
       in_.push_back(f_.me.upload(*f_.c, *data_.back()));
-      if (tokens_ >= 0) in_.back().ids.tokens = in_.back().x.rows = std::min(tokens_, in_.back().ids.tokens);
+      if (tokens_ >= 0) in_.back().ids.num_tokens = in_.back().x.rows = std::min(tokens_, in_.back().ids.num_tokens);
     }
   }
   ~Layers() {
