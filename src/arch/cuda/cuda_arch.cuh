@@ -2,7 +2,7 @@
 // The op list on CUDA: a warp is 32 lanes. Written for sm_90; on sm_80 to sm_89 only the lanes move rows.
 //
 // Rows move by bulk copies through shared memory if addresses and size are multiples of 16 and the size justifies it; otherwise
-// by loads and stores of the lanes. A bulk copy is split: its load is issued at once, its stores by the warp's next op that
+// the lanes load and store them. A bulk copy is split in two: its load is issued at once, its stores by the warp's next op that
 // moves or settles. Thus the computation of the next row's addresses and, with two stages, the load of the next row overlap
 // with the copy, without any change to protocol code.
 //
@@ -28,18 +28,18 @@ namespace switchyard::detail {
 
 /// kBulk: long rows move by bulk copies through shared memory (see the top of this file). Without it the lanes move all rows.
 /// This is faster for short rows, which would take longer through shared memory, and makes kernels smaller.
-/// kInlineAll: every op is inlined, without a stack frame. It is meant for kernels in which all code runs once, where a jump to
-/// code that has not run costs more than the code. Restrictions, which launchers check:
+/// kInlineAll: every op is inlined, without a stack frame. It is intended for kernels in which all code runs once, where a jump
+/// to cold code costs more than the code itself. Restrictions, which launchers check:
 ///   - rows are aligned to 16 bytes and multiples of 16 bytes long;
 ///   - quantized rows are bf16;
 ///   - sums have no bias;
 ///   - there are at most 32 places.
-/// Row types should then be constants; otherwise the kernel contains code for each type.
+/// Row types should then be constants; otherwise the kernel contains code for every type.
 template <bool kBulk, bool kInlineAll = false>
 struct CudaArch : CudaMover<kBulk> {
   static_assert(!kBulk || !kInlineAll);
   using Warp = CudaWarp;
-  /// Number of polls before a waiting warp starts to sleep, some tens of microseconds.
+  /// Number of polls before a waiting warp starts to sleep, i.e. after some tens of microseconds.
   static constexpr int kPollsBeforeSleep = 64;
   static constexpr int kTakenAtOnce = 1;
 
@@ -66,7 +66,7 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// A row whose contents are read when it is copied.
+  /// A row whose contents are not read until it is copied.
   struct LaterRow {
     const void* src;
     size_t bytes;
@@ -160,7 +160,7 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// Processes two segments per lane, so that 64 segments need one step.
+  /// Processes two segments per lane, so that 64 segments take one step.
   template <class F>
   __device__ static Located locate_pairs(Warp& w, uint32_t index, int n, F&& length) {
     SWITCHYARD_ROLLED
@@ -442,8 +442,8 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// Calls F out of line with a bare warp. The caller's warp is not passed, because taking its address would keep it out of
-  /// registers everywhere.
+  /// Calls F out of line with a warp that has only a position. The caller's warp is not passed, because taking its address
+  /// would keep it out of registers everywhere.
   template <class F, class... Args>
   __device__ __noinline__ static bool called(Args... args) {
     CudaWarp bare{CudaWarp::Bare{}};

@@ -8,7 +8,7 @@
 
 namespace switchyard::detail {
 
-/// All lanes call every function together with equal arguments (except `mine`). kBulk: rows may be copied in bulk.
+/// All lanes must call each function together with identical arguments (except `mine`). kBulk: rows may be copied in bulk.
 template <bool kBulk>
 struct CudaMover {
   /// The lanes perform smaller copies: 1 KiB is two 16-byte accesses per lane.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantization of a row to fp8 (e4m3) by the lanes of one warp. All lanes call every function together with equal arguments. On
-// every path the bytes are those of IEEE division, x / scale, rounded to nearest even; compile without fast-math flags.
+// Quantization of a row to fp8 (e4m3) by the lanes of one warp. All lanes must call each function together with identical
+// arguments. On every path the bytes are those of IEEE division, x / scale, rounded to nearest even; compile without fast-math
+// flags.
 #pragma once
 
 #include <type_traits>

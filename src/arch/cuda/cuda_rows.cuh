@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row operations by the lanes of one warp: copies of any alignment, zeros, weighted sums. All lanes call every function
-// together with equal arguments (except `mine`). Sources may be global or shared memory, never the read-only path. Arithmetic
-// is IEEE, without contraction and without flush to zero; compile without fast-math flags.
+// Row operations by the lanes of one warp: copies of any alignment, zeros, weighted sums. All lanes must call each function
+// together with identical arguments (except `mine`). Sources may be global or shared memory, never the read-only path.
+// Arithmetic is IEEE, without contraction and without flush to zero; compile without fast-math flags.
 #pragma once
 
 #include <cuda_bf16.h>

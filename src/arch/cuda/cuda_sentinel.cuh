@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sentinel rows by the lanes of one warp (arch/ops.hpp): written without a subsequent flag, and read as they arrive. All lanes
-// call every function together with equal arguments (except `mine`).
+// must call each function together with identical arguments (except `mine`).
 #pragma once
 
 #include "arch/cuda/cuda_whole.cuh"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows whose size is a multiple of 16 bytes, by the lanes of one warp, for kernels in which all code runs once (CudaArch,
-// kInlineAll): inlined, small, without local memory. All lanes call every function together with equal arguments (except
-// `mine`).
+// kInlineAll): inlined, small, without local memory. All lanes must call each function together with identical arguments
+// (except `mine`).
 #pragma once
 
 #include "arch/cuda/cuda_rows.cuh"
