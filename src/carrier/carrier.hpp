@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport of bytes between ranks of different hosts. The protocols define their meaning: a carrier has no notion of flags,
+// Transport of bytes between ranks on different hosts. The protocols define their meaning: a carrier has no notion of flags,
 // counts or formats, and it never waits. Deadlines, abort words and wait times are handled by the code that waits for a round.
 #pragma once
 

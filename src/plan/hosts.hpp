@@ -16,11 +16,11 @@ namespace switchyard::detail {
 struct CrossedTokens {
   int source = -1;
   int64_t count = 0;
-  int stride = 1;                  ///< places per token in `sends`: number of ranks of this host that it can go to
+  int stride = 1;                  ///< places per token in `sends`: number of ranks on this host that it can go to
   std::vector<int32_t> token;      ///< [count] ascending
   std::vector<int32_t> ids;        ///< [count * K]
   std::vector<int32_t> route_row;  ///< [count * K] expert-major
-  std::vector<SendEntry> sends;    ///< [count * stride] ranks of this host
+  std::vector<SendEntry> sends;    ///< [count * stride] ranks on this host
   std::vector<float> weights;      ///< [count * K], or empty
 
   /// First number whose token is at least `t`.

@@ -43,7 +43,7 @@ struct NcclCarrierSpec {
   std::shared_ptr<StreamMarks> marks;
 };
 
-/// A rank has one communicator for each of its rails; a rail has one rank of each host, so no communicator has a GPU twice
+/// A rank has one communicator for each of its rails; a rail has one rank on each host, so no communicator has a GPU twice
 /// (HostMap::rail_ranks). One thread at a time.
 class NcclComms {
  public:

@@ -244,7 +244,7 @@ Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::ve
   return segments;
 }
 
-/// Threads: every rank makes its own segment, and all ranks of a host share the objects.
+/// Threads: every rank makes its own segment, and all ranks on a host share the objects.
 Segments share_objects(Bootstrap& bootstrap, const Deadline& deadline, const std::vector<Proposal>& proposals,
                        const Agreement& plan) {
   const int device = proposals[static_cast<size_t>(bootstrap.rank())].device;
