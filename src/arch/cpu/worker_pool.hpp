@@ -27,13 +27,13 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  /// Runs `body` once on every warp and returns when all have returned. If any warps threw, rethrows the exception of the first
-  /// of them; an exception that only reports a broken block_sync has the lowest priority. Earlier writes by the caller are
-  /// visible to all warps, and on return their writes are visible to the caller. Row ops still pending when `body` returns are
-  /// dropped. Concurrent calls from several threads are serialized.
+  /// Runs `body` once on every warp and returns when all have returned. If any warps threw, rethrows the exception of the one
+  /// with the lowest index; an exception that only reports a broken block_sync has the lowest priority. Earlier writes by the
+  /// caller are visible to all warps, and on return their writes are visible to the caller. Row ops still pending when `body`
+  /// returns are dropped. Concurrent calls from several threads are serialized.
   void run(const std::function<void(CpuWarp&)>& body);
 
-  /// Grows the scratch memory of every warp; see CpuWarp::reserve_scratch. Must not be called inside run().
+  /// Grows the scratch memory of every warp; see CpuWarp::reserve_scratch. Must not be called from within run().
   void reserve_scratch(size_t bytes);
 
   int num_blocks() const noexcept { return num_blocks_; }
