@@ -39,7 +39,7 @@ void fill_row(const uint16_t* levels, uint64_t key, int64_t cols, uint16_t* out)
   for (int64_t col = whole; col < cols; ++col) out[col] = element(levels, key, col);
 }
 
-/// Symmetric, equidistant levels in [-amplitude, amplitude].
+/// Symmetric, equally spaced levels in [-amplitude, amplitude].
 void make_levels(double amplitude, int count, uint16_t* levels) {
   for (int i = 0; i < count; ++i) {
     const double unit = static_cast<double>(2 * i - (count - 1)) / (count - 1);
@@ -62,7 +62,7 @@ ExpertWeights::ExpertWeights(uint64_t seed, int64_t hidden, int64_t intermediate
                                                  std::to_string(intermediate) + "; allowed: >= 1");
   }
   // A uniform variable on [-a, a] has variance a^2 / 3. Gate and up: variance 1 / H, so that x W^T has variance 1. For unit
-  // normal g the mean of silu(g)^2 is 0.3557, so W2 with variance 1 / (0.3557 I) restores variance 1 in the output.
+  // normal g, the mean of silu(g)^2 is 0.3557, so W2 with variance 1 / (0.3557 I) restores variance 1 in the output.
   make_levels(std::sqrt(3.0 / static_cast<double>(hidden)), kLevels, levels13_);
   make_levels(std::sqrt(3.0 / (0.3557 * static_cast<double>(intermediate))), kLevels, levels2_);
 }

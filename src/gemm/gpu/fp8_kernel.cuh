@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM of sm_90a for fp8 e4m3 rows and weights with scales, one per 128 elements of a row and one per 128 x 128
-// weights. Outputs are bf16, or fp8 again. Roles: tile_roles.cuh, plus two warps that load the rows' scales.
+// Grouped GEMM for sm_90a: fp8 e4m3 rows and weights, with one scale per 128 elements of a row and one per 128 x 128 weights.
+// Outputs are bf16, or fp8 again. Roles: tile_roles.cuh, plus two warps that load the rows' scales.
 //
-// A stage is 128 elements of the sum, the range of one scale. Its product is multiplied by both scales and added in float32,
-// because the tensor cores accumulate fp8 products with fewer bits than float32; none of their sums is longer than a stage. A
-// warpgroup multiplies the halves of its 128 outputs one after the other, because the registers besides the sums hold only one
-// product; meanwhile the other warpgroup keeps the tensor cores busy.
+// A stage covers 128 elements of the sum, the range of one scale. Its product is multiplied by both scales and added in
+// float32, because the tensor cores accumulate fp8 products with fewer bits than float32; none of their sums is longer than a
+// stage. A warpgroup multiplies the two halves of its 128 outputs one after the other, because the registers not used for the
+// sums hold only one product; meanwhile, the other warpgroup keeps the tensor cores busy.
 #pragma once
 
 #include "arch/cuda/cuda_quantize.cuh"
@@ -22,7 +22,7 @@ struct Fp8Kind {
   static constexpr int kStageElements = kFp8Inner;
   static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;
   static constexpr int kScaleThreads = 64, kFirstScaleThread = kMathThreads + 64, kScaledRows = kMaxFp8Rows, kWeightScales = 4;
-  /// Numbers 2 g and 2 g + 1 are for the outputs of warpgroup g. Gated: scales of the gate and of the up half; else the same
+  /// Numbers 2 g and 2 g + 1 are for the outputs of warpgroup g. Gated: scales of the gate and up halves; otherwise the same
   /// scale twice.
   static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
     return kGated ? t.column_tile + (i & 1) * (p.scales.weight_rows / 2) : t.column_tile * 2 + i / 2;
