@@ -57,7 +57,7 @@ uint64_t random_word() {
   return uint64_t{source()} << 32 | source();
 }
 
-/// Message that ranks exchange when they have connected.
+/// Message that ranks exchange once they have connected.
 struct Greeting {
   uint64_t nonce = random_word();
   HostNetwork network = HostNetwork::sockets;

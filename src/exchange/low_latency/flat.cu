@@ -27,7 +27,8 @@ const auto& kernel_for(const FlatParams& p, bool ids_staged, bool traced) {
 
 }  // namespace
 
-// Every launch may begin while the previous kernel on the stream is ending; it waits for that kernel before it reads anything.
+// Every launch may begin while the previous kernel on the stream is finishing; it waits for that kernel before it reads
+// anything.
 void launch_low_latency(const CudaFlat& p, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.f.d.tokens, p.f.d.layout.topk, 0, limits);
   const auto& kernel = kernel_for(p.f, shape.block_bytes > 0, p.f.d.call.device_trace.records != nullptr);
