@@ -85,8 +85,8 @@ struct ExpertMemory {
 ///
 /// CUDA: a call is two GroupedGemm calls, with the bits that GroupedGemm documents. H and I are multiples of 8; fp8: of 16. The
 /// fp8 intermediate row is rounded to bf16 and then quantized, one float32 scale per 128 columns. Calls are enqueued, allocate
-/// nothing and do not wait; they can be captured. Calls of one object, graphs included, must be ordered one after another: they
-/// share the intermediate rows.
+/// nothing and do not wait; they can be captured. Calls on one object, including graph launches, must be ordered one after
+/// another: they share the intermediate rows.
 ///
 /// Threads: one thread at a time per object; objects are independent.
 class ExpertMlp {
@@ -105,7 +105,7 @@ class ExpertMlp {
   ExpertMlp(const ExpertShape& shape, const Source& source, const ExpertOptions& options = {});
   ExpertMlp(ExpertMlp&&) noexcept;
   ExpertMlp& operator=(ExpertMlp&&) noexcept;
-  /// CUDA: allowed at any time; memory is freed once the enqueued calls and captured graphs that use it are done.
+  /// CUDA: may be called at any time; memory is freed once the enqueued calls and captured graphs that use it are done.
   ~ExpertMlp();
 
   /// Experts of another layer of the model, with this shape and these options except the weight scales. CUDA: they share this
@@ -113,15 +113,15 @@ class ExpertMlp {
   /// their own scratch and the same WeightStorage. \throws as the constructor.
   ExpertMlp with_weights(const MoeWeights& weights) const;
 
-  /// Memory of an object of this shape on this machine. Keeps no memory allocated.
+  /// Memory required by an object of this shape on this machine. Keeps no memory allocated.
   static ExpertMemory memory_required(const ExpertShape& shape, const ExpertOptions& options = {});
 
   /// Passes the rows of each expert in `x` through that expert into the same rows of `y`. Both are [rows, H] of the object's
   /// type (fp8: `x` has scales of 128 columns, `y` is bf16). `x` may be the result of an expert-major or low-latency dispatch,
   /// with ExpertRows::of; `y` may be memory that combine reads (NormalExchange::allocate_rows, LowLatencyExchange::make_rows).
-  /// Rows of no expert, and rows beyond those of `x` or `y`, are not accessed. `x` and `y` must not overlap; they may be null
-  /// if they have no rows. CUDA: both aligned to 16 bytes. \throws Error(invalid_argument) naming the argument, before anything
-  /// is written; on CUDA also if `x` has more than ExpertOptions::max_rows; Error(system).
+  /// Rows that belong to no expert, and rows past the end of `x` or `y`, are not accessed. `x` and `y` must not overlap; they
+  /// may be null if they have no rows. CUDA: both aligned to 16 bytes. \throws Error(invalid_argument) naming the argument,
+  /// before anything is written; on CUDA also if `x` has more than ExpertOptions::max_rows; Error(system).
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call = {});
 
   /// forward() with host arrays: rows `first_row[e] .. first_row[e] + num_rows[e] - 1` of `x` go through local expert e into

@@ -109,7 +109,7 @@ class FusedImpl;
 /// call ends with PeerTimeout within GroupOptions::timeout.
 ///
 /// CUDA: pointers refer to memory of the rank's GPU, rows aligned to 16 bytes. Calls are enqueued and never wait for the host,
-/// so they can be captured and replayed. Calls of one object, graphs included, must be ordered one after another.
+/// so they can be captured and replayed. Calls on one object, including graph launches, must be ordered one after another.
 ///
 /// CPU: a call runs on the calling thread and all other workers of the group, and is done on return. With Overflow::fail,
 /// exceeding the capacity results in Error(capacity_exceeded) on all ranks; the object stays usable.
@@ -168,8 +168,8 @@ class FusedMoe {
   std::span<const uint8_t> dropped() const;
   const FusedMoeConfig& config() const;
   CallStatistics last_call() const;
-  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits only for a copy of the number, not for kernels.
+  /// Number of ids in this rank's calls so far that are neither -1 nor a valid expert id. Local. CUDA: counts calls that have
+  /// run, including graph replays; waits only for a copy of the count, not for kernels.
   int64_t invalid_ids() const;
 
  private:

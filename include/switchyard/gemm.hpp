@@ -114,8 +114,8 @@ struct GroupedGemmOptions {
 };
 
 /// One matrix product per expert, on the GPU that is current at construction. Calls are enqueued and do not wait; they can be
-/// captured. Calls of one object, graphs included, must be ordered one after another (they share a counter); objects are
-/// independent. One thread at a time.
+/// captured. Calls on one object, including graph launches, must be ordered one after another (they share a counter); objects
+/// are independent. One thread at a time.
 class GroupedGemm {
  public:
   /// `weights` is [E, N, K] or [E, K, N] in memory of the GPU, aligned to 16 bytes; the caller keeps ownership, and every call
@@ -125,14 +125,15 @@ class GroupedGemm {
   GroupedGemm(const GroupedGemmConfig& config, const void* weights, const void* weight_scales = nullptr);
   GroupedGemm(GroupedGemm&&) noexcept;
   GroupedGemm& operator=(GroupedGemm&&) noexcept;
-  /// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
+  /// May be called at any time; memory is freed once the enqueued calls and captured graphs that use it are done. Does not
+  /// wait.
   ~GroupedGemm();
 
   /// `x` is [rows, K], `out` is [rows, columns()], both dense and aligned to 16 bytes: for example Dispatched::x or
-  /// LowLatencyOutput::x, and RowBuffer::rows() or LowLatencyRows. Row i of `out` is computed from row i of `x`; rows of no
-  /// expert are not accessed. `x` and `out` must not overlap. fp8: `x` has scales, f32 or ue8m0; a quantized `out` has scales
-  /// too, which are written (the padding of a scale row to 16 bytes is not). \throws Error(invalid_argument) naming the
-  /// argument; Error(system).
+  /// LowLatencyOutput::x, and RowBuffer::rows() or LowLatencyRows. Row i of `out` is computed from row i of `x`; rows that
+  /// belong to no expert are not accessed. `x` and `out` must not overlap. fp8: `x` has scales, f32 or ue8m0; a quantized `out`
+  /// has scales too, which are written (the padding of a scale row to 16 bytes is not). \throws Error(invalid_argument) naming
+  /// the argument; Error(system).
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options = {});
 
   const GroupedGemmConfig& config() const;

@@ -49,7 +49,8 @@ struct WeightGradientConfig {
 /// position, or the number of multiprocessors. An expert without rows gets zeros, or stays unchanged with `add`. The contents
 /// of memory beyond the rows of an expert have no effect.
 ///
-/// Calls of one object, graphs included, must be ordered one after another (they share a counter); objects are independent.
+/// Calls on one object, including graph launches, must be ordered one after another (they share a counter); objects are
+/// independent.
 class WeightGradient {
  public:
   /// Allocates. \throws Error(invalid_argument) naming the member; Error(unsupported) if the library was built without CUDA, or
@@ -57,7 +58,8 @@ class WeightGradient {
   explicit WeightGradient(const WeightGradientConfig& config);
   WeightGradient(WeightGradient&&) noexcept;
   WeightGradient& operator=(WeightGradient&&) noexcept;
-  /// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
+  /// May be called at any time; memory is freed once the enqueued calls and captured graphs that use it are done. Does not
+  /// wait.
   ~WeightGradient();
 
   /// `dy` is [rows, N], `x` is [rows, K], both dense and aligned to 16 bytes; row i of both belongs to one token. `dw` is [E,
@@ -99,8 +101,9 @@ class SwigluGradient {
   ~SwigluGradient();
 
   /// `h` and `dh` are [rows, 2 I], `da` and `a` are [rows, I], dense and aligned to 16 bytes. `a` is written only if it has
-  /// memory: pass it if the forward pass did not keep `a`. Rows of no expert are not accessed. `dh` may be the memory of `h`,
-  /// and `a` that of `da`; otherwise they must not overlap. \throws Error(invalid_argument) naming the argument; Error(system).
+  /// memory: pass it if the forward pass did not keep `a`. Rows that belong to no expert are not accessed. `dh` may be the
+  /// memory of `h`, and `a` that of `da`; otherwise they must not overlap. \throws Error(invalid_argument) naming the argument;
+  /// Error(system).
   void run(const ConstRows& h, const ConstRows& da, const ExpertRows& rows, const Rows& dh, const Rows& a = {},
            const GroupedGemmOptions& options = {});
 
@@ -130,8 +133,8 @@ class RoutingGradient {
   RoutingGradient& operator=(RoutingGradient&&) noexcept;
   ~RoutingGradient();
 
-  /// `dy` and `y` are [rows, columns], dense and aligned to 16 bytes; `dweight` is [rows], aligned to 4. Rows of no expert are
-  /// not accessed. \throws Error(invalid_argument) naming the argument; Error(system).
+  /// `dy` and `y` are [rows, columns], dense and aligned to 16 bytes; `dweight` is [rows], aligned to 4. Rows that belong to no
+  /// expert are not accessed. \throws Error(invalid_argument) naming the argument; Error(system).
   void run(const ConstRows& dy, const ConstRows& y, const ExpertRows& rows, float* dweight,
            const GroupedGemmOptions& options = {});
 

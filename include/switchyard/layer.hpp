@@ -173,8 +173,8 @@ class MoeLayer {
   /// the call runs) and valid until the next forward or, for a captured forward, as long as its graph exists. Empty with
   /// Overflow::fail and with low latency, which drops nothing.
   std::span<const uint8_t> dropped() const;
-  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits only for a copy of the number, not for kernels.
+  /// Number of ids in this rank's calls so far that are neither -1 nor a valid expert id. Local. CUDA: counts calls that have
+  /// run, including graph replays; waits only for a copy of the count, not for kernels.
   int64_t invalid_ids() const;
 
   /// The given configuration, with the chosen exchange and form.

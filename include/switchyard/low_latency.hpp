@@ -3,8 +3,8 @@
 /// Low-latency mode: fixed-shape exchanges for decoding, with at most a few hundred tokens per rank.
 ///
 /// Notation as in normal.hpp: W ranks, T tokens on this rank (T <= max_tokens, may differ by rank, may be 0), H hidden, K topk,
-/// E experts. Each local expert has R = W * max_tokens rows for any routing: placing a row needs no count, nothing can overflow
-/// and every call can be captured in a graph.
+/// E experts. Each local expert has R = W * max_tokens rows for any routing, so rows are placed without counts, no buffer can
+/// overflow, and every call can be captured in a graph.
 ///
 /// A layer whose experts read the dispatched rows in place and write to the rows that combine reads
 ///   (examples/04_decode_layer.cpp): LowLatencyExchange exchange(group, config);
@@ -43,8 +43,8 @@ namespace switchyard {
 /// Order of the scales in memory.
 enum class ScaleOrder : uint8_t {
   row_major = 0,  ///< one scale row of scale_row_bytes(H, kind, group) bytes per row
-  /// Groups, then rows, for each expert: float32 [G, Rs], or int32 [ceil(G / 4), Rs] with four UE8M0 groups in an int32;
-  /// missing groups are 0. Rs is R rounded up to 4, so that every column is aligned to 16 bytes, as tensor maps (TMA) require.
+  /// For each expert: float32 [G, Rs], or int32 [ceil(G / 4), Rs] with the UE8M0 scales of four groups per int32; missing
+  /// groups are 0. Rs is R rounded up to a multiple of 4, which aligns every column to 16 bytes, as tensor maps (TMA) require.
   column_major = 1,
 };
 template <>
@@ -201,8 +201,8 @@ class LowLatencyExchange {
 
   /// Sums the expert outputs for the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type. `y` has the shape of
   /// `output.x` in bf16, f16 or f32 and is read in place (zero copy): make_rows(), or any other memory of the rank. `out` must
-  /// not overlap `y` or anything in `options`. All ranks combine the rows of the same dispatch, else Error(mismatch). A token
-  /// without a route yields +0.
+  /// not overlap `y` or anything in `options`. All ranks combine the rows of the same dispatch, else Error(mismatch). The
+  /// result of a token without a route is +0.
   void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options = {});
   ReceiveHook combine_send(const ConstRows& y, const LowLatencyOutput& output, void* out,
                            const LowLatencyCombineOptions& options = {});
@@ -210,15 +210,15 @@ class LowLatencyExchange {
   /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that transform each element of a row
   /// independently, as AllToAllOptions describes (a factor per expert, or any function). Each expert's result is returned to
   /// its token as soon as its row has arrived, and tokens are summed as results arrive. `x` and `out` are [T, H] of dtype.
-  /// `out` must not overlap `x`, the ids or anything in `options`. Requires LowLatencyConfig::scales = none. A token without a
-  /// route yields +0. The result has the same bits as dispatch and combine with expert_scale. last_call() counts the rows of
-  /// both directions.
+  /// `out` must not overlap `x`, the ids or anything in `options`. Requires LowLatencyConfig::scales = none. The result of a
+  /// token without a route is +0. The result has the same bits as dispatch and combine with expert_scale. last_call() counts
+  /// the rows of both directions.
   void moe_all_to_all(const ConstRows& x, const ExpertIds& topk_ids, void* out, const AllToAllOptions& options = {});
 
   const LowLatencyConfig& config() const;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call
-  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits only for a copy of the number, not for kernels.
+  /// Number of ids in this rank's calls so far that are neither -1 nor a valid expert id. Local. CUDA: counts calls that have
+  /// run, including graph replays; waits only for a copy of the count, not for kernels.
   int64_t invalid_ids() const;
 
  private:

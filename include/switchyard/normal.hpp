@@ -322,8 +322,8 @@ class NormalExchange {
 
   /// Sums the expert outputs of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the dispatch
   /// that made `handle`. Rows in a RowBuffer or in Dispatched::x are read in place; rows elsewhere are first copied (direct
-  /// staging), except that expert-major rows of per_route are pushed to their owners from any memory. A token without a route
-  /// yields the bias sum, or +0. `out_weights` is [T, K] (rank-major with options.topk_weights) or null.
+  /// staging), except that expert-major rows of per_route are pushed to their owners from any memory. The result of a token
+  /// without a route is the bias sum, or +0. `out_weights` is [T, K] (rank-major with options.topk_weights) or null.
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options = {},
                float* out_weights = nullptr);
 
@@ -341,8 +341,8 @@ class NormalExchange {
 
   const NormalConfig& config() const;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call
-  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits only for a copy of the number, not for kernels.
+  /// Number of ids in this rank's calls so far that are neither -1 nor a valid expert id. Local. CUDA: counts calls that have
+  /// run, including graph replays; waits only for a copy of the count, not for kernels.
   int64_t invalid_ids() const;
 
  private:

@@ -224,13 +224,12 @@ typedef struct sy_memory_requirement {
   size_t private_bytes;  ///< CUDA, ring staging: outputs, row buffers and handles, outside the heap and the sum
 } sy_memory_requirement;
 
-/// Memory that an exchange with this config takes from each rank's heap in a group with this backend. Needs no group and no
-/// GPU.
+/// Memory that an exchange with this config takes from each rank's heap in a group with this backend. Requires no group or GPU.
 sy_code sy_exchange_memory_required(const sy_normal_config* config, int32_t world, sy_backend backend,
                                     sy_memory_requirement* requirement);
 /// Heap size for a group whose only exchange has this config: sy_group_options::heap_bytes.
 sy_code sy_exchange_heap_bytes(const sy_normal_config* config, int32_t world, sy_backend backend, size_t* bytes);
-/// Rows that a dispatch allocates with SY_SIZE_WORST_CASE, equal on all ranks of a group of `world`. Needs no group.
+/// Rows that a dispatch allocates with SY_SIZE_WORST_CASE, equal on all ranks of a group of `world`. Requires no group.
 sy_code sy_exchange_max_rows(const sy_normal_config* config, int32_t world, int64_t* rows);
 
 /// Collective. Outputs and row buffers of destroyed exchanges keep their exchange's memory, and the heaps of all ranks must
@@ -347,7 +346,7 @@ typedef struct sy_combine_options {
 /// Collective. Sums the expert outputs of each token into `out` [T, H] of `y`'s type (bf16, f16, f32). `y` has the rows of the
 /// dispatch that made `handle`. Rows in a sy_rows or in sy_dispatched_view::x are read in place; rows elsewhere are first
 /// copied (direct staging), except that expert-major rows of SY_ORDER_PER_ROUTE are pushed to their owners from any
-/// memory. A token without a route yields the bias sum, or +0. `out_weights` is float32 [T, K] (rank-major with
+/// memory. The result of a token without a route is the bias sum, or +0. `out_weights` is float32 [T, K] (rank-major with
 /// options->topk_weights) or NULL. `options` NULL: defaults.
 sy_code sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
                             const sy_combine_options* options, float* out_weights);
@@ -361,8 +360,8 @@ typedef struct sy_call_statistics {
 #include "switchyard/statistics.def"
 } sy_call_statistics;
 sy_code sy_exchange_last_call(const sy_exchange* exchange, sy_call_statistics* statistics);
-/// Number of invalid ids in this rank's calls so far (sy_invalid_ids). CUDA: counts calls that have run, replays included; does
-/// not wait for kernels.
+/// Number of invalid ids in this rank's calls so far (sy_invalid_ids). CUDA: counts calls that have run, including graph
+/// replays; does not wait for kernels.
 sy_code sy_exchange_invalid_ids(const sy_exchange* exchange, int64_t* count);
 
 // ---- Handle ----
@@ -402,7 +401,7 @@ typedef struct sy_bytes {
   size_t size;
 } sy_bytes;
 sy_code sy_handle_serialize(const sy_handle* handle, sy_bytes* bytes);
-/// Inverse of sy_handle_serialize; `data` is not kept. Errors: invalid_argument on damaged bytes.
+/// Inverse of sy_handle_serialize; `data` is not kept. Errors: invalid_argument if the bytes are corrupt.
 sy_code sy_handle_deserialize(const void* data, size_t size, sy_handle** handle);
 
 /// DeepEP / TileScale description of a dispatch. C = num_channels. Prefixes are inclusive unless noted.
@@ -452,7 +451,7 @@ typedef struct sy_routing_layout {
   const int32_t* num_tokens_per_expert;  ///< [E] routes
   const uint8_t* is_token_in_rank;       ///< [T, W]
 } sy_routing_layout;
-/// Needs no group.
+/// Requires no group.
 sy_code sy_routing_layout_of(const sy_expert_ids* topk_ids, int32_t num_experts, int32_t world, sy_routing_layout* layout);
 /// sy_routing_layout_of for ids on a GPU, into caller's memory on that GPU: num_tokens_per_rank [W], num_tokens_per_expert [E]
 /// for at most 32768 experts, and is_token_in_rank [T, W] aligned to 4 bytes. One kernel, enqueued on `stream` (a

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// C ABI: traces, the counterpart of switchyard/trace.hpp: a timeline of the activity of every worker of every rank, for
-/// Perfetto and chrome://tracing. The rules of switchyard.h on errors, structs and ownership apply; docs/concepts/trace.md
+/// Perfetto and chrome://tracing. The rules of switchyard.h for errors, structs and ownership apply; docs/concepts/trace.md
 /// describes the recorded events. All functions are local.
 ///
 /// Threads: different ranks may record into one trace at the same time. Functions that read or clear (all except
@@ -54,7 +54,7 @@ sy_code sy_trace_write_json(const sy_trace* trace, const char* path, sy_bool flo
 sy_code sy_trace_json(const sy_trace* trace, sy_bool flows, sy_bytes* bytes);
 
 /// One rank's records, for ranks in separate processes; release bytes->storage. sy_trace_merge adds them to another trace of
-/// the same host, world and options. Errors: invalid_argument on damaged bytes or different options.
+/// the same host, world and options. Errors: invalid_argument if the bytes are corrupt or the options differ.
 sy_code sy_trace_serialize(const sy_trace* trace, int32_t rank, sy_bytes* bytes);
 sy_code sy_trace_merge(sy_trace* trace, const void* data, size_t size);
 
