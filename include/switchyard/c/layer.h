@@ -69,7 +69,7 @@ typedef struct sy_moe_layer_memory {
   size_t total_bytes;
 } sy_moe_layer_memory;
 
-/// Local; needs no group. Errors: invalid_argument naming the member; unsupported for settings that the backend does not
+/// Local; requires no group. Errors: invalid_argument naming the member; unsupported for settings that the backend does not
 /// support.
 sy_code sy_moe_layer_memory_required(const sy_moe_layer_config* config, int32_t world, sy_backend backend,
                                      sy_moe_layer_memory* memory);

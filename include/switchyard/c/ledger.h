@@ -87,7 +87,7 @@ typedef struct sy_ledger_combine_options {
 
 /// Collective. Returns the rows of `expert_output` to their owners and sums this rank's tokens into `out` [M, H].
 /// `expert_output` is [rows, H] of dtype, with at least the ledger's rows. `probs` is float32 [M, K], or NULL to add the rows
-/// unweighted. peer_token_per_expert must be identical on all ranks; otherwise the call returns SY_MISMATCH. CUDA: the call
+/// unweighted. peer_token_per_expert must be identical on all ranks; otherwise SY_MISMATCH is reported. CUDA: the call
 /// allocates nothing, does not wait and can be captured. `options` NULL: defaults.
 sy_code sy_ledger_combine_run(sy_ledger_combine* combine, const sy_const_row_view* expert_output, const float* probs,
                               const sy_prepared_ledger* prepared, void* out, const sy_ledger_combine_options* options);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: codes, enumerations, limits, and views of the caller's memory. Included by switchyard.h. Enumerations are int32_t, so
-/// that their size is fixed.
+/// C ABI: codes, enumerations, limits, and views of the caller's memory. Included by switchyard.h. Enumerations are int32_t for
+/// a fixed size.
 #pragma once
 
 #include <stddef.h>
@@ -9,14 +9,13 @@
 
 #include "switchyard/c/init.h"
 
-/// Default of a struct member, which the struct's SY_..._INIT macro (switchyard/c/init.h) sets. Members without it are 0 or
-/// NULL.
+/// Default of a struct member, set by the struct's SY_..._INIT macro (switchyard/c/init.h). Members without it are 0 or NULL.
 #define SY_DEFAULT(value)
 
 /// 0 or 1.
 typedef int32_t sy_bool;
 
-/// Kind of failure that a call reports; the values of switchyard::ErrorCode.
+/// Kind of failure reported by a call; the values are those of switchyard::ErrorCode.
 typedef int32_t sy_code;
 enum {
   SY_OK = 0,
@@ -45,7 +44,7 @@ enum {
   SY_BACKEND_CUDA = 1  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
 };
 
-/// Transport of rows between hosts. docs/concepts/hosts.md.
+/// Transport of rows between hosts; see docs/concepts/hosts.md.
 typedef int32_t sy_host_network;
 enum {
   SY_NETWORK_SOCKETS = 0,  ///< CPUs: TCP connections of the group, or the SWITCHYARD_NETWORK of the environment
@@ -96,8 +95,9 @@ enum {
 typedef int32_t sy_overflow;
 enum { SY_OVERFLOW_FAIL = 0, SY_OVERFLOW_DROP_AND_REPORT = 1 };
 
-/// Treatment of ids that are neither -1 (no expert) nor an expert. RAISE: ids in host memory give SY_INVALID_ARGUMENT
-/// naming the first invalid id; ids on a GPU are counted, and sy_group_check reports them. COUNT: they are only counted.
+/// Treatment of ids that are neither -1 (no expert) nor a valid expert id. RAISE: invalid ids in host memory give
+/// SY_INVALID_ARGUMENT, naming the first one; invalid ids on a GPU are counted and reported by sy_group_check. COUNT: they are
+/// only counted.
 typedef int32_t sy_invalid_ids;
 enum { SY_INVALID_IDS_RAISE = 0, SY_INVALID_IDS_COUNT = 1 };
 
@@ -105,13 +105,13 @@ enum { SY_INVALID_IDS_RAISE = 0, SY_INVALID_IDS_COUNT = 1 };
 typedef int32_t sy_padding;
 enum { SY_PADDING_ZERO = 0, SY_PADDING_UNSPECIFIED = 1 };
 
-/// Order of the float32 sum in combine; with the same order, equal input gives equal bits.
+/// Order of the float32 sum in combine; with the same order, identical inputs give bit-identical results.
 typedef int32_t sy_combine_order;
 enum {
   SY_ORDER_PER_RANK = 0,   ///< k ascending inside a rank, rounded to the row type, then ranks ascending, rounded once
   SY_ORDER_PER_ROUTE = 1,  ///< k ascending over all routes, one rounding at the end (expert-major only)
   /// Normal mode. On each host, k (rank-major: ranks) ascending, rounded to the row type; then hosts ascending by their lowest
-  /// rank, one final rounding. In a group of one host: equal to per_route for expert-major rows and to per_rank for rank-major
+  /// rank, one final rounding. In a single-host group, equal to per_route for expert-major rows and to per_rank for rank-major
   /// rows.
   SY_ORDER_PER_HOST = 2
 };
@@ -119,7 +119,7 @@ enum {
 // ---- Views of the caller's memory ----
 
 /// `rows` dense rows of `cols` elements; `scales` (fp8 only) is dense with sy_scale_row_bytes per row. The library only reads
-/// it, and only during the call.
+/// the view, and only during the call.
 typedef struct sy_const_row_view {
   size_t struct_size;
   const void* data;  ///< NULL only if rows = 0
