@@ -37,7 +37,7 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Pointers are to this rank's memory. The functions below accept any type with these members, so that
+/// Trivially copyable. Pointers refer to this rank's memory. The functions below accept any type with these members, so that
 /// kernels for one row type can have some members as constants.
 struct LedgerParams {
   CallContext call;
@@ -156,7 +156,7 @@ struct EnteredOtherCall {
 };
 
 /// Waits until missing(looks), which returns the number of a missing row in the return buffer, or -1, finds none. Charges the
-/// time to the rank that returns the row. False after a fault (recorded).
+/// time to the rank that returns the row. Returns false after a fault, which is recorded.
 template <class A, class P, class Missing>
 SWITCHYARD_FN bool wait_for_arrival(typename A::Warp& w, const P& p, Missing&& missing) {
   constexpr int kLooks = 16;
@@ -267,7 +267,8 @@ SWITCHYARD_FN bool check_signatures(typename A::Warp& w, const P& p) {
   return record_mismatch<A>(w, call, Site::ledger_rows, nth_bit(other, 0));
 }
 
-/// Kernel body: run by all warps of a rank. False after a fault (recorded). The call is complete when all warps have returned.
+/// Kernel body: run by all warps of a rank. Returns false after a fault, which is recorded. The call is complete when all warps
+/// have returned.
 template <class A, class P>
 SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
   const CallContext& call = p.call;

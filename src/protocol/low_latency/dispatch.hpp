@@ -234,7 +234,7 @@ SWITCHYARD_FN bool report_counts(typename A::Warp& w, const P& p) {
   return true;
 }
 
-/// Receiving half. False after a fault (recorded).
+/// Receiving half. Returns false after a fault, which is recorded.
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const P& p) {
   const auto& l = p.layout;

@@ -15,7 +15,7 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Pointers are to this rank's private memory.
+/// Trivially copyable. Pointers refer to this rank's private memory.
 struct LowLatencyDispatchParams {
   CallContext call;
   LowLatencyLayout layout;

@@ -100,7 +100,7 @@ SWITCHYARD_FN void sum_routes(typename A::Warp& w, const CombineParams& p, int64
 }
 
 /// Owner side: sums the tokens that this warp takes, from rows pushed by the ranks in `pushing` and rows in place at the
-/// others. False after a fault (recorded).
+/// others. Returns false after a fault, which is recorded.
 template <class A>
 SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint64_t pushing, MoveCounter& moved) {
   const CallContext& call = p.call;

@@ -33,7 +33,7 @@ SWITCHYARD_FN const int32_t* find_chunks(typename A::Warp& w, const CombineParam
   return begins;
 }
 
-/// Expert side: announces to all ranks that chunk c is complete. Releases everything that was settled before.
+/// Expert side: announces to all ranks that chunk c is complete. Releases everything previously settled.
 template <class A>
 SWITCHYARD_FN void publish_chunk(typename A::Warp& w, const CombineParams& p, int c) {
   const CallContext& call = p.call;
@@ -85,7 +85,7 @@ SWITCHYARD_FN bool wait_sums(typename A::Warp& w, const CombineParams& p, int c)
       w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.outputs_flag(r, c)); }, Site::outputs, span);
 }
 
-/// Owner side: sums the tokens that this warp takes. False after a fault (recorded).
+/// Owner side: sums the tokens that this warp takes. Returns false after a fault, which is recorded.
 template <class A>
 SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
   WorkQueue<A> tokens(p.work.pulls_next);

@@ -82,7 +82,7 @@ struct MoveWork {
   BlockCounters sends_of_block;     ///< [kRowChunks]
 };
 
-/// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's private memory unless noted
+/// Trivially copyable. Each part is set as a whole, in one place. Pointers refer to this rank's private memory unless noted
 /// otherwise.
 struct DispatchParams : MoveStart {
   MoveShape shape;
@@ -331,9 +331,10 @@ SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, cons
   }
 }
 
-/// Kernel body: run by all warps of a rank after all placements have arrived (wait_placements) and agree. False after a fault
-/// (recorded). On return without a fault all rows for this warp's share of the receiver work are complete; the call is complete
-/// when all warps have returned. Without send_blocks, all warps of this rank have begun by the time warp 0 returns.
+/// Kernel body: run by all warps of a rank after all placements have arrived (wait_placements) and agree. Returns false after a
+/// fault, which is recorded. On return without a fault all rows for this warp's share of the receiver work are complete; the
+/// call is complete when all warps have returned. Without send_blocks, all warps of this rank have begun by the time warp 0
+/// returns.
 template <class A>
 SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;
