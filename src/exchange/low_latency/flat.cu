@@ -9,7 +9,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// One kernel for each kind of parameters, the general ones last, each with and without tracing.
+/// One kernel per kind of parameters, each with and without tracing; the general parameters come last.
 template <class A, class P>
 const Kernel<const CudaFlat, const CudaShape, const ScaledRows> flats("all-to-all kernel",
                                                                       low_latency::flat_kernel<A, P, ScaledRows>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole exchange as a kernel, for any function of a row: protocol/low_latency/flat_exchange.hpp, one block per
+// The whole exchange as a kernel, for any row function: runs protocol/low_latency/flat_exchange.hpp with one block per
 // multiprocessor. Progress: as in dispatch.cu.
 #pragma once
 
@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
 
 static_assert(sizeof(FlatParams) + kTraceShared <= kStaticShared && sizeof(CudaFlat) <= 4096);
 
-/// Loads the kernels and grants them all shared memory. Call once per device and function, before any rank waits for another.
+/// Loads the kernels and allows them to use all shared memory. Call once per device and function, before any rank waits for
+/// another.
 template <class Make>
 gpu::Status prepare_flat_kernels(const DeviceLimits& limits) {
   const int max = max_low_latency_shared(limits);
