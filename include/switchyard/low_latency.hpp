@@ -7,7 +7,8 @@
 /// overflow, and every call can be captured in a graph.
 ///
 /// A layer whose experts read the dispatched rows in place and write to the rows that combine reads
-///   (examples/04_decode_layer.cpp): LowLatencyExchange exchange(group, config);
+/// (examples/04_decode_layer.cpp):
+///   LowLatencyExchange exchange(group, config);
 ///   LowLatencyOutput received = exchange.make_output();   // once
 ///   LowLatencyRows y = exchange.make_rows(DType::bf16);   // once
 ///   exchange.dispatch({x, T, H, DType::bf16}, ExpertIds::of(topk_ids, T, K), received, {.topk_weights = topk_weights});
@@ -27,7 +28,7 @@
 /// order the calls, in the same order on all ranks. If a call without num_sms has the GPU to itself, the next call on its
 /// stream may start before it ends.
 ///
-/// Errors: as in normal.hpp.
+/// Errors are as in normal.hpp.
 #pragma once
 
 #include <cstddef>
@@ -93,11 +94,11 @@ struct LowLatencyDispatchOptions {
   const float* topk_weights = nullptr;  ///< float32 [T, K]: sent with the rows, for CombineOrder::per_rank
   void* stream = nullptr;               ///< CUDA: cudaStream_t; null: the legacy default stream
   int num_sms = 0;                      ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
-  /// Memory of the rank (CUDA: of its GPU), or null: T, read when the call runs, so that it can vary in a graph; clamped to [0,
-  /// tokens of the ids]. All ids must be readable: they are fetched before T.
+  /// Pointer to T in the rank's memory (CUDA: in GPU memory), or null. T is read when the call runs, so it may vary between
+  /// graph launches, and is clamped to [0, topk_ids.num_tokens]. All ids must be readable: they are fetched before T.
   const int32_t* device_tokens = nullptr;
   /// CUDA: the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for its
-  /// tensors. This skips the driver query, which takes the host longer than all other checks. Everything else is checked.
+  /// tensors. This skips the driver query, which takes more host time than all other checks. Everything else is checked.
   bool known_memory = false;
 };
 
@@ -167,16 +168,17 @@ class LowLatencyExchange {
  public:
   /// Collective. Waits up to GroupOptions::rendezvous_timeout for the other ranks. \throws Error(invalid_argument) naming the
   /// field, Error(heap_exhausted) if the group's heap is too small, or Error(mismatch) if configurations differ: on all ranks,
-  /// even if the cause exists only on some. The group stays usable, its heap is unchanged, and another object may be created.
+  /// even if the error originates on only some of them. The group stays usable, its heap is unchanged, and another object may
+  /// be created.
   LowLatencyExchange(Group& group, const LowLatencyConfig& config);
   LowLatencyExchange(LowLatencyExchange&&) noexcept;
   LowLatencyExchange& operator=(LowLatencyExchange&&) noexcept;
   ~LowLatencyExchange();
 
-  /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included. Local; needs no group.
-  /// docs/concepts/low_latency.md gives the formula. The result does not depend on the number of pieces.
+  /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included. Local; requires no
+  /// group. docs/concepts/low_latency.md gives the formula. The result does not depend on the number of pieces.
   static MemoryRequirement memory_required(const LowLatencyConfig& config, int world);
-  /// Heap size for a group whose only object has this config: header and alignment slack included.
+  /// Heap size for a group whose only object has this config, including the header and alignment slack.
   static size_t heap_bytes(const LowLatencyConfig& config, int world);
 
   /// Local. Allocates; do not call on the hot path. \throws Error(system) naming the number of unavailable bytes; then nothing

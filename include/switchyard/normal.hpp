@@ -119,10 +119,11 @@ struct DispatchOptions {
   /// kDefaultSms (under direct staging with `quantize` kDefaultQuantizingSms). Rank-major rows that the call does not quantize
   /// use at most 32, because more slow the link down.
   int num_sms = 0;
-  /// Device memory, or null: T, read when the kernel runs, so that it can vary in a graph; clamped to [0, tokens of the ids].
+  /// Pointer to T in device memory, or null. T is read when the kernel runs, so it may vary between graph launches, and is
+  /// clamped to [0, topk_ids.num_tokens].
   const int32_t* device_tokens = nullptr;
   /// The caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for its tensors.
-  /// This skips the driver query, which takes the host longer than all other checks. Everything else is checked.
+  /// This skips the driver query, which takes more host time than all other checks. Everything else is checked.
   bool known_memory = false;
 };
 
@@ -144,10 +145,10 @@ inline constexpr int kDefaultCopyingSms = 64;
 struct CombineOptions {
   CombineOrder order = CombineOrder::per_rank;
   /// Rank-major: float32 [M, K], summed over ranks into `out_weights` (the rows themselves are not multiplied). Expert-major:
-  /// float32 [T, K] that replaces the weights given to dispatch; CombineOrder::per_route only.
+  /// float32 [T, K] that replaces the weights passed to dispatch; CombineOrder::per_route only.
   const float* topk_weights = nullptr;
   bool apply_weights = true;  ///< expert-major: multiply rows by their weights (if given to dispatch or in `topk_weights`)
-  /// Rows [T, H] of the combined type, added before the sum; bias[1] needs bias[0]. `out` itself may be one of them.
+  /// Rows [T, H] of the combined type, added before the sum; bias[1] requires bias[0]. `out` itself may be one of them.
   const void* bias[2] = {nullptr, nullptr};
   void* stream = nullptr;     ///< CUDA: as in DispatchOptions
   int num_sms = 0;            ///< CUDA: as in DispatchOptions
@@ -293,13 +294,14 @@ class NormalExchange {
  public:
   /// Waits up to GroupOptions::rendezvous_timeout for the other ranks. \throws Error(invalid_argument) naming the field,
   /// Error(heap_exhausted) if the group's heap is too small, or Error(mismatch) if configurations differ: on all ranks, even if
-  /// the cause exists only on some. The group stays usable, its heap is unchanged, and another object may be created.
+  /// the error originates on only some of them. The group stays usable, its heap is unchanged, and another object may be
+  /// created.
   NormalExchange(Group& group, const NormalConfig& config);
   NormalExchange(NormalExchange&&) noexcept;
   NormalExchange& operator=(NormalExchange&&) noexcept;
   ~NormalExchange();
 
-  /// Symmetric memory that an object with this config takes from each rank's heap. Local; needs no group.
+  /// Symmetric memory that an object with this config takes from each rank's heap. Local; requires no group.
   static MemoryRequirement memory_required(const NormalConfig& config, int world, Backend backend = Backend::cpu);
   /// Heap size for a group whose only object has this config: total(), plus header and alignment slack.
   static size_t heap_bytes(const NormalConfig& config, int world, Backend backend = Backend::cpu);

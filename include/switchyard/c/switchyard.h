@@ -262,7 +262,7 @@ typedef struct sy_dispatch_options {
   const int32_t* device_tokens;
   int32_t num_sms;  ///< CUDA: multiprocessors that move rows, in [1, those of the GPU / ranks on it]; 0: the library's default
   /// 0 or 1. CUDA: with 1, the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework
-  /// can for its tensors. This skips the driver query, which takes the host longer than all other checks. Everything else is
+  /// can for its tensors. This skips the driver query, which takes more host time than all other checks. Everything else is
   /// checked.
   sy_bool known_memory;
   /// Both backends: destination for the rows in place of the exchange's pool, or NULL. It must have the delivered type and
