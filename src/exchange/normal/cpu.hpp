@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode on the CPU: memory, launch, waiting for counts, faults. The calls: calls.cpp; the algorithms: protocol/.
+// Normal mode on the CPU: memory, launch, waiting for counts, faults. The calls are in calls.cpp, the algorithms in protocol/.
 #pragma once
 
 #include <memory>
@@ -48,7 +48,7 @@ class CpuNormal final : public NormalImpl {
   /// Several hosts: collective.
   void connect_hosts();
 
-  // cpu.cpp: memory, and the frame of every collective call.
+  // cpu.cpp: memory and the frame of every collective call.
   std::unique_ptr<Call> begin(const Frame& frame) override;
   void end(Call& call) override;
   std::shared_ptr<OutputBlock> allocate(Call&, size_t bytes, Content) override { return allocate(bytes); }
@@ -59,7 +59,7 @@ class CpuNormal final : public NormalImpl {
   std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
   HandleArrays arrays_of(const HandleData& h) const override;
   std::shared_ptr<CpuBlock> allocate(size_t bytes);
-  /// Throws the fault that warps recorded.
+  /// Throws the fault recorded by warps.
   void raise(const char* operation);
   [[noreturn]] void throw_mismatch(const char* operation, int rank);
   /// Exchanges placements in calls that move rows only after all placements have arrived: dispatch, ring staging, and all calls
@@ -100,7 +100,7 @@ class CpuNormal final : public NormalImpl {
   /// True if this call carries weights. Throws on all ranks if only some of the ranks that have tokens passed weights.
   bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
   MoveTables move_tables(CpuCall& call, const Dispatch& d) const;
-  /// True if a rank copies rows out as they arrive. Valid after all placements.
+  /// True if any rank copies rows out as they arrive. Valid after all placements.
   bool any_rank_copies(const CallContext& call) const;
   MoveWork move_work(bool receives);
 

@@ -60,7 +60,7 @@ struct Pair {
   std::string_view key, value;
 };
 
-/// One line of a file, with errors that give its position.
+/// One line of a file, with errors that state its position.
 class Line {
  public:
   Line(const std::string& file, int number, std::string_view text) : file_(file), number_(number), rest_(text) {}
