@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch through rings: rows pass through bounded symmetric memory and end in the receiver's private memory, in the same
-// order as with direct dispatch. Flags, reuse and progress: protocol/normal/ring.hpp.
+// Dispatch through rings: rows pass through bounded symmetric memory and end up in the receiver's private memory, in the same
+// order as in direct dispatch. Flags, reuse and progress: protocol/normal/ring.hpp.
 #pragma once
 
 #include "protocol/normal/dispatch_direct.hpp"
@@ -78,7 +78,7 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, Rin
   return true;
 }
 
-/// Copies the row in `slot` to its rows of the output and stores its record.
+/// Copies the row in `slot` to its output rows and stores its record.
 template <class A>
 SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, int source, const std::byte* slot,
                              MoveCounter& moved) {
