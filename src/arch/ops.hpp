@@ -28,8 +28,8 @@
 
 namespace switchyard::detail {
 
-/// Identifies the flag of a protocol that an op accesses. The protocols define the values (layout/sites.def); an arch uses them
-/// only to look up memory orders in builds for the mutation suite (arch/cpu/order_table.hpp).
+/// Identifies the protocol flag that an op accesses. The protocols define the values (layout/sites.def); an arch uses them only
+/// to look up memory orders in builds for the mutation suite (arch/cpu/order_table.hpp).
 enum class Site : uint8_t;
 inline constexpr int kMaxSites = 64;
 /// The site used for the words of sentinel rows. Ops on such rows take no site.
@@ -41,8 +41,8 @@ enum class Scope : uint8_t { block, device, system };
 /// Arrival marking of a *sentinel row*, whose data serves as its flag (as in NCCL's "LL" protocols). Every word of the row
 /// (whose size is rounded up to whole words) is blank until the writer, on any rank, writes it. The writer never writes a blank
 /// word; it writes a substitute instead. A reader that finds no blank word has the complete row. No flag follows the row, and
-/// its arrival does not order other data. A word has 4 bytes on a GPU and 8 on the CPU. A row is aligned to 16 bytes, and its
-/// memory has space for whole words.
+/// its arrival does not order other data. A word is 4 bytes on a GPU and 8 bytes on the CPU. A row is aligned to 16 bytes, and
+/// its memory has room for whole words.
 struct Sentinel {
   uint32_t blank;       ///< every 4 bytes of a blank word
   uint32_t substitute;  ///< the last 4 bytes of the word written in place of a blank word
@@ -158,7 +158,7 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   A::template reduce_rows_from<kMaxTopk>(w, reduce, n, false, AnyDestination{}, AnyWeight{});
   // Applies f to the `hidden` elements of src in float32 and rounds the results to dst; pending. f(x, column, n) transforms x[0
   // .. n), the elements starting at `column`, in place; n is a constant on a GPU (for unrolling) and arbitrary on the CPU. May
-  // use the warp's scratch, which must have space for a row.
+  // use the warp's scratch, which must have room for a row.
   A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{});
   A::map_row(w, dst, src, DType::bf16, hidden, AnyRowMap{}, true);  // dst is a sentinel row
   // Copies one row to the sentinel rows f(i), i in [0, n), n <= 64; null: no destination.
@@ -172,7 +172,7 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   // scale: 32, 64 or 128 (default).
   A::quantize_row(w, q, dst, src, DType::bf16, hidden, ScaleKind::f32, 128);
   // Like quantize_row, to the destinations f(i), i in [0, n), n <= 64; pending. Scales have no padding. May use the warp's
-  // scratch, which must have space for a row and its scales.
+  // scratch, which must have room for a row and its scales.
   A::quantize_to(w, n, AnyQuantizedRow{}, src, DType::bf16, hidden, ScaleKind::f32, 128);
 
   { A::template load_acquire<Scope::system>(flag, Site{}) } -> std::same_as<uint64_t>;

@@ -98,7 +98,7 @@ SWITCHYARD_FN constexpr float f32_from_ue8m0(uint8_t bits) {
   return f32_of_bits(static_cast<uint32_t>(bits) << 23);
 }
 
-/// Element `i` of a row of `type`, widened exactly (fp8 without its scale). Any alignment.
+/// Element `i` of a row of `type`, widened exactly (for fp8, without its scale). Any alignment.
 inline float load_element(const void* row, DType type, int64_t i) {
   const auto* at = static_cast<const std::byte*>(row) + static_cast<size_t>(i) * dtype_bytes(type);
   const auto bits = [&]<class Bits>(Bits value) {

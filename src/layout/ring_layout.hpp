@@ -16,7 +16,7 @@ struct RingRecord {
   int32_t unused[2];
 };
 
-/// Every consumer's segment contains one ring per (channel, producer rank), at `base`. Each flag has its own cache line: `tail`
+/// Every consumer's segment contains one ring per (channel, producer rank), at `base`. Each flag has its own cache line; `tail`
 /// is in the consumer's segment, `head` in the producer's.
 struct RingLayout {
   uint64_t base = 0;  ///< heap offset

@@ -72,8 +72,8 @@ struct CallContext {
   Operation operation = Operation::none;
   const uint64_t* abort_word = nullptr;  ///< HeapHeader::abort_word of this rank, polled by every wait
   /// CUDA: the same word in host memory, polled less often (asks_host); needed because a host cannot access the word in device
-  /// memory. CPU: null, because there is only one word. If set, a fault is also written to all ranks' device memory, because no
-  /// host may be listening.
+  /// memory. CPU: null, because there is only one word. If set, a fault is also written to all ranks' device memory, because
+  /// possibly no host is listening.
   const uint64_t* host_abort_word = nullptr;
   const uint64_t* left_ranks = nullptr;  ///< HeapHeader::left_ranks of this rank, in host memory
   /// [W] headers of the ranks on other hosts, whose segments are not mapped; null if there are none. CPU only.

@@ -62,7 +62,8 @@ SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call,
       w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span, diverged);
 }
 
-/// Writes the counts row of rank `source` (counts_row_bytes, in private memory) to all ranks and releases its `counts` flag.
+/// Writes the counts row of rank `source` (counts_row_bytes long, in private memory) to all ranks and releases its `counts`
+/// flag.
 template <class A>
 SWITCHYARD_FN void publish_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control, int source,
                                   const void* row) {

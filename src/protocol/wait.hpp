@@ -141,7 +141,7 @@ struct EndWait {
   }
 };
 
-/// Charges `spent` nanoseconds to an awaited rank.
+/// Charges `spent` nanoseconds to the awaited rank.
 template <class A>
 struct ChargeWait {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int awaited, uint64_t spent) const {

@@ -20,7 +20,7 @@ class BlockBroken : public std::runtime_error {
 /// A warp that returns from its body leaves the barrier; the other warps no longer wait for it, as on a GPU.
 class BlockBarrier {
  public:
-  /// Makes all `num_warps` warps members again. Must not be called while any warp is in the barrier.
+  /// Restores all `num_warps` warps as members. Must not be called while any warp is in the barrier.
   void reset(int num_warps) {
     state_.store(pack(0, static_cast<uint32_t>(num_warps), 0), std::memory_order_relaxed);
     broken_.store(false, std::memory_order_relaxed);

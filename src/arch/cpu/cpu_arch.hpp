@@ -199,8 +199,8 @@ struct BasicCpu {
     return add_to_flag(counter, value, std::memory_order_relaxed);
   }
 
-  // The store is ordered, at no cost here: in the C++ memory model, memory with unordered accesses could never be reused for
-  // data.
+  // The store is a release, at no cost here: in the C++ memory model, memory accessed without ordering could never be reused
+  // for data.
   static void post(Warp&, uint64_t* flag, uint64_t value) { store_flag(flag, value, std::memory_order_release); }
   static uint64_t peek(const uint64_t* flag) { return load_flag(flag, std::memory_order_acquire); }
 

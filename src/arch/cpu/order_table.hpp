@@ -30,7 +30,7 @@ inline std::atomic<bool>& order_entry(Site site, Side side) {
   return order_table.weakened[static_cast<size_t>(site)][static_cast<size_t>(side)];
 }
 
-/// Sets the order of one side: memory_order_relaxed weakens it, any stronger order restores it.
+/// Sets the order of one side: memory_order_relaxed weakens it, and any stronger order restores it.
 inline void set_order(Site site, Side side, std::memory_order order) {
   order_entry(site, side).store(order == std::memory_order_relaxed, std::memory_order_relaxed);
 }

@@ -103,7 +103,7 @@ size_t write_sentinel_lines(uint8_t* HWY_RESTRICT row, const uint8_t* HWY_RESTRI
   return at / 8;
 }
 
-/// True if none of the row's first `words` words, a multiple of 8, is `blank`.
+/// True if none of the row's first `words` words is `blank`; `words` is a multiple of 8.
 bool lines_have_arrived(const uint8_t* row, size_t words, uint64_t blank) {
   const D64 d;
   const size_t lanes = hn::Lanes(d);

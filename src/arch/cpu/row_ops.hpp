@@ -27,7 +27,7 @@ void write_sentinel_row(void* row, const void* src, size_t bytes, const Sentinel
 /// Returns true if all words of a sentinel row have arrived; they are then acquired.
 [[nodiscard]] bool row_has_arrived(const void* row, size_t bytes, const Sentinel& as);
 
-/// Orders all earlier non-temporal stores of this thread before its later stores.
+/// Orders all earlier non-temporal stores by this thread before its later stores.
 void flush_streams();
 
 /// Enables or disables non-temporal stores for large rows (enabled by default where they are faster; never used under

@@ -31,7 +31,7 @@ class alignas(kCacheLine) CpuWarp {
   int index() const noexcept { return block_ * warps_per_block_ + warp_; }
   int total() const noexcept { return num_blocks_ * warps_per_block_; }
 
-  /// Private staging memory of scratch_bytes() bytes, aligned to 64. Its contents persist between calls.
+  /// Private staging memory of scratch_bytes() bytes, aligned to 64 bytes. Its contents persist between calls.
   std::byte* scratch() noexcept { return scratch_.get(); }
   size_t scratch_bytes() const noexcept { return scratch_bytes_; }
   /// Grows the scratch memory to at least `bytes`, discarding its contents if it grows. Allocates memory, so call it between
@@ -47,7 +47,7 @@ class alignas(kCacheLine) CpuWarp {
   /// Pending ops of the deferred arch.
   PendingQueue& pending() noexcept { return pending_; }
 
-  /// True if non-temporal stores of this warp may still be incomplete.
+  /// True if non-temporal stores by this warp may still be incomplete.
   bool streamed() const noexcept { return streamed_; }
   void add_streamed(bool streamed) noexcept { streamed_ |= streamed; }
   void clear_streamed() noexcept { streamed_ = false; }

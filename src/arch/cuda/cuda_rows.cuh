@@ -404,7 +404,7 @@ __device__ __forceinline__ void reduce_two_sets(int lane, const ReduceSpec& spec
                        : reduce_two_sets_as<false>(lane, spec, first, second);
 }
 
-/// Prefetches `bytes` bytes starting at `src`, by all lanes.
+/// Prefetches `bytes` bytes starting at `src`, using all lanes.
 __device__ inline void prefetch_lanes(int lane, const void* src, int bytes) {
 #pragma unroll 1
   for (int b = lane * 128; b < bytes; b += 32 * 128) ptx::prefetch(static_cast<const std::byte*>(src) + b);

@@ -61,7 +61,7 @@ struct TracedArch : Base {
   }
   /// Call in every warp after its last record; does not wait for other warps. The first warp of each block records two anchors:
   /// the start of the kernel and the current time, at which other warps may still be running. The host determines the end of
-  /// the call: append_device_records.
+  /// the call (append_device_records).
   __device__ static void close_track(Warp& w, const DeviceTrace& trace, Event kernel) {
     if (threadIdx.x % kLanes != 0 || tracks()[w.warp()].records == nullptr) return;
     if (w.warp() == 0) {
@@ -114,7 +114,7 @@ using CudaInlineTraced = TracedArch<CudaInline>;
 static_assert(Arch<CudaTraced> && Arch<CudaLanesTraced> && Arch<CudaInlineTraced>);
 
 /// Used in kernels of either arch: records the anchors for its records over its lifetime. `kernel` is the launch's role in its
-/// call, `launch` the value of pack_launch.
+/// call, and `launch` is the value of pack_launch.
 template <class A>
 class KernelTrace {
  public:

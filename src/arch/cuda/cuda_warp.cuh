@@ -48,7 +48,7 @@ constexpr CudaShape fit_cuda_shape(int warps, int stages, uint64_t row_bytes, ui
 /// lanes.
 class CudaWarp {
  public:
-  /// `shared`: the block's dynamic shared memory, 128-byte aligned, `shape.shared_bytes()` long.
+  /// `shared` is the block's dynamic shared memory, aligned to 128 bytes and `shape.shared_bytes()` bytes long.
   __device__ CudaWarp(std::byte* shared, const CudaShape& shape)
       : lane_(static_cast<int>(threadIdx.x) % kLanes),
         warp_(static_cast<int>(threadIdx.x) / kLanes),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single float32 instructions without a C++ equivalent. The approximate ones treat subnormal operands and results as 0.
+// Single float32 instructions without a C++ equivalent. The approximate instructions treat subnormal operands and results as 0.
 #pragma once
 
 namespace switchyard::detail::ptx {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX instructions that arch/cuda needs and that CUDA C++ lacks, one function per instruction. Addresses of flags and rows are
-// global memory; `uint32_t` addresses are shared memory. Bulk copies and their helpers require sm_90; on older GPUs, their
+// PTX instructions that arch/cuda needs and that CUDA C++ lacks, one function per instruction. Flags and rows have global
+// addresses; `uint32_t` addresses refer to shared memory. Bulk copies and their helpers require sm_90; on older GPUs, their
 // functions do nothing and are unreachable (kHasBulkCopies).
 #pragma once
 

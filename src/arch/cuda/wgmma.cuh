@@ -52,8 +52,8 @@ __device__ __forceinline__ void keep(float (&d)[kCount]) {
 /// Forces a value to stay in its register; otherwise the compiler recomputes it in each iteration of a loop.
 __device__ __forceinline__ void keep_register(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
-/// One instruction with N columns. `first` overwrites d without reading it; a "+f" operand that was never written would keep
-/// the registers of every N live at once. `add` accumulates.
+/// A single instruction with N columns. `first` overwrites d without reading it; a "+f" operand that was never written would
+/// keep the registers of every N live at once. `add` accumulates.
 template <int N>
 struct Wgmma;
 

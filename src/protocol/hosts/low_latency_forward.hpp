@@ -117,7 +117,8 @@ SWITCHYARD_FN void write_message(typename A::Warp& w, const P& p, int source, in
   A::settle(w);
 }
 
-/// Forwards a unit of `source` to the ranks of this host. `slot`: its token, with the `entries` of all its choices.
+/// Forwards a unit of `source` to the ranks of this host. `slot` contains the unit's token, with the `entries` of all its
+/// choices.
 template <class A, class P>
 SWITCHYARD_FN void forward_unit(typename A::Warp& w, const P& p, int source, int unit, const std::byte* slot,
                                 const LowLatencyEntry* entries) {
@@ -240,7 +241,7 @@ bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, co
   if (w.index() == 0) steps.announce_empty(w);
   for (int64_t k = 0; k < rails.in.count; ++k)
     if (!take_round<A>(w, p.call, rails.in, steps, k)) return false;
-  // This rank's own messages have also been sent, and their slots are free.
+  // Waits until this rank's own messages have also been sent and their slots are free.
   if (w.index() != 0) return true;
   return await_round<A>(w, p.call, *rails.in.carrier, rails.in.first + static_cast<uint64_t>(rails.in.count),
                         &rails.in.work->awaited.value);

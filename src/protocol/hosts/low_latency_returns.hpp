@@ -145,7 +145,7 @@ class ReturnedSteps {
  private:
   const ReturnRail& rail(int i) const { return rails_.rails[i]; }
 
-  /// Proxy: takes the rows that this host returns for token number n of an owner from the owner's slots. Settled on return.
+  /// Proxy: takes the rows that this host returns for an owner's token number n from the owner's slots. Settled on return.
   /// Returns false after a fault, which is recorded.
   bool collect(typename A::Warp& w, const ReturnRail& to, int64_t n, std::byte* out) {
     const LowLatencyLayout& l = p_.layout;

@@ -7,7 +7,7 @@
 // | returned    | a warp of an expert's rank    | owner's warps | none            | system | blank a call later          |
 // | local_sends | each warp with rows for owner | the last one  | acquire-release | device | reset to 0                  |
 //
-// Every rank sets its flag at every owner in every call, even if it has no rows. A call ends only when the flags of all ranks
+// Every rank sets its flag at every owner in every call, even if it has no rows. A call ends only after the flags of all ranks
 // have arrived.
 //
 // *Rows whose size is a multiple of 16 bytes* are sentinel rows (arch/ops.hpp; site `returned`). The flag announces only that a
@@ -86,7 +86,7 @@ SWITCHYARD_FN void announce_returned(typename A::Warp& w, const P& p, uint64_t o
       Site::ledger_rows);
 }
 
-/// Number of parts in which a chunk is copied, so that a few rows keep many multiprocessors busy.
+/// Number of parts in which a chunk is copied; more than one lets a few rows keep many multiprocessors busy.
 inline constexpr int kChunkParts = 4;
 
 /// Returns this warp's share of the chunks; the warp that completes an owner's chunks announces them to that owner. The chunks
@@ -232,7 +232,7 @@ template <class A, class P>
 SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
   const std::byte* buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
   uint64_t here = 0;  // senders whose rows this warp may read
-  // With few tokens, many warps sum parts of them.
+  // With few tokens, warps sum parts of tokens instead of whole ones.
   const bool split = p.tokens < w.total();
   const int64_t width = split ? 512 : p.hidden, parts = split ? (p.hidden + 511) / 512 : 1;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));

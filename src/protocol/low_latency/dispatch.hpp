@@ -121,7 +121,7 @@ SWITCHYARD_FN bool find_rows(typename A::Warp& w, const P& p, const LowLatencyEn
   return true;
 }
 
-/// True if the scales of a row are contiguous words, like the row itself.
+/// True if a row's scales are contiguous words, like the row itself.
 template <class P>
 SWITCHYARD_FN bool scales_in_rows(const P& p) {
   return !p.scale_place.column_major && p.scale_element_bytes == 4;

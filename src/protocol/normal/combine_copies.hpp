@@ -107,7 +107,7 @@ SWITCHYARD_FN bool pull_copies(typename A::Warp& w, const CombineParams& p, Move
   return true;
 }
 
-/// Kernel body: like combine_pull, for a rank that stages rows or weights. All warps of a rank must be able to run at the same
+/// Kernel body, like combine_pull, for a rank that stages rows or weights. All warps of a rank must be able to run at the same
 /// time.
 template <class A>
 SWITCHYARD_FN bool combine_copies(typename A::Warp& w, const CombineParams& p) {

@@ -123,7 +123,7 @@ SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, in
   return true;
 }
 
-/// Sources of the rows of one token, in the order of the sum.
+/// Sources of one token's rows, in summation order.
 struct TokenRows {
   const CombineParams* c;
   int64_t first_route;  ///< of the token

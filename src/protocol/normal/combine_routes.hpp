@@ -151,7 +151,7 @@ SWITCHYARD_FN bool combine_routes(typename A::Warp& w, const CombineParams& p) {
   return end_pulls<A>(w, p, pushing);
 }
 
-/// Kernel body of combine with direct staging.
+/// Kernel body of a combine with direct staging.
 template <class A>
 SWITCHYARD_FN bool combine_direct(typename A::Warp& w, const CombineParams& p) {
   if (p.shape.layout == Layout::rank_major)

@@ -296,7 +296,7 @@ SWITCHYARD_FN void copy_record_out(typename A::Warp& w, const DispatchParams& p,
   if (p.shape.scale_bytes) copy(p.copies.to_scales, p.copies.rows + mine.layout.scales_at(), p.shape.scale_bytes);
 }
 
-/// Processes this warp's part of the records of all sources in chunk c and in the earlier chunks that the same flag announces.
+/// Processes this warp's part of all sources' records in chunk c and in the earlier chunks announced by the same flag.
 /// Expert-major: places their repeated routes. Rank-major: copies their rows to the caller's memory. False after a fault.
 template <class A>
 SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
@@ -342,7 +342,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   const int last = announces_in_chunks<A>(w, p) ? kRowChunks - 1 : 0, blocks = w.num_blocks();
   const bool split_roles = p.work.send_blocks > 0;
   const int senders = split_roles ? p.work.send_blocks : blocks;
-  // With so few tokens, multiple steps would take longer than the copies.
+  // With so few tokens, several steps would take longer than the copies.
   const bool one_step = last > 0 && !expert_major && p.tokens <= int64_t{senders} * w.warps_per_block();
   const int per_flag = last > 0 ? chunks_per_flag(p) : 1, step = one_step ? kRowChunks : per_flag;
   const Destination mine = destination(p, call.rank());

@@ -114,7 +114,7 @@ SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, i
   });
 }
 
-/// Consumes available rows, at most one chunk. Returns true if any row was consumed or the stream ended.
+/// Consumes available rows, up to one chunk. Returns true if any row was consumed or the stream ended.
 template <class A>
 SWITCHYARD_FN bool consume(typename A::Warp& w, const RingDispatchParams& p, RingReader<A>& ring, RingStream& kept,
                            MoveCounter& moved) {
