@@ -14,7 +14,7 @@
 ///
 /// CPU: calls run synchronously on the calling thread. CUDA: pointers are device memory of the rank's GPU; combine enqueues its
 /// work on LedgerCombineOptions::stream, allocates nothing, does not wait and can be captured in a graph. Calls on one object
-/// are ordered, also across streams (graph launches are ordered by their stream only).
+/// are ordered, even across streams (graph launches only by their stream).
 ///
 /// Errors are those of normal mode. Error(invalid_argument) is thrown immediately on the rank that detects it and, in a
 /// collective call, makes the peers' calls fail with PeerFailed. PeerTimeout, PeerFailed and mismatch (including different

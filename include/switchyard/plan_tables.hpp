@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The plan of a dispatch in the formats of other systems: tables made by Handle::matrices() and Handle::ledger().
+/// The plan of a dispatch in the formats of other systems: tables created by Handle::matrices() and Handle::ledger().
 ///
 /// Notation: W ranks, T tokens on this rank, K topk, E experts, M received rows, C channels.
 #pragma once

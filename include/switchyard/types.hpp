@@ -94,11 +94,11 @@ struct NamesOf<Overflow> {
   static constexpr Named<Overflow> kAll[] = {{Overflow::fail, "fail"}, {Overflow::drop_and_report, "drop_and_report"}};
 };
 
-/// Treatment of ids that are neither -1 (no expert) nor an expert in [0, E). Their routes are dropped.
+/// Treatment of ids that are neither -1 (no expert) nor in [0, E). Their routes are dropped.
 enum class InvalidIds : uint8_t {
-  /// Ids in host memory: before any row moves, the call fails with invalid_argument, whose text gives the first invalid id. Ids
-  /// on a GPU: the object counts them, and Group::check() fails with invalid_argument, whose text gives the object and the
-  /// count.
+  /// Ids in host memory: before any row is transferred, the call fails with invalid_argument, whose message gives the first
+  /// invalid id. Ids on a GPU: the object counts them, and Group::check() fails with invalid_argument, whose message gives the
+  /// object and the count.
   raise = 0,
   count = 1,  ///< the object only counts them
 };
@@ -114,12 +114,12 @@ struct NamesOf<Padding> {
   static constexpr Named<Padding> kAll[] = {{Padding::zero, "zero"}, {Padding::unspecified, "unspecified"}};
 };
 
-/// Order of the float32 sum in combine. Part of the contract: with the same order, equal input gives equal bits.
+/// Order of the float32 sum in combine. Part of the contract: with the same order, identical inputs give bit-identical results.
 enum class CombineOrder : uint8_t {
   per_rank = 0,   ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
   per_route = 1,  ///< k ascending over all routes, one rounding at the end (expert-major rows only)
   /// Normal mode. On each host, k (rank-major: ranks) ascending from +0, rounded to the row type; then hosts ascending by their
-  /// lowest rank, one final rounding. Each other host returns one row per token. In a group of one host: equal to per_route for
+  /// lowest rank, one final rounding. Each other host returns one row per token. In a single-host group, equal to per_route for
   /// expert-major rows and to per_rank for rank-major rows.
   per_host = 2,
 };
@@ -140,7 +140,7 @@ constexpr size_t dtype_bytes(DType type) {
   return 0;
 }
 
-/// True if combine takes rows of this type.
+/// True if combine accepts rows of this type.
 constexpr bool dtype_combines(DType type) {
   // clang-format off
   switch (type) {
@@ -173,7 +173,7 @@ constexpr bool dtype_has_scales(DType type) {
   return false;
 }
 
-/// Number of scales of a row of `hidden` columns; the last group may be partial. 0 for a group size below 1.
+/// Number of scales in a row of `hidden` columns; the last group may be partial. 0 if the group size is less than 1.
 constexpr int64_t num_scales(int64_t hidden, int group = kScaleGroup) { return group < 1 ? 0 : (hidden + group - 1) / group; }
 
 /// Bytes of one scale row: the scales, padded to a multiple of 16. 0 for ScaleKind::none.
@@ -216,8 +216,8 @@ struct ExpertIds {
 };
 
 /// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
-/// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us,
-/// network_bytes).
+/// The members are listed in statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us,
+/// total_us, network_bytes).
 struct CallStatistics {
 #define SY_STATISTIC_MOVED(name) uint64_t name = 0;
 #define SY_STATISTIC_TIME(name) double name = 0;
