@@ -126,7 +126,7 @@ class CpuFused final : public FusedImpl {
     handle_.reports_drops = config.overflow == Overflow::drop_and_report;
   }
 
-  /// Computes the destination of every route, and the rank's tiles. With Overflow::fail, all ranks throw if any capacity is
+  /// Computes the destinations of all routes and the rank's tiles. With Overflow::fail, all ranks throw if any capacity is
   /// exceeded.
   void plan(const ExpertIds& ids, const FusedParts& parts, const FusedMoeCall& o) {
     const CallContext& call = p_.call;
@@ -149,8 +149,8 @@ class CpuFused final : public FusedImpl {
     cut_tiles();
   }
 
-  /// Divides an expert's rows into tiles as the products require. Each product has a single column tile because the bits oneDNN
-  /// produces for a column may depend on neighboring columns.
+  /// Divides an expert's rows into the tiles required by the products. Each product has a single column tile because the bits
+  /// oneDNN produces for a column may depend on neighboring columns.
   void cut_tiles() {
     const auto experts = handle_.first_row.size();
     first_tiles_.assign(1, 0);

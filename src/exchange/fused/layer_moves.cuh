@@ -158,7 +158,7 @@ __device__ __forceinline__ void publish_routes(const LayerCall& c, int64_t stage
     ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.announced(call.rank())), c.word);
 }
 
-/// A piece of a row that starts at `at`. If a row fits into a slot, the piece is the whole row.
+/// A row piece starting at `at`. If a row fits into a slot, the piece is the whole row.
 struct RowPiece {
   int64_t at;
   uint32_t bytes;
@@ -252,7 +252,7 @@ __device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
   if (row >= 0) ptx::store_release<Scope::device>(c.p.memory.arrived + row, c.word);
 }
 
-/// Waits until all ranks' tokens and this rank's positions may be read, including by copies. False after a fault.
+/// Waits until all ranks' tokens and this rank's positions may be read, including by copies. Returns false after a fault.
 template <class A>
 __device__ __forceinline__ bool await_announced(const LayerCall& c) {
   const CallContext& call = c.p.call;
@@ -269,7 +269,7 @@ __device__ __forceinline__ bool await_announced(const LayerCall& c) {
 }
 
 /// Pulls the rows of this rank's experts from their sources in ascending order. Each row is read once and stored at all its
-/// positions on this rank. False after a fault.
+/// positions on this rank. Returns false after a fault.
 template <class A, class L>
 __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;

@@ -12,7 +12,7 @@ struct ReturnedRows {
   int tile = 0, rows = 0;
   int64_t first = 0;
 
-  /// Rows of the rank's task number `task`. `first_tiles`: from count_row_tiles_of().
+  /// Rows of the rank's task `task`. `first_tiles`: from count_row_tiles_of().
   template <class L>
   static __device__ __forceinline__ ReturnedRows of(const FusedParams& p, const int* first_tiles, int64_t task) {
     const int of_tile = returns_of_tile<L>(p), tile = static_cast<int>(task / of_tile);

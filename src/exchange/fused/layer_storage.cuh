@@ -37,7 +37,7 @@ inline constexpr int kClaimedAhead = 16;
 /// Offset of the block's current token part: after its barriers, within kFixedBytes.
 inline constexpr uint32_t kPartAt = 768;
 
-/// Shared memory of a block except its products, of whose space only the beginning is used here.
+/// Shared memory of a block, excluding the products' space, of which only the beginning is used here.
 struct LayerStorage {
   SharedStorage storage;
   uint32_t pieces;  ///< kPieceStorageBytes bytes
@@ -137,8 +137,8 @@ class RoleSpan {
 __device__ __forceinline__ int index_of_warp() { return static_cast<int>(blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)); }
 
 /// True if a wait for rank `rank` that began at `begin` must end. Call from one lane, at the `look`-th check of the wait. If
-/// so, the fault is recorded and published to all ranks, and all waits of the block end immediately. For this rank itself the
-/// timeout is doubled, because the awaited work itself waits for other ranks.
+/// the wait must end, the fault is recorded and published to all ranks, and all waits of the block end immediately. For this
+/// rank itself, the timeout is doubled because the awaited work in turn waits for other ranks.
 __device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank, uint64_t begin, int look) {
   const CallContext& call = c.p.call;
   if (ptx::load_shared(c.r.failed()) != 0) return true;

@@ -72,7 +72,7 @@ __device__ __forceinline__ SummedRoute summed_route(const LayerCall& c, int64_t 
   return r;
 }
 
-/// Computes part `part` of `parts` of token t's sum. `r`: this lane's route for the token. False after a fault.
+/// Computes part `part` of `parts` of token t's sum. `r`: this lane's route for the token. Returns false after a fault.
 template <class A, int kVectors, int kAtOnce>
 __device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int part, int parts, const SummedRoute& r) {
   const FusedParams& p = c.p;

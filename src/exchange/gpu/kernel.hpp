@@ -13,7 +13,7 @@
 
 namespace switchyard::detail {
 
-/// Multiprocessors of the current device and the shared memory available to a block.
+/// Number of multiprocessors of the current device, and shared memory available to a block.
 struct DeviceLimits {
   int multiprocessors = 0;
   uint32_t shared_bytes = 0;
@@ -42,7 +42,7 @@ CallContext& call_in(Params& p) {
     return call_in(p.l);
 }
 
-/// Sets an idle call and the idle state of an object in the parameters. Types with other significant values have an overload.
+/// Fills the parameters with an idle call and an idle object state. Types with other significant values have an overload.
 template <class Params>
 requires requires(Params& p) { p.state; }
 void set_idle(Params& p, const IdleCall& idle) {

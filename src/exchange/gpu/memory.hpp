@@ -38,11 +38,11 @@ class DeviceMemory {
   Allocation memory_;
 };
 
-/// Sets flags in device memory to `word`; at construction this is the epoch before the first. Waits for `stream`.
+/// Sets flags in device memory to `word`, which at construction is the epoch before the first one. Waits for `stream`.
 void set_device_flags(void* flags, int64_t bytes, uint64_t word, gpu::Stream stream);
 
-/// Host memory that is registered with a GPU. Its destructor waits for all work on that GPU; meanwhile no other thread of the
-/// process can launch anything there (see end_device).
+/// Host memory that is registered with a GPU. Its destructor waits for all work on that GPU; in the meantime, no other thread
+/// of the process can launch anything there (see end_device).
 class SharedHostMemory {
  public:
   SharedHostMemory(int device, std::byte* memory, size_t bytes);

@@ -50,7 +50,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_on_gpu, boo
     invalid("GroupOptions::num_sms", " = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks_) +
                                          "] (multiprocessors of the GPU / ranks on it)");
   if (num_sms > 0) max_blocks_ = num_sms;
-  // Otherwise ranks that share a GPU would take multiprocessors from each other's plans.
+  // Otherwise, ranks that share a GPU would take multiprocessors from each other's plans.
   limits_.dependent_launches = traits.generation >= 9 && ranks_on_gpu == 1;
   copies_ = detail::copy_stream();
   control_shared_ = std::make_unique<SharedHostMemory>(device(), control_, kControlBytes);
@@ -110,7 +110,7 @@ CudaRank::Users CudaRank::sweep_ended() noexcept try {
   });
   return users;
 } catch (const Error&) {
-  return Users::none;  // without a context nothing runs
+  return Users::none;  // without a context, nothing runs
 }
 
 void CudaRank::end_block(HeapBlock block, MemoryUses uses) noexcept {

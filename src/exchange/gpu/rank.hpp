@@ -57,7 +57,7 @@ class CudaRank final : public DeviceRank {
   const char* advice() const noexcept override;
   const FaultRecord* fault() const noexcept override;
   /// Records a fault that is detected by the host and cannot be detected by kernels, i.e. in rounds between hosts. Only the
-  /// first fault is recorded. Any thread.
+  /// first fault is recorded. May be called on any thread.
   void record(const FaultRecord& fault);
   void raise_soft_fault(const char* context) override;
   void raise_invalid_ids(const char* context) override;
@@ -88,8 +88,8 @@ class CudaRank final : public DeviceRank {
   const DeviceLimits& limits() const { return limits_; }
   /// Maximum number of blocks in a kernel whose blocks wait for each other: the group's budget.
   int max_blocks() const { return max_blocks_; }
-  /// Launch limits for a call with `num_sms` (0 if not given). Only if the call may use the whole GPU may a launch begin while
-  /// the previous one on the stream is still waiting, because two overlapping calls occupy twice as many multiprocessors.
+  /// Launch limits for a call with `num_sms` (0 if not given). A launch may begin while the previous one on the stream is still
+  /// waiting, but only if the call may use the whole GPU, because two overlapping calls occupy twice as many multiprocessors.
   DeviceLimits limits_of_call(int num_sms) const;
   /// Number of blocks for a call: as requested by its caller, otherwise as tuned, otherwise `default_value` (0 means none for
   /// each), limited to the number available.
@@ -97,8 +97,8 @@ class CudaRank final : public DeviceRank {
     return blocks_of_call(asked, tuned, default_value, max_blocks());
   }
   /// These functions throw invalid_argument unless, respectively, `p` is null or memory that this GPU's kernels can use, with
-  /// that alignment in bytes, and `num_sms` is 0 or a grid whose blocks can all run at once. `known`: the caller guarantees the
-  /// kind of memory.
+  /// that alignment in bytes, and `num_sms` is 0 or a grid whose blocks can all run at once. `known`: whether the caller
+  /// guarantees the kind of memory.
   void check_pointer(const char* name, const void* p, size_t alignment, bool known = false) const;
   void check_sms(const char* name, int num_sms) const;
   /// Throws invalid_argument unless `stream`, which must not be capturing, belongs to this GPU.
@@ -106,7 +106,7 @@ class CudaRank final : public DeviceRank {
   void start_trace(int blocks, int warps, size_t capacity) override;
   void stop_trace(Tracer& tracer) override;
   SoftFault* device_soft_fault() const { return soft_device_; }
-  /// Maximum number of warps in any kernel.
+  /// Maximum number of warps of any kernel.
   int max_warps() const { return max_warps_; }
   /// Expires with this object.
   std::weak_ptr<CudaRank*> token() const { return self_; }
@@ -138,7 +138,7 @@ class CudaRank final : public DeviceRank {
   StreamPoints& points() const { return *points_; }
   std::shared_ptr<StreamPoints> shared_points() const { return points_; }
   /// Returns null words if all are taken. Returned words may be reused, so do not return them while a kernel may write them.
-  /// Any thread.
+  /// May be called on any thread.
   HostWords take_host_words();
   void release_host_words(const HostWords& words);
   MemoryHolders& holders() { return holders_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface that a group needs from a GPU. Implemented in exchange/gpu, or by no_device.cpp in builds without a GPU
-// toolkit. exchange/gpu/rank.hpp contains the part that only modes need.
+// The interface that a group needs from a GPU. Implemented in exchange/gpu or, for builds without a GPU toolkit, in
+// no_device.cpp. exchange/gpu/rank.hpp contains the part that only modes need.
 #pragma once
 
 #include <functional>
@@ -65,7 +65,7 @@ class DeviceRank {
   virtual void stop_trace(Tracer& tracer) = 0;
 };
 
-/// Memory and device of a rank. `control` is host memory that all hosts and this rank's kernels can write: a header with the
+/// A rank's memory and device. `control` is host memory that all hosts and this rank's kernels can write: a header with the
 /// abort word, followed by this rank's FaultRecord.
 struct DeviceParts {
   std::unique_ptr<SymmetricHeap> heap, control;

@@ -103,7 +103,7 @@ class ExchangeBase {
   }
 
   Group::Impl& group_;
-  const uint64_t object_;  ///< number among the group's exchanges, from 1; equal on all ranks once construct() returns
+  const uint64_t object_;  ///< number among the group's exchanges, from 1; identical on all ranks once construct() returns
   const uint64_t first_epoch_;
 
  private:

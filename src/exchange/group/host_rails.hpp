@@ -56,7 +56,7 @@ class HostRails {
   const int64_t round_bytes_;
   std::vector<int> host_of_, rail_of_host_;  ///< [W]; [hosts] rail on which its rows are returned, -1: this host
   std::vector<RailPeer>& peers_ = memory_->peers;
-  // By peer.
+  // Indexed by peer.
   std::vector<Ring>&sent_ = memory_->sent, &received_ = memory_->received;
   std::vector<PeerTransfer> transfers_;
 

@@ -34,9 +34,9 @@ namespace detail {
 struct Registration {
   std::byte* data = nullptr;  ///< this rank's buffer
   size_t bytes = 0;
-  int slot = 0;  ///< equal on all ranks
+  int slot = 0;  ///< identical on all ranks
   /// [W] distance from rank r's mapping of this rank's segment to rank r's mapping of `data`, modulo 2^64. The array is in
-  /// memory that kernels read.
+  /// memory readable by kernels.
   const uint64_t* distances = nullptr;
   std::vector<uint64_t> host_distances;
   std::shared_ptr<void> mapping;  ///< CUDA: the other ranks' buffers
@@ -77,10 +77,11 @@ struct Group::Impl {
        TuningInForce tuning);
   ~Impl();
 
-  /// Announces to the peers that this rank makes a collective call. On CPU groups, this is the first step of every collective
-  /// call; on GPU groups, only of calls made by the host, because streams may run exchanges in different orders. A receiving
-  /// half counts as part of its sending half's call. `object`: number among the group's exchanges, counted from 1; 0 if none.
-  /// `waiting`: false for a sending half. A call that waits first passes on the rows of earlier sent calls, which may throw.
+  /// Announces to the peers that this rank is making a collective call. On CPU groups, this is the first step of every
+  /// collective call; on GPU groups, only of calls made by the host, because streams may run exchanges in different orders. A
+  /// receiving half counts as part of its sending half's call. `object`: number among the group's exchanges, counted from 1; 0
+  /// if none. `waiting`: false for a sending half. A call that waits first passes on the rows of earlier sent calls, which may
+  /// throw.
   void enter(detail::Operation operation, uint64_t object = 0, bool waiting = true);
   /// With several hosts: performs the work of all sent calls (`sent_calls`) that other ranks wait for. This is the first step
   /// of every call that waits; otherwise, this rank could wait for a rank that is waiting for it.
@@ -128,7 +129,7 @@ struct Group::Impl {
                   uint64_t object = 0);
   /// Collective; the first step in constructing any object. A rank that fails before its own construction begins can thus
   /// report the failure in the same step as the ranks that construct. If a report has an error code, all ranks throw the
-  /// AgreedError of the lowest such rank; if subjects or `fields` differ, they throw AgreedError(mismatch). Otherwise gathers
+  /// AgreedError of the lowest such rank; if subjects or `fields` differ, they throw AgreedError(mismatch). Otherwise, gathers
   /// `bytes` bytes of `data` into `all`.
   void agree(const char* subject, const detail::AgreedFields& fields, const detail::ConstructionReport& mine,
              const void* data = nullptr, size_t bytes = 0, void* all = nullptr);
@@ -186,12 +187,12 @@ struct Group::Impl {
   detail::Tracer* tracer = nullptr;
 
   detail::FaultRecord fault;
-  uint64_t nonce = 0;    ///< random, equal on all ranks of this group
+  uint64_t nonce = 0;    ///< random, identical on all ranks of this group
   uint64_t objects = 0;  ///< number of exchanges that ranks have agreed on so far
   // Settings for objects created from now on. Tests change them (tests/testing).
-  uint64_t first_epoch = 1;  ///< equal on all ranks
+  uint64_t first_epoch = 1;  ///< identical on all ranks
   int64_t round_bytes =
-      int64_t{4} << 20;        ///< several hosts: approximate bytes that a rank sends to a peer at a time; equal on all ranks
+      int64_t{4} << 20;        ///< several hosts: approximate bytes sent to a peer at a time; identical on all ranks
   bool defers_copies = false;  ///< CPU: objects are made by make_deferred
   /// With several hosts: calls whose receiving half may follow later calls of other ranks.
   std::vector<detail::SentCall*> sent_calls;

@@ -63,7 +63,8 @@ struct Greeting {
   HostNetwork network = HostNetwork::sockets;
 };
 
-/// Throws Error(unsupported) on all ranks if a rank selects a network that is not available for this backend. `all`: by rank.
+/// Throws Error(unsupported) on all ranks if a rank selects a network that is not available for this backend. `all`: indexed by
+/// rank.
 void check_networks(const HostMap& hosts, Backend backend, const std::vector<Greeting>& all) {
   if (hosts.one_host()) return;
   const bool on_gpus = backend == Backend::cuda;

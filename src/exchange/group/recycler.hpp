@@ -57,7 +57,7 @@ class BufferRecycler {
   std::vector<PrivateBuffer> kept_;
 };
 
-/// Objects in shared_ptr that return here when their last user releases them; their members keep their capacity. Thread-safe.
+/// shared_ptr objects that return here when their last user releases them and whose members keep their capacity. Thread-safe.
 template <class T>
 class Recycler : public std::enable_shared_from_this<Recycler<T>> {
  public:

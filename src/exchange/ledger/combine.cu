@@ -67,7 +67,7 @@ const auto& kernel_of(bool traced) {
   return traced ? combines<TracedArch<A>, P> : combines<A, P>;
 }
 
-/// Sentinel rows of f16 and bf16 share one kernel (docs/design/0011). Other rows arrive earlier without staging in shared
+/// Sentinel rows in f16 and bf16 share one kernel (docs/design/0011). Other rows arrive earlier without staging in shared
 /// memory if there are few chunks, i.e. at most one part per warp.
 const auto& kernel_for(const CudaLedgerParams& p, int blocks) {
   const bool traced = p.l.call.device_trace.records != nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ledger combine on a GPU: memory, prepared ledgers, stream order, launch. The algorithm is protocol/ledger/combine.hpp.
+// The ledger combine on a GPU: memory, prepared ledgers, stream order, launch. The algorithm is in protocol/ledger/combine.hpp.
 #include <mutex>
 #include <string>
 #include <vector>

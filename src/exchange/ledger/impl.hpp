@@ -23,7 +23,7 @@ LedgerLayout ledger_layout(const LedgerConfig& config, int world);
 /// A prepared ledger. `work` and `row_of`: data that the backend keeps in host memory.
 struct LedgerData {
   uint64_t object = 0;     ///< LedgerImpl::id of the object that made it
-  uint64_t signature = 0;  ///< of calls with it; equal on all ranks that hold the same routing
+  uint64_t signature = 0;  ///< of calls with it; identical on all ranks that hold the same routing
   int64_t tokens = 0, rows = 0, returned = 0;
   bool some_unnamed = false;  ///< some returned rows are in no sum
   LedgerWork work;

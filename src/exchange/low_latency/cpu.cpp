@@ -37,7 +37,8 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
       const int warps = group_.pool.num_warps();
       dispatch_senders_ = flat_senders_ = senders(config.pieces > 0 ? std::min(layout_.pieces, warps) : 1, warps);
       group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
-      // Deferred copies are used only in tests. They count places from the ids, as GPUs do when there is no room for the sets.
+      // Archs that defer copies are used only in tests. They count places from the ids, as GPUs do when there is no room for
+      // the sets.
       const auto words = static_cast<size_t>(TokenSets::words_for(static_cast<int>(config.max_tokens)));
       if (!A::kDefersCopies) sets_.resize(static_cast<size_t>(config.num_experts) * words);
       std::byte* const mine = group_.heap->view().base[rank()] + layout_.base;
@@ -262,8 +263,8 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     on_workers([&](CpuWarp& w) { body(w, halves != Halves::receive, halves != Halves::send); });
   }
 
-  /// The receiving half moves bytes only over the network. Adds them and the elapsed time to the statistics of the sending
-  /// half, regardless of calls in between.
+  /// The receiving half moves bytes only over the network. Adds these bytes and the elapsed time to the statistics of the
+  /// sending half, regardless of calls in between.
   void end(const char* operation, Halves halves) {
     raise(operation);
     const double before = halves == Halves::receive ? stats_.total_us : 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prologue of every low-latency kernel, executed before its protocol, and its launch shape.
+// Prologue of every low-latency kernel, executed before its protocol, and the launch shape.
 #pragma once
 
 #include <type_traits>
@@ -75,7 +75,8 @@ SWITCHYARD_FN inline int64_t staged_set_bytes(int tokens, int experts) {
 }
 
 /// Writes each thread's ids to the block's copy because they are read many times and memory latency is a microsecond. Calls
-/// f(id, route) for each id. Call from all threads of a block, before a barrier. `early`: load_ids of at least as many.
+/// f(id, route) for each id. Call from all threads of a block, before a barrier. `early`: the result of load_ids for at least
+/// as many ids.
 /// \returns the number of the thread's ids that are invalid
 template <class F>
 __device__ int stage_ids(const IdReader& args, EarlyIds early, int count, int32_t* copy, F&& f) {

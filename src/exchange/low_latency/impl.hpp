@@ -88,7 +88,7 @@ class LowLatencyImpl : protected ExchangeBase {
   LowLatencyImpl(Group& group, const LowLatencyConfig& c);
 
   enum class Halves { both, send, receive };
-  /// Called once everything except the call context is filled in and checked. `block`: of the output.
+  /// Called once everything except the call context is filled in and checked. `block`: the output's block.
   virtual void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& options, LowLatencyBlock& block,
                    Halves halves) = 0;
   virtual void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& options, LowLatencyBlock& block,

@@ -34,7 +34,7 @@ Body body_of(const CombineParams& c) {
   return c.shape.order == CombineOrder::per_route ? Body::routes : Body::sums;
 }
 
-/// \returns false after a fault (recorded)
+/// \returns false after a (recorded) fault
 template <class A, Body kBody>
 __device__ bool run(CudaWarp& w, const CombineParams& c) {
   if constexpr (kBody == Body::pull) return combine_pull<A>(w, c);

@@ -45,7 +45,7 @@ class CpuNormal final : public NormalImpl {
   };
 
   void build();
-  /// Several hosts: collective.
+  /// With several hosts: collective.
   void connect_hosts();
 
   // cpu.cpp: memory and the frame of every collective call.
@@ -100,7 +100,7 @@ class CpuNormal final : public NormalImpl {
   /// True if this call carries weights. Throws on all ranks if only some of the ranks that have tokens passed weights.
   bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
   MoveTables move_tables(CpuCall& call, const Dispatch& d) const;
-  /// True if any rank copies rows out as they arrive. Valid after all placements.
+  /// True if any rank copies rows out as they arrive. Valid once all placements have arrived.
   bool any_rank_copies(const CallContext& call) const;
   MoveWork move_work(bool receives);
 

@@ -136,7 +136,8 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (arrive_is_last<Cuda>(w, &args.state->exits)) end_dispatch(args, call, participation, moves);
 }
 
-/// Rank-major with drops: counts the kept routes from the records that have arrived. Runs as one block and does not wait.
+/// Rank-major layout with drops: counts the kept routes from the records that have arrived. Runs as one block and does not
+/// wait.
 __global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __grid_constant__ Received received) {
   const TablesHeader& h = *p.tables.header;
   if (ptx::load_relaxed<Scope::system>(p.call.abort_word) != 0 || h.moved == 0) return;

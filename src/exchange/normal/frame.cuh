@@ -10,8 +10,8 @@
 
 namespace switchyard::detail {
 
-/// Decides whether a call on a halted object runs. Call from one thread of each block. The decision of the first block holds
-/// for all blocks and kernels of the call, because the host may detect the fault while replays begin.
+/// Decides whether a call on a halted object runs. Call from one thread of each block. The first block's decision applies to
+/// all blocks and kernels of the call, because the host may detect the fault while replays are starting.
 __device__ __noinline__ inline Verdict judge_halted(const RankWords& words, ObjectState* state, uint64_t halted) {
   const uint64_t heard = words.heard_now != nullptr ? ptx::load_relaxed<Scope::device>(words.heard_now) : words.heard;
   const auto found = static_cast<unsigned long long>(heard >= halted ? Verdict::proceeds : Verdict::is_skipped);
@@ -86,8 +86,8 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
 }
 
 /// Last step, in place of end_call, of a call in which some rank's placement reports that the rank had no room. Call from one
-/// warp. If it is this rank (`soft` null), its host has already detected this; otherwise the fault is reported to the host and
-/// the object is halted. \returns the placement of the rank without room, or null
+/// warp. If the rank without room is this one (`soft` is null), its host has already detected this; otherwise, the fault is
+/// reported to the host and the object is halted. \returns the placement of the rank without room, or null
 __device__ inline const Placement* end_unmoved(const CallContext& call, const RankWords& words, const ControlLayout& control,
                                                ObjectState* state, Participation participation, SoftFault* soft,
                                                int& failed_rank) {

@@ -164,7 +164,7 @@ class NormalImpl : protected ExchangeBase {
   /// Performs the backend's own checks of memory and multiprocessors and begins the call.
   virtual std::unique_ptr<Call> begin(const Frame& frame) = 0;
   virtual void end(Call& call) = 0;
-  /// Throws Error(pool_exhausted), see throw_pool_exhausted.
+  /// Throws Error(pool_exhausted); see throw_pool_exhausted.
   virtual std::shared_ptr<OutputBlock> allocate(Call& call, size_t bytes, Content content) = 0;
   virtual std::shared_ptr<OutputBlock> allocate_for(const RowStream& stream, size_t bytes) = 0;
   /// Takes memory for d.output() and d.records() and sets d.rows and d.place. Throws Error(pool_exhausted).
@@ -236,8 +236,8 @@ class NormalImpl : protected ExchangeBase {
   uint32_t site_ = 0;  ///< see NormalExchange::set_site
 
   // calls.cpp
-  /// Signature of a call, identical on all ranks that make the same call. `h`: the call's handle, if it has one. The identity of
-  /// the dispatch that made the handle is mixed in here or, if only the device knows it, by the kernel.
+  /// Signature of a call, identical on all ranks that make the same call. `h`: the call's handle, if it has one. The identity
+  /// of the dispatch that made the handle is mixed in here or, if only the device knows it, by the kernel.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h = nullptr) const;
   MoveShape move_shape(const Dispatch& d) const;
   SumShape sum_shape(const ConstRows& y, const HandleData& h, void* out, const CombineOptions& options,

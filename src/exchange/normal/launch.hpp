@@ -58,7 +58,8 @@ struct CudaCombineParams {
   ObjectState* state = nullptr;
   const TablesHeader* header = nullptr;
   SoftFault* soft = nullptr;
-  // Weights, see NormalImpl::SumWeights. The weights in the tables are unused if no rank passed weights to the dispatch.
+  // For the weights, see NormalImpl::SumWeights. The weights in the tables are unused if no rank passed weights to the
+  // dispatch.
   const float* weights_of_records = nullptr;
   const float* weights_of_routes = nullptr;
   const float* caller_weights = nullptr;
@@ -93,7 +94,7 @@ struct CopyOut {
 };
 /// Enqueues the copy on the dispatch's stream, after the dispatch.
 void launch_copy_out(const CopyOut& copy, int blocks, gpu::Stream stream);
-/// Rank-major with drops: counts the kept routes per (source, expert) from the records that have arrived.
+/// Rank-major layout with drops: counts the kept routes per (source, expert) from the records that have arrived.
 void launch_count_kept(const PlanParams& params, const Received& received, gpu::Stream stream);
 
 }  // namespace switchyard::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lets the host track replays of a graph that contains rounds; it cannot query the events of a capture.
+// Lets the host track replays of a graph that contains rounds, because it cannot query the events of a capture.
 #pragma once
 
 #include <cstdint>

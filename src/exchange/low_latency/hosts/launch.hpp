@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface of the low-latency kernels for several hosts: the phases of a call, between which NCCL's kernels run.
-// Functions as in exchange/low_latency/launch.hpp. A kernel waits only for ranks of its own host and does nothing once the
-// group has failed, because the data of a round must then not be read.
+// Host interface of the low-latency kernels for several hosts: the phases of a call, between which NCCL's kernels run. The
+// functions follow the conventions of exchange/low_latency/launch.hpp. A kernel waits only for ranks of its own host and does
+// nothing once the group has failed, because the data of a round must then not be read.
 #pragma once
 
 #include "exchange/gpu/hosts/round_watch.hpp"

@@ -13,7 +13,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// The numbers [begin, end) in round k.
+/// The token numbers [begin, end) of round k.
 struct Part {
   int64_t begin, end;
 };
@@ -22,7 +22,7 @@ Part part_of(int64_t count, int64_t per_round, int64_t k) {
 }
 int64_t rounds_of(int64_t count, int64_t per_round) { return (count + per_round - 1) / per_round; }
 
-/// Slots of a rail in each direction: while one is being packed or read, the others are in flight.
+/// Number of slots per rail and direction: while one is being packed or read, the others are in flight.
 constexpr int64_t kSlots = 3;
 
 }  // namespace

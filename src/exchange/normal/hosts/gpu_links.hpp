@@ -18,7 +18,7 @@
 
 namespace switchyard::detail {
 
-/// The part of a handle for groups on several hosts, in GPU memory. Has room for NormalConfig::max_tokens.
+/// The part of a handle, in GPU memory, for groups that span several hosts. Has room for NormalConfig::max_tokens.
 struct GpuHostTables {
   struct OfPeer {
     int32_t* leaving = nullptr;                    ///< the peer is this rank's proxy
@@ -108,7 +108,7 @@ class GpuHostLinks {
   BackRail prepare_back(size_t i, const GpuHostTables::OfPeer& of, const RailRound& shape);
   /// Copies the places of returned rows to the GPU. The host waits for that copy.
   ReturnedRowsOfHosts prepare_sum(const std::vector<BackRail>& rails, const RailRound& back, const LaunchShape& launch);
-  /// Enqueues the returns of round k, and the round. \returns its end
+  /// Enqueues the returns of round k and the round itself. \returns its end
   Point send_back(const CudaCombineParams& params, std::vector<BackRail>& rails, int64_t k, const LaunchShape& launch,
                   gpu::Stream stream);
 

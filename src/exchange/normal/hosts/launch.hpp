@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface of the normal-mode kernels for several hosts: the phases of a call, between which NCCL's kernels run.
-// Functions as in exchange/normal/launch.hpp. A kernel waits only for ranks of its own host and does nothing once the group has
-// failed, because the data of a round must then not be read. The kernels add to CallContext::moved, which is 0 before the first
-// of them.
+// Host interface of the normal-mode kernels for several hosts: the phases of a call, between which NCCL's kernels run. The
+// functions follow the conventions of exchange/normal/launch.hpp. A kernel waits only for ranks of its own host and does
+// nothing once the group has failed, because the data of a round must then not be read. The kernels add to CallContext::moved,
+// which is 0 before the first of them.
 #pragma once
 
 #include "exchange/normal/launch.hpp"
@@ -92,7 +92,7 @@ struct RailRound {
   bool weighted = false;  ///< proxy, combine: multiplies by crossed.weights
   bool weights = false;   ///< rows are returned with weights
 };
-/// Sends this rank's rows for the ranks of its host.
+/// Sends this rank's rows to the ranks of its host.
 void launch_send(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
 void launch_pack(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
                  const DeviceLimits& limits, gpu::Stream stream);

@@ -33,7 +33,7 @@ class HostLinks : public HostRails {
   void prepare_rail(const CombineParams& p, const HandleData& h, bool weighted, size_t i);
   ReturnedRows rounds_of(const CombineParams& p, int64_t tokens, bool weights) const;
 
-  // By peer.
+  // Indexed by peer.
   std::vector<std::vector<int64_t>> rows_out_, rows_in_;
   std::vector<DispatchRail> dispatch_rails_;
   std::vector<CombineRail> combine_rails_;

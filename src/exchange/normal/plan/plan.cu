@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plan on the device. Each block counts a range of tokens. The last block to finish sends the rank's counts to all ranks,
-// and every block then computes addresses for its tokens from the gathered counts. plan/decisions.hpp makes the decisions for
-// this plan and for the host's; the results are identical.
+// and every block then computes addresses for its tokens from the gathered counts. The decisions are made in plan/decisions.hpp
+// for this plan and for the host's; the results are identical.
 //
 // Progress: every block waits for the counts of all ranks, including its own rank, whose counts are sent by its last block to
 // arrive. All blocks must therefore be able to run at the same time, so the launcher limits the grid to one block per
@@ -173,8 +173,8 @@ __device__ void add_earlier_blocks(PlanView& v) {
   }
 }
 
-/// Expert-major, one warp per destination at a time: computes the first row of this rank's segment for every expert, and the
-/// number of rows needed there. With this rank as destination, the first block also writes the receiver's data about its
+/// Expert-major layout, one warp per destination at a time: computes the first row of this rank's segment for every expert, and
+/// the number of rows needed there. With this rank as destination, the first block also writes the receiver's data about its
 /// experts.
 __device__ void place_experts(PlanView& v) {
   const PlanParams& p = v.p;
@@ -221,7 +221,7 @@ __device__ void place_experts(PlanView& v) {
   }
 }
 
-/// Rank-major without drops: writes the receiver's data about its experts.
+/// Rank-major layout without drops: writes the receiver's data about its experts.
 __device__ void count_local_experts(const PlanView& v) {
   const int rank = v.b.call.rank(), first = v.p.map.first(rank), here = v.p.map.count(rank);
   for (int el = threadIdx.x; el < here; el += kPlanThreads) {
@@ -287,8 +287,8 @@ __device__ void write_route_rows(PlanView& v) {
       });
 }
 
-/// Expert-major: the primary route of token t to each rank is its first kept route there; writes that route's row to the rank's
-/// entry.
+/// Expert-major layout: the primary route of token t to each rank is its first kept route there; writes that route's row to the
+/// rank's entry.
 __device__ void write_primaries(const PlanView& v, int64_t t, uint64_t mask, SendEntry* out) {
   uint64_t done = 0;
 #pragma unroll 1
@@ -301,7 +301,7 @@ __device__ void write_primaries(const PlanView& v, int64_t t, uint64_t mask, Sen
   }
 }
 
-/// Rank-major: drops the routes of token t to the ranks in `refused`.
+/// Rank-major layout: drops the routes of token t to the ranks in `refused`.
 __device__ void drop_routes(const PlanView& v, int64_t t, uint64_t refused) {
 #pragma unroll 1
   for (int64_t f = t * v.p.topk; f < (t + 1) * v.p.topk; ++f) {
