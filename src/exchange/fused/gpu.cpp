@@ -107,7 +107,7 @@ struct WeightSet {
   gemm::GroupedParams up, down;
   FusedFp8Scales up_scales, down_scales;  ///< fp8
   DeviceMemory scales;                    ///< fp8: weight_scales_bytes()
-  Point ready;                            ///< fp8: when they are ready; null: they were ready when the set was made
+  Point ready;                            ///< fp8: when they are ready; null: they were ready when the set was created
 };
 
 class CudaFused final : public FusedImpl {

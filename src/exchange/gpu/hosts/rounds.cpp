@@ -301,7 +301,7 @@ void GpuRounds::watch() try {
     if (!over_) poll_front();
     lock.lock();
   }
-} catch (const std::exception&) {  // without memory or a context nothing could end a round
+} catch (const std::exception&) {  // without memory or a context, nothing could end a round
   group_.post_abort(static_cast<int>(ErrorCode::system), 255);
   end();
 }

@@ -42,7 +42,7 @@ struct PlanParams {
   bool fail_on_overflow = false;
   bool static_drops = false;  ///< rank-major without drops: kept counts follow from the plan
   uint64_t signature = 0;
-  uint64_t object = 0;        ///< identity of this object, identical on all ranks
+  uint64_t object = 0;        ///< identity of this object, the same on all ranks
   bool offers_place = false;  ///< `place` is already known and is sent with the counts
   Placement place{};
   uint64_t own_rows = 0;  ///< place.rows for this rank itself

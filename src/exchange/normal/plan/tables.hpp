@@ -41,7 +41,7 @@ struct TablesHeader {
   int64_t rows;         ///< delivered here, padding included
   int64_t num_records;  ///< received here
   uint64_t epoch;       ///< of the dispatch that made the tables
-  uint64_t identity;    ///< of that dispatch, identical on all ranks; calls with handles compare it
+  uint64_t identity;    ///< of that dispatch, identical on all ranks; compared by calls with handles
   int32_t status;       ///< ErrorCode that ended it on all ranks, or ok
   int32_t failed_rank;  ///< the first rank that could not take part, if not ok
   int32_t moved;        ///< 1 once its rows and records have arrived
