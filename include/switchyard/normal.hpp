@@ -58,8 +58,8 @@ struct NormalConfig {
   int64_t hidden = 0;   ///< H; rows must be a multiple of 16 bytes for every row type used
   int num_experts = 0;  ///< E >= 1; need not divide by W
   int topk = 0;         ///< K in [1, kMaxTopk]
-  /// Maximum T on any rank, >= 0: up to 2^26; expert-major up to 2^24 - 1; ring staging (times K) up to 2^23 - 1. The routes of
-  /// all ranks (W * max_tokens * K) must be fewer than 2^31 - 2^28.
+  /// Maximum T on any rank, in [0, 2^26]; expert-major at most 2^24 - 1; with ring staging, max_tokens * K is at most 2^23 - 1.
+  /// The routes of all ranks (W * max_tokens * K) must number fewer than 2^31 - 2^28.
   int64_t max_tokens = 0;
   Layout layout = Layout::rank_major;
   int expert_alignment = 1;  ///< expert-major: rows per expert are padded to a multiple; rank-major: counts are rounded up only
@@ -70,7 +70,8 @@ struct NormalConfig {
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
 };
 
-/// Memory of one object, in bytes per rank; all but private_bytes is in the heap. docs/concepts/layouts.md gives the formulas.
+/// Memory used by one object, in bytes per rank; all except private_bytes is in the heap. docs/concepts/layouts.md gives the
+/// formulas.
 struct MemoryRequirement {
   size_t control_bytes = 0;  ///< flags, counts, placements
   size_t pool_bytes = 0;     ///< outputs, row buffers, staging (direct)

@@ -36,8 +36,8 @@ struct Routing {
 
 /// Mean number of distinct ranks to which a token of `routing` is sent, excluding dropped routes; 0 without tokens. Experts are
 /// split as in the exchanges, in consecutive ranges of which the first `E mod world` have one more expert. Uniform choices
-/// without duplicates over evenly split experts give `W * (1 - C(E - E/W, K) / C(E, K))`, for example 3.614 for E 256, K 8, W
-/// 4. \throws Error(invalid_argument) if world is not in [1, kMaxRanks] or the routing's sizes are inconsistent.
+/// without duplicates over evenly split experts give `W * (1 - C(E - E/W, K) / C(E, K))`, such as 3.614 for E 256, K 8, W 4.
+/// \throws Error(invalid_argument) if world is not in [1, kMaxRanks] or the routing's sizes are inconsistent.
 double mean_ranks_per_token(const Routing& routing, int world);
 
 /// Throws Error(invalid_argument) unless K, T and E are in range and the vectors have matching sizes.
@@ -78,8 +78,9 @@ struct SoftmaxGate {
 
 /// Routes `num_tokens` tokens to the experts with the K largest logits, in descending order; on ties, the lower id comes first.
 /// weight = exp(logit - max), divided by the sum of these values over the chosen experts (renormalize) or all experts; computed
-/// in float64, rounded to float32. \param logits float32 [tokens, E]; -inf masks an expert (chosen only if fewer than K are
-/// left, with weight 0). NaN, +inf and a token without any finite logit are errors.
+/// in float64, rounded to float32.
+/// \param logits float32 [tokens, E]; -inf masks an expert (chosen only if fewer than K are left, with weight 0). NaN, +inf and
+/// a token without any finite logit are errors.
 /// \throws Error(invalid_argument) naming the setting, or the token and expert, that is out of range.
 Routing route(const SoftmaxGate& gate, const float* logits, int64_t num_tokens);
 
@@ -125,8 +126,9 @@ struct GeneratorSpec {
 /// Generates routing for `num_tokens` tokens on `rank`. Reproducible on any platform: the random numbers for token t of rank r
 /// are a SplitMix64 sequence seeded by a mix of (seed, r, t) (docs/routing.md), so the routing for fewer tokens is a prefix of
 /// that for more. A token's ids are distinct unless `duplicates` is set. Dropped routes have id -1 and weight 0; a token's kept
-/// weights are positive and sum to 1. \throws Error(invalid_argument) naming the field, rank (must be in [0, world)) or number
-/// of tokens (must be >= 0) that is out of range.
+/// weights are positive and sum to 1.
+/// \throws Error(invalid_argument) naming the field, rank (must be in [0, world)) or number of tokens (must be >= 0) that is
+/// out of range.
 Routing generate(const GeneratorSpec& spec, int rank, int64_t num_tokens);
 
 // ---------------------------------------------------------------------------------------------------------------------- files
@@ -162,7 +164,7 @@ class RoutingFile {
 
   /// Layers in ascending order; kNoLayer for names without a layer. Never empty.
   std::vector<int> layers() const;
-  /// Number of recorded ranks R of a layer, its K, whether it has weights (on every rank), and T of one of its ranks. \throws
+  /// A layer's number of recorded ranks R, its K, whether every rank has weights, and the T of one rank. \throws
   /// Error(invalid_argument) naming the existing layers or ranks.
   int ranks(int layer) const;
   int topk(int layer) const;
@@ -173,8 +175,9 @@ class RoutingFile {
   int num_experts() const noexcept;
   const std::map<std::string, std::string>& metadata() const noexcept;
 
-  /// Returns the recording of one rank. Ids are returned unchanged, except that those outside int32 become -1 (dropped). \param
-  /// num_experts E; 0 takes it from the metadata. Required for files without it; must not be less than the metadata's value.
+  /// Returns the recording of one rank. Ids are returned unchanged, except that those outside int32 become -1 (dropped).
+  /// \param num_experts E; 0 takes it from the metadata. Required for files without it; must not be less than the metadata's
+  /// value.
   /// \throws Error(invalid_argument) for an unknown layer or rank or a wrong num_experts, Error(io) if reading fails or a
   /// weight is not finite (naming its index).
   Routing read(int layer, int rank, int num_experts = 0) const;
@@ -209,7 +212,8 @@ void write_safetensors(const std::string& path, std::span<const RecordedRouting>
 
 /// Writes ids as int32 `.npy`: [T, K] for one rank, [R, T, K] for several ranks, which must have the same T and K. With
 /// weights, the file name in `path` must contain `topk_ids`; the weights are written as float32 to the file with `topk_weights`
-/// in its place. \throws as write_safetensors.
+/// in its place.
+/// \throws as write_safetensors.
 void write_npy(const std::string& path, std::span<const Routing> ranks);
 
 }  // namespace switchyard
