@@ -15,7 +15,7 @@
 
 namespace switchyard::detail {
 
-/// Streams with enqueued work that uses an allocation, tracked until it is released. Not thread-safe. The GPU is current.
+/// Streams with enqueued work that uses an allocation, tracked until it is released. Not thread-safe. The GPU must be current.
 class StreamUsers {
  public:
   bool empty() const { return users_.empty(); }

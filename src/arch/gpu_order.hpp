@@ -156,7 +156,7 @@ void keep_in_graph(const Owner& owner, gpu::Graph graph) {
 class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
  public:
   /// Creates a point after the work enqueued on `stream` so far. If the stream is being captured, the point is valid only in
-  /// its capture. The GPU is current.
+  /// its capture. The GPU must be current.
   Point mark(gpu::Stream stream, unsigned long long id) {
     gpu::Event event = nullptr;
     {

@@ -186,13 +186,13 @@ concept Arch = requires(typename A::Warp& w, void* dst, const void* src, size_t 
   { A::template fetch_add<Scope::device>(w, flag, value, Site{}) } -> std::same_as<uint64_t>;  // acquire-release
   requires A::kTakenAtOnce >= 1;                          // preferred number of rows per take: 1 where take is cheap
   { A::take(w, flag, value) } -> std::same_as<uint64_t>;  // *flag += value, within a device, unordered; the old value
-  A::post(w, flag, value);                                // a self-contained word: orders nothing, for any rank
+  A::post(w, flag, value);                                // a self-contained word for any rank; orders nothing
   { A::peek(flag) } -> std::same_as<uint64_t>;            // reads a posted word; also by single lanes
   A::block_sync(w);
 
   { A::lanes_where(w, n, AnyLanePredicate{}) } -> std::same_as<uint64_t>;         // bit i: f(i), for i in [0, n), n <= 64
   { A::lanes_union(w, n, AnyBits{}) } -> std::same_as<uint64_t>;                  // f(0) | f(1) | ... | f(n - 1)
-  { A::count_where(w, int64_t{}, AnyLanePredicate{}) } -> std::same_as<int64_t>;  // number of i in [0, n) for which f(i)
+  { A::count_where(w, int64_t{}, AnyLanePredicate{}) } -> std::same_as<int64_t>;  // number of true f(i), i in [0, n)
   // Position of index i in n segments of lengths f(0), f(1), ...; divides uneven work evenly.
   { A::locate(w, int64_t{}, n, AnyLength{}) } -> std::same_as<Located>;
   // locate for dozens of segments whose total is less than 2^32.

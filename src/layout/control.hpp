@@ -24,7 +24,7 @@ struct PullOffer {
   uint64_t ready;          ///< 1 if the rows are ready, so that no `outputs` follows
   uint64_t weights;        ///< byte offset of float32 [records, K], if gives_weights; direct staging only
   uint64_t gives_weights;  ///< 1 if the caller passed weights of rank-major rows
-  uint64_t takes_weights;  ///< 1 if the caller requests their sums: they return with rows from other hosts
+  uint64_t takes_weights;  ///< 1 if the caller requests their sums, which return with rows from other hosts
 };
 /// Offer for a per_route combine of expert-major rows.
 struct RouteOffer {
@@ -37,7 +37,7 @@ struct RouteOffer {
 /// signature, selects the valid view. A rank that cannot take part, or offers no memory (ring staging), leaves the offsets 0.
 struct Placement {
   uint64_t status;     ///< 0, or an ErrorCode: this rank cannot take part and all ranks end the call with that error
-  uint64_t signature;  ///< of the call (mode, shape, options); equal on all ranks
+  uint64_t signature;  ///< of the call (mode, shape, options); identical on all ranks
   uint64_t rows;       ///< rows that it receives (dispatch) or offers (combine): byte offset into its segment
   uint64_t memory;     ///< 0 if they are in the heap, or 1 + the slot of their registration (combine)
   union {
@@ -61,7 +61,7 @@ struct CountsHead {
 /// call.
 struct ControlLayout {
   static constexpr int64_t kLine = 64;
-  static constexpr int kMaxChunks = kLine / 8;  ///< words of a flag's line
+  static constexpr int kMaxChunks = kLine / 8;  ///< words in a flag's line
 
   uint64_t base = 0;  ///< heap offset
   int world = 1;

@@ -15,9 +15,9 @@ struct FusedLayout {
   uint64_t base = 0;  ///< heap offset
   int world = 1, experts = 0, topk = 0;
   int64_t tokens = 0;           ///< maximum of a rank
-  int64_t rows = 0;             ///< maximum of a rank's experts
-  int64_t row_bytes = 0;        ///< of an output
-  int64_t x_bytes = row_bytes;  ///< of a token as it is sent
+  int64_t rows = 0;             ///< maximum for a rank's experts
+  int64_t row_bytes = 0;        ///< per output
+  int64_t x_bytes = row_bytes;  ///< per token, as sent
 
   SWITCHYARD_FN ControlLayout control() const { return {base, world, experts}; }
   SWITCHYARD_FN int64_t announced_at() const { return control().bytes(); }
@@ -55,7 +55,7 @@ struct FusedParts {
 
 /// Counters private to this rank; 0 between calls.
 struct FusedCounters {
-  uint64_t stagings, announcements, announced, pulls, tickets, returns, sums, exits;  ///< the first two: of the GPU kernel
+  uint64_t stagings, announcements, announced, pulls, tickets, returns, sums, exits;  ///< the first two: for the GPU kernel
 };
 
 /// Memory private to this rank. Flags hold the call's word, i.e. an epoch, and are never reset.

@@ -48,7 +48,7 @@ struct HeapHeader {
   static constexpr int kCallsKept = 64;
 
   uint64_t abort_word;  ///< 0, or make_abort_word of the first failure seen; written by any rank, never cleared
-  uint64_t left_ranks;  ///< bit r: rank r has left, and delivers nothing beyond data already here; set by rank r. Host memory
+  uint64_t left_ranks;  ///< bit r: rank r has left and delivers no data beyond what is already here; set by rank r. Host memory
   uint64_t left_ns;     ///< time when this rank left, on the reader's clock; a rank of another host only (kInFlightNs)
   /// This rank's calls, which its peers compare with their own: the number of calls so far, and the words of the latest ones
   /// (next_call_word), with that of call n at index n % kCallsKept. Written only by this rank, on entry to a call.

@@ -46,15 +46,15 @@ struct LowLatencyLayout {
 
   uint64_t base = 0;  ///< heap offset
   ExpertMap map;
-  int experts_base = 0, experts_extra = 0;  ///< experts / world and the rest: kernels do not divide
+  int experts_base = 0, experts_extra = 0;  ///< quotient and remainder of experts / world, since kernels do not divide
   int topk = 1;
   int entries = 1;  ///< per message: K, or 1 if routes are sent singly
   // 32 bits suffice: rows have at most 2^20 columns, and ranks have at most 65 535 tokens.
   int max_tokens = 0;
   int hidden = 0;
-  int payload_bytes = 0;  ///< of a row as it is sent
+  int payload_bytes = 0;  ///< per row, as sent
   int scale_bytes = 0;    ///< used bytes of its scales, without padding
-  int return_bytes = 0;   ///< of a returned row
+  int return_bytes = 0;   ///< per returned row
   int pieces = 1;
   int piece_columns = 0;
   Divisor by_each, by_wide;  ///< experts_base and experts_base + 1
@@ -93,7 +93,7 @@ struct LowLatencyLayout {
     int64_t return_rows = 0, set_bytes = 0;           // bytes of a set's staging: messages, returned rows
     int64_t flags_bytes = 0;
     int return_stride = 0;
-    int slots = 1;  // rows that can return for a token
+    int slots = 1;  // maximum rows returned per token
   } at;
 
   /// Completes the layout. Flags: headers [2][W], counts [2][local experts][W], messages [2][W][units].
@@ -180,7 +180,7 @@ struct ScalePlace {
   /// Start of the scales of row `row` in the entire output.
   SWITCHYARD_FN int64_t begin_of(int64_t row) const {
     if (!column_major) return row * row_bytes;
-    const auto r = static_cast<uint32_t>(row), rows = static_cast<uint32_t>(rows_per_expert);  // LowLatencyRoute's
+    const auto r = static_cast<uint32_t>(row), rows = static_cast<uint32_t>(rows_per_expert);  // 32 bits, as in LowLatencyRoute
     return int64_t{r / rows} * bytes_per_expert() + int64_t{r % rows} * 4;
   }
   /// Offset of byte `b` of a row, relative to begin_of().

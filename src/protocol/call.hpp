@@ -79,7 +79,7 @@ struct CallContext {
   /// [W] headers of the ranks on other hosts, whose segments are not mapped; null if there are none. CPU only.
   const HeapHeader* const* headers = nullptr;
   FaultRecord* fault = nullptr;
-  uint64_t* fault_claims = nullptr;  ///< number of warps that found a fault; 0 when the call begins
+  uint64_t* fault_claims = nullptr;  ///< number of warps that detected a fault; 0 when the call begins
   WaitCounter* waits = nullptr;      ///< [total warps, world]
   MoveCounter* moved = nullptr;      ///< [total warps]
   /// CUDA: running count of ids that are neither -1 nor an expert (InvalidIdCounts of the object). Null if the host counts them

@@ -30,7 +30,7 @@ class PendingQueue {
     void* dst;
     const void* src;
     size_t bytes;
-    ReduceSpec reduce;  // for rows and weights use the offsets
+    ReduceSpec reduce;  // its rows and weights are given by the offsets
     size_t rows_at;     // into pointers_
     size_t weights_at;  // into weights_
   };

@@ -119,7 +119,7 @@ class CudaWarp {
 
   // The latest bulk copy, whose load has been issued but not its stores. The next op that moves or settles issues them.
   void* pending_dst_ = nullptr;  // in the lanes of `pending_lanes_`: a destination
-  unsigned pending_lanes_ = 0;   // lanes with a destination, 0: none pending
+  unsigned pending_lanes_ = 0;   // lanes with a destination; 0: none pending
   uint32_t pending_bytes_ = 0;
   int pending_stage_ = 0;
   uint32_t parity_ = 0;  // bit s: parity of the next completion of stage s

@@ -83,7 +83,7 @@ __device__ __forceinline__ uint64_t add_relaxed(uint64_t* p, uint64_t v) {
   asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(__cvta_generic_to_global(p)), "l"(v));
   return old;
 }
-/// Without the old value. There is one function per state space, because a generic atomic branches on the space.
+/// Does not return the old value. There is one function per state space, because a generic atomic branches on the space.
 __device__ __forceinline__ void reduce_add(uint64_t* p, uint64_t v) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
 }

@@ -25,7 +25,7 @@ struct CrossingHead {
 };
 struct CrossingLayout {
   int topk = 0;
-  int max_places = 0;   ///< maximum places of a token on its destination host
+  int max_places = 0;   ///< maximum places per token on its destination host
   bool headers = true;  ///< false: cached dispatch, for which proxies have the headers in their handles
   bool expert_major = false;
   bool weights = false;

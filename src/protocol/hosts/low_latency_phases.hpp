@@ -31,7 +31,7 @@ struct RemoteRail {
   int rank = -1, host = -1;
   int peer_is_my_proxy = 0, is_proxy_of_peer = 0;
   int source = -1;     ///< index among the ranks whose proxy is this rank, if it is one of them
-  int host_ranks = 0;  ///< number of ranks of the peer's host
+  int host_ranks = 0;  ///< number of ranks on the peer's host
 };
 
 /// One rank's data about other hosts, for all calls on an object. Trivially copyable; pointers refer to this rank's private
@@ -72,7 +72,7 @@ struct DispatchRound {
 /// A combine message. To a proxy of this rank, it contains its head, whose number is the header of the call. To a rank whose
 /// proxy is this rank, it contains the rows of that rank's tokens.
 struct CombineRound {
-  int max;  ///< maximum rows of a token
+  int max;  ///< maximum rows per token
   int64_t row_stride;
 
   /// For messages from a host with `ranks` ranks.

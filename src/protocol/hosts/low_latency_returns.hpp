@@ -23,7 +23,7 @@ struct RemoteReturns {
   const int* proxy = nullptr;   ///< [W] the proxy of each rank on this host
   const int* number = nullptr;  ///< [W] index of the rank among those of its proxy
   int max = 0;                  ///< maximum number of ranks per proxy
-  int slots = 1, stride = 0;    ///< slots of a token, and bytes of a slot: those of LowLatencyLayout
+  int slots = 1, stride = 0;    ///< slots per token and bytes per slot, as in LowLatencyLayout
   int64_t bytes_of_owner = 0;
 
   RemoteReturns() = default;

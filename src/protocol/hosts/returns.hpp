@@ -30,7 +30,7 @@ struct HostCombineParams {
   CombineRail* rails = nullptr;
   PeerTransfer* transfers = nullptr;  ///< [num_rails]
   int num_rails = 0;
-  ReturnedRows own;  ///< rounds of this rank's tokens, equal for each returning peer
+  ReturnedRows own;  ///< rounds of this rank's tokens, identical for all returning peers
   ReturnKind return_kind = ReturnKind::per_rank;
   const int* rail_of_host = nullptr;  ///< [hosts] rail on which its rows are returned; -1: this host
   int hosts = 1;

@@ -44,7 +44,7 @@ namespace switchyard::detail {
 struct LedgerParams {
   CallContext call;
   LedgerLayout layout;
-  uint64_t signature = 0;  ///< of the call; equal on all ranks
+  uint64_t signature = 0;  ///< of the call; identical on all ranks
   DType type = DType::f16;
   int64_t hidden = 0;
   int64_t row_bytes = 0;

@@ -36,7 +36,7 @@ struct LowLatencyDispatchParams {
   const float* weights = nullptr;  ///< [T * K] or null: all 1
   int parts = 1;                   ///< warps that send a message together, at most those of a block; 1: no block barrier needed
   int part_columns = 0;            ///< columns of each part, a multiple of the scale group
-  int teams = 1;                   ///< messages that a block sends at a time, see Sender
+  int teams = 1;                   ///< messages that a block sends at a time; see Sender
 
   // Stored by the owner for combine.
   int32_t* own_ids = nullptr;    ///< [max_tokens * K], -1: no expert

@@ -41,8 +41,8 @@ struct MoveShape {
   const float* weights = nullptr;     ///< [T * K] or null: records carry no weights
   int64_t hidden = 0;
   int64_t src_row_bytes = 0;
-  int64_t row_bytes = 0;    ///< of a sent row
-  int64_t scale_bytes = 0;  ///< of a sent scale row
+  int64_t row_bytes = 0;    ///< per row sent
+  int64_t scale_bytes = 0;  ///< per scale row sent
   DType src_type = DType::bf16;
   ScaleKind quantize = ScaleKind::none;
   Layout layout = Layout::rank_major;
