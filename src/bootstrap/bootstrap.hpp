@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous: connects the ranks of a group and exchanges the few bytes of setup data. Never on a hot path.
+// Rendezvous: connects the ranks of a group and exchanges the few bytes of setup data. Not used on any hot path.
 #pragma once
 
 #include <chrono>
@@ -23,9 +23,9 @@ using Milliseconds = std::chrono::milliseconds;
 class RemoteObserver {
  public:
   virtual ~RemoteObserver() = default;
-  /// Returns the words of this rank's calls after number `known`, up to number `last`, where they are still stored.
+  /// Returns the words of this rank's calls after number `known`, up to number `last`, except those no longer stored.
   virtual std::vector<uint64_t> calls_after(uint64_t known, uint64_t& last) const = 0;
-  /// Reports that `rank` has made `last` calls; `words` are those of the most recent ones.
+  /// Reports that `rank` has made `last` calls; `words` are the words of the most recent ones.
   virtual void heard_calls(int rank, uint64_t last, std::span<const uint64_t> words) = 0;
   virtual void heard_abort(uint64_t word) = 0;
   virtual void heard_leave(int rank) = 0;
@@ -44,8 +44,8 @@ class Bootstrap {
   /// True if all ranks are threads in this process (memory is shared by pointer, not by file descriptor).
   virtual bool same_process() const noexcept = 0;
 
-  /// Collective. `all` receives world() * bytes. Throws RendezvousError naming the missing ranks at the deadline, PeerFailed as
-  /// soon as a peer has died or left without contributing, or Error(mismatch) if the ranks disagree on `bytes`.
+  /// Collective. `all` receives world() * `bytes` bytes. Throws RendezvousError naming the missing ranks at the deadline,
+  /// PeerFailed as soon as a peer has died or left without contributing, or Error(mismatch) if the ranks disagree on `bytes`.
   virtual void all_gather(const void* mine, size_t bytes, void* all, Milliseconds deadline) = 0;
   /// Collective, processes only: passes `fd` to every rank on this host. Element r is a descriptor from rank r (own rank: a
   /// duplicate); it is empty for ranks on other hosts.
@@ -63,7 +63,7 @@ class Bootstrap {
   /// Processes: `side` represents this rank to ranks on other hosts. It is called ten times a second and in every collective
   /// call, until leave() has returned. Call at most once, after setup, before watch().
   virtual void watch_remote(RemoteObserver*) {}
-  /// Forwards an abort word to all processes that are ranks on other hosts. Any thread; never blocks.
+  /// Forwards an abort word to all ranks on other hosts that are processes. Any thread; never blocks.
   virtual void announce_abort(uint64_t) noexcept {}
   /// Time since the last bytes arrived from a process on another host; negative for other ranks. Any thread.
   virtual Milliseconds silence(int) const noexcept { return Milliseconds{-1}; }

@@ -32,7 +32,7 @@ struct RoundStatus {
 };
 
 /// One rank's connections to its peers. A rank numbers its rounds in ascending order; both ends post the transfers between two
-/// ranks in the same order. One thread at a time, except for abort().
+/// ranks in the same order. Use from one thread at a time, except for abort().
 class Carrier {
  public:
   virtual ~Carrier() = default;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Argument checks shared by GroupedGemm, gradients and ExpertMlp. `where` is the name of the function or class used in errors.
+// Argument checks shared by GroupedGemm, gradients and ExpertMlp. `where` is the function or class named in errors.
 #pragma once
 
 #include <cstdint>

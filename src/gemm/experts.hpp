@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Implementation of ExpertMlp: experts on the CPU or on a GPU. ExpertMlp checks the arguments that both have in common.
+// Implementation of ExpertMlp: experts on the CPU or on a GPU. Arguments common to both are checked by ExpertMlp.
 #pragma once
 
 #include <memory>

@@ -46,7 +46,7 @@ struct ProductMaps {
   uint32_t inner() const { return type == DType::fp8_e4m3 ? kFp8Inner : kInner; }
   uint64_t row_bytes() const { return static_cast<uint64_t>(k) * element(); }
 
-  /// Gated weights of [n, k] are loaded interleaved, alternating eight of the gate half and eight of the up half.
+  /// Gated weights of [n, k] are loaded interleaved, alternating eight of the gate half with eight of the up half.
   void set_weights(GroupedParams& to, const void* data) const {
     const auto of_n = static_cast<uint64_t>(n), of_k = static_cast<uint64_t>(k), e = static_cast<uint64_t>(experts);
     const uint64_t row = row_bytes(), expert = of_n * row;
@@ -74,7 +74,7 @@ struct ProductMaps {
               gpu::Swizzle::bytes_128},
              object, "the weights");
   }
-  /// Uses boxes of up to `max` rows of a tile; `max` is a multiple of kRowStep.
+  /// Uses boxes of up to `max` rows per tile; `max` is a multiple of kRowStep.
   void set_rows(GroupedParams& to, const void* data, int64_t rows, int max) const {
     for (uint32_t step = 1; step <= static_cast<uint32_t>(max / kRowStep); ++step) {
       make_map(&to.rows[step - 1],

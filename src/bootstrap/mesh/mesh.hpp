@@ -17,17 +17,18 @@ struct Listeners {
   Listener network;  ///< ranks on other hosts: TCP
 };
 
-/// Connects this rank to others: it connects to lower ranks and accepts higher ranks. Over TCP the accepting side sends the
-/// first greeting, and both sides prove knowledge of the token.
+/// Connects this rank to the others: it connects to lower ranks and accepts connections from higher ranks. Over TCP, the
+/// accepting side sends the first greeting, and both sides prove knowledge of the token.
 class MeshBuilder final : public Pollable {
  public:
-  /// `peer_addresses` by rank: none for ranks reached through their Unix sockets. Bit r of `wanted`: connect to rank r.
+  /// `peer_addresses` is indexed by rank; ranks reached through their Unix sockets have no address. If bit r of `wanted` is
+  /// set, connects to rank r.
   MeshBuilder(Listeners listeners, const Member& me, const Roster& roster,
               std::vector<std::optional<SocketAddress>> peer_addresses, uint64_t wanted);
 
   void prepare(std::vector<pollfd>& polls) const override;
   Milliseconds until_wake() const override;
-  /// Throws PeerFailed if a rank of the roster no longer listens.
+  /// Throws PeerFailed if a rank in the roster no longer listens.
   void step() override;
 
   bool complete() const { return missing().empty(); }

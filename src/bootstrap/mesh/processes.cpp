@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connected ranks, each a process.
+// Connections among ranks that are processes.
 #include "bootstrap/mesh/processes.hpp"
 
 #include <fcntl.h>
@@ -55,7 +55,7 @@ bool is_readable(int fd) {
   return fd >= 0 && ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
 }
 
-/// Duration of silence, for the report.
+/// Minimum duration of silence that is reported.
 constexpr Milliseconds kNoticeable{500};
 
 /// Time allowed for frames sent before an interrupt to arrive; a call that they complete counts as complete.
@@ -169,7 +169,7 @@ bool ProcessBootstrap::wait_for_news() {
   return !stop_;
 }
 
-/// A peer may have left because it observed the death of a third rank. Polling all twice before publishing ensures that a
+/// A peer may have left because it observed the death of a third rank. Polling all peers twice before publishing ensures that a
 /// departure is never reported without the death that caused it.
 void ProcessBootstrap::look_at_all() {
   std::vector<News> news(peers_.size());
@@ -325,7 +325,7 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
       }
     }
     if (lost >= 0) {
-      // A peer that left may have observed a death before this rank: wait for that report.
+      // A peer that left may have observed a death before this rank did, so wait for that report.
       if (!until_explained) until_explained.emplace(kExplanationTime);
       const bool explained = peers_[static_cast<size_t>(lost)].state == State::dead;
       if (explained || until_explained->passed() || deadline.passed())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names: endpoints, host names, this machine.
+// Endpoints, host names, and the identity of this machine.
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>

@@ -16,7 +16,7 @@
 
 namespace switchyard::detail {
 
-/// A parsed store: "unix:/path", "unix:@name" (abstract: a name without a file) or "tcp://host:port", "tcp://[v6]:port".
+/// A parsed store: "unix:/path", "unix:@name" (abstract: a name without a file), "tcp://host:port" or "tcp://[v6]:port".
 struct Endpoint {
   enum class Kind { unix_path, unix_abstract, tcp };
   Kind kind = Kind::tcp;
@@ -46,7 +46,7 @@ SocketAddress numeric_address(const std::string& host, uint16_t port);
 SocketAddress local_address(int fd);
 SocketAddress peer_address(int fd);
 
-/// 127.0.0.0/8 or ::1, reachable only from this machine.
+/// True for 127.0.0.0/8 and ::1, which are reachable only from this machine.
 bool is_loopback(const SocketAddress& address);
 /// True if a name resolves to loopback addresses because it is this machine's own name. This is common in /etc/hosts; on other
 /// machines, the name resolves to a reachable address.
@@ -86,13 +86,13 @@ class Listener {
 
 /// Retries until the deadline while another process is listening there; replaces a socket file that no process serves. If the
 /// endpoint is this machine's own name and it resolves to loopback here (is_own_name), listens on all addresses, because the
-/// name resolves differently on other machines. Throws RendezvousError that names the obstacle. `pause`, if set, is called
-/// between attempts while another process is listening there, and waits up to the given time.
+/// name resolves differently on other machines. Throws RendezvousError naming the obstacle. `pause`, if set, is called between
+/// attempts while another process is listening there, and waits up to the given time.
 Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std::function<void(Milliseconds)>& pause = {});
 
 /// TCP: listens at this address, but on a port chosen by the system. Returns a non-listening object on failure.
 Listener listen_on_same_address(const SocketAddress& address);
-/// Returns the port, or 0 if it is not listening or not on TCP.
+/// Returns the port, or 0 if the listener is not listening or does not use TCP.
 uint16_t port_of(const Listener& listener);
 
 /// Starts to connect. `error` is 0, EINPROGRESS (wait for POLLOUT, then connect_result) or the error number.

@@ -193,7 +193,7 @@ struct Gate {
 /// Returns the reason why the newcomer is not admitted, or "" if it is admitted. Discloses nothing about the job to newcomers
 /// without the token.
 std::string judge_hello(const Hello& message, const Gate& gate, const Nonce& greeting);
-/// judge_hello() for a mesh connection at rank `me`.
+/// Like judge_hello(), for a mesh connection to rank `me`.
 std::string judge_mesh_hello(const MeshHello& message, const Gate& gate, const Nonce& session, int me,
                              const Nonce& greeting = {});
 

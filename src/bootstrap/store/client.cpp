@@ -32,7 +32,7 @@ class StoreClient final : public Store {
         {connection_->fd(), static_cast<short>((stage_ == Stage::connecting ? 0 : POLLIN) | (output ? POLLOUT : 0)), 0});
   }
 
-  /// Before admission, the time until the next attempt or, during an attempt, until it times out.
+  /// Before admission: the time until the next attempt or, during an attempt, until it times out.
   Milliseconds until_wake() const override {
     return stage_ < Stage::admitted ? std::min(deadline_.remaining(), next_step_.remaining()) : deadline_.remaining();
   }

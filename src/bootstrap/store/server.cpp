@@ -207,7 +207,7 @@ class StoreServer final : public Store {
     return is_any_address_ && is_loopback(there) ? "" : numeric_host(there);
   }
 
-  /// Adds an authenticated connection to the guests. Always returns false, or the result of refuse().
+  /// Adds an authenticated connection to the guests. Returns false or the result of refuse().
   bool admit(Newcomer& newcomer, const Hello& hello) {
     serve_ranks();  // a rank that died may rejoin; its end is processed before its successor
     if (const std::string why = judge_hello(hello, {me_.token, me_.world, arrived()}, newcomer.nonce); !why.empty()) {
@@ -245,7 +245,7 @@ class StoreServer final : public Store {
     throw RendezvousError("rank 0: " + why, ranks_in(missing));
   }
 
-  /// `missing`: ranks without a connection to this one.
+  /// `missing` contains the ranks that are not connected to this one.
   [[noreturn]] void throw_unconnected(uint64_t missing, const std::string& why) {
     for (const auto& [rank, joined] : joined_ranks_) missing |= uint64_t{!joined.ready} << rank;
     fail_all(describe_ranks(ranks_in(missing)) + " of " + std::to_string(me_.world) + " came to " + me_.store.text +

@@ -35,7 +35,7 @@ std::vector<std::string> places() {
   return {folder + "/" + kName, folder + "/../lib/" + kName, folder + "/../" + kName, kName};
 }
 
-/// First line of MPI's version text; empty if the process has no MPI.
+/// First line of the MPI version text; empty if the process has no MPI.
 std::string first_line(const char* text) {
   const std::string all = text ? text : "";
   return all.substr(0, all.find('\n'));
@@ -79,7 +79,7 @@ const MpiModule& load() {
                                           " may name the file. Tried: " + reasons);
 }
 
-/// Loads the module once; a failed attempt is repeated by the next call.
+/// Loads the module once; after a failure, the next call tries again.
 const MpiModule& module() {
   static std::mutex mutex;
   static const MpiModule* loaded = nullptr;

@@ -118,7 +118,7 @@ struct Head {
   bool operator==(const Head&) const = default;
 };
 
-/// One direction of a leg. Its address is stable while MPI holds its requests.
+/// One direction of a leg. Its address is stable while MPI holds requests for it.
 struct Transfer {
   uint64_t round;
   Head head, seen{};

@@ -16,7 +16,7 @@ struct MpiText {
   char text[512];
 };
 
-/// Function pointers, so that the module is located by a single symbol name.
+/// Function pointers allow the module to be located by a single symbol name.
 struct MpiModule {
   /// MPI_Get_library_version of the MPI with which the module is linked.
   const char* (*library)();

@@ -125,7 +125,7 @@ std::string nccl_version_text(int version);
 /// Looks up NCCL: the one already loaded in the process, else the file named by SWITCHYARD_NCCL, else libnccl.so.2. NCCL is
 /// never unloaded. \throws Error(unsupported) naming the libraries tried, the missing function, or a version before 2.19.
 NcclApi load_nccl();
-/// Result of load_nccl(), cached for the process; a failed attempt is repeated by the next call. Any thread.
+/// Result of load_nccl(), cached for the process; after a failure, the next call tries again. Any thread.
 const NcclApi& nccl();
 
 }  // namespace switchyard::detail

@@ -26,7 +26,7 @@ Endings& endings() {
 
 constexpr std::chrono::seconds kMaxEndingTime{5};
 
-/// Waits for them, for at most `max` or until `stop` returns true.
+/// Waits for these threads, for at most `max` or until `stop` returns true.
 void await_endings(std::chrono::milliseconds max, const std::function<bool()>& stop) {
   const auto until = std::chrono::steady_clock::now() + max;
   std::unique_lock lock(endings().mutex);

@@ -44,7 +44,7 @@ struct NcclCarrierSpec {
 };
 
 /// A rank has one communicator per rail; a rail has one rank on each host, so no communicator contains a GPU twice
-/// (HostMap::rail_ranks). One thread at a time.
+/// (HostMap::rail_ranks). Use from one thread at a time.
 class NcclComms {
  public:
   using Clock = std::chrono::steady_clock;
@@ -84,7 +84,7 @@ class NcclComms {
     }
     return result;
   }
-  /// Calls settle() within the deadline of the spec; unless it succeeds, throws with the text "NCCL: <what of> ranks ...
+  /// Calls settle() with the deadline of the spec; unless it succeeds, throws with the text "NCCL: <what of> ranks ...
   /// <failed>".
   void require(int rail, int result, const char* what, const char* failed) const;
   /// Flushes a communicator that was taken. \returns true if it is destroyed

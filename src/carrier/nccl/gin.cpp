@@ -262,7 +262,7 @@ std::string why_no_gin(const NcclComms& comms) {
     std::string ranks;
     for (const int r : comms.spec().rails[i].ranks) ranks += (ranks.empty() ? " ranks " : ", ") + std::to_string(r);
     if (!has.device_api) return "NCCL offers no device API for" + ranks;
-    // With one rank per host, the ranks reached through one network card are all ranks, unless hosts share memory over NVLink.
+    // With one rank per host, all ranks are reached through one network card, unless hosts share memory over NVLink.
     if (has.gin_type == 0 && (has.railed_gin_type == 0 || has.lsa_teams != has.ranks))
       return "NCCL finds no network that kernels can drive between" + ranks;
   }

@@ -73,7 +73,7 @@ GinChoice gin_choice();
 /// Returns why kernels cannot use the network, as far as this is known before a communicator exists; "" if nothing prevents it.
 /// `device` is null in a build without kernels for it. `ranks_on_gpu` is the number of ranks in the group on this GPU.
 std::string why_no_gin(const NcclApi& api, const GinDevice* device, int ranks_on_gpu);
-/// why_no_gin() based on the properties of the communicators; identical on all ranks of each.
+/// Like why_no_gin() above, but based on the properties of the communicators; identical on all ranks of each communicator.
 std::string why_no_gin(const NcclComms& comms);
 
 /// A rank's report to the others.

@@ -72,7 +72,7 @@ class NcclRounds : public Carrier {
   /// Enqueues a round that has bytes; `peer`: of its only leg, or -1. \returns true on success; otherwise fail() has been
   /// called
   virtual bool enqueue(std::span<const PeerTransfer> transfers, void* stream, int peer) = 0;
-  /// Reports the mark after the enqueued work.
+  /// Reports the mark placed after the enqueued work.
   virtual void marked(const std::shared_ptr<const void>&) {}
   /// Takes the communicators and ends them, along with rounds in flight, without blocking the caller.
   virtual void end_elsewhere() noexcept = 0;

@@ -20,7 +20,7 @@ class ExpertProducts : public FusedProducts {
 /// group, each with its own scratch. Throws Error(invalid_argument), Error(system).
 std::shared_ptr<ExpertProducts> make_expert_products(const char* object, const ExpertShape& shape, const void* w13,
                                                      const void* w2, WeightStorage storage, int workers);
-/// Weights, and the scratch of one worker.
+/// Weights, and the scratch memory of one worker.
 ExpertMemory expert_products_memory(const ExpertShape& shape, WeightStorage storage);
 
 }  // namespace switchyard::detail

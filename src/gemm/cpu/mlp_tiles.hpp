@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both products for tiles of rows, on one thread. Used for all experts on the CPU, both by ExpertMlp and by the workers of a
-// fused layer.
+// Computes both products for tiles of rows on one thread. Used for all experts on the CPU, both by ExpertMlp and by the workers
+// of a fused layer.
 #pragma once
 
 #include <cstdint>

@@ -43,8 +43,8 @@ enum class Path : uint8_t {
 };
 
 #if SWITCHYARD_ONEDNN_OPENMP
-/// Two functions from the OpenMP library that oneDNN itself uses, looked up in the same way as the loader does for oneDNN. The
-/// lookup at run time rather than at link time keeps a second OpenMP library (another compiler's) out of the process.
+/// Two functions from the OpenMP library that oneDNN itself uses, looked up as the loader does for oneDNN. The lookup at run
+/// time rather than at link time keeps a second OpenMP library (another compiler's) out of the process.
 struct OpenMp {
   int (*max_threads)() = nullptr;
   void (*set_num_threads)(int) = nullptr;
@@ -154,7 +154,7 @@ struct OnednnGemm::Impl {
     reserve_scratchpad(chosen->scratchpad_desc().get_size());
   }
 
-  /// Chooses path, panel and kernel. max_rows is representative: the layout of the weights does not depend on m.
+  /// Chooses path, panel and kernel. max_rows is representative, because the layout of the weights does not depend on m.
   void choose(int64_t max_rows) {
     const auto candidate = [&](DataType t, const memory::desc& b, int64_t cols) {
       return describe(row_major(max_rows, k, k, t), b, row_major(max_rows, cols, n, DataType::f32));
@@ -163,8 +163,8 @@ struct OnednnGemm::Impl {
     panel = n;
     chosen = candidate(DataType::bf16, packed ? any_weights(n, k, DataType::bf16) : plain_weights(n, k, DataType::bf16), n);
     if (is_blockwise(chosen)) return;
-    // With packed weights, block-wise float32 kernels are up to twice as fast as with panels. The other kernel (AVX2) is faster
-    // with panels, because reading pre-widened weights takes twice as many bytes.
+    // With packed weights, block-wise float32 kernels are up to twice as fast as panels. The other kernel (AVX2) is faster with
+    // panels, because pre-widened weights double the number of bytes to read.
     path = Path::f32_blocked;
     chosen = packed ? candidate(DataType::f32, any_weights(n, k, DataType::f32), n) : std::nullopt;
     if (is_blockwise(chosen)) return;

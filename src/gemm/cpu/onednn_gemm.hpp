@@ -11,8 +11,8 @@
 
 namespace switchyard::detail {
 
-/// `C[m, n] = A[m, k] * B[n, k]^T` for fixed n and k and a few different values of m: A and B are bf16, C and the sums are
-/// float32, and all are row-major.
+/// `C[m, n] = A[m, k] * B[n, k]^T` for fixed n and k and few different values of m. A and B are bf16, C and the sums float32,
+/// and all are row-major.
 ///
 /// If oneDNN has a block-wise bf16 kernel for this machine (AMX, AVX512-BF16), operands are passed unconverted. Otherwise
 /// (AVX2, or AVX-512 without bf16, where emulated bf16 is three times slower than float32), they are first widened to float32.
@@ -26,7 +26,7 @@ class OnednnGemm {
   OnednnGemm(const OnednnGemm&) = delete;
   OnednnGemm& operator=(const OnednnGemm&) = delete;
 
-  /// Number of bytes that pack() writes; 0 with WeightStorage::view. About 2 n k; 4 n k for AVX-512 without bf16.
+  /// Number of bytes that pack() writes; 0 with WeightStorage::view. About 2 n k bytes; 4 n k for AVX-512 without bf16.
   size_t packed_bytes() const;
   /// Fixed at construction, except that oneDNN may require more for certain values of m (not observed in tests).
   size_t scratch_bytes() const;

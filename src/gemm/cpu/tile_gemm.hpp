@@ -60,7 +60,7 @@ class TileGemm {
 
   /// WeightStorage::packed: copies one group's weights, bf16 [n, k].
   void pack(int group, const uint16_t* b);
-  /// WeightStorage::view: the weights of all groups, bf16 [num_groups, n, k], which must outlive the tiles.
+  /// WeightStorage::view: uses the weights of all groups, bf16 [num_groups, n, k], which must outlive the tiles.
   void bind(const uint16_t* b) { bound_ = b; }
 
   /// Computes one tile on the calling thread: c (float32 [m, n]) = a (bf16 [m, k]) * B_group^T. m is a value returned by

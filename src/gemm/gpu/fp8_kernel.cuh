@@ -3,7 +3,7 @@
 // Outputs are bf16 or requantized to fp8. Roles: as in tile_roles.cuh, plus two warps that load the rows' scales.
 //
 // A stage covers 128 elements of the inner dimension, the range of one scale. Each stage's product is multiplied by both scales
-// and added in float32, because the tensor cores accumulate fp8 products with fewer bits than float32; their sums never extend
+// and added in float32. The tensor cores accumulate fp8 products with fewer bits than float32, so their sums never extend
 // beyond one stage. A warpgroup multiplies the two halves of its 128 outputs one after the other, because the registers not
 // used for the sums hold only one product; meanwhile, the other warpgroup keeps the tensor cores busy.
 #pragma once
@@ -36,8 +36,7 @@ struct Fp8SharedStorage : SharedStorage {
   __device__ uint32_t scales(uint32_t slot) const { return base - kScaleStorageBytes + slot * kStageScaleBytes; }
 };
 
-/// sums += product * weight scales * row scales; rows are columns of the product. `kAlike`: the scale `first` applies to all
-/// weights.
+/// sums += product * weight scales * row scales; rows are columns of the product. `kAlike`: all weights have the scale `first`.
 template <int kWidth, bool kAlike>
 __device__ __forceinline__ void add_scaled(float (&sums)[kWidth / 2], const float (&product)[kWidth / 2], uint32_t scales,
                                            float first, float second) {
@@ -65,8 +64,8 @@ __device__ __forceinline__ void store_group(const GroupedParams& p, int64_t row,
     *reinterpret_cast<uint32_t*>(at) = q.scale;
 }
 
-/// Stores a tile's outputs as fp8, with one scale per row, because the tile's columns form one group. Outputs are first rounded
-/// to bf16, so that the bytes are identical to those of a separate quantization. Call from both warpgroups.
+/// Stores a tile's outputs as fp8 with one scale per row: the tile's columns form one group. Outputs are first rounded to bf16,
+/// so that the bytes are identical to those of a separate quantization. Call from both warpgroups.
 template <class K, int kWidth>
 __device__ __forceinline__ void store_quantised(const GroupedParams& p, const SharedStorage& storage, const Tile& t,
                                                 const float (&sums)[2][kWidth / 2]) {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped GEMM for sm_90a: fp8 rows and weights, for experts with more than kFewFp8Rows rows. Rows are the first operand of the
 // matrix instruction, 64 per unit, and weights the second. A thread therefore has two rows of a unit and thus two scales,
-// whereas in the other kernel (fp8_kernel.cuh) it has one scale per column. Products and sums are the same as there, and so are
-// the output bits.
+// whereas in the other kernel (fp8_kernel.cuh) it has one scale per column. The products and sums, and thus the output bits,
+// are the same in both kernels.
 //
 // Two blocks form a cluster, which computes tiles of up to three units x 256 weights. Each block handles 128 of these weights
-// for all rows, and loads half of the rows into the shared memory of both blocks. A block has one warpgroup per unit. While a
+// for all rows and loads half of the rows into the shared memory of both blocks. A block has one warpgroup per unit. While a
 // warpgroup adds a stage's product to its sums (no registers are then available for another product), the others keep the
 // tensor cores busy.
 //
 // Roles: as in tile_roles.cuh, plus two warps that load scales. Both blocks process the same tiles, which the first block
 // claims. A block waits only for the other block, which runs concurrently: for its tiles, before overwriting rows that both
-// read, and for outputs of a group being quantized.
+// read, and for outputs in a group to be quantized.
 #pragma once
 
 #include "arch/cuda/cluster.cuh"
@@ -28,7 +28,7 @@ inline constexpr uint32_t kManyRowBytes = kMaxManyRows * kFp8Inner;
 inline constexpr uint32_t kManyStageBytes = kManyRowBytes + kBlockWeights * kFp8Inner;
 inline constexpr uint16_t kBothBlocks = 3;
 
-/// `kTileFinish` is as in the other kernel.
+/// `kTileFinish` has the same meaning as in the other kernel.
 template <Finish kTileFinish>
 struct ManyKind : Fp8Kind<kTileFinish> {
   using Fp8Kind<kTileFinish>::kGated;
@@ -73,7 +73,7 @@ __device__ __forceinline__ ManySharedStorage<K> make_many_storage(uint32_t base,
   return {{base, fit < kMaxTileStages ? fit : kMaxTileStages}};
 }
 
-/// Call before a cluster barrier. `loaders` and `readers` are as in make_barriers().
+/// Call before a cluster barrier. `loaders` and `readers` have the same meaning as in make_barriers().
 template <class K>
 __device__ __forceinline__ void make_many_barriers(const ManySharedStorage<K>& storage, uint32_t loaders = 1 + K::kScaleThreads,
                                                    uint32_t readers = kManyMathThreads + 1 + K::kScaleThreads) {
@@ -88,9 +88,10 @@ __device__ __forceinline__ void make_many_barriers(const ManySharedStorage<K>& s
   ptx::fence_mbarrier_init();
 }
 
-/// Role of the thread that announces the cluster's tiles. The thread in the first block claims them with a ticket, as in the
-/// other kernel, and sends the ticket to the same thread in the second block. There are two mailbox slots. A tile's slot is
-/// free when the tile is claimed: the tile two before it needed rows that the other block loaded only after reading the slot.
+/// Role of the thread that announces the cluster's tiles. The thread in the first block claims tiles with a ticket, as in the
+/// other kernel, and sends the ticket to its counterpart in the second block. There are two mailbox slots. A tile's slot is
+/// free when the tile is claimed: the tile two positions earlier needed rows that the other block loaded only after reading the
+/// slot.
 template <class K>
 __device__ __forceinline__ void announce_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage,
                                                const int* first_tickets) {
@@ -174,20 +175,21 @@ __device__ __forceinline__ void release_in_both(const ManySharedStorage<K>& stor
   if (lane() < 2) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(storage.empty(slot), static_cast<uint32_t>(lane())));
 }
 
-/// Warpgroups take turns to issue the products of a stage, in a ring. Without this order, they would share the tensor cores
+/// Warpgroups take turns issuing the products of a stage, in a ring. Without this order, they would share the tensor cores
 /// evenly, finish their products simultaneously, and then all add them to their sums while the tensor cores are idle.
 inline constexpr int kTurnThreads = 2 * 128;  // the threads that pass a turn and those that take it
 __device__ __forceinline__ void take_turn() { ptx::named_barrier(1 + math_group(), kTurnThreads); }
 __device__ __forceinline__ void pass_turn() { ptx::named_barrier_arrive(1 + (math_group() + 1) % kManyGroups, kTurnThreads); }
 
-/// Computes the sums of this warpgroup's unit. The scales for a stage's rows are preceded by those of `before` additional rows.
+/// Computes the sums of this warpgroup's unit. The scales for a stage's rows are preceded by the scales for `before` additional
+/// rows.
 template <class K>
 __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const ManySharedStorage<K>& storage, Position& at,
                                               UnitSums& sums, int before = 0) {
 #pragma unroll
   for (int i = 0; i < kBlockWeights / 2; ++i) sums[i] = 0;
-  // Descriptors of the first stage; those of later stages follow at multiples of kNextStage. Only the low halves are kept,
-  // because all high halves are equal.
+  // Descriptors of the first stage; those of later stages follow at multiples of kNextStage. Only the low halves of the
+  // descriptors are stored, because all high halves are equal.
   constexpr uint32_t kNextStage = static_cast<uint32_t>(ptx::operand_bytes(kManyStageBytes));
   uint32_t first_rows =
                static_cast<uint32_t>(ptx::operand_at(storage.stage(0) + static_cast<uint32_t>(math_group()) * kUnitBytes)),
@@ -228,8 +230,8 @@ __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const Many
   }
 }
 
-/// Stores 64 columns, starting at `column`, of this warp's 16 rows, of which `rows` exist. `value(i)` is output i of this
-/// thread.
+/// Stores 64 columns, starting at `column`, of this warp's 16 rows, the first `rows` of which exist. `value(i)` is output i of
+/// this thread.
 template <class Value>
 __device__ __forceinline__ void store_warp_rows(const GroupedParams& p, uint32_t staging, int64_t row, int rows, int column,
                                                 Value value) {

@@ -10,7 +10,8 @@
 
 namespace switchyard::detail::gemm {
 
-/// Bytes of a stage's scales: those of its rows, followed by those of its weights; a multiple of 128, as box copies require.
+/// Size in bytes of a stage's scales: those of its rows, followed by those of its weights. It is a multiple of 128, as box
+/// copies require.
 template <class K>
 inline constexpr uint32_t kScaleBytes = (K::kScaledRows * 4 + 32 + 127) / 128 * 128;
 template <class K>
@@ -20,15 +21,15 @@ __device__ __forceinline__ float scale_at(const std::byte* p, bool ue8m0) {
   return ue8m0 ? f32_from_ue8m0(static_cast<uint8_t>(*p)) : *reinterpret_cast<const float*>(p);
 }
 
-/// A thread's scales for four stages: those of rows i, i + kScaleThreads, ... of the tile; the first threads also hold one
-/// weight scale.
+/// A thread's scales for four stages: those of rows i, i + kScaleThreads, ... of the tile; the first threads also hold a weight
+/// scale.
 template <class K>
 struct FourScales {
   static constexpr int kRows = K::kScaledRows / K::kScaleThreads;
   float4 rows[kRows];
   float4 weight;
 };
-/// Addresses of a tile's scales. `weights` is for this thread, or null.
+/// Addresses of a tile's scales. `weights` contains this thread's weight scale, or is null.
 struct TileScales {
   const std::byte* rows;
   const std::byte* weights;
@@ -56,7 +57,7 @@ __device__ __forceinline__ float4 four_scales(const std::byte* p, int64_t stride
   return {one(0), one(1), one(2), one(3)};
 }
 /// `block` is a multiple of 4. Rows of scales are aligned to 16 bytes and packed words to 4, including padding, so that four
-/// scales of a row take one load. Exception: column-major float32, where the loads of a warp are contiguous.
+/// scales of a row take one load. The exception is column-major float32, where the loads of a warp are contiguous.
 template <class K>
 __device__ __forceinline__ FourScales<K> read_scales(const GroupedParams& p, const TileScales& tile, int block, int thread) {
   FourScales<K> found{};

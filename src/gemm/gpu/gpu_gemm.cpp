@@ -80,8 +80,8 @@ class GpuGemm final : public GroupedGemm::Impl {
   }
 
  private:
-  /// fp8: separate kernels process experts with few and with many rows; each kernel is launched if such experts are possible.
-  /// The kernel for many rows requires two multiprocessors.
+  /// For fp8, separate kernels process experts with few and with many rows; each kernel is launched if such experts are
+  /// possible. The kernel for many rows requires two multiprocessors.
   void launch(int blocks, gpu::Stream stream) {
     const RowRanges& r = params_.ranges;
     const bool many = fp8_ && blocks > 1 && (r.first_row != nullptr ? r.end : std::min(r.end, r.rows_per_expert)) > kFewFp8Rows;

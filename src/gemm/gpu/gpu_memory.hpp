@@ -15,7 +15,7 @@
 
 namespace switchyard::detail::gemm {
 
-/// Throws Error(system). `where` is the class name and `what` the failed operation.
+/// Throws Error(system). `where` is the class name, and `what` is the failed operation.
 inline void check_gpu(gpu::Status status, const char* where, const std::string& what) {
   if (status == gpu::kOk) return;
   gpu::forget_error();
@@ -65,8 +65,8 @@ class GpuMemory {
   GpuMemory& operator=(const GpuMemory&) = delete;
   void* data() const { return held_->memory.data; }
 
-  /// Marks the memory as used by work enqueued on `stream` until this object is destroyed; a graph captured there keeps the
-  /// memory alive. The GPU must be current.
+  /// Marks the memory as used by work enqueued on `stream` until this object is destroyed; a graph captured on the stream keeps
+  /// the memory alive. The GPU must be current.
   void used_on(gpu::Stream stream) {
     const CaptureState capture = capture_of(stream);
     const std::lock_guard lock(held_->mutex);

@@ -20,12 +20,12 @@ struct Kind {
   static constexpr bool kGated = kTileFinish == Finish::gated, kActivated = kTileFinish == Finish::activated;
   static constexpr int kStageElements = kInner;                              ///< of the sum
   static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;  ///< of the output, per tile
-  /// Gate and up elements are in the same half of a warpgroup's accumulators, 8 rows apart; otherwise, they are in different
-  /// halves.
+  /// If true, gate and up elements are in the same half of a warpgroup's accumulators, 8 rows apart; otherwise, they are in
+  /// different halves.
   static constexpr bool kInterleaved = kGated && kOrder == ptx::OperandOrder::inner;
 };
 
-/// Multiplies 16 elements of the inner dimension, for half `half` of this warpgroup's outputs.
+/// Multiplies 16 elements of the inner dimension for half `half` of this warpgroup's outputs.
 template <class K, int kWidth, bool kFirst>
 __device__ __forceinline__ void multiply(float (&d)[kWidth / 2], const Operands& s, int half, int step) {
   constexpr uint64_t kStep = K::kOrder == ptx::OperandOrder::inner ? ptx::kInnerStep : ptx::kOuterStep;

@@ -15,8 +15,8 @@ namespace switchyard::detail::gemm {
 inline constexpr int kTileColumns = 256, kInner = 64;
 /// Maximum rows per tile, limited by the registers per thread.
 inline constexpr int kMaxRows = 192, kMaxFp8Rows = 128;
-/// fp8: experts with more rows than kFewFp8Rows use a separate kernel, whose tiles consist of one to three units of kUnitRows
-/// rows.
+/// For fp8, experts with more rows than kFewFp8Rows use a separate kernel, whose tiles consist of one to three units of
+/// kUnitRows rows.
 inline constexpr int kFewFp8Rows = 64, kUnitRows = 64, kMaxManyRows = 192;
 /// Threads per block in that kernel.
 inline constexpr int kManyThreads = 512;
@@ -24,7 +24,7 @@ inline constexpr int kManyThreads = 512;
 inline constexpr int kFp8Inner = 128;
 /// Threads per block: two math warpgroups, and one whose first thread loads.
 inline constexpr int kThreads = 384;
-/// Maximum number of experts, limited by the shared memory that a block has left besides its tiles.
+/// Maximum number of experts, limited by the shared memory that tiles leave in a block.
 inline constexpr int kMaxExperts = 2048;
 
 enum class Activation : int { relu, silu };
@@ -35,7 +35,7 @@ struct Gating {
   float limit = 0, alpha = 0, shift = 0;
 };
 
-/// Ranges of the experts' rows, in GPU memory; read when the kernel runs.
+/// Row ranges of the experts, in GPU memory; read when the kernel runs.
 struct RowRanges {
   const void* num_rows = nullptr;      ///< [experts] int64_t, or int32_t
   bool wide = false;                   ///< num_rows is int64_t
@@ -44,8 +44,8 @@ struct RowRanges {
   int64_t end = 0;  ///< rows from here on are ignored, regardless of num_rows
 };
 
-/// Scales of fp8 rows and weights: one per 128 elements of a row and one per 128 x 128 weights; float32, or UE8M0 stored in a
-/// byte. Strides are in bytes.
+/// Scales of fp8 rows and weights: one per 128 elements of a row and one per 128 x 128 weights, as float32 or as UE8M0 bytes.
+/// Strides are in bytes.
 struct Fp8Scales {
   /// The scale of block b of row r of expert e is at r * row + (b >> packed) * block + (b & ((1 << packed) - 1)) + e * expert.
   const std::byte* rows = nullptr;
@@ -58,7 +58,7 @@ struct Fp8Scales {
   bool weights_ue8m0 = false;
 };
 
-/// Destination of quantized outputs: e4m3 [end, columns]; the scale of block b of row r is at byte r * row + b * block.
+/// Destination of quantized outputs, e4m3 [end, columns]. The scale of block b of row r is at byte r * row + b * block.
 struct Fp8Outputs {
   std::byte* rows = nullptr;
   std::byte* scales = nullptr;
@@ -72,7 +72,7 @@ struct GroupedParams {
   CUtensorMap many_weights;    ///< fp8: [experts, 2, n / 2, inner] if gated, else [experts, 1, n, inner]; boxes of 64 weights
   CUtensorMap out_64, out_16;  ///< [end, columns], boxes of the columns of one store times 64, or 16, rows
   RowRanges ranges;
-  /// Range of rows per expert; experts outside this range have no tiles.
+  /// Range of rows per expert; experts with more or fewer rows have no tiles.
   int64_t min = 1, max = INT64_MAX;
   uint16_t* out = nullptr;
   uint32_t* tickets = nullptr;  ///< {claimed, number of blocks that have ended}; 0 before and after a launch

@@ -7,7 +7,7 @@
 
 namespace switchyard::detail::gemm {
 
-/// Final operation on the sums: none; a function of each sum; one output per gate and up element; or gated and quantized to
+/// Final operation on the sums: none, a function of each sum, one output per gate and up element, or gated and quantized to
 /// fp8.
 enum class Finish : uint8_t { plain, activated, gated, quantised };
 

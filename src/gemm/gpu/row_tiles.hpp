@@ -19,7 +19,7 @@ inline constexpr int kRowStep = 16, kBandTiles = 8;
 /// Number of row tiles, each of at most `max` rows, for an expert with `rows` rows. `max` is a multiple of kRowStep.
 SWITCHYARD_INLINE int count_row_tiles(int64_t rows, int max) { return static_cast<int>((rows + max - 1) / max); }
 
-/// Rows [first, first + rows) of the expert; `width` is the number of rows computed, i.e. `rows` rounded up to kRowStep.
+/// Rows [first, first + rows) of the expert; `width` is the number of rows computed: `rows` rounded up to kRowStep.
 struct RowTile {
   int64_t first = 0;
   int rows = 0, width = 0;
@@ -36,7 +36,7 @@ SWITCHYARD_INLINE RowTile row_tile(int64_t rows, int index, int max) {
 }
 
 /// Like row_tile(), but in whole units of `unit` rows, at most `max` per tile, for an expert with more than one unit. A tile
-/// with an odd number of units takes as long as one with an additional unit, so no tile has a single unit, and few have three.
+/// with an odd number of units takes as long as one with an additional unit, so no tile has a single unit and few have three.
 SWITCHYARD_INLINE RowTile unit_tile(int64_t rows, int index, int unit, int max) {
   const int64_t units = (rows + unit - 1) / unit;
   const int64_t tiles = (units + max - 1) / max, last = units - (tiles - 1) * max;

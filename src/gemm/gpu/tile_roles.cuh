@@ -95,7 +95,7 @@ __device__ __forceinline__ int64_t rows_of(const RowRanges& r, int expert) {
   return given < 0 || max < 0 ? 0 : given < max ? given : max;
 }
 
-/// rows_of() for this launch: 0 if the number is outside the launch's range [min, max].
+/// Like rows_of(), but returns 0 if the number is outside this launch's range [min, max].
 __device__ __forceinline__ int64_t rows_of(const GroupedParams& p, int expert) {
   const int64_t rows = rows_of(p.ranges, expert);
   return rows < p.min || rows > p.max ? 0 : rows;
@@ -138,7 +138,7 @@ __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_
   return *widest;
 }
 
-/// The tile for a ticket. `kUnit`: tiles consist of whole units of this many rows; 0 if there are no units.
+/// Returns the tile for a ticket. If `kUnit` is not 0, tiles consist of whole units of this many rows.
 template <int kUnit = 0>
 __device__ __forceinline__ Tile tile_of(const GroupedParams& p, const int* first_tickets, uint32_t ticket) {
   if (ticket >= static_cast<uint32_t>(first_tickets[p.num_experts])) return {0, 0, 0, kNoTile};
@@ -168,7 +168,7 @@ __device__ __forceinline__ Tile read_entry(uint32_t entry) {
 }
 
 /// Role of the claimer thread. Each tile is claimed when the loader nears the end of the previous one. If it were claimed
-/// later, the other roles would wait for it; if earlier, a block would at the end hold a tile that another block could already
+/// later, the other roles would wait for it; if earlier, a block could end up holding a tile that another block could already
 /// start.
 __device__ __forceinline__ void claim_tiles(const GroupedParams& p, const SharedStorage& storage, const int* first_tickets) {
   uint32_t ticket = blockIdx.x;
@@ -260,7 +260,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&v);
   }
 }
-/// v / (1 + exp(-alpha * v)), accurate to about 2 units in the last place; branch-free, for any v.
+/// Computes v / (1 + exp(-alpha * v)) to about 2 units in the last place; branch-free, for any v.
 __device__ __forceinline__ float silu(float v, float alpha) {
   constexpr float kLog2e = 1.4426950408889634F;
   return v * ptx::reciprocal(1.f + ptx::exp2(-kLog2e * alpha * v));
@@ -276,7 +276,7 @@ __device__ __forceinline__ float activated(const GroupedParams& p, float v) {
   return p.activation == Activation::silu ? smooth : cut;
 }
 
-/// Offset of piece `piece` (16 bytes) of a row in staging, `kPieces` pieces per row; swizzled for a tensor copy.
+/// Offset of piece `piece` (16 bytes) of a row in staging, with `kPieces` pieces per row; swizzled for a tensor copy.
 template <int kPieces>
 __device__ __forceinline__ uint32_t staged_at(int row, int piece) {
   return static_cast<uint32_t>(row * kPieces + (kPieces == 8 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3))) * 16;
@@ -298,7 +298,7 @@ __device__ __forceinline__ void stage_outputs(uint32_t staging, Value value) {
   }
 }
 
-/// Stores outputs, passed as to stage_outputs(), to columns [column, column + kColumns) of the tile's rows. Staging is free
+/// Stores outputs, passed as for stage_outputs(), to columns [column, column + kColumns) of the tile's rows. Staging is free
 /// again after the wait in the next call.
 template <class K, int kWidth, int kColumns, class Value>
 __device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t staging, int column, const Tile& t,
@@ -348,7 +348,7 @@ __device__ __forceinline__ void store_half(const GroupedParams& p, const SharedS
   });
 }
 
-/// Descriptors of a loaded stage: this warpgroup's weights, and the rows.
+/// Descriptors of a loaded stage: this warpgroup's weights and the rows.
 struct Operands {
   uint64_t weights, rows;
 };

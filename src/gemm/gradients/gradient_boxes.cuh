@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores a warp's gradients from registers to memory: in boxes of 16 rows of 128 bytes, through the warp's shared memory, by
-// tensor copies whose completion is awaited only when their shared memory is needed again. Copies that add do so in memory,
-// once per gradient. No barrier is needed, because each box is written and sent by a single warp.
+// Stores a warp's gradients from registers to memory, in boxes of 16 rows of 128 bytes, through the warp's shared memory. The
+// tensor copies are awaited only when their shared memory is needed again. Copies that accumulate do so in memory, once per
+// gradient. No barrier is needed, because each box is written and sent by a single warp.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
@@ -21,7 +21,7 @@ struct Outbox {
   __device__ void advance() { slot = slot + 1 == kBoxesOfWarp ? 0 : slot + 1; }
 };
 
-/// Destination of a warp's gradients: its first row, and the tile's first column.
+/// Destination of a warp's gradients: its first row and the tile's first column.
 struct GradientCorner {
   int expert, n, k;
 };
@@ -43,8 +43,8 @@ __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount],
                         pack<Output>(d[i + 2], d[i + 3]), pack<Output>(d[i + 4], d[i + 5]), pack<Output>(d[i + 6], d[i + 7]));
   }
 }
-/// write_box() for float32. A store writes 8 bytes per lane, 16 lanes (i.e. four rows) at a time, which must cover all banks:
-/// while lanes of even rows store the first of two columns, lanes of odd rows store the column 16 further, and vice versa.
+/// write_box() for float32. A store writes 8 bytes per lane. Each group of 16 lanes, i.e. four rows, must cover all banks:
+/// while lanes of even rows store the first of two columns, lanes of odd rows store the column 16 further on, and vice versa.
 template <class Output, int kCount>
 requires std::is_same_v<Output, float> __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount],
                                                                                  int box) {

@@ -14,9 +14,9 @@
 
 namespace switchyard::detail::gemm {
 
-/// Gradients per tile along N, and their maximum along K.
+/// Number of gradients per tile along N, and its maximum along K.
 inline constexpr int kGradientTileN = 256, kGradientTileK = 192;
-/// Number of contiguous operand columns in shared memory: 128 bytes.
+/// Number of operand columns that are contiguous in shared memory (128 bytes).
 inline constexpr int kChunkColumns = 64;
 /// Rows per stage, and rows per matrix instruction.
 inline constexpr int kStageRows = 32, kStepRows = 16;
@@ -48,15 +48,15 @@ SWITCHYARD_INLINE GradientPlace gradient_place(int64_t ticket, int tiles_n, int 
 
 /// Number of stages for `rows` rows; excess rows in the last stage are cleared.
 SWITCHYARD_INLINE int count_stages(int rows) { return (rows + kStageRows - 1) / kStageRows; }
-/// Number of stages in a tile with `rows` rows: none without rows; otherwise more than kEndStages, the first of which may be
-/// all zero.
+/// Number of stages in a tile with `rows` rows: 0 without rows; otherwise more than kEndStages, the first of which may be all
+/// zero.
 SWITCHYARD_INLINE int tile_stages(int rows) {
   const int stages = count_stages(rows);
   return rows == 0 || stages > kEndStages ? stages : kEndStages + 1;
 }
 
-/// Shared memory for a stage, and for barriers and entries. The boxes of all warps follow the stages; last comes a list with
-/// one word per expert plus one.
+/// Shared memory for a stage, and for barriers and entries. The boxes of all warps follow the stages; a list with one word per
+/// expert plus one comes last.
 SWITCHYARD_INLINE constexpr uint32_t gradient_stage_bytes() { return kStageRows * (kGradientTileN + kGradientTileK) * 2; }
 inline constexpr uint32_t kFixedSharedBytes = 1024;
 /// Number of stages in a block with `shared_bytes` of shared memory; exceeds kEndStages and kLead on every sm_90 GPU.

@@ -58,7 +58,7 @@ struct Eight {
 struct GatedGradient {
   float gate, up, out;
 };
-/// Gradients for one output whose own gradient is `da`. Branch-free.
+/// Gradients for one output, given its gradient `da`. Branch-free.
 __device__ __forceinline__ GatedGradient gated_gradient(const Gating& p, float gate, float up, float da) {
   constexpr float kLog2e = 1.4426950408889634F;
   const float g = ptx::min_or_nan(gate, p.limit);

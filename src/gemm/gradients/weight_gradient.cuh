@@ -3,10 +3,10 @@
 // the matrix instruction have order outer: dy is the first operand, 64 columns at a time, and x the second, with up to 192
 // columns.
 //
-// A persistent grid, with one block per multiprocessor. One thread claims tiles, and one loads stages. One warp clears the rows
-// of a tile's last stage that belong to no expert or to the next one. Two warpgroups each multiply 128 of a tile's 256 columns
-// of dy and send the gradients (gradient_boxes.cuh). For an expert with 512 rows, a tile has only 16 stages, so the end of a
-// tile matters. The halves of the last stages are multiplied one after the other, so that the first half is sent while the
+// A persistent grid, with one block per multiprocessor. One thread claims tiles, and one loads stages. One warp clears those
+// rows of a tile's last stage that belong to no expert or to the next one. Two warpgroups each multiply 128 of a tile's 256
+// columns of dy and send the gradients (gradient_boxes.cuh). For an expert with 512 rows, a tile has only 16 stages, so the end
+// of a tile matters. The halves of the last stages are multiplied one after the other, so that the first half is sent while the
 // second is multiplied. The second warpgroup stays kLead stages behind the first, so that one multiplies while the other sends.
 //
 // The bits of a gradient depend only on the expert's rows, which are added in ascending order, in one accumulator.
@@ -60,8 +60,8 @@ __device__ __forceinline__ GradientTile read_tile(uint32_t entry) {
   return {e.x >> 16, e.x & 0xffff, e.y, e.z, e.w};
 }
 
-/// Lists the experts that have tiles: their count in list[0], followed by their indices. When adding, lists only experts with
-/// rows. Call from all threads; ends with `__syncthreads()`.
+/// Lists the experts that have tiles: their count in list[0], followed by their indices. When adding, lists only experts that
+/// have rows. Call from all threads; ends with `__syncthreads()`.
 template <class K>
 __device__ __forceinline__ void list_experts(const WeightGradientParams& p, int* list) {
   for (int e = static_cast<int>(threadIdx.x); e < p.num_experts; e += kThreads)
@@ -189,7 +189,7 @@ __device__ __forceinline__ GradientOperands gradient_operands(const GradientShar
           ptx::operand_at(stage + kChunksOfDy * kChunkBytes, kChunkBytes)};
 }
 
-/// Multiplies 16 rows, for half `half` of this warpgroup's columns of dy.
+/// Multiplies 16 rows for half `half` of this warpgroup's columns of dy.
 template <class K, int kWidth, bool kFirst>
 __device__ __forceinline__ void multiply_rows(float (&d)[kWidth / 2], const GradientOperands& s, int half, int step) {
   constexpr ptx::OperandOrder kOuter = ptx::OperandOrder::outer;
@@ -243,7 +243,7 @@ __device__ __forceinline__ uint32_t multiply_beginning(const GradientSharedStora
 }
 
 /// Starts the products of the last kEndStages stages for one half; all of these stages are loaded and cleared. Contains no
-/// branches, because the compiler would otherwise wait for each product.
+/// branches, because with branches the compiler would wait for each product.
 template <class K, int kWidth>
 __device__ __forceinline__ void issue_end(const GradientOperands (&s)[kEndStages], int half, float (&d)[kWidth / 2]) {
 #pragma unroll
@@ -266,7 +266,7 @@ __device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParam
                                                        Position& at, Outbox<K>& out, uint32_t i) {
   float d[2][kWidth / 2];
   const uint32_t slot = i & 1;
-  // All lanes have the same value. Without the shuffle, the compiler cannot prove this and waits for each product separately.
+  // All lanes hold the same value. Without the shuffle, the compiler cannot prove this and waits for each product separately.
   const int rows = __shfl_sync(~0u, ptx::load_shared_16(storage.entry(slot)).w, 0), lead_barrier = 1 + static_cast<int>(slot);
   if (math_group() == 1) ptx::named_barrier(lead_barrier, kMathThreads);
   const uint32_t before = multiply_beginning<K, kWidth>(storage, at, tile_stages(rows) - kEndStages, lead_barrier, d);

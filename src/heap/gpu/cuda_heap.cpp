@@ -151,7 +151,7 @@ void check_alignment(const DeviceSegment& segment) {
                                      std::to_string(kHeapSegmentAlignment) + " bytes; use SWITCHYARD_CUDA_HEAP=vmm");
 }
 
-/// Allocates memory for a reserved segment of this process, accessible to all of the process's ranks.
+/// Allocates memory for a reserved segment of this process and makes it accessible to all of the process's ranks.
 void fill_mine(VmmSegment& segment, int device, size_t bytes, std::span<const int> users) {
   segment.map(PhysicalMemory::create(device, bytes), users);
   const DeviceGuard guard(device);
@@ -375,8 +375,8 @@ void CudaHeap::close() noexcept {
     try {
       bootstrap_->barrier(deadline_);
     } catch (const PeerFailed&) {
-      // That process has closed its mappings, or has ended and lost them. A third process may be late; its mapping stays valid
-      // because the driver counts references to the memory, although the documentation does not guarantee this.
+      // That process has closed its mappings, or has ended and thereby lost them. A third process may be late; its mapping
+      // stays valid because the driver counts references to the memory, although the documentation does not guarantee this.
     } catch (...) {
       static_cast<MallocSegment&>(*mine).abandon();
     }
@@ -440,7 +440,7 @@ void CudaHeap::wake(Bootstrap& bootstrap, Milliseconds budget) {
     try {
       unmap_mine();
     } catch (const Error&) {
-      // The next attempt retries and reports it.
+      // The next attempt retries this and reports the error.
     }
     throw;
   }

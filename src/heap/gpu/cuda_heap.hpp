@@ -3,10 +3,10 @@
 // their own GPU. The control words that the host polls are in a separate heap in host memory.
 //
 // Kinds:
-//   vmm   (default) driver allocations (cuMemCreate), passed as file descriptors. Teardown is local: memory is freed with its
-//         last user, even after a peer has died.
-//   ipc   cudaMalloc and cudaIpc handles. Used if vmm is unavailable, or if any rank sets SWITCHYARD_CUDA_HEAP=ipc. Teardown
-//         between processes is collective; sleep is not supported.
+//   vmm: the default; driver allocations (cuMemCreate) are passed as file descriptors. Teardown is local: memory is freed with
+//        its last user, even after a peer has died.
+//   ipc: cudaMalloc with cudaIpc handles, used if vmm is unavailable or if any rank sets SWITCHYARD_CUDA_HEAP=ipc. Teardown
+//        between processes is collective; sleep is not supported.
 // Values of SWITCHYARD_CUDA_HEAP: auto (default), vmm (an error if unavailable) or ipc.
 //
 // Limits: each host maps only the segments of its own ranks, whose GPUs access each other as peers; segments on other hosts are
@@ -54,8 +54,8 @@ class CudaHeap final : public SymmetricHeap {
   const char* kind() const noexcept { return kind_ == Kind::vmm ? "vmm" : "ipc"; }
 
   /// Unmaps and releases everything; idempotent, never throws; the addresses in view() are invalid afterwards. This rank's work
-  /// on the heap must have finished. Local for vmm, and for ipc between threads. For ipc between processes: collective, and
-  /// must precede Bootstrap::leave(); does not wait for a departed rank. If a rank does not arrive in time, this rank's memory
+  /// on the heap must have finished. Local for vmm, and for ipc between threads. Between processes, ipc is collective and must
+  /// precede Bootstrap::leave(); it does not wait for a departed rank. If a rank does not arrive in time, this rank's memory
   /// stays allocated until the process ends, because that rank may still use it.
   void close() noexcept;
   /// Returns false if close() requires the bootstrap.
