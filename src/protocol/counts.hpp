@@ -83,7 +83,7 @@ struct NoRelay {
 };
 
 /// Writes this rank's counts row to all ranks and waits for theirs. In between, `relay(w)` obtains the rows from other hosts.
-/// Returns false after a fault, which is recorded.
+/// Returns false after recording a fault.
 template <class A, class Relay = NoRelay>
 SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control, const void* row,
                                    const Relay& relay = {}) {

@@ -176,7 +176,7 @@ class LastWait {
 /// Expected length of a wait.
 enum class Wait : uint8_t {
   brief,
-  long_with_many,  ///< many warps wait at once; they sleep between polls from the first poll (docs/design/0004)
+  long_with_many,  ///< many warps wait together; they sleep between polls from the first poll (docs/design/0004)
 };
 
 /// State of a wait whose first poll failed. Not reusable.

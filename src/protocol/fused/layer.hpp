@@ -131,8 +131,7 @@ SWITCHYARD_FN uint64_t pull_row(typename A::Warp& w, const FusedLayerParams& p, 
   return local ? 0 : bytes;
 }
 
-/// Pulls the rows of this rank's experts that this warp claims, in ascending order. Returns false after a fault, which is
-/// recorded.
+/// Pulls the rows of this rank's experts that this warp claims, in ascending order. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -163,7 +162,7 @@ SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& 
 }
 
 /// Computes the tiles of both products whose tickets this warp claims. `multiply(w, tile)` computes one tile; its pending
-/// stores are settled by this function. Returns false after a fault, which is recorded.
+/// stores are settled by this function. Returns false after recording a fault.
 template <class A, class Multiply>
 SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {
   const auto tickets = static_cast<uint64_t>(count_tickets(p.order));
@@ -187,7 +186,7 @@ SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerPar
 }
 
 /// Returns the outputs of the row tiles that this warp claims. Outputs for other owners are copied to the owner's inbox, and
-/// each output is announced to its owner, which may be this rank. Returns false after a fault, which is recorded.
+/// each output is announced to its owner, which may be this rank. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -226,8 +225,8 @@ SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams
   }
 }
 
-/// Sums the tokens that this warp claims, like a per_route combine: k ascending, in float32. Returns false after a fault, which
-/// is recorded.
+/// Sums the tokens that this warp claims, like a per_route combine: k ascending, in float32. Returns false after recording a
+/// fault.
 template <class A>
 SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams& p) {
   const CallContext& call = p.call;
@@ -260,7 +259,7 @@ SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams&
 }
 
 /// Kernel body; runs after the plan or, for the second half alone, after a call of the first half. `multiply(w, tile)`: see
-/// multiply_layer_tiles. Returns false after a fault, which is recorded.
+/// multiply_layer_tiles. Returns false after recording a fault.
 template <class A, class Multiply>
 SWITCHYARD_FN bool fused_layer(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {
   MoveCounter moved;

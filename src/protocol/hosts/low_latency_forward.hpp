@@ -233,7 +233,7 @@ bool send_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const
 }
 
 /// Forwards the messages arriving for this host, after all ranks have entered the call. Call from all warps before
-/// low_latency_receive. Returns false after a fault, which is recorded.
+/// low_latency_receive. Returns false after recording a fault.
 template <class A>
 bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const MessageRails& rails) {
   MoveCounter moved;

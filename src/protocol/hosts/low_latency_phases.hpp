@@ -195,7 +195,7 @@ SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const Remo
 }
 
 /// Proxy: announces the messages from the ranks that use this proxy to the ranks of this host, forwards their tokens, and
-/// stores the data needed by their combine. Call from all warps; does not wait. Returns false after a fault, which is recorded.
+/// stores the data needed by their combine. Call from all warps; does not wait. Returns false after recording a fault.
 template <class A, class P>
 SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, const RemoteRails& remote,
                                            const CrossedIds& crossed) {
@@ -261,7 +261,7 @@ SWITCHYARD_FN bool wait_entered_local(typename A::Warp& w, const PhasedCombinePa
 }
 
 /// Proxy: collects the rows that the ranks of this host return for tokens of the ranks that use this proxy. Call from all
-/// warps, after this rank has returned its own rows. Returns false after a fault, which is recorded.
+/// warps, after this rank has returned its own rows. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombineParams& p) {
   if (!wait_entered_local<A>(w, p)) return false;
@@ -295,7 +295,7 @@ SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombinePara
 }
 
 /// Proxy: announces to the ranks of this host that the ranks that use this proxy have entered the call. Call from one warp.
-/// Returns false after a fault, which is recorded.
+/// Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool announce_entered(typename A::Warp& w, const PhasedCombineParams& p) {
   for (int rail = 0; rail < p.rails.num_rails; ++rail) {

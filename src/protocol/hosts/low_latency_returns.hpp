@@ -61,7 +61,7 @@ SWITCHYARD_FN uint64_t slots_from(const LowLatencyLayout& l, CombineOrder order,
   return slots;
 }
 
-/// Waits for `bytes` bytes of a row returned by rank `writer`. Returns false after a fault, which is recorded.
+/// Waits for `bytes` bytes of a row returned by rank `writer`. Returns false after recording a fault.
 template <class A, class P>
 SWITCHYARD_FN bool wait_returned_row(typename A::Warp& w, const P& p, const std::byte* row, size_t bytes, int writer) {
   if (A::has_arrived(w, row, bytes, sentinel_sums())) return true;
@@ -76,7 +76,7 @@ SWITCHYARD_FN bool wait_returned_row(typename A::Warp& w, const P& p, const std:
 }
 
 /// Proxy: takes `bytes` bytes, starting at `at`, of the row that rank `writer` of this host returns for token t of `owner`, and
-/// copies `copied` bytes from its slot to `to`. Settled on return. Returns false after a fault, which is recorded.
+/// copies `copied` bytes from its slot to `to`. Settled on return. Returns false after recording a fault.
 template <class A, class P>
 SWITCHYARD_FN bool collect_row(typename A::Warp& w, const P& p, int owner, int t, int slot, int writer, int64_t at,
                                size_t bytes, std::byte* to, size_t copied) {
@@ -146,7 +146,7 @@ class ReturnedSteps {
   const ReturnRail& rail(int i) const { return rails_.rails[i]; }
 
   /// Proxy: takes the rows that this host returns for an owner's token number n from the owner's slots. Settled on return.
-  /// Returns false after a fault, which is recorded.
+  /// Returns false after recording a fault.
   bool collect(typename A::Warp& w, const ReturnRail& to, int64_t n, std::byte* out) {
     const LowLatencyLayout& l = p_.layout;
     const int32_t* const ids = to.crossed->ids.data() + n * l.topk;
@@ -183,7 +183,7 @@ class ReturnedSteps {
 };
 
 /// Returns rows over the network after all ranks have entered the call. Call from all warps before low_latency_sum. Returns
-/// false after a fault, which is recorded.
+/// false after recording a fault.
 template <class A>
 bool pull_returned(typename A::Warp& w, const RemoteCombineParams& p, const ReturnRails& rails) {
   ReturnedSteps<A> steps(p, rails);

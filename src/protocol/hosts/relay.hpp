@@ -51,7 +51,7 @@ void post_relay(const CallContext& call, Carrier& carrier, uint64_t round, std::
 }
 
 /// Waits for that round and calls deliver(source, number, message) for the message from each rank whose proxy is this rank.
-/// Returns false after a fault, which is recorded.
+/// Returns false after recording a fault.
 template <class A, class Deliver>
 bool take_relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round,
                 const std::vector<RailPeer>& peers, Deliver&& deliver) {
@@ -69,7 +69,7 @@ bool take_relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, 
 }
 
 /// Sends the same `bytes` bytes, with number(peer), to all proxies of this rank, and receives the same number of bytes from
-/// each rank whose proxy is this rank. Returns false after a fault, which is recorded.
+/// each rank whose proxy is this rank. Returns false after recording a fault.
 template <class A, class Number, class Deliver>
 bool relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round, std::vector<RailPeer>& peers,
            const void* message, size_t bytes, Number&& number, Deliver&& deliver) {

@@ -78,8 +78,8 @@ bool record_broken(typename A::Warp& w, const CallContext& call, const RoundStat
   return false;
 }
 
-/// Drives the carrier until `round` has been sent and received. Returns false after a fault, which is recorded. `awaited`: if
-/// not null, is set to the awaited rank.
+/// Drives the carrier until `round` has been sent and received. Returns false after recording a fault. `awaited`: if not null,
+/// is set to the awaited rank.
 template <class A>
 bool await_round(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round, uint64_t* awaited = nullptr) {
   RoundStatus status = carrier.advance(round);

@@ -158,7 +158,7 @@ struct EnteredOtherCall {
 };
 
 /// Waits until missing(looks) returns -1; before that, it returns the number of a missing row in the return buffer. Charges the
-/// time to the rank that returns the row. Returns false after a fault, which is recorded.
+/// time to the rank that returns the row. Returns false after recording a fault.
 template <class A, class P, class Missing>
 SWITCHYARD_FN bool wait_for_arrival(typename A::Warp& w, const P& p, Missing&& missing) {
   constexpr int kLooks = 16;
@@ -269,8 +269,8 @@ SWITCHYARD_FN bool check_signatures(typename A::Warp& w, const P& p) {
   return record_mismatch<A>(w, call, Site::ledger_rows, nth_bit(other, 0));
 }
 
-/// Kernel body: run by all warps of a rank. Returns false after a fault, which is recorded. The call is complete when all warps
-/// have returned.
+/// Kernel body: run by all warps of a rank. Returns false after recording a fault. The call is complete when all warps have
+/// returned.
 template <class A, class P>
 SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
   const CallContext& call = p.call;

@@ -149,8 +149,8 @@ SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const P& p) {
   p.call.moved[w.index()] = moved;
 }
 
-/// Sums `places` returned rows like reduce_if_arrived; row_of(i) is returned by rank writer(i). Returns false after a fault,
-/// which is recorded.
+/// Sums `places` returned rows like reduce_if_arrived; row_of(i) is returned by rank writer(i). Returns false after recording a
+/// fault.
 template <class A, class P, class Row, class Weight, class Writer>
 SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpec& sum, int places, bool weighted, Row&& row_of,
                                 Weight&& weight_of, Writer&& writer) {
@@ -229,7 +229,7 @@ SWITCHYARD_FN SumParts sum_parts(const Warp& w, const P& p, int tokens) {
   return {static_cast<int>(columns), (whole + columns - 1) / columns};
 }
 
-/// Sums this warp's share of the tokens' pieces. Returns false after a fault, which is recorded.
+/// Sums this warp's share of the tokens' pieces. Returns false after recording a fault.
 template <class A, class P, class Ids>
 SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, int tokens) {
   const auto& l = p.layout;
@@ -247,7 +247,7 @@ SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, i
   return true;
 }
 
-/// Receiving half. Returns false after a fault, which is recorded.
+/// Receiving half. Returns false after recording a fault.
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_sum(typename A::Warp& w, const P& p) {
   const auto tokens = static_cast<int>(p.own->tokens);

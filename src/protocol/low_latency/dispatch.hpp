@@ -235,7 +235,7 @@ SWITCHYARD_FN bool report_counts(typename A::Warp& w, const P& p) {
   return true;
 }
 
-/// Receiving half. Returns false after a fault, which is recorded.
+/// Receiving half. Returns false after recording a fault.
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const P& p) {
   const auto& l = p.layout;

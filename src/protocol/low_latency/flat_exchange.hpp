@@ -113,7 +113,7 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& mak
   return true;
 }
 
-/// `make` is ScaledRows or a function as described at make_answers. Returns false after a fault, which is recorded.
+/// `make` is ScaledRows or a function as described at make_answers. Returns false after recording a fault.
 template <class A, class P, class Make>
 SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const P& p, const Make& make) {
   const CallContext& call = p.d.call;

@@ -84,9 +84,9 @@ SWITCHYARD_FN void make_copies(typename A::Warp& w, const CombineParams& p, int 
   span.set_arg(made);
 }
 
-/// Owner side: sums this warp's share of all tokens chunk by chunk, waiting for the rows that ranks copy. Returns false after a
-/// fault, which is recorded. Settled on return. call.moved then contains `moved` plus the rows and bytes that this warp moved
-/// in this function.
+/// Owner side: sums this warp's share of all tokens chunk by chunk, waiting for the rows that ranks copy. Returns false after
+/// recording a fault. Settled on return. call.moved then contains `moved` plus the rows and bytes that this warp moved in this
+/// function.
 template <class A>
 SWITCHYARD_FN bool pull_copies(typename A::Warp& w, const CombineParams& p, MoveCounter moved) {
   const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);

@@ -315,10 +315,10 @@ SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p, int
       Site::outputs, writer, span);
 }
 
-/// Kernel body: run by all warps of a rank. Returns false after a fault, which is recorded. If a rank cannot take part
-/// (all_agree), nothing is summed, but the call still ends on all ranks and the host raises the error. The call is complete
-/// when all warps have returned. When warp 0 has returned, all warps of this rank have begun and have finished with the memory
-/// that peers read.
+/// Kernel body: run by all warps of a rank. Returns false after recording a fault. If a rank cannot take part (all_agree),
+/// nothing is summed, but the call still ends on all ranks and the host raises the error. The call is complete when all warps
+/// have returned. When warp 0 has returned, all warps of this rank have begun and have finished with the memory that peers
+/// read.
 template <class A>
 SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;

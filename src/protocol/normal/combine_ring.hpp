@@ -184,7 +184,7 @@ SWITCHYARD_FN void open_streams(typename A::Warp& w, const RingCombineParams& p)
 }
 
 /// Kernel body: run by all warps of a rank. Producer streams and consumer channels are assigned to the warps round-robin.
-/// Returns false after a fault, which is recorded. The call is complete when all warps have returned.
+/// Returns false after recording a fault. The call is complete when all warps have returned.
 template <class A>
 SWITCHYARD_FN bool combine_ring_kernel(typename A::Warp& w, const RingCombineParams& p) {
   const CallContext& call = p.c.call;

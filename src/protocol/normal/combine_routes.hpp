@@ -100,7 +100,7 @@ SWITCHYARD_FN void sum_routes(typename A::Warp& w, const CombineParams& p, int64
 }
 
 /// Owner side: sums the tokens that this warp claims, from rows pushed by the ranks in `pushing` and rows left in place by the
-/// others. Returns false after a fault, which is recorded.
+/// others. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint64_t pushing, MoveCounter& moved) {
   const CallContext& call = p.call;

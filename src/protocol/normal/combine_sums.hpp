@@ -86,7 +86,7 @@ SWITCHYARD_FN bool wait_sums(typename A::Warp& w, const CombineParams& p, int c)
       w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.outputs_flag(r, c)); }, Site::outputs, span);
 }
 
-/// Owner side: sums the tokens that this warp claims. Returns false after a fault, which is recorded.
+/// Owner side: sums the tokens that this warp claims. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
   WorkQueue<A> tokens(p.work.pulls_next);

@@ -297,7 +297,8 @@ SWITCHYARD_FN void copy_record_out(typename A::Warp& w, const DispatchParams& p,
 }
 
 /// Processes this warp's part of all sources' records in chunk c and in the earlier chunks announced by the same flag.
-/// Expert-major: places their repeated routes. Rank-major: copies their rows to the caller's memory. False after a fault.
+/// Expert-major: places their repeated routes. Rank-major: copies their rows to the caller's memory. Returns false after a
+/// fault.
 template <class A>
 SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
                               PlaceQueue<A>& queue, MoveCounter& moved) {
@@ -331,10 +332,9 @@ SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, cons
   }
 }
 
-/// Kernel body: run by all warps of a rank after all placements have arrived (wait_placements) and agree. Returns false after a
-/// fault, which is recorded. On return without a fault, all rows for this warp's share of the receiver work are complete; the
-/// call is complete when all warps have returned. Without send_blocks, all warps of this rank have begun by the time warp 0
-/// returns.
+/// Kernel body: run by all warps of a rank after all placements have arrived (wait_placements) and agree. Returns false after
+/// recording a fault. On return without a fault, all rows for this warp's share of the receiver work are complete; the call is
+/// complete when all warps have returned. Without send_blocks, all warps of this rank have begun by the time warp 0 returns.
 template <class A>
 SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;

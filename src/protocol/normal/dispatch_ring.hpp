@@ -135,7 +135,7 @@ SWITCHYARD_FN bool consume(typename A::Warp& w, const RingDispatchParams& p, Rin
 }
 
 /// Kernel body: run by all warps of a rank. Stream (channel, peer, role) number i belongs to warp i mod total(). Returns false
-/// after a fault, which is recorded. The call is complete when all warps have returned.
+/// after recording a fault. The call is complete when all warps have returned.
 template <class A>
 SWITCHYARD_FN bool dispatch_ring(typename A::Warp& w, const RingDispatchParams& p) {
   const CallContext& call = p.d.call;
