@@ -22,7 +22,7 @@ namespace switchyard::detail {
 inline constexpr size_t kHeapSegmentAlignment = size_t{2} << 20;
 
 /// Owns the mappings of all segments on this host; the addresses of other segments are null. Destruction is local and
-/// idempotent: a segment is freed with its last user.
+/// idempotent; a segment is freed with its last user.
 class SymmetricHeap {
  public:
   /// Collective. Each rank creates a segment of `bytes` (rounded up to whole pages) and maps all segments. If a machine has too
@@ -45,10 +45,11 @@ class SymmetricHeap {
   virtual HeapHeader* header(int r) const noexcept { return reinterpret_cast<HeapHeader*>(view_.base[r]); }
 
   /// Allocates `bytes` at `alignment` (a power of two up to kHeapSegmentAlignment) from this rank's segment and returns the
-  /// lowest available offset >= `at_least`. Offsets differ between ranks whose objects differ; callers agree on one. The memory
-  /// is zero when first allocated, and keeps its contents when reallocated after a release. Sizes are rounded up to
-  /// OffsetAllocator::kGranule, with a minimum of one granule. The first `kept` bytes of the block (by default, all of it)
-  /// survive sleep. Throws Error(heap_exhausted) naming the requested, free, largest free and total sizes. Any thread.
+  /// lowest available offset >= `at_least`. Offsets differ between ranks whose objects differ; callers agree on a common
+  /// offset. The memory is zero when first allocated, and keeps its contents when reallocated after a release. Sizes are
+  /// rounded up to OffsetAllocator::kGranule, with a minimum of one granule. The first `kept` bytes of the block (by default,
+  /// all of it) survive sleep. Throws Error(heap_exhausted) naming the requested, free, largest free and total sizes. Any
+  /// thread.
   size_t allocate(size_t bytes, size_t alignment, size_t kept = std::numeric_limits<size_t>::max(), size_t at_least = 0);
   /// Declares that `pool` subdivides the block at `offset`, using heap offsets: the pool's kept ranges also survive sleep. Any
   /// thread.

@@ -18,8 +18,8 @@ class RowAdder {
   virtual void* sums() = 0;
   /// True if rows can be added to `out`, i.e. it is non-null and aligned.
   virtual bool takes(const void* out) const = 0;
-  /// Adds the first T rows of sums(), where T is `tokens` or the value of call.device_tokens. `num_sms` limits the kernel; 0:
-  /// all.
+  /// Adds the first T rows of sums(), where T is `tokens` or the value of call.device_tokens. `num_sms` limits the kernel's
+  /// multiprocessors; 0: all.
   virtual void add(void* out, int64_t tokens, const MoeLayerCall& call, int num_sms) = 0;
 };
 

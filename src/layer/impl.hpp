@@ -20,8 +20,7 @@ namespace switchyard {
 
 namespace detail {
 
-/// Holds all parts of a layer other than its weights, and its weight sets. Sets are numbered from 0 in the order in which they
-/// are added.
+/// Holds a layer's weight sets and all its other parts. Sets are numbered from 0 in the order in which they are added.
 class LayerForm {
  public:
   explicit LayerForm(const LayerSetup& setup) : config(setup.config), backend(setup.backend), gpu(setup.gpu) {}

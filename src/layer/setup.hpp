@@ -31,7 +31,7 @@ struct LayerSetup {
   /// of its calls.
   int64_t rows() const;
   size_t row_bytes() const { return static_cast<size_t>(config.hidden) * dtype_bytes(config.token_dtype()); }
-  /// Low latency: [max_tokens, H], for calls that add.
+  /// Size of the low-latency sums, [max_tokens, H], for calls that add.
   size_t sum_bytes() const { return static_cast<size_t>(config.max_tokens) * row_bytes(); }
   MoeLayerMemory memory() const;
   size_t heap_bytes() const;

@@ -15,7 +15,7 @@ SWITCHYARD_FN constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a :
 /// Capacity policy. A row is kept if its index is below its rank's capacity; a rank-major row is a record, and both are kept or
 /// dropped together.
 SWITCHYARD_FN constexpr bool keeps(int64_t row, int64_t capacity) { return row < capacity; }
-/// Number of rows kept, of `count` rows starting at `first`.
+/// Number of rows kept among `count` rows starting at `first`.
 SWITCHYARD_FN constexpr int64_t kept_of(int64_t first, int64_t count, int64_t capacity) {
   return least(capacity > first ? capacity - first : 0, count);
 }

@@ -44,7 +44,7 @@ enum class ReturnKind : uint8_t {
   per_route,  ///< one per kept route there
   per_host,   ///< one, if any is kept there
 };
-/// For a token with entry `t` in `tables`: the rows returned from `host`.
+/// Table entries of token t, from which the rows that a host returns for it are counted.
 struct BackTables {
   const SendEntry* entries = nullptr;  ///< of token t: places
   int places = 0;

@@ -144,7 +144,7 @@ void place_local_rows(HandleData& h);
 
 /// [W + 1] kept records on this rank, by source.
 std::vector<int64_t> record_ranges(const HandleData& h);
-/// Expert-major: [local experts, 2] ranges of the rows without a source that follow those of each expert. Rank-major: none.
+/// Expert-major: [local experts, 2] ranges of the rows without a source, which follow each expert's rows. Rank-major: none.
 std::vector<int64_t> padding_ranges(const HandleData& h);
 
 /// Call after all records have arrived (record_token, record_route, record_weight): fills row_source, row_weight,

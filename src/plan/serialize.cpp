@@ -170,8 +170,8 @@ class OwnerSide {
     }
   }
 
-  /// `ranks`: destinations of the token's records, ascending. `dropped_record`: [K] records of the routes dropped at capacity;
-  /// -1 for other routes.
+  /// `ranks` contains the destinations of the token's records in ascending order. `dropped_record` contains the [K] records of
+  /// routes dropped at capacity, and -1 for other routes.
   void add_token(int64_t t, std::span<const int32_t> ranks, std::span<const int32_t> dropped_record) {
     const auto first_send = h_.sends.size();
     int last = -1;

@@ -87,7 +87,8 @@ class ZipfDraw {
     if (first < expert_.size()) visit(first, expert_.size());
   }
 
-  /// The free position at fraction `unit` of the free likelihood. At least one position must be free.
+  /// Returns the free position at fraction `unit` of the total likelihood of all free positions. At least one position must be
+  /// free.
   size_t draw_position(double unit) const {
     double free = 0;
     each_gap([&](size_t first, size_t last) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recognizes files of other kinds that were passed in place of a recording, by their first bytes.
+// Recognizes, by their first bytes, files of other kinds that were passed in place of a recording.
 #include <algorithm>
 #include <string_view>
 
@@ -60,7 +60,7 @@ const char* kind_of_zip(std::string_view start) {
   return "a zip archive (unpack it)";
 }
 
-/// Kind of a text that is neither a web page nor JSON.
+/// Kind of a text file that is neither a web page nor JSON.
 const char* kind_of_text(std::string_view text) {
   constexpr size_t kShortestBase64 = 32;
   const auto letter = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); };

@@ -140,11 +140,11 @@ const PlacedRecord* cause_of(Event wait, int rank, uint64_t latest, const Causes
 }
 
 /// Each end of an arrow belongs to the innermost slice open at its time; the end of a slice is exclusive. An importer may add
-/// rounded begins and durations, so arrow ends stay this far from the end of a slice.
+/// rounded start times and durations, so arrow ends stay this far from the end of a slice.
 constexpr uint64_t kInsideNs = 3;
 
 /// Returns a time when `span` is open and no span inside it is: the last such time up to `wanted` or, if there is none, the
-/// first one up to `latest`. The spans inside follow `span`, up to `end`. O(spans inside).
+/// first one up to `latest`. The spans inside it follow it in the array, up to `end`. O(spans inside).
 std::optional<uint64_t> time_inside(const PlacedRecord* span, const PlacedRecord* end, uint64_t wanted, uint64_t latest) {
   std::optional<uint64_t> best;
   uint64_t from = span->record.begin_ns;

@@ -29,7 +29,7 @@ struct FourScales {
   float4 rows[kRows];
   float4 weight;
 };
-/// Addresses of a tile's scales. `weights` contains this thread's weight scale, or is null.
+/// Addresses of a tile's scales. `weights` is the address for this thread, or null.
 struct TileScales {
   const std::byte* rows;
   const std::byte* weights;

@@ -104,7 +104,7 @@ class BorrowedSegment final : public DeviceSegment {
   BorrowedSegment(int device, std::byte* data) : DeviceSegment(device) { data_ = data; }
 };
 
-/// Gives `device` access to cudaMalloc memory of `peer`. Idempotent.
+/// Gives `device` access to cudaMalloc memory on `peer`. Idempotent.
 void enable_peer_access(int device, int peer);
 /// Throws Error(unsupported) naming both devices unless `device` can access memory on `peer`.
 void check_peer_access(int device, int peer);
