@@ -90,7 +90,7 @@ bool counts_children(const std::string& folder, const std::string& root) {
   return read_number(root + folder + "memory.use_hierarchy").value_or(1) != 0;
 }
 
-/// `path` relative to the mounted part of the hierarchy, without a trailing '/'; none if it lies outside.
+/// `path` relative to the mounted part of the hierarchy, without a trailing '/'; nullopt if it lies outside.
 std::optional<std::string> path_below(const Mount& mount, std::string path) {
   if (mount.part != "/") {
     if (path.compare(0, mount.part.size(), mount.part) != 0) return std::nullopt;

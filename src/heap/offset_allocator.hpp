@@ -31,7 +31,7 @@ class OffsetAllocator final : public KeepsRanges {
     if (end > begin) free_.emplace(begin, end - begin);
   }
 
-  /// Returns the lowest available offset >= `at_least`, or empty if no free block is large enough. `alignment` is a power of
+  /// Returns the lowest available offset >= `at_least`, or nullopt if no free block is large enough. `alignment` is a power of
   /// two. The first `kept` bytes are recorded for kept(). Any thread.
   std::optional<size_t> allocate(size_t bytes, size_t alignment, size_t kept = 0, size_t at_least = 0);
   /// Releases a block from allocate(). Needs no memory and cannot fail. Any thread.

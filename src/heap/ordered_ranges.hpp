@@ -37,7 +37,7 @@ class OrderedRanges final : public KeepsRanges {
   };
   /// Allocates `bytes` where the total cost of the uses is lowest. `cost(use)` is called for each use of a range; it returns 0
   /// if waiting for the use costs nothing, and kNever if waiting is impossible. If costs are equal, the lowest offset is
-  /// chosen. Returns empty if there is no space. The first `kept` bytes are recorded for kept().
+  /// chosen. Returns nullopt if there is no space. The first `kept` bytes are recorded for kept().
   static constexpr int kNever = 1 << 20;
   template <class Cost>
   std::optional<Taken> take(size_t bytes, size_t kept, Cost&& cost) {

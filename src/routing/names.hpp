@@ -15,12 +15,12 @@ struct TensorName {
   bool is_weights = false;
 };
 
-/// Returns none if `name` has a different form. Numbers have 1 to 6 digits.
+/// Returns nullopt if `name` has a different form. Numbers have 1 to 6 digits.
 std::optional<TensorName> parse_tensor_name(std::string_view name);
 std::string format_tensor_name(const TensorName& name);
 
-/// Returns `path` with the last `topk_ids` in its file name replaced by `topk_weights`; none if the file name does not contain
-/// it.
+/// Returns `path` with the last `topk_ids` in its file name replaced by `topk_weights`; nullopt if the file name does not
+/// contain it.
 std::optional<std::string> weights_path(const std::string& path);
 
 }  // namespace switchyard::detail

@@ -32,7 +32,7 @@ class Connection {
   bool receive();
   /// Reads all available bytes, along with any descriptors passed.
   bool receive_all(std::deque<UniqueFd>& fds);
-  /// The next frame. Returns none once the stream is malformed; see error().
+  /// The next frame. Returns nullopt once the stream is malformed; see error().
   std::optional<Frame> take() { return reader_.take(); }
   /// Bytes received so far.
   uint64_t received() const noexcept { return received_; }

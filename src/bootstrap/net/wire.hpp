@@ -163,7 +163,7 @@ Bytes encode(const Pulse& message);
 /// Encodes an abort word.
 Bytes encode(uint64_t word);
 
-/// Return none unless the payload is exactly one message of the kind.
+/// Return nullopt unless the payload is exactly one message of the kind.
 std::optional<Greeting> decode_greeting(ByteSpan payload);
 std::optional<Hello> decode_hello(ByteSpan payload);
 std::optional<Refusal> decode_refusal(ByteSpan payload);

@@ -116,7 +116,7 @@ memory::desc row_major(int64_t rows, int64_t cols, int64_t stride, DataType type
 memory::desc plain_weights(int64_t n, int64_t k, DataType type) { return {{k, n}, type, {1, k}}; }
 memory::desc any_weights(int64_t n, int64_t k, DataType type) { return {{k, n}, type, memory::format_tag::any}; }
 
-/// Returns no value if oneDNN has no kernel for these operands.
+/// Returns nullopt if oneDNN has no kernel for these operands.
 std::optional<dnnl::matmul::primitive_desc> describe(const memory::desc& a, const memory::desc& b, const memory::desc& c) {
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);

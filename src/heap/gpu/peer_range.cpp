@@ -64,7 +64,7 @@ void check_placement(const void* p, int device) {
                                                ": must lie on GPU " + std::to_string(device) + ", the one of its rank");
 }
 
-/// The export handle of driver memory; none for other memory.
+/// A reference to the driver memory at `p`; empty for other memory.
 PhysicalMemory driver_memory_at(const void* p) {
   CUmemGenericAllocationHandle handle = 0;
   if (driver().retain_handle(&handle, const_cast<void*>(p)) != CUDA_SUCCESS) return {};
