@@ -4,7 +4,7 @@
 /// switchyard_layer (CMake: switchyard::layer). One interface for the CPU and for GPUs of compute capability 9.0 (H100, H200).
 ///
 /// Notation: H hidden, I intermediate, L local experts. Rows and weights are bf16 (on GPUs also f16, or fp8 e4m3 with scales),
-/// dense, row-major.
+/// dense and row-major.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct ExpertShape {
 
 /// Storage of the weights of an ExpertMlp.
 enum class WeightStorage : uint8_t {
-  packed = 0,  ///< own copy in this CPU's fastest layout, made once; the caller's weights may be freed afterwards
+  packed = 0,  ///< separate copy in this CPU's fastest layout, created once; the caller's weights may be freed afterwards
   view = 1,    ///< the caller's weights, read in place by every call: no second copy; on the CPU slower for few rows per expert
 };
 template <>
@@ -68,7 +68,7 @@ struct ExpertCall {
 /// Memory used by one ExpertMlp, in bytes, excluding the caller's arrays.
 struct ExpertMemory {
   size_t weight_bytes = 0;   ///< WeightStorage::packed: own weights; view: 0
-  size_t scratch_bytes = 0;  ///< fixed at construction; CUDA: intermediate rows, in memory of the GPU
+  size_t scratch_bytes = 0;  ///< fixed at construction; CUDA: intermediate rows, in GPU memory
   size_t total() const { return weight_bytes + scratch_bytes; }
 };
 
@@ -94,9 +94,9 @@ class ExpertMlp {
   /// Writes the weights of local expert `expert`: w13 `[2 * I, H]` (gate rows, then up rows) and w2 `[H, I]`.
   using Source = std::function<void(int expert, std::span<uint16_t> w13, std::span<uint16_t> w2)>;
 
-  /// `w13` is `[L, 2 * I, H]`: for each expert first the I gate rows (W1), then the I up rows (W3). `w2` is `[L, H, I]`. With
+  /// `w13` is `[L, 2 * I, H]`: for each expert, the I gate rows (W1) followed by the I up rows (W3). `w2` is `[L, H, I]`. With
   /// WeightStorage::view, both must stay valid and unchanged while calls run; with packed, they are read only during
-  /// construction. CUDA: both aligned to 16 bytes.
+  /// construction. CUDA: both must be aligned to 16 bytes.
   /// \throws Error(invalid_argument) naming the argument; Error(system) if memory is insufficient; Error(unsupported) for f16
   /// on the CPU, and on GPUs as for the constructor of GroupedGemm.
   ExpertMlp(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options = {});
@@ -120,7 +120,7 @@ class ExpertMlp {
   /// type (fp8: `x` has one scale per 128 columns, and `y` is bf16). `x` may be the result of an expert-major or low-latency
   /// dispatch, with ExpertRows::of; `y` may be memory that combine reads (NormalExchange::allocate_rows,
   /// LowLatencyExchange::make_rows). Rows that belong to no expert, and rows past the end of `x` or `y`, are not accessed. `x`
-  /// and `y` must not overlap; they may be null if they have no rows. CUDA: both aligned to 16 bytes. \throws
+  /// and `y` must not overlap; they may be null if they have no rows. CUDA: both must be aligned to 16 bytes. \throws
   /// Error(invalid_argument) naming the argument, before anything is written; on CUDA, also if `x` has more than
   /// ExpertOptions::max_rows; Error(system).
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call = {});

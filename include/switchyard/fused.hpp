@@ -58,7 +58,7 @@ struct FusedMoeCall {
   /// topk_ids.num_tokens]. All of x and the ids must be readable. Rows T and above of `out` are not written.
   const int32_t* device_tokens = nullptr;
   bool add = false;    ///< the sums start with the rows in `out` instead of +0
-  int weight_set = 0;  ///< index of the weight set to use; equal on all ranks, and in both halves of a layer
+  int weight_set = 0;  ///< index of the weight set; identical on all ranks and in both halves of a layer
 };
 
 /// Memory used by a FusedMoe on the rank with the most experts, in bytes. R is the capacity, or W * max_tokens * K.
@@ -119,7 +119,7 @@ class FusedImpl;
 /// exceeding the capacity results in Error(capacity_exceeded) on all ranks; the object stays usable.
 class FusedMoe {
  public:
-  /// `w13` is [L, 2 * I, H]: for each expert first the I gate rows, then the I up rows. `w2` is [L, H, I]. Both have the
+  /// `w13` is [L, 2 * I, H]: for each expert, the I gate rows followed by the I up rows. `w2` is [L, H, I]. Both have the
   /// configured type and are owned by the caller. fp8: the scales are read in stream order on `stream` (cudaStream_t); calls on
   /// any stream are ordered after that. \throws on all ranks, even if the error originates on only some of them:
   /// Error(invalid_argument) naming the field; Error(unsupported) for other GPUs and for CPU groups; Error(heap_exhausted);

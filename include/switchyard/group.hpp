@@ -103,16 +103,16 @@ struct Membership {
 struct WaitStatistics {
   double total_ms = 0;  ///< total of the worker that waited longest, not the sum over workers
   double max_ms = 0;    ///< the longest single wait
-  uint64_t waits = 0;   ///< number of waits that did not succeed at once
+  uint64_t waits = 0;   ///< number of waits that did not succeed immediately
 };
 
 /// One rank's membership. Movable, not copyable. Destruction is local (not collective), idempotent and never throws; memory is
-/// freed with its last user. A Group must outlive the exchange objects created from it. After its destruction, including by
-/// stack unwinding, the rank has left: peers' calls that require more from it than it has delivered fail with PeerFailed(left)
-/// within about a second; all other calls continue. Only the process that joined is a member. In a forked child, destroying
-/// copies of a Group and of objects created from it does nothing, and calls throw Error(invalid_argument).
+/// freed when its last user is destroyed. A Group must outlive the exchange objects created from it. After its destruction,
+/// including by stack unwinding, the rank has left: peers' calls that require more from it than it has delivered fail with
+/// PeerFailed(left) within about a second; all other calls continue. Only the process that joined is a member. In a forked
+/// child, destroying copies of a Group and of objects created from it does nothing, and calls throw Error(invalid_argument).
 ///
-/// Members of any moved-from or default-constructed object of this library throw Error(invalid_argument).
+/// Calling a member of any moved-from or default-constructed object of this library throws Error(invalid_argument).
 ///
 /// Thread safety: a Group and its objects must be used by one thread at a time; Groups of different ranks are independent.
 ///
@@ -137,7 +137,7 @@ class Group {
   static Membership find_in_environment();
 
   /// Joins this process as rank `rank` of `world` at `store`: "unix:/path", "unix:@name" (abstract) or "tcp://host:port". Rank
-  /// 0 serves the store. `token` (any string, identical on all ranks) excludes processes of other jobs. Blocks until all ranks
+  /// 0 hosts the store. `token` (any string, identical on all ranks) excludes processes from other jobs. Blocks until all ranks
   /// have joined. Several threads of a process may each join as a rank, for example with one process per host.
   static Group connect(int rank, int world, const std::string& store, const std::string& token,
                        const GroupOptions& options = {});
@@ -220,7 +220,7 @@ class Group {
   void wake();
   bool asleep() const;
 
-  /// Bytes of the symmetric heap on this rank: in use and total.
+  /// Used and total bytes of the symmetric heap on this rank.
   size_t heap_used() const;
   size_t heap_size() const;
 

@@ -181,7 +181,7 @@ class MoeLayer {
 
   /// The configuration passed to the constructor, with the selected exchange and form.
   const MoeLayerConfig& config() const;
-  /// For example "separate, normal, bf16 wgmma:sm_90a": form, exchange and ExpertMlp::implementation().
+  /// Returns the form, exchange and ExpertMlp::implementation(), for example "separate, normal, bf16 wgmma:sm_90a".
   std::string implementation() const;
 
   struct Impl;  ///< library internal

@@ -50,7 +50,7 @@ struct LedgerConfig {
 /// no route uses are allowed; they are returned and ignored. Local.
 void check_ledger(const LedgerTables& tables, const LedgerConfig& config, int world, int rank);
 
-/// Sizes in bytes of the buffers of the published ledger format, for comparison and for callers that allocate them.
+/// Buffer sizes, in bytes, of the published ledger format, for comparison and for callers that allocate the buffers.
 /// LedgerCombine::memory_required gives the symmetric memory that this library itself uses.
 struct LedgerFormatBytes {
   size_t workspace = 0;   ///< int32 [max(64, blocks * (8 + Ep))]; Ep: E rounded up to 16

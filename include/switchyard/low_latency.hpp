@@ -54,7 +54,7 @@ struct NamesOf<ScaleOrder> {
                                                {ScaleOrder::column_major, "column_major"}};
 };
 
-/// Number of times that a row is sent over the link.
+/// Number of times each row is sent over the link.
 enum class Sending : uint8_t {
   per_rank = 0,   ///< once per (token, rank), placed for each of its experts on arrival
   per_route = 1,  ///< once per (token, expert)
@@ -195,7 +195,7 @@ class LowLatencyExchange {
   LowLatencyRows make_rows(DType dtype = DType::bf16);
 
   /// Sends row t of `x` to every expert of token t. `x` is [T, H] of dtype, or fp8 with row-major scales of the config's
-  /// kind and group. An expert chosen twice by a token gets one row, which combine reads twice.
+  /// kind and group. If a token chooses an expert twice, the expert receives one row, which combine reads twice.
   void dispatch(const ConstRows& x, const ExpertIds& topk_ids, LowLatencyOutput& output,
                 const LowLatencyDispatchOptions& options = {});
   ReceiveHook dispatch_send(const ConstRows& x, const ExpertIds& topk_ids, LowLatencyOutput& output,

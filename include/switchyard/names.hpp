@@ -42,7 +42,7 @@ constexpr std::optional<E> from_string(std::string_view name) noexcept {
   return std::nullopt;
 }
 
-/// False for values without an enumerator, for example from a cast.
+/// Returns false for values without an enumerator, for example from a cast.
 template <NamedEnum E>
 constexpr bool is_named(E value) noexcept {
   for (const Named<E>& known : NamesOf<E>::kAll)

@@ -11,10 +11,10 @@
 /// CPU: calls run synchronously on the calling thread. CUDA: pointers refer to memory of the rank's GPU, and rows are aligned
 /// to 16 bytes; calls enqueue their work on DispatchOptions::stream and return. Only SizePolicy::exact (which requires the
 /// counts), the members of Handle, last_call() and destruction wait for the GPU. Calls on one object are ordered, even across
-/// streams (graph launches only by their stream). All calls except `exact` can be captured. Memory that a captured call
-/// allocates or uses belongs to the graph; memory released before the capture ends is reused by later calls of that capture.
-/// Sticky faults detected by a kernel are thrown by the next call, Group::check() or Handle::counts(). Other faults are thrown
-/// only by Group::check() and Handle::counts(), so all ranks keep making the same calls.
+/// streams (graph launches only by their stream). All calls except those with SizePolicy::exact can be captured. Memory that a
+/// captured call allocates or uses belongs to the graph; memory released before the capture ends is reused by later calls of
+/// that capture. Sticky faults detected by a kernel are thrown by the next call, Group::check() or Handle::counts(). Other
+/// faults are thrown only by Group::check() and Handle::counts(), so all ranks keep making the same calls.
 ///
 /// Errors of collective calls: invalid_argument, and Error(system) on a rank without memory for its tables, are thrown
 /// immediately on the rank that detects them and make the peers' calls fail with PeerFailed. capacity_exceeded and
@@ -81,7 +81,7 @@ struct MemoryRequirement {
   size_t total() const { return control_bytes + pool_bytes + ring_bytes; }
 };
 
-/// How default_ring() chooses RingSettings that are 0:
+/// default_ring() chooses RingSettings that are 0 as follows:
 ///   - num_channels is kDefaultChannels, with one warp per channel. It is reduced if a channel would have fewer than four
 ///     tokens, if the channels of all ranks would exceed 1024, or if the slots of all channels (the given slots; else K, or two
 ///     send chunks) would exceed kDefaultRingRows or max_bytes.
@@ -150,7 +150,7 @@ struct CombineOptions {
   /// Rank-major: float32 [M, K], summed over ranks into `out_weights` (the rows themselves are not multiplied). Expert-major:
   /// float32 [T, K] that replaces the weights passed to dispatch; CombineOrder::per_route only.
   const float* topk_weights = nullptr;
-  bool apply_weights = true;  ///< expert-major: multiply rows by their weights (if given to dispatch or in `topk_weights`)
+  bool apply_weights = true;  ///< expert-major: multiply rows by their weights (if passed to dispatch or in `topk_weights`)
   /// Rows [T, H] of the combined type, added before the sum; bias[1] requires bias[0]. `out` itself may be one of them.
   const void* bias[2] = {nullptr, nullptr};
   void* stream = nullptr;     ///< CUDA: as in DispatchOptions
@@ -179,8 +179,8 @@ inline constexpr int kMaxCountedExperts = 32768;
 /// argument, Error(unsupported) if the library was built without CUDA code.
 void enqueue_routing_layout(const ExpertIds& topk_ids, int num_experts, int world, const RoutingLayoutView& out, void* stream);
 
-/// First expert of rank `rank`; the rank owns [first_expert(r), first_expert(r + 1)). \throws Error(invalid_argument) unless
-/// num_experts >= 1, world is in [1, kMaxRanks] and rank is in [0, world].
+/// First expert of rank `rank`; rank r owns experts [first_expert(r), first_expert(r + 1)). \throws Error(invalid_argument)
+/// unless num_experts >= 1, world is in [1, kMaxRanks] and rank is in [0, world].
 int first_expert(int num_experts, int world, int rank);
 
 namespace detail {
@@ -250,12 +250,12 @@ struct Dispatched {
 
   // Rank-major. Pointers are valid as long as `handle`.
   std::span<const int32_t> topk_ids;    ///< [allocated rows, K] local expert ids, -1 if the route goes elsewhere or was dropped
-  std::span<const float> topk_weights;  ///< [allocated rows, K] 0 where the id is -1; empty if dispatch got no weights
+  std::span<const float> topk_weights;  ///< [allocated rows, K] 0 where the id is -1; empty if dispatch had no weights
   std::span<const int32_t> source_token;  ///< [allocated rows] token index at its source
 
   // Expert-major.
   std::span<const int64_t> row_source;        ///< [allocated rows] source rank << 48 | k << 32 | token; -1 for padding
-  std::span<const float> row_weights;         ///< [allocated rows]; empty if dispatch got no weights
+  std::span<const float> row_weights;         ///< [allocated rows]; empty if dispatch had no weights
   std::span<const int64_t> expert_first_row;  ///< [local experts]
 
   std::span<const int64_t> tokens_per_expert;   ///< [local experts] kept routes of all sources to each local expert

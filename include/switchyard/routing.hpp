@@ -4,8 +4,8 @@
 /// files of recorded routing. Host code, single-threaded, requiring no group; docs/routing.md describes how to record a running
 /// model. Library switchyard_workload (CMake: switchyard::workload).
 ///
-/// Everything here is local, synchronous and free of global state: different threads may call it concurrently, and a const
-/// object may be shared between threads. Identical inputs give bit-identical results on every machine (IEEE 754 arithmetic,
+/// All functions are local, synchronous and free of global state: different threads may call them concurrently, and const
+/// objects may be shared between threads. Identical inputs give bit-identical results on every machine (IEEE 754 arithmetic,
 /// with the library's own exp and log).
 #pragma once
 
@@ -45,8 +45,8 @@ void check_routing(const Routing& routing);
 
 // ---------------------------------------------------------------------------------------------------------------------- gates
 
-/// The gate of DeepSeek-V3 (technical report, section 2.1.2, and the published inference code): sigmoid scores, a correction
-/// bias that affects only the selection, and selection limited to the best groups of consecutive experts.
+/// Gate of DeepSeek-V3 (technical report, section 2.1.2, and the published inference code): sigmoid scores, a correction bias
+/// that affects only the selection, and selection limited to the best groups of consecutive experts.
 struct DeepSeekV3Gate {
   int num_experts = 256;  ///< E, a multiple of num_groups
   int topk = 8;           ///< K in [1, kMaxTopk], at most topk_groups * E / num_groups
@@ -69,7 +69,7 @@ struct DeepSeekV3Gate {
 Routing route(const DeepSeekV3Gate& gate, const float* logits, int64_t num_tokens, const float* correction_bias = nullptr);
 
 /// Softmax gate. With `renormalize`, a token's weights sum to 1 (Mixtral: softmax over the chosen logits; Qwen with
-/// norm_topk_prob). Otherwise a weight is the probability among all experts (Qwen without norm_topk_prob).
+/// norm_topk_prob). Otherwise, a weight is the probability among all experts (Qwen without norm_topk_prob).
 struct SoftmaxGate {
   int num_experts = 8;  ///< E >= 1
   int topk = 2;         ///< K in [1, min(E, kMaxTopk)]
@@ -79,13 +79,14 @@ struct SoftmaxGate {
 /// Routes `num_tokens` tokens to the experts with the K largest logits, in descending order; on ties, the lower id comes first.
 /// weight = exp(logit - max), divided by the sum of these values over the chosen experts (renormalize) or all experts; computed
 /// in float64, rounded to float32.
-/// \param logits float32 [tokens, E]; -inf masks an expert (chosen only if fewer than K are left, with weight 0). NaN, +inf and
-/// a token without any finite logit are errors.
+/// \param logits float32 [tokens, E]; -inf masks an expert, which is then chosen only if fewer than K others are left, with
+/// weight 0. NaN, +inf and a token without any finite logit are errors.
 /// \throws Error(invalid_argument) naming the setting, or the token and expert, that is out of range.
 Routing route(const SoftmaxGate& gate, const float* logits, int64_t num_tokens);
 
-/// Gate projection: float32 [tokens, E] = rows [tokens, H] times transposed gate weights [E, H]. Products and sums in float32,
-/// columns ascending. Implemented as a simple loop for demos and tests: about 1 s for 4096 tokens, H 1024, E 256 on one core.
+/// Gate projection: float32 [tokens, E] = rows [tokens, H] times transposed gate weights [E, H]. Products and sums are float32,
+/// with columns in ascending order. Implemented as a simple loop for demos and tests: about 1 s for 4096 tokens, H 1024, E 256
+/// on one core.
 /// \param rows, gate_weights bf16, f16 or f32, `cols` equal
 /// \throws Error(invalid_argument) for fp8, different `cols`, negative sizes, or null data with a nonzero size.
 std::vector<float> gate_logits(const ConstRows& rows, const ConstRows& gate_weights);
@@ -141,15 +142,15 @@ inline constexpr int kNoLayer = -1;
 ///     K]`, and optionally `[layer{l}.][rank{r}.]topk_weights`, float32, float16 or bfloat16, of the same shape. Without
 ///     `rank{r}.`, the shape may also be `[R, T, K]`, for R ranks (`[T, K]`: one rank). Other tensors are ignored. The metadata
 ///     entry `num_experts` gives E.
-///   - a `.npy` file (format 1, 2 or 3; little endian, C order) `[T, K]` or `[R, T, K]`, also of integers. If its name contains
+///   - a `.npy` file of integers (format 1, 2 or 3; little endian, C order), `[T, K]` or `[R, T, K]`. If its name contains
 ///     `topk_ids`, the weights (float32 or float16) are read from the file with `topk_weights` in its place, if that exists.
-///   - a folder of `.npy` files, each named like a tensor above: `layer3.rank0.topk_ids.npy`.
+///   - a folder of `.npy` files, each named like a tensor above, for example `layer3.rank0.topk_ids.npy`.
 /// The kind is detected by content, not by name. Ranks are numbered from 0 without gaps. T may differ by rank; K is the same
 /// for all ranks of a layer.
 ///
 /// open() checks all names, types, shapes and sizes without reading data. Its memory use is proportional to the header, and
 /// every size field is checked against the file's size before use. read() reads one tensor pair. Files are not kept open. Every
-/// malformed file results in Error(io) with the text "<file>: <tensor or 'header'>: expected <what>, found <what>"; Git LFS
+/// malformed file results in Error(io) with the message "<file>: <tensor or 'header'>: expected <what>, found <what>"; Git LFS
 /// pointers, compressed files, .npz or PyTorch files, web pages and similar files are reported by kind.
 class RoutingFile {
  public:

@@ -28,10 +28,10 @@ enum class ErrorCode : int32_t {
   system = 11,     ///< the operating system refused a request, for example for memory
 };
 
-/// Stable, lower-case name of a code, for example "peer_timeout".
+/// Stable, lowercase name of a code, for example "peer_timeout".
 const char* to_string(ErrorCode code) noexcept;
 
-/// Base of every exception that Switchyard throws.
+/// Base class of all exceptions thrown by Switchyard.
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& what) : std::runtime_error(what), code_(code) {}

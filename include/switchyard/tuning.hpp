@@ -14,7 +14,7 @@
 
 namespace switchyard {
 
-/// Mode that a value applies to and, for normal mode, the layout. `normal`: Layout::rank_major.
+/// Mode to which a value applies and, for normal mode, the layout. `normal`: Layout::rank_major.
 enum class TuningMode : uint8_t { normal = 0, low_latency = 1, flat = 2, ledger = 3, normal_expert_major = 4 };
 template <>
 struct NamesOf<TuningMode> {
@@ -31,11 +31,11 @@ const char* to_string(TuningMode mode) noexcept;
 inline constexpr int kMaxDispatchWarps = 14, kMaxCombineWarps = 20, kMaxDispatchStages = 2;
 /// Maximum warps per block of the kernels for low-latency mode (including the flat exchange) and the ledger combine.
 inline constexpr int kMaxLowLatencyWarps = 16, kMaxLedgerWarps = 16;
-/// Chunk size of the ledger combine in KiB: maximum, and default without a tuning.
+/// Maximum chunk size of the ledger combine in KiB, and its default without a tuning.
 inline constexpr int kMaxChunkKib = 1024, kDefaultChunkKib = 64;
 
-/// Values of an entry. 0 means unset: the library chooses. The caller's options override these values. A normal-mode call whose
-/// num_sms differs from its default also ignores the entry's warps and stages.
+/// Values of an entry; 0 means unset, and the library chooses. The caller's options override these values. A normal-mode call
+/// whose num_sms differs from its default also ignores the entry's warps and stages.
 struct TuningValues {
   int dispatch_sms = 0;     ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank
   int combine_sms = 0;      ///< normal in both layouts, low_latency: multiprocessors, at most those of the rank

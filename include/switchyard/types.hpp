@@ -16,9 +16,9 @@ inline constexpr int kMaxTopk = 32;
 /// Number of columns that share one quantization scale, unless a mode makes it configurable.
 inline constexpr int kScaleGroup = 128;
 
-/// Where a group's ranks compute and hold their rows.
+/// Where a group's ranks compute and store their rows.
 enum class Backend : uint8_t {
-  cpu = 0,   ///< threads or processes of one host; pointers are host pointers
+  cpu = 0,   ///< threads or processes, of one host or several; pointers are host pointers
   cuda = 1,  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
 };
 template <>
@@ -50,7 +50,7 @@ struct NamesOf<ScaleKind> {
   static constexpr Named<ScaleKind> kAll[] = {{ScaleKind::none, "none"}, {ScaleKind::f32, "f32"}, {ScaleKind::ue8m0, "ue8m0"}};
 };
 
-/// Order of the rows that a dispatch delivers.
+/// Order of the rows delivered by a dispatch.
 enum class Layout : uint8_t {
   rank_major = 0,  ///< one row per (token, destination rank), ordered by (source rank, token)
   expert_major =
@@ -87,7 +87,7 @@ struct NamesOf<SizePolicy> {
                                                {SizePolicy::automatic, "automatic"}};
 };
 
-/// Action if a rank would receive more rows than the caller's capacity. All ranks make the same decision.
+/// Action taken when a rank would receive more rows than the caller's capacity. All ranks make the same decision.
 enum class Overflow : uint8_t { fail = 0, drop_and_report = 1 };
 template <>
 struct NamesOf<Overflow> {
@@ -118,9 +118,9 @@ struct NamesOf<Padding> {
 enum class CombineOrder : uint8_t {
   per_rank = 0,   ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
   per_route = 1,  ///< k ascending over all routes, one rounding at the end (expert-major rows only)
-  /// Normal mode. On each host, k (rank-major: ranks) ascending from +0, rounded to the row type; then hosts ascending by their
-  /// lowest rank, one final rounding. Each other host returns one row per token. In a single-host group, equal to per_route for
-  /// expert-major rows and to per_rank for rank-major rows.
+  /// Normal mode. Each host sums in ascending order of k (rank-major: of ranks) from +0 and rounds to the row type; the hosts'
+  /// sums are then added in ascending order of lowest rank, with one final rounding. Every other host returns one row per
+  /// token. In a single-host group, equal to per_route for expert-major rows and to per_rank for rank-major rows.
   per_host = 2,
 };
 template <>

@@ -23,7 +23,7 @@ typedef struct sy_expert_mlp sy_expert_mlp;  ///< one rank's experts; sy_expert_
 /// Storage of the weights.
 typedef int32_t sy_weight_storage;
 enum {
-  SY_WEIGHTS_PACKED = 0,  ///< own copy in this CPU's fastest layout; the caller's weights may be freed after creation
+  SY_WEIGHTS_PACKED = 0,  ///< separate copy in this CPU's fastest layout; the caller's weights may be freed after creation
   SY_WEIGHTS_VIEW = 1     ///< the caller's weights, read in place by every call; CUDA: required
 };
 
@@ -46,7 +46,7 @@ typedef struct sy_expert_options {
   size_t route_scratch_bytes
       SY_DEFAULT(67108864);  ///< CPU, sy_expert_mlp_forward_rank_major: memory for float32 outputs of single routes
   int64_t max_rows;          ///< CUDA: maximum rows of a call's `x`, each with an intermediate row in the object; 0: none
-  const void* w13_scales;    ///< fp8: scales of the weights, as in switchyard/expert.hpp; they stay the caller's
+  const void* w13_scales;    ///< fp8: scales of the weights, as in switchyard/expert.hpp; owned by the caller
   const void* w2_scales;
   sy_scale_kind weight_scales SY_DEFAULT(SY_SCALE_F32);  ///< fp8: f32 or ue8m0
   int32_t reserved2;                                     ///< must be 0
@@ -56,17 +56,17 @@ typedef struct sy_expert_options {
 typedef struct sy_expert_memory {
   size_t struct_size;
   size_t weight_bytes;   ///< packed: own weights; view: 0
-  size_t scratch_bytes;  ///< fixed at creation; CUDA: intermediate rows, in memory of the GPU
+  size_t scratch_bytes;  ///< fixed at creation; CUDA: intermediate rows, in GPU memory
   size_t total_bytes;
 } sy_expert_memory;
 
 /// Memory required by an object of this shape on this machine. Leaves no memory allocated. `options` NULL: defaults.
 sy_code sy_expert_mlp_memory_required(const sy_expert_shape* shape, const sy_expert_options* options, sy_expert_memory* memory);
 
-/// `w13` is [L, 2 * I, H]: for each expert first the I gate rows (W1), then the I up rows (W3). `w2` is [L, H, I]. Packed: they
-/// are read only during this call. View: they must stay valid and unchanged while calls run. CUDA: both aligned to 16 bytes.
-/// `options` NULL: defaults. Errors: invalid_argument naming the argument; system if memory is insufficient; unsupported for
-/// f16 on the CPU, and on GPUs as for sy_grouped_gemm_create.
+/// `w13` is [L, 2 * I, H]: for each expert, the I gate rows (W1) followed by the I up rows (W3). `w2` is [L, H, I]. Packed:
+/// they are read only during this call. View: they must stay valid and unchanged while calls run. CUDA: both must be aligned to
+/// 16 bytes. `options` NULL: defaults. Errors: invalid_argument naming the argument; system if memory is insufficient;
+/// unsupported for f16 on the CPU, and on GPUs as for sy_grouped_gemm_create.
 sy_code sy_expert_mlp_create(const sy_expert_shape* shape, const void* w13, const void* w2, const sy_expert_options* options,
                              sy_expert_mlp** mlp);
 /// CUDA: may be called at any time; memory is freed once the enqueued calls and captured graphs that use it are done.

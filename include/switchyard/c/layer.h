@@ -30,7 +30,7 @@ enum {
 typedef int32_t sy_moe_form;
 enum {
   SY_MOE_FORM_AUTOMATIC = 0,  ///< the library chooses
-  SY_MOE_FORM_SEPARATE = 1,   ///< dispatch, two products and combine, as separate calls
+  SY_MOE_FORM_SEPARATE = 1,   ///< dispatch, two matrix products and combine, as separate calls
   SY_MOE_FORM_FUSED = 2       ///< normal mode, order per route, bf16, GPUs also fp8: one kernel; see layer.hpp
 };
 
@@ -120,7 +120,7 @@ sy_code sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t** dropped,
 /// Number of ids in this rank's calls so far that are neither -1 nor a valid expert id. CUDA: counts calls that have run,
 /// including graph replays; waits only for a copy of the count, not for kernels.
 sy_code sy_moe_layer_invalid_ids(const sy_moe_layer* layer, int64_t* count);
-/// For example "separate, normal, bf16 wgmma:sm_90a". The object owns the string.
+/// Returns a description such as "separate, normal, bf16 wgmma:sm_90a". The object owns the string.
 sy_code sy_moe_layer_implementation(const sy_moe_layer* layer, const char** text);
 
 #ifdef __cplusplus

@@ -37,7 +37,7 @@ typedef struct sy_ledger_config {
 /// Requires no group.
 sy_code sy_ledger_check(const sy_ledger* ledger, const sy_ledger_config* config, int32_t world, int32_t rank);
 
-/// Sizes in bytes of the buffers of the published ledger format, for comparison and for callers that allocate them.
+/// Buffer sizes, in bytes, of the published ledger format, for comparison and for callers that allocate the buffers.
 typedef struct sy_ledger_format {
   size_t struct_size;
   size_t workspace_bytes;   ///< int32 [max(64, blocks * (8 + Ep))]; Ep: E rounded up to 16

@@ -38,7 +38,7 @@ enum {
   SY_SCALES_COLUMN_MAJOR = 1
 };
 
-/// Number of times that a row is sent over the link.
+/// Number of times each row is sent over the link.
 typedef int32_t sy_sending;
 enum {
   SY_SENDING_PER_RANK = 0,  ///< once per (token, rank), placed for each of its experts on arrival
@@ -73,11 +73,11 @@ sy_code sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
 sy_code sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange);
-/// Local. May be called at any time; does not wait. Outputs and rows remain valid and can be used with another object with the
-/// same config.
+/// Local. May be called at any time; does not wait. Outputs and rows remain valid and can be used with another object that has
+/// the same config.
 sy_code sy_low_latency_destroy(sy_low_latency* exchange);
 
-/// Local. Creates memory of fixed shape, private to the rank, which each dispatch into it overwrites. Allocates memory; do not
+/// Local. Creates an output of fixed shape, private to the rank, which each dispatch to it overwrites. Allocates memory; do not
 /// call on the hot path.
 sy_code sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_output** output);
 /// As sy_low_latency_make_output, with rows and scales in the caller's memory, which must outlive the output;
@@ -130,8 +130,8 @@ typedef struct sy_low_latency_dispatch_options {
 } sy_low_latency_dispatch_options;
 
 /// Collective. Sends row t of `x` to every expert of token t. `x` is [T, H] of dtype, or fp8 with row-major scales of the
-/// config's kind and group. An expert chosen twice by a token gets one row, which combine reads twice. `options` NULL:
-/// defaults.
+/// config's kind and group. If a token chooses an expert twice, the expert receives one row, which combine reads twice.
+/// `options` NULL: defaults.
 sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
                                 sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
 
@@ -143,7 +143,7 @@ typedef struct sy_low_latency_combine_options {
   /// rounding.
   sy_combine_order order SY_DEFAULT(SY_ORDER_PER_ROUTE);
   int32_t num_sms;            ///< CUDA: as in sy_low_latency_dispatch_options
-  const float* topk_weights;  ///< float32 [T, K], per_route only; NULL: those given to dispatch, or none (sums of the rows)
+  const float* topk_weights;  ///< float32 [T, K], per_route only; NULL: those passed to dispatch, or none (unweighted)
   const float* expert_scale;  ///< float32 [num_local_experts], per_route only, or NULL: each row returns as round(y * scale)
   void* stream;               ///< CUDA: as in sy_low_latency_dispatch_options
   sy_bool known_memory;       ///< CUDA: as in sy_dispatch_options
@@ -176,8 +176,8 @@ typedef struct sy_row_origin {
   int32_t k;       ///< first of the token's choices equal to this expert
 } sy_row_origin;
 
-/// CPU groups: for i in [0, n), replaces x[i], element `column + i` of the row as float32, with the expert's result. Called by
-/// several threads concurrently. Must return.
+/// CPU groups: for i in [0, n), replaces x[i], element `column + i` of the row as float32, with the expert's result. It is
+/// called by several threads concurrently and must return.
 typedef void (*sy_row_function)(float* x, int64_t n, const sy_row_origin* row, int64_t column, void* user);
 
 /// Options of sy_low_latency_all_to_all. May differ by rank.

@@ -39,8 +39,9 @@
 /// GPUs. In a group with SY_BACKEND_CUDA, all pointers to rows, scales, ids, weights, biases and results, passed or returned,
 /// are device pointers of the rank's GPU (cudaMalloc, managed memory or a stream-ordered allocation). Rows are aligned to 16
 /// bytes. All structs, including options and filled structs, are in host memory. Calls enqueue their work on `stream` (a
-/// cudaStream_t) and return; memory used by a call must stay valid until its work on the stream is done. Only SY_SIZE_EXACT,
-/// the sy_handle_ functions (except retain and release) and sy_exchange_last_call wait for the GPU. See docs/concepts/cuda.md.
+/// cudaStream_t) and return; memory used by a call must stay valid until its work on the stream is done. Apart from functions
+/// whose comments say so, only SY_SIZE_EXACT, the sy_handle_ functions (except retain and release) and sy_exchange_last_call
+/// wait for the GPU. See docs/concepts/cuda.md.
 #pragma once
 
 #include <stddef.h>
@@ -67,7 +68,7 @@ typedef struct sy_storage sy_storage;        ///< owns the arrays of a filled st
 sy_code sy_version(int32_t* major, int32_t* minor, int32_t* patch);
 /// Version of the library as a string, "major.minor.patch". Static storage.
 const char* sy_version_string(void);
-/// Stable, lower-case name of a code, for example "peer_timeout"; "unknown" for other values. Static storage.
+/// Stable, lowercase name of a code, for example "peer_timeout"; "unknown" for other values. Static storage.
 const char* sy_code_name(sy_code code);
 
 /// Error message of this thread's last failed call, or "" if none failed; at most 2047 bytes. Valid until this thread's next
@@ -85,7 +86,7 @@ typedef struct sy_wait_report {
   uint64_t expected;  ///< smallest flag word that would have ended the wait
   uint64_t seen;      ///< last flag word read
   double waited_ms;
-  double silent_ms;  ///< time since the last sign of life of awaited_rank, if it is a process on another host; else negative
+  double silent_ms;  ///< time since the last heartbeat of awaited_rank if it is a process on another host; else negative
 } sy_wait_report;
 
 /// Details of this thread's last failure. Each of these functions returns SY_INVALID_ARGUMENT, and leaves sy_last_error()
@@ -126,8 +127,8 @@ typedef struct sy_group_options {
 /// Creates all `world` ranks (1 to 64) as threads of this process. `groups` has `world` elements; element r belongs to rank r
 /// and must be used by one thread. `options` NULL: defaults.
 sy_code sy_group_in_process(int32_t world, const sy_group_options* options, sy_group** groups);
-/// Joins this process as rank `rank` of `world` at `store`: "unix:/path", "unix:@name" or "tcp://host:port". Rank 0 serves the
-/// store. `token` (any string, identical on all ranks) excludes processes of other jobs. Blocks until all ranks have joined.
+/// Joins this process as rank `rank` of `world` at `store`: "unix:/path", "unix:@name" or "tcp://host:port". Rank 0 hosts the
+/// store. `token` (any string, identical on all ranks) excludes processes from other jobs. Blocks until all ranks have joined.
 sy_code sy_group_connect(int32_t rank, int32_t world, const char* store, const char* token, const sy_group_options* options,
                          sy_group** group);
 /// Joins this process as one rank, as described by SWITCHYARD_RANK / _WORLD_SIZE / _STORE / _JOB_TOKEN or by the environment
@@ -141,7 +142,7 @@ sy_code sy_group_size(const sy_group* group, int32_t* size);
 /// Number of hosts and index of this rank's host; hosts are numbered in order of their lowest ranks. Either pointer may be
 /// NULL.
 sy_code sy_group_hosts(const sy_group* group, int32_t* hosts, int32_t* host);
-/// The host of `rank`, in [0, W).
+/// Host of `rank`, which must be in [0, W).
 sy_code sy_group_host_of(const sy_group* group, int32_t rank, int32_t* host);
 /// Sets the deadline of every wait in later calls, >= 1 (INT64_MAX: never). Captured graphs keep the deadline set when they
 /// were captured.
@@ -164,13 +165,13 @@ sy_code sy_group_abort(sy_group* group, int32_t reason);
 /// The rank leaves the group now, but its objects stay alive; later calls return SY_INVALID_ARGUMENT. CUDA: waits for the GPU.
 sy_code sy_group_leave(sy_group* group);
 
-/// Bytes of the symmetric heap on this rank: in use and total. Either pointer may be NULL.
+/// Used and total bytes of the symmetric heap on this rank. Either pointer may be NULL.
 sy_code sy_group_heap(const sy_group* group, size_t* used, size_t* size);
 
 /// Collective. Makes `bytes` bytes at `memory` accessible to all ranks, so that combine can read rows there in place. Sizes may
 /// differ; a rank without a buffer passes NULL and 0. At most 64 registrations at a time. CPU: only for ranks that are threads.
-/// CUDA: memory from cudaMalloc, or from cuMemCreate with POSIX file descriptors, on the rank's GPU. Errors are the same on all
-/// ranks and leave the group usable.
+/// CUDA: memory from cudaMalloc, or from cuMemCreate with POSIX file descriptors, on the rank's GPU. Errors are identical on
+/// all ranks and leave the group usable.
 sy_code sy_group_register_memory(sy_group* group, void* memory, size_t bytes, sy_registered** registered);
 /// Ends the registration for this rank. All ranks must call it at the same point in their sequence of calls, and no rank may
 /// free its memory before all ranks have called it (use sy_group_barrier in between). CUDA: waits for the GPU.
@@ -189,7 +190,7 @@ sy_code sy_group_wake(sy_group* group);
 
 /// Bytes of one scale row of `hidden` >= 0 columns: the scales, padded to a multiple of 16; 0 for SY_SCALE_NONE.
 sy_code sy_scale_row_bytes(int64_t hidden, sy_scale_kind kind, size_t* bytes);
-/// First expert of rank `rank` in [0, W]; rank r holds [first(r), first(r + 1)).
+/// First expert of `rank`, in [0, W]; rank r holds experts [first(r), first(r + 1)).
 sy_code sy_first_expert(int32_t num_experts, int32_t world, int32_t rank, int32_t* expert);
 
 // ---- Exchange (normal mode) ----
@@ -302,11 +303,11 @@ typedef struct sy_dispatched_view {
   sy_handle* handle;  ///< borrowed; sy_handle_retain to keep it
 
   const int32_t* topk_ids;      ///< rank-major: [x_rows, K] local expert ids, -1 if the route goes elsewhere or was dropped
-  const float* topk_weights;    ///< rank-major: [x_rows, K] 0 where the id is -1; NULL if dispatch got no weights
+  const float* topk_weights;    ///< rank-major: [x_rows, K] 0 where the id is -1; NULL if dispatch had no weights
   const int32_t* source_token;  ///< rank-major: [x_rows] token index at its source
 
   const int64_t* row_source;        ///< expert-major: [x_rows] source rank << 48 | k << 32 | token; -1 for padding
-  const float* row_weights;         ///< expert-major: [x_rows]; NULL if dispatch got no weights
+  const float* row_weights;         ///< expert-major: [x_rows]; NULL if dispatch had no weights
   const int64_t* expert_first_row;  ///< expert-major: [num_local_experts]
 
   const int64_t* tokens_per_expert;   ///< [num_local_experts] kept routes of all sources to each local expert
@@ -340,7 +341,7 @@ typedef struct sy_combine_options {
   size_t struct_size;
   sy_combine_order order;
   sy_bool apply_weights
-      SY_DEFAULT(1);  ///< 0 or 1; expert-major: multiply rows by their weights (if given to dispatch or in `weights`)
+      SY_DEFAULT(1);  ///< 0 or 1; expert-major: multiply rows by their weights (if passed to dispatch or in `topk_weights`)
   /// Rank-major: float32 [M, K], summed over ranks into `out_weights` (the rows themselves are not multiplied). Expert-major:
   /// float32 [T, K] that replaces the weights passed to dispatch; SY_ORDER_PER_ROUTE only.
   const float* topk_weights;
@@ -359,8 +360,8 @@ typedef struct sy_combine_options {
 sy_code sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
                             const sy_combine_options* options, float* out_weights);
 
-/// Traffic and time of this rank's last call. Members: switchyard/statistics.def (remote_bytes, local_bytes, copied_bytes,
-/// payload_rows, metadata_bytes: uint64_t; plan_us, total_us: double; network_bytes: uint64_t).
+/// Traffic and time of this rank's last call. The members are listed in switchyard/statistics.def (remote_bytes, local_bytes,
+/// copied_bytes, payload_rows, metadata_bytes: uint64_t; plan_us, total_us: double; network_bytes: uint64_t).
 typedef struct sy_call_statistics {
   size_t struct_size;
 #define SY_STATISTIC_MOVED(name) uint64_t name;

@@ -88,7 +88,7 @@ typedef struct sy_wait_statistics {
   size_t struct_size;
   double total_ms;  ///< total of the worker that waited longest, not the sum over workers
   double max_ms;    ///< the longest single wait
-  uint64_t waits;   ///< number of waits that did not succeed at once
+  uint64_t waits;   ///< number of waits that did not succeed immediately
 } sy_wait_statistics;
 /// `peer` in [0, W). The counters always run.
 sy_code sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics);

@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-/// Mode that a value applies to and, for normal mode, the layout (NORMAL: rank-major).
+/// Mode to which a value applies and, for normal mode, the layout (NORMAL: rank-major).
 typedef int32_t sy_tuning_mode;
 enum {
   SY_TUNING_NORMAL = 0,
@@ -30,7 +30,7 @@ typedef struct sy_tuning_key {
   sy_tuning_mode mode;
 } sy_tuning_key;
 
-/// Values of an entry; 0 means unset: the library chooses. switchyard/tuning.hpp lists the values of each mode.
+/// Values of an entry; 0 means unset, and the library chooses. switchyard/tuning.hpp lists the values of each mode.
 typedef struct sy_tuning_values {
   size_t struct_size;
   int32_t dispatch_sms;

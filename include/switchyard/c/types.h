@@ -37,7 +37,7 @@ enum {
 #define SY_MAX_TOPK 32
 #define SY_SCALE_GROUP 128
 
-/// Where a group's ranks compute and hold their rows.
+/// Where a group's ranks compute and store their rows.
 typedef int32_t sy_backend;
 enum {
   SY_BACKEND_CPU = 0,  ///< threads or processes, of one host or several; pointers are host pointers
@@ -68,7 +68,7 @@ enum {
   SY_SCALE_UE8M0 = 2  ///< one byte, a power of two: 2^(byte - 127)
 };
 
-/// Order of the rows that a dispatch delivers.
+/// Order of the rows delivered by a dispatch.
 typedef int32_t sy_layout;
 enum {
   SY_LAYOUT_RANK_MAJOR = 0,   ///< one row per (token, destination rank), ordered by (source rank, token)
@@ -91,7 +91,7 @@ enum {
   SY_SIZE_AUTOMATIC = 3    ///< CPU: exact; CUDA: worst case, because exact waits for the GPU
 };
 
-/// Action if a rank would receive more rows than its capacity. All ranks make the same decision.
+/// Action taken when a rank would receive more rows than its capacity. All ranks make the same decision.
 typedef int32_t sy_overflow;
 enum { SY_OVERFLOW_FAIL = 0, SY_OVERFLOW_DROP_AND_REPORT = 1 };
 
@@ -110,9 +110,9 @@ typedef int32_t sy_combine_order;
 enum {
   SY_ORDER_PER_RANK = 0,   ///< k ascending inside a rank, rounded to the row type, then ranks ascending, rounded once
   SY_ORDER_PER_ROUTE = 1,  ///< k ascending over all routes, one rounding at the end (expert-major only)
-  /// Normal mode. On each host, k (rank-major: ranks) ascending, rounded to the row type; then hosts ascending by their lowest
-  /// rank, one final rounding. In a single-host group, equal to per_route for expert-major rows and to per_rank for rank-major
-  /// rows.
+  /// Normal mode. Each host sums in ascending order of k (rank-major: of ranks) and rounds to the row type; the hosts' sums are
+  /// then added in ascending order of lowest rank, with one final rounding. In a single-host group, equal to per_route for
+  /// expert-major rows and to per_rank for rank-major rows.
   SY_ORDER_PER_HOST = 2
 };
 
