@@ -89,11 +89,10 @@ class FusedImpl : protected ExchangeBase {
   }
   int next_set_ = 0;  ///< number of the next weight set
 
-  /// Number of experts on this rank.
   int local_experts() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
   /// Hash of everything that must be identical on all ranks.
   uint64_t hash() const { return config_hash_; }
-  /// Checks the arguments of a call that runs these parts. Throws invalid_argument.
+  /// Throws invalid_argument.
   void check_arguments(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Returns outputs to their owners: the warp that has pulled rows does so in pieces through shared memory while products run;
-// the multiplying warps join in when no tiles are left for them.
+// Return of outputs to their owners: by the warp that has pulled rows, in pieces through shared memory, while products run; and
+// by the multiplying warps once no tiles are left for them.
 #pragma once
 
 #include "exchange/fused/layer_moves.cuh"
@@ -29,8 +29,8 @@ struct ReturnedRows {
   }
 };
 
-/// The owner and the destination of a lane's row; the destination is null if the row stays on this rank. May be read once the
-/// row's outputs are ready, because its source has announced it by then.
+/// Owner and destination of a lane's row; the destination is null if the row stays on this rank. May be read once the row's
+/// outputs are ready, because its source has announced it by then.
 struct ReturnedRow {
   int owner = 0;
   int64_t route = 0;

@@ -133,7 +133,6 @@ class RoleSpan {
   uint64_t begin_ = 0;
 };
 
-/// Index of this warp in the grid.
 __device__ __forceinline__ int index_of_warp() { return static_cast<int>(blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)); }
 
 /// True if a wait for rank `rank` that began at `begin` must end. Call from one lane, at the `look`-th check of the wait. If

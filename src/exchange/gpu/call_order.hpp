@@ -9,7 +9,6 @@
 
 namespace switchyard::detail {
 
-/// Stream of a call.
 struct CallStream {
   gpu::Stream stream = nullptr;
   CaptureState capture;       ///< state of the stream when the call began
@@ -43,7 +42,7 @@ class CallOrder {
   void set_counters(CallContext& call) const;
   /// Number of invalid ids in the calls that have run so far. Waits for the copy stream.
   int64_t invalid_ids() const;
-  /// Statistics of the last call. Waits for that call unless it was captured.
+  /// Waits for the last call unless it was captured.
   CallStatistics statistics() const;
 
  private:

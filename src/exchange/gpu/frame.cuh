@@ -50,10 +50,10 @@ __device__ inline CallWords load_call_words(const CallContext& args, const Epoch
   return words;
 }
 
-/// Adds the epoch to `call`, which is in shared memory and already filled by copy_to_shared. Call from all threads of a block.
-/// Returns false if the group has failed: the failure is reported to the host, and the block must return at once, so that N
-/// queued calls cost only one deadline. `ends_call`: whether this launch is the last one of its call. In the last launch, the
-/// last block to read the epoch advances it in its last warp while its other warps continue.
+/// Adds the epoch to `call` (in shared memory, already filled by copy_to_shared). Call from all threads of a block. Returns
+/// false if the group has failed: this is reported to the host, and the block must return at once, so that N queued calls cost
+/// one deadline. `ends_call`: whether this launch is the last one of its call. In the last launch, the last block to read the
+/// epoch advances it in its last warp while its other warps continue.
 __device__ inline bool begin_block(const CallContext& args, const CallWords& words, EpochState* state, bool ends_call,
                                    CallContext& call) {
   if (threadIdx.x == 0) {

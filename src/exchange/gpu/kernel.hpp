@@ -95,7 +95,7 @@ class Kernel final : public KernelBase {
 
  private:
   static constexpr int kIdleShared = 4096;
-  /// Maximum number of blocks per cluster; a launch consists of whole clusters.
+  /// Maximum blocks per cluster; a launch consists of whole clusters.
   static constexpr int kMaxClusterBlocks = 8;
 
   template <class T>

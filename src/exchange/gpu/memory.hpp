@@ -12,8 +12,8 @@
 namespace switchyard::detail {
 
 /// Zeroed memory of the device that is current at construction. Destruction frees it at once, in order with the rank's copies
-/// and without waiting (except on devices without memory pools), so it must no longer be in use. Memory that may still be in
-/// use is released through end_after().
+/// and without waiting (except on devices without memory pools), so it must no longer be in use. Memory still in use is
+/// released through end_after().
 class DeviceMemory {
  public:
   DeviceMemory() = default;

@@ -48,16 +48,16 @@ struct CountedIds {
 
 class CudaRank final : public DeviceRank {
  public:
-  /// `ranks_on_gpu`: number of the group's ranks on this GPU; `threads`: whether these ranks are threads of this process;
-  /// `num_sms`: maximum number of multiprocessors per call, or 0.
+  /// `ranks_on_gpu`: number of the group's ranks on this GPU; `threads`: whether they are threads of this process; `num_sms`:
+  /// maximum multiprocessors per call, or 0.
   CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_on_gpu, bool threads, int num_sms);
   ~CudaRank() override;
 
   const std::string& name() const noexcept override { return name_; }
   const char* advice() const noexcept override;
   const FaultRecord* fault() const noexcept override;
-  /// Records a fault that is detected by the host and cannot be detected by kernels, i.e. in rounds between hosts. Only the
-  /// first fault is recorded. May be called on any thread.
+  /// Records a fault detected by the host that kernels cannot detect, i.e. in rounds between hosts. Only the first fault is
+  /// recorded. May be called on any thread.
   void record(const FaultRecord& fault);
   void raise_soft_fault(const char* context) override;
   void raise_invalid_ids(const char* context) override;
@@ -82,7 +82,6 @@ class CudaRank final : public DeviceRank {
   CallContext context(uint64_t timeout_ns, Operation operation) const;
   RankWords words(bool captured) const;
   int device() const { return heap_.device(); }
-  /// Number of the group's ranks on this GPU.
   int ranks_on_gpu() const { return ranks_on_gpu_; }
   CudaHeap& heap() const { return heap_; }
   const DeviceLimits& limits() const { return limits_; }
@@ -91,14 +90,14 @@ class CudaRank final : public DeviceRank {
   /// Launch limits for a call with `num_sms` (0 if not given). A launch may begin while the previous one on the stream is still
   /// waiting, but only if the call may use the whole GPU, because two overlapping calls occupy twice as many multiprocessors.
   DeviceLimits limits_of_call(int num_sms) const;
-  /// Number of blocks for a call: as requested by its caller, otherwise as tuned, otherwise `default_value` (0 means none for
-  /// each), limited to the number available.
+  /// Number of blocks for a call: as requested by the caller, else tuned, else `default_value` (each 0 if not given), limited
+  /// to the number available.
   int blocks(int asked, int tuned, int default_value) const {
     return blocks_of_call(asked, tuned, default_value, max_blocks());
   }
-  /// These functions throw invalid_argument unless, respectively, `p` is null or memory that this GPU's kernels can use, with
-  /// that alignment in bytes, and `num_sms` is 0 or a grid whose blocks can all run at once. `known`: whether the caller
-  /// guarantees the kind of memory.
+  /// Throw invalid_argument unless, respectively, `p` is null or memory that this GPU's kernels can use, with that alignment in
+  /// bytes, and `num_sms` is 0 or a grid whose blocks can all run at once. `known`: whether the caller guarantees the kind of
+  /// memory.
   void check_pointer(const char* name, const void* p, size_t alignment, bool known = false) const;
   void check_sms(const char* name, int num_sms) const;
   /// Throws invalid_argument unless `stream`, which must not be capturing, belongs to this GPU.

@@ -43,8 +43,8 @@ class DeviceRank {
   /// Collective. Returns the address of every rank's buffer on this rank's GPU, valid while `mapping` lives.
   virtual std::vector<std::byte*> reach(Bootstrap& bootstrap, int slot, void* memory, size_t bytes, Milliseconds deadline,
                                         std::shared_ptr<void>& mapping) = 0;
-  /// Copies `distances`, one entry per rank, to memory accessible to kernels; the copy is valid until the slot gets another
-  /// one. From now on, kernels access the slot until its mapping ends.
+  /// Copies `distances`, one entry per rank, to kernel-accessible memory; the copy is valid until the slot gets another one.
+  /// From now on, kernels access the slot until its mapping ends.
   virtual const uint64_t* upload_distances(int slot, const std::vector<uint64_t>& distances) = 0;
   /// GPU memory that is private to this rank, for work on `stream`. It is freed once the last reference is gone and all work
   /// enqueued on the stream by then is done. Throws Error(system) if none is available.

@@ -75,11 +75,11 @@ class ExchangeBase {
   /// the fields that all ranks must agree on. If it throws on some ranks, all ranks throw the error of the lowest such rank. If
   /// fields differ, all ranks throw Error(mismatch), whose message gives the field and both values. `object` is the object's
   /// name in errors, and `sized_by` is the function that computes its heap bytes. The group remains usable after an error; once
-  /// the object's memory has been released, the heap is in its previous state.
+  /// the object's memory has been released, the heap is as before.
   void construct(const char* object, const char* sized_by, const std::function<AgreedFields()>& build);
-  /// Collective, within construct(). Takes this object's block of the symmetric heap, which is held until the object is
-  /// destroyed. The block is at the lowest offset that is free on all ranks: an object already destroyed on one rank may still
-  /// exist on another, for example until a garbage collection. Call once.
+  /// Collective, within construct(). Takes this object's block of the symmetric heap, held until the object is destroyed. It is
+  /// at the lowest offset that is free on all ranks: an object already destroyed on one rank may still exist on another, for
+  /// example until a garbage collection. Call once.
   size_t take_heap(size_t bytes, size_t kept = std::numeric_limits<size_t>::max());
 
   /// Checks ids in host memory before any row moves; counts the invalid ids or throws Error(invalid_argument) for the first

@@ -24,7 +24,7 @@ bool detail::is_known_to_peers(ErrorCode code) {
 
 namespace {
 
-/// Describes, for error messages, the call that a rank has made.
+/// Describes the call made by a rank, for error messages.
 std::string describe_call(uint64_t word) {
   std::string text = operation_name(static_cast<Operation>(called_operation(word)));
   const auto object = static_cast<uint64_t>(called_object(word));

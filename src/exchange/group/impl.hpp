@@ -64,8 +64,8 @@ struct ConstructionReport {
 /// True for errors that result from an abort by this or another rank, and for errors that the peers detect as well.
 bool is_known_to_peers(ErrorCode code);
 
-/// Bit of the `object` argument of Group::Impl::enter. If it is set, the other bits hold the site of the call
-/// (NormalExchange::set_site) instead of the object.
+/// Bit of the `object` argument of Group::Impl::enter: if set, the other bits hold the call's site (NormalExchange::set_site)
+/// instead of the object.
 inline constexpr uint32_t kSiteOfCall = 1u << 15;
 }  // namespace detail
 
@@ -83,8 +83,8 @@ struct Group::Impl {
   /// if none. `waiting`: false for a sending half. A call that waits first passes on the rows of earlier sent calls, which may
   /// throw.
   void enter(detail::Operation operation, uint64_t object = 0, bool waiting = true);
-  /// With several hosts: performs the work of all sent calls (`sent_calls`) that other ranks wait for. This is the first step
-  /// of every call that waits; otherwise, this rank could wait for a rank that is waiting for it.
+  /// With several hosts: performs the work of all sent calls (`sent_calls`) that other ranks wait for. The first step of every
+  /// call that waits; otherwise, this rank could wait for a rank that is waiting for it.
   void pass_on();
   /// Returns a rank whose calls differ from this rank's, or -1.
   int find_other_call() const noexcept;
@@ -216,7 +216,7 @@ struct Group::Impl {
   void find_headers(const detail::SymmetricHeap& memory);
   /// The difference between the calls of ranks a and b, or "" if it is unknown.
   std::string describe_mismatch(int a, int b) const;
-  /// describe_mismatch(), after waiting until the difference is known; if it stays unknown, a list of possible differences.
+  /// describe_mismatch() after waiting for the difference to become known; otherwise, a list of possible differences.
   std::string describe_announced_mismatch(int a, int b) const;
   void post_word(uint64_t word) noexcept;
   [[noreturn]] void throw_abort(uint64_t word, const char* context) const;

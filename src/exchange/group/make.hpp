@@ -8,7 +8,7 @@
 
 namespace switchyard::detail {
 
-/// Builds without a GPU toolkit contain neither the gpu.cpp files of modes nor groups with a device.
+/// Builds without a GPU toolkit contain neither the modes' gpu.cpp files nor groups with a device.
 #ifndef SWITCHYARD_HAS_GPU_CODE
 #error "src/exchange/CMakeLists.txt says for which sources this is known"
 #endif

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ledger combine as a kernel: runs protocol/ledger/combine.hpp with one block per multiprocessor.
+// The ledger combine kernel: protocol/ledger/combine.hpp with one block per multiprocessor.
 //
 // Progress: a warp returns its share of the rows before it waits, and it waits only for the returns of other ranks. All blocks
-// must be able to run at the same time, because a block that has not started has not returned any rows. The launcher therefore
+// must be able to run concurrently, because a block that has not started has not returned anything. The launcher therefore
 // limits the grid to one block per multiprocessor. Other kernels may delay a block as long as they end.
 #include <type_traits>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host-side checks of low-latency mode's contracts. Every error message states the argument, its value and the allowed values.
+// Host-side checks of low-latency mode's contracts. Error messages state the argument, its value and the allowed values.
 #include <string>
 
 #include "exchange/group/enum_checks.hpp"

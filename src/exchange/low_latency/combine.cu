@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The combine of low-latency mode as kernels: runs protocol/low_latency/combine.hpp with one block per multiprocessor.
+// The combine kernels of low-latency mode: protocol/low_latency/combine.hpp with one block per multiprocessor.
 //
 // Progress: as in dispatch.cu.
 #include "exchange/low_latency/known.cuh"

@@ -219,8 +219,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     if (!hosts_->meet<A>(solo_, call, layout_) || !wait_entered<A>(solo_, call, layout_, header, own_bits)) raise(operation);
   }
 
-  /// Handles a fault in which a rank of another host is missing. If that rank's proxy is missing too, changes the fault to
-  /// refer to the proxy.
+  /// Handles a missing rank of another host. If that rank's proxy is missing too, changes the fault to refer to the proxy.
   void name_proxy(FaultRecord& fault) const {
     if (fault.mismatch || fault.awaited_rank < 0 || fault.site != Site::call_header) return;
     const int proxy = hosts_->other_proxy(fault.awaited_rank);

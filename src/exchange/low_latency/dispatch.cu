@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dispatch of low-latency mode as kernels: runs protocol/low_latency/dispatch.hpp with one block per multiprocessor.
+// The dispatch kernels of low-latency mode: protocol/low_latency/dispatch.hpp with one block per multiprocessor.
 //
 // Progress: all warps of a rank send before they wait, and they wait only for sends by other ranks. All blocks of a launch that
-// receives must be able to run at the same time, because a block that has not started has not sent anything. The launcher
-// therefore limits the grid to one block per multiprocessor. Other kernels may delay a block as long as they end.
+// receives must be able to run concurrently, because a block that has not started has not sent anything. The launcher therefore
+// limits the grid to one block per multiprocessor. Other kernels may delay a block as long as they end.
 #include "exchange/low_latency/known.cuh"
 
 namespace switchyard::detail {

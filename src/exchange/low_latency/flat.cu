@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole exchange as kernels, for experts that scale rows.
+// The whole-exchange kernels for experts that scale rows.
 //
 // Progress: as in dispatch.cu.
 #include "exchange/low_latency/flat_kernel.cuh"

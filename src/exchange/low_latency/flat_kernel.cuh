@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole exchange as a kernel, for any row function: runs protocol/low_latency/flat_exchange.hpp with one block per
-// multiprocessor. Progress: as in dispatch.cu.
+// The whole-exchange kernel for any row function: protocol/low_latency/flat_exchange.hpp with one block per multiprocessor.
+// Progress: as in dispatch.cu.
 #pragma once
 
 #include "exchange/low_latency/frame.cuh"
@@ -49,7 +49,6 @@ gpu::Status prepare_flat_kernels(const DeviceLimits& limits) {
   return status != gpu::kOk ? status : gpu::allow_shared(low_latency::flat_kernel<CudaLanesTraced, FlatParams, Make>, max);
 }
 
-/// Enqueues a launch.
 template <class Make>
 gpu::Status launch_flat(const CudaFlat& p, const Make& make, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.f.d.tokens, p.f.d.layout.topk, 0, limits);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prologue of every low-latency kernel, executed before its protocol, and the launch shape.
+// Prologue of every low-latency kernel, before its protocol, and the launch shape.
 #pragma once
 
 #include <type_traits>
@@ -129,7 +129,7 @@ __device__ void stage_sending(const LowLatencyDispatchParams& args, const EarlyI
     for (auto f = static_cast<int>(threadIdx.x); f < tokens * args.layout.topk; f += static_cast<int>(blockDim.x))
       invalid += args.ids.is_invalid(args.ids.raw(f)) ? 1 : 0;
   }
-  // All blocks stage all ids, but only one block counts the invalid ones.
+  // All blocks stage all ids; only one counts the invalid ones.
   if (blockIdx.x == 0 && invalid != 0) add_invalid_ids(args.call, static_cast<uint64_t>(invalid));
   if (threadIdx.x != 0) return;
   p.tokens = tokens;

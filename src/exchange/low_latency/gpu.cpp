@@ -66,8 +66,8 @@ class CudaLowLatency final : public LowLatencyImpl {
   int64_t invalid_ids() override { return order_->invalid_ids(); }
 
  private:
-  // 16 columns per lane, so that a row is loaded in one round; twice as many if a block sends several messages, because half of
-  // its warps then send one message and the other half another.
+  // 16 columns per lane, so that a row is loaded in one round; twice as many if a block sends several messages, because each is
+  // then sent by half of its warps.
   static constexpr int64_t kPartColumns = 512;
 
   /// Warps per block in a launch.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine as a kernel that runs protocol/normal/combine_pull.hpp, combine_copies.hpp, combine_sums.hpp, combine_routes.hpp or
+// The combine kernels: protocol/normal/combine_pull.hpp, combine_copies.hpp, combine_sums.hpp, combine_routes.hpp or
 // combine_ring.hpp with one block per multiprocessor.
 //
 // Progress: a warp waits for `outputs` from all ranks, including its own; the last warp of a rank to arrive publishes it. The
-// same holds for `pulled`. With rings, a warp may wait for any warp of any rank. All blocks must therefore be able to run at
-// the same time, so the launcher limits the grid to one block per multiprocessor. Other kernels may delay a block as long as
+// same holds for `pulled`. With rings, a warp may wait for any warp of any rank. All blocks must therefore be able to run
+// concurrently, so the launcher limits the grid to one block per multiprocessor. Other kernels may delay a block as long as
 // they end.
 #include "arch/cuda/cuda_traced.cuh"
 #include "base/mix_hash.hpp"

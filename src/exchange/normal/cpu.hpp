@@ -76,8 +76,8 @@ class CpuNormal final : public NormalImpl {
   bool pass_on(const CallContext& call, const void* message, size_t bytes, Number&& number, Deliver&& deliver) {
     return relay<A>(solo_, call, hosts_->carrier(), hosts_->take_round(), hosts_->peers(), message, bytes, number, deliver);
   }
-  /// With several hosts: handles a fault in which a rank of another host is missing. If its proxy is missing too, changes the
-  /// fault to refer to the proxy.
+  /// With several hosts: handles a missing rank of another host. If its proxy is missing too, changes the fault to refer to the
+  /// proxy.
   void name_proxy(FaultRecord& fault) const;
   /// Call after the placements have been exchanged; throws on all ranks if a rank cannot take part or made a different call.
   /// `own`: this rank's error, which is thrown if this rank is the one that failed.
@@ -108,7 +108,7 @@ class CpuNormal final : public NormalImpl {
            const std::exception_ptr& error) override;
   SumTables sum_tables(CpuCall& call, const HandleData& h) const;
   SumWork sum_work();
-  /// With the rank-major layout: throws on all ranks that requested weights if a rank that holds rows passed none.
+  /// Rank-major layout: throws on all ranks that requested weights if a rank that holds rows passed none.
   void check_weights_present(const CallContext& call, const HandleData& h);
 
   CallStatistics stats_;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch as a kernel that runs protocol/normal/dispatch_direct.hpp or protocol/normal/dispatch_ring.hpp with one block per
+// The dispatch kernels: protocol/normal/dispatch_direct.hpp or protocol/normal/dispatch_ring.hpp with one block per
 // multiprocessor.
 //
 // Progress of direct dispatch: a warp waits for rows and for placements, which other ranks send before they wait for anything
 // except counts. Rows are announced by the sending warps. On this rank, these are in lower blocks; if all blocks send, they
-// send their own shares before they wait. All blocks of an expert-major call must therefore be able to run at the same time, so
-// the launcher limits the grid to one block per multiprocessor. In a rank-major call, one warp waits for rows and the others
+// send their own shares before they wait. All blocks of an expert-major call must therefore be able to run concurrently, so the
+// launcher limits the grid to one block per multiprocessor. In a rank-major call, one warp waits for rows and the others
 // return. With rings, a warp may wait for any warp of any rank. All blocks of all ranks must therefore be resident, so the
 // launcher gives each block a multiprocessor that no other rank uses. Every warp polls all its streams in turn and stops at the
 // deadline. Other kernels may delay a block as long as they end.
@@ -136,8 +136,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (arrive_is_last<Cuda>(w, &args.state->exits)) end_dispatch(args, call, participation, moves);
 }
 
-/// Rank-major layout with drops: counts the kept routes from the records that have arrived. Runs as one block and does not
-/// wait.
+/// Rank-major layout with drops: counts the kept routes from the received records. Runs as one block and does not wait.
 __global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __grid_constant__ Received received) {
   const TablesHeader& h = *p.tables.header;
   if (ptx::load_relaxed<Scope::system>(p.call.abort_word) != 0 || h.moved == 0) return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prologue and epilogue of every normal-mode kernel, including the handling of objects halted by another rank's fault and of
-// calls that move nothing.
+// Prologue and epilogue of every normal-mode kernel, including objects halted by another rank's fault and calls that move
+// nothing.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
@@ -19,10 +19,10 @@ __device__ __noinline__ inline Verdict judge_halted(const RankWords& words, Obje
   return static_cast<Verdict>(before != 0 ? before : found);
 }
 
-/// Adds the epoch to `call`, which is in shared memory and already filled by copy_to_shared. Call first, from all threads of a
-/// block. Returns false if the group has failed: the failure is reported to the host, and the block must return at once, so
-/// that N queued calls cost only one deadline. `participation`: in shared memory. `handle`: for calls that use the handle of an
-/// earlier dispatch, its tables; otherwise null. All words are loaded concurrently.
+/// Adds the epoch to `call` (in shared memory, already filled by copy_to_shared). Call first, from all threads of a block.
+/// Returns false if the group has failed: this is reported to the host, and the block must return at once, so that N queued
+/// calls cost one deadline. `participation`: in shared memory. `handle`: for calls that use the handle of an earlier dispatch,
+/// its tables; otherwise null. All words are loaded concurrently.
 __device__ inline bool begin_block(const CallContext& args, const RankWords& words, ObjectState* state, CallContext& call,
                                    Participation& participation, const TablesHeader* handle = nullptr) {
   uint64_t abort = 0, epoch = 0, halted = 0;
@@ -135,8 +135,7 @@ __device__ __noinline__ inline void do_nothing(const CallContext& call, Particip
 }
 
 /// Shared memory for a block of `warps` warps that moves rows of `row_bytes` bytes, in addition to `static_bytes` of static
-/// shared memory. `stages`: stages per warp, reduced to one if there is no room for more; 0 means two if whole rows fit twice,
-/// otherwise one.
+/// shared memory. `stages` per warp, or one if there is no room for more; 0 means two if whole rows fit twice, otherwise one.
 inline CudaShape move_shape(int warps, int64_t row_bytes, uint32_t scratch_bytes, size_t static_bytes, uint32_t shared_bytes,
                             int stages = 0) {
   const auto available = shared_bytes - static_cast<uint32_t>(static_bytes) - 1024;

@@ -114,7 +114,7 @@ class CudaNormal final : public NormalImpl {
   void settle_placements(CudaCall& call, const OfferParams& offer, const std::exception_ptr& own);
   PlanParams plan_params(const CudaCall& call, const Routing& routing, const Tables& tables, const Placement* offer) const;
   MoveTables move_tables(const CudaCall& call, const Dispatch& d) const;
-  /// Work parameters for a launch of `blocks` blocks.
+  /// Work parameters for the call's launch.
   MoveWork move_work(const MoveShape& shape, const CudaCall& call) const;
   CudaDispatchParams move_params(const CudaCall& call, const Dispatch& d, const MoveShape& shape, bool offers_place) const;
   static const CudaHandle& tables_of(const HandleData& h);

@@ -185,7 +185,7 @@ class NormalImpl : protected ExchangeBase {
   virtual void move(Call& call, Dispatch& d, const MoveShape& shape) = 0;
   /// Copies the arrived rows and their scales to d.options.out, unless they were copied as they arrived.
   virtual void copy_out(Call& call, const Dispatch& d) = 0;
-  /// Computes the sums. `error`: as in Dispatch.
+  /// `error`: as in Dispatch.
   virtual void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options,
                    const SumStaging& staging, const std::exception_ptr& error) = 0;
 
@@ -224,7 +224,7 @@ class NormalImpl : protected ExchangeBase {
   ControlLayout control_;
 
  private:
-  // checks.cpp: these functions throw invalid_argument or unsupported.
+  // checks.cpp: these throw invalid_argument or unsupported.
   RowFormat check_rows(const ConstRows& x, const DispatchOptions& options, int64_t tokens) const;
   /// `rows`: number of allocated rows; 0 if only the counts determine it.
   void check_out(const DispatchOptions& options, const RowFormat& format, int64_t rows) const;

@@ -15,12 +15,12 @@
 
 namespace switchyard::detail {
 
-/// Number of multiprocessors whose stores fill the link; see docs/design/0018-assigned-work.md.
+/// Multiprocessors whose stores fill the link; see docs/design/0018-assigned-work.md.
 inline constexpr int kLinkSms = 20;
 /// With more sending multiprocessors, the link becomes slower; see docs/design/0018-assigned-work.md.
 inline constexpr int kMaxSendSms = 32;
-/// Number of multiprocessors that push rows in combine per_route while the others sum. The launcher multiplies this by (W - 1)
-/// / W, the share of the other ranks.
+/// Multiprocessors that push rows in combine per_route while the others sum. The launcher multiplies this by (W - 1) / W, the
+/// share of the other ranks.
 inline constexpr int kPushSms = 28;
 /// Minimum number of multiprocessors at which pushing is faster for rows that owners could read in place; see
 /// docs/design/0004-combine-pulls.md.
@@ -77,8 +77,8 @@ struct RingParts {
 void launch_dispatch(const CudaDispatchParams& params, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
                      gpu::Stream stream);
 void launch_combine(const CudaCombineParams& params, const LaunchShape& launch, gpu::Stream stream);
-/// With ring staging, every warp may wait for any other warp of its rank or of the peers, so all blocks must be able to run at
-/// the same time. `blocks` is at most the number of multiprocessors that the rank has to itself (CudaRank::max_blocks); each
+/// With ring staging, every warp may wait for any other warp of its rank or of the peers, so all blocks must be able to run
+/// concurrently. `blocks` is at most the number of multiprocessors that the rank has to itself (CudaRank::max_blocks); each
 /// block occupies one of them.
 void launch_ring_dispatch(const CudaDispatchParams& params, const RingParts& ring, bool after_plan, int blocks,
                           const DeviceLimits& limits, gpu::Stream stream);
@@ -94,7 +94,7 @@ struct CopyOut {
 };
 /// Enqueues the copy on the dispatch's stream, after the dispatch.
 void launch_copy_out(const CopyOut& copy, int blocks, gpu::Stream stream);
-/// Rank-major layout with drops: counts the kept routes per (source, expert) from the records that have arrived.
+/// Rank-major layout with drops: counts the kept routes per (source, expert) from the received records.
 void launch_count_kept(const PlanParams& params, const Received& received, gpu::Stream stream);
 
 }  // namespace switchyard::detail

@@ -20,7 +20,7 @@ inline constexpr int kSumWarps = kMaxCombineWarps;
 /// combine first copies rows to memory that their owners can read.
 enum class NormalCall : uint8_t { dispatch, quantising_dispatch, combine, copying_combine };
 
-/// Launch shape of a kernel. `stages` = 0 means two if whole rows fit twice, otherwise one.
+/// `stages` = 0 means two if whole rows fit twice, otherwise one.
 struct LaunchShape {
   int blocks = 0, warps = 0, stages = 0;
 };

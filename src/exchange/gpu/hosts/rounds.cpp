@@ -61,7 +61,7 @@ std::vector<Proposal> share(Bootstrap& link, const Deadline& deadline, const Pro
   return all;
 }
 
-/// Calls agree_on_gin() with the proposals; if it fails, all ranks throw the same error.
+/// agree_on_gin() for the proposals; if it fails, all ranks throw the same error.
 bool agree(const std::vector<Proposal>& all) try {
   std::vector<GinProposal> proposals;
   for (const Proposal& proposal : all) proposals.push_back(proposal.gin);

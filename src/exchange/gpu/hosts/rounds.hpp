@@ -27,10 +27,10 @@
 
 namespace switchyard::detail {
 
-/// Rounds of one rank; all calls are made on the rank's thread. Destroyed with the group (Group::Impl).
+/// Rounds of one rank; called on the rank's thread. Destroyed with the group (Group::Impl).
 class GpuRounds {
  public:
-  /// Returns the rank's rounds. Collective; call inside Group::Impl::collectively() with the GPU current. The first object of a
+  /// Returns the rank's rounds. Collective, inside Group::Impl::collectively() with the GPU current. The first object of a
   /// group loads NCCL, creates the communicators and sends a first round. \throws on all ranks: Error(unsupported);
   /// Error(mismatch) if NCCL versions or values of SWITCHYARD_NCCL_GIN differ between ranks; the error of any rank that cannot
   /// create its communicators.
@@ -45,8 +45,8 @@ class GpuRounds {
   /// the stream has reached it, or if the group fails in the meantime, the communicators are ended, and later kernels see the
   /// abort word.
   void post(std::span<const PeerTransfer> transfers, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
-  /// For an object whose calls are captured. Rounds are watched as long as a reference exists; the reference may outlive this
-  /// object. \throws Error(unsupported) where rounds cannot be captured.
+  /// For an object whose calls are captured. Rounds are watched as long as a reference exists, which may outlive this object.
+  /// \throws Error(unsupported) where rounds cannot be captured.
   class Replays;
   std::shared_ptr<Replays> watch_replays();
   static RoundWatch words_of(const Replays& replays);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The combine of low-latency mode over several hosts as kernels that run protocol/hosts/low_latency_phases.hpp.
+// The combine kernels of low-latency mode over several hosts: protocol/hosts/low_latency_phases.hpp.
 //
 // Progress: as in exchange/low_latency/combine.cu, for the ranks of one host. All warps return rows before they collect any,
 // and they collect only rows returned by ranks of this host. Summing waits for the rows that these ranks return and announce

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dispatch of low-latency mode over several hosts as kernels that run protocol/hosts/low_latency_phases.hpp.
+// The dispatch kernels of low-latency mode over several hosts: protocol/hosts/low_latency_phases.hpp.
 //
 // Progress: as in exchange/low_latency/dispatch.cu, for the ranks of one host. Sending and forwarding never wait; receiving
 // waits for rows that ranks of this host send and forward before waiting themselves.

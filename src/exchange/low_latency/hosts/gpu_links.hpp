@@ -20,7 +20,7 @@ namespace switchyard::detail {
 
 class GpuLowLatencyLinks {
  public:
-  /// Collective; call inside Group::Impl::collectively() with the GPU current.
+  /// Collective, inside Group::Impl::collectively() with the GPU current.
   GpuLowLatencyLinks(Group::Impl& group, CudaRank& gpu, const LowLatencyLayout& layout);
   /// Waits for the enqueued work of split calls that have not been received.
   ~GpuLowLatencyLinks();

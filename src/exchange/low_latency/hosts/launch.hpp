@@ -34,8 +34,8 @@ inline void set_idle(LaunchedPhases& phases, const IdleCall&) { phases = {true, 
 
 /// Before the round: sends the messages for this host and packs those for other hosts.
 void launch_send(const CudaHostsDispatch& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
-/// After the round. First phase: forwards the messages that have arrived. Second phase: waits for all messages, places them and
-/// ends the call.
+/// After the round. First phase: forwards received messages. Second phase: waits for all messages, places them and ends the
+/// call.
 void launch_deliver(const CudaHostsDispatch& params, LaunchedPhases phases, int blocks, gpu::Stream stream);
 
 /// Before the round. First phase: returns rows to owners on this host and to proxies of other owners. Second phase: collects

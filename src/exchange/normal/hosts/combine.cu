@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine over several hosts on GPUs, after all placements agree. First, rows that others cannot read in place are copied or
 // summed. Each round then packs returned rows (launch_give_back) and exchanges them through NCCL. Finally, tokens are summed.
-// The steps are those of protocol/hosts/returns.hpp, split where a kernel would wait for the network. Rounds proceed in the
-// order of the crossing tokens' numbers, and returned rows are kept until they are summed.
+// The steps are those of protocol/hosts/returns.hpp, split where a kernel would wait for the network. Rounds follow the order
+// of the crossing tokens' numbers; returned rows are kept until they are summed.
 //
 // | flag    | written by                | read by          | order           | scope  | reuse              |
 // | outputs | ranks that copy or sum    | owners, proxies  | release/acquire | system | epoch, never reset |

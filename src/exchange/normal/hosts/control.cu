@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kAnnounceThreads = 512;
 
-/// Copies words. Call from all lanes of one warp.
+/// Call from all lanes of one warp.
 __device__ void copy_words(void* to, const void* from, int64_t bytes) {
   for (int64_t i = threadIdx.x % kLanes; i < bytes / 4; i += kLanes)
     static_cast<int32_t*>(to)[i] = static_cast<const int32_t*>(from)[i];

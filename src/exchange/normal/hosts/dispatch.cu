@@ -6,8 +6,8 @@
 // | flag | written by                                | read by          | order           | scope  | reuse              |
 // | rows | source's, or its proxy's, last warp       | receiver's warps | release/acquire | system | epoch, never reset |
 //
-// Progress: only the completion step waits, for `rows` from all sources. These flags are set, on each rank of this host, by
-// earlier kernels in stream order; those kernels wait for no other kernel, and they wait for other ranks only through rounds.
+// Progress: only the completion step waits, for `rows` from all sources. On each rank of this host, these flags are set by
+// earlier kernels in stream order, which wait for no other kernel and for other ranks only through rounds.
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/frame.cuh"
 
@@ -61,7 +61,7 @@ __device__ void keep_head(const RailRound& r, int64_t n, const std::byte* slot) 
   __syncwarp();
 }
 
-/// Converts `p` to the source's call as made by its proxy; the tokens of that call are the crossing tokens, by number.
+/// Converts `p` to the source's call as made by its proxy; its tokens are the crossing tokens, by number.
 __device__ void make_forwarding(DispatchParams& p, const RailRound& r) {
   p.tokens = r.count;
   p.shape.weights = r.layout.weights ? r.crossed.weights : nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prologue and epilogue of kernels for calls over several hosts. Objects are never halted in such calls: the host waits for all
-// placements and thus knows the outcome of a call at once.
+// placements and thus knows a call's outcome at once.
 #pragma once
 
 #include "arch/cuda/cuda_hosts.cuh"

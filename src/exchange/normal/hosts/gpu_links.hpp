@@ -32,7 +32,7 @@ struct GpuHostTables {
 
 class GpuHostLinks {
  public:
-  /// Collective; call inside Group::Impl::collectively() with the GPU current.
+  /// Collective, inside Group::Impl::collectively() with the GPU current.
   GpuHostLinks(Group::Impl& group, CudaRank& gpu, int topk, int64_t max_tokens, bool expert_major,
                const ControlLayout& control);
   ~GpuHostLinks();

@@ -35,7 +35,7 @@ struct AnnounceParams {
 };
 void launch_announce(const AnnounceParams& params, gpu::Stream stream);
 
-/// Proxy: writes a message that has arrived from a rank of another host to the ranks of this host. One warp.
+/// Proxy: writes a message received from a rank of another host to the ranks of this host. One warp.
 struct DeliverParams {
   CallContext call;
   ObjectState* state = nullptr;
@@ -96,10 +96,10 @@ struct RailRound {
 void launch_send(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
 void launch_pack(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
                  const DeviceLimits& limits, gpu::Stream stream);
-/// Forwards rows that have arrived like tokens of this rank and, after the last round, sets the source's flags.
+/// Forwards received rows like tokens of this rank and, after the last round, sets the source's flags.
 void launch_forward(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
                     const DeviceLimits& limits, gpu::Stream stream);
-/// Waits for all rows, completes the arrived records and ends the call.
+/// Waits for all rows, completes the received records and ends the call.
 void launch_finish(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
 
 /// Copies or sums rows that others cannot read in place.

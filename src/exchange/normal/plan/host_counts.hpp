@@ -48,8 +48,8 @@ bool exchange_host_counts(CpuWarp& w, const CallContext& call, const ControlLayo
   return true;
 }
 
-/// With Overflow::fail, throws on all ranks if any of them would receive more rows than its capacity. `call` and `member`, the
-/// option that sets the capacity, are used in the error message.
+/// With Overflow::fail, throws on all ranks if any would receive more rows than its capacity. `call` and `member`, the option
+/// that sets the capacity, are used in the error message.
 inline void check_capacity(const GatheredCounts& counts, Layout layout, int alignment, const std::string& call,
                            const char* member) {
   for (int r = 0; r < counts.world; ++r) {

@@ -4,7 +4,7 @@
 // for this plan and for the host's; the results are identical.
 //
 // Progress: every block waits for the counts of all ranks, including its own rank, whose counts are sent by its last block to
-// arrive. All blocks must therefore be able to run at the same time, so the launcher limits the grid to one block per
+// arrive. All blocks must therefore be able to run concurrently, so the launcher limits the grid to one block per
 // multiprocessor. Other kernels may delay a block as long as they end.
 //
 // Within a block, warps hold consecutive ranges of tokens. "Before" always refers to earlier ranks, then blocks, then warps,
@@ -235,7 +235,7 @@ __device__ void count_local_experts(const PlanView& v) {
   }
 }
 
-/// Writes the header. Call from one thread of the first block.
+/// Call from one thread of the first block.
 __device__ void write_header(const PlanView& v) {
   TablesHeader& h = *v.p.tables.header;
   const int world = v.p.map.world, rank = v.b.call.rank();

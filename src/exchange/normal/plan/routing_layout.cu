@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the demand of a routing on a GPU and writes the counts to the caller's memory. One cluster of blocks counts in shared
-// memory and sums the counts of its blocks. No memory needs to be zeroed first, no scratch memory is needed, and the result
-// does not depend on timing. GPUs below compute capability 9.0 have no clusters and use one block.
+// Counts the demand of a routing on a GPU into the caller's memory. One cluster of blocks counts in shared memory and sums the
+// counts of its blocks. No memory needs to be zeroed first, no scratch memory is needed, and the result does not depend on
+// timing. GPUs below compute capability 9.0 have no clusters and use one block.
 #include <algorithm>
 #include <array>
 #include <atomic>
