@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// connect_processes: the poll loop that connects the ranks.
+// Implements connect_processes(), the poll loop that connects the ranks.
 #include <sys/stat.h>
 
 #include <algorithm>

@@ -24,7 +24,7 @@ struct MpiCarrierSpec {
 /// Returns this process's rank in MPI_COMM_WORLD. Loads the module, initializes MPI unless the process already has (MPI is then
 /// finalized at process exit), and creates a private communicator. The first call is collective over all processes in
 /// MPI_COMM_WORLD; later calls are local. Any thread. \throws Error(unsupported) if there is no module or no MPI, or if the
-/// process uses a different MPI than the module or one without MPI_THREAD_SERIALIZED; Error(rendezvous) at the deadline;
+/// process uses a different MPI than the module does or one without MPI_THREAD_SERIALIZED; Error(rendezvous) at the deadline;
 /// Error(system).
 int mpi_process(std::chrono::milliseconds deadline);
 

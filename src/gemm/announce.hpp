@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ThreadSanitizer does not observe memory accesses made by library kernels. In vector code, it observes only those that the
 // compiler instruments (GCC 12: whole vectors, not masked ones). Callers of such code declare its accesses with these
-// functions. Without
-// -fsanitize=thread these calls are empty.
+// functions, which do nothing without -fsanitize=thread.
 #pragma once
 
 #include <cstddef>

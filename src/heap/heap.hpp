@@ -26,10 +26,10 @@ inline constexpr size_t kHeapSegmentAlignment = size_t{2} << 20;
 class SymmetricHeap {
  public:
   /// Collective. Each rank creates a segment of `bytes` (rounded up to whole pages) and maps all segments. If a machine has too
-  /// little memory, this fails on all ranks with Error(system) naming sizes, and no signal is raised later: processes commit
-  /// every page here, and threads compare the total with the memory available in the machine and the control group. Segments
-  /// are anonymous: they have no name in any file system, are freed with their last user (even after a crash), and are not
-  /// inherited across fork().
+  /// little memory, throws Error(system) naming sizes on all ranks, and no signal is raised later. Processes commit every page
+  /// here; threads compare the total with the memory available in the machine and the control group. Segments are anonymous:
+  /// they have no name in any file system, are freed with their last user (even after a crash), and are not inherited across
+  /// fork().
   static std::unique_ptr<SymmetricHeap> create(Bootstrap& bootstrap, size_t bytes, Milliseconds deadline);
   /// Creates the heaps of all ranks in this process at once, from one thread. Element r belongs to rank r.
   static std::vector<std::unique_ptr<SymmetricHeap>> create_in_process(int world, size_t bytes) {

@@ -20,8 +20,8 @@ bool dropped_at_capacity(const HandleData& handle);
 
 /// DeepEP / TileScale matrices for `num_channels` channels. They describe (token, rank) pairs and are therefore independent of
 /// the layout. Rank-major rows dropped at capacity count as not sent. O(T * W + rows + W * (W + C)). \throws
-/// Error(invalid_argument) if num_channels < 1; Error(unsupported) for an expert-major dispatch that dropped routes at capacity
-/// (this rank does not know which tokens of a third rank kept a route there), or if a count does not fit int32.
+/// Error(invalid_argument) if num_channels < 1; Error(unsupported) if a count does not fit int32 or an expert-major dispatch
+/// dropped routes at capacity. (This rank does not know which tokens of a third rank kept a route there.)
 DispatchMatrices make_matrices(const HandleData& handle, int num_channels);
 
 /// Route ledger. Rows of the expert buffer are those of an expert-major handle, including padding; for a rank-major handle,

@@ -50,9 +50,10 @@ class NcclComms {
   using Clock = std::chrono::steady_clock;
 
   /// Creates the communicators, with the rank's GPU current: collective over the ranks on each rail. First waits for threads of
-  /// end_in_thread(), for up to a quarter of the deadline and at most 5 s: while NCCL frees memory on a GPU there, no thread in
-  /// the process can enqueue work before that GPU is idle, and calls by ranks that share it would wait for each other. \throws
-  /// Error(rendezvous) at the deadline or when interrupted, Error(system) with NCCL's error text. `api` outlives this.
+  /// end_in_thread(), for at most 5 s or a quarter of the deadline, whichever is shorter. While NCCL frees memory on a GPU
+  /// there, no thread in the process can enqueue work before that GPU is idle, and calls by ranks that share it would wait for
+  /// each other. \throws Error(rendezvous) at the deadline or when interrupted, Error(system) with NCCL's error text. `api`
+  /// outlives this.
   NcclComms(const NcclApi& api, NcclCarrierSpec spec);
   /// Ends the remaining communicators with end_elsewhere().
   ~NcclComms();

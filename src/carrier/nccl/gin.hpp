@@ -82,8 +82,8 @@ struct GinProposal {
   char why_not[300] = {};  ///< result of why_no_gin
 };
 GinProposal make_gin_proposal(GinChoice choice, const std::string& why_not);
-/// True if all ranks use device-initiated networking, given the proposals of all ranks. \throws on all ranks: Error(mismatch)
-/// if their choices differ, Error(unsupported) naming a rank if they choose `on` and that rank cannot.
+/// True if all ranks use device-initiated networking, given the proposals of all ranks. \throws, on all ranks, Error(mismatch)
+/// if their choices differ, Error(unsupported) naming a rank if they choose `on` and that rank cannot use it.
 bool agree_on_gin(std::span<const GinProposal> proposals);
 
 /// Registers the windows, with the rank's GPU current: collective over the ranks on each rail; requires that why_no_gin() is

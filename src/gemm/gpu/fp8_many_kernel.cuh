@@ -118,8 +118,8 @@ __device__ __forceinline__ void announce_tiles(const GroupedParams& p, const Man
   if (leads && atomicAdd(p.tickets + 1, 1u) == clusters - 1) p.tickets[0] = p.tickets[1] = 0;
 }
 
-/// Role of the loader thread: loads this block's weights (gated: 64 of the gate half and 64 of the up half) and loads half of
-/// each unit's rows into both blocks, once both have read the previous contents.
+/// Role of the loader thread: loads this block's weights (gated: 64 of the gate half and 64 of the up half). Once both blocks
+/// have read the previous contents, also loads half of each unit's rows into both.
 template <class K>
 __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage) {
   constexpr uint32_t kHalfUnit = kUnitBytes / 2, kHalfWeights = kBlockWeights / 2 * kFp8Inner;

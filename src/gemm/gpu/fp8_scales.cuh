@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scales for the fp8 kernels: dedicated threads load the scales of rows and weights into shared memory, one stage at a time.
 //
-// K, a kernel's kind, has the following members in addition to those listed in tile_roles.cuh: kScaleThreads, starting at
-// kFirstScaleThread; kScaledRows in its largest tile; kWeightScales per stage; and weight_scale(p, t, i), the row of the i-th
-// weight scale.
+// K, a kernel's kind, has members in addition to those listed in tile_roles.cuh. It has kScaleThreads threads, starting at
+// kFirstScaleThread, kScaledRows rows in its largest tile, and kWeightScales weight scales per stage. weight_scale(p, t, i) is
+// the row of the i-th weight scale.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"

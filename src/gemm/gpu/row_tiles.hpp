@@ -3,8 +3,8 @@
 // counts, for host and device, so that kernels need no list of tiles.
 //
 // An expert's rows are divided into row tiles of nearly equal width, because a narrow tile costs as much memory traffic as a
-// wide one. The width is a multiple of kRowStep and is limited by a kernel's registers. Tickets number the tiles: experts in
-// ascending order; within an expert, bands of at most kBandTiles row tiles; within a band, the row tiles of one column tile are
+// wide one. The width is a multiple of kRowStep and is limited by a kernel's registers. Tickets number the tiles by ascending
+// expert and, within an expert, by bands of at most kBandTiles row tiles. Within a band, the row tiles of one column tile are
 // consecutive. Its weights are thus read from memory once, while the rows of the band stay in the cache.
 #pragma once
 

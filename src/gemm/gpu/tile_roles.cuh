@@ -6,7 +6,7 @@
 //
 // K, a kernel's kind, has the following members: Element, type of outputs; kOrder, order of the weights; kGated, kActivated;
 // kStageElements, elements of the inner dimension per stage, 128 bytes of a row; kColumns, output columns per tile;
-// kInterleaved: gate and up elements are in the same half of a warpgroup's accumulators, 8 rows apart; otherwise in different
+// kInterleaved, whether gate and up elements are in the same half of a warpgroup's accumulators, 8 rows apart, or in different
 // halves.
 #pragma once
 

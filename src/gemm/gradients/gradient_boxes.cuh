@@ -43,8 +43,9 @@ __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount],
                         pack<Output>(d[i + 2], d[i + 3]), pack<Output>(d[i + 4], d[i + 5]), pack<Output>(d[i + 6], d[i + 7]));
   }
 }
-/// write_box() for float32. A store writes 8 bytes per lane. Each group of 16 lanes, i.e. four rows, must cover all banks:
-/// while lanes of even rows store the first of two columns, lanes of odd rows store the column 16 further on, and vice versa.
+/// write_box() for float32. A store writes 8 bytes per lane. Each group of 16 lanes (four rows) must cover all banks. While
+/// lanes of even rows store the first of two columns, lanes of odd rows therefore store the column 16 further on, and vice
+/// versa.
 template <class Output, int kCount>
 requires std::is_same_v<Output, float> __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount],
                                                                                  int box) {

@@ -36,7 +36,8 @@ class CudaHeap final : public SymmetricHeap {
   /// share one. `bytes` is identical on all ranks. The segments are zero. Throws, on all ranks, Error(invalid_argument) for an
   /// invalid index, size or environment variable, Error(unsupported) naming two GPUs that are not peers, Error(mismatch), or
   /// Error(system) naming the requested, free and total bytes. With kind ipc between processes, the heap keeps a pointer to
-  /// `bootstrap`, which must outlive the heap or its close() and must not have left; close() then waits at most `deadline`.
+  /// `bootstrap`, which must not leave or be destroyed before the heap is closed or destroyed. close() then waits at most
+  /// `deadline`.
   static std::unique_ptr<CudaHeap> create(Bootstrap& bootstrap, size_t bytes, int device, Milliseconds deadline);
   /// Creates the heaps of all ranks in this process at once, from one thread: rank r uses devices[r]. One address per segment.
   static std::vector<std::unique_ptr<CudaHeap>> create_in_process(const std::vector<int>& devices, size_t bytes) {
