@@ -61,8 +61,8 @@ class KernelBase {
   static int max_warps();
   /// Loads the kernel on the current device and grants it the shared memory that its launches may request.
   virtual void prepare(const DeviceLimits& limits) const = 0;
-  /// Enqueues a launch that ends at once; otherwise, the first launch might allocate local memory, which waits for all kernels
-  /// on the GPU.
+  /// Enqueues a launch that ends at once: a kernel's first launch may allocate local memory, which waits for all kernels on the
+  /// GPU.
   virtual void warm_up(const IdleCall& idle, const DeviceLimits& limits, gpu::Stream stream) const = 0;
 
  protected:

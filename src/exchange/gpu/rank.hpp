@@ -114,8 +114,8 @@ class CudaRank final : public DeviceRank {
   /// Waits at most thirty seconds for the calls of destroyed objects, at most one second for other users of their memory, and
   /// then for replays that may still run. For replays, it first waits briefly for already destroyed graphs to disappear and
   /// then for the whole GPU, because replays are not counted. Waiting for the GPU invalidates other threads' captures and is
-  /// therefore the last step. That wait ends after one second because kernels of other groups may wait for ranks that wait for
-  /// this one to leave. ~CudaRank waits for the rest.
+  /// therefore the last step. The wait for the GPU ends after one second because kernels of other groups may wait for ranks
+  /// that wait for this one to leave. ~CudaRank waits for the rest.
   void drain() noexcept override;
   void finish() noexcept override;
   /// Rounds between hosts, shared by all objects of this rank; see GpuRounds::of.
