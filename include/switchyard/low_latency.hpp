@@ -21,12 +21,12 @@
 /// halves, the caller may compute but must make no other call on the object.
 ///
 /// CPU: calls run synchronously on the calling thread; a send half does not wait for peers. CUDA: pointers refer to memory of
-/// the rank's GPU, and rows are aligned to 16 bytes. Calls enqueue their work on `stream` and return; only last_call() and
-/// destruction wait for the GPU. Every call can be captured in a graph and replayed. Calls on one object are ordered, even
-/// across streams (graph launches only by their stream). The blocks of a call wait for peers, so all of them must be resident.
-/// Two objects whose calls run concurrently must therefore fit on the GPU together (set num_sms for each); otherwise, a stream
-/// or events must order the calls, in the same order on all ranks. If a call without num_sms has the GPU to itself, the next
-/// call on its stream may start before it ends.
+/// the rank's GPU, and rows are aligned to 16 bytes. Calls enqueue their work on `stream` and return; only last_call() and, in
+/// a group of several hosts, destruction wait for the GPU. Every call can be captured in a graph and replayed. Calls on one
+/// object are ordered, even across streams (graph launches only by their stream). The blocks of a call wait for peers, so all
+/// of them must be resident. Two objects whose calls run concurrently must therefore fit on the GPU together (set num_sms for
+/// each); otherwise, a stream or events must order the calls, in the same order on all ranks. If a call without num_sms has the
+/// GPU to itself, the next call on its stream may start before it ends.
 ///
 /// Errors are as in normal.hpp.
 #pragma once
@@ -136,7 +136,8 @@ struct LowLatencyBlock;
 }  // namespace detail
 
 /// Result of dispatches and input of combine: memory of fixed shape, private to the rank, created once by make_output() and
-/// overwritten by each dispatch into it. Movable. It must not outlive its group or be destroyed while a call uses it.
+/// overwritten by each dispatch into it. Movable. It must not outlive its group; its memory is freed once the calls and graphs
+/// that use it are done.
 struct LowLatencyOutput {
   Rows x;                       ///< [local experts * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
   int64_t rows_per_expert = 0;  ///< R
@@ -148,13 +149,13 @@ struct LowLatencyOutput {
   /// [local experts, R] source rank << 48 | k << 32 | token, where k is the first of the token's choices equal to this expert.
   /// Unspecified beyond rows_of_expert, like the rows themselves.
   int64_t* row_source = nullptr;
-  std::shared_ptr<detail::LowLatencyBlock> block;  ///< owns the memory; must be held as long as calls or graphs use it
+  std::shared_ptr<detail::LowLatencyBlock> block;  ///< owns the memory
 };
 
 /// Rows for the expert outputs, [local experts * R, H]; row i holds the result for row i of LowLatencyOutput::x. Expert kernels
 /// write to this memory and combine reads it in place. It is created once by make_rows(), private to the rank and aligned to
-/// 256 bytes; copies share it. The last copy must not be destroyed while a call or a graph uses it, and must not outlive the
-/// group.
+/// 256 bytes; copies share it. The last copy must not outlive the group; the memory is freed once the calls and graphs that use
+/// it are done.
 struct LowLatencyRows : Rows {
   std::shared_ptr<void> memory;
 };

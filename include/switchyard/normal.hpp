@@ -10,11 +10,12 @@
 ///
 /// CPU: calls run synchronously on the calling thread. CUDA: pointers refer to memory of the rank's GPU, and rows are aligned
 /// to 16 bytes; calls enqueue their work on DispatchOptions::stream and return. Only SizePolicy::exact (which requires the
-/// counts), the members of Handle, last_call() and destruction wait for the GPU. Calls on one object are ordered, even across
-/// streams (graph launches only by their stream). All calls except those with SizePolicy::exact can be captured. Memory that a
-/// captured call allocates or uses belongs to the graph; memory released before the capture ends is reused by later calls of
-/// that capture. Sticky faults detected by a kernel are thrown by the next call, Group::check() or Handle::counts(). Other
-/// faults are thrown only by Group::check() and Handle::counts(), so all ranks keep making the same calls.
+/// counts), the members of Handle and last_call() wait for the GPU; destruction does so only in a group of several hosts. Calls
+/// on one object are ordered, even across streams (graph launches only by their stream). All calls except those with
+/// SizePolicy::exact can be captured. Memory that a captured call allocates or uses belongs to the graph; memory released
+/// before the capture ends is reused by later calls of that capture. Sticky faults detected by a kernel are thrown by the next
+/// call, Group::check() or Handle::counts(). Other faults are thrown only by Group::check() and Handle::counts(), so all ranks
+/// keep making the same calls.
 ///
 /// Errors of collective calls: invalid_argument, and Error(system) on a rank without memory for its tables, are thrown
 /// immediately on the rank that detects them and make the peers' calls fail with PeerFailed. capacity_exceeded and

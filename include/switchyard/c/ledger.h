@@ -64,8 +64,9 @@ sy_code sy_ledger_combine_heap_bytes(const sy_ledger_config* config, int32_t wor
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
 sy_code sy_ledger_combine_create(sy_group* group, const sy_ledger_config* config, sy_ledger_combine** combine);
-/// CUDA: waits for all earlier calls. The symmetric memory stays allocated until the prepared ledgers are destroyed. Before
-/// another object is created in the same group, they must be destroyed on all ranks or on none.
+/// CUDA: does not wait; memory is freed once the enqueued calls and captured graphs that use it are done. The symmetric memory
+/// stays allocated until the prepared ledgers are destroyed. Before another object is created in the same group, they must be
+/// destroyed on all ranks or on none.
 sy_code sy_ledger_combine_destroy(sy_ledger_combine* combine);
 
 /// Local. Checks the tables (sy_ledger_check) and prepares them for any number of `combine` calls; `ledger` is not retained.
