@@ -73,8 +73,8 @@ struct GroupedGemmConfig {
   /// ceil(N / 256) for the gate half, then as many for the up half.
   ScaleKind weight_scales = ScaleKind::f32;
   /// fp8 with swiglu. If not none, outputs are fp8 e4m3 with these scales, one per 128 columns, and N must be a multiple of 32.
-  /// They are bit-identical to a dispatch of bf16 outputs with DispatchOptions::quantize (docs/concepts/layouts.md gives the
-  /// formulas).
+  /// The outputs are bit-identical to those of a dispatch of bf16 outputs with DispatchOptions::quantize
+  /// (docs/concepts/layouts.md gives the formulas).
   ScaleKind quantize = ScaleKind::none;
 
   /// Number of columns in an output row.

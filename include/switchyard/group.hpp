@@ -112,7 +112,7 @@ struct WaitStatistics {
 /// PeerFailed(left) within about a second; all other calls continue. Only the process that joined is a member. In a forked
 /// child, destroying copies of a Group and of objects created from it does nothing, and calls throw Error(invalid_argument).
 ///
-/// Calling a member of any moved-from or default-constructed object of this library throws Error(invalid_argument).
+/// Calling a member function of any moved-from or default-constructed object of this library throws Error(invalid_argument).
 ///
 /// Thread safety: a Group and its objects must be used by one thread at a time; Groups of different ranks are independent.
 ///
@@ -171,12 +171,12 @@ class Group {
   /// Error(invalid_argument) if the library did not allocate memory at that address.
   void used_by(const void* memory, void* stream);
 
-  /// Collective. Performs one step in the construction of a compound object, that is, one consisting of several objects of the
-  /// group; a rank may fail between two of them. `share` performs this rank's part. agree() waits up to
-  /// GroupOptions::rendezvous_timeout, then gathers `bytes` bytes of `mine`, which `share` may fill, into `all`, like
-  /// all_gather(). If `share` throws on some ranks, all ranks throw the error of the lowest such rank, with its code and
-  /// message, and the group stays usable. Peers in another agree() call, or constructing an exchange, throw the error there. If
-  /// no rank fails but the subjects differ, all ranks throw Error(mismatch). \throws PeerTimeout, PeerFailed.
+  /// Collective. Performs one step in the construction of an object that consists of several objects of the group, between
+  /// which a rank may fail. `share` performs this rank's part. agree() waits up to GroupOptions::rendezvous_timeout, then
+  /// gathers `bytes` bytes of `mine`, which `share` may fill, into `all`, like all_gather(). If `share` throws on some ranks,
+  /// all ranks throw the error of the lowest such rank, with its code and message, and the group stays usable. Peers in another
+  /// agree() call, or constructing an exchange, throw the error there. If no rank fails but the subjects differ, all ranks
+  /// throw Error(mismatch). \throws PeerTimeout, PeerFailed.
   void agree(const char* subject, const std::function<void()>& share, const void* mine = nullptr, size_t bytes = 0,
              void* all = nullptr);
 

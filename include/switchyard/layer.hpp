@@ -42,8 +42,8 @@ struct NamesOf<MoeExchange> {
       {MoeExchange::automatic, "automatic"}, {MoeExchange::normal, "normal"}, {MoeExchange::low_latency, "low_latency"}};
 };
 
-/// MoeExchange::automatic selects low_latency if max_tokens is in [1, kMaxDecodeTokens] and the rows kept for a rank's experts,
-/// (experts of rank 0) * W * max_tokens, are at most kMaxDecodeRows.
+/// MoeExchange::automatic selects low_latency if max_tokens is in [1, kMaxDecodeTokens] and the rows reserved for a rank's
+/// experts, (experts of rank 0) * W * max_tokens, are at most kMaxDecodeRows.
 inline constexpr int64_t kMaxDecodeTokens = 256, kMaxDecodeRows = 65536;
 
 /// Implementation of a layer. All forms give bit-identical results.
@@ -122,7 +122,7 @@ struct MoeLayerMemory {
 
 /// An MoE layer of a group. Construction and forward are collective, under the rules of normal.hpp: all ranks make the same
 /// calls in the same order; T may differ and may be 0. Destruction is local. The group must outlive the layer. Multiple layers
-/// of a group are separate objects, each with its own part of the heap; layers created by with_weights() share one part.
+/// of a group are separate objects, each with its own part of the heap; layers created by with_weights() share that part.
 ///
 /// Results are bit-identical to those of separate calls to dispatch, ExpertMlp::forward and combine with the same settings. On
 /// GPUs, with CombineOrder::per_route and without `add`, they do not depend on the exchange or the capacity if nothing is
@@ -136,9 +136,9 @@ struct MoeLayerMemory {
 ///
 /// Threads: all objects of a group must be used by one thread at a time.
 ///
-/// Errors are as in normal.hpp, thrown by the step that detects them. Arguments are rejected before any rank has transferred a
-/// row, except `out`, which combine checks. If a rank rejects its arguments, its peers' calls fail with PeerFailed.
-/// capacity_exceeded, which Group::check() reports on GPUs, leaves the layer usable and `out` unwritten.
+/// Errors are as in normal.hpp and are thrown by the step that detects them. Arguments are rejected before any rank has
+/// transferred a row, except `out`, which combine checks. If a rank rejects its arguments, its peers' calls fail with
+/// PeerFailed. capacity_exceeded, which Group::check() reports on GPUs, leaves the layer usable and `out` unwritten.
 class MoeLayer {
  public:
   /// `w13` [L, 2 * I, H] and `w2` [L, H, I] are the weights of this rank's experts, as in the constructor of ExpertMlp; they
@@ -165,9 +165,9 @@ class MoeLayer {
   static size_t heap_bytes(const MoeLayerConfig& config, int world, Backend backend = Backend::cpu);
 
   /// Collective. `x` is [T, H] of token_dtype(), where T is topk_ids.num_tokens; `topk_ids` is [T, K]; `topk_weights` is
-  /// float32 [T, K], or null: all weights are 1. An id of -1 means no expert (others outside [0, E):
-  /// MoeLayerConfig::invalid_ids); the result of a token without an expert is +0 (with `add`, its row is unchanged). `out` is
-  /// [T, H] of token_dtype() and must not overlap anything else. All of them may be null if T is 0.
+  /// float32 [T, K], or null (all weights 1). An id of -1 means no expert (others outside [0, E): MoeLayerConfig::invalid_ids);
+  /// the result of a token without an expert is +0 (with `add`, its row is unchanged). `out` is [T, H] of token_dtype() and
+  /// must not overlap anything else. All of them may be null if T is 0.
   void forward(const void* x, const ExpertIds& topk_ids, const float* topk_weights, void* out, const MoeLayerCall& call = {});
 
   /// With Overflow::drop_and_report: [T, K] for the last forward, 1 if this rank's route was dropped at capacity. A dropped

@@ -12,7 +12,7 @@
 /// multiple of 16 bytes. M may differ by rank and may be 0. Identical inputs give bit-identical results on every backend and
 /// with any number of workers.
 ///
-/// CPU: calls run synchronously on the calling thread. CUDA: pointers are device memory of the rank's GPU; combine enqueues its
+/// CPU: calls run synchronously on the calling thread. CUDA: pointers refer to memory of the rank's GPU; combine enqueues its
 /// work on LedgerCombineOptions::stream, allocates nothing, does not wait and can be captured in a graph. Calls on one object
 /// are ordered, even across streams (graph launches only by their stream).
 ///
@@ -115,8 +115,8 @@ class LedgerCombine {
  public:
   /// Waits up to GroupOptions::rendezvous_timeout for the other ranks. \throws Error(invalid_argument) naming the field,
   /// Error(heap_exhausted) if the group's heap is too small, or Error(mismatch) if configurations differ. Errors are thrown on
-  /// all ranks, even if the error originates on only some of them. The group stays usable, its heap is unchanged, and another
-  /// object may be created.
+  /// all ranks, even if they originate on only some of them. The group stays usable, its heap is unchanged, and another object
+  /// may be created.
   LedgerCombine(Group& group, const LedgerConfig& config);
   LedgerCombine(LedgerCombine&&) noexcept;
   LedgerCombine& operator=(LedgerCombine&&) noexcept;

@@ -82,7 +82,7 @@ struct LowLatencyConfig {
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
 };
 
-/// Limits of the default LowLatencyConfig::pieces, used if it is set by neither the config nor a tuning.
+/// Limits of the default LowLatencyConfig::pieces, used if neither the config nor a tuning sets a value.
 inline constexpr int64_t kPiecesAtOnce = 2048, kMaxDefaultPieces = 7, kMinPieceColumns = 512, kMaxPieceColumns = 3584;
 
 /// Number of pieces chosen for LowLatencyConfig::pieces == 0 in a group of `world` ranks. \throws Error(invalid_argument)
@@ -97,8 +97,8 @@ struct LowLatencyDispatchOptions {
   /// Pointer to T in the rank's memory (CUDA: in GPU memory), or null. T is read when the call runs, so it may vary between
   /// graph launches, and is clamped to [0, topk_ids.num_tokens]. All ids must be readable because they are fetched before T.
   const int32_t* device_tokens = nullptr;
-  /// CUDA: the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for its
-  /// tensors. This skips the driver query, which takes more host time than all other checks. Everything else is checked.
+  /// CUDA: if true, the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for
+  /// its tensors. This skips the driver query, which takes more host time than all other checks. Everything else is checked.
   bool known_memory = false;
 };
 
@@ -169,7 +169,7 @@ class LowLatencyExchange {
  public:
   /// Collective. Waits up to GroupOptions::rendezvous_timeout for the other ranks. \throws Error(invalid_argument) naming the
   /// field, Error(heap_exhausted) if the group's heap is too small, or Error(mismatch) if configurations differ. Errors are
-  /// thrown on all ranks, even if the error originates on only some of them. The group stays usable, its heap is unchanged, and
+  /// thrown on all ranks, even if they originate on only some of them. The group stays usable, its heap is unchanged, and
   /// another object may be created.
   LowLatencyExchange(Group& group, const LowLatencyConfig& config);
   LowLatencyExchange(LowLatencyExchange&&) noexcept;
@@ -182,8 +182,8 @@ class LowLatencyExchange {
   /// Heap size for a group whose only object has this config, including the header and alignment slack.
   static size_t heap_bytes(const LowLatencyConfig& config, int world);
 
-  /// Local. Allocates; do not call on the hot path. \throws Error(system) naming the number of unavailable bytes; the state is
-  /// then unchanged, and peers are not notified.
+  /// Local. Allocates memory; do not call on the hot path. \throws Error(system) naming the number of unavailable bytes; the
+  /// state is then unchanged, and peers are not notified.
   LowLatencyOutput make_output();
   /// Creates an output with rows and scales in the caller's memory, which must outlive the output. The memory has the shape and
   /// type of LowLatencyOutput::x. Rows and scales are aligned to 16 bytes; rows whose size is not a multiple of 16 bytes are

@@ -26,7 +26,7 @@ concept NamedEnum = requires {
   NamesOf<E>::kAll[0].name;
 };
 
-/// Returns Returns "unknown" if `value` is not a named value of E.
+/// Returns "unknown" if `value` is not a named value of E.
 template <NamedEnum E>
 constexpr const char* to_string(E value) noexcept {
   for (const Named<E>& known : NamesOf<E>::kAll)

@@ -108,8 +108,8 @@ struct DispatchOptions {
   int64_t capacity = 0;
   Overflow overflow = Overflow::fail;
   Padding padding = Padding::zero;
-  /// Destination for the rows; null: the object's pool. Training keeps the rows of every layer; with `out`, they do not occupy
-  /// the pool. *out must have the delivered type and scales, and room for the allocated rows; too little room is an
+  /// Destination for the rows, or null for the object's pool. Training keeps the rows of every layer; with `out`, they do not
+  /// occupy the pool. *out must have the delivered type and scales, and room for the allocated rows; too little room is an
   /// invalid_argument error (worst_case, capacity, cached) or a pool_exhausted error (exact). It may be any memory that combine
   /// accepts, at the cost of one local copy of the delivered rows (CUDA, rank-major rows without scales: only rows of other
   /// ranks' tokens). With direct staging, rank-major rows are copied as they arrive; all other rows are copied after the
@@ -126,8 +126,8 @@ struct DispatchOptions {
   /// Pointer to T in device memory, or null. T is read when the kernel runs, so it may vary between graph launches, and is
   /// clamped to [0, topk_ids.num_tokens].
   const int32_t* device_tokens = nullptr;
-  /// The caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for its tensors.
-  /// This skips the driver query, which takes more host time than all other checks. Everything else is checked.
+  /// If true, the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for its
+  /// tensors. This skips the driver query, which takes more host time than all other checks. Everything else is checked.
   bool known_memory = false;
 };
 
@@ -299,8 +299,8 @@ class NormalExchange {
  public:
   /// Waits up to GroupOptions::rendezvous_timeout for the other ranks. \throws Error(invalid_argument) naming the field,
   /// Error(heap_exhausted) if the group's heap is too small, or Error(mismatch) if configurations differ. Errors are thrown on
-  /// all ranks, even if the error originates on only some of them. The group stays usable, its heap is unchanged, and another
-  /// object may be created.
+  /// all ranks, even if they originate on only some of them. The group stays usable, its heap is unchanged, and another object
+  /// may be created.
   NormalExchange(Group& group, const NormalConfig& config);
   NormalExchange(NormalExchange&&) noexcept;
   NormalExchange& operator=(NormalExchange&&) noexcept;

@@ -10,7 +10,7 @@
 
 namespace switchyard {
 
-/// DeepEP / TileScale description of a dispatch, int32, dense, row-major. Prefixes are inclusive unless noted.
+/// DeepEP / TileScale description of a dispatch: int32, dense and row-major. Prefixes are inclusive unless noted.
 struct DispatchMatrices {
   int world = 0, num_channels = 0;
   std::vector<int32_t> rank_prefix_matrix;          ///< [W, W] tokens of sources 0..i to rank j

@@ -19,7 +19,7 @@ enum class ErrorCode : int32_t {
   heap_exhausted = 3,     ///< the symmetric heap has no room left
   pool_exhausted = 4,     ///< the output pool of one exchange object has no room left
   capacity_exceeded = 5,  ///< more rows than the caller's capacity, under Overflow::fail; not sticky
-  peer_timeout = 6,       ///< a wait passed its deadline; sticky
+  peer_timeout = 6,       ///< a wait exceeded its deadline; sticky
   peer_failed = 7,        ///< a peer reported an error or died; sticky
   mismatch =
       8,  ///< the ranks made different calls (mode, shape or options): thrown on all of them; sticky, except in construction
@@ -65,7 +65,7 @@ struct WaitReport {
   double silent_ms = -1;
 };
 
-/// A wait passed its deadline. The group is unusable afterwards: destroy it and form a new one.
+/// A wait exceeded its deadline. The group is unusable afterwards: destroy it and form a new one.
 class PeerTimeout : public Error {
  public:
   explicit PeerTimeout(const WaitReport& report);

@@ -113,7 +113,7 @@ class Trace {
   /// Serializes one rank's records, for ranks in separate processes; `merge` adds them to another Trace with the same host,
   /// world and options. \throws Error(invalid_argument) unless rank is in [0, world).
   std::vector<std::byte> serialize(int rank) const;
-  /// Adds records from `serialize`. \throws Error(invalid_argument) on damaged bytes or different options.
+  /// Adds records from `serialize`. \throws Error(invalid_argument) if the bytes are corrupt or the options differ.
   void merge(std::span<const std::byte> bytes);
 
   detail::Tracer* tracer(int rank) const noexcept;  ///< library internal; null if there is none

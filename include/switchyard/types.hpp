@@ -204,8 +204,8 @@ struct Rows {
   operator ConstRows() const { return {data, rows, cols, dtype, scales, scale_kind}; }
 };
 
-/// Expert ids `[num_tokens, topk]`, dense, int32 or int64. -1 means no expert: nothing is sent for it. Any other id outside
-/// `[0, num_experts)` is invalid (InvalidIds).
+/// Expert ids `[num_tokens, topk]`, dense, int32 or int64. An id of -1 means no expert, and nothing is sent for it. Any other
+/// id outside `[0, num_experts)` is invalid (InvalidIds).
 struct ExpertIds {
   const void* data = nullptr;
   int64_t num_tokens = 0;

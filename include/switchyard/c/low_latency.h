@@ -185,8 +185,8 @@ typedef struct sy_all_to_all_options {
   size_t struct_size;
   const float* topk_weights;  ///< float32 [T, K]; NULL: 1
   const float* expert_scale;  ///< float32 [num_local_experts]: expert e returns round(x * scale); NULL: the row unchanged
-  /// Alternative to expert_scale in CPU groups: expert e returns round(f(x)). For GPUs the function is device code and requires
-  /// C++ (switchyard/cuda/row_function.cuh).
+  /// Alternative to expert_scale in CPU groups: expert e returns round(f(x)). For GPUs, the function is device code and
+  /// requires C++ (switchyard/cuda/row_function.cuh).
   sy_row_function row_function;
   void* row_function_user;       ///< argument of row_function
   void* stream;                  ///< CUDA: as in sy_low_latency_dispatch_options

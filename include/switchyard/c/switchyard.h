@@ -269,7 +269,7 @@ typedef struct sy_dispatch_options {
   /// Both backends: destination for the rows in place of the exchange's pool, or NULL. It must have the delivered type and
   /// scales, and room for the allocated rows; too little room is an invalid_argument error (worst case, capacity, cached) or a
   /// pool_exhausted error on all ranks (exact). Costs one local copy of the delivered rows, or none for rows without scales in
-  /// a sy_rows with direct staging. Afterwards, the pool memory is free again. The struct is read only during the call.
+  /// a sy_rows with direct staging. The pool memory is free again afterwards. The struct is read only during the call.
   const sy_row_view* out;
 } sy_dispatch_options;
 
@@ -278,7 +278,8 @@ typedef struct sy_dispatch_options {
 sy_code sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
                              const float* topk_weights, const sy_dispatch_options* options, sy_dispatched** dispatched);
 /// Collective. Repeats the routing of `handle` with different rows, without exchanging counts. Only the options `quantize`,
-/// `padding`, `out`, `stream` and `num_sms` are used. With `out`, `dispatched` may be NULL: only the rows are returned.
+/// `padding`, `out`, `stream` and `num_sms` are used. With `out`, `dispatched` may be NULL, in which case only the rows are
+/// returned.
 sy_code sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_view* x, const sy_handle* handle,
                                     const sy_dispatch_options* options, sy_dispatched** dispatched);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: codes, enumerations, limits, and views of the caller's memory. Included by switchyard.h. Enumerations are int32_t for
-/// a fixed size.
+/// C ABI: codes, enumerations, limits, and views of the caller's memory. Included by switchyard.h. Enumerations are int32_t,
+/// which fixes their size.
 #pragma once
 
 #include <stddef.h>
@@ -24,7 +24,7 @@ enum {
   SY_HEAP_EXHAUSTED = 3,     ///< the symmetric heap has no room left
   SY_POOL_EXHAUSTED = 4,     ///< the output pool of one exchange has no room left
   SY_CAPACITY_EXCEEDED = 5,  ///< more rows than the caller's capacity, under SY_OVERFLOW_FAIL
-  SY_PEER_TIMEOUT = 6,       ///< a wait passed its deadline; see sy_last_wait_report
+  SY_PEER_TIMEOUT = 6,       ///< a wait exceeded its deadline; see sy_last_wait_report
   SY_PEER_FAILED = 7,        ///< a peer reported an error or died; see sy_last_peer_failure
   SY_MISMATCH = 8,           ///< the ranks made different calls
   SY_RENDEZVOUS = 9,         ///< the group could not be formed; see sy_last_missing_ranks
@@ -32,7 +32,7 @@ enum {
   SY_SYSTEM = 11             ///< the operating system refused a request, or memory is exhausted
 };
 
-/// Maximum number of ranks in a group; maximum number of experts per token; columns that share one scale.
+/// Maximum number of ranks in a group, maximum number of experts per token, and number of columns that share one scale.
 #define SY_MAX_RANKS 64
 #define SY_MAX_TOPK 32
 #define SY_SCALE_GROUP 128
@@ -96,8 +96,8 @@ typedef int32_t sy_overflow;
 enum { SY_OVERFLOW_FAIL = 0, SY_OVERFLOW_DROP_AND_REPORT = 1 };
 
 /// Treatment of ids that are neither -1 (no expert) nor a valid expert id. RAISE: invalid ids in host memory give
-/// SY_INVALID_ARGUMENT, naming the first one; invalid ids on a GPU are counted and reported by sy_group_check. COUNT: they are
-/// only counted.
+/// SY_INVALID_ARGUMENT, naming the first one; invalid ids on a GPU are counted and reported by sy_group_check. COUNT: invalid
+/// ids are only counted.
 typedef int32_t sy_invalid_ids;
 enum { SY_INVALID_IDS_RAISE = 0, SY_INVALID_IDS_COUNT = 1 };
 
