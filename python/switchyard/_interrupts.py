@@ -28,7 +28,7 @@ _sockets: List[socket.socket] = []
 
 
 def watch(group: "Group") -> None:
-    """Lets Ctrl-C abort `group` while it is in a call. Has an effect only in the main thread; :func:`.run.run_ranks` stops its
+    """Allows Ctrl-C to abort `group` during a call. Has an effect only in the main thread; :func:`.run.run_ranks` stops its
     ranks itself."""
     _groups.add(group)
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

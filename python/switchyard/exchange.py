@@ -22,7 +22,7 @@ from .handle import Handle
 
 __all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "keep_plans"]
 
-#: Columns that share a scale.
+#: Number of columns that share a scale.
 _GROUP = 128
 _COMBINED = (BF16, F16, F32)
 _WIDEST = (BF16, F16, F32, FP8)
@@ -35,7 +35,7 @@ Rows = Union[Any, Tuple[Any, Any]]
 
 
 def keep_plans() -> Any:
-    """For activation checkpointing: ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False,
+    """Supports activation checkpointing with ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False,
     context_fn=sy.keep_plans)``. The backward pass reuses the routing of the forward pass, of which eight bytes are kept,
     instead of counting again."""
     torch_for("keep_plans")
@@ -53,7 +53,7 @@ class Exchange:
     padded to a multiple of `expert_alignment` rows per group.
     dtype: the widest row type, "bf16", "f16", "f32", or a numpy or torch dtype. staging: "direct" or "ring" (bounded memory).
     invalid_ids: handling of ids that are neither -1 (no expert) nor in [0, num_experts), "raise" or "count" (docs/routing.md).
-    pool_bytes: memory for outputs; 0: one output and one buffer of expert outputs, for any routing.
+    pool_bytes: memory for outputs; 0: enough for one output and one buffer of expert outputs with any routing.
     routing_gradients: for training with expert-major layout; returns gradients of routing weights to the tokens' owners through
     a separate small exchange.
 
@@ -153,7 +153,7 @@ class Exchange:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_exchange*``, for code that calls the C interface."""
+        """The underlying ``sy_exchange*``, for code that calls the C interface."""
         return self._owned.pointer or alive(self._owned, "the exchange", self.group)
 
     # ---- Dispatch ----

@@ -17,7 +17,7 @@ from .low_latency import Received
 __all__ = ["GroupedGemm"]
 
 Rows = Union[Any, Tuple[Any, Any]]
-#: Rows and columns that share a scale.
+#: Number of rows and of columns that share a scale.
 _GROUP = 128
 
 
@@ -64,7 +64,7 @@ class GroupedGemm:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_grouped_gemm*``, for code that calls the C interface."""
+        """The underlying ``sy_grouped_gemm*``, for code that calls the C interface."""
         return alive(self._owned, "the grouped GEMM")
 
     def _take_weight_scales(self, scales: Any, weights: Taken, n: int, k: int) -> Taken:

@@ -232,8 +232,8 @@ class Group:
     None: the timeout plus one second. May differ by rank.
 
     A group is a context manager: at the end of ``with``, the rank leaves the group, and its objects are closed. After an
-    exception, the peers' calls raise :class:`PeerFailed`. Dropping a group without closing it leaves the objects made from it
-    usable. Only one thread at a time may be in a call of a group; other threads wait.
+    exception, the peers' calls raise :class:`PeerFailed`. If a group is dropped without being closed, the objects created from
+    it remain usable. Only one thread at a time may be in a call of a group; other threads wait.
     """
 
     _process_group: Any = None  # the torch.distributed process group, with the same ranks
@@ -343,7 +343,7 @@ class Group:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_group*``, for code that calls the C interface."""
+        """The underlying ``sy_group*``, for code that calls the C interface."""
         return alive(self._owned, "the group")
 
     @checked("Group.experts_of")
@@ -395,7 +395,7 @@ class Group:
         return [everything.raw[r * len(mine):(r + 1) * len(mine)] for r in range(self.size)]
 
     def check(self) -> None:
-        """Raises the pending fault of this rank, if any."""
+        """Raises the pending error of this rank, if any."""
         check(self._functions.sy_group_check(self.pointer))
 
     @checked("Group.abort")
@@ -439,8 +439,8 @@ class Group:
             check(self._functions.sy_group_wake(self.pointer))
 
     def close(self) -> None:
-        """Leaves the group: peers that still need this rank get :class:`PeerFailed`. Closes the group's objects; arrays that
-        they delivered stay valid. May be called twice."""
+        """Leaves the group; the calls of peers that still need this rank end with :class:`PeerFailed`. Closes the group's
+        objects; arrays that they delivered stay valid. May be called twice."""
         for each in list(self._lock.members):
             each.close()
         leave = getattr(self._functions, "sy_group_leave", None)  # the group's rows and handles may outlive it

@@ -50,7 +50,7 @@ class Ledger(NamedTuple):
 
 
 class RoutingLayout(NamedTuple):
-    """The counts of DeepEP's ``get_dispatch_layout``, in host memory."""
+    """The counts of DeepEP's ``get_dispatch_layout``, in host memory or, for ids on a GPU, on that GPU."""
 
     num_tokens_per_rank: np.ndarray  #: int32 [W] distinct tokens
     num_tokens_per_expert: np.ndarray  #: int32 [E] routes
@@ -66,7 +66,7 @@ def stored(struct: Any, fields: Sequence[Tuple[str, Tuple[int, ...], int]]) -> T
 
 
 class Handle:
-    """The routing of one dispatch, for its combine and for dispatches of other rows with the same routing. A handle is
+    """The routing of one dispatch, used by its combine and by dispatches of other rows with the same routing. A handle is
     immutable and may be used by any thread, any number of times. It stays valid after the rows of its dispatch are dropped.
 
     The arrays below are in library memory, are of the same kind (numpy, torch, device) as the dispatched ``x``, and stay valid
@@ -106,7 +106,7 @@ class Handle:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_handle*``, for code that calls the C interface."""
+        """The underlying ``sy_handle*``, for code that calls the C interface."""
         owned = self._owned
         return owned.pointer if owned._made_in == _process[0] and owned.pointer else alive(owned, "the handle")
 

@@ -15,7 +15,7 @@ from .group import Group, constructs
 
 __all__ = ["LayerMemory", "MoeLayer"]
 
-#: Rows and columns of weights that share a scale.
+#: Number of weight rows and of columns that share a scale.
 _GROUP = 128
 
 
@@ -66,7 +66,7 @@ def _stream_of(weights: Any) -> int:
 
 
 class MoeLayer:
-    """``out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])``, mlp: SwiGLU. Creation is collective.
+    """``out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])``, where mlp is SwiGLU. Creation is collective.
 
     w13: [L, 2 I, H], with the gate rows followed by the up rows for each expert. w2: [L, H, I]. Both contain this rank's L
     experts and have type `dtype`.
@@ -75,7 +75,7 @@ class MoeLayer:
     same type, or bf16 with fp8 weights.
     capacity: maximum number of rows accepted by a rank; 0: the number for worst-case routing. overflow: "fail" or
     "drop_and_report".
-    order: order of the sum. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused"
+    order: summation order. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused"
     (docs/layer.md).
     storage: "packed" (default on the CPU: a copy owned by the layer) or "view" (default on GPUs: the layer reads the caller's
     weights and keeps them alive).
@@ -138,7 +138,7 @@ class MoeLayer:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_moe_layer*``, for code that calls the C interface."""
+        """The underlying ``sy_moe_layer*``, for code that calls the C interface."""
         return self._owned.pointer or alive(self._owned, "the layer", self.group)
 
     @property

@@ -40,7 +40,7 @@ class PreparedLedger:
 
 
 class LedgerCombine:
-    """Ledger combine over a group. Creation is collective: all ranks pass the same keywords.
+    """Combine by route ledgers over a group. Creation is collective: all ranks pass the same keywords.
 
     hidden: H, without restrictions. num_experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens on any
     rank. dtype: "f16", "bf16" or "f32". max_rows: maximum number of expert output rows in a ledger; 0: no limit. max_ledgers:
@@ -80,13 +80,13 @@ class LedgerCombine:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_ledger_combine*``, for code that calls the C interface."""
+        """The underlying ``sy_ledger_combine*``, for code that calls the C interface."""
         return self._owned.pointer or alive(self._owned, "the operator", self.group)
 
     @checked("LedgerCombine.prepare")
     def prepare(self, ledger: Ledger) -> PreparedLedger:
-        """Local. Checks the tables (from ``Handle.ledger()`` or the caller's own; int32 in host memory) and prepares them for
-        calls. CUDA: waits for earlier calls."""
+        """Local. Checks the int32 tables in host memory, which come from ``Handle.ledger()`` or from the caller, and prepares
+        them for calls. CUDA: waits for earlier calls."""
         c, world = self._config, self.group.size
         padded, here = -(-c.num_experts // 16) * 16, len(self.group.experts_of(c.num_experts))
         tables = {name: getattr(self._tables, f"ledger.{name}")(getattr(ledger, name)) for name in ledger._fields}

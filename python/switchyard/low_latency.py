@@ -125,7 +125,7 @@ class Pending:
 
 
 class LowLatency:
-    """Dispatch and combine for decoding. Creation is collective: all ranks pass the same keywords.
+    """Low-latency dispatch and combine for decoding. Creation is collective: all ranks pass the same keywords.
 
     hidden: H. num_experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens on any rank, at most 65535.
     dtype: type of `x` and the widest type accepted by combine, "bf16", "f16" or "f32". scales: "f32" or "ue8m0" sends rows as
@@ -188,7 +188,7 @@ class LowLatency:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_low_latency*``, for code that calls the C interface."""
+        """The underlying ``sy_low_latency*``, for code that calls the C interface."""
         return self._owned.pointer or alive(self._owned, "the low-latency object", self.group)
 
     def make_output(self, like: Any = None, *, memory: Any = None) -> Received:

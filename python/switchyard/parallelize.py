@@ -49,12 +49,12 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
     on any rank in a forward pass. topk: experts per token in all modules; None: for each module, the value of its router or of
     the config.
 
-    experts: implementation of the experts in uncompiled passes that record no gradients. "module": the module itself, as in all
-    other passes. "grouped": :class:`GroupedGemm` between dispatch and combine, on GPUs. "layer": a :class:`MoeLayer` for each
-    module; its automatic form computes the whole layer in one kernel on a GPU. "grouped" and "layer" read the module's
-    parameters in place, need the library switchyard_layer, and support only SwiGLU in bf16 without biases; InvalidArgument
+    experts: implementation of the experts in uncompiled passes that record no gradients. "module" uses the module itself, as in
+    all other passes. "grouped" uses :class:`GroupedGemm` between dispatch and combine on GPUs. "layer" uses a :class:`MoeLayer`
+    for each module; its automatic form computes the whole layer in one kernel on a GPU. "grouped" and "layer" read the module's
+    parameters in place, require the switchyard_layer library, and support only SwiGLU in bf16 without biases; InvalidArgument
     states which requirement a module does not meet. Layers of modules with the same shape share all memory except their
-    weights. "automatic": "grouped" on GPUs if possible, otherwise "module".
+    weights. "automatic" selects "grouped" on GPUs if possible, otherwise "module".
 
     gradients: reduction of expert gradients over the tokens of all ranks: "sum", or "mean", the sum divided by the number of
     ranks. DistributedDataParallel and fully_shard use "mean" for the gradients of other parameters.

@@ -46,8 +46,8 @@ class RowMemory:
         self._in_use = _InUse(self, torch, here, segment, size // segment if segment else 0)
 
     def use(self) -> "_InUse":
-        """``with memory.use():`` allocates this thread's new tensors on the group's GPU in this memory. Must not be nested.
-        Costs a few microseconds of host time."""
+        """Inside ``with memory.use():``, this thread's new tensors on the group's GPU are allocated in this memory. Must not be
+        nested. Costs a few microseconds of host time."""
         alive(self._owned, "the row memory", self._group)
         return self._in_use
 

@@ -20,8 +20,8 @@ _GRACE = 5.0
 
 @checked("run_ranks")
 def run_ranks(function: Callable[..., Result], world: int, *arguments: Any, heap_bytes: int = 256 << 20, **options: Any) -> List[Result]:
-    """Calls ``function(group, *arguments)`` once for each of `world` ranks, each in its own thread, and returns the results in
-    rank order. `options` are the keywords of :class:`Group`. A rank leaves its group when its function returns. If a rank
+    """Calls ``function(group, *arguments)`` once for each of `world` ranks, each in a separate thread, and returns the results
+    in rank order. `options` are the keywords of :class:`Group`. A rank leaves its group when its function returns. If a rank
     raises an exception, or returns while others still need it, their calls end with :class:`PeerFailed`. The original exception
     is raised here with its rank as a note. Ctrl-C ends the calls of all ranks.
 

@@ -63,7 +63,7 @@ class Trace:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_trace*``, for code that calls the C interface."""
+        """The underlying ``sy_trace*``, for code that calls the C interface."""
         return alive(self._owned, "the trace")
 
     def start(self) -> None:
@@ -133,7 +133,7 @@ class Trace:
 
     @checked("Trace.write_json")
     def write_json(self, path: Union[str, "os.PathLike[str]"], *, flows: bool = True) -> None:
-        """Writes the text of :meth:`json` to a file."""
+        """Writes the output of :meth:`json` to a file."""
         check(self._functions.sy_trace_write_json(self.pointer, os.fspath(path).encode(), int(flows)))
 
     def summary(self) -> List[TracePhase]:

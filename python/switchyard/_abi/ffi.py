@@ -53,7 +53,7 @@ def _candidates(stem: str, variable: str) -> List[str]:
 
 
 def stem_of(path: Path) -> str:
-    """Returns the name of a library without its version and without auditwheel's suffix."""
+    """Returns the name of a library without its version and auditwheel suffix."""
     return path.name.split(".")[0].split("-")[0]
 
 
@@ -209,7 +209,7 @@ class CallLock:
         #: Objects of the group that have calls; they are closed with the group.
         self.members: MutableSet[Owned] = weakref.WeakSet()
         _locks.add(self)
-        # A caller of `release_only` must call `give_back` if `later` is not empty.
+        # Callers of `release_only` must then call `give_back` if `later` is not empty.
         self.acquire, self.release_only = self._lock.acquire, self._lock.release
         self.later: Deque[Tuple[Callable[[int], Any], int]] = collections.deque()
 
@@ -263,7 +263,7 @@ class Owned:
         raise TypeError("an object of switchyard belongs to its process and cannot be pickled or copied")
 
     def close(self) -> None:
-        """Releases the object now, once."""
+        """Releases the object immediately. May be called twice."""
         pointer, self.pointer = self.pointer, None
         if pointer and self._made_in == _process[0]:
             if self._lock is None:

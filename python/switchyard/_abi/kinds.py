@@ -30,8 +30,9 @@ def _wrong_type(name: str, value: object, allowed: str) -> NoReturn:
 
 class Tensor(NamedTuple):
     """An array or tensor. `shape` contains numbers and symbols; a symbol defined by neither the object nor the call matches any
-    number. `types` are the allowed row and element types. `written`: the call writes to it, so it must not be read-only or
-    share memory with another argument. `strided`: it need not be dense. `pair`: fp8 rows are given as (rows, scales)."""
+    number. `types` are the allowed row and element types. `written`: the call writes to the array, which must not be read-only
+    or share memory with another argument. `strided`: the array need not be dense. `pair`: fp8 rows are passed as (rows,
+    scales)."""
 
     shape: Tuple[Union[str, int], ...]
     types: Tuple[int, ...]
@@ -95,7 +96,8 @@ class Seconds(NamedTuple):
 
 
 class Word(NamedTuple):
-    """The name of an enumeration value. None means "none" if the enumeration has it, or the default if `optional`."""
+    """The name of an enumeration value. None stands for "none" if the enumeration contains it, or for the default if
+    `optional`."""
 
     table: Dict[str, int]
     optional: bool = False
@@ -162,7 +164,7 @@ class Content(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """An object of this package: the name of its class, and how callers obtain one."""
+    """An object of this package, described by its class name and by how callers obtain it."""
 
     name: str
     source: str

@@ -15,7 +15,7 @@ RANK_MAJOR, EXPERT_MAJOR = 0, 1
 PER_RANK, PER_ROUTE = 0, 1
 CPU, CUDA = 0, 1
 
-# Names of the same types in other libraries.
+# Names of the row types in other libraries.
 _ALIASES = {"bfloat16": "bf16", "float16": "f16", "half": "f16", "float32": "f32", "float": "f32", "float8_e4m3fn": "fp8_e4m3",
             "fp8": "fp8_e4m3"}
 
@@ -40,7 +40,7 @@ def invalid_type(text: str) -> NoReturn:
 
 
 def value_of(table: Dict[str, int], argument: str, word: Union[str, None]) -> int:
-    """Returns the number for the name `word`. `None` is "none" if the enumeration has it."""
+    """Returns the number for the name `word`. None stands for "none" if the enumeration contains it."""
     key = "none" if word is None and "none" in table else word
     try:
         return table[key]  # type: ignore[index]

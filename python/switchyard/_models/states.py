@@ -187,7 +187,7 @@ def _stepping(optimizer: Any, *unused: Any) -> None:
 
 
 def named(error: Mismatch, share: Any) -> Mismatch:
-    """Returns the error with module names in place of site numbers."""
+    """Returns the error with module names instead of site numbers."""
     names = share.group._sites
     text = re.sub(r"\(site (\d+)\)", lambda match: f"in {names.get(int(match.group(1)), 'another module')}", str(error))
     return Mismatch(f"{text} (this rank was in {share.name})")

@@ -132,7 +132,7 @@ def _received_weights(handle: Handle, rows: Tensor, topk: int) -> Tensor:
 
 def dispatch(x: Tensor, scales: Optional[Tensor], topk_ids: Optional[Tensor], topk_weights: Optional[Tensor], cell: Cell, exchange: int,
              layout: int, options: List[int], rows: int, exact: bool, copy: bool) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], Cell]:
-    """Returns rows, their scales, the delivered weights, and the cell, which is now full."""
+    """Returns the rows, their scales, the delivered weights, and the filled cell."""
     owner, given = object_of(exchange), x if scales is None else (x, scales)
     # With `copy`, only the delivered rows are copied. The other rows must be finite, because callers multiply them by 0.
     out = x.new_zeros((rows, x.shape[1])) if copy and not exact else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges that deliver rows into torch's memory.
+"""Exchanges that deliver rows into torch memory.
 
 A dispatch delivers rows into the library's pool. DeepEP callers expect memory from torch's allocator: training keeps the
 received rows of every layer, and ``Tensor.record_stream`` must work on them. Rows are therefore copied out on the call's
@@ -250,7 +250,8 @@ class Generations:
 
     @staticmethod
     def _call_bytes(shape: Shape, rows: int) -> int:
-        """Returns the memory of one call: received rows with their scales, or rows copied by combine with their weights."""
+        """Returns the pool memory that one call needs for received rows with scales, or for rows copied by combine with
+        weights."""
         row = 2 * shape.hidden
         return rows * (row + max(_up(4 * -(-shape.hidden // 128), 16), 4 * shape.topk)) + 1024
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes ``import deep_ep`` find this package."""
+"""Makes ``import deep_ep`` resolve to this package."""
 from __future__ import annotations
 
 import importlib
@@ -39,7 +39,7 @@ _finder = _Finder()
 
 
 def install(replace: bool = False) -> None:
-    """Makes ``import deep_ep`` find this package in the current process. Raises ImportError if another deep_ep has been
+    """Makes ``import deep_ep`` resolve to this package in the current process. Raises ImportError if another deep_ep has been
     imported or, without `replace`, if another one is installed. May be called twice."""
     loaded = sys.modules.get(_NAME)
     if loaded is not None and loaded is not sys.modules[_OURS]:

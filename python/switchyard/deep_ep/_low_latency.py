@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-latency mode of the drop-in."""
+"""Low-latency mode of the DeepEP drop-in."""
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -33,7 +33,7 @@ class Output:
         self._rows: Optional[torch.Tensor] = None
 
     def powers(self, hidden: int) -> torch.Tensor:
-        """float32 [L, groups, R], for power-of-two scales that are reported as float32."""
+        """Returns float32 [L, groups, R] for power-of-two scales reported as float32."""
         if self._powers is None:
             here, rows = self.received.x.shape[:2]
             self._powers = torch.empty((here, -(-hidden // 128), rows), dtype=torch.float32, device=self.received.x.device)
@@ -41,15 +41,15 @@ class Output:
 
 
     def rows(self) -> torch.Tensor:
-        """Rows [L, R, H] that combine reads in place. Each of the two outputs has separate rows, because DeepEP's buffers
-        alternate."""
+        """Returns rows [L, R, H] that combine reads in place. Each of the two outputs has separate rows, because DeepEP's
+        buffers alternate."""
         if self._rows is None:
             self._rows = self.handle.object.exchange.make_rows(self.received, "bf16")
         return self._rows
 
 
 class Object:
-    """One low-latency object and its two outputs, used in turn."""
+    """One low-latency object and its two outputs, used alternately."""
 
     def __init__(self, group: Group, **config: Any) -> None:
         self.exchange = LowLatency(group, **config)
@@ -139,7 +139,7 @@ def sending_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Sending:
 
 def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, sending: Sending,
              stats: Optional[torch.Tensor], hooked: bool) -> List[Any]:
-    """Returns recv_x, or a pair with scales; recv_count; handle; hook or None. None of this memory is from torch's
+    """Returns recv_x, or a pair with scales; recv_count; handle; hook or None. None of the returned memory comes from torch's
     allocator."""
     if mode._pending is not None:
         mode.finish()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normal mode of the drop-in: exchanges by shape, and handles in DeepEP's form."""
+"""Normal mode of the DeepEP drop-in: exchanges by shape, and handles in DeepEP's form."""
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
@@ -86,7 +86,7 @@ class Normal:
         self._bytes = num_nvl_bytes
 
     def choose(self, shape: Shape, tokens: int, num_worst_tokens: int) -> Tuple[Exchange, Optional[Generation]]:
-        """Collective. Returns the exchange for a dispatch with counting."""
+        """Collective. Returns the exchange for an uncached dispatch."""
         if self._bytes <= 0:
             raise InvalidArgument("Buffer: normal mode needs num_nvl_bytes; Config.get_nvl_buffer_size_hint says how much")
         if isinstance(self.made, Rings):
@@ -135,7 +135,7 @@ def rows_out(rows: torch.Tensor, scales: Optional[torch.Tensor], given: Rows) ->
 
 
 class Call(NamedTuple):
-    """Arguments of a dispatch with counting."""
+    """Arguments of an uncached dispatch."""
 
     x: Rows
     topk_idx: Optional[torch.Tensor]
@@ -149,7 +149,7 @@ class Call(NamedTuple):
 
 
 def dispatch(normal: Normal, call: Call, streams: Any) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], List[int], NormalHandle]:
-    """Runs a dispatch with counting."""
+    """Runs an uncached dispatch."""
     x, given = rows_in(call.x), call.x[0] if isinstance(call.x, tuple) else call.x
     experts, world, tokens = call.num_tokens_per_expert.numel(), normal.group.size, given.shape[0]
     if experts % world:
