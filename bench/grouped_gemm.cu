@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares the grouped GEMM, or with --gradients its backward pass, with cuBLAS and a plain read of the weights in one process.
-// First the versions alternate, so they all run at the same clock, and the L2 cache is flushed before each call. Then each
-// version runs by itself for a while, at the clock that the power limit permits.
+// First, the versions alternate so that all run at the same clock; the L2 cache is flushed before each call. Then each version
+// runs by itself for a while at the clock permitted by the power limit.
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
@@ -73,7 +73,7 @@ __global__ void read_kernel(const uint4* p, int64_t count, uint32_t* sink) {
   if (x == 0x12345) *sink = x;
 }
 
-/// Scale of all fp8 operands in this benchmark: `normal` data with this deviation reaches 448 at five deviations.
+/// Scale of all fp8 operands in this benchmark: `normal` data with this deviation reaches 448 at five standard deviations.
 constexpr float fp8_scale(float deviation) { return deviation * 5.F / 448.F; }
 __global__ void to_fp8(const __nv_bfloat16* from, __nv_fp8_e4m3* to, int64_t count, float scale) {
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll)
@@ -177,7 +177,7 @@ class Bench {
     return first;
   }
 
-  /// Adds a dense product with the same number of operations, using the first expert's weights; and a read of all weights.
+  /// Adds a dense product with the same operation count, using the first expert's weights, and a read of all weights.
   void add_peers() {
     versions_.push_back({kDense, [this] {
                            const float one = 1, zero = 0;
@@ -251,7 +251,7 @@ class Bench {
       versions_.push_back({name, call, quantize == ScaleKind::none ? compare_with_bf16(call, epilogue) : 0});
     }
   }
-  /// Distance of all outputs from those of the same product in bf16: the effect of quantized operands.
+  /// Relative difference of all outputs from those of the same product in bf16: the effect of quantizing the operands.
   double compare_with_bf16(const std::function<void()>& call, Epilogue epilogue) {
     const int64_t count = o_.rows * (epilogue == Epilogue::swiglu ? o_.n / 2 : o_.n);
     const Memory<uint16_t> exact(count);
@@ -268,9 +268,8 @@ class Bench {
     return error;
   }
 
-  /// Adds gradients of the product with weights [E, N, K], where `out_` is the gradient of its outputs: gradients of rows, with
-  /// the same number of operations as the dense product; and gradients of weights, in float32 and bf16, overwritten and
-  /// accumulated.
+  /// Adds the backward pass of the product with weights [E, N, K]; `out_` is the gradient of its outputs. Row gradients take as
+  /// many operations as the dense product. Weight gradients are computed in float32 and in bf16, overwritten and accumulated.
   void add_gradients() {
     gemm_test::fill(out_.get(), o_.rows * o_.n, false, gemm_test::Fill::normal, 3, 1.F);
     GroupedGemmConfig c;
@@ -310,7 +309,7 @@ class Bench {
     call();
     return compare_rows(p, out_.get(), dx_.get());
   }
-  /// Checks the first and the last expert that have rows. For a version that accumulates, the result starts from 0.
+  /// Checks the first and last experts that have rows. For an accumulating version, the result starts at 0.
   double check_weight_gradient(DType output, const std::function<void()>& call) {
     const bool wide = output == DType::f32;
     must(cudaMemset(dw_.get(), 0, static_cast<size_t>(o_.experts * o_.n * o_.k * (wide ? 4 : 2))), "cudaMemset");
@@ -335,7 +334,7 @@ class Bench {
     return error;
   }
 
-  /// Compares the first and the last row of every expert.
+  /// Compares the first and last rows of every expert.
   double compare_rows(const gemm_test::Problem& p, const uint16_t* in, const uint16_t* out) const {
     double worst = 0;
     const std::vector<int64_t> first = firsts();

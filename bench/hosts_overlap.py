@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures which steps of a call between two hosts overlap, from the kernels of one dispatch and one combine on a timeline.
+"""Measures which steps of a call between two hosts overlap, using a timeline of the kernels of one dispatch and one combine.
 
     PYTHONPATH=python SWITCHYARD_NCCL=.../libnccl.so.2 python3 bench/hosts_overlap.py --json hosts_overlap.json
 
-Two processes with one GPU each act as two hosts, distinguished by name, also for NCCL: rows travel over NCCL's sockets on this
-machine. torch's profiler reports when each kernel began and ended. For each call, the program prints the time during which a
-round was in flight and how much of that time overlapped with other kernels of the call; the file contains all kernels of both
+Two processes with one GPU each act as two hosts with different names, for NCCL as well, so rows travel over NCCL's sockets on
+this machine. torch's profiler reports when each kernel began and ended. For each call, the program prints the time during which
+a round was in flight and how much of that time overlapped with the call's other kernels. The file contains all kernels of both
 ranks.
 """
 import argparse
@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 import switchyard as sy
 
 NETWORK = {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
-#: Our kernels between rounds, by parts of their names. A round is a kernel of NCCL.
+#: Name fragments of our kernels that run between rounds. A round is one NCCL kernel.
 STEPS = ("announce", "deliver", "plan", "offer", "judge", "pack_hosts", "send_hosts", "forward_hosts", "finish_hosts", "make_hosts",
          "give_hosts", "sum_hosts")
 
@@ -56,7 +56,8 @@ def kernels_of(call):
 
 
 def overlap(kernels):
-    """Microseconds of the call, of its rounds, and of the part of the rounds that overlaps with other kernels of the call."""
+    """Durations in microseconds: the call, its rounds, and the part of the rounds that overlaps with the call's other
+    kernels."""
     edges = sorted({edge for _, begin, end in kernels for edge in (begin, end)})
     in_rounds = beside = 0
     for begin, end in zip(edges, edges[1:]):

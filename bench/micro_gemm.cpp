@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Speed of the expert compute on one core: single tiles of both products, and complete expert calls. Measures CPU time, so
-// other load on the machine has little effect. Several experts alternate, so weights are read from memory, as in a layer, and
-// not from the caches.
+// Speed of expert computation on one core: single tiles of both products, and complete expert calls. Measures CPU time, so
+// other load on the machine has little effect. Several experts alternate, so weights are read from memory, as in a layer,
+// rather than from the caches.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
@@ -26,7 +26,7 @@ void set_rate(benchmark::State& state, double operations) {
   state.counters["FLOP/s"] = benchmark::Counter(operations, benchmark::Counter::kIsIterationInvariantRate);
 }
 
-/// One product of `rows` rows with [n, k] weights of kExperts groups.
+/// Multiplies `rows` rows by the [n, k] weights of kExperts groups in turn.
 void run_tiles(benchmark::State& state, int64_t rows, int64_t n, int64_t k, WeightStorage storage) {
   detail::TileGemm gemm(kExperts, n, k, storage);
   const std::vector<uint16_t> b = some_bf16(kExperts * n * k), a = some_bf16(rows * k);
@@ -69,7 +69,7 @@ void expert_forward(benchmark::State& state) {
   state.SetLabel(mlp.implementation());
 }
 
-/// ExpertWeights::fill of one expert, in weights per second.
+/// ExpertWeights::fill for one expert, in weights per second.
 void generate_weights(benchmark::State& state) {
   const int64_t h = 7168, i = 512;
   const ExpertWeights weights(1, h, i);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange of `switchyard bench`, packed by hand over MPI_Alltoallv, as a peer for comparison.
+// The exchange of `switchyard bench`, packed by hand and sent with MPI_Alltoallv, for comparison.
 //
-// The work is the same: same routing, same rows, one row per (token, rank) with its ids and weights, results checked bit by
-// bit, and the same timing rules (barrier before each call, entry to exit on the slowest rank, alternating input sets that do
-// not fit into any cache). Work that a careful user would do outside the call is not timed: buffers of the final size are
-// allocated and touched in advance, and types are committed.
+// The work is the same: the same routing, the same rows, one row per (token, rank) with its ids and weights, and results
+// checked bit by bit. So are the timing rules: a barrier before each call, time from entry to exit on the slowest rank, and
+// alternating input sets that do not fit into any cache. Work that a careful user would do outside the call is done in advance
+// and not timed: allocating and touching buffers of the final size, and committing MPI datatypes.
 //
 //   mpirun -n 2 --bind-to core mpi_alltoallv --tokens 512 --json peer.json
 #define OMPI_SKIP_MPICXX 1  // the C interface only
@@ -160,7 +160,7 @@ class Peer {
     for (const int32_t id : s.routing[at(rank_)].topk_ids) total_routes_ += s.valid(id) ? 1 : 0;
   }
 
-  /// Bit mask of the ranks to which a token of this rank is sent, and their number.
+  /// Bit mask of the ranks to which a token of this rank is sent, and the number of these ranks.
   std::pair<uint64_t, int> ranks_of(const tool::Scenario& s, int64_t t) const {
     uint64_t mask = 0;
     const int whole = experts_ / world_, larger = experts_ % world_;
@@ -173,7 +173,7 @@ class Peer {
     return {mask, __builtin_popcountll(mask)};
   }
 
-  /// Computes the destinations of tokens and the counts of all ranks.
+  /// Computes the tokens' destinations and the counts of all ranks.
   void plan(Set& set) {
     std::fill(set.send_counts.begin(), set.send_counts.end(), 0);
     masks_.resize(at(o_.tokens));
@@ -222,7 +222,7 @@ class Peer {
                   set.recv_counts.data(), set.recv_at.data(), meta_type_, MPI_COMM_WORLD);
   }
 
-  /// Identity experts: the received rows are returned, and their owner sums them in ascending rank order.
+  /// Experts are the identity: the received rows are returned, and their owner sums them in ascending rank order.
   void combine(Set& set) {
     MPI_Alltoallv(set.received.data(), set.recv_counts.data(), set.recv_at.data(), row_type_, send_rows_.data(),
                   set.send_counts.data(), set.send_at.data(), row_type_, MPI_COMM_WORLD);

@@ -4,11 +4,11 @@
 
     SWITCHYARD_NCCL=.../nvidia/nccl/lib/libnccl.so.2 python3 bench/nccl_all_to_all.py --tool build/cuda/bin/switchyard --json hosts.json
 
-First `switchyard bench` measures normal mode with `--ranks` ranks on two named hosts, one GPU per host, over NCCL's sockets on
-this machine. Then one process per GPU sends the bytes that the ranks of one GPU would send to the ranks of the other, once with
-one row per (token, rank) and once with one row per (token, expert), using one all_to_all of a communicator of the two GPUs.
-Both measurements use NCCL's network: shared memory and NVLink between the GPUs are disabled. Times are medians of the slowest
-process.
+First, `switchyard bench` measures normal mode with `--ranks` ranks on two named hosts, one GPU per host, over NCCL's sockets on
+this machine. Then one process per GPU sends the bytes that the ranks of one GPU would send to those of the other. It does so
+once with one row per (token, rank) and once with one row per (token, expert), each time with one all_to_all on a communicator
+of the two GPUs. Both measurements use NCCL's network: shared memory and NVLink between the GPUs are disabled. Each time is the
+median over calls of the slower process's time.
 """
 import argparse
 import json
@@ -24,8 +24,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 NETWORK = {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-#: Minimum ratios of the bytes with one row per (token, rank) and per (token, expert) to ours; and the minimum ratio of times,
-#: as a fraction of the measured ratio of bytes.
+#: Minimum bytes with one row per (token, rank) and per (token, expert), as multiples of our bytes, and the minimum time ratio
+#: as a fraction of the measured byte ratio.
 BYTES_BAR, TIME_BAR = {"token_rank_pairs": 1.3, "routes": 3.0}, 0.8
 
 
@@ -46,7 +46,7 @@ def arguments():
 
 
 def measure_exchange(given):
-    """Runs `switchyard bench` and returns its run, as in its JSON."""
+    """Runs `switchyard bench` and returns the run from its JSON output."""
     hosts = ",".join("ab"[rank % 2] for rank in range(given.ranks))  # assigned to GPUs in turn: one GPU per host
     environment = {**os.environ, **NETWORK, "SWITCHYARD_HOST": hosts}
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ def measure_exchange(given):
 
 
 def exchange_by_nccl(rank, given, sizes, store, out_path):
-    """Runs one GPU. `sizes`: bytes for the other GPU, by name."""
+    """Runs one GPU. `sizes`: number of bytes sent to the other GPU, by name."""
     os.environ.update(NETWORK, NCCL_HOSTID=f"host-{rank}")
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=2, device_id=torch.device("cuda", rank))
@@ -92,7 +92,7 @@ def exchange_by_nccl(rank, given, sizes, store, out_path):
 
 
 def compare(run, nccl):
-    """Returns the compared figures and whether they meet the bars."""
+    """Returns the compared figures and whether they meet the required ratios."""
     network, rows = run["network"], run["config"]["hidden"] * 2
     found = []
     for call in ("dispatch", "combine"):

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the drop-in for DeepEP (docs/deep_ep.md) from Python: a low-latency pair in a CUDA graph, and normal mode at prefill
-size. Ranks are processes, one per GPU, started by torchrun or by this program. bench/python_host_time.py measures the host time
-of calls.
+"""Times the DeepEP drop-in (docs/deep_ep.md) from Python: a low-latency pair in a CUDA graph, and normal mode at prefill size.
+Ranks are processes, one per GPU, started by torchrun or by this program. bench/python_host_time.py measures the host time of
+calls.
 
     PYTHONPATH=python python3 bench/python_drop_in.py --json drop_in.json
     PYTHONPATH=python torchrun --nproc-per-node 2 bench/python_drop_in.py
     PYTHONPATH=python python3 bench/python_drop_in.py --tool build/cuda/bin/switchyard
 
-With --tool, `switchyard bench` measures the same calls in the same run on the same GPUs. Its figures are printed next to those
-of Python, with the ratio and the upper bound of the ratio.
+With --tool, `switchyard bench` measures the same calls in the same run on the same GPUs. Its figures are printed next to the
+Python figures, with their ratio and its upper bound.
 
-Times are measured between CUDA events: medians over repetitions, of the slowest rank. Before each repetition the L2 cache is
-overwritten, the GPU is kept busy for a millisecond while the host enqueues the call, and a call with one token makes the ranks
-begin together. Results of calls are checked before calls are timed. A pair that is compared with the tool is measured with the
-tool's method: in a graph, with events inside it, with a cold L2 cache, after a meeting of the ranks.
+Times are measured between CUDA events; each figure is the median over repetitions of the slowest rank's time. Before each
+repetition, the L2 cache is overwritten, the GPU is kept busy for a millisecond while the host enqueues the call, and a
+one-token call makes the ranks begin together. The results of calls are checked before the calls are timed. A pair that is
+compared with the tool is measured like the tool's: in a graph that contains the events, with a cold L2 cache, and after the
+ranks have met.
 """
 import argparse
 import json
@@ -31,7 +32,7 @@ import torch.multiprocessing
 import switchyard as sy
 from switchyard import deep_ep
 
-#: Results of get_dispatch_layout, by their names in dispatch.
+#: Results of get_dispatch_layout, named like the parameters of dispatch.
 LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
 
 
@@ -52,19 +53,19 @@ def arguments():
     return parser.parse_args()
 
 
-#: Maximum ratio of a call's time to that in C++.
+#: Maximum ratio of a call's time in Python to its time in C++.
 PAIR_BAR, NORMAL_BAR = 1.03, 1.05
 
 
 def measure_by_tool(given, world, *options):
-    """Returns the only run of `switchyard bench` with these options, as in its JSON."""
+    """Runs `switchyard bench` with these options and returns the only run of its JSON output."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     environment = {name: value for name, value in os.environ.items() if name not in launcher}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "tool.json")
         shape = {"ranks": world, "hidden": given.hidden, "num_experts": given.experts, "topk": given.topk}
         words = [word for name, value in shape.items() for word in (f"--{name}", str(value))]
-        # The tool's ranks are processes, too.
+        # The tool's ranks are also processes.
         command = [given.tool, "bench", "--backend", "cuda", "--processes", *words, *options, "--json", path]
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         with open(path, encoding="utf-8") as file:
@@ -95,7 +96,7 @@ class Bench:
         return deep_ep.Config(self.given.num_sms) if self.given.num_sms else None
 
     def inputs(self, tokens):
-        """Returns x, ids that differ within a token, and weights."""
+        """Returns x, ids that are distinct within each token, and weights."""
         generator = torch.Generator().manual_seed(self.rank)
         x = torch.randn((tokens, self.given.hidden), generator=generator).bfloat16()
         ids = torch.rand((tokens, self.given.experts), generator=generator).topk(self.given.topk, 1).indices
@@ -115,7 +116,7 @@ class Bench:
         return found[0]
 
     def print_compared(self, part, name, microseconds, in_cpp, bar, **more):
-        """Prints microseconds next to the tool's measurement `in_cpp`; None: the tool did not measure it."""
+        """Prints microseconds next to the tool's measurement `in_cpp` (None if the tool did not measure the call)."""
         if in_cpp is not None:
             more = {**more, "C++": round(in_cpp, 2), "ratio": round(microseconds / in_cpp, 3), "at most": bar}
         self.print_figure(part, name, microseconds, **more)
@@ -134,7 +135,7 @@ class Bench:
         return statistics.median(map(max, zip(*everybody)))
 
     def gpu_time(self, align, call):
-        """Microseconds of `call` after `align`, which makes the ranks begin together."""
+        """Time of `call` in microseconds, measured after `align`, which makes the ranks begin together."""
         taken = []
         for repetition in range(self.given.repetitions + 5):
             self.synchronize()
@@ -194,7 +195,7 @@ class Bench:
         buffer.destroy()
 
     def barrier(self):
-        """A meeting of all ranks in one small kernel, like the tool's; None if this torch does not support it."""
+        """One small kernel in which all ranks meet, like the tool's; None if this torch does not support it."""
         if self.meeting is None:
             try:
                 from torch.distributed import _symmetric_memory
@@ -207,8 +208,8 @@ class Bench:
         return lambda: self.meeting[1].barrier(channel=0)
 
     def pair_beside_tool(self, name, pair, align, fp8, tool):
-        """Measures a pair with the tool's method: events inside a graph, a cold L2 cache, after a meeting. `tool`: the tool's
-        measurement, or None if there is none yet; returns it."""
+        """Measures a pair as the tool does: with events inside a graph and a cold L2 cache, after the ranks have met. `tool` is
+        the tool's measurement or None if there is none yet; the measurement is returned."""
         try:
             begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
         except TypeError:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the host time of a call from Python up to its launch, in parts: one rank, one token, one GPU, no dependency except
-torch.
+"""Measures the host time of a call from Python up to its launch and breaks it down: one rank, one token, one GPU, and no
+dependency except torch.
 
     PYTHONPATH=python python3 bench/python_host_time.py --json host_time.json
     PYTHONPATH=python python3 bench/python_host_time.py --backend cpu    # Python's part; on the CPU the rest is the call's work
@@ -13,13 +13,13 @@ For each call, in microseconds, from single calls between two clock readings:
     C        the library's function by itself, called through ctypes with the arguments of the call; without the time of ctypes
     driver   expected time of CUDA in C: number of functions that an enqueue calls (counted in the sources) * time of each
 
-Then the times of these functions by themselves on this machine: functions of the driver (names with cu), of the runtime (cuda)
-and of torch, without the time of ctypes. The program waits for the GPU every few calls, so it does not measure a full launch
-queue. Everything is measured on torch's default stream and again on a separate stream.
+It then measures these functions by themselves on this machine, without the time of ctypes: driver functions (named cu...),
+runtime functions (cuda...) and torch functions. The program waits for the GPU every few calls, so it does not measure a full
+launch queue. Everything is measured on torch's default stream and again on a separate stream.
 
-A shared host is slow for seconds at a time. Therefore the measurements alternate: a round measures 20 calls of each, and a
-figure is the median over rounds of the rounds' medians. Printed next to it are the minimum and maximum over rounds and, as an
-indicator of the host's speed, the time that Python takes for a hundred additions.
+A shared host is slow for seconds at a time. The measurements therefore alternate: each round measures 20 calls of each, and a
+figure is the median over rounds of the rounds' medians. Next to the figure, the program prints the minimum and maximum over
+rounds and, as an indicator of the host's speed, the time that Python takes for a hundred additions.
 """
 import argparse
 import contextlib
@@ -39,14 +39,14 @@ from switchyard._abi.arrays import arrays_of_torch
 from switchyard._abi.ffi import bare, library
 from switchyard.deep_ep import _copies
 
-#: Results of get_dispatch_layout, by their names in dispatch.
+#: Results of get_dispatch_layout, named like the parameters of dispatch.
 LAYOUT = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
 
-#: int pthread_equal(a, b): returns 0 for different pointers and ignores further arguments, so it can replace any successful
+#: int pthread_equal(a, b) returns 0 for different pointers and ignores further arguments, so it can replace any successful
 #: function.
 NOTHING = ctypes.cast(ctypes.CDLL(None).pthread_equal, ctypes.c_void_p).value
 
-#: An empty kernel with a parameter of the given number of bytes.
+#: An empty kernel whose parameter has the given number of bytes.
 KERNEL = """
 .version 7.0
 .target sm_80
@@ -84,7 +84,7 @@ class Function:
         self.replace(self.address)
 
     def arguments_of(self, call):
-        """Returns the arguments passed by `call`, and its result. The arguments' memory must outlive the arguments."""
+        """Returns the arguments passed by `call`, and its result. The memory to which the arguments point must outlive them."""
         given, original = [], self.prototype(self.address)
 
         def note(*arguments):
@@ -101,8 +101,8 @@ class Function:
 
 
 class Figure:
-    """Host time of `call` by rounds, less that of `nothing`, in microseconds. Not timed: `before` is called before the calls of
-    a round, `after` after each call, `behind` at the end."""
+    """Host time of `call` per round, minus that of `nothing`, in microseconds. Not timed: `before` is called before a round's
+    calls, `after` after each call, and `behind` at the end."""
 
     def __init__(self, call, nothing=None, before=None, after=None, behind=None):
         self.call, self.nothing, self.before, self.after, self.behind = call, nothing, before, after, behind
@@ -130,7 +130,7 @@ class Figure:
         return statistics.median(taken) / 1e3
 
     def report(self):
-        """The figures of the report."""
+        """The report's figures."""
         return {"us": round(max(statistics.median(self.rounds), 0.0), 3), "least": round(max(min(self.rounds), 0.0), 3),
                 "most": round(max(self.rounds), 3)}
 
@@ -151,7 +151,7 @@ def hundred_additions():
     return total
 
 
-# CUDA functions called by an enqueue, by the names of Units.
+# CUDA functions called by an enqueue, under their names in Units.
 ENQUEUE = {"cuCtxGetCurrent": 1, "cudaEventRecord": 1}  # no address queries, because torch provides the information
 POOL = {"cuPointerGetAttributes, 3": 1, "cudaEventRecord": 2}  # for rows in library memory: their end is recorded separately
 SIDE = {"cudaStreamGetCaptureInfo": 1, "cudaStreamGetId": 1}  # on streams that support capture
@@ -164,7 +164,7 @@ CALLS_OF = {
 
 
 class Units:
-    """Host times of single functions of CUDA and torch."""
+    """Host times of individual CUDA and torch functions."""
 
     def __init__(self, stream, x):
         self.stream, self.x, self.figures = ctypes.c_void_p(stream), x, {}
@@ -174,7 +174,7 @@ class Units:
 
     @staticmethod
     def _find_runtime():
-        """The runtime loaded by torch."""
+        """The CUDA runtime loaded by torch."""
         with open("/proc/self/maps", encoding="utf-8") as maps:
             paths = {line.split()[-1] for line in maps if "libcudart.so" in line}
         return ctypes.CDLL(min(paths)) if paths else None
@@ -184,7 +184,7 @@ class Units:
             raise RuntimeError(f"{what}: error {result} of CUDA")
 
     def measure(self, name, calls):
-        """`calls`: functions with their arguments, all of one unit."""
+        """`calls`: functions with their arguments, all measured as one unit."""
         known = [(function, given) for function, given in calls if function is not None]
         if len(known) < len(calls):
             return
@@ -290,7 +290,7 @@ class Units:
 
 
 class Calls:
-    """The measured calls, each with its library function and the other functions that it calls."""
+    """The measured calls, each with its library function and the other functions called by it."""
 
     def __init__(self, given):
         self.given, self.cuda = given, given.backend == "cuda"
@@ -329,7 +329,7 @@ class Calls:
                 (f"drop-in: low_latency_combine, {word}", 12, "sy_low_latency_combine", (),
                  lambda: buffer.low_latency_combine(y, ids, weights, handle))]
 
-    #: Further functions that a dispatch calls if it delivers into the library's memory.
+    #: Additional functions that a dispatch calls if it delivers into the library's memory.
     DELIVERS = ("sy_dispatched_get", "sy_dispatched_destroy")
 
     def of_package(self, until):
@@ -353,7 +353,7 @@ class Calls:
 
 
 class Measured:
-    """A call with its figures and those of its parts. Without a library `function` the parts are unknown."""
+    """A call with its figures and those of its parts. Without a library `function`, the parts are unknown."""
 
     def __init__(self, name, bar, function, others, call):
         self.name, self.bar, self.call, self.others, self.whole, self.function = name, bar, call, others, Figure(call), None
@@ -367,7 +367,7 @@ class Measured:
         self.by_ctypes = Figure(lambda: nothing(*self.given))
 
     def know(self):
-        """Stores the arguments. The memory to which they point is valid only until the next call of anything else."""
+        """Stores the arguments. The memory to which they point is valid only until any other call is made."""
         self.given, self.kept = self.function.arguments_of(self.call)
 
     def give_back(self):
@@ -398,7 +398,7 @@ class Measured:
 
 
 def print_figures(where, report):
-    """Prints figures of one stream."""
+    """Prints the figures for one stream."""
     columns = ("us", "least", "most", "bar", "python", "c", "driver")
     print(f"\n{where:42}" + "".join(f" {name:>7}" for name in ("whole", *columns[1:])))
     for each in report:
@@ -411,7 +411,7 @@ def print_figures(where, report):
 
 
 def measure_all(given, calls, stream, where):
-    """Measures and prints the figures of one stream."""
+    """Measures and prints the figures for one stream."""
     synchronize = torch.cuda.synchronize if calls.cuda else lambda: None
     with contextlib.ExitStack() as until_measured:
         measured = [Measured(*each) for each in (*calls.of_drop_in(until_measured), *calls.of_package(until_measured))]

@@ -15,7 +15,7 @@ using namespace switchyard;
 
 constexpr int kRanks = 4, kExperts = 8, kTopk = 2, kTokens = 100, kHidden = 64;
 
-// Data of token t of rank r.
+// Element of token t of rank r.
 float value(int r, int t, int column) { return static_cast<float>((r * 7 + t * 3 + column) % 16); }
 int expert(int r, int t, int k) { return (r + t + 3 * k) % kExperts; }
 float weight(int k) { return k == 0 ? 0.75f : 0.25f; }

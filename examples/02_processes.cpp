@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as processes. Started directly, this program forks four ranks. Started by a launcher, it is one of the launcher's
-// ranks:
+// Ranks as processes. When started directly, this program forks four ranks. When started by a launcher, it is one of the
+// launcher's ranks:
 //   torchrun --no-python --nproc-per-node 4 example_02_processes
 //   mpirun -n 4 example_02_processes        srun -n 4 example_02_processes
 //

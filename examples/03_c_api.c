@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch and combine from C11 on two ranks that are threads. Every rank returns the received rows and weights unchanged, so
-// each token must return multiplied by the number of ranks that received it, here two.
+// Dispatch and combine in C11 on two ranks that are threads. Every rank returns the received rows and weights unchanged, so
+// each token must come back multiplied by the number of ranks that received it, here two.
 #include <switchyard/c/switchyard.h>
 
 #include <pthread.h>

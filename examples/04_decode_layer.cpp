@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decode layer over three ranks that are threads of this process: low-latency dispatch (bf16 tokens travel as fp8), a masked
-// grouped matrix product that reads rows, counts and scales exactly as delivered, and combine, which reads the products from
-// the memory in which the experts wrote them. Runs once for each form of scales. On GPUs the calls are the same, with device
-// pointers, and the counts stay on the device.
+// A decode layer over three ranks that are threads of this process. It consists of low-latency dispatch (bf16 tokens travel as
+// fp8), a masked grouped matrix product that reads rows, counts and scales exactly as delivered, and combine, which reads the
+// products directly from the memory written by the experts. Runs once for each scale format. On GPUs, the calls are the same
+// but take device pointers, and the counts stay on the device.
 //
 // Tokens are exactly representable in fp8: small integers times a power of two for each group of 128 columns. Each group also
-// has one element of 448 (the largest fp8 number) times that power. Therefore the result must equal that of plain arithmetic,
-// bit by bit.
+// has one element equal to 448 (the largest fp8 number) times that power. The result must therefore equal that of plain
+// arithmetic, bit by bit.
 #include <switchyard/low_latency.hpp>
 
 #include <atomic>
@@ -51,7 +51,7 @@ float from_fp8(uint8_t bits) {
 
 // --- Experts: one masked grouped product.
 
-// The scale of columns [128 g, 128 g + 128) of row r of expert e, in the position written by dispatch.
+// The scale of columns [128 g, 128 g + 128) of row r of expert e, at the position written by dispatch.
 float scale_of(const LowLatencyOutput& in, const LowLatencyConfig& config, int64_t e, int64_t r, int64_t g) {
   const bool packed = config.scales == ScaleKind::ue8m0;  // one byte: the exponent of a power of two
   const int64_t groups = num_scales(kHidden);
@@ -92,7 +92,7 @@ void masked_grouped_product(const LowLatencyOutput& in, const LowLatencyConfig& 
 
 // --- One rank.
 
-// Number of elements that differ from the same layer computed on the token's rank without any exchange.
+// Number of elements that differ from those of the same layer computed on the token's rank without any exchange.
 int wrong_elements(int step, int rank, int t, const uint16_t* out) {
   int wrong = 0;
   float x[kHidden];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A complete MoE layer over three ranks that are threads of this process, with one object for prefill and one for decoding.
-// Both share one copy of the weights. When the layer is called, `out` already contains the rows of a shared expert. On GPUs the
-// calls are the same with device pointers and a stream, and can be captured in a graph.
+// A complete MoE layer over three ranks that are threads of this process, with one object for prefill and another for decoding.
+// Both share one copy of the weights. When the layer is called, `out` already contains the output rows of a shared expert. On
+// GPUs, the calls are the same but take device pointers and a stream, and can be captured in a graph.
 //
-// The result must equal that of the formula, evaluated on the token's rank, within the rounding of bf16.
+// The result must equal the formula, evaluated on the token's rank, within bf16 rounding.
 #include <switchyard/layer.hpp>
 
 #include <atomic>
@@ -38,7 +38,7 @@ uint16_t to_bf16(float value) {  // nearest, ties to even
 float from_bf16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 float rounded(float value) { return from_bf16(to_bf16(value)); }
 
-/// Adds an expert's outputs for one token to `sum` [H], with a weight.
+/// Adds an expert's weighted outputs for one token to `sum` [H].
 void add_expert(const ExpertWeights& weights, int e, const std::vector<float>& x, double weight, std::vector<double>& sum) {
   std::vector<double> between(kIntermediate);
   for (int i = 0; i < kIntermediate; ++i) {
@@ -57,7 +57,7 @@ void add_expert(const ExpertWeights& weights, int e, const std::vector<float>& x
 
 // --- One rank.
 
-/// Calls `layer` with `tokens` tokens. Returns the relative distance from the formula.
+/// Calls `layer` with `tokens` tokens. Returns the relative deviation from the formula.
 double call(MoeLayer& layer, int rank, int64_t tokens, const ExpertWeights& weights) {
   std::vector<uint16_t> x, out;
   std::vector<int32_t> ids;

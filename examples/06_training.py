@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training a Mixture-of-Experts layer over several ranks with PyTorch, on the CPU:
+"""Trains a Mixture-of-Experts layer over several ranks with PyTorch, on the CPU:
 
     torchrun --nproc-per-node 4 examples/06_training.py
 

@@ -5,8 +5,8 @@
     switchyard bench --routing routing.safetensors
 
 The model is a small Mixtral with random weights. Its experts are divided among the ranks, and each rank reads its own texts.
-Hooks on the routers record the experts of the rank's tokens (docs/routing.md). Rank 0 merges the ranks' files and reads the
-result back. Needs the package (docs/python.md) and transformers.
+Hooks on the routers record the experts chosen for the rank's tokens (docs/routing.md). Rank 0 merges the ranks' files and reads
+the result back. Needs the package (docs/python.md) and transformers.
 """
 import os
 import sys
@@ -33,7 +33,7 @@ def make_model() -> torch.nn.Module:
 
 
 def record(group: sy.Group, model: torch.nn.Module) -> record_routing.RoutingRecorder:
-    """Records the choices of this rank's routers for its texts."""
+    """Records the choices that this rank's routers make for its texts."""
     recorder = record_routing.RoutingRecorder(num_experts=EXPERTS, metadata={"model": "Mixtral of random weights"})
     recorder.rank = group.rank
     for number, layer in enumerate(model.model.layers):
@@ -46,7 +46,8 @@ def record(group: sy.Group, model: torch.nn.Module) -> record_routing.RoutingRec
 
 
 def check(path: str, world: int) -> None:
-    """Checks that every layer and rank is present, with the number of tokens of the texts and only ids of existing experts."""
+    """Checks that every layer and rank is present with as many tokens as its texts contain, and that all ids name existing
+    experts."""
     tensors, about = record_routing.load_safetensors(path)
     assert record_routing.experts_of(path, about) == EXPERTS, about
     for layer in range(LAYERS):

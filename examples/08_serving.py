@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps of a Mixture-of-Experts layer. On GPUs a step is a CUDA graph; on the CPU it makes the same calls:
+"""Decode steps with a Mixture-of-Experts layer. On GPUs, a step is a CUDA graph; on the CPU, it makes the same calls directly:
 
     torchrun --nproc-per-node 2 examples/08_serving.py          # default: cuda if torch has it; or append cpu or cuda
 
-A step computes the router, the layer and the norm for the rank's tokens: one token of each sequence that the rank serves. The
-layer is computed in two ways: with low-latency dispatch, torch products and combine; and with `MoeLayer`, if the library
-switchyard_layer is available. The last step of each is compared with all experts computed in torch. Needs the package
-(docs/python.md); GPUs, if used, must be Hopper.
+A step computes the router, the layer and the norm for the rank's tokens: one token from each sequence served by the rank. The
+layer is computed in two ways: with low-latency dispatch, torch products and combine; and, if the library switchyard_layer is
+available, with `MoeLayer`. The last step of each version is compared with the output of all experts computed in torch. Needs
+the package (docs/python.md); if GPUs are used, they must be Hopper.
 """
 import os
 import sys
@@ -39,7 +39,7 @@ class Step:
 
 
 def by_low_latency(group: sy.Group, w13: torch.Tensor, w2: torch.Tensor) -> Layer:
-    """Also computes rows beyond the received ones, which are never read."""
+    """Also computes the rows beyond the received ones, but these are never read."""
     exchange = sy.LowLatency(group, scales=None, **SHAPE)
     rows = []  # expert outputs, allocated once
 
@@ -66,7 +66,7 @@ def reference(step: Step, w13: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
 
 
 def serve(group: sy.Group, step: Step, steps: int) -> float:
-    """Seconds of `steps` steps. The first steps are discarded, because they create resources for later ones."""
+    """Time of `steps` steps in seconds. The first steps are not timed, because they create resources for later ones."""
     on_gpu, run = step.x.is_cuda, step.__call__
     for _ in range(2):
         step()
@@ -88,7 +88,7 @@ def serve(group: sy.Group, step: Step, steps: int) -> float:
 
 
 def make_weights(device: str) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The router and all experts, equal on all ranks."""
+    """The router and all experts, identical on all ranks."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:

@@ -4,7 +4,7 @@
 /// switchyard_layer (CMake: switchyard::layer). One interface for the CPU and for GPUs of compute capability 9.0 (H100, H200).
 ///
 /// Notation: H hidden, I intermediate, L local experts. Rows and weights are bf16 (on GPUs also f16, or fp8 e4m3 with scales),
-/// dense, row-major.
+/// dense and row-major.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct ExpertShape {
 
 /// Storage of the weights of an ExpertMlp.
 enum class WeightStorage : uint8_t {
-  packed = 0,  ///< own copy in this CPU's fastest layout, made once; the caller's weights may be freed afterwards
+  packed = 0,  ///< separate copy in this CPU's fastest layout, created once; the caller's weights may be freed afterwards
   view = 1,    ///< the caller's weights, read in place by every call: no second copy; on the CPU slower for few rows per expert
 };
 template <>
@@ -45,15 +45,15 @@ struct ExpertOptions {
   Backend backend = Backend::cpu;  ///< cuda: weights, rows and ranges are in memory of the GPU that is current at construction
   DType dtype = DType::bf16;       ///< of rows and weights: bf16; cuda: also f16 or fp8_e4m3, with bf16 outputs
   WeightStorage storage = WeightStorage::packed;  ///< cuda: must be view, because the weights stay in the caller's memory
-  /// CPU, forward_rank_major: memory for the float32 outputs of single routes, H * 4 bytes each (at least 256 routes are kept).
-  /// Rows whose routes do not fit are processed in blocks, and each block reads the weights once: larger is faster. Pages are
-  /// touched only when used.
+  /// CPU, forward_rank_major: memory for the float32 outputs of single routes, H * 4 bytes each (never fewer than 256 routes).
+  /// Rows whose routes do not fit are processed in blocks, and each block reads the weights once, so a larger value is faster.
+  /// Unused pages are never touched.
   size_t route_scratch_bytes = size_t{64} << 20;
-  /// CUDA: maximum number of rows of a call's `x`; the object has an intermediate row for each. Normal mode: max_rows(), or
-  /// the capacity given to dispatches; low latency: LowLatencyOutput::x.rows. 0: calls have no rows.
+  /// CUDA: maximum number of rows in a call's `x`; the object allocates an intermediate row for each. Use max_rows() or the
+  /// capacity of the dispatches in normal mode, and LowLatencyOutput::x.rows in low-latency mode. 0: calls have no rows.
   int64_t max_rows = 0;
   /// fp8_e4m3: scales of w13 `[L, 2 * ceil(I / 128), ceil(H / 128)]` (gate rows, then up rows) and of w2 `[L, ceil(H / 128),
-  /// ceil(I / 128)]`, one per 128 x 128 weights; in memory of the GPU, owned by the caller.
+  /// ceil(I / 128)]`, one per 128 x 128 weights. They are in GPU memory and owned by the caller.
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
   ScaleKind weight_scales = ScaleKind::f32;  ///< f32 or ue8m0
@@ -65,28 +65,28 @@ struct ExpertCall {
   int num_sms = 0;         ///< CUDA: maximum number of multiprocessors, in [1, those of the GPU]; 0: all
 };
 
-/// Memory of one ExpertMlp, in bytes, excluding the caller's arrays.
+/// Memory used by one ExpertMlp, in bytes, excluding the caller's arrays.
 struct ExpertMemory {
   size_t weight_bytes = 0;   ///< WeightStorage::packed: own weights; view: 0
-  size_t scratch_bytes = 0;  ///< fixed at construction; CUDA: intermediate rows, in memory of the GPU
+  size_t scratch_bytes = 0;  ///< fixed at construction; CUDA: intermediate rows, in GPU memory
   size_t total() const { return weight_bytes + scratch_bytes; }
 };
 
 /// The MLPs of one rank's experts: `y = (silu(x W1^T) * (x W3^T)) W2^T`, silu(v) = v / (1 + exp(-v)).
 ///
-/// Arithmetic, on both backends: x and the weights are bf16 (or f16). Both products accumulate in float32; silu and the product
-/// with the up half are float32; the intermediate row is rounded to bf16 once; the output is float32 until its one rounding to
-/// bf16 (nearest even). The summation order of a product depends on the backend: results of GPUs and CPUs agree within a
-/// tolerance (docs/expert.md), not bitwise. Infinite or NaN inputs follow IEEE arithmetic; the silu of -inf is NaN.
+/// Arithmetic, on both backends: x and the weights are bf16 (or f16). Both matrix products accumulate in float32, and silu and
+/// the multiplication by the up half are computed in float32. The intermediate row and the output are each rounded once to bf16
+/// (nearest even). The summation order of a matrix product depends on the backend, so GPU and CPU results agree within a
+/// tolerance (docs/expert.md), not bitwise. Infinite and NaN inputs follow IEEE arithmetic; the silu of -inf is NaN.
 ///
-/// CPU: the summation order may depend on the number of rows of a call, so results are not bit-equal between machines or
-/// batchings. CPUs with bf16 instructions treat subnormal bf16 operands as zero. Every call runs only on the calling thread,
-/// even if oneDNN was built with OpenMP, so that as many ranks as cores may run side by side.
+/// CPU: the summation order may depend on the number of rows in a call, so results are not bit-identical between machines or
+/// batch sizes. CPUs with bf16 instructions treat subnormal bf16 operands as zero. Every call runs only on the calling thread,
+/// even if oneDNN was built with OpenMP, so up to one rank per core can run concurrently.
 ///
-/// CUDA: a call is two GroupedGemm calls, with the bits that GroupedGemm documents. H and I are multiples of 8; fp8: of 16. The
-/// fp8 intermediate row is rounded to bf16 and then quantized, one float32 scale per 128 columns. Calls are enqueued, allocate
-/// nothing and do not wait; they can be captured. Calls of one object, graphs included, must be ordered one after another: they
-/// share the intermediate rows.
+/// CUDA: a call consists of two GroupedGemm calls, with the bitwise guarantees that GroupedGemm documents. H and I are
+/// multiples of 8; fp8: of 16. The fp8 intermediate row is rounded to bf16 and then quantized, one float32 scale per 128
+/// columns. Calls are enqueued, allocate nothing and do not wait; they can be captured. Calls on one object, including graph
+/// launches, must be ordered one after another because they share the intermediate rows.
 ///
 /// Threads: one thread at a time per object; objects are independent.
 class ExpertMlp {
@@ -94,54 +94,54 @@ class ExpertMlp {
   /// Writes the weights of local expert `expert`: w13 `[2 * I, H]` (gate rows, then up rows) and w2 `[H, I]`.
   using Source = std::function<void(int expert, std::span<uint16_t> w13, std::span<uint16_t> w2)>;
 
-  /// `w13` is `[L, 2 * I, H]`: for each expert first the I gate rows (W1), then the I up rows (W3). `w2` is `[L, H, I]`. With
-  /// WeightStorage::view both must stay valid and unchanged while calls run; with packed they are read only here. CUDA: both
-  /// aligned to 16 bytes.
+  /// `w13` is `[L, 2 * I, H]`: for each expert, the I gate rows (W1) followed by the I up rows (W3). `w2` is `[L, H, I]`. With
+  /// WeightStorage::view, both must stay valid and unchanged while calls run; with packed, they are read only during
+  /// construction. CUDA: both must be aligned to 16 bytes.
   /// \throws Error(invalid_argument) naming the argument; Error(system) if memory is insufficient; Error(unsupported) for f16
-  /// on the CPU, and for GPUs as the constructor of GroupedGemm.
+  /// on the CPU, and on GPUs as for the constructor of GroupedGemm.
   ExpertMlp(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options = {});
-  /// Packs the experts one by one as `source` writes them (called for 0 .. L - 1, in order), so that the unpacked weights of
-  /// only one expert exist at a time. WeightStorage::packed only, hence CPU only.
+  /// Packs the experts one at a time, calling `source` for experts 0 to L - 1 in order, so the unpacked weights of only one
+  /// expert exist at a time. WeightStorage::packed only, hence CPU only.
   ExpertMlp(const ExpertShape& shape, const Source& source, const ExpertOptions& options = {});
   ExpertMlp(ExpertMlp&&) noexcept;
   ExpertMlp& operator=(ExpertMlp&&) noexcept;
-  /// CUDA: allowed at any time; memory is freed once the enqueued calls and captured graphs that use it are done.
+  /// CUDA: may be called at any time; memory is freed once the enqueued calls and captured graphs that use it are done.
   ~ExpertMlp();
 
-  /// Experts of another layer of the model, with this shape and these options except the weight scales. CUDA: they share this
-  /// object's intermediate rows, so calls of all of them, graphs included, must be ordered one after another. CPU: they have
-  /// their own scratch and the same WeightStorage. \throws as the constructor.
+  /// Creates the experts of another layer of the model, with this shape and these options except the weight scales. CUDA: they
+  /// share this object's intermediate rows, so calls on all of them, including graph launches, must be ordered one after
+  /// another. CPU: they have their own scratch memory and the same WeightStorage. \throws as the constructor.
   ExpertMlp with_weights(const MoeWeights& weights) const;
 
-  /// Memory of an object of this shape on this machine. Keeps no memory allocated.
+  /// Memory required by an object of this shape on this machine. Leaves no memory allocated.
   static ExpertMemory memory_required(const ExpertShape& shape, const ExpertOptions& options = {});
 
-  /// Passes the rows of each expert in `x` through that expert into the same rows of `y`. Both are [rows, H] of the object's
-  /// type (fp8: `x` has scales of 128 columns, `y` is bf16). `x` may be the result of an expert-major or low-latency dispatch,
-  /// with ExpertRows::of; `y` may be memory that combine reads (NormalExchange::allocate_rows, LowLatencyExchange::make_rows).
-  /// Rows of no expert, and rows beyond those of `x` or `y`, are not accessed. `x` and `y` must not overlap; they may be null
-  /// if they have no rows. CUDA: both aligned to 16 bytes. \throws Error(invalid_argument) naming the argument, before anything
-  /// is written; on CUDA also if `x` has more than ExpertOptions::max_rows; Error(system).
+  /// Applies each expert to its rows of `x` and writes the results to the same rows of `y`. Both are [rows, H] of the object's
+  /// type (fp8: `x` has one scale per 128 columns, and `y` is bf16). `x` may be the result of an expert-major or low-latency
+  /// dispatch, with ExpertRows::of; `y` may be memory that combine reads (NormalExchange::allocate_rows,
+  /// LowLatencyExchange::make_rows). Rows that belong to no expert, and rows past the end of `x` or `y`, are not accessed. `x`
+  /// and `y` must not overlap; they may be null if they have no rows. CUDA: both must be aligned to 16 bytes. \throws
+  /// Error(invalid_argument) naming the argument, before anything is written; on CUDA, also if `x` has more than
+  /// ExpertOptions::max_rows; Error(system).
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call = {});
 
-  /// forward() with host arrays: rows `first_row[e] .. first_row[e] + num_rows[e] - 1` of `x` go through local expert e into
-  /// the same rows of `y`. Both spans have L entries; a count may be 0; ranges may have gaps (padding) and must not overlap.
-  /// Rows of `y` outside the ranges are not written, and those of `x` are not read. `x` and `y` must not overlap; they may be
-  /// null if all counts are 0. CPU only. \throws Error(invalid_argument) before anything is written; Error(unsupported) on a
-  /// GPU.
+  /// forward() with host arrays: applies local expert e to rows `first_row[e] .. first_row[e] + num_rows[e] - 1` of `x` and
+  /// writes the same rows of `y`. Both spans have L entries. A count may be 0; ranges may have gaps (padding) but must not
+  /// overlap. Rows outside the ranges are neither read nor written. `x` and `y` must not overlap; they may be null if all
+  /// counts are 0. CPU only. \throws Error(invalid_argument) before anything is written; Error(unsupported) on a GPU.
   void forward(const uint16_t* x, std::span<const int64_t> first_row, std::span<const int64_t> num_rows, uint16_t* y);
 
-  /// Rank-major rows: `y[r] = sum over k of topk_weights[r, k] * mlp_(topk_ids[r, k])(x[r])`, for `x` and `y` of
-  /// `[topk_ids.num_tokens, H]`. The sum is float32 from +0, k ascending, multiply then add, rounded to bf16 once; the summands
-  /// are not rounded to bf16. `topk_ids` are local: an id outside `[0, L)` is skipped, an id that occurs twice in a row counts
-  /// twice, a row without experts gives +0. `topk_weights` is float32 `[topk_ids.num_tokens, topk_ids.topk]`, or null: all 1.
-  /// `x` and `y` must not overlap. CPU only. \throws Error(invalid_argument) before anything is written; Error(unsupported) on
-  /// a GPU.
+  /// Rank-major rows: `y[r] = sum over k of topk_weights[r, k] * mlp_(topk_ids[r, k])(x[r])`. `x` and `y` are
+  /// `[topk_ids.num_tokens, H]`. The sum is float32 from +0, k ascending, multiply then add, and is rounded once to bf16; the
+  /// summands are not rounded to bf16. `topk_ids` are local: an id outside `[0, L)` is skipped, an id that occurs twice in a
+  /// row counts twice, and a row without experts gives +0. `topk_weights` is float32 `[topk_ids.num_tokens, topk_ids.topk]`, or
+  /// null (all 1). `x` and `y` must not overlap. CPU only. \throws Error(invalid_argument) before anything is written;
+  /// Error(unsupported) on a GPU.
   void forward_rank_major(const uint16_t* x, const ExpertIds& topk_ids, const float* topk_weights, uint16_t* y);
 
   const ExpertShape& shape() const;
   ExpertMemory memory() const;
-  /// Data type and kernel of the products, for example "bf16 brg:avx512_core_bf16" or "f32 gemm:jit" (oneDNN), or "bf16
+  /// Data type and kernel of the matrix products, for example "bf16 brg:avx512_core_bf16" or "f32 gemm:jit" (oneDNN), or "bf16
   /// wgmma:sm_90a".
   std::string implementation() const;
 
@@ -152,15 +152,15 @@ class ExpertMlp {
   detail::Held<std::unique_ptr<Impl>, detail::kExpertObject> impl_;
 };
 
-/// Weights for demonstrations and tests: a closed form of (seed, global expert, matrix, row, column), so that any rank, or a
-/// single-rank reference, generates the same weights of an expert. The weights are scaled so that rows of independent
-/// unit-variance elements give outputs of about unit variance. Immutable; cheap to copy; same bits on every machine.
+/// Weights for demonstrations and tests, computed in closed form from (seed, global expert, matrix, row, column): any rank, or
+/// a single-rank reference, generates the same weights for an expert. They are scaled so that rows of independent unit-variance
+/// elements give outputs of about unit variance. Immutable, cheap to copy, and bit-identical on every machine.
 class ExpertWeights {
  public:
-  /// \throws Error(invalid_argument) if hidden or intermediate is below 1.
+  /// \throws Error(invalid_argument) if hidden or intermediate is less than 1.
   ExpertWeights(uint64_t seed, int64_t hidden, int64_t intermediate);
 
-  /// One element of `[2 * I, H]` and of `[H, I]`. `expert` is the global expert.
+  /// Returns one element of `[2 * I, H]` and of `[H, I]`, respectively. `expert` is the global expert.
   uint16_t w13(int64_t expert, int64_t row, int64_t col) const noexcept;
   uint16_t w2(int64_t expert, int64_t row, int64_t col) const noexcept;
 

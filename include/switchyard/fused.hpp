@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// A complete MoE layer in one GPU kernel, or in one run of a CPU group's workers: row transfers, both products of the experts
-/// and the return of outputs form one graph of tasks. Runs on GPUs of compute capability 9.0 (H100, H200) with peer access, and
-/// on the CPU. MoeLayer (layer.hpp) offers it as MoeForm::fused; this interface is for programs that link only the exchange
-/// library. docs/concepts/fused.md describes the implementation.
+/// A complete MoE layer in one GPU kernel, or in one run of a CPU group's workers: row transfers, both expert matrix products
+/// and the return of outputs form a single task graph. Runs on GPUs of compute capability 9.0 (H100, H200) with peer access,
+/// and on the CPU. MoeLayer (layer.hpp) provides it as MoeForm::fused; this interface is for programs that link only the
+/// exchange library. docs/concepts/fused.md describes the implementation.
 ///
 ///     out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])          mlp: see ExpertMlp (expert.hpp)
 ///
 /// Notation: W ranks, T tokens on this rank, H hidden, I intermediate, K topk, E experts, L local experts.
 ///
-/// Bits: equal to those of separate calls of NormalExchange::dispatch to expert-major rows, ExpertMlp::forward and a per_route
-/// combine. They depend on neither num_sms, the number of workers, nor timing. On the CPU this holds for the products that
-/// MoeLayer supplies.
+/// Results are bit-identical to those of separate calls to NormalExchange::dispatch with expert-major rows, ExpertMlp::forward
+/// and a per_route combine. They do not depend on num_sms, the number of workers, or timing. On the CPU, this holds for the
+/// products that MoeLayer supplies.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@
 
 namespace switchyard {
 
-/// Fixed properties of a FusedMoe; equal on all ranks.
+/// Fixed properties of a FusedMoe; identical on all ranks.
 struct FusedMoeConfig {
   int64_t hidden = 0;        ///< H: a multiple of 8
   int64_t intermediate = 0;  ///< I: a multiple of 8
@@ -36,13 +36,13 @@ struct FusedMoeConfig {
   int64_t max_tokens = 0;    ///< maximum T on any rank
   int64_t capacity = 0;      ///< maximum number of rows, one per route, that a rank accepts in a call; 0: worst-case routing
   Overflow overflow = Overflow::fail;  ///< for routes beyond a rank's capacity
-  /// Type of the weights, which determines the type of the products: bf16 or fp8_e4m3. Tokens and results are bf16 in both
-  /// cases. fp8: H and I are multiples of 128, H at most 65536; a token is quantized before it is sent, as by NormalExchange.
+  /// Type of the weights and hence of the matrix products: bf16 or fp8_e4m3. Tokens and results are bf16 in both cases. fp8: H
+  /// and I are multiples of 128, H at most 65536; a token is quantized before it is sent, as by NormalExchange.
   DType dtype = DType::bf16;
   ScaleKind row_scales = ScaleKind::f32;     ///< fp8: for tokens, one per 128 columns: f32 or ue8m0
   ScaleKind weight_scales = ScaleKind::f32;  ///< fp8: kind of w13_scales and w2_scales
   /// fp8: one scale per 128 x 128 weights, as in ExpertOptions: [L, 2 * I / 128, H / 128] and [L, H / 128, I / 128]. They are
-  /// read when the object is made; writes to them must have completed.
+  /// read when the object is created; writes to them must have completed.
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
@@ -51,28 +51,30 @@ struct FusedMoeConfig {
 /// Settings of one call.
 struct FusedMoeCall {
   void* stream = nullptr;  ///< CUDA: cudaStream_t; null: the legacy default stream
-  /// CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; fp8: at least 2, an odd number is lowered by one; 0: all.
+  /// CUDA: multiprocessors, in [1, those of the GPU / ranks on it]; fp8: at least 2, and odd numbers are rounded down to even;
+  /// 0: all.
   int num_sms = 0;
-  /// Memory of the rank (CUDA: of its GPU), or null: T, read when the call runs, clamped to [0, tokens of the ids]. All of x
-  /// and the ids must be readable. Rows T and above of `out` are not written.
+  /// Pointer to T in the rank's memory (CUDA: in GPU memory), or null. T is read when the call runs and is clamped to [0,
+  /// topk_ids.num_tokens]. All of x and the ids must be readable. Rows T and above of `out` are not written.
   const int32_t* device_tokens = nullptr;
   bool add = false;    ///< the sums start with the rows in `out` instead of +0
-  int weight_set = 0;  ///< index of the weight set to use; equal on all ranks, and in both halves of a layer
+  int weight_set = 0;  ///< index of the weight set; identical on all ranks and in both halves of a layer
 };
 
-/// Memory of a FusedMoe on the rank with the most experts, in bytes. R: capacity, or W * max_tokens * K.
+/// Memory used by a FusedMoe on the rank with the most experts, in bytes. R is the capacity, or W * max_tokens * K.
 struct FusedMoeMemory {
   /// In the group's symmetric heap: max_tokens rows, max_tokens * K returned rows, and R * (8 + 4 K) bytes, excluding counts
   /// and flags.
   size_t heap_bytes = 0;
-  /// Two sets of R rows of H and one of I, two bytes per element; fp8: one set of H and one of I at one byte and 1 / 32 per
-  /// element, and one of H at two bytes. In addition, flags; on GPUs, tables; and in fp8, 16 bytes for every 128 x 128 weights
-  /// of each weight set.
+  /// bf16: two sets of R rows of H elements and one set of R rows of I elements, two bytes per element. fp8: one set of H and
+  /// one of I at 1 + 1 / 32 bytes per element, and one set of H at two bytes. In addition: flags; on GPUs, tables; and for fp8,
+  /// 16 bytes per 128 x 128 weights of each weight set.
   size_t private_bytes = 0;
 };
 
-/// Rows of a rank's experts between the two halves of a layer: output of the up product and input of the down product. Memory
-/// of the rank (CUDA: of its GPU, written when the call runs), owned by the object; the address does not change.
+/// Rows of a rank's experts between the two halves of a layer: the output of the up product and input of the down product. The
+/// memory belongs to the rank (CUDA: to its GPU, written when the call runs) and is owned by the object; the address does not
+/// change.
 struct FusedMoeRows {
   void* data = nullptr;     ///< [R, I] bf16, or e4m3
   float* scales = nullptr;  ///< fp8: scale of columns [128 b, 128 b + 128) of row r at b * scale_pitch + r; else null
@@ -83,21 +85,22 @@ struct FusedMoeRows {
   int64_t max_rows = 0;  ///< R: capacity, or W * max_tokens * K
 };
 
-/// Both products of one rank's experts on the CPU, for a FusedMoe: the exchange library has no products. MoeLayer supplies
-/// those of ExpertMlp. Rows are dense bf16.
+/// Both matrix products of one rank's experts on the CPU, for a FusedMoe: the exchange library does not contain any. MoeLayer
+/// supplies those of ExpertMlp. Rows are dense bf16.
 ///
-/// Workers of a call compute tiles of rows concurrently. Calls with the same `worker`, in [0, GroupOptions::num_blocks *
-/// num_warps), are serialized; calls with different ones run concurrently on different threads. An exception ends the call on
-/// all ranks, and FusedMoe::forward throws it as Error.
+/// The workers of a call compute tiles of rows concurrently. Calls with the same `worker`, in [0, GroupOptions::num_blocks *
+/// num_warps), are serialized; calls with different workers run concurrently on different threads. An exception ends the call
+/// on all ranks, and FusedMoe::forward throws it as Error.
 class FusedProducts {
  public:
   virtual ~FusedProducts() = default;
-  /// Number of rows of the next tile of an expert with `left` >= 1 rows not yet in a tile: in [1, left], a function of `left`
-  /// only. Called from one thread.
+  /// Number of rows in the next tile of an expert with `left` >= 1 rows not yet in a tile. Must be in [1, left] and depend only
+  /// on `left`. Called from one thread.
   virtual int64_t tile_rows(int64_t left) const = 0;
-  /// Up product: rows `x` [rows, H] of local expert `expert` to `h` [rows, I]; for a SwiGLU MLP silu(x W1^T) * (x W3^T).
+  /// Up product: computes `h` [rows, I] from the rows `x` [rows, H] of local expert `expert`. For a SwiGLU MLP: silu(x W1^T) *
+  /// (x W3^T).
   virtual void up(int worker, int expert, const void* x, int64_t rows, void* h) = 0;
-  /// Down product: rows `h` to `y` [rows, H]: h W2^T.
+  /// Down product: computes `y` [rows, H] from `h`: h W2^T.
   virtual void down(int worker, int expert, const void* h, int64_t rows, void* y) = 0;
 };
 
@@ -108,68 +111,69 @@ class FusedImpl;
 /// Construction and forward are collective, under the rules of normal.hpp. Destruction is local. If a rank does not arrive, the
 /// call ends with PeerTimeout within GroupOptions::timeout.
 ///
-/// CUDA: pointers refer to memory of the rank's GPU, rows aligned to 16 bytes. Calls are enqueued and never wait for the host,
-/// so they can be captured and replayed. Calls of one object, graphs included, must be ordered one after another.
+/// CUDA: pointers refer to memory of the rank's GPU, and rows are aligned to 16 bytes. Calls are enqueued and never wait for
+/// the host, so they can be captured and replayed. Calls on one object, including graph launches, must be ordered one after
+/// another.
 ///
-/// CPU: a call runs on the calling thread and all other workers of the group, and is done on return. With Overflow::fail,
+/// CPU: a call runs on the calling thread and all other workers of the group, and is complete on return. With Overflow::fail,
 /// exceeding the capacity results in Error(capacity_exceeded) on all ranks; the object stays usable.
 class FusedMoe {
  public:
-  /// `w13` is [L, 2 * I, H]: for each expert first the I gate rows, then the I up rows. `w2` is [L, H, I]. Both have the
+  /// `w13` is [L, 2 * I, H]: for each expert, the I gate rows followed by the I up rows. `w2` is [L, H, I]. Both have the
   /// configured type and are owned by the caller. fp8: the scales are read in stream order on `stream` (cudaStream_t); calls on
-  /// any stream are ordered after that. \throws on all ranks, even if the cause exists only on some: Error(invalid_argument)
-  /// naming the field; Error(unsupported) for other GPUs and for CPU groups; Error(heap_exhausted); Error(system);
-  /// Error(mismatch).
+  /// any stream are ordered after that. \throws on all ranks, even if the error originates on only some of them:
+  /// Error(invalid_argument) naming the field; Error(unsupported) for other GPUs and for CPU groups; Error(heap_exhausted);
+  /// Error(system); Error(mismatch).
   FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2, void* stream = nullptr);
   /// For CPU groups. `products` may be null on a rank without experts. \throws as the other constructor, and Error(unsupported)
   /// for GPU groups.
   FusedMoe(Group& group, const FusedMoeConfig& config, std::shared_ptr<FusedProducts> products);
   FusedMoe(FusedMoe&&) noexcept;
   FusedMoe& operator=(FusedMoe&&) noexcept;
-  /// Does not wait: memory is freed once the enqueued calls and graphs that use it are done.
+  /// Does not wait; memory is freed once the enqueued calls and graphs that use it are done.
   ~FusedMoe();
 
-  /// Local; needs no group. The heap size is the same on both backends.
+  /// Local; requires no group. The heap size is the same on both backends.
   static FusedMoeMemory memory_required(const FusedMoeConfig& config, int world, Backend backend = Backend::cuda);
   static size_t heap_bytes(const FusedMoeConfig& config, int world);
 
-  /// Collective. `x` is [T, H], where T is topk_ids.num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or
-  /// null: all 1. An id of -1 means no expert (others outside [0, E): FusedMoeConfig::invalid_ids); a token without an expert
-  /// gets +0 (add: keeps its row). `out` is [T, H] and must not overlap anything else.
+  /// Collective. `x` is [T, H], where T is topk_ids.num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or null
+  /// (all 1). An id of -1 means no expert (others outside [0, E): FusedMoeConfig::invalid_ids); the result of a token without
+  /// an expert is +0 (with `add`, its row is unchanged). `out` is [T, H] and must not overlap anything else.
   void forward(const void* x, const ExpertIds& topk_ids, const float* topk_weights, void* out, const FusedMoeCall& call = {});
 
-  /// The two halves of forward as separate calls, so that rows() between them can be read and changed. Together they give the
-  /// bits of forward. Both are collective; after dispatch_up the next call is down_combine, on all ranks.
+  /// The two halves of forward as separate calls, between which rows() can be read and changed. Together they are bit-identical
+  /// to forward. Both are collective; on all ranks, the next call after dispatch_up must be down_combine.
   ///
-  /// Dispatch and the up product in one launch: sends tokens to the rows of their experts and applies SwiGLU.
+  /// Dispatch and the up product in one launch: sends tokens to their experts' rows and applies SwiGLU.
   void dispatch_up(const void* x, const ExpertIds& topk_ids, const FusedMoeCall& call = {});
   /// The down product and combine in one launch, with the ids and T of the preceding dispatch_up: `topk_weights` [T, K], or
-  /// null; `out` [T, H]. `call.device_tokens` is null. \throws Error(invalid_argument) without a preceding dispatch_up.
+  /// null; `out` [T, H]. `call.device_tokens` must be null. \throws Error(invalid_argument) without a preceding dispatch_up.
   void down_combine(const float* topk_weights, void* out, const FusedMoeCall& call = {});
   FusedMoeRows rows() const;
 
   /// Local. Adds the weights of another layer of the model, which shares all other memory of this object;
-  /// FusedMoeCall::weight_set selects the weights of a call. They are as in the constructor and owned by the caller; fp8: the
-  /// scales are read in stream order on weights.stream. \returns the index of the set: the constructor's set is 0, later sets
-  /// count up; equal on all ranks that make the same additions. \throws Error(invalid_argument) naming the argument;
-  /// Error(unsupported) on CPU groups; Error(system).
+  /// FusedMoeCall::weight_set selects the weights for a call. The weights are as in the constructor and owned by the caller.
+  /// fp8: the scales are read in stream order on weights.stream. \returns the index of the set. The constructor's set is 0 and
+  /// later sets count up; the index is identical on all ranks that make the same additions. \throws Error(invalid_argument)
+  /// naming the argument; Error(unsupported) on CPU groups; Error(system).
   int add_weights(const MoeWeights& weights);
   /// add_weights() for CPU groups. \throws Error(unsupported) on GPU groups.
   int add_products(std::shared_ptr<FusedProducts> products);
-  /// Local. Calls and graphs that use the set may be in flight: its memory is freed once they are done. No later call may use
-  /// it.
+  /// Local. Calls and graphs that use the set may still be in flight; its memory is freed once they are done. Later calls must
+  /// not use the set.
   void remove_weights(int set);
 
-  /// [max_tokens, H]: memory from which other ranks read this rank's tokens. An `x` elsewhere is copied here first; to avoid
-  /// the copy, the producer of the tokens may write them here, after the previous call. fp8: null.
+  /// [max_tokens, H]: memory from which other ranks read this rank's tokens. An `x` elsewhere is first copied here; to avoid
+  /// the copy, the producer of the tokens may write them here after the previous call. fp8: null.
   void* tokens() const;
-  /// Overflow::drop_and_report: [T, K] for the last forward or dispatch_up, 1 if a route was dropped; written when the call
-  /// runs, valid until the next. Otherwise empty.
+  /// With Overflow::drop_and_report: [T, K] for the last forward or dispatch_up, 1 if a route was dropped. Written when the
+  /// call runs and valid until the next call. Otherwise empty.
   std::span<const uint8_t> dropped() const;
   const FusedMoeConfig& config() const;
   CallStatistics last_call() const;
-  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits only for a copy of the number, not for kernels.
+  /// Number of ids in this rank's calls so far that are neither -1 nor a valid expert id. Local. CUDA: counts calls that have
+  /// run, including graph replays; waits only for a copy of the count, not for kernels.
   int64_t invalid_ids() const;
 
  private:

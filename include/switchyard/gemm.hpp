@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Grouped GEMM on GPUs: the rows of each expert times its weights, in one launch, between dispatch and combine. Library
+/// Grouped GEMM on GPUs: multiplies each expert's rows by its weights, in one launch, between dispatch and combine. Library
 /// switchyard_layer (CMake: switchyard::layer). Requires a GPU of compute capability 9.0 (H100, H200).
 ///
 ///     out[r, :] = epilogue(W[e] x[r, :])     for every row r of expert e
 ///
-/// Sums are float32 over the whole inner dimension, epilogues are float32, and an output is rounded once to the type of the
-/// rows (nearest even). Rows and weights of fp8 e4m3 have one scale per 128 elements of a row and per 128 x 128 weights, as in
+/// Sums over the whole inner dimension and epilogues are computed in float32, and each output is rounded once to the row type
+/// (nearest even). Rows and weights in fp8 e4m3 have one scale per 128 elements of a row and per 128 x 128 weights, as in
 /// DeepSeek-V3:
 ///
 ///     W[e] x[r, :] = sum over blocks b of 128 of K: (codes of W[e] in b) . (codes of x[r] in b) * scale of W * scale of x
 ///
 /// The tensor cores accumulate each block's product, which is then added in float32; outputs are bf16, or fp8 again. The bits
-/// of an output row depend only on that row and the weights of its expert: not on the number of rows, the row's position, its
+/// of an output row depend only on that row and its expert's weights, not on the number of rows, the row's position, its
 /// neighbors, or the number of multiprocessors.
 #pragma once
 
@@ -29,7 +29,7 @@ namespace switchyard {
 struct Dispatched;
 struct LowLatencyOutput;
 
-/// Memory order of an expert's weights, dense.
+/// Memory order of an expert's dense weights.
 enum class WeightOrder : uint8_t {
   nk = 0,  ///< [N, K]: the order of linear layers in checkpoints, outputs outermost
   kn = 1,  ///< [K, N]: the transposed product of nk weights, for gradients
@@ -39,7 +39,7 @@ struct NamesOf<WeightOrder> {
   static constexpr Named<WeightOrder> kAll[] = {{WeightOrder::nk, "nk"}, {WeightOrder::kn, "kn"}};
 };
 
-/// Function applied to the N sums of a row.
+/// Function applied to the N sums of each row.
 enum class Epilogue : uint8_t {
   none = 0,    ///< N outputs
   relu = 1,    ///< N outputs: max(v, 0); NaN is kept
@@ -69,17 +69,17 @@ struct GroupedGemmConfig {
   WeightOrder order = WeightOrder::nk;  ///< fp8: nk
   Epilogue epilogue = Epilogue::none;
   Swiglu swiglu;
-  /// fp8: kind of the weight scales, [E, S, ceil(K / 128)], f32 or ue8m0 (one byte), dense. S is ceil(N / 128); swiglu: ceil(N
-  /// / 256) for the gate half, then as many for the up half.
+  /// fp8: kind of the weight scales, dense [E, S, ceil(K / 128)]: f32 or ue8m0 (one byte). S is ceil(N / 128); for swiglu,
+  /// ceil(N / 256) for the gate half, then as many for the up half.
   ScaleKind weight_scales = ScaleKind::f32;
-  /// fp8 with swiglu. Not none: outputs are fp8 e4m3 with these scales, one per 128 columns, bit for bit the result of a
-  /// dispatch of bf16 outputs with DispatchOptions::quantize (docs/concepts/layouts.md gives the formulas). N is then a
-  /// multiple of 32.
+  /// fp8 with swiglu. If not none, outputs are fp8 e4m3 with these scales, one per 128 columns, and N must be a multiple of 32.
+  /// The outputs are bit-identical to those of a dispatch of bf16 outputs with DispatchOptions::quantize
+  /// (docs/concepts/layouts.md gives the formulas).
   ScaleKind quantize = ScaleKind::none;
 
-  /// Number of columns of an output row.
+  /// Number of columns in an output row.
   int64_t columns() const { return epilogue == Epilogue::swiglu ? n / 2 : n; }
-  /// Type of an output row.
+  /// Data type of an output row.
   DType out_dtype() const { return dtype != DType::fp8_e4m3 ? dtype : quantize != ScaleKind::none ? dtype : DType::bf16; }
 };
 
@@ -87,52 +87,53 @@ inline constexpr int kMaxGemmExperts = 2048;
 /// Maximum N and K.
 inline constexpr int64_t kMaxGemmColumns = int64_t{1} << 20;
 
-/// Location of each expert's rows. The arrays are in GPU memory and are read when the kernel runs, so the host needs no counts.
-/// (ExpertMlp on the CPU: in host memory.) An expert has no rows if its count or its first row is negative; rows beyond those
-/// of `x` or `out` are skipped. The rows of different experts must not overlap.
+/// Location of each expert's rows. The arrays are in GPU memory and are read when the kernel runs, so the host does not need
+/// the counts. (ExpertMlp on the CPU: in host memory.) An expert has no rows if its count or its first row is negative; rows
+/// past the end of `x` or `out` are skipped. The rows of different experts must not overlap.
 struct ExpertRows {
   const int64_t* num_rows = nullptr;     ///< [experts], or
   const int32_t* num_rows_32 = nullptr;  ///< [experts]
   const int64_t* first_row = nullptr;  ///< [experts], or null: expert e starts at e * rows_per_expert and ends before the next
   int64_t rows_per_expert = 0;
-  /// fp8, ScaleOrder::column_major of low latency: distance in words between columns of an expert's scales. 0: one row of
+  /// fp8 with ScaleOrder::column_major (low latency): distance in words between columns of an expert's scales. 0: one row of
   /// scales per row, as in ConstRows.
   int64_t scale_rows = 0;
 
   /// Rows of an expert-major dispatch. \throws Error(invalid_argument) if it is rank-major.
   static ExpertRows of(const Dispatched& dispatched);
-  /// Rows of a low-latency dispatch. \throws Error(invalid_argument) if its scales do not cover 128 columns each.
+  /// Rows of a low-latency dispatch. \throws Error(invalid_argument) if its scale group is not 128 columns.
   static ExpertRows of(const LowLatencyOutput& output);
 };
 
 struct GroupedGemmOptions {
   void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
-  /// Maximum number of multiprocessors, in [1, those of the GPU]; 0: all. A call ends only when each of its blocks, one per
-  /// multiprocessor, has run. If a kernel that waits for other ranks occupies multiprocessors and those ranks wait for this
-  /// call, limit the call to the other multiprocessors.
+  /// Maximum number of multiprocessors, in [1, those of the GPU]; 0: all. A call ends only after each of its blocks, one per
+  /// multiprocessor, has run. If a kernel that occupies multiprocessors waits for other ranks, and those ranks wait for this
+  /// call, limit the call to the remaining multiprocessors.
   int num_sms = 0;
 };
 
 /// One matrix product per expert, on the GPU that is current at construction. Calls are enqueued and do not wait; they can be
-/// captured. Calls of one object, graphs included, must be ordered one after another (they share a counter); objects are
-/// independent. One thread at a time.
+/// captured. Calls on one object, including graph launches, must be ordered one after another (they share a counter); objects
+/// are independent. Use each object from one thread at a time.
 class GroupedGemm {
  public:
-  /// `weights` is [E, N, K] or [E, K, N] in memory of the GPU, aligned to 16 bytes; the caller keeps ownership, and every call
-  /// and graph reads it. The same holds for `weight_scales` (fp8 only, 4-byte aligned). Allocates. \throws
+  /// `weights` is [E, N, K] or [E, K, N] in GPU memory, aligned to 16 bytes; the caller keeps ownership, and every call and
+  /// graph launch reads it. The same applies to `weight_scales` (fp8 only, 4-byte aligned). Allocates. \throws
   /// Error(invalid_argument) naming the member; Error(unsupported) if the library was built without CUDA, or for an unsupported
-  /// GPU, which the text names.
+  /// GPU (named in the message).
   GroupedGemm(const GroupedGemmConfig& config, const void* weights, const void* weight_scales = nullptr);
   GroupedGemm(GroupedGemm&&) noexcept;
   GroupedGemm& operator=(GroupedGemm&&) noexcept;
-  /// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
+  /// May be called at any time; memory is freed once the enqueued calls and captured graphs that use it are done. Does not
+  /// wait.
   ~GroupedGemm();
 
-  /// `x` is [rows, K], `out` is [rows, columns()], both dense and aligned to 16 bytes: for example Dispatched::x or
-  /// LowLatencyOutput::x, and RowBuffer::rows() or LowLatencyRows. Row i of `out` is computed from row i of `x`; rows of no
-  /// expert are not accessed. `x` and `out` must not overlap. fp8: `x` has scales, f32 or ue8m0; a quantized `out` has scales
-  /// too, which are written (the padding of a scale row to 16 bytes is not). \throws Error(invalid_argument) naming the
-  /// argument; Error(system).
+  /// `x` is [rows, K] and `out` is [rows, columns()], both dense and aligned to 16 bytes. For example, `x` is Dispatched::x or
+  /// LowLatencyOutput::x, and `out` is RowBuffer::rows() or LowLatencyRows. Row i of `out` is computed from row i of `x`; rows
+  /// that belong to no expert are not accessed. `x` and `out` must not overlap. fp8: `x` must have scales, f32 or ue8m0; a
+  /// quantized `out` must have scales too, which are written except for the padding of each scale row to 16 bytes. \throws
+  /// Error(invalid_argument) naming the argument; Error(system).
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options = {});
 
   const GroupedGemmConfig& config() const;

@@ -16,9 +16,9 @@
 ///     dW13[e]  = sum over r of dh[r, :]^T x[r, :]    WeightGradient
 ///     dx[r, :] = W13[e]^T dh[r, :]                   GroupedGemm, WeightOrder::kn, with the same W13
 ///
-/// All calls are enqueued and do not wait; they read the rows of experts (ExpertRows) when they run, and can be captured. Sums
-/// are float32 and a result is rounded once; a WeightGradient with `add` rounds the added sum and then the result. Objects are
-/// made on the current GPU and used by one thread at a time.
+/// All calls are enqueued and do not wait; they read the ExpertRows arrays when they run, and can be captured. Sums are float32
+/// and each result is rounded once; a WeightGradient with `add` rounds the added sum and then the result. Objects are created
+/// on the current GPU and must be used by one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -43,25 +43,27 @@ struct WeightGradientConfig {
 /// dw[e, n, k] (+)= sum over rows r of expert e: dy[r, n] * x[r, k]
 ///
 /// Rows are added in ascending order, in float32 (as the tensor cores add), over all rows of the expert; the sum is rounded
-/// once to the gradients' type. `add` then adds it once to the previous contents of memory and rounds to nearest: bf16 and f16
-/// are thus rounded twice; float32 behaves like one addition of two numbers, except that subnormals (below 1.2e-38) may count
-/// as 0. The bits of an expert's gradients depend only on its rows (and the previous contents): not on other experts, the rows'
-/// position, or the number of multiprocessors. An expert without rows gets zeros, or stays unchanged with `add`. The contents
-/// of memory beyond the rows of an expert have no effect.
+/// once to the gradients' type. With `add`, it is then added once to the previous contents of memory and rounded to nearest, so
+/// bf16 and f16 are rounded twice. float32 behaves like a single addition of two numbers, except that subnormals (below
+/// 1.2e-38) may be treated as 0. The bits of an expert's gradients depend only on its rows (and the previous contents), not on
+/// other experts, the rows' position, or the number of multiprocessors. The gradient of an expert without rows is set to zero
+/// or, with `add`, left unchanged. Memory outside an expert's rows has no effect.
 ///
-/// Calls of one object, graphs included, must be ordered one after another (they share a counter); objects are independent.
+/// Calls on one object, including graph launches, must be ordered one after another (they share a counter); objects are
+/// independent.
 class WeightGradient {
  public:
   /// Allocates. \throws Error(invalid_argument) naming the member; Error(unsupported) if the library was built without CUDA, or
-  /// for an unsupported GPU, which the text names.
+  /// for an unsupported GPU (named in the message).
   explicit WeightGradient(const WeightGradientConfig& config);
   WeightGradient(WeightGradient&&) noexcept;
   WeightGradient& operator=(WeightGradient&&) noexcept;
-  /// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
+  /// May be called at any time; memory is freed once the enqueued calls and captured graphs that use it are done. Does not
+  /// wait.
   ~WeightGradient();
 
-  /// `dy` is [rows, N], `x` is [rows, K], both dense and aligned to 16 bytes; row i of both belongs to one token. `dw` is [E,
-  /// N, K] in memory of the GPU, aligned to 16 bytes, and must not overlap them. \throws Error(invalid_argument) naming the
+  /// `dy` is [rows, N], `x` is [rows, K], both dense and aligned to 16 bytes; row i of each belongs to the same token. `dw` is
+  /// [E, N, K] in GPU memory, aligned to 16 bytes, and must not overlap `dy` or `x`. \throws Error(invalid_argument) naming the
   /// argument; Error(system).
   void run(const ConstRows& dy, const ConstRows& x, const ExpertRows& rows, void* dw, const GroupedGemmOptions& options = {});
 
@@ -89,7 +91,8 @@ struct SwigluGradientConfig {
 ///     dh[c]     = da[c] * (u + up_shift) * s * (1 + alpha * g * (1 - s))     0 if gate > limit
 ///     dh[I + c] = da[c] * g * s                                              0 if up > limit or up < -limit
 ///
-/// in float32 (`ex2.approx`, `rcp.approx`). A NaN in gate propagates to both gradients, a NaN in up to the gradient of gate.
+/// in float32 (`ex2.approx`, `rcp.approx`). A NaN in gate propagates to both gradients, and a NaN in up propagates to the
+/// gradient of gate.
 class SwigluGradient {
  public:
   /// \throws as WeightGradient.
@@ -98,9 +101,10 @@ class SwigluGradient {
   SwigluGradient& operator=(SwigluGradient&&) noexcept;
   ~SwigluGradient();
 
-  /// `h` and `dh` are [rows, 2 I], `da` and `a` are [rows, I], dense and aligned to 16 bytes. `a` is written only if it has
-  /// memory: pass it if the forward pass did not keep `a`. Rows of no expert are not accessed. `dh` may be the memory of `h`,
-  /// and `a` that of `da`; otherwise they must not overlap. \throws Error(invalid_argument) naming the argument; Error(system).
+  /// `h` and `dh` are [rows, 2 I], and `da` and `a` are [rows, I], all dense and aligned to 16 bytes. `a` is written only if it
+  /// has memory; pass it if the forward pass did not keep `a`. Rows that belong to no expert are not accessed. `dh` may occupy
+  /// the memory of `h`, and `a` that of `da`; the arrays must not overlap otherwise. \throws Error(invalid_argument) naming the
+  /// argument; Error(system).
   void run(const ConstRows& h, const ConstRows& da, const ExpertRows& rows, const Rows& dh, const Rows& a = {},
            const GroupedGemmOptions& options = {});
 
@@ -120,8 +124,8 @@ struct RoutingGradientConfig {
 };
 
 /// dweight[r] = sum over columns c: dy[r, c] * y[r, c], float32, where `dy` is the gradient of the weighted row (dz above). The
-/// summation order is fixed: 32 partial sums of 8 adjacent columns in every 256, columns ascending; the partial sums are then
-/// added pairwise by halves. The bits depend only on the row.
+/// summation order is fixed: each of 32 partial sums covers 8 adjacent columns in every 256, in ascending order, and the
+/// partial sums are then added pairwise by halves. The bits depend only on the row.
 class RoutingGradient {
  public:
   /// \throws as WeightGradient.
@@ -130,8 +134,8 @@ class RoutingGradient {
   RoutingGradient& operator=(RoutingGradient&&) noexcept;
   ~RoutingGradient();
 
-  /// `dy` and `y` are [rows, columns], dense and aligned to 16 bytes; `dweight` is [rows], aligned to 4. Rows of no expert are
-  /// not accessed. \throws Error(invalid_argument) naming the argument; Error(system).
+  /// `dy` and `y` are [rows, columns], dense and aligned to 16 bytes; `dweight` is [rows], aligned to 4 bytes. Rows that belong
+  /// to no expert are not accessed. \throws Error(invalid_argument) naming the argument; Error(system).
   void run(const ConstRows& dy, const ConstRows& y, const ExpertRows& rows, float* dweight,
            const GroupedGemmOptions& options = {});
 

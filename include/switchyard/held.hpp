@@ -10,8 +10,8 @@
 
 namespace switchyard::detail {
 
-/// A smart pointer that throws Error(invalid_argument) when used while null, so that a default-constructed or moved-from object
-/// does not crash the program. `Object` is the object's name in error texts.
+/// Smart pointer that throws Error(invalid_argument) when used while null, instead of crashing on a default-constructed or
+/// moved-from object. `Object` is the object's name in error messages.
 template <class Pointer, const char* Object>
 class Held {
  public:

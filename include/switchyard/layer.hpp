@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// A complete MoE layer in one call: tokens are sent to the ranks of their experts, pass through the experts, and their
-/// weighted sums return. Library switchyard_layer (CMake: switchyard::layer). Runs on the CPU and on GPUs of compute capability
-/// 9.0 (H100, H200).
+/// A complete MoE layer in one call: sends tokens to their experts' ranks, applies the experts, and returns the weighted sums.
+/// Library switchyard_layer (CMake: switchyard::layer). Runs on the CPU and on GPUs of compute capability 9.0 (H100, H200).
 ///
 ///     out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])          mlp: see ExpertMlp
 ///
@@ -31,7 +30,7 @@
 
 namespace switchyard {
 
-/// Exchange that moves the rows of a layer.
+/// Exchange that transfers the rows of a layer.
 enum class MoeExchange : uint8_t {
   automatic = 0,    ///< low_latency if kMaxDecodeTokens and kMaxDecodeRows allow it and no capacity is given, else normal
   normal = 1,       ///< NormalExchange, expert-major rows: prefill and training
@@ -43,16 +42,16 @@ struct NamesOf<MoeExchange> {
       {MoeExchange::automatic, "automatic"}, {MoeExchange::normal, "normal"}, {MoeExchange::low_latency, "low_latency"}};
 };
 
-/// MoeExchange::automatic chooses low_latency if max_tokens is in [1, kMaxDecodeTokens] and the rows kept for a rank's
+/// MoeExchange::automatic selects low_latency if max_tokens is in [1, kMaxDecodeTokens] and the rows reserved for a rank's
 /// experts, (experts of rank 0) * W * max_tokens, are at most kMaxDecodeRows.
 inline constexpr int64_t kMaxDecodeTokens = 256, kMaxDecodeRows = 65536;
 
-/// Implementation of a layer. All forms give the same bits.
+/// Implementation of a layer. All forms give bit-identical results.
 enum class MoeForm : uint8_t {
   automatic = 0,  ///< fused on GPUs in bf16 around normal mode, per_route, if its sizes allow it; else separate
   separate = 1,   ///< dispatch, two products and combine, as separate calls on one stream
-  /// Normal mode, CombineOrder::per_route, bf16, and on GPUs fp8_e4m3. GPU: one kernel, in which rows travel while products
-  /// run. CPU: one run of the group's workers, all of which compute products (fused.hpp).
+  /// Normal mode, CombineOrder::per_route, bf16, and on GPUs fp8_e4m3. GPU: one kernel that overlaps row transfers with matrix
+  /// products. CPU: one run of the group's workers, all of which compute matrix products (fused.hpp).
   fused = 2,
 };
 template <>
@@ -61,7 +60,7 @@ struct NamesOf<MoeForm> {
       {MoeForm::automatic, "automatic"}, {MoeForm::separate, "separate"}, {MoeForm::fused, "fused"}};
 };
 
-/// Fixed properties of a layer; equal on all ranks, except for pointers and `storage`.
+/// Fixed properties of a layer; identical on all ranks except for pointers and `storage`.
 struct MoeLayerConfig {
   int64_t hidden = 0;         ///< H >= 1; in normal mode, and on GPUs, the row size must be a multiple of 16 bytes
   int64_t intermediate = 0;   ///< I >= 1; GPUs: a multiple of 8; fp8: I and H are multiples of 16
@@ -73,10 +72,10 @@ struct MoeLayerConfig {
   MoeExchange exchange = MoeExchange::automatic;
   MoeForm form = MoeForm::automatic;
   /// Normal mode: maximum number of rows, one per route, that a rank accepts in a call; memory is allocated for this many. 0:
-  /// the number under worst-case routing.
+  /// the number for worst-case routing.
   int64_t capacity = 0;
   Overflow overflow = Overflow::fail;  ///< for routes beyond a rank's capacity; drop_and_report: see MoeLayer::dropped()
-  /// GPUs, normal mode: calls are captured in graphs. All graphs of the layer share one set of rows, separate from that of
+  /// GPUs, normal mode: calls will be captured in graphs. All graphs of the layer share one set of rows, separate from that of
   /// other calls.
   bool captured = true;
   WeightStorage storage = WeightStorage::packed;  ///< GPUs: must be view, because the weights stay in the caller's memory
@@ -90,96 +89,99 @@ struct MoeLayerConfig {
   DType token_dtype() const { return dtype == DType::fp8_e4m3 ? DType::bf16 : dtype; }
 };
 
-/// Settings of one call. `add`, and whether device_tokens is null, are equal on all ranks.
+/// Settings of one call. All ranks must pass the same `add` and agree on whether device_tokens is null.
 struct MoeLayerCall {
   void* stream = nullptr;  ///< CUDA: cudaStream_t; null: the legacy default stream
-  /// CUDA: maximum number of multiprocessors of each kernel of the call, in [1, those of the GPU / ranks on it]. 0: the
-  /// exchange uses the tuned number or its default; the products use all, or the rank's share if ranks share a GPU, but no more
-  /// than GroupOptions::num_sms.
+  /// CUDA: maximum number of multiprocessors for each kernel of the call, in [1, those of the GPU / ranks on it]. 0: the
+  /// exchange uses the tuned number or its default. The matrix products use all multiprocessors, or the rank's share if ranks
+  /// share a GPU, but no more than GroupOptions::num_sms.
   int num_sms = 0;
-  /// Memory of the rank (CUDA: of its GPU), or null: T, read when the call runs, so that it can vary in a graph; clamped to [0,
-  /// tokens of the ids]. All ids must be readable. Rows T and above of `out` are not written.
+  /// Pointer to T in the rank's memory (CUDA: in GPU memory), or null. T is read when the call runs, so it may vary between
+  /// graph launches, and is clamped to [0, topk_ids.num_tokens]. All ids must be readable. Rows T and above of `out` are not
+  /// written.
   const int32_t* device_tokens = nullptr;
   /// Adds the layer to the rows that `out` already contains, for example those of a shared expert. Normal mode: the sum starts
-  /// with the row of `out` instead of +0 and is rounded at the same places (CombineOptions::bias). Low latency: the layer is
-  /// rounded to token_dtype() as without `add`, and the row becomes round(float32(out) + float32(layer)): one more rounding.
+  /// with the row of `out` instead of +0 and is rounded at the same points (CombineOptions::bias). Low latency: the layer is
+  /// rounded to token_dtype() as without `add`, and the row becomes round(float32(out) + float32(layer)), which adds one
+  /// rounding.
   bool add = false;
 };
 
-/// Memory of a layer on the rank with the most experts, in bytes, excluding the caller's arrays. docs/layer.md gives the
+/// Memory used by a layer on the rank with the most experts, in bytes, excluding the caller's arrays. docs/layer.md gives the
 /// formulas.
 struct MoeLayerMemory {
   size_t heap_bytes = 0;     ///< in the group's symmetric heap, excluding its header
   size_t private_bytes = 0;  ///< low latency: upper bound for received rows, returned rows and a call's sums
   size_t weight_bytes = 0;   ///< CPU, WeightStorage::packed
-  /// Scratch of the experts; GPUs: rows between the two products. Fused: FusedMoeMemory::private_bytes, on the CPU including
-  /// the scratch of one worker; each further worker of the group needs the same scratch again (docs/layer.md).
+  /// Scratch memory of the experts; GPUs: rows between the two matrix products. Fused: FusedMoeMemory::private_bytes, which on
+  /// the CPU includes the scratch of one worker; each additional worker of the group requires the same scratch again
+  /// (docs/layer.md).
   size_t scratch_bytes = 0;
   size_t total() const { return heap_bytes + private_bytes + weight_bytes + scratch_bytes; }
 };
 
 /// An MoE layer of a group. Construction and forward are collective, under the rules of normal.hpp: all ranks make the same
-/// calls in the same order, T may differ and may be 0. Destruction is local. The group must outlive the layer. Several layers
-/// of one group are separate objects, each with its share of the heap; layers made by with_weights() share it.
+/// calls in the same order; T may differ and may be 0. Destruction is local. The group must outlive the layer. Multiple layers
+/// of a group are separate objects, each with its own part of the heap; layers created by with_weights() share that part.
 ///
-/// Bits: equal to those of separate calls of dispatch, ExpertMlp::forward and combine with the same settings. On GPUs, with
-/// CombineOrder::per_route and without `add`, they depend on neither the exchange nor the capacity if nothing is dropped.
+/// Results are bit-identical to those of separate calls to dispatch, ExpertMlp::forward and combine with the same settings. On
+/// GPUs, with CombineOrder::per_route and without `add`, they do not depend on the exchange or the capacity if nothing is
+/// dropped.
 ///
-/// CPU: forward is synchronous on the calling thread (the exchange, and all of a fused layer, use the group's workers). CUDA:
-/// pointers refer to memory of the rank's GPU, which need not be current; rows, weights and `out` are aligned to 16 bytes.
-/// Calls are enqueued and never need a count on the host, so every call can be captured in a graph and replayed with other
-/// tokens, routing, weights and, through device_tokens, another T. Calls of one layer, graphs included, must be ordered one
-/// after another.
+/// CPU: forward runs synchronously on the calling thread; the exchange, and all of a fused layer, use the group's workers.
+/// CUDA: pointers refer to memory of the rank's GPU, which need not be current; rows, weights and `out` are aligned to 16
+/// bytes. Calls are enqueued and never require a count on the host, so every call can be captured in a graph and replayed with
+/// different tokens, routing, weights and, through device_tokens, a different T. Calls on one layer, including graph launches,
+/// must be ordered one after another.
 ///
-/// Threads: one thread at a time for all objects of a group.
+/// Threads: all objects of a group must be used by one thread at a time.
 ///
-/// Errors: as in normal.hpp, thrown by the step that detects them. Arguments are rejected before any rank has moved a row,
-/// except `out`, which combine checks. A rank that rejects its arguments ends the call of its peers with PeerFailed.
-/// capacity_exceeded, which Group::check() reports on GPUs, leaves the layer usable; `out` is not written then.
+/// Errors are as in normal.hpp and are thrown by the step that detects them. Arguments are rejected before any rank has
+/// transferred a row, except `out`, which combine checks. If a rank rejects its arguments, its peers' calls fail with
+/// PeerFailed. capacity_exceeded, which Group::check() reports on GPUs, leaves the layer usable and `out` unwritten.
 class MoeLayer {
  public:
   /// `w13` [L, 2 * I, H] and `w2` [L, H, I] are the weights of this rank's experts, as in the constructor of ExpertMlp; they
   /// may be null on a rank without experts. Waits up to GroupOptions::timeout for the other ranks.
   /// GPUs, fp8: scales are read in stream order on `stream` (cudaStream_t; null: the legacy default stream). \throws on all
-  /// ranks, even if the cause exists only on some: Error(invalid_argument) naming the field, or as ExpertMlp;
-  /// Error(unsupported) for settings that the backend lacks; Error(heap_exhausted); Error(system) if memory is insufficient;
-  /// Error(mismatch) if configurations differ. The group stays usable.
+  /// ranks, even if the error originates on only some of them: Error(invalid_argument) naming the field, or as ExpertMlp;
+  /// Error(unsupported) for settings that the backend does not support; Error(heap_exhausted); Error(system) if memory is
+  /// insufficient; Error(mismatch) if configurations differ. The group stays usable.
   MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2, void* stream = nullptr);
-  /// Local. Creates a further layer of the model that differs from this one only in its weights and shares all other memory
-  /// with it (docs/layer.md gives the cost of such a layer). Either may be destroyed first. The weights are as in the
-  /// constructor, with MoeLayerConfig::storage. Calls of layers that share memory, graphs included, must be ordered one after
-  /// another and must use the layers in the same order on all ranks; the fused form detects violations (mismatch). All ranks
-  /// create the same layers in the same order. \throws Error(invalid_argument) naming the argument; Error(system) if memory is
-  /// insufficient.
+  /// Local. Creates another layer of the model, which differs from this one only in its weights and shares all other memory
+  /// with it (docs/layer.md gives its cost). Either may be destroyed first. The weights are as in the constructor, with
+  /// MoeLayerConfig::storage. Calls on layers that share memory, including graph launches, must be ordered one after another,
+  /// in the same order of layers on all ranks; the fused form detects violations (mismatch). All ranks must create the same
+  /// layers in the same order. \throws Error(invalid_argument) naming the argument; Error(system) if memory is insufficient.
   MoeLayer with_weights(const MoeWeights& weights) const;
   MoeLayer(MoeLayer&&) noexcept;
   MoeLayer& operator=(MoeLayer&&) noexcept;
-  /// Does not wait: memory is freed once the enqueued calls and graphs that use it are done.
+  /// Does not wait; memory is freed once the enqueued calls and graphs that use it are done.
   ~MoeLayer();
 
-  /// Local; needs no group. \throws Error(invalid_argument), Error(unsupported) as the constructor.
+  /// Local; requires no group. \throws Error(invalid_argument), Error(unsupported) as the constructor.
   static MoeLayerMemory memory_required(const MoeLayerConfig& config, int world, Backend backend = Backend::cpu);
-  /// Heap size for a group whose only object is this layer: header and alignment slack included.
+  /// Heap size for a group whose only object is this layer, including the header and alignment slack.
   static size_t heap_bytes(const MoeLayerConfig& config, int world, Backend backend = Backend::cpu);
 
   /// Collective. `x` is [T, H] of token_dtype(), where T is topk_ids.num_tokens; `topk_ids` is [T, K]; `topk_weights` is
-  /// float32 [T, K], or null: all weights are 1. An id of -1 means no expert (others outside [0, E):
-  /// MoeLayerConfig::invalid_ids); a token without an expert gets +0 (add: keeps its row). `out` is [T, H] of token_dtype() and
+  /// float32 [T, K], or null (all weights 1). An id of -1 means no expert (others outside [0, E): MoeLayerConfig::invalid_ids);
+  /// the result of a token without an expert is +0 (with `add`, its row is unchanged). `out` is [T, H] of token_dtype() and
   /// must not overlap anything else. All of them may be null if T is 0.
   void forward(const void* x, const ExpertIds& topk_ids, const float* topk_weights, void* out, const MoeLayerCall& call = {});
 
-  /// Overflow::drop_and_report: [T, K] for the last forward, 1 if this rank's route was dropped at capacity. A dropped route
-  /// adds nothing, and the other weights are used unchanged. The array is in memory of the rank (CUDA: of its GPU, written when
-  /// the call runs) and valid until the next forward or, for a captured forward, as long as its graph exists. Empty with
-  /// Overflow::fail and with low latency, which drops nothing.
+  /// With Overflow::drop_and_report: [T, K] for the last forward, 1 if this rank's route was dropped at capacity. A dropped
+  /// route contributes nothing to the sum, and the other weights are used unchanged. The array is in the rank's memory (CUDA:
+  /// in GPU memory, written when the call runs) and is valid until the next forward or, for a captured forward, as long as its
+  /// graph exists. Empty with Overflow::fail and with low latency, which never drops routes.
   std::span<const uint8_t> dropped() const;
-  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits only for a copy of the number, not for kernels.
+  /// Number of ids in this rank's calls so far that are neither -1 nor a valid expert id. Local. CUDA: counts calls that have
+  /// run, including graph replays; waits only for a copy of the count, not for kernels.
   int64_t invalid_ids() const;
 
-  /// The given configuration, with the chosen exchange and form.
+  /// The configuration passed to the constructor, with the selected exchange and form.
   const MoeLayerConfig& config() const;
-  /// For example "separate, normal, bf16 wgmma:sm_90a": form, exchange and ExpertMlp::implementation().
+  /// Returns the form, exchange and ExpertMlp::implementation(), for example "separate, normal, bf16 wgmma:sm_90a".
   std::string implementation() const;
 
   struct Impl;  ///< library internal

@@ -3,31 +3,32 @@
 /// Low-latency mode: fixed-shape exchanges for decoding, with at most a few hundred tokens per rank.
 ///
 /// Notation as in normal.hpp: W ranks, T tokens on this rank (T <= max_tokens, may differ by rank, may be 0), H hidden, K topk,
-/// E experts. Each local expert has R = W * max_tokens rows for any routing: placing a row needs no count, nothing can overflow
-/// and every call can be captured in a graph.
+/// E experts. Each local expert has R = W * max_tokens rows for any routing, so rows are placed without counts, no buffer can
+/// overflow, and every call can be captured in a graph.
 ///
 /// A layer whose experts read the dispatched rows in place and write to the rows that combine reads
-///   (examples/04_decode_layer.cpp): LowLatencyExchange exchange(group, config);
+/// (examples/04_decode_layer.cpp):
+///   LowLatencyExchange exchange(group, config);
 ///   LowLatencyOutput received = exchange.make_output();   // once
 ///   LowLatencyRows y = exchange.make_rows(DType::bf16);   // once
 ///   exchange.dispatch({x, T, H, DType::bf16}, ExpertIds::of(topk_ids, T, K), received, {.topk_weights = topk_weights});
 ///   my_experts(received.x, received.rows_of_expert, y.data);  // masked: row i of y from row i of received.x
 ///   exchange.combine(y, received, out);                       // no copy of y; out: bf16 [T, H]
 ///
-/// dispatch and combine are collective: all ranks make the same calls on an object in the same order; a different call on one
-/// rank ends all of them with Error(mismatch) or PeerTimeout. Each call is one launch and can be split: dispatch_send and
-/// combine_send return at once without holding resources, and receive() enqueues the rest. Between the halves the caller may
-/// compute, but must make no other call on the object.
+/// dispatch and combine are collective: all ranks make the same calls on an object in the same order; if one rank makes a
+/// different call, all ranks' calls fail with Error(mismatch) or PeerTimeout. Each call is one launch and can be split:
+/// dispatch_send and combine_send return immediately without holding resources, and receive() enqueues the rest. Between the
+/// halves, the caller may compute but must make no other call on the object.
 ///
-/// CPU: calls run synchronously on the calling thread; a send half does not wait for peers. CUDA: pointers are device memory of
-/// the rank's GPU and rows are aligned to 16 bytes; calls enqueue on `stream` and return; only last_call() and destruction wait
-/// for the GPU; every call can be captured in a graph and replayed. Calls on one object are ordered, also across streams (graph
-/// launches are ordered by their stream only). The blocks of a call wait for peers, so all of them must be resident: two
-/// objects whose calls run concurrently must fit on the GPU together (set num_sms for each); otherwise a stream or events must
-/// order the calls, in the same order on all ranks. If a call without num_sms has the GPU to itself, the next call on its
-/// stream may start before it ends.
+/// CPU: calls run synchronously on the calling thread; a send half does not wait for peers. CUDA: pointers refer to memory of
+/// the rank's GPU, and rows are aligned to 16 bytes. Calls enqueue their work on `stream` and return; only last_call() and, in
+/// a group of several hosts, destruction wait for the GPU. Every call can be captured in a graph and replayed. Calls on one
+/// object are ordered, even across streams (graph launches only by their stream). The blocks of a call wait for peers, so all
+/// of them must be resident. Two objects whose calls run concurrently must therefore fit on the GPU together (set num_sms for
+/// each); otherwise, a stream or events must order the calls, in the same order on all ranks. If a call without num_sms has the
+/// GPU to itself, the next call on its stream may start before it ends.
 ///
-/// Errors: as in normal.hpp.
+/// Errors are as in normal.hpp.
 #pragma once
 
 #include <cstddef>
@@ -43,8 +44,8 @@ namespace switchyard {
 /// Order of the scales in memory.
 enum class ScaleOrder : uint8_t {
   row_major = 0,  ///< one scale row of scale_row_bytes(H, kind, group) bytes per row
-  /// Groups, then rows, for each expert: float32 [G, Rs], or int32 [ceil(G / 4), Rs] with four UE8M0 groups in an int32;
-  /// missing groups are 0. Rs is R rounded up to 4, so that every column is aligned to 16 bytes, as tensor maps (TMA) require.
+  /// For each expert: float32 [G, Rs], or int32 [ceil(G / 4), Rs] with the UE8M0 scales of four groups per int32; missing
+  /// groups are 0. Rs is R rounded up to a multiple of 4, which aligns every column to 16 bytes, as tensor maps (TMA) require.
   column_major = 1,
 };
 template <>
@@ -53,7 +54,7 @@ struct NamesOf<ScaleOrder> {
                                                {ScaleOrder::column_major, "column_major"}};
 };
 
-/// Number of times that a row is sent over the link.
+/// Number of times each row is sent over the link.
 enum class Sending : uint8_t {
   per_rank = 0,   ///< once per (token, rank), placed for each of its experts on arrival
   per_route = 1,  ///< once per (token, expert)
@@ -63,7 +64,7 @@ struct NamesOf<Sending> {
   static constexpr Named<Sending> kAll[] = {{Sending::per_rank, "per_rank"}, {Sending::per_route, "per_route"}};
 };
 
-/// Fixed properties of a low-latency object; equal on all ranks.
+/// Fixed properties of a low-latency object; identical on all ranks.
 struct LowLatencyConfig {
   int64_t hidden = 0;                 ///< H; any if rows are sent unquantized, else a multiple of 16
   int num_experts = 0;                ///< E >= 1; need not divide by W
@@ -74,14 +75,14 @@ struct LowLatencyConfig {
   int scale_group = kScaleGroup;      ///< columns that share one scale: 32, 64 or 128
   ScaleOrder scale_order = ScaleOrder::row_major;
   Sending sending = Sending::per_rank;
-  /// Number of pieces per row, in [1, 16]: parts that are placed, answered and returned separately. 0: the tuned number
-  /// (tuning.hpp); without a tuning, the number for which a rank receives about kPiecesAtOnce pieces: at most kMaxDefaultPieces
-  /// per row, of kMinPieceColumns to kMaxPieceColumns columns each.
+  /// Number of pieces per row, in [1, 16], that are placed, answered and returned separately. 0: the tuned number (tuning.hpp)
+  /// or, without a tuning, a number for which a rank receives about kPiecesAtOnce pieces: at most kMaxDefaultPieces per row,
+  /// each with kMinPieceColumns to kMaxPieceColumns columns.
   int pieces = 0;
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
 };
 
-/// Limits of the default LowLatencyConfig::pieces, used if neither the config nor a tuning sets it.
+/// Limits of the default LowLatencyConfig::pieces, used if neither the config nor a tuning sets a value.
 inline constexpr int64_t kPiecesAtOnce = 2048, kMaxDefaultPieces = 7, kMinPieceColumns = 512, kMaxPieceColumns = 3584;
 
 /// Number of pieces chosen for LowLatencyConfig::pieces == 0 in a group of `world` ranks. \throws Error(invalid_argument)
@@ -93,23 +94,23 @@ struct LowLatencyDispatchOptions {
   const float* topk_weights = nullptr;  ///< float32 [T, K]: sent with the rows, for CombineOrder::per_rank
   void* stream = nullptr;               ///< CUDA: cudaStream_t; null: the legacy default stream
   int num_sms = 0;                      ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
-  /// Memory of the rank (CUDA: of its GPU), or null: T, read when the call runs, so that it can vary in a graph; clamped to [0,
-  /// tokens of the ids]. All ids must be readable: they are fetched before T.
+  /// Pointer to T in the rank's memory (CUDA: in GPU memory), or null. T is read when the call runs, so it may vary between
+  /// graph launches, and is clamped to [0, topk_ids.num_tokens]. All ids must be readable because they are fetched before T.
   const int32_t* device_tokens = nullptr;
-  /// CUDA: the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for its
-  /// tensors. This skips the driver query, which takes the host longer than all other checks. Everything else is checked.
+  /// CUDA: if true, the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for
+  /// its tensors. This skips the driver query, which takes more host time than all other checks. Everything else is checked.
   bool known_memory = false;
 };
 
 /// Options of one combine.
 struct LowLatencyCombineOptions {
-  /// per_route: one row is returned per (token, expert), multiplied and summed by the token's owner. per_rank: rows are summed
-  /// on the experts' rank and one row is returned per (token, rank): fewer bytes, one more rounding
-  /// (docs/concepts/low_latency.md gives a bound).
+  /// per_route: one row is returned per (token, expert), and the token's owner weights and sums them. per_rank: the experts'
+  /// rank sums the rows and returns one per (token, rank), with fewer bytes and one more rounding (docs/concepts/low_latency.md
+  /// gives a bound).
   CombineOrder order = CombineOrder::per_route;
-  /// float32 [T, K], per_route only; null: the weights given to dispatch, or none (rows are summed unweighted).
+  /// float32 [T, K], per_route only; null: the weights passed to dispatch or, without these, unweighted sums.
   const float* topk_weights = nullptr;
-  /// float32 [local experts], per_route only, or null: each row is returned as round(y * scale of its expert), computed in
+  /// float32 [local experts], per_route only, or null: each row is returned as round(y * its expert's scale), computed in
   /// registers.
   const float* expert_scale = nullptr;
   void* stream = nullptr;     ///< CUDA: as in LowLatencyDispatchOptions
@@ -134,9 +135,9 @@ class LowLatencyImpl;
 struct LowLatencyBlock;
 }  // namespace detail
 
-/// Result of dispatches, and the input that combine needs. Memory of fixed shape, private to the rank, created once by
-/// make_output() and overwritten by each dispatch into it. Movable. Must not outlive its group, and must not be destroyed while
-/// a call uses it.
+/// Result of dispatches and input of combine: memory of fixed shape, private to the rank, created once by make_output() and
+/// overwritten by each dispatch into it. Movable. It must not outlive its group; its memory is freed once the calls and graphs
+/// that use it are done.
 struct LowLatencyOutput {
   Rows x;                       ///< [local experts * R, H]: expert e's rows are [e * R, e * R + rows_of_expert[e])
   int64_t rows_per_expert = 0;  ///< R
@@ -148,77 +149,79 @@ struct LowLatencyOutput {
   /// [local experts, R] source rank << 48 | k << 32 | token, where k is the first of the token's choices equal to this expert.
   /// Unspecified beyond rows_of_expert, like the rows themselves.
   int64_t* row_source = nullptr;
-  std::shared_ptr<detail::LowLatencyBlock> block;  ///< owns the memory; must be held as long as calls or graphs use it
+  std::shared_ptr<detail::LowLatencyBlock> block;  ///< owns the memory
 };
 
-/// Rows for the expert outputs, [local experts * R, H]: the result for row i of LowLatencyOutput::x is row i. Expert kernels
-/// write there and combine reads it in place. Made once by make_rows(), private to the rank, aligned to 256 bytes; copies share
-/// it. The last copy must not be destroyed while a call or a graph uses it, and must not outlive the group.
+/// Rows for the expert outputs, [local experts * R, H]; row i holds the result for row i of LowLatencyOutput::x. Expert kernels
+/// write to this memory and combine reads it in place. It is created once by make_rows(), private to the rank and aligned to
+/// 256 bytes; copies share it. The last copy must not outlive the group; the memory is freed once the calls and graphs that use
+/// it are done.
 struct LowLatencyRows : Rows {
   std::shared_ptr<void> memory;
 };
 
-/// Enqueues the receiving half of the call that returned it. Local; call it once, during the object's lifetime. Until that half
-/// has ended, the call uses the output, `out` and LowLatencyCombineOptions::topk_weights; all other arguments may be reused
-/// immediately. No call of another object may use the output before the hook has been called.
+/// Enqueues the receiving half of the call that returned the hook. Local; call it once, during the object's lifetime. Until
+/// that half has ended, the call uses the output, `out` and LowLatencyCombineOptions::topk_weights; all other arguments may be
+/// reused immediately. No call on another object may use the output before the hook has been called.
 using ReceiveHook = std::function<void()>;
 
 class LowLatencyExchange {
  public:
   /// Collective. Waits up to GroupOptions::rendezvous_timeout for the other ranks. \throws Error(invalid_argument) naming the
-  /// field, Error(heap_exhausted) if the group's heap is too small, or Error(mismatch) if configurations differ: on all ranks,
-  /// even if the cause exists only on some. The group stays usable, its heap is unchanged, and another object may be created.
+  /// field, Error(heap_exhausted) if the group's heap is too small, or Error(mismatch) if configurations differ. Errors are
+  /// thrown on all ranks, even if they originate on only some of them. The group stays usable, its heap is unchanged, and
+  /// another object may be created.
   LowLatencyExchange(Group& group, const LowLatencyConfig& config);
   LowLatencyExchange(LowLatencyExchange&&) noexcept;
   LowLatencyExchange& operator=(LowLatencyExchange&&) noexcept;
   ~LowLatencyExchange();
 
-  /// Symmetric memory that an object with this config takes from each rank's heap, outputs not included. Local; needs no group.
-  /// docs/concepts/low_latency.md gives the formula. The result does not depend on the number of pieces.
+  /// Symmetric memory that an object with this config allocates from each rank's heap, excluding outputs. Local; requires no
+  /// group. docs/concepts/low_latency.md gives the formula. The result does not depend on the number of pieces.
   static MemoryRequirement memory_required(const LowLatencyConfig& config, int world);
-  /// Heap size for a group whose only object has this config: header and alignment slack included.
+  /// Heap size for a group whose only object has this config, including the header and alignment slack.
   static size_t heap_bytes(const LowLatencyConfig& config, int world);
 
-  /// Local. Allocates; do not call on the hot path. \throws Error(system) naming the number of unavailable bytes; then nothing
-  /// has changed, and peers are not notified.
+  /// Local. Allocates memory; do not call on the hot path. \throws Error(system) naming the number of unavailable bytes; the
+  /// state is then unchanged, and peers are not notified.
   LowLatencyOutput make_output();
-  /// Creates an output with rows and scales in caller's memory, which the caller frees after the output. It has the shape and
-  /// type of LowLatencyOutput::x; rows and scales are aligned to 16 bytes (rows whose size is not a multiple of 16 bytes: to
-  /// their elements). Scales have scale_row_bytes() per row or, column-major, scale_rows words per column, expert after expert.
-  /// Any memory of the rank (CUDA: of its GPU) is allowed; dispatches place rows there directly, as in the library's own
-  /// memory. \throws Error(invalid_argument).
+  /// Creates an output with rows and scales in the caller's memory, which must outlive the output. The memory has the shape and
+  /// type of LowLatencyOutput::x. Rows and scales are aligned to 16 bytes; rows whose size is not a multiple of 16 bytes are
+  /// aligned to their elements. For each expert in order, scales have scale_row_bytes() per row or, column-major, scale_rows
+  /// words per column. Any memory of the rank (CUDA: of its GPU) is allowed; dispatches place rows there directly, as in the
+  /// library's own memory. \throws Error(invalid_argument).
   LowLatencyOutput make_output(const Rows& memory);
-  /// Rows for expert outputs. Local. Allocates, as make_output() does. `dtype`: bf16, f16 or f32, not wider than
+  /// Rows for expert outputs. Local. Allocates, as make_output() does. `dtype` is bf16, f16 or f32, no wider than
   /// LowLatencyConfig::dtype. \throws Error(invalid_argument), Error(unsupported) for fp8.
   LowLatencyRows make_rows(DType dtype = DType::bf16);
 
   /// Sends row t of `x` to every expert of token t. `x` is [T, H] of dtype, or fp8 with row-major scales of the config's
-  /// kind and group. An expert chosen twice by a token gets one row, which combine reads twice.
+  /// kind and group. If a token chooses an expert twice, the expert receives one row, which combine reads twice.
   void dispatch(const ConstRows& x, const ExpertIds& topk_ids, LowLatencyOutput& output,
                 const LowLatencyDispatchOptions& options = {});
   ReceiveHook dispatch_send(const ConstRows& x, const ExpertIds& topk_ids, LowLatencyOutput& output,
                             const LowLatencyDispatchOptions& options = {});
 
-  /// Sums the expert outputs for the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type. `y` has the shape of
-  /// `output.x` in bf16, f16 or f32 and is read in place (zero copy): make_rows(), or any other memory of the rank. `out` must
-  /// not overlap `y` or anything in `options`. All ranks combine the rows of the same dispatch, else Error(mismatch). A token
-  /// without a route yields +0.
+  /// Sums the expert outputs for the tokens of the last dispatch to `output` and writes the sums to `out`, [T, H] of `y`'s
+  /// type. `y` has the shape of `output.x` in bf16, f16 or f32 and is read in place (zero copy), from make_rows() or any other
+  /// memory of the rank. `out` must not overlap `y` or anything in `options`. All ranks must combine the rows of the same
+  /// dispatch, otherwise Error(mismatch). The result of a token without a route is +0.
   void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options = {});
   ReceiveHook combine_send(const ConstRows& y, const LowLatencyOutput& output, void* out,
                            const LowLatencyCombineOptions& options = {});
 
   /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that transform each element of a row
-  /// independently, as AllToAllOptions describes (a factor per expert, or any function). Each expert's result is returned to
-  /// its token as soon as its row has arrived, and tokens are summed as results arrive. `x` and `out` are [T, H] of dtype.
-  /// `out` must not overlap `x`, the ids or anything in `options`. Requires LowLatencyConfig::scales = none. A token without a
-  /// route yields +0. The result has the same bits as dispatch and combine with expert_scale. last_call() counts the rows of
+  /// independently, as described by AllToAllOptions (a factor per expert, or any function). Each expert's result is returned as
+  /// soon as its row has arrived, and tokens are summed as results arrive. `x` and `out` are [T, H] of dtype. `out` must not
+  /// overlap `x`, the ids or anything in `options`. Requires LowLatencyConfig::scales = none. The result of a token without a
+  /// route is +0. The result is bit-identical to that of dispatch and combine with expert_scale. last_call() counts the rows of
   /// both directions.
   void moe_all_to_all(const ConstRows& x, const ExpertIds& topk_ids, void* out, const AllToAllOptions& options = {});
 
   const LowLatencyConfig& config() const;
   CallStatistics last_call() const;  ///< local; CUDA: waits for the call
-  /// Number of ids in this rank's calls so far that are neither -1 nor an expert. Local. CUDA: counts calls that have run,
-  /// graph replays included; waits only for a copy of the number, not for kernels.
+  /// Number of ids in this rank's calls so far that are neither -1 nor a valid expert id. Local. CUDA: counts calls that have
+  /// run, including graph replays; waits only for a copy of the count, not for kernels.
   int64_t invalid_ids() const;
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Names of the values of Switchyard's enumerations, for options, files and error texts: to_string(DType::bf16) is "bf16",
-/// from_string<DType>("bf16") is DType::bf16. Each enumeration has one table, next to its definition.
+/// Names of the values of Switchyard's enumerations, for options, files and error messages: to_string(DType::bf16) is "bf16",
+/// and from_string<DType>("bf16") is DType::bf16. Each enumeration has one table, next to its definition.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,8 @@ struct Named {
   const char* name;
 };
 
-/// Specialized for every enumeration that has names, with `static constexpr Named<E> kAll[]`: all values, ascending from 0.
+/// Specialized for every named enumeration, with `static constexpr Named<E> kAll[]` listing all values in ascending order from
+/// 0.
 template <class E>
 struct NamesOf;
 
@@ -25,7 +26,7 @@ concept NamedEnum = requires {
   NamesOf<E>::kAll[0].name;
 };
 
-/// "unknown" if `value` is not a named value of E.
+/// Returns "unknown" if `value` is not a named value of E.
 template <NamedEnum E>
 constexpr const char* to_string(E value) noexcept {
   for (const Named<E>& known : NamesOf<E>::kAll)
@@ -33,7 +34,7 @@ constexpr const char* to_string(E value) noexcept {
   return "unknown";
 }
 
-/// The value with this name, or none.
+/// Returns the value with this name, or nullopt.
 template <NamedEnum E>
 constexpr std::optional<E> from_string(std::string_view name) noexcept {
   for (const Named<E>& known : NamesOf<E>::kAll)
@@ -41,7 +42,7 @@ constexpr std::optional<E> from_string(std::string_view name) noexcept {
   return std::nullopt;
 }
 
-/// False for values without an enumerator, for example from a cast.
+/// Returns false for values without an enumerator, for example from a cast.
 template <NamedEnum E>
 constexpr bool is_named(E value) noexcept {
   for (const Named<E>& known : NamesOf<E>::kAll)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The plan of a dispatch in the formats of other systems: tables made by Handle::matrices() and Handle::ledger().
+/// The plan of a dispatch in the formats of other systems: tables created by Handle::matrices() and Handle::ledger().
 ///
 /// Notation: W ranks, T tokens on this rank, K topk, E experts, M received rows, C channels.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace switchyard {
 
-/// DeepEP / TileScale description of a dispatch, int32, dense, row-major. Prefixes are inclusive unless noted.
+/// DeepEP / TileScale description of a dispatch: int32, dense and row-major. Prefixes are inclusive unless noted.
 struct DispatchMatrices {
   int world = 0, num_channels = 0;
   std::vector<int32_t> rank_prefix_matrix;          ///< [W, W] tokens of sources 0..i to rank j

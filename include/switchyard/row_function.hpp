@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// The caller's element-wise expert function for LowLatencyExchange::moe_all_to_all, applied in the launch that moves the rows.
-/// RowFunction::on_cpu makes it for a CPU group; row_function_on_gpu in cuda/row_function.cuh, compiled by nvcc, makes it for a
-/// CUDA group.
+/// The caller's element-wise expert function for LowLatencyExchange::moe_all_to_all, applied in the launch that transfers the
+/// rows. RowFunction::on_cpu creates it for a CPU group, and row_function_on_gpu (cuda/row_function.cuh, compiled with nvcc)
+/// for a CUDA group.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct RowOrigin {
 
 namespace detail {
 
-/// Base of a function for one backend. Each backend derives a type with its own call interface.
+/// Base class of a function for one backend. Each backend has a derived type with its own call interface.
 struct RowFunctionBase {
   explicit RowFunctionBase(Backend b) noexcept : backend(b) {}
   RowFunctionBase(const RowFunctionBase&) = delete;
@@ -34,22 +34,22 @@ struct RowFunctionBase {
 
 struct CpuRowFunction : RowFunctionBase {
   CpuRowFunction() noexcept : RowFunctionBase(Backend::cpu) {}
-  /// x[i] = f(x[i], row, column + i), i in [0, n). Called by several workers concurrently.
+  /// Computes x[i] = f(x[i], row, column + i) for i in [0, n). Called by several workers concurrently.
   virtual void apply(float* x, int64_t n, const RowOrigin& row, int64_t column) const noexcept = 0;
 };
 
 }  // namespace detail
 
-/// A function of a row's elements for one backend, or none. Cheap to copy; may be destroyed as soon as the call that used it
-/// has returned.
+/// Element-wise row function for one backend, or none. Cheap to copy; may be destroyed as soon as the call that used it has
+/// returned.
 class RowFunction {
  public:
   RowFunction() = default;
   explicit RowFunction(std::shared_ptr<const detail::RowFunctionBase> impl) noexcept : impl_(std::move(impl)) {}
 
-  /// `f(float x, const RowOrigin& row, int64_t column) -> float`, const and without exceptions (an exception ends the program):
-  /// called for every element of every (token, expert) that this rank's experts process, concurrently by all workers of the
-  /// rank. x is the element as float32; the result is rounded to the row type once.
+  /// `f(float x, const RowOrigin& row, int64_t column) -> float` must be const and not throw (an exception terminates the
+  /// program). It is called for every element of every (token, expert) row that this rank's experts process, concurrently by
+  /// all workers of the rank. `x` is the element as float32; the result is rounded once to the row type.
   template <class F>
   static RowFunction on_cpu(F f) {
     struct Function final : detail::CpuRowFunction {

@@ -16,26 +16,26 @@ class RowMemoryState;
 
 /// A block of the group's symmetric heap for external allocators, for example torch's. A dispatch can write rows to it
 /// (DispatchOptions::out), and a combine can read rows from it, without a copy. When the block is full, allocate() returns
-/// ordinary memory of the rank, which costs that copy but is otherwise equivalent, so that an allocator on top of it does not
-/// fail early. Movable. Must be destroyed before its group and after all memory from it was released; work may still use that
-/// memory.
+/// ordinary memory of the rank, which costs that copy but is otherwise equivalent, so an allocator built on it does not fail
+/// early. Movable. Must be destroyed before its group and after all memory from it has been released; work in flight may still
+/// use that memory.
 class RowMemory {
  public:
   RowMemory() noexcept;
-  /// Collective; takes `bytes` of the heap, the same number on all ranks. \throws Error(heap_exhausted), Error(mismatch), as
-  /// the construction of an exchange.
+  /// Collective. Allocates `bytes` bytes, the same number on all ranks, from the heap. \throws Error(heap_exhausted),
+  /// Error(mismatch), as the construction of an exchange.
   RowMemory(Group& group, size_t bytes);
   RowMemory(RowMemory&&) noexcept;
   RowMemory& operator=(RowMemory&&) noexcept;
   ~RowMemory();
 
-  /// Allocates at least `bytes`, aligned to 512, on GPUs for work on `stream` (cudaStream_t). Local; any thread. \throws
+  /// Allocates at least `bytes` bytes, aligned to 512; on GPUs, for work on `stream` (cudaStream_t). Local; any thread. \throws
   /// Error(system) if memory of neither kind is available.
   void* allocate(size_t bytes, void* stream = nullptr);
-  /// Releases memory from allocate(). On GPUs the memory is not reused until all work enqueued on `stream` so far is done; the
-  /// call does not wait. Work on other streams must be done, or `stream` must wait for it. Local; any thread.
+  /// Releases memory from allocate(). On GPUs, the memory is not reused until all work enqueued on `stream` so far is done; the
+  /// call does not wait. Work on other streams must already be done, or `stream` must wait for it. Local; any thread.
   void release(void* memory, void* stream = nullptr) noexcept;
-  /// True if an address is in the block, not in ordinary memory.
+  /// Returns true if the address is in the block rather than in ordinary memory.
   bool contains(const void* memory) const noexcept;
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Trace: a timeline of the activity of every worker of every rank, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+/// Trace: a timeline of the activity of every worker on every rank, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace detail {
 class Tracer;
 }
 
-/// Recording options. Equal for all ranks of one Trace.
+/// Recording options; identical for all ranks of a Trace.
 struct TraceOptions {
   int num_blocks = 1;  ///< workers per rank, as in GroupOptions
   int num_warps = 1;
@@ -52,9 +52,9 @@ struct TraceSlice {
   uint32_t bytes = 0;  ///< of rows from or for other ranks
 };
 
-/// Collects the events of several ranks. All times use this host's steady clock, so ranks of different processes are aligned.
+/// Collects the events of several ranks. All times use this host's steady clock, so ranks in different processes are aligned.
 ///
-/// Thread safety: different ranks may record at the same time; one rank's track is used by one thread at a time. Readers
+/// Thread safety: different ranks may record at the same time; a rank's track must be used by one thread at a time. Readers
 /// (write_chrome_json, summary, slices, serialize, lost) must not run while a traced call is in flight.
 class Trace {
  public:
@@ -67,12 +67,12 @@ class Trace {
   int world() const;
   const TraceOptions& options() const;
 
-  /// Id of a user-defined phase, or of the built-in phase of that name. `unit` is the unit of the argument of its spans. Local
-  /// to this Trace; call it before recording starts.
+  /// Id of a user-defined phase, or of the built-in phase with that name. `unit` is the unit of its spans' argument. The id is
+  /// local to this Trace; call before recording starts.
   uint16_t event(std::string_view name, std::string_view unit = "");
 
-  /// Records from construction to destruction on `rank`'s own track. Records nothing if the trace is null or does not have that
-  /// rank.
+  /// Records the time from its construction to its destruction on `rank`'s own track. Records nothing if the trace is null or
+  /// does not have that rank.
   class [[nodiscard]] Span {
    public:
     Span(Trace* trace, int rank, uint16_t event, int64_t arg = 0) noexcept;
@@ -90,30 +90,30 @@ class Trace {
 
   /// Discards all events; keeps the memory.
   void clear();
-  /// Number of records overwritten because their track was full; the oldest are overwritten first. On GPUs records are spans
-  /// and the two anchors that each block records per kernel.
+  /// Number of records overwritten because their track was full; the oldest are overwritten first. On GPUs, the records are
+  /// spans and the two anchors recorded by each block per kernel.
   uint64_t lost() const;
 
-  /// Maximum difference of any rank's times from this host's steady clock, in nanoseconds, if the clock rates stayed constant
-  /// while recording: 0 unless GPUs recorded.
+  /// Maximum difference between any rank's timestamps and this host's steady clock, in nanoseconds, assuming constant clock
+  /// rates while recording; 0 unless GPUs recorded events.
   uint64_t clock_error_ns() const;
 
-  /// Writes Chrome's JSON trace format: one process per rank, one thread per worker, arguments with their unit, and per rank a
-  /// counter of the bytes for or from other ranks that its workers are moving. `flows` adds to each wait for a known rank an
-  /// arrow from that rank's last span that can have ended it, with a marker of category "flow" at its head. \throws Error(io)
-  /// naming the path.
+  /// Writes Chrome's JSON trace format: one process per rank, one thread per worker, arguments with their unit, and one counter
+  /// per rank of the bytes that its workers are transferring to or from other ranks. With `flows`, each wait for a known rank
+  /// has an arrow from that rank's last span that can have ended the wait, with a marker of category "flow" at its head.
+  /// \throws Error(io) naming the path.
   void write_chrome_json(const std::string& path, bool flows = true) const;
-  /// The text that write_chrome_json writes.
+  /// Returns the text that write_chrome_json writes.
   std::string chrome_json(bool flows = true) const;
-  /// One entry per (rank, phase that occurred), ranks ascending, phases in the order of the event table.
+  /// Returns one entry per rank and phase that occurred, in ascending order of ranks and then in the order of the event table.
   std::vector<TracePhase> summary() const;
-  /// All spans, ranks ascending, tracks ascending, ordered by begin.
+  /// Returns all spans, ordered by rank, track and begin time.
   std::vector<TraceSlice> slices() const;
 
-  /// One rank's records as bytes, for ranks in separate processes; `merge` adds them to another Trace of the same host, world
-  /// and options. \throws Error(invalid_argument) unless rank is in [0, world).
+  /// Serializes one rank's records, for ranks in separate processes; `merge` adds them to another Trace with the same host,
+  /// world and options. \throws Error(invalid_argument) unless rank is in [0, world).
   std::vector<std::byte> serialize(int rank) const;
-  /// Adds the records of `serialize`. \throws Error(invalid_argument) on damaged bytes or different options.
+  /// Adds records from `serialize`. \throws Error(invalid_argument) if the bytes are corrupt or the options differ.
   void merge(std::span<const std::byte> bytes);
 
   detail::Tracer* tracer(int rank) const noexcept;  ///< library internal; null if there is none

@@ -16,9 +16,9 @@ inline constexpr int kMaxTopk = 32;
 /// Number of columns that share one quantization scale, unless a mode makes it configurable.
 inline constexpr int kScaleGroup = 128;
 
-/// Where a group's ranks compute and hold their rows.
+/// Where a group's ranks compute and store their rows.
 enum class Backend : uint8_t {
-  cpu = 0,   ///< threads or processes of one host; pointers are host pointers
+  cpu = 0,   ///< threads or processes, of one host or several; pointers are host pointers
   cuda = 1,  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
 };
 template <>
@@ -50,7 +50,7 @@ struct NamesOf<ScaleKind> {
   static constexpr Named<ScaleKind> kAll[] = {{ScaleKind::none, "none"}, {ScaleKind::f32, "f32"}, {ScaleKind::ue8m0, "ue8m0"}};
 };
 
-/// Order of the rows that a dispatch delivers.
+/// Order of the rows delivered by a dispatch.
 enum class Layout : uint8_t {
   rank_major = 0,  ///< one row per (token, destination rank), ordered by (source rank, token)
   expert_major =
@@ -87,18 +87,18 @@ struct NamesOf<SizePolicy> {
                                                {SizePolicy::automatic, "automatic"}};
 };
 
-/// Action if a rank would receive more rows than the caller's capacity. All ranks make the same decision.
+/// Action taken when a rank would receive more rows than the caller's capacity. All ranks make the same decision.
 enum class Overflow : uint8_t { fail = 0, drop_and_report = 1 };
 template <>
 struct NamesOf<Overflow> {
   static constexpr Named<Overflow> kAll[] = {{Overflow::fail, "fail"}, {Overflow::drop_and_report, "drop_and_report"}};
 };
 
-/// Treatment of ids that are neither -1 (no expert) nor an expert in [0, E). Their routes are dropped.
+/// Treatment of ids that are neither -1 (no expert) nor in [0, E). Their routes are dropped.
 enum class InvalidIds : uint8_t {
-  /// Ids in host memory: before any row moves, the call fails with invalid_argument, whose text gives the first invalid id. Ids
-  /// on a GPU: the object counts them, and Group::check() fails with invalid_argument, whose text gives the object and the
-  /// count.
+  /// Ids in host memory: before any row is transferred, the call fails with invalid_argument, whose message gives the first
+  /// invalid id. Ids on a GPU: the object counts them, and Group::check() fails with invalid_argument, whose message gives the
+  /// object and the count.
   raise = 0,
   count = 1,  ///< the object only counts them
 };
@@ -114,13 +114,13 @@ struct NamesOf<Padding> {
   static constexpr Named<Padding> kAll[] = {{Padding::zero, "zero"}, {Padding::unspecified, "unspecified"}};
 };
 
-/// Order of the float32 sum in combine. Part of the contract: with the same order, equal input gives equal bits.
+/// Order of the float32 sum in combine. Part of the contract: with the same order, identical inputs give bit-identical results.
 enum class CombineOrder : uint8_t {
   per_rank = 0,   ///< k ascending inside a rank, rounded to the row type, then ranks ascending, one final rounding
   per_route = 1,  ///< k ascending over all routes, one rounding at the end (expert-major rows only)
-  /// Normal mode. On each host, k (rank-major: ranks) ascending from +0, rounded to the row type; then hosts ascending by their
-  /// lowest rank, one final rounding. Each other host returns one row per token. In a group of one host: equal to per_route for
-  /// expert-major rows and to per_rank for rank-major rows.
+  /// Normal mode. Each host sums in ascending order of k (rank-major: of ranks) from +0 and rounds to the row type; the hosts'
+  /// sums are then added in ascending order of lowest rank, with one final rounding. Every other host returns one row per
+  /// token. In a single-host group, equal to per_route for expert-major rows and to per_rank for rank-major rows.
   per_host = 2,
 };
 template <>
@@ -140,7 +140,7 @@ constexpr size_t dtype_bytes(DType type) {
   return 0;
 }
 
-/// True if combine takes rows of this type.
+/// True if combine accepts rows of this type.
 constexpr bool dtype_combines(DType type) {
   // clang-format off
   switch (type) {
@@ -173,7 +173,7 @@ constexpr bool dtype_has_scales(DType type) {
   return false;
 }
 
-/// Number of scales of a row of `hidden` columns; the last group may be partial. 0 for a group size below 1.
+/// Number of scales in a row of `hidden` columns; the last group may be partial. 0 if the group size is less than 1.
 constexpr int64_t num_scales(int64_t hidden, int group = kScaleGroup) { return group < 1 ? 0 : (hidden + group - 1) / group; }
 
 /// Bytes of one scale row: the scales, padded to a multiple of 16. 0 for ScaleKind::none.
@@ -204,8 +204,8 @@ struct Rows {
   operator ConstRows() const { return {data, rows, cols, dtype, scales, scale_kind}; }
 };
 
-/// Expert ids `[num_tokens, topk]`, dense, int32 or int64. -1 means no expert: nothing is sent for it. Any other id outside
-/// `[0, num_experts)` is invalid (InvalidIds).
+/// Expert ids `[num_tokens, topk]`, dense, int32 or int64. An id of -1 means no expert, and nothing is sent for it. Any other
+/// id outside `[0, num_experts)` is invalid (InvalidIds).
 struct ExpertIds {
   const void* data = nullptr;
   int64_t num_tokens = 0;
@@ -216,8 +216,8 @@ struct ExpertIds {
 };
 
 /// Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata.
-/// Members: statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us, total_us,
-/// network_bytes).
+/// The members are listed in statistics.def (remote_bytes, local_bytes, copied_bytes, payload_rows, metadata_bytes, plan_us,
+/// total_us, network_bytes).
 struct CallStatistics {
 #define SY_STATISTIC_MOVED(name) uint64_t name = 0;
 #define SY_STATISTIC_TIME(name) double name = 0;

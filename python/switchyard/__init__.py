@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switchyard: dispatch and combine of Mixture-of-Experts tokens, from Python.
+"""Switchyard for Python: dispatch and combine of Mixture-of-Experts tokens.
 
     import numpy as np
     import switchyard as sy

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures, as exceptions.
+"""Errors as exceptions.
 
-Every failure of the library is a subclass of :class:`SwitchyardError` with the library's text and code. If Python has an
-exception of the same meaning, the class also derives from it, so that ``except TimeoutError`` works as expected. All classes
-can be pickled, with their details.
+Every library error is a subclass of :class:`SwitchyardError` with the library's error text and code. If Python has an exception
+with the same meaning, the class also derives from it, so ``except TimeoutError`` works as expected. All classes can be pickled
+with their details.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 class Code(enum.IntEnum):
-    """Kind of a failure; the values of ``sy_code``."""
+    """Kinds of errors, with the values of ``sy_code``."""
 
     OK = 0
     INVALID_ARGUMENT = 1
@@ -35,7 +35,7 @@ class Code(enum.IntEnum):
 
 
 class WaitReport(NamedTuple):
-    """Details of a wait that did not end."""
+    """Details of a wait that timed out."""
 
     operation: str  #: "dispatch", "combine", ...
     site: str  #: name of the flag (docs/concepts/flags.md)
@@ -49,7 +49,8 @@ class WaitReport(NamedTuple):
 
 
 class SwitchyardError(RuntimeError):
-    """A failed call. ``str(error)`` is the library's text, which gives the argument, its value and the allowed values."""
+    """A failed call. ``str(error)`` is the library's error text, which contains the argument, its value and the allowed
+    values."""
 
     code: Code = Code.SYSTEM
     peers_know = False  # whether the library has reported the error to the peers
@@ -59,7 +60,7 @@ class SwitchyardError(RuntimeError):
         self.text = text
 
     def _details(self) -> Tuple[Any, ...]:
-        """Arguments of the constructor, for pickle."""
+        """Returns the constructor arguments, for pickle."""
         return (self.text,)
 
     def __reduce__(self) -> Tuple[Any, ...]:
@@ -74,36 +75,37 @@ class InvalidArgument(SwitchyardError, ValueError):
 
 
 class InvalidType(InvalidArgument, TypeError):
-    """An argument has a type that the function does not accept."""
+    """An argument has a type not accepted by the function."""
 
 
 class Unsupported(SwitchyardError):
-    """Valid in general, but not available with this backend, machine or combination."""
+    """A valid request that is not supported by this backend, machine or combination."""
 
     code = Code.UNSUPPORTED
 
 
 class HeapExhausted(SwitchyardError, MemoryError):
-    """The symmetric heap is exhausted: give the group more ``heap_bytes``. ``Exchange.heap_bytes(...)``, or the function of the
-    same name of another object, returns the size that an object needs."""
+    """The symmetric heap is exhausted: increase the group's ``heap_bytes``. ``Exchange.heap_bytes(...)``, or the function of
+    the same name in another class, returns the size that an object needs."""
 
     code = Code.HEAP_EXHAUSTED
 
 
 class PoolExhausted(SwitchyardError, MemoryError):
-    """The output pool of one exchange is exhausted: drop outputs, or give it more ``pool_bytes``."""
+    """The output pool of an exchange is exhausted: drop outputs, or increase ``pool_bytes``."""
 
     code = Code.POOL_EXHAUSTED
 
 
 class CapacityExceeded(SwitchyardError):
-    """More rows than the caller's capacity, with ``overflow="fail"``. All ranks report it; everything stays usable."""
+    """The number of rows exceeds the caller's capacity, with ``overflow="fail"``. All ranks raise this error, and everything
+    remains usable."""
 
     code = Code.CAPACITY_EXCEEDED
 
 
 class PeerTimeout(SwitchyardError, TimeoutError):
-    """A wait passed its deadline. :attr:`report` describes the wait."""
+    """A wait exceeded its deadline. :attr:`report` describes the wait."""
 
     code = Code.PEER_TIMEOUT
 
@@ -116,8 +118,8 @@ class PeerTimeout(SwitchyardError, TimeoutError):
 
 
 class PeerFailed(SwitchyardError):
-    """A peer reported an error, left or died. :attr:`rank`: the peer; :attr:`reason`: the code that it reported
-    (``Code.SYSTEM`` if it died or left; a number above 11 if it passed its own number to :meth:`Group.abort`)."""
+    """A peer reported an error, left or died. :attr:`rank` is the peer. :attr:`reason` is the code that it reported:
+    ``Code.SYSTEM`` if it died or left; a number above 11 if it passed a custom number to :meth:`Group.abort`."""
 
     code = Code.PEER_FAILED
 
@@ -137,7 +139,8 @@ class Mismatch(SwitchyardError):
 
 
 class RendezvousError(SwitchyardError):
-    """The group could not be formed. :attr:`missing_ranks` never arrived; empty if there was another cause."""
+    """The group could not be formed. :attr:`missing_ranks` contains the ranks that never arrived; it is empty if there was
+    another cause."""
 
     code = Code.RENDEZVOUS
 
@@ -156,13 +159,13 @@ class FileError(SwitchyardError, OSError):
 
 
 class SystemFailure(SwitchyardError):
-    """The operating system refused a request, or memory is exhausted."""
+    """The operating system rejected a request, or memory is exhausted."""
 
     code = Code.SYSTEM
 
 
 class LibraryNotFound(ImportError):
-    """The shared library of Switchyard is missing or incompatible with this package."""
+    """The Switchyard shared library is missing or incompatible with this package."""
 
 
 CLASSES = {

@@ -22,21 +22,21 @@ from .handle import Handle
 
 __all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "keep_plans"]
 
-#: Columns that share a scale.
+#: Number of columns that share a scale.
 _GROUP = 128
 _COMBINED = (BF16, F16, F32)
 _WIDEST = (BF16, F16, F32, FP8)
 _UNREAD = ("topk_weights: dispatch got weights that a rank-major combine does not apply, and nobody has read handle.topk_weights: multiply by these "
            "where experts compute, or make the exchange with layout='expert_major', or say apply_weights=False")
-#: Default numbers of quantize, size, overflow, padding and capacity.
+#: Default numeric values of quantize, size, overflow, padding and capacity.
 _PLAIN_DISPATCH = (0, 3, 0, 0, 0)
 
 Rows = Union[Any, Tuple[Any, Any]]
 
 
 def keep_plans() -> Any:
-    """For activation checkpointing: ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False,
-    context_fn=sy.keep_plans)``. The backward pass dispatches by the routing of the forward pass, of which eight bytes are kept,
+    """Supports activation checkpointing with ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False,
+    context_fn=sy.keep_plans)``. The backward pass reuses the routing of the forward pass, of which eight bytes are kept,
     instead of counting again."""
     torch_for("keep_plans")
     from ._torch import autograd as _autograd
@@ -45,18 +45,19 @@ def keep_plans() -> Any:
 
 
 class Exchange:
-    """Dispatch and combine over a group, in normal mode. Creation is collective: all ranks pass the same keywords.
+    """Normal-mode dispatch and combine over a group. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H, columns of a row, a multiple of 16 bytes. num_experts: E, in total. topk: K, experts per token, at most 32.
-    max_tokens: maximum number of tokens of any rank. layout: "rank_major", one row per (token, rank), or "expert_major", one
-    per (token, expert), grouped by expert, each group padded to a multiple of `expert_alignment` rows.
-    dtype: the widest row type: "bf16", "f16", "f32", or a numpy or torch dtype. staging: "direct", or "ring" (bounded memory).
-    invalid_ids: treatment of ids that are neither -1 (no expert) nor in [0, num_experts): "raise" or "count" (docs/routing.md).
-    pool_bytes: memory for outputs; 0: one output and one buffer of expert outputs, for any routing.
-    routing_gradients: expert-major, for training: gradients of routing weights are returned to the tokens' owners, through a
-    separate small exchange.
+    hidden: H, columns per row; rows must be a multiple of 16 bytes. num_experts: E, in total. topk: K, at most 32.
+    max_tokens: maximum number of tokens on any rank.
+    layout: "rank_major", one row per (token, rank); or "expert_major", one row per (token, expert), grouped by expert and
+    padded to a multiple of `expert_alignment` rows per group.
+    dtype: the widest row type, "bf16", "f16", "f32", or a numpy or torch dtype. staging: "direct" or "ring" (bounded memory).
+    invalid_ids: handling of ids that are neither -1 (no expert) nor in [0, num_experts), "raise" or "count" (docs/routing.md).
+    pool_bytes: memory for outputs; 0: enough for one output and one buffer of expert outputs with any routing.
+    routing_gradients: for training with expert-major layout; returns gradients of routing weights to the tokens' owners through
+    a separate small exchange.
 
-    Rows that a dispatch delivers occupy the pool until the last array that refers to them is dropped.
+    Rows delivered by a dispatch occupy the pool until the last array that refers to them is dropped.
     """
 
     @constructs
@@ -81,7 +82,7 @@ class Exchange:
         sizes = {"H": self.hidden, "K": self.topk}
         self._dispatched = _arguments.bind("Exchange.dispatch", self._backend, **sizes)
         self._combined = _arguments.bind("Exchange.combine", self._backend, **sizes)
-        # The widest row type bounds memory, so wider rows are rejected for any routing.
+        # The widest row type determines memory sizes, so wider rows are rejected for any routing.
         widest = _names.DTYPE_BYTES[self._config.dtype]
         self._row_types = tuple(code for code in _WIDEST if _names.DTYPE_BYTES[code] <= widest)
         self._summed_types = tuple(code for code in _COMBINED if _names.DTYPE_BYTES[code] <= widest)
@@ -95,7 +96,7 @@ class Exchange:
                                          expert_alignment=small.expert_alignment)
 
     def _make_structs(self) -> None:
-        """Makes, once, the structs that calls fill and pass."""
+        """Creates the structs that calls fill and pass, once per object."""
         self._x, self._ids = structs.RowView(), structs.ExpertIds()
         self._dispatch_options, self._combine_options = structs.DispatchOptions(), structs.CombineOptions()
         self._given_out = structs.RowView()
@@ -103,15 +104,15 @@ class Exchange:
         self._by_plain = byref(self._plain)
         self._biased = False  # whether the options contain a bias
         self._combine_again: Optional[_repeated.NormalCombine] = None
-        self._dispatch_again: Optional[_repeated.NormalDispatch] = None  # only after a delivery into memory of torch
+        self._dispatch_again: Optional[_repeated.NormalDispatch] = None  # only after a delivery into torch memory
         self._out, self._view = ctypes.c_void_p(), structs.DispatchedView()
         self._by_view = byref(self._view)
         self._by = tuple(byref(each) for each in (self._x, self._ids, self._dispatch_options, self._combine_options, self._out))
 
-    _site: Optional[int] = None  # number of the model's module to which this object belongs, if any; sent with each call
+    _site: Optional[int] = None  # number of the model's module that uses this object, if any; sent with each call
 
     def _at_site(self, site: int) -> "Exchange":
-        """Returns this exchange for use by one module of a model: ranks also compare the `site` of their calls."""
+        """Returns this exchange for use by one module of a model; ranks then also compare the `site` of their calls."""
         twin = Exchange.__new__(Exchange)
         twin.__dict__.update(self.__dict__)
         twin._site, twin._number = site, number_of(twin)
@@ -128,7 +129,7 @@ class Exchange:
     @staticmethod
     @checked("Exchange.memory_required")
     def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> MemoryRequirement:
-        """Symmetric memory that an exchange with these keywords takes from each rank's heap. Needs no group."""
+        """Returns the symmetric memory that an exchange with these keywords allocates on each rank. Requires no group."""
         r = structs.MemoryRequirement()
         number = value_of(_names.BACKENDS, "backend", backend)
         check(library().functions.sy_exchange_memory_required(byref(normal_config(**config)), world, number, byref(r)))
@@ -137,7 +138,7 @@ class Exchange:
     @staticmethod
     @checked("Exchange.heap_bytes")
     def heap_bytes(world: int, *, backend: str = "cpu", routing_gradients: bool = False, **config: Any) -> int:
-        """``heap_bytes`` of a group whose only exchange has these keywords. Needs no group."""
+        """Returns ``heap_bytes`` for a group whose only exchange has these keywords. Requires no group."""
         given, number = normal_config(**config), value_of(_names.BACKENDS, "backend", backend)
         total = 0
         for each in [given] + ([weights_config(given)] if routing_gradients and given.layout == EXPERT_MAJOR else []):
@@ -152,7 +153,7 @@ class Exchange:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_exchange*``, for code that calls the C interface."""
+        """The underlying ``sy_exchange*``, for code that calls the C interface."""
         return self._owned.pointer or alive(self._owned, "the exchange", self.group)
 
     # ---- Dispatch ----
@@ -162,26 +163,26 @@ class Exchange:
                  padding: str = "zero", out: Optional[Rows] = None, num_sms: int = 0) -> Tuple[Rows, Handle]:
         """Collective. Sends row t of `x` to every rank that owns one of token t's experts.
 
-        x: [T, H], a dense numpy array or torch tensor (CPU, or the group's GPU). fp8 rows are a pair (x, scales), with scales
-        [T, ceil(H / 128)] of float32, or of uint8 for powers of two, or [T, ceil(H / 512)] of int32 that each hold four powers
-        of two. Scales may be strided, for example column-major; they are copied unless they are dense with rows that are a
-        multiple of 16 bytes. T may be 0 and may differ by rank.
+        x: [T, H], a dense numpy array or torch tensor on the CPU or the group's GPU. T may be 0 and may differ by rank. fp8
+        rows are passed as a pair (x, scales). Scales are [T, ceil(H / 128)], float32, or uint8 for powers of two; or [T, ceil(H
+        / 512)], int32 with four powers of two each. They may be strided, for example column-major, and are copied unless they
+        are dense with rows that are a multiple of 16 bytes.
         topk_ids: int32 or int64 [T, K]; -1 means no expert. topk_weights: float32 [T, K], sent with the rows.
-        handle: instead of topk_ids and topk_weights: repeats a routing with other rows, without counting.
-        quantize: "f32" or "ue8m0": rows are sent as fp8 with scales of this type.
-        size: determines the number of allocated rows: "exact", "capacity" (at most `capacity` on this rank), "worst_case" or
-        "automatic" (CPU: exact; CUDA: worst case, because exact waits for the GPU). overflow: action beyond the capacity,
-        "fail" on all ranks, or "drop_and_report".
-        padding: "zero" or "unspecified": content of the padding of expert-major rows. num_sms: CUDA, maximum number of
+        handle: replaces topk_ids and topk_weights; repeats the routing of the handle with other rows, without counting.
+        quantize: "f32" or "ue8m0"; sends rows as fp8 with scales of this type.
+        size: number of rows to allocate: "exact", "capacity" (at most `capacity` on this rank), "worst_case" or "automatic"
+        (CPU: exact; CUDA: worst case, because exact waits for the GPU). overflow: action if the capacity is exceeded, "fail" on
+        all ranks or "drop_and_report".
+        padding: content of expert-major padding rows, "zero" or "unspecified". num_sms: CUDA, maximum number of
         multiprocessors; 0: automatic.
-        out: memory for the rows, [at least the number of allocated rows, H], or for fp8 rows a pair with dense scales whose
-        rows are a multiple of 16 bytes; may differ by rank. Copies the rows locally, except rows without scales in memory from
-        :meth:`allocate_rows` ("direct" staging). With exact size, all ranks raise PoolExhausted if it is too small.
+        out: memory for the rows, [at least the number of allocated rows, H]; for fp8 rows, a pair with dense scales whose rows
+        are a multiple of 16 bytes. Ranks may differ in using it. Rows are copied to it locally, except rows without scales if
+        it is from :meth:`allocate_rows` ("direct" staging). If it is too small with exact size, all ranks raise PoolExhausted.
 
-        Returns (rows, handle): rows [R, H] of x's kind and type, or a pair with scales if they are fp8, and the routing.
-        docs/concepts/layouts.md describes the order of rows. Differentiable in `x` and `topk_weights` if these are torch
-        tensors that require gradients; rows are then copied out of the pool, so that any number of layers may keep them. With
-        `out`, the returned rows are the first R rows of `out`.
+        Returns (rows, handle): rows [R, H] of the same kind and type as x, or a pair with scales if they are fp8; and the
+        routing. docs/concepts/layouts.md describes the row order. Differentiable in `x` and `topk_weights` if these are torch
+        tensors that require gradients. Rows are then copied out of the pool, so any number of layers may keep them. With `out`,
+        the returned rows are the first R rows of `out`.
         """
         if quantize is None and capacity is None and size == "automatic" and overflow == "fail" and padding == "zero" \
                 and num_sms.__class__ is int and not num_sms >> 31 and (handle is None or isinstance(handle, Handle)):
@@ -201,7 +202,7 @@ class Exchange:
         return (rows if scales is None else (rows, scales)), made
 
     def _options(self, quantize: Optional[str], size: str, capacity: Optional[int], overflow: str, padding: str, num_sms: int) -> Tuple[int, ...]:
-        """Converts the options of a dispatch to numbers."""
+        """Converts dispatch options to numbers."""
         return (value_of(_names.SCALES, "quantize", quantize), self._size(size, capacity), value_of(_names.OVERFLOWS, "overflow", overflow),
                 value_of(_names.PADDINGS, "padding", padding), capacity or 0, num_sms)
 
@@ -214,7 +215,7 @@ class Exchange:
 
     def _dispatch(self, x: Rows, topk_ids: Any, topk_weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (*_PLAIN_DISPATCH, 0),
                   out: Optional[Rows] = None) -> Tuple[Any, Any, Handle]:
-        """Returns rows, scales or None, and the handle. `options`: quantize, size, overflow, padding, capacity, num_sms, as numbers."""
+        """Returns the rows, the scales or None, and the handle. `options`: as returned by :meth:`_options`."""
         plain = out is not None and topk_ids is None and topk_weights is None and options[:5] == _PLAIN_DISPATCH and self._site is None
         if plain and handle is not None and self._dispatch_again is not None:
             rows = self._dispatch_again(x, handle, options[5], None, out)
@@ -243,7 +244,7 @@ class Exchange:
             return self._deliver(taken, handle, out)
 
     def _take_out(self, out: Rows, x: Taken, routing: Optional[Tuple[Taken, Optional[Taken]]]) -> int:
-        """Fills the view of `out`; returns the view's address."""
+        """Fills the view of `out` and returns its address."""
         rows, scales = pair_of(out, "out") if isinstance(out, tuple) else (out, None)
         quantize, v = self._dispatch_options.quantize, self._given_out
         code = FP8 if quantize else x.code
@@ -262,12 +263,12 @@ class Exchange:
         return ctypes.addressof(v)
 
     def _scale_columns(self, kind: int) -> int:
-        """Number of elements of a row of scales, padded to a multiple of 16 bytes."""
+        """Returns the number of elements per row of scales, padded to a multiple of 16 bytes."""
         groups = -(-self.hidden // _GROUP)
         return -(-groups // 4) * 4 if kind == 1 else -(-groups // 16) * 16
 
     def _take_routing(self, topk_ids: Any, topk_weights: Any, x: Taken) -> Tuple[Taken, Optional[Taken]]:
-        """Fills the ids; returns them and the weights."""
+        """Fills the ids struct; returns the ids and the weights."""
         tokens = x.shape[0]
         taken = self._dispatched.topk_ids(topk_ids, tokens)
         i = self._ids
@@ -275,7 +276,7 @@ class Exchange:
         return taken, None if topk_weights is None else self._dispatched.topk_weights(topk_weights, tokens)
 
     def _take_rows(self, taker: Any, x: Rows, types: Tuple[int, ...]) -> Tuple[Taken, Any]:
-        """Fills the row view; returns the rows and the object that must live until the call has returned."""
+        """Fills the row view; returns the rows and an object that must stay alive until the call has returned."""
         rows, scales = pair_of(x, taker.name) if isinstance(x, tuple) else (x, None)
         taken, name = taker(rows, None, types), taker.name
         v = self._x
@@ -313,15 +314,15 @@ class Exchange:
         return rows, scales, handle
 
     def _scales(self, view: structs.DispatchedView, owner: Owned, arrays: Arrays, like: Any) -> Any:
-        """Scales [R, groups], a strided view of rows padded to 16 bytes."""
+        """Returns the scales [R, groups], a strided view of rows padded to 16 bytes."""
         columns, element = self._scale_columns(view.x_scale_kind), F32 if view.x_scale_kind == 1 else U8
         return arrays.wrap(view.x_scales, (view.x_rows, columns), element, owner, like)[:, :-(-self.hidden // _GROUP)]
 
     # ---- Expert outputs and combine ----
 
     def allocate_rows(self, handle: Handle, dtype: object = None) -> Any:
-        """Allocates rows for expert outputs in symmetric memory, [rows of `handle`, H], uninitialized; combine reads them in
-        place. `dtype` None: the exchange's. CUDA: for work on the current stream."""
+        """Allocates uninitialized rows [rows of `handle`, H] in symmetric memory for expert outputs, which combine reads in
+        place. `dtype`: None selects that of the exchange. CUDA: the rows are for use on the current stream."""
         _arguments.check("Exchange.allocate_rows", handle=handle)
         code = self._config.dtype if dtype is None else _names.dtype_of("dtype", dtype)
         rows, view = ctypes.c_void_p(), structs.RowView()
@@ -337,20 +338,20 @@ class Exchange:
                 bias: Union[Any, Sequence[Any], None] = None, out: Any = None, num_sms: int = 0) -> Any:
         """Collective. Sums the expert outputs of each token.
 
-        y: [at least the rows of `handle`, H] of bf16, f16 or f32. Rows delivered by a dispatch, and those of
-        :meth:`allocate_rows`, are read in place; others are copied first.
-        topk_weights: rank-major: float32 [R, K], returned as sums over ranks; the rows are not multiplied. Expert-major:
-        float32 [T, K] that replace those given to dispatch, with order "per_route" only.
-        apply_weights: expert-major: multiply rows by their weights, if dispatch or `topk_weights` supplied any. Rank-major rows
-        are sums over a rank's experts, which only the caller can weight: raises InvalidArgument if dispatch delivered weights
-        and ``handle.topk_weights`` was never read; False confirms that unweighted sums are intended.
-        order: order of the float32 sum: "per_rank", "per_route" (expert-major only) or "per_host", with which each other host
-        returns one row per token: docs/concepts/layouts.md.
+        y: bf16, f16 or f32 [at least the rows of `handle`, H]. Rows delivered by a dispatch or allocated by
+        :meth:`allocate_rows` are read in place; other rows are copied first.
+        topk_weights: in rank-major layout, float32 [R, K], whose sums over ranks are returned; rows are not multiplied by them.
+        In expert-major layout, float32 [T, K], which replace those passed to dispatch; "per_route" order only.
+        apply_weights: in expert-major layout, multiplies rows by their weights if dispatch or `topk_weights` supplied any.
+        Rank-major rows are sums over a rank's experts, so only the caller can apply weights: combine raises InvalidArgument if
+        dispatch delivered weights and ``handle.topk_weights`` was never read. False confirms that unweighted sums are intended.
+        order: order of the float32 sum, "per_rank", "per_route" (expert-major only) or "per_host", with which each other host
+        returns one row per token (docs/concepts/layouts.md).
         bias: one or two arrays [T, H] of y's type, added before the sum. out: [T, H] of y's type, filled by the call.
 
-        Returns out [T, H], +0 where a token has no route; with rank-major `topk_weights` a pair with the summed weights,
-        float32 [T, K]. Differentiable in `y`, in `bias`, and, expert-major, in the weights given to the differentiable dispatch
-        that made `handle`.
+        Returns out [T, H], +0 for tokens without a route; with rank-major `topk_weights`, a pair with the summed weights,
+        float32 [T, K]. Differentiable in `y`, `bias` and, in expert-major layout, the weights passed to the differentiable
+        dispatch that returned `handle`.
         """
         if order == "per_rank" and apply_weights is True and num_sms.__class__ is int and not num_sms >> 31 and isinstance(handle, Handle) \
                 and not handle._unread_weights:
@@ -372,7 +373,7 @@ class Exchange:
         return result if summed is None else (result, summed)
 
     def _check_combine(self, handle: Any, topk_weights: Any, apply_weights: Any, num_sms: Any) -> None:
-        """Checks arguments of combine that are not tensors, and rejects weights that would be ignored."""
+        """Checks the non-tensor arguments of combine and rejects weights that would be ignored."""
         _arguments.check("Exchange.combine", handle=handle, apply_weights=apply_weights, num_sms=num_sms)
         if topk_weights is not None:
             if self._layout != RANK_MAJOR and not apply_weights:
@@ -382,7 +383,7 @@ class Exchange:
 
     def _combine(self, y: Any, handle: Handle, topk_weights: Any = None, apply_weights: bool = True, order: int = 0,
                  biases: Sequence[Any] = (), out: Any = None, num_sms: int = 0) -> Tuple[Any, Any]:
-        """Returns the sum, and the summed weights or None."""
+        """Returns the summed rows, and the summed weights or None."""
         plain = topk_weights is None and apply_weights and not order and not biases and out is None and self._site is None
         if plain and self._combine_again is not None:
             out = self._combine_again(y, handle, num_sms)
@@ -438,7 +439,7 @@ class Exchange:
             return out, summed
 
     def _take_weights(self, topk_weights: Any, handle: Handle, tokens: int) -> Taken:
-        """Weights of combine: per row in rank-major layout, else per token."""
+        """Accepts combine weights, which are per row in rank-major layout, otherwise per token."""
         if self._layout != RANK_MAJOR:
             return self._combined.topk_weights(topk_weights, tokens)  # type: ignore[no-any-return]
         given: Taken = take(topk_weights, "topk_weights", ("R", self.topk), (F32,), self._backend)
@@ -449,41 +450,41 @@ class Exchange:
     # ---- Graph memory, statistics, lifetime ----
 
     def make_graph_memory(self) -> GraphMemory:
-        """Makes memory for graphs that are never in flight together; initially takes nothing from the pool. Local."""
+        """Local. Creates memory for graphs that are never in flight together. Initially, it takes nothing from the pool."""
         made = ctypes.c_void_p()
         with self.group._lock:
             check(self._functions.sy_exchange_make_graph_memory(self.pointer, byref(made)))
         return GraphMemory(Owned(made.value, self._functions.sy_graph_memory_destroy, self._owned, lock=self.group._lock))
 
     def use_graph_memory(self, memory: Optional[GraphMemory]) -> None:
-        """CUDA: graphs that are captured from now on share the memory of their calls, from `memory`, whose size is that of the
-        largest graph. Rows that a graph delivers in the library's memory are valid until another graph is launched. None: each
-        graph has its own memory, which is the default. Local."""
+        """Local. CUDA: graphs captured from now on share `memory` for their calls; its size is that of the largest graph. Rows
+        that a graph delivers in library memory are valid until another graph is launched. None, the default: each graph has
+        separate memory."""
         _arguments.check("Exchange.use_graph_memory", memory=memory)
         with self.group._lock:
             check(self._functions.sy_exchange_use_graph_memory(self.pointer, None if memory is None else memory._owned.pointer))
 
     @checked("Exchange.handle_from_bytes")
     def handle_from_bytes(self, content: bytes) -> Handle:
-        """Restores a handle from the bytes that ``Handle.to_bytes`` returned on the same rank."""
+        """Restores a handle from bytes returned by ``Handle.to_bytes`` on the same rank."""
         handle = ctypes.c_void_p()
         check(self._functions.sy_handle_deserialize(content, len(content), byref(handle)))
         return Handle(handle.value or 0, self._layout, self._owned)
 
     @property
     def invalid_ids(self) -> int:
-        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; does
-        not wait for kernels."""
+        """Number of ids in this rank's calls so far that are neither -1 nor a valid expert. CUDA: includes only calls that have
+        run; does not wait for kernels."""
         return number_from(self._functions.sy_exchange_invalid_ids, self.pointer)
 
     def last_call(self) -> CallStatistics:
-        """Returns traffic and time of this rank's last call. CUDA: waits for it."""
+        """Returns the traffic and time of this rank's last call. CUDA: waits for that call."""
         s = structs.CallStatistics()
         check(self._functions.sy_exchange_last_call(self.pointer, byref(s)))
         return statistics_of(s)
 
     def close(self) -> None:
-        """Releases the exchange, and its memory once its rows are dropped. Local. May be called twice."""
+        """Local. Releases the exchange; its memory is freed once its rows are dropped. May be called twice."""
         if self._for_weights is not None:
             self._for_weights.close()
         self._owned.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One matrix product per expert on GPUs, from the library switchyard_layer (docs/gemm.md)."""
+"""One matrix product per expert on GPUs, provided by the switchyard_layer library (docs/gemm.md)."""
 from __future__ import annotations
 
 import ctypes
@@ -17,24 +17,24 @@ from .low_latency import Received
 __all__ = ["GroupedGemm"]
 
 Rows = Union[Any, Tuple[Any, Any]]
-#: Rows and columns that share a scale.
+#: Number of rows and of columns that share a scale.
 _GROUP = 128
 
 
 class GroupedGemm:
     """``out[r] = epilogue(W[e] x[r])`` for every row r of expert e, on the current GPU.
 
-    weights: [L, N, K], or [L, K, N] with order "kn": bf16, f16 or fp8 e4m3; read in place and kept alive by this object.
+    weights: [L, N, K], or [L, K, N] with order "kn", in bf16, f16 or fp8 e4m3; read in place and kept alive by this object.
     scales: scales of fp8 weights, float32 or uint8 [L, S, ceil(K / 128)]. epilogue: "none", "relu", "silu" or "swiglu", which
-    has N / 2 output columns. quantize: fp8 with "swiglu": outputs are fp8 with "f32" or "ue8m0" scales. limit, alpha, up_shift:
-    parameters of swiglu (docs/gemm.md).
+    has N / 2 output columns. quantize: for fp8 with "swiglu", returns fp8 outputs with "f32" or "ue8m0" scales. limit, alpha,
+    up_shift: parameters of swiglu (docs/gemm.md).
 
         up = sy.GroupedGemm(w13, epilogue="swiglu")
         down = sy.GroupedGemm(w2)
         rows, handle = exchange.dispatch(x, ids)          # expert-major, or received = ll.dispatch(x, ids)
         y = down(up(rows, handle), handle, out=exchange.allocate_rows(handle))
 
-    Calls of one object must be ordered; they do not wait and can be captured. No gradients.
+    Calls on one object must be ordered by the caller. Calls do not wait and can be captured. Gradients are not supported.
     """
 
     def __init__(self, weights: Any, *, scales: Any = None, order: str = "nk", epilogue: str = "none", quantize: Optional[str] = None,
@@ -64,19 +64,19 @@ class GroupedGemm:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_grouped_gemm*``, for code that calls the C interface."""
+        """The underlying ``sy_grouped_gemm*``, for code that calls the C interface."""
         return alive(self._owned, "the grouped GEMM")
 
     def _take_weight_scales(self, scales: Any, weights: Taken, n: int, k: int) -> Taken:
-        """Scales of 128 x 128 weights: of N rows, or of the gate half followed by the up half."""
+        """Accepts scales of 128 x 128 weight blocks, over N rows or over the gate half followed by the up half."""
         rows = 2 * -(-n // 256) if self._config.epilogue == _names.EPILOGUES["swiglu"] else -(-n // _GROUP)
         given: Taken = take(scales, "scales", (weights.shape[0], rows, -(-k // _GROUP)), (F32, FP8, U8), CUDA, weights.array.get_device())
         return given
 
     def __call__(self, x: Rows, rows: Union[Handle, Received], *, out: Optional[Rows] = None, num_sms: int = 0) -> Rows:
-        """Multiplies the rows of an expert-major dispatch, x [R, K], or of a low-latency one, x [L, R, K]; fp8 rows are pairs
-        (x, scales). Rows that belong to no expert are not accessed. out: allocated by default; with `quantize` a pair whose
-        rows of scales are a multiple of 16 bytes. Returns out."""
+        """Multiplies the rows of an expert-major dispatch, x [R, K], or of a low-latency dispatch, x [L, R, K]; fp8 rows are
+        pairs (x, scales). Rows that belong to no expert are not accessed. out: allocated by default; with `quantize`, a pair
+        whose rows of scales are a multiple of 16 bytes. Returns out."""
         refuse_gradient("GroupedGemm", "torch.nn.functional.grouped_mm", x=x)
         c, f, where = self._config, self._functions, structs.ExpertRows()
         if not isinstance(rows, (Handle, Received)):
@@ -111,8 +111,8 @@ class GroupedGemm:
         return out
 
     def _take_scales(self, scales: Any, x: Taken, where: Any, given: Any, view: Any) -> Taken:
-        """Sets the scales of the rows `given`; returns the scales that are read. `view`: view of a low-latency output, whose
-        scales may be column-major if rows and scales both belong to it."""
+        """Sets the scales of the rows `given` and returns the scales to be read. `view`: the view of a low-latency output,
+        whose scales may be column-major if both rows and scales belong to it."""
         columns, device = self._config.k, x.array.get_device()
         groups = -(-columns // _GROUP)
         if view is not None and where.scale_rows != 0 and given.data == view.x and getattr(scales, "is_cuda", False) \
@@ -132,8 +132,8 @@ class GroupedGemm:
 
     @staticmethod
     def _scale_rows(scales: Any, count: int, groups: int, width: int) -> Any:
-        """Returns scales, one row per row of x, in a multiple of 16 bytes: unchanged if in the form that a dispatch delivers,
-        else a copy."""
+        """Returns the scales with one row per row of x, padded to a multiple of 16 bytes. They are copied unless they have the
+        form delivered by a dispatch."""
         if scales.stride() == (width, 1) or scales.stride() == (scales.shape[-2] * width, width, 1):
             return scales
         padded = scales.new_zeros((count, width))
@@ -141,12 +141,12 @@ class GroupedGemm:
         return padded
 
     def _scale_columns(self) -> int:
-        """Number of elements of a row of output scales, padded to a multiple of 16 bytes."""
+        """Returns the number of elements per row of output scales, padded to a multiple of 16 bytes."""
         groups, unit = -(-self.columns // _GROUP), 4 if self._config.quantize == 1 else 16
         return -(-groups // unit) * unit
 
     def _take_out(self, out: Rows, shape: Tuple[Any, ...], device: int) -> Tuple[Taken, Optional[Taken]]:
-        """Takes rows, and their scales with `quantize`."""
+        """Accepts output rows and, with `quantize`, their scales."""
         rows, scales = pair_of(out, "out")
         taken = take(rows, "out", shape, (self._out_type,), CUDA, device, written=True)
         quantize = self._config.quantize
@@ -166,6 +166,6 @@ class GroupedGemm:
         return rows, like.arrays.empty((*shape, self._scale_columns()), F32 if f32 else U8, like.array)
 
     def close(self) -> None:
-        """Releases the object immediately, even while calls and graphs use it: its memory is freed once they are done. May be
-        called twice."""
+        """Releases the object immediately, even if calls and graphs still use it; its memory is freed once they have finished.
+        May be called twice."""
         self._owned.close()

@@ -18,7 +18,7 @@ __all__ = ["Counts", "Handle", "Ledger", "Matrices", "RoutingLayout"]
 
 
 class Counts(NamedTuple):
-    """Numbers of rows that a dispatch delivered. Arrays are int64 in host memory, with one entry per expert of this rank."""
+    """Row counts of a dispatch. Arrays are int64 in host memory, with one entry per expert of this rank."""
 
     rows: int  #: M, padding included
     tokens_per_expert: np.ndarray
@@ -27,7 +27,8 @@ class Counts(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """DeepEP's description of a dispatch, int32 except the bool `is_token_in_rank`, in host memory. W ranks, C channels."""
+    """DeepEP's description of a dispatch, in host memory: int32, except for the bool `is_token_in_rank`. W ranks, C
+    channels."""
 
     rank_prefix_matrix: np.ndarray  #: [W, W] tokens of sources 0..i to rank j
     channel_prefix_matrix: np.ndarray  #: [W, C] this rank's tokens to rank d in channels 0..c
@@ -38,7 +39,8 @@ class Matrices(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """The explicit route ledger, int32, in host memory. Ep: E rounded up to 16 (docs/concepts/ledger.md)."""
+    """The explicit route ledger: int32 arrays in host memory. Ep: E rounded up to a multiple of 16
+    (docs/concepts/ledger.md)."""
 
     peer_token_per_expert: np.ndarray  #: [W, Ep]
     expanded_row_idx: np.ndarray  #: [T * K]
@@ -48,7 +50,7 @@ class Ledger(NamedTuple):
 
 
 class RoutingLayout(NamedTuple):
-    """The counts of DeepEP's ``get_dispatch_layout``, in host memory."""
+    """The counts of DeepEP's ``get_dispatch_layout``, in host memory or, for ids on a GPU, on that GPU."""
 
     num_tokens_per_rank: np.ndarray  #: int32 [W] distinct tokens
     num_tokens_per_expert: np.ndarray  #: int32 [E] routes
@@ -56,7 +58,7 @@ class RoutingLayout(NamedTuple):
 
 
 def stored(struct: Any, fields: Sequence[Tuple[str, Tuple[int, ...], int]]) -> Tuple[Any, ...]:
-    """Copies the arrays of a filled struct and releases the struct's storage."""
+    """Copies the arrays in a filled struct and releases the struct's storage."""
     storage = Owned(struct.storage, library().functions.sy_storage_release)
     arrays = tuple(NUMPY.wrap(getattr(struct, name), shape, element, storage, None).copy() for name, shape, element in fields)
     storage.close()
@@ -64,16 +66,16 @@ def stored(struct: Any, fields: Sequence[Tuple[str, Tuple[int, ...], int]]) -> T
 
 
 class Handle:
-    """The routing of one dispatch, for its combine and for dispatches of other rows with the same routing. Immutable; any
-    thread may use it, any number of times. It stays valid after the rows of its dispatch are dropped.
+    """The routing of one dispatch, used by its combine and by dispatches of other rows with the same routing. A handle is
+    immutable and may be used by any thread, any number of times. It stays valid after the rows of its dispatch are dropped.
 
-    The arrays below are memory of the library, of the same kind (numpy, torch, device) as the dispatched ``x``, and valid as
-    long as they are referenced. Arrays that do not apply to the layout are None. R: allocated rows; K: topk; L: experts of this
-    rank.
+    The arrays below are in library memory, are of the same kind (numpy, torch, device) as the dispatched ``x``, and stay valid
+    as long as they are referenced. Arrays that do not apply to the layout are None. R: allocated rows; K: topk; L: experts on
+    this rank.
     """
 
     _at: Optional[ctypes.c_void_p] = None  # pointer that repeated calls pass; set only in real handles
-    _unread_weights = False  # rank-major: weights arrived with the rows and were never read
+    _unread_weights = False  # rank-major: whether weights arrived with the rows and have not been read
 
     def __init__(self, pointer: int, layout: int, keeps: Any) -> None:
         self._owned = Owned(pointer, library().functions.sy_handle_release, keeps)
@@ -83,12 +85,12 @@ class Handle:
         self._arrays: Arrays = NUMPY
         self._like: Any = None
         self._cache: Dict[str, Any] = {}
-        self._rows_allocated: Any = None  # R and T, once a dispatch has set them
+        self._rows_allocated: Any = None  # R; R and T are set by a dispatch
         self._tokens: Any = None
         self._number = number_of(self)
 
     def twin(self) -> "Handle":
-        """Returns another object of the same routing, without tensors that refer to a graph, because objects that a graph keeps
+        """Returns another object for the same routing without tensors that refer to a graph, because objects kept by a graph
         must not keep the graph alive."""
         twin = Handle.__new__(Handle)
         twin.__dict__.update(self.__dict__)
@@ -97,14 +99,14 @@ class Handle:
         return twin
 
     def _set(self, view: structs.DispatchedView, arrays: Arrays, like: Any) -> None:
-        """Stores the results of the dispatch. Keeps `view`; `like` determines the kind of arrays."""
+        """Stores the results of the dispatch, including `view`; `like` determines the kind of arrays."""
         self._view, self._arrays, self._like = view, arrays, like
         self._rows_allocated, self._tokens = view.x_rows, view.num_tokens
         self._unread_weights = self._layout == RANK_MAJOR and view.topk_weights is not None and view.x_rows > 0
 
     @property
     def pointer(self) -> int:
-        """The ``sy_handle*``, for code that calls the C interface."""
+        """The underlying ``sy_handle*``, for code that calls the C interface."""
         owned = self._owned
         return owned.pointer if owned._made_in == _process[0] and owned.pointer else alive(owned, "the handle")
 
@@ -113,18 +115,18 @@ class Handle:
 
     @property
     def num_tokens(self) -> int:
-        """T: tokens of this rank's dispatch."""
+        """T, the number of tokens in this rank's dispatch."""
         return number_from(library().functions.sy_handle_num_tokens, self.pointer)
 
     @property
     def invalid_ids(self) -> int:
-        """Number of ids in this rank's dispatch that are neither -1 nor an expert; their routes are ignored. 0 for a handle
-        from bytes. CUDA: waits for the dispatch."""
+        """Number of ids in this rank's dispatch that are neither -1 nor a valid expert; their routes are ignored. 0 for a
+        handle created from bytes. CUDA: waits for the dispatch."""
         return number_from(library().functions.sy_handle_invalid_ids, self.pointer)
 
     @property
     def rows(self) -> int:
-        """M: rows delivered to this rank, padding included. CUDA: waits for the dispatch."""
+        """M, the number of rows delivered to this rank, including padding. CUDA: waits for the dispatch."""
         if self._view is not None and self._view.rows >= 0:
             return self._view.rows
         return number_from(library().functions.sy_handle_rows, self.pointer)
@@ -135,7 +137,7 @@ class Handle:
         return _names.name_of(_names.LAYOUTS, self._layout)
 
     def _array(self, name: str, element: int, *shape: str, layout: Optional[int] = None) -> Any:
-        """Returns an array of the view, made once. `shape` names members of the view."""
+        """Returns an array of the view, created on first use. `shape` contains names of view members."""
         if name in self._cache:
             return self._cache[name]
         view = self._view
@@ -149,12 +151,12 @@ class Handle:
 
     @property
     def topk_ids(self) -> Any:
-        """Rank-major: int32 [R, K] local expert ids, -1 if the route goes to another rank or was dropped."""
+        """Rank-major: int32 [R, K] local expert ids, or -1 if the route leads to another rank or was dropped."""
         return self._array("topk_ids", I32, "x_rows", "topk", layout=RANK_MAJOR)
 
     @property
     def topk_ids_int64(self) -> Any:
-        """``topk_ids`` as int64, for indexing; made at first use."""
+        """``topk_ids`` as int64, for indexing; created on first use."""
         if "topk_ids_int64" not in self._cache:
             ids = self.topk_ids
             self._cache["topk_ids_int64"] = None if ids is None else ids.astype(np.int64) if isinstance(ids, np.ndarray) else ids.long()
@@ -162,13 +164,13 @@ class Handle:
 
     @property
     def topk_weights(self) -> Any:
-        """Rank-major: float32 [R, K], 0 where the id is -1; None if dispatch had no weights."""
+        """Rank-major: float32 [R, K] weights, 0 where the id is -1; None if dispatch had no weights."""
         self._unread_weights = False
         return self._array("topk_weights", F32, "x_rows", "topk", layout=RANK_MAJOR)
 
     @property
     def source_token(self) -> Any:
-        """Rank-major: int32 [R] token index at its source, -1 after the delivered rows."""
+        """Rank-major: int32 [R] token index at the source, or -1 after the delivered rows."""
         return self._array("source_token", I32, "x_rows", layout=RANK_MAJOR)
 
     @property
@@ -178,12 +180,12 @@ class Handle:
 
     @property
     def row_weights(self) -> Any:
-        """Expert-major: float32 [R]; None if dispatch had no weights."""
+        """Expert-major: float32 [R] weights; None if dispatch had no weights."""
         return self._array("row_weights", F32, "x_rows", layout=EXPERT_MAJOR)
 
     @property
     def _carried(self) -> Any:
-        """Expert-major: the rows' weights if they are part of a gradient graph, else None."""
+        """Expert-major: the rows' weights if they belong to a gradient graph, else None."""
         return self._cache.get("row_weights")
 
     @property
@@ -193,7 +195,7 @@ class Handle:
 
     @property
     def tokens_per_expert(self) -> Any:
-        """int64 [L] kept routes of all sources to each of this rank's experts."""
+        """int64 [L] number of kept routes from all sources to each of this rank's experts."""
         return self._array("tokens_per_expert", I64, "num_local_experts")
 
     @property
@@ -203,8 +205,8 @@ class Handle:
 
     @property
     def offsets(self) -> Any:
-        """int32 [L] end of each expert's rows, padding included: ``offs`` of ``torch.nn.functional.grouped_mm``, on the device
-        of the rows. Expert-major."""
+        """Expert-major: int32 [L] end of each expert's rows, including padding, on the device of the rows; usable as ``offs``
+        of ``torch.nn.functional.grouped_mm``."""
         if "offsets" not in self._cache:
             if self._layout != EXPERT_MAJOR:
                 _names.invalid("offsets: rank-major rows are not grouped by experts")
@@ -215,18 +217,18 @@ class Handle:
 
     @property
     def dropped(self) -> Any:
-        """uint8 [T, K] 1 if this rank's route was dropped at capacity; None with ``overflow="fail"``."""
+        """uint8 [T, K], 1 if this rank's route was dropped due to capacity; None with ``overflow="fail"``."""
         return self._array("dropped", U8, "num_tokens", "topk")
 
     @property
     def dropped_per_source(self) -> Any:
-        """int64 [W, L] routes dropped on this rank; None with ``overflow="fail"``."""
+        """int64 [W, L] number of routes dropped on this rank; None with ``overflow="fail"``."""
         return self._array("dropped_per_source", I64, "world", "num_local_experts")
 
     # ---- Queries. CUDA: these wait for the dispatch ----
 
     def counts(self) -> Counts:
-        """Returns the number of rows of each expert, in host memory."""
+        """Returns the row counts of all local experts, in host memory."""
         c = structs.Counts()
         check(library().functions.sy_handle_counts(self.pointer, byref(c)))
         rows, shape, first = c.rows, (c.num_local_experts,), bool(c.expert_first_row)
@@ -236,7 +238,7 @@ class Handle:
 
     @checked("Handle.matrices")
     def matrices(self, num_channels: int) -> Matrices:
-        """Describes the dispatch in the form of DeepEP's handle, for `num_channels` >= 1 channels."""
+        """Returns a description of the dispatch in the form of DeepEP's handle, for `num_channels` >= 1 channels."""
         m = structs.Matrices()
         check(library().functions.sy_handle_matrices(self.pointer, num_channels, byref(m)))
         w, c, t = m.world, m.num_channels, m.num_tokens

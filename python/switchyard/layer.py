@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole MoE layer in one call, from the library switchyard_layer."""
+"""A whole MoE layer in one call, provided by the switchyard_layer library."""
 from __future__ import annotations
 
 import ctypes
@@ -15,7 +15,7 @@ from .group import Group, constructs
 
 __all__ = ["LayerMemory", "MoeLayer"]
 
-#: Rows and columns of weights that share a scale.
+#: Number of weight rows and of columns that share a scale.
 _GROUP = 128
 
 
@@ -34,7 +34,7 @@ def _config(*, hidden: int, intermediate: int, num_experts: int, topk: int, max_
             order: str = "per_route", exchange: str = "automatic", form: str = "automatic", overflow: str = "fail",
             captured: bool = True, storage: Optional[str] = None, row_scales: str = "f32", weight_scales: str = "f32",
             invalid_ids: str = "raise", backend: int = CPU) -> structs.MoeLayerConfig:
-    """Returns the struct for the keywords of :class:`MoeLayer`."""
+    """Converts the keywords of :class:`MoeLayer` to a config struct."""
     storage = storage or ("view" if backend == CUDA else "packed")
     return structs.MoeLayerConfig(
         hidden=hidden, intermediate=intermediate, max_tokens=max_tokens, capacity=capacity, num_experts=num_experts, topk=topk,
@@ -60,27 +60,29 @@ def _pointers(group: Group, c: structs.MoeLayerConfig, w13: Any, w2: Any, w13_sc
 
 
 def _stream_of(weights: Any) -> int:
-    """Returns the stream that orders reads of the weights: the current stream of their GPU."""
+    """Returns the stream on which the weights are read, the current stream of their GPU."""
     array, arrays = arrays_of(weights, "w13")
     return arrays.stream(array)
 
 
 class MoeLayer:
-    """``out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])``, mlp: SwiGLU. Creation is collective.
+    """``out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])``, where mlp is SwiGLU. Creation is collective.
 
-    w13: [L, 2 I, H], for each expert first the gate rows, then the up rows. w2: [L, H, I]. Both hold this rank's L experts and
-    have type `dtype`.
-    hidden: H. intermediate: I. num_experts: E, in total. topk: K. max_tokens: maximum number of tokens of any rank.
-    dtype: type of the weights: "bf16"; GPUs also "f16" or "fp8_e4m3" with w13_scales and w2_scales. Tokens and results have the
-    same type, or bf16 with fp8 weights. capacity: maximum number of rows that a rank accepts; 0: the number under worst-case
-    routing. overflow: "fail" or "drop_and_report".
-    order: order of the sum. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused"
+    w13: [L, 2 I, H], with the gate rows followed by the up rows for each expert. w2: [L, H, I]. Both contain this rank's L
+    experts and have type `dtype`.
+    hidden: H. intermediate: I. num_experts: E, in total. topk: K. max_tokens: maximum number of tokens on any rank.
+    dtype: weight type, "bf16"; on GPUs also "f16", or "fp8_e4m3" with w13_scales and w2_scales. Tokens and results have the
+    same type, or bf16 with fp8 weights.
+    capacity: maximum number of rows accepted by a rank; 0: the number for worst-case routing. overflow: "fail" or
+    "drop_and_report".
+    order: summation order. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused"
     (docs/layer.md).
-    storage: "packed" (CPU: a copy owned by the layer) or "view" (GPUs: the layer reads the caller's weights and keeps them
-    alive).
-    invalid_ids: "raise" or "count", as in :class:`Exchange`. captured: GPUs, normal mode: calls are captured in graphs.
+    storage: "packed" (default on the CPU: a copy owned by the layer) or "view" (default on GPUs: the layer reads the caller's
+    weights and keeps them alive).
+    invalid_ids: "raise" or "count", as in :class:`Exchange`. captured: whether calls are captured in graphs (GPUs, normal
+    mode).
 
-    Needs the library switchyard_layer, which not every wheel contains: docs/python.md.
+    Requires the switchyard_layer library, which not every wheel contains (docs/python.md).
     """
 
     @constructs
@@ -105,9 +107,9 @@ class MoeLayer:
         self._like: Any = None
 
     def with_weights(self, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None) -> "MoeLayer":
-        """Returns a further layer of the model, with other weights; it shares all other memory. Local; all ranks make the same
-        layers in the same order. Either layer may be closed first. Calls of layers that share memory, graphs included, run one
-        after the other, in the same order on all ranks."""
+        """Local. Returns another layer of the model with different weights; it shares all other memory. All ranks must create
+        the same layers in the same order. Either layer may be closed first. Calls of layers that share memory, including those
+        in graphs, must run one after another, in the same order on all ranks."""
         group, made = self.group, ctypes.c_void_p()
         pointers = _pointers(group, self._config, w13, w2, w13_scales, w2_scales)
         with group._lock:
@@ -119,7 +121,7 @@ class MoeLayer:
     @staticmethod
     @checked("MoeLayer.memory_required")
     def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> LayerMemory:
-        """Returns the memory of a layer with these keywords. Needs no group."""
+        """Returns the memory required by a layer with these keywords. Requires no group."""
         number, m = value_of(_names.BACKENDS, "backend", backend), structs.MoeLayerMemory()
         c = _config(backend=number, **config)
         check(layer_library().functions.sy_moe_layer_memory_required(byref(c), world, number, byref(m)))
@@ -128,7 +130,7 @@ class MoeLayer:
     @staticmethod
     @checked("MoeLayer.heap_bytes")
     def heap_bytes(world: int, *, backend: str = "cpu", **config: Any) -> int:
-        """``heap_bytes`` of a group whose only object is a layer with these keywords. Needs no group."""
+        """Returns ``heap_bytes`` for a group whose only object is a layer with these keywords. Requires no group."""
         number, size = value_of(_names.BACKENDS, "backend", backend), ctypes.c_size_t()
         c = _config(backend=number, **config)
         check(layer_library().functions.sy_moe_layer_heap_bytes(byref(c), world, number, byref(size)))
@@ -136,7 +138,7 @@ class MoeLayer:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_moe_layer*``, for code that calls the C interface."""
+        """The underlying ``sy_moe_layer*``, for code that calls the C interface."""
         return self._owned.pointer or alive(self._owned, "the layer", self.group)
 
     @property
@@ -148,10 +150,10 @@ class MoeLayer:
 
     def forward(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, out: Any = None, add: bool = False, device_tokens: Any = None,
                 num_sms: int = 0) -> Any:
-        """Collective. x: [T, H]. topk_ids: int32 or int64 [T, K]; an id outside [0, E) means no expert, and a token without any
-        expert gets +0. topk_weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds the layer's
-        result to the content of `out`. device_tokens: int32 [1], T, read when the call runs; rows of `out` from T on are not
-        written. Returns out."""
+        """Collective. x: [T, H]. topk_ids: int32 or int64 [T, K]; an id outside [0, E) means no expert, and the result for a
+        token without any expert is +0. topk_weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds
+        the layer's result to the content of `out`. device_tokens: int32 [1] with T, read when the call runs; rows of `out` from
+        T on are not written. Returns out."""
         refuse_gradient("MoeLayer", "an Exchange with experts of your own between dispatch and combine", x=x, topk_weights=topk_weights,
                         **({"out": out} if add else {}))
         c = self._config
@@ -186,13 +188,13 @@ class MoeLayer:
 
     @property
     def invalid_ids(self) -> int:
-        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; does
-        not wait for kernels."""
+        """Number of ids in this rank's calls so far that are neither -1 nor a valid expert. CUDA: includes only calls that have
+        run; does not wait for kernels."""
         return number_from(self._functions.sy_moe_layer_invalid_ids, self.pointer)
 
     def dropped(self) -> Any:
-        """Returns uint8 [T, K] of the last forward: 1 where this rank's route was dropped at capacity. None with
-        ``overflow="fail"``. Valid until the next forward."""
+        """Returns uint8 [T, K] for the last forward pass, 1 where this rank's route was dropped due to capacity; None with
+        ``overflow="fail"``. Valid until the next forward pass."""
         pointer, count = ctypes.c_void_p(), ctypes.c_int64()
         check(self._functions.sy_moe_layer_dropped(self.pointer, byref(pointer), byref(count)))
         if not pointer.value:
@@ -201,8 +203,8 @@ class MoeLayer:
         return arrays.wrap(pointer.value, (count.value // self._config.topk, self._config.topk), U8, self._owned, self._like)
 
     def close(self) -> None:
-        """Releases the layer immediately, even while calls and graphs use it: its memory is freed once they are done. May be
-        called twice."""
+        """Releases the layer immediately, even if calls and graphs still use it; its memory is freed once they have finished.
+        May be called twice."""
         self._owned.close()
 
     def __enter__(self) -> "MoeLayer":

@@ -22,13 +22,13 @@ __all__ = ["LedgerCombine", "PreparedLedger"]
 @checked("LedgerCombine.__init__", called="LedgerCombine")
 def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype: object = "f16", max_rows: int = 0, max_ledgers: int = 4) \
         -> structs.LedgerConfig:
-    """Returns the struct for the keywords of :class:`LedgerCombine`."""
+    """Converts the keywords of :class:`LedgerCombine` to a config struct."""
     return structs.LedgerConfig(hidden=hidden, max_tokens=max_tokens, max_rows=max_rows, num_experts=num_experts, topk=topk,
                                 dtype=_names.dtype_of("dtype", dtype), max_ledgers=max_ledgers)
 
 
 class PreparedLedger:
-    """A checked ledger, usable any number of times with the LedgerCombine that prepared it."""
+    """A validated ledger that can be used any number of times with the LedgerCombine that prepared it."""
 
     def __init__(self, owned: Owned) -> None:
         self._owned = owned
@@ -40,11 +40,11 @@ class PreparedLedger:
 
 
 class LedgerCombine:
-    """Ledger combine over a group. Creation is collective: all ranks pass the same keywords.
+    """Combine by route ledgers over a group. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H, any. num_experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens of any rank. dtype:
-    "f16", "bf16" or "f32". max_rows: maximum number of rows of expert output in a ledger; 0: no limit. max_ledgers: CUDA,
-    maximum number of prepared ledgers alive at once.
+    hidden: H, without restrictions. num_experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens on any
+    rank. dtype: "f16", "bf16" or "f32". max_rows: maximum number of expert output rows in a ledger; 0: no limit. max_ledgers:
+    CUDA, maximum number of prepared ledgers that exist at once.
     """
 
     @constructs
@@ -65,7 +65,7 @@ class LedgerCombine:
     @staticmethod
     @checked("LedgerCombine.memory_required")
     def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> MemoryRequirement:
-        """Symmetric memory that an operator with these keywords takes from each rank's heap. Needs no group."""
+        """Returns the symmetric memory that an operator with these keywords allocates on each rank. Requires no group."""
         r, number = structs.MemoryRequirement(), value_of(_names.BACKENDS, "backend", backend)
         check(library().functions.sy_ledger_combine_memory_required(byref(_config(**config)), world, number, byref(r)))
         return MemoryRequirement(*(getattr(r, name) for name in MemoryRequirement._fields))
@@ -73,20 +73,20 @@ class LedgerCombine:
     @staticmethod
     @checked("LedgerCombine.heap_bytes")
     def heap_bytes(world: int, *, backend: str = "cpu", **config: Any) -> int:
-        """``heap_bytes`` of a group whose only object has these keywords. Needs no group."""
+        """Returns ``heap_bytes`` for a group whose only object has these keywords. Requires no group."""
         size, number = ctypes.c_size_t(), value_of(_names.BACKENDS, "backend", backend)
         check(library().functions.sy_ledger_combine_heap_bytes(byref(_config(**config)), world, number, byref(size)))
         return size.value
 
     @property
     def pointer(self) -> int:
-        """The ``sy_ledger_combine*``, for code that calls the C interface."""
+        """The underlying ``sy_ledger_combine*``, for code that calls the C interface."""
         return self._owned.pointer or alive(self._owned, "the operator", self.group)
 
     @checked("LedgerCombine.prepare")
     def prepare(self, ledger: Ledger) -> PreparedLedger:
-        """Local. Checks the tables (from ``Handle.ledger()`` or the caller's own; int32 in host memory) and prepares them for
-        calls. CUDA: waits for earlier calls."""
+        """Local. Checks the int32 tables in host memory, which come from ``Handle.ledger()`` or from the caller, and prepares
+        them for calls. CUDA: waits for earlier calls."""
         c, world = self._config, self.group.size
         padded, here = -(-c.num_experts // 16) * 16, len(self.group.experts_of(c.num_experts))
         tables = {name: getattr(self._tables, f"ledger.{name}")(getattr(ledger, name)) for name in ledger._fields}
@@ -99,8 +99,9 @@ class LedgerCombine:
         return PreparedLedger(Owned(made.value, self._functions.sy_prepared_ledger_destroy, self._owned, lock=self.group._lock))
 
     def combine(self, y: Any, prepared: PreparedLedger, probs: Any = None, *, out: Any = None, num_sms: int = 0) -> Any:
-        """Collective. Returns the rows of `y` [at least the ledger's, H] to their owners and sums this rank's tokens into out
-        [M, H]. probs: float32 [M, K]; None: rows are added unweighted. The sum is float32, k ascending, rounded once."""
+        """Collective. Returns the rows of `y` [at least as many as in the ledger, H] to their owners and writes the sums for
+        this rank's tokens to out [M, H]. probs: float32 [M, K]; None: rows are added unweighted. The sum is accumulated in
+        float32, k ascending, and rounded once."""
         refuse_gradient("LedgerCombine.combine", "Exchange.combine", y=y, probs=probs)
         c = self._config
         with self.group._call:
@@ -121,7 +122,7 @@ class LedgerCombine:
             return out
 
     def last_call(self) -> CallStatistics:
-        """Returns traffic and time of this rank's last call. CUDA: waits for it."""
+        """Returns the traffic and time of this rank's last call. CUDA: waits for that call."""
         s = structs.CallStatistics()
         check(self._functions.sy_ledger_combine_last_call(self.pointer, byref(s)))
         return statistics_of(s)

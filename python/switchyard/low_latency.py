@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-latency mode, for decoding: fixed shapes, memory allocated once."""
+"""Low-latency mode, for decoding, with fixed shapes and memory allocated once."""
 from __future__ import annotations
 
 import ctypes
@@ -17,7 +17,7 @@ from ._torch.recorded import is_traced, refuse_gradient
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
 from .group import Group, constructs
 
-#: Row types of calls without scales, row types of sums, and types of ids.
+#: Row types for calls without scales, row types for sums, and id types.
 _PLAIN = _SUMMED = (BF16, F16, F32)
 _IDS = (I32, I64)
 _INSTEAD = "an Exchange, whose calls are differentiable"
@@ -29,7 +29,7 @@ __all__ = ["LowLatency", "Pending", "Received"]
 def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype: object = "bf16", scales: Optional[str] = None,
             scale_group: int = 128, scale_order: str = "row_major", sending: str = "per_rank", pieces: int = 0,
             invalid_ids: str = "raise") -> structs.LowLatencyConfig:
-    """Returns the struct for the keywords of :class:`LowLatency`."""
+    """Converts the keywords of :class:`LowLatency` to a config struct."""
     return structs.LowLatencyConfig(
         hidden=hidden, max_tokens=max_tokens, num_experts=num_experts, topk=topk, dtype=_names.dtype_of("dtype", dtype),
         scales=value_of(_names.SCALES, "scales", scales), scale_group=scale_group,
@@ -38,14 +38,15 @@ def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype:
 
 
 class Received:
-    """Destination of dispatches: memory of fixed shape that each dispatch into it overwrites. L experts of this rank, R = W *
-    max_tokens rows of each, of which the first ``rows[e]`` are valid; the rest is unspecified. Arrays are of the same kind
+    """A destination for dispatches: memory of fixed shape that each dispatch overwrites. There are L experts on this rank, with
+    R = W * max_tokens rows each; the first ``rows[e]`` rows are valid, the others unspecified. Arrays are of the same kind
     (numpy, torch, device) as the first dispatched ``x``.
 
-    x: [L, R, H]. scales: None; or row-major [L, R, groups], float32, or uint8 for powers of two; or column-major, a view of the
-    same shape in which consecutive rows are adjacent (each int32 there holds four powers of two: [L, R, ceil(groups / 4)]).
-    rows: int32 [L], on the device. source_range: int64 [L, W], ``first << 32 | count``. row_source: int64 [L, R], ``source rank
-    << 48 | k << 32 | token``.
+    x: [L, R, H]. scales: None; or row-major [L, R, groups], float32, or uint8 for powers of two; or column-major, a view with
+    the same shape in which consecutive rows are adjacent. Column-major powers of two are int32 [L, R, ceil(groups / 4)] with
+    four powers each.
+    rows: int32 [L], on the device. source_range: int64 [L, W], ``first << 32 | count``.
+    row_source: int64 [L, R], ``source rank << 48 | k << 32 | token``.
     """
 
     _at: Optional[ctypes.c_void_p] = None  # pointer that repeated calls pass; set only in real outputs
@@ -65,13 +66,13 @@ class Received:
         self.source_range = arrays.wrap(view.source_range, (here, view.world), I64, owned, like)
         self.row_source = arrays.wrap(view.row_source, (here, per_expert), I64, owned, like)
         self.scales = None if not view.x_scale_kind else _scales(view, owned, arrays, like)
-        self.num_tokens = 0  #: T of the last dispatch into it
+        self.num_tokens = 0  #: T of the last dispatch into this output
         self._number = number_of(self)
 
 
 class _Lent:
-    """An output that tensors refer to. Before and after its use it is a spare output of the same stream, so that later uses are
-    ordered after this one."""
+    """An output in use by tensors. When these are dropped, it becomes a spare output of the same stream; later uses are thus
+    ordered after this use."""
 
     __slots__ = ("pointer", "_owned", "_spare")
 
@@ -83,7 +84,7 @@ class _Lent:
 
 
 def _scale_geometry(config: structs.LowLatencyConfig, here: int, per_expert: int, hidden: int) -> Tuple[int, List[int], List[int]]:
-    """Returns element type, shape and strides of Received.scales; (-1, [], []) without scales."""
+    """Returns the element type, shape and strides of Received.scales, or (-1, [], []) without scales."""
     if not config.scales:
         return -1, [], []
     groups, f32 = -(-hidden // config.scale_group), config.scales == 1
@@ -106,7 +107,8 @@ def _scales(v: structs.LowLatencyView, owned: Any, arrays: Any, like: Any) -> An
 
 
 class Pending:
-    """A call whose first half is done. :meth:`wait` does the rest, once, and returns the result of the call."""
+    """A call whose first half has been executed. The first :meth:`wait` executes the second half; each returns the result of
+    the call."""
 
     def __init__(self, receive: Optional[Callable[[], None]], result: Any, keeps: Any) -> None:
         self._receive = receive
@@ -123,13 +125,13 @@ class Pending:
 
 
 class LowLatency:
-    """Dispatch and combine for decoding. Creation is collective: all ranks pass the same keywords.
+    """Low-latency dispatch and combine for decoding. Creation is collective: all ranks pass the same keywords.
 
-    hidden: H. num_experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens of any rank, at most 65535.
-    dtype: type of `x` and the widest type that is combined, "bf16", "f16" or "f32". scales: rows are sent as fp8 with "f32" or
-    "ue8m0" scales of `scale_group` columns (32, 64 or 128), in `scale_order` "row_major" or "column_major"; None: rows are sent
-    unchanged.
-    sending: "per_rank" or "per_route". pieces: number of parts of a row that are sent separately; 0: the library's choice.
+    hidden: H. num_experts: E, in total. topk: K, at most 32. max_tokens: maximum number of tokens on any rank, at most 65535.
+    dtype: type of `x` and the widest type accepted by combine, "bf16", "f16" or "f32". scales: "f32" or "ue8m0" sends rows as
+    fp8 with one such scale per `scale_group` columns (32, 64 or 128), in `scale_order` "row_major" or "column_major"; None
+    sends rows unchanged.
+    sending: "per_rank" or "per_route". pieces: number of parts per row that are sent separately; 0: chosen by the library.
     invalid_ids: "raise" or "count", as in :class:`Exchange`.
     """
 
@@ -171,7 +173,7 @@ class LowLatency:
     @staticmethod
     @checked("LowLatency.memory_required")
     def memory_required(world: int, **config: Any) -> MemoryRequirement:
-        """Symmetric memory that an object with these keywords takes from each rank's heap. Needs no group."""
+        """Returns the symmetric memory that an object with these keywords allocates on each rank. Requires no group."""
         r = structs.MemoryRequirement()
         check(library().functions.sy_low_latency_memory_required(byref(_config(**config)), world, byref(r)))
         return MemoryRequirement(*(getattr(r, name) for name in MemoryRequirement._fields))
@@ -179,21 +181,21 @@ class LowLatency:
     @staticmethod
     @checked("LowLatency.heap_bytes")
     def heap_bytes(world: int, **config: Any) -> int:
-        """``heap_bytes`` of a group whose only object has these keywords. Needs no group."""
+        """Returns ``heap_bytes`` for a group whose only object has these keywords. Requires no group."""
         size = ctypes.c_size_t()
         check(library().functions.sy_low_latency_heap_bytes(byref(_config(**config)), world, byref(size)))
         return size.value
 
     @property
     def pointer(self) -> int:
-        """The ``sy_low_latency*``, for code that calls the C interface."""
+        """The underlying ``sy_low_latency*``, for code that calls the C interface."""
         return self._owned.pointer or alive(self._owned, "the low-latency object", self.group)
 
     def make_output(self, like: Any = None, *, memory: Any = None) -> Received:
-        """Local. Allocates another destination for dispatches, with arrays of `like`'s kind (default: numpy).
-        memory: the caller's memory for rows and scales, dense: x [L, R, H]; with scales a pair of x and float32 or uint8 [L, R,
-        columns] whose rows are a multiple of 16 bytes, or column-major [L, columns, Rs], where Rs is R rounded up to 4 and each
-        int32 holds four powers of two. Costs no more than the library's own memory."""
+        """Local. Allocates another destination for dispatches, with arrays of the same kind as `like` (default: numpy).
+        memory: dense caller memory for rows and scales. Without scales, x [L, R, H]. With scales, a pair of x and float32 or
+        uint8 [L, R, columns] whose rows are a multiple of 16 bytes, or column-major [L, columns, Rs], where Rs is R rounded up
+        to a multiple of 4 and each int32 contains four powers of two. Costs no more than library memory."""
         if memory is not None:
             return self._output_in(memory)
         if like is None:
@@ -202,7 +204,7 @@ class LowLatency:
         return self._used_here(Received(self._make_output(), taken.arrays, taken.array), taken.arrays, taken.array)
 
     def _used_here(self, received: Received, arrays: Any, like: Any) -> Received:
-        """GPUs: marks `received` as used by the current stream until it is dropped."""
+        """GPUs: marks `received` as in use by the current stream until it is dropped."""
         if self._backend == CUDA:
             check(self._functions.sy_group_used_by(self.group.pointer, received._view.rows_of_expert, arrays.stream(like)))
         return received
@@ -233,7 +235,7 @@ class LowLatency:
         return self._used_here(Received(self._make_output(view, memory), taken.arrays, taken.array), taken.arrays, taken.array)
 
     def _lend(self, like: Any) -> Received:
-        """Returns an output to which no tensor refers."""
+        """Returns an output that is not in use by any tensor."""
         arrays: Any
         like, arrays = arrays_of(like, "like")
         if self._backend == CUDA and arrays.torch.cuda.is_current_stream_capturing():  # it belongs to the graph
@@ -243,7 +245,7 @@ class LowLatency:
 
     @checked("LowLatency.make_rows")
     def make_rows(self, received: Received, dtype: object = None) -> Any:
-        """Local. Allocates memory [L, R, H] for the expert outputs of `received`'s rows, which combine reads in place."""
+        """Local. Allocates memory [L, R, H] for the expert outputs of the rows in `received`, which combine reads in place."""
         code = self._config.dtype if dtype is None else _names.dtype_of("dtype", dtype)
         made, view, f = ctypes.c_void_p(), structs.RowView(), self._functions
         with self.group._lock:
@@ -260,10 +262,10 @@ class LowLatency:
 
     def dispatch(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Received:
         """Collective. Sends row t of `x` [T, H] to every expert of token t. topk_ids: int32 or int64 [T, K]; -1 means no
-        expert. topk_weights: float32 [T, K], for the weighted sums of combine. fp8 rows are given as (x, scales), with one row
-        of scales per row, in any memory order; scales are copied unless they are dense, [T, columns], with rows that are a
-        multiple of 16 bytes. output: destination; None: an output of this object that all such calls share, so that each call
-        overwrites the previous one."""
+        expert. topk_weights: float32 [T, K], used for the weighted sums in combine. fp8 rows are passed as (x, scales), with
+        one row of scales per row, in any memory order. Scales are copied unless they are dense, [T, columns], with rows that
+        are a multiple of 16 bytes. output: the destination; None: an output shared by all such calls on this object, each of
+        which overwrites the previous result."""
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 
@@ -277,8 +279,8 @@ class LowLatency:
         return self._dispatch(self._functions.sy_low_latency_dispatch, x, topk_ids, topk_weights, output, num_sms)[0]
 
     def dispatch_async(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Pending:
-        """Runs the sending half of :meth:`dispatch`; ``wait()`` of the returned object does the rest and returns the output. No
-        other call of this object may be made in between."""
+        """Executes the sending half of :meth:`dispatch`. ``wait()`` on the returned object executes the other half and returns
+        the output. No other call may be made on this LowLatency in between."""
         if is_traced():  # a graph orders calls itself
             return Pending(None, self.dispatch(x, topk_ids, topk_weights, output=output, num_sms=num_sms), None)
         refuse_gradient("LowLatency.dispatch_async", _INSTEAD, x=x, topk_weights=topk_weights)
@@ -334,7 +336,7 @@ class LowLatency:
         return taken
 
     def _take_ids(self, topk_ids: Any, shape: Tuple[int, int]) -> Any:
-        """Fills the ids; returns the object that must live until the call has returned."""
+        """Fills the ids struct; returns an object that must stay alive until the call has returned."""
         i, code = self._ids, code_of(topk_ids, shape, _IDS, self._backend)
         if code is None:
             given = self._dispatched.topk_ids(topk_ids, shape[0])
@@ -357,9 +359,10 @@ class LowLatency:
 
     def combine(self, y: Any, received: Received, *, topk_weights: Any = None, expert_scale: Any = None, order: str = "per_route",
                 out: Any = None, num_sms: int = 0) -> Any:
-        """Collective. Sums the expert outputs of the tokens of `received`'s last dispatch into out [T, H] of y's type. y: [L,
-        R, H], read in place. topk_weights: float32 [T, K], "per_route" only; None: those given to dispatch, if any. expert_scale:
-        float32 [L], "per_route" only: rows are returned as round(y * scale). A token without a route yields +0."""
+        """Collective. Sums the expert outputs for the tokens of the last dispatch into `received`; the result is out [T, H] of
+        y's type. y: [L, R, H], read in place. topk_weights: float32 [T, K], "per_route" only; None: those passed to dispatch,
+        if any. expert_scale: float32 [L], "per_route" only; rows are returned as round(y * scale). A token without a route
+        yields +0."""
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 
@@ -376,7 +379,8 @@ class LowLatency:
 
     def combine_async(self, y: Any, received: Received, *, topk_weights: Any = None, expert_scale: Any = None, order: str = "per_route",
                       out: Any = None, num_sms: int = 0) -> Pending:
-        """Runs the sending half of :meth:`combine`; ``wait()`` of the returned object does the rest and returns the sums."""
+        """Executes the sending half of :meth:`combine`. ``wait()`` on the returned object executes the other half and returns
+        the sums."""
         if is_traced():
             sums = self.combine(y, received, topk_weights=topk_weights, expert_scale=expert_scale, order=order, out=out, num_sms=num_sms)
             return Pending(None, sums, None)
@@ -421,9 +425,9 @@ class LowLatency:
             return out, (y, topk_weights, expert_scale)
 
     def all_to_all(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0) -> Any:
-        """Collective. Dispatch, experts and combine in one launch, for experts that only scale rows (docs/concepts/flat.md):
-        out[t] = sum over k of topk_weights[t, k] * round(expert_scale[e] * x[t]). Needs ``scales=None``. expert_scale: float32 [L];
-        None: 1."""
+        """Collective. Runs dispatch, experts and combine in one launch, for experts that only scale rows
+        (docs/concepts/flat.md): out[t] = sum over k of topk_weights[t, k] * round(expert_scale[e] * x[t]). Requires
+        ``scales=None``. expert_scale: float32 [L]; None: 1."""
         refuse_gradient("LowLatency.all_to_all", _INSTEAD, x=x, topk_weights=topk_weights, expert_scale=expert_scale)
         by_x, by_ids = self._by[:2]
         with self._call:
@@ -448,12 +452,12 @@ class LowLatency:
 
     @property
     def invalid_ids(self) -> int:
-        """Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run; does
-        not wait for kernels."""
+        """Number of ids in this rank's calls so far that are neither -1 nor a valid expert. CUDA: includes only calls that have
+        run; does not wait for kernels."""
         return number_from(self._functions.sy_low_latency_invalid_ids, self.pointer)
 
     def last_call(self) -> CallStatistics:
-        """Returns traffic and time of this rank's last call. CUDA: waits for it."""
+        """Returns the traffic and time of this rank's last call. CUDA: waits for that call."""
         s = structs.CallStatistics()
         check(self._functions.sy_low_latency_last_call(self.pointer, byref(s)))
         return statistics_of(s)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry points for programs that load plug-ins in every process that they start: vLLM by the entry point group
-``vllm.general_plugins``, SGLang by ``sglang.srt.plugins``. Installing the package changes nothing; environment variables enable
-the plug-ins.
+"""Entry points for programs that load plug-ins in every process that they start: vLLM through the entry point group
+``vllm.general_plugins`` and SGLang through ``sglang.srt.plugins``. Installing the package has no effect until environment
+variables enable the plug-ins.
 """
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from ._abi import names as _names
 
 __all__ = ["deep_ep"]
 
-#: ``1``: ``import deep_ep`` finds :mod:`switchyard.deep_ep`; ``replace``: also if another deep_ep is installed; unset, empty or
+#: ``1``: ``import deep_ep`` finds :mod:`switchyard.deep_ep`; ``replace``: even if another deep_ep is installed; unset, empty or
 #: ``0``: no effect.
 VARIABLE = "SWITCHYARD_DEEP_EP"
 
 
 def deep_ep() -> None:
-    """Calls ``switchyard.deep_ep.install()`` if :data:`VARIABLE` requests it. May be called in every process, and
-    repeatedly."""
+    """Calls ``switchyard.deep_ep.install()`` if :data:`VARIABLE` requests it. May be called repeatedly, in every process."""
     choice = os.environ.get(VARIABLE, "")
     if choice in ("", "0"):
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of a routing, before any row is sent."""
+"""Computes the counts of a routing without sending any rows."""
 from __future__ import annotations
 
 from typing import Any
@@ -15,9 +15,9 @@ __all__ = ["routing_layout"]
 
 @checked("routing_layout")
 def routing_layout(topk_ids: Any, *, num_experts: int, world: int) -> RoutingLayout:
-    """Counts the tokens per rank and per expert of `topk_ids`, int32 or int64 [T, K]. Needs no group. Ids in host memory:
-    returns numpy arrays. A tensor on a GPU: one kernel on the GPU's current stream counts, without a wait; returns tensors on
-    that GPU; at most 32768 experts."""
+    """Counts the tokens per rank and per expert in `topk_ids`, int32 or int64 [T, K]. Requires no group. For ids in host
+    memory, returns numpy arrays. For a tensor on a GPU, a single kernel on the GPU's current stream computes the counts without
+    synchronizing; the results are tensors on that GPU, and at most 32768 experts are supported."""
     if _arrays.is_tensor(topk_ids) and topk_ids.is_cuda:
         return _on_gpu(topk_ids, num_experts, world)
     taken = _arguments.bind("routing_layout", _names.CPU).topk_ids(topk_ids)

@@ -16,16 +16,16 @@ __all__ = ["RowMemory"]
 
 
 class RowMemory:
-    """Symmetric memory of a group on GPUs for torch tensors: a dispatch delivers rows directly into such a tensor, and a
-    combine reads them there, both without a copy. Torch's caching allocator manages it, in a separate pool
-    (``torch.cuda.MemPool``), so tensors live as long as they are used, and ``record_stream`` works. When the `size` bytes are
-    used up, tensors are allocated in ordinary memory and are copied.
+    """Symmetric memory of a GPU group for torch tensors. A dispatch delivers rows directly into such a tensor, and a combine
+    reads them there, both without a copy. Torch's caching allocator manages the memory in a separate pool
+    (``torch.cuda.MemPool``), so tensors exist as long as they are in use, and ``record_stream`` works. Once the `size` bytes
+    are exhausted, tensors are allocated in ordinary memory, and their rows are copied.
 
-    Collective: `size`, in bytes of the group's heap, is equal on all ranks. `device`: the GPU; None: the current one.
-    `segment`: bytes that torch takes at once for each stream, when a tensor is first made on that stream and again at the
-    second tensor, as long as a segment is left; all smaller tensors are then allocated in these segments. 0: torch takes as
-    much as each tensor needs, and memory taken for a small tensor cannot hold a larger one. The group's memory is kept until
-    the last such tensor is dropped and ``torch.cuda.empty_cache()`` was called."""
+    Collective: `size`, in bytes of the group's heap, must be identical on all ranks. `device`: the GPU; None: the current GPU.
+    `segment`: number of bytes that torch reserves for each stream when the first and again when the second tensor is created on
+    it, as long as segments are left; all smaller tensors are then allocated in these segments. 0: torch reserves only what each
+    tensor needs, and memory reserved for a small tensor cannot hold a larger one. The group's memory is kept until the last
+    such tensor has been dropped and ``torch.cuda.empty_cache()`` has been called."""
 
     @constructs
     @checked("RowMemory.__init__")
@@ -39,15 +39,15 @@ class RowMemory:
         group._lock.members.add(self._owned)
         self._group = group
         self._at = made
-        # Functions of a library that is already loaded; torch calls them with the size, the device and the stream.
+        # These functions belong to the library already loaded; torch calls them with the size, device and stream.
         self._allocator = torch.cuda.memory.CUDAPluggableAllocator(library().path, "sy_row_memory_allocate", "sy_row_memory_free")
         self.pool: Any = torch.cuda.MemPool(self._allocator.allocator())
         here = torch.cuda.current_device() if device is None else device
         self._in_use = _InUse(self, torch, here, segment, size // segment if segment else 0)
 
     def use(self) -> "_InUse":
-        """``with memory.use():`` allocates this thread's new tensors on the group's GPU in this memory. Must not be nested.
-        Costs a few microseconds of host time."""
+        """Inside ``with memory.use():``, this thread's new tensors on the group's GPU are allocated in this memory. Must not be
+        nested. Costs a few microseconds of host time."""
         alive(self._owned, "the row memory", self._group)
         return self._in_use
 
@@ -61,20 +61,20 @@ _BOTH = -1
 
 
 class _OfThread(threading.local):
-    """The memory that this thread last selected in the library for its tensors."""
+    """The row memory last selected in the library by this thread."""
 
     told: Any = None
 
 
 class _InUse:
-    """Context of :meth:`RowMemory.use`, made once for a RowMemory."""
+    """Context of :meth:`RowMemory.use`, created once per RowMemory."""
 
     _here = _OfThread()
 
     def __init__(self, memory: RowMemory, torch: Any, device: int, segment: int, segments: int) -> None:
         self._use_here, self._at = bare("sy_row_memory_use"), memory._at
         self._device, self._pool = device, memory.pool.id
-        # The functions behind torch.cuda.use_mem_pool, which takes longer than the rest of a call.
+        # These functions implement torch.cuda.use_mem_pool, which itself takes longer than the rest of a call.
         self._begin, self._end, self._release = (
             torch._C._cuda_beginAllocateCurrentThreadToPool, torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool)
         self._torch, self._segment, self._segments_left = torch, segment, segments
@@ -94,7 +94,7 @@ class _InUse:
         self._release(self._device, self._pool)
 
     def rows(self, rows: Callable[[int, int, Any], Any], number: int, columns: int, like: Any) -> Any:
-        """Returns the result of `rows` with the other arguments, run inside this context. Equivalent to ``with``, but
+        """Returns the result of calling `rows` with the other arguments inside this context. Equivalent to ``with``, but
         faster."""
         device, pool = self._device, self._pool
         self._begin(device, pool)
@@ -114,8 +114,8 @@ class _InUse:
             self._take_segment()
 
     def _take_segment(self) -> None:
-        """Takes a segment for the current stream if it has fewer than two. Torch keeps the memory of a dropped tensor and
-        allocates smaller tensors in it."""
+        """Allocates a segment for the current stream if the stream has fewer than two. Torch keeps the memory of a dropped
+        tensor and allocates smaller tensors in it."""
         stream = self._raw_stream(self._device)
         first = self._first.get(stream)
         if first == _BOTH or self._torch.cuda.is_current_stream_capturing():  # a graph allocates tensors in its own memory

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks for small programs, examples and tests."""
+"""Runs ranks as threads, for small programs, examples and tests."""
 from __future__ import annotations
 
 import threading
@@ -13,26 +13,27 @@ from .group import Group
 __all__ = ["run_ranks"]
 
 Result = TypeVar("Result")
-#: Seconds within which ranks must end when the calling thread is interrupted. Ranks that exceed them are running other Python
-#: code.
+#: Seconds within which ranks must finish after the calling thread is interrupted. Ranks that take longer are running other
+#: Python code.
 _GRACE = 5.0
 
 
 @checked("run_ranks")
 def run_ranks(function: Callable[..., Result], world: int, *arguments: Any, heap_bytes: int = 256 << 20, **options: Any) -> List[Result]:
-    """Calls ``function(group, *arguments)`` once for each of `world` ranks, each in its own thread, and returns the results in
-    rank order. `options` are those of :class:`Group`. A rank leaves its group when its function returns. If a rank raises, or
-    returns while others still need it, their calls end with :class:`PeerFailed`, and the exception of the causing rank is
-    raised here, with its rank as a note. Ctrl-C ends all ranks' calls.
+    """Calls ``function(group, *arguments)`` once for each of `world` ranks, each in a separate thread, and returns the results
+    in rank order. `options` are the keywords of :class:`Group`. A rank leaves its group when its function returns. If a rank
+    raises an exception, or returns while others still need it, their calls end with :class:`PeerFailed`. The original exception
+    is raised here with its rank as a note. Ctrl-C ends the calls of all ranks.
 
-    Threads share one interpreter, so this is for experiments and tests: the library runs without the interpreter's lock, but
-    Python code does not. Production programs start one process per rank and use ``Group.from_environment``.
+    Use this function for experiments and tests, because the threads share one interpreter: library calls run without the
+    interpreter lock, but Python code does not. Production programs start one process per rank and use
+    ``Group.from_environment``.
     """
     return _Ranks(function, Group.threads(world, heap_bytes, **options), arguments).run()
 
 
 class _Ranks:
-    """The threads of one call of :func:`run_ranks`."""
+    """The threads of one :func:`run_ranks` call."""
 
     def __init__(self, function: Callable[..., Any], groups: List[Group], arguments: Any) -> None:
         self._function, self._groups, self._arguments = function, groups, arguments
@@ -53,7 +54,7 @@ class _Ranks:
             group.close()
 
     def run(self) -> List[Any]:
-        # Daemon threads, so that a rank that continues to compute after Ctrl-C does not keep the process alive.
+        # Uses daemon threads, so a rank that keeps computing after Ctrl-C does not keep the process alive.
         threads = [threading.Thread(target=self._rank, args=(r,), name=f"switchyard rank {r}", daemon=True) for r in range(len(self._groups))]
         try:
             for thread in threads:
@@ -69,7 +70,7 @@ class _Ranks:
         return self._results
 
     def _abort(self, threads: List[threading.Thread]) -> None:
-        """Ends all ranks after an exception in the calling thread."""
+        """Stops all ranks after an exception in the calling thread."""
         for group in self._groups:
             if not group.closed:
                 group.abort(Code.SYSTEM)
@@ -82,7 +83,7 @@ class _Ranks:
                 group.close()
 
     def _raise(self) -> None:
-        """Raises the exception of the first rank that failed by itself, if any."""
+        """Raises the exception of the first rank that did not fail because of a peer, if any."""
         found = [(r, error) for r, error in enumerate(self._errors) if error is not None]
         if not found:
             return
@@ -97,8 +98,8 @@ class _Ranks:
 
 
 def _annotate(error: BaseException, notes: List[str]) -> None:
-    """Adds notes to an exception. Tracebacks show them from Python 3.11 on; the library's own errors also include them in their
-    text."""
+    """Adds notes to an exception. Python 3.11 and later print them in tracebacks. PeerFailed errors include them in their text
+    instead."""
     if isinstance(error, PeerFailed):
         error.text = "; ".join([error.text, *notes])
         error.args = (error.text,)

@@ -19,7 +19,7 @@ __all__ = ["Trace", "TracePhase"]
 
 
 class TracePhase(NamedTuple):
-    """Time that a rank spent in a phase."""
+    """The time that a rank spent in a phase."""
 
     name: str
     category: str  #: "call", "plan", "move", "wait", "compute" or "user"
@@ -30,14 +30,14 @@ class TracePhase(NamedTuple):
     max_ms: float  #: the longest span
     slowest_ms: float  #: the largest sum of one worker
     arg_sum: int
-    bytes: int  #: of rows from or for other ranks
+    bytes: int  #: of rows received from or sent to other ranks
 
 
 class Trace:
-    """Records the calls of this rank of `group`, between :meth:`start` and :meth:`stop` or inside ``with trace:``.
+    """Records this rank's calls in `group` between :meth:`start` and :meth:`stop` or inside ``with trace:``.
 
-    events: maximum number of records per worker; the newest are kept. blocks, warps: CUDA, number of blocks and warps of
-    kernels that are recorded.
+    events_per_track: maximum number of records per worker; the newest are kept. num_blocks, num_warps: CUDA, number of blocks
+    and warps per block that are recorded.
 
         trace = sy.Trace(group)
         with trace:
@@ -63,16 +63,16 @@ class Trace:
 
     @property
     def pointer(self) -> int:
-        """The ``sy_trace*``, for code that calls the C interface."""
+        """The underlying ``sy_trace*``, for code that calls the C interface."""
         return alive(self._owned, "the trace")
 
     def start(self) -> None:
-        """Local. Records this rank's calls from now on, and replaces the previous recorder."""
+        """Local. Starts recording this rank's calls, replacing any previous recorder."""
         with self.group._lock:
             check(self._functions.sy_group_set_trace(self.group.pointer, self.pointer))
 
     def stop(self) -> None:
-        """Local. CUDA: waits for the GPU; all ranks must have enqueued the same calls."""
+        """Local. Stops recording. CUDA: waits for the GPU; all ranks must have enqueued the same calls."""
         with self.group._lock:
             check(self._functions.sy_group_set_trace(self.group.pointer, None))
 
@@ -87,8 +87,8 @@ class Trace:
     @checked("Trace.span")
     @contextlib.contextmanager
     def span(self, name: str, arg: int = 0, unit: str = "") -> Iterator[None]:
-        """Records a phase of the caller on the track of this rank's calls, with an argument in `unit`. All ranks whose records
-        are gathered must use the same phase names in the same order."""
+        """Records a phase of the caller's code on the track of this rank's calls, with an argument in `unit`. All ranks whose
+        records are gathered must use the same phase names in the same order."""
         if (name, unit) not in self._events:
             event = ctypes.c_int32()
             check(self._functions.sy_trace_event(self.pointer, name.encode(), unit.encode(), byref(event)))
@@ -101,7 +101,7 @@ class Trace:
             self._functions.sy_trace_span_end(begun)
 
     def gather(self) -> None:
-        """Collective, once, after :meth:`stop`: gathers the records of all ranks on every rank."""
+        """Collective. Gathers the records of all ranks on every rank. Call once, after :meth:`stop`."""
         mine = self.to_bytes()
         sizes = [struct.unpack("<q", each)[0] for each in self.group.all_gather(struct.pack("<q", len(mine)))]
         everybody = self.group.all_gather(mine.ljust(max(sizes), b"\0"))
@@ -115,7 +115,7 @@ class Trace:
 
     @checked("Trace.merge")
     def merge(self, content: bytes) -> None:
-        """Adds the records of another rank of this host, from a trace of the same arguments."""
+        """Adds the records of another rank on this host, from a trace created with the same arguments."""
         check(self._functions.sy_trace_merge(self.pointer, content, len(content)))
 
     def _bytes(self, function: Any, argument: int) -> bytes:
@@ -128,12 +128,12 @@ class Trace:
 
     @checked("Trace.json")
     def json(self, *, flows: bool = True) -> str:
-        """Returns Chrome's JSON trace format. flows: include arrows into waits."""
+        """Returns the trace in Chrome's JSON format. flows: include arrows into waits."""
         return self._bytes(self._functions.sy_trace_json, int(flows)).decode()
 
     @checked("Trace.write_json")
     def write_json(self, path: Union[str, "os.PathLike[str]"], *, flows: bool = True) -> None:
-        """Writes the text of :meth:`json` to a file."""
+        """Writes the output of :meth:`json` to a file."""
         check(self._functions.sy_trace_write_json(self.pointer, os.fspath(path).encode(), int(flows)))
 
     def summary(self) -> List[TracePhase]:
@@ -162,7 +162,7 @@ class Trace:
 
     @property
     def clock_error_ns(self) -> int:
-        """Maximum deviation of any rank's times from this host's clock: 0 unless GPUs recorded."""
+        """Maximum deviation of any rank's times from this host's clock; 0 unless GPU calls were recorded."""
         number = ctypes.c_uint64()
         check(self._functions.sy_trace_clock_error(self.pointer, byref(number)))
         return number.value

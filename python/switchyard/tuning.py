@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured tuning values, as read by groups when they are formed (docs/tuning.md)."""
+"""Measured tuning values, which groups read when they are formed (docs/tuning.md)."""
 from __future__ import annotations
 
 import os
@@ -13,7 +13,7 @@ __all__ = ["TuningValues", "tuned_values"]
 
 
 class TuningValues(NamedTuple):
-    """Tuning values; 0 means unset: the library chooses."""
+    """Tuning values; 0 means unset, so the library chooses."""
 
     dispatch_sms: int
     combine_sms: int
@@ -30,9 +30,9 @@ class TuningValues(NamedTuple):
 @checked("tuned_values")
 def tuned_values(device: str, mode: str, *, ranks: int, hidden: int, max_tokens: int,
                  path: Union[str, "os.PathLike[str]", None] = None) -> TuningValues:
-    """Returns the values of the nearest entry of a tuning file, or without `path` of the active one: the file that
-    SWITCHYARD_TUNING names, then the built-in values. device: "cpu", or a GPU's name. mode: "normal" (rank-major),
-    "normal_expert_major", "low_latency", "flat" or "ledger". InvalidArgument gives the file and line of an error."""
+    """Returns the values of the nearest entry in a tuning file. Without `path`, searches the file named by SWITCHYARD_TUNING
+    and then the built-in values. device: "cpu", or a GPU's name. mode: "normal" (rank-major), "normal_expert_major",
+    "low_latency", "flat" or "ledger". InvalidArgument contains the file and line of an error."""
     v = structs.TuningValues()
     encoded = device.encode()
     key = structs.TuningKey(device=encoded, hidden=hidden, max_tokens=max_tokens, ranks=ranks, mode=value_of(TUNING_MODES, "mode", mode))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bit counting with the fastest instructions of each machine.
+// Bit counting with the fastest instructions of each architecture.
 #pragma once
 
 #include <bit>
@@ -25,7 +25,7 @@ SWITCHYARD_FN inline int bits(uint32_t mask) {
 #endif
 }
 
-/// Position of the n-th set bit, counted from 0; the bit must exist.
+/// Position of the n-th set bit, counting from 0; the bit must exist.
 SWITCHYARD_FN inline int nth_bit(uint64_t mask, int n) {
   for (; n > 0; --n) mask &= mask - 1;
   return bits((mask & (~mask + 1)) - 1);

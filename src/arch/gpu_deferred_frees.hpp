@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU memory released while work that uses it may still be enqueued: docs/design/0059-memory-in-flight.md. Host code.
+// GPU memory that is released while work that uses it may still be enqueued: docs/design/0059-memory-in-flight.md. Host code.
 #pragma once
 
 #include <algorithm>
@@ -15,22 +15,23 @@
 
 namespace switchyard::detail {
 
-/// Streams with enqueued work that uses some memory, until the memory is released. Not thread-safe. The GPU is current.
+/// Streams with enqueued work that uses an allocation, tracked until it is released. Not thread-safe. The GPU must be current.
 class StreamUsers {
  public:
   bool empty() const { return users_.empty(); }
-  /// `stream` is not being captured.
+  /// `stream` must not be in capture.
   void add(gpu::Stream stream, StreamPoints& points) {
     User& user = of(stream, std::this_thread::get_id());
     if (gpu::is_per_thread(stream)) user.point = points.mark(stream, stream_id(stream));
   }
-  /// Adds a stream without a point, for cudaStreamPerThread: its thread releases the memory itself or has nothing enqueued.
+  /// Adds a stream without a point, for cudaStreamPerThread; its thread either releases the memory itself or has no work
+  /// enqueued.
   void add_unmarked(gpu::Stream stream, std::thread::id thread) { of(stream, thread); }
   void add(const StreamUsers& others) { users_.insert(users_.end(), others.users_.begin(), others.users_.end()); }
 
-  /// Appends a point on each stream to `marks`. Returns false and appends nothing while one of them is being captured, because
-  /// an event would become part of the capture. A stream that its owner has destroyed needs no point, because a stream must not
-  /// be destroyed before its work is done or the memory that it uses is released.
+  /// Appends a point for each stream to `marks`. Returns false and appends nothing while any of them is being captured, because
+  /// an event would become part of the capture. A stream destroyed by its owner needs no point: a stream must not be destroyed
+  /// before its work has finished or the memory it uses has been released.
   bool mark(StreamPoints& points, std::vector<Point>& marks) const {
     const std::thread::id here = std::this_thread::get_id();
     std::vector<const User*> alive;
@@ -69,10 +70,10 @@ class StreamUsers {
   std::vector<User> users_;
 };
 
-/// Counts holders (graphs with calls, or a rank) that must be destroyed before a resource is freed.
+/// Counts the holders (graphs with calls, or a rank) that must be destroyed before a resource can be freed.
 using HoldCounter = std::shared_ptr<std::atomic<int>>;
 
-/// Counts a hold during its lifetime.
+/// Represents one hold during its lifetime.
 class HoldMark {
  public:
   explicit HoldMark(HoldCounter holds) : holds_(std::move(holds)) { ++*holds_; }
@@ -84,7 +85,7 @@ class HoldMark {
   HoldCounter holds_;
 };
 
-/// All uses of some memory at its release. The memory must not be reused before over().
+/// All uses of an allocation at the time of its release. The memory must not be reused before over().
 class MemoryUses {
  public:
   explicit MemoryUses(std::shared_ptr<StreamPoints> points = nullptr) : points_(std::move(points)) {}
@@ -108,10 +109,10 @@ class MemoryUses {
   bool is_held() const {
     return std::any_of(holds_.begin(), holds_.end(), [](const HoldCounter& h) { return *h > 0; });
   }
-  /// After over(): true if points are left, and not only other conditions.
+  /// After over(): returns true if points remain, rather than only other conditions.
   bool of_calls() const { return !marks_.empty() || !users_.empty(); }
-  /// True if all uses are done. The first call outside a capture marks the streams. Neither waits nor throws. The GPU is
-  /// current; must not be called inside a driver callback.
+  /// Returns true if all uses have finished. The first call outside a capture marks the streams. Neither waits nor throws. The
+  /// GPU must be current; must not be called in a driver callback.
   bool over() noexcept try {
     if (is_held()) return false;
     const RelaxedCapture relaxed;  // a stream of this thread may be captured
@@ -134,7 +135,7 @@ class MemoryUses {
   std::vector<std::function<bool()>> others_;
 };
 
-/// An allocation: from the device's pool in stream order on `stream`, or if that is null from cudaMalloc.
+/// An allocation: made from the device's pool in stream order on `stream`, or by cudaMalloc if that is null.
 struct Allocation {
   void* data = nullptr;
   gpu::Stream stream = nullptr;
@@ -146,11 +147,12 @@ struct Allocation {
   }
 };
 
-/// Released memory that is still in use. Checked whenever memory is allocated or released; nothing waits. Any thread, also
-/// inside a driver callback.
+/// Released memory that is still in use. Checked whenever memory is allocated or released, without waiting. May be called from
+/// any thread, including in a driver callback.
 class DeferredFrees {
  public:
-  /// Lives until the process ends, because groups, ranks and objects are destroyed before the work that uses their memory ends.
+  /// Exists until the process ends, because groups, ranks and objects are destroyed before the work that uses their memory
+  /// ends.
   static DeferredFrees& of_process() {
     static auto* const all = new DeferredFrees;
     return *all;
@@ -174,7 +176,7 @@ class DeferredFrees {
       all.swap(ended_);
     }
     if (all.empty()) return;
-    // Called without the lock, because a driver callback may take it while a runtime call waits for the driver.
+    // Called without the lock, because a driver callback may acquire it while a runtime call waits for the driver.
     std::erase_if(all, [](Ended& each) {
       const CurrentContext current(each.memory.context);
       if (!each.uses.over()) return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream order, and objects kept by captured graphs: the mechanism by which GPU memory passes from one user to the next. Host
-// code for all libraries of the project; each library has its own instance of the static objects here.
+// Stream ordering, and objects kept alive by captured graphs: the mechanism by which GPU memory passes from one user to the
+// next. Host code for all libraries of the project; each library has a separate instance of the static objects in this file.
 #pragma once
 
 #include <atomic>
@@ -16,14 +16,14 @@
 
 namespace switchyard::detail {
 
-/// Throws Error(system) naming `what` unless the runtime reports success.
+/// Throws Error(system), naming `what`, unless the runtime reports success.
 inline void check_order(gpu::Status status, const char* what) {
   if (status == gpu::kOk) return;
   gpu::forget_error();
   throw Error(ErrorCode::system, std::string(what) + ": " + gpu::text_of(status) + " (" + gpu::name_of(status) + ")");
 }
 
-/// Driver functions without a runtime equivalent, looked up once; null if the driver lacks them.
+/// Driver functions without a runtime equivalent, looked up once; null if missing from the driver.
 struct DriverCalls {
   int (*event_query)(gpu::Event) = nullptr;  ///< the runtime's version leaves "not ready" as the caller's pending error
   int (*current_context)(void** context) = nullptr;
@@ -48,15 +48,15 @@ struct DriverCalls {
   }
 };
 
-/// Context of this thread's current device; null without one.
+/// Context of this thread's current device; null if there is none.
 inline void* current_context() noexcept {
   void* context = nullptr;
   const auto ask = DriverCalls::get().current_context;
   return ask != nullptr && ask(&context) == 0 ? context : nullptr;
 }
 
-/// Makes a context current for this thread during its lifetime. Never throws: without the context the calls that follow fail.
-/// (A pair of runtime calls would create a context on the thread's default device.)
+/// Makes a context current for this thread during its lifetime. Never throws: if the context is missing, subsequent calls fail.
+/// (The corresponding pair of runtime calls would create a context on the thread's default device.)
 class CurrentContext {
  public:
   explicit CurrentContext(void* context) noexcept
@@ -72,7 +72,7 @@ class CurrentContext {
   const bool pushed_;
 };
 
-/// All work enqueued on a stream before the point was made.
+/// All work enqueued on a stream before the point was created.
 struct StreamPoint {
   gpu::Event event;
   unsigned long long stream_id;
@@ -104,7 +104,7 @@ inline unsigned long long stream_id(gpu::Stream stream) {
 /// Identifies a captured stream among the streams of its capture.
 inline unsigned long long captured_stream_id(gpu::Stream stream) { return reinterpret_cast<uintptr_t>(stream); }
 
-/// During its lifetime, calls of this thread that wait or allocate do not invalidate a capture in progress.
+/// During its lifetime, waits and allocations by this thread do not invalidate a capture in progress.
 class RelaxedCapture {
  public:
   RelaxedCapture() { check_order(gpu::exchange_capture_mode(&before_), "capture mode"); }
@@ -116,14 +116,15 @@ class RelaxedCapture {
   gpu::CaptureMode before_ = gpu::kRelaxedCapture;
 };
 
-/// True in this thread during a driver callback for a destroyed graph: no CUDA function may be called.
+/// True on this thread during the driver callback of a destroyed graph, in which no CUDA function may be called.
 inline int& driver_callback_depth() noexcept {
   thread_local int depth = 0;
   return depth;
 }
 inline bool in_driver_callback() noexcept { return driver_callback_depth() > 0; }
 
-/// Keeps `object` until the graph and all its executables are destroyed; `release` frees it and must not call CUDA functions.
+/// Keeps `object` alive until the graph and all its executables are destroyed; `release` frees it and must not call CUDA
+/// functions.
 inline void retain_in_graph(gpu::Graph graph, void* object, void (*release)(void*)) {
   struct Retained {
     void* object;
@@ -145,17 +146,17 @@ inline void retain_in_graph(gpu::Graph graph, void* object, void (*release)(void
   if (kept != gpu::kOk) gpu::release_graph_object(held);
   check_order(kept, "cudaGraphRetainUserObject");
 }
-/// Retains a copy of a smart pointer until the graph is destroyed.
+/// Keeps a copy of a smart pointer until the graph is destroyed.
 template <class Owner>
 void keep_in_graph(const Owner& owner, gpu::Graph graph) {
   retain_in_graph(graph, new Owner(owner), [](void* p) { delete static_cast<Owner*>(p); });
 }
 
-/// Creates points on streams of one GPU, with recycled events. Shared by all holders of points, which may outlive the rank.
+/// Creates points on streams of one GPU, using recycled events. Shared by all holders of points, which may outlive the rank.
 class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
  public:
-  /// Marks the work enqueued on `stream` so far. If the stream is being captured, the point is valid only in its capture. The
-  /// GPU is current.
+  /// Creates a point after the work enqueued on `stream` so far. If the stream is being captured, the point is valid only in
+  /// its capture. The GPU must be current.
   Point mark(gpu::Stream stream, unsigned long long id) {
     gpu::Event event = nullptr;
     {
@@ -192,7 +193,8 @@ class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
     idle_.clear();
   }
 
-  /// True if all work before the point is done. Does not wait, affect the caller's pending error, or invalidate a capture.
+  /// Returns true if all work before the point has finished. Does not wait, affect the caller's pending error, or invalidate a
+  /// capture.
   static bool reached(const StreamPoint& point) noexcept try {
     if (point.known_reached.load(std::memory_order_acquire)) return true;
     const RelaxedCapture relaxed;  // a stream of this thread may be captured
@@ -203,7 +205,7 @@ class StreamPoints : public std::enable_shared_from_this<StreamPoints> {
   } catch (const Error&) {
     return false;  // unknown counts as not reached
   }
-  /// Orders later work on `stream` after the point. Does nothing for the point's own stream.
+  /// Orders later work on `stream` after the point. Has no effect on the point's own stream.
   static void order(gpu::Stream stream, unsigned long long id, const StreamPoint& point) {
     if (point.stream_id != id) check_order(gpu::order_after(stream, point.event), "cudaStreamWaitEvent");
   }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface to the GPU runtime: streams, events, graphs, memory, devices and launches. No other file in src uses a
-// function or type of the runtime, so support for another runtime needs only another version of this file. (Explicitly mapped
-// memory, and queries that the runtime lacks, use the driver: heap/gpu/driver.cuh.)
+// Host interface to the GPU runtime: streams, events, graphs, memory, devices and launches. No other file in src uses functions
+// or types of the runtime, so another runtime requires only another version of this file. (Explicitly mapped memory, and
+// queries missing from the runtime, use the driver: heap/gpu/driver.cuh.)
 //
-// Every function returns the runtime's status; none throws, and none waits unless documented. An error remains the runtime's
-// pending error until forget_error().
+// Every function returns the runtime's status. No function throws, and none waits unless documented. An error stays pending in
+// the runtime until forget_error().
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -37,7 +37,7 @@ inline void forget_error() { (void)cudaGetLastError(); }
 using Stream = cudaStream_t;
 using Event = cudaEvent_t;
 
-/// The default stream, which orders itself after all blocking streams; null also denotes it.
+/// The default stream, which synchronizes with all blocking streams; also denoted by null.
 inline Stream legacy_stream() { return cudaStreamLegacy; }
 inline bool is_legacy(Stream stream) { return stream == nullptr || stream == cudaStreamLegacy; }
 /// A single handle that denotes a different stream in each thread.
@@ -45,17 +45,17 @@ inline bool is_per_thread(Stream stream) { return stream == cudaStreamPerThread;
 
 /// Created on the current device; does not synchronize with the legacy stream.
 inline Status make_stream(Stream* stream) { return cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking); }
-/// Work enqueued on the stream still runs.
+/// Work already enqueued on the stream still runs.
 inline Status destroy_stream(Stream stream) { return cudaStreamDestroy(stream); }
-/// An id that is never reused by another stream of the process. Must not be called for a captured stream.
+/// An id that is never reused by another stream of the process. Must not be called for a stream in capture.
 inline Status id_of(Stream stream, unsigned long long* id) { return cudaStreamGetId(stream, id); }
 inline Status device_of(Stream stream, int* device) { return cudaStreamGetDevice(stream, device); }
-/// Waits on the host for everything enqueued so far.
+/// Blocks the host until all work enqueued so far has finished.
 inline Status wait_for_stream(Stream stream) { return cudaStreamSynchronize(stream); }
 inline Status wait_for_event(Event event) { return cudaEventSynchronize(event); }
 inline Status wait_for_device() { return cudaDeviceSynchronize(); }
 
-/// An event without timing, for ordering only.
+/// An event without timing, used for ordering only.
 inline Status make_event(Event* event) { return cudaEventCreateWithFlags(event, cudaEventDisableTiming); }
 inline Status destroy_event(Event event) { return cudaEventDestroy(event); }
 inline Status record_event(Event event, Stream stream) { return cudaEventRecord(event, stream); }
@@ -68,7 +68,7 @@ using Graph = cudaGraph_t;
 using CaptureMode = cudaStreamCaptureMode;
 inline constexpr CaptureMode kRelaxedCapture = cudaStreamCaptureModeRelaxed;
 
-/// Sets `captured`, and if the stream is being captured the id of its capture and its graph.
+/// Sets `captured` and, if the stream is being captured, the id and the graph of its capture.
 inline Status capture_info(Stream stream, bool* captured, unsigned long long* id, Graph* graph) {
   cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
   const Status status = cudaStreamGetCaptureInfo(stream, &state, id, graph);
@@ -78,13 +78,14 @@ inline Status capture_info(Stream stream, bool* captured, unsigned long long* id
 /// Sets the calling thread's capture mode and returns the previous one.
 inline Status exchange_capture_mode(CaptureMode* mode) { return cudaThreadExchangeStreamCaptureMode(mode); }
 
-/// An object owned by graphs. `destroy` runs when the last owner releases it; it must not call any runtime function.
+/// An object owned by graphs. `destroy` is called when the last owner releases the object; it must not call any runtime
+/// function.
 using GraphObject = cudaUserObject_t;
 inline Status make_graph_object(GraphObject* made, void* object, void (*destroy)(void*)) {
   return cudaUserObjectCreate(made, object, destroy, 1, cudaUserObjectNoDestructorSync);
 }
 inline Status release_graph_object(GraphObject object) { return cudaUserObjectRelease(object, 1); }
-/// The graph takes over the caller's reference.
+/// Transfers the caller's reference to the graph.
 inline Status give_to_graph(Graph graph, GraphObject object) {
   return cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove);
 }
@@ -94,7 +95,7 @@ inline Status give_to_graph(Graph graph, GraphObject object) {
 /// On the current device.
 inline Status allocate(void** memory, size_t bytes) { return cudaMalloc(memory, bytes); }
 inline Status release(void* memory) { return cudaFree(memory); }
-/// Counterparts of allocate and release in stream order, if the device has pools; neither call waits for other work.
+/// Stream-ordered counterparts of allocate and release, for devices with memory pools; neither waits for other work.
 inline Status has_pools(int* pools, int device) {
   return cudaDeviceGetAttribute(pools, cudaDevAttrMemoryPoolsSupported, device);
 }
@@ -113,7 +114,7 @@ inline Status copy_on_device(void* to, const void* from, size_t bytes, Stream st
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
 }
 
-/// Makes ordinary host memory accessible to kernels of all devices, at device_address_of().
+/// Makes ordinary host memory accessible to kernels on all devices, at device_address_of().
 inline Status share_host_memory(void* memory, size_t bytes) {
   return cudaHostRegister(memory, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
 }
@@ -141,7 +142,7 @@ inline Status look_up(MemoryPlace* place, const void* memory) {
   return status;
 }
 
-/// A handle with which another process opens memory of allocate().
+/// A handle with which another process can open memory from allocate().
 using MemoryHandle = cudaIpcMemHandle_t;
 inline Status handle_of(MemoryHandle* handle, void* memory) { return cudaIpcGetMemHandle(handle, memory); }
 inline Status open_memory(void** memory, const MemoryHandle& handle) {
@@ -153,12 +154,12 @@ inline Status close_memory(void* memory) { return cudaIpcCloseMemHandle(memory);
 
 inline Status count_devices(int* count) { return cudaGetDeviceCount(count); }
 inline Status current_device(int* device) { return cudaGetDevice(device); }
-/// For the calling thread. Creates a context on the device if there is none.
+/// For the calling thread. Creates a context on the device if none exists.
 inline Status make_current(int device) { return cudaSetDevice(device); }
 /// "0000:1b:00.0"
 inline Status pci_address(char* text, int capacity, int device) { return cudaDeviceGetPCIBusId(text, capacity, device); }
 inline Status can_access(int* can, int device, int peer) { return cudaDeviceCanAccessPeer(can, device, peer); }
-/// Lets the current device access memory of allocate() on `peer`.
+/// Gives the current device access to memory from allocate() on `peer`.
 inline Status enable_access(int peer) { return cudaDeviceEnablePeerAccess(peer, 0); }
 
 struct DeviceTraits {
@@ -180,7 +181,7 @@ inline Status traits_of(DeviceTraits* traits, int device) {
   return kOk;
 }
 
-/// A driver function in its version 12.0 form; null if this driver lacks it.
+/// The version 12.0 form of a driver function; null if this driver lacks it.
 inline Status driver_function(void** function, const char* name) {
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const Status status = cudaGetDriverEntryPointByVersion(name, function, 12000, cudaEnableDefault, &found);
@@ -193,12 +194,12 @@ inline Status driver_function(void** function, const char* name) {
 struct Grid {
   int blocks = 1, threads = 32;
   uint32_t shared_bytes = 0;
-  /// Allows the kernel's blocks to start while the previous kernel on the stream is ending. The kernel must wait for that end
-  /// before it reads anything.
+  /// Allows the kernel's blocks to start before the previous kernel on the stream has ended. The kernel must wait for the
+  /// previous kernel's end before it reads anything.
   bool dependent = false;
 };
 
-/// Returns only the launch's own status, not pending failures of other calls of the process.
+/// Returns only the status of the launch itself, not pending errors from other calls in the process.
 template <class... Given>
 Status launch(void (*kernel)(Given...), const Grid& grid, Stream stream, const std::type_identity_t<Given>&... given) {
   cudaLaunchAttribute dependent{};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps: descriptions of tensors in GPU memory for the copy engine of sm_90. Host code; a map is a kernel argument.
+// Tensor maps: descriptions of tensors in GPU memory for the copy engine of sm_90. Host code; maps are passed as kernel
+// arguments.
 #pragma once
 
 #include <cuda.h>
@@ -16,14 +17,14 @@ enum class ElementType : uint8_t { bf16, f16, f32, bytes };
 /// Row size of a box in shared memory; its 16-byte pieces are permuted so that columns are in different banks.
 enum class Swizzle : uint8_t { none, bytes_64, bytes_128 };
 
-/// A dimension of a tensor and of its boxes. The first one is dense.
+/// A dimension of a tensor and of its boxes. The first dimension is dense.
 struct Dimension {
   uint64_t size = 0;
   uint64_t stride_bytes = 0;  ///< a multiple of 16; unused for the first dimension
   uint32_t box = 0;           ///< at most 256
 };
 
-/// False if the driver rejects the parameters, or has no tensor maps.
+/// Returns false if the driver rejects the parameters or does not support tensor maps.
 inline bool make_tensor_map(TensorMap* map, const void* data, ElementType type, std::initializer_list<Dimension> dimensions,
                             Swizzle swizzle) {
   using Encode = decltype(&cuTensorMapEncodeTiled);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fields that must be equal on all ranks, so that an error can name the differing field and both values.
+// Fields that must be identical on all ranks; errors name the differing field and both values.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +38,7 @@ inline uint64_t hash_of(uint64_t seed, const AgreedFields& fields) {
   return seed;
 }
 
-/// The values of one rank, in gathered form.
+/// The values of one rank, in the form in which they are gathered.
 struct AgreedProposal {
   static constexpr size_t kMaxFields = 24;
   char object[24] = {};  ///< the object that the rank constructs
@@ -57,8 +57,8 @@ struct Difference {
   const char* field = nullptr;  ///< the field named in the text, if any
 };
 
-/// The first difference between the claims of all ranks; equal on each. `proposal_of(r)` is that of rank r, `fields` are this
-/// rank's.
+/// The first difference among the proposals of all ranks; identical on every rank. `proposal_of(r)` is the proposal of rank r;
+/// `fields` are this rank's fields.
 template <class ProposalOf>
 Difference find_difference(const AgreedFields& fields, size_t world, const ProposalOf& proposal_of) {
   const auto rank = [](size_t r) { return "rank " + std::to_string(r); };

@@ -9,7 +9,7 @@
 
 namespace switchyard::detail {
 
-/// Throws Error(system) with a text, or without one if there is no memory even for that.
+/// Throws Error(system) with a message, which is empty if there is not enough memory for it.
 [[noreturn]] inline void throw_system_error(const char* subject, const char* what) {
   std::string text;
   try {
@@ -20,8 +20,8 @@ namespace switchyard::detail {
   throw Error(ErrorCode::system, text);
 }
 
-/// Runs `f` and returns its result; converts a standard exception to Error(system) with a text that starts with `subject`. For
-/// every exit of the library, and for errors that other ranks must receive.
+/// Runs `f` and returns its result; converts a standard exception to Error(system) with a message that starts with `subject`.
+/// Used at every exit from the library, and for errors that other ranks must receive.
 template <class F>
 decltype(auto) as_error(const char* subject, F&& f) {
   try {

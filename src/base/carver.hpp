@@ -6,10 +6,10 @@
 
 namespace switchyard::detail {
 
-/// Places parts consecutively in one block of memory. Without a block it counts their bytes, and all parts are null.
+/// Places parts consecutively in one block of memory. If there is no block, only counts their bytes, and all parts are null.
 class Carver {
  public:
-  /// Parts are aligned to `alignment` relative to `base`, or to 0 if it is null.
+  /// Parts are aligned to `alignment` relative to `base`, or to 0 if `base` is null.
   explicit Carver(std::byte* base, int64_t alignment = 128) : base_(base), alignment_(alignment) {}
 
   /// Sets `part` to memory for `count` elements.
@@ -18,7 +18,7 @@ class Carver {
     part = base_ ? reinterpret_cast<T*>(base_ + bytes_) : nullptr;
     bytes_ += (count * static_cast<int64_t>(sizeof(T)) + alignment_ - 1) / alignment_ * alignment_;
   }
-  /// Total bytes of all parts so far.
+  /// Total size in bytes of all parts so far.
   int64_t bytes() const { return bytes_; }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Texts of enumerations in errors.
+// Text forms of enumeration values for error messages.
 #pragma once
 
 #include <string>
@@ -25,7 +25,7 @@ std::string names_where(Allowed&& allowed) {
   return any_of(names);
 }
 
-/// All values with their numbers, as in C programs and casts: "none (0), f32 (1) or ue8m0 (2)".
+/// All values with their numbers, as used in C programs and casts: "none (0), f32 (1) or ue8m0 (2)".
 template <NamedEnum E>
 std::string numbered_names() {
   std::vector<std::string> names;

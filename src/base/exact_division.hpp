@@ -8,7 +8,7 @@
 
 namespace switchyard::detail {
 
-/// n / d for n up to a bound, by a multiplication with 2^32 / d rounded up: exact while n * d < 2^32; otherwise it divides.
+/// n / d for n up to a bound. Multiplies by 2^32 / d, rounded up, which is exact while n * d < 2^32; otherwise divides.
 class Divisor {
  public:
   Divisor() = default;
@@ -19,7 +19,7 @@ class Divisor {
                                                        : 0) {}
 
   SWITCHYARD_FN uint32_t value() const { return d_; }
-  /// True if quotient_fast is exact for all n up to the bound.
+  /// True if quotient_fast is exact for all n within the bound.
   SWITCHYARD_FN bool fast() const { return inverse_ != 0; }
   SWITCHYARD_FN uint32_t quotient_fast(uint32_t n) const { return static_cast<uint32_t>(n * inverse_ >> 32); }
   SWITCHYARD_FN uint32_t quotient(uint32_t n) const { return fast() ? quotient_fast(n) : n / d_; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Protection of objects that a forked child inherits from its parent.
+// Protection for objects that a forked child inherits from its parent.
 #pragma once
 
 #include <unistd.h>
@@ -11,8 +11,8 @@
 
 namespace switchyard::detail {
 
-/// The process that made an object. The copy of the object in a forked child shares sockets with it, and lacks its threads and
-/// the memory that a fork does not inherit: the child must not use it, not even destroy it.
+/// The process that created an object. A forked child's copy of the object shares sockets with the original but lacks its
+/// threads and any memory that is not inherited across a fork. The child must not use the copy or even destroy it.
 class HomeProcess {
  public:
   bool here() const noexcept { return ::getpid() == process_; }
@@ -34,8 +34,8 @@ void keep_forever(T* object) noexcept {
   if (auto* const kept = new (std::nothrow) Kept{object, first}) first = kept;
 }
 
-/// Replaces `pointer` by `next`; destroys the old object, or keeps it if it belongs to a parent of this process. T has a
-/// HomeProcess `home`.
+/// Replaces `pointer` with `next`; destroys the old object, or keeps it if it belongs to a parent of this process. T must have
+/// a HomeProcess member `home`.
 template <class T>
 void replace_at_home(std::unique_ptr<T>& pointer, std::unique_ptr<T> next) noexcept {
   if (pointer && !pointer->home.here()) keep_forever(pointer.release());

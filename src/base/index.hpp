@@ -6,7 +6,7 @@
 
 namespace switchyard::detail {
 
-/// A subscript of a container from a signed position, which must not be negative.
+/// Converts a signed position, which must not be negative, to a container subscript.
 inline size_t idx(int64_t i) { return static_cast<size_t>(i); }
 
 }  // namespace switchyard::detail

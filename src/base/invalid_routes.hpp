@@ -18,7 +18,8 @@ struct InvalidRoutes {
   }
 };
 
-/// Ids in host memory, the first `tokens` tokens. One comparison per id if none is invalid.
+/// Finds invalid ids among those of the first `tokens` tokens; the ids are in host memory. Makes one comparison per id if none
+/// is invalid.
 inline InvalidRoutes find_invalid_routes(const ExpertIds& ids, int64_t tokens, int num_experts) {
   InvalidRoutes found;
   const auto experts = static_cast<uint64_t>(num_experts);

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Annotations of functions compiled for both host and device. The only macros that protocol code uses.
+// Annotations for functions compiled for both host and device. Protocol code uses no other macros.
 #pragma once
 
-// Before a loop that runs few times or waits for memory: prevents unrolling.
+// Placed before a loop that has few iterations or waits for memory, to prevent unrolling.
 #if defined(__CUDA_ARCH__)
 #define SWITCHYARD_ROLLED _Pragma("unroll 1")
 #else
 #define SWITCHYARD_ROLLED
 #endif
 
-// Before a loop of few independent loads: several should be in flight.
+// Placed before a loop with few independent loads, to keep several in flight.
 #if defined(__CUDA_ARCH__)
 #define SWITCHYARD_UNROLLED_BY_4 _Pragma("unroll 4")
 #else
 #define SWITCHYARD_UNROLLED_BY_4
 #endif
 
-// A function called within hot code that rarely does anything.
+// For a function that is called in hot code but rarely has work to do.
 #if defined(__CUDA_ARCH__)
 #define SWITCHYARD_OUTLINED __noinline__
 #else

@@ -7,7 +7,7 @@
 
 namespace switchyard::detail {
 
-/// Combines `hash` and `value` into one hash of both. Host and device.
+/// Combines `hash` and `value` into a single hash. Host and device.
 SWITCHYARD_FN constexpr uint64_t mix_hash(uint64_t hash, uint64_t value) {
   hash ^= value + 0x9e3779b97f4a7c15u + (hash << 6) + (hash >> 2);
   return hash * 0xff51afd7ed558ccdu;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar conversions between float32 and the row types. Integer arithmetic only: no result depends on the rounding mode, on
-// flush-to-zero, on contraction or on the compiler. Every narrowing rounds to nearest even; a NaN stays a NaN (any NaN). The
-// vector code in arch/ gives the same results element by element.
+// Scalar conversions between float32 and the row types. They use only integer arithmetic: no result depends on the rounding
+// mode, flush-to-zero, contraction or the compiler. Every narrowing rounds to nearest even; a NaN yields some NaN. The vector
+// code in arch/ produces the same results element by element.
 #pragma once
 
 #include <bit>
@@ -22,7 +22,7 @@ inline constexpr uint8_t kE4m3Nan = 0x7F;
 SWITCHYARD_FN constexpr uint32_t bits_of(float value) { return __builtin_bit_cast(uint32_t, value); }
 SWITCHYARD_FN constexpr float f32_of_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-/// Nearest-even quotient of `significand / 2^shift`, for 1 <= shift <= 31 and significand < 2^30.
+/// The quotient `significand / 2^shift`, rounded to nearest even, for 1 <= shift <= 31 and significand < 2^30.
 SWITCHYARD_FN constexpr uint32_t shift_right_nearest_even(uint32_t significand, uint32_t shift) {
   const uint32_t odd = (significand >> shift) & 1u;
   return (significand + (1u << (shift - 1)) - 1u + odd) >> shift;
@@ -35,7 +35,7 @@ SWITCHYARD_FN constexpr uint16_t bf16_from_f32(float value) {
 }
 SWITCHYARD_FN constexpr float f32_from_bf16(uint16_t bits) { return f32_of_bits(static_cast<uint32_t>(bits) << 16); }
 
-/// Overflow gives infinity; subnormal results are exact multiples of 2^-24.
+/// Overflow yields infinity; subnormal results are exact multiples of 2^-24.
 SWITCHYARD_FN constexpr uint16_t f16_from_f32(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
@@ -60,8 +60,8 @@ SWITCHYARD_FN constexpr float f32_from_f16(uint16_t bits) {
   return f32_of_bits(sign | ((top + 103u) << 23) | ((magnitude << (23 - top)) & 0x7FFFFFu));
 }
 
-/// FP8 e4m3 (no infinities, 0x7F and 0xFF are NaN). Saturates: magnitudes above 448, infinity included, give 448. NaN gives
-/// 0x7F.
+/// FP8 e4m3 (no infinities, 0x7F and 0xFF are NaN). Saturates: magnitudes above 448, including infinity, become 448. NaN
+/// becomes 0x7F.
 SWITCHYARD_FN constexpr uint8_t e4m3_from_f32(float value) {
   const uint32_t bits = bits_of(value);
   const uint32_t sign = (bits >> 24) & 0x80u;
@@ -86,7 +86,7 @@ SWITCHYARD_FN constexpr float f32_from_e4m3(uint8_t bits) {
   return f32_of_bits(sign | ((top + 118u) << 23) | ((magnitude << (23 - top)) & 0x7FFFFFu));
 }
 
-/// Smallest UE8M0 value (a power of two, never below 2^-127) that is not below `scale`, a finite float32 >= 0.
+/// The smallest UE8M0 value (a power of two, at least 2^-127) that is not below `scale`, a finite float32 >= 0.
 SWITCHYARD_FN constexpr uint8_t ue8m0_from_scale(float scale) {
   const uint32_t bits = bits_of(scale);
   if (bits <= 0x00400000u) return 0;  // 2^-127 and below
@@ -98,7 +98,7 @@ SWITCHYARD_FN constexpr float f32_from_ue8m0(uint8_t bits) {
   return f32_of_bits(static_cast<uint32_t>(bits) << 23);
 }
 
-/// Element `i` of a row of `type`, widened exactly (fp8 without its scale). Any alignment.
+/// Element `i` of a row of `type`, widened exactly (for fp8, without its scale). Any alignment.
 inline float load_element(const void* row, DType type, int64_t i) {
   const auto* at = static_cast<const std::byte*>(row) + static_cast<size_t>(i) * dtype_bytes(type);
   const auto bits = [&]<class Bits>(Bits value) {
@@ -126,7 +126,7 @@ inline void store_element(void* row, DType type, int64_t i, float value) {
   }
 }
 
-/// Calls f with `type` as a constant: loops inside are compiled for it.
+/// Calls f with `type` as a constant, so that the loops in f are compiled for it.
 template <class F>
 SWITCHYARD_FN void with_type(DType type, F&& f) {
   // clang-format off
@@ -137,14 +137,14 @@ SWITCHYARD_FN void with_type(DType type, F&& f) {
   // clang-format on
 }
 
-/// Calls f<type>() for a type that combine accepts; does nothing for others.
+/// Calls f<type>() if combine accepts the type; otherwise does nothing.
 template <class F>
 SWITCHYARD_FN void with_combined_type(DType type, F&& f) {
   with_type(type, [&](auto t) {
     if constexpr (dtype_combines(t())) f.template operator()<t()>();
   });
 }
-/// Calls f<type>() for a type that can be quantized; does nothing for others.
+/// Calls f<type>() if the type can be quantized; otherwise does nothing.
 template <class F>
 SWITCHYARD_FN void with_quantised_type(DType type, F&& f) {
   with_type(type, [&](auto t) {
@@ -152,13 +152,13 @@ SWITCHYARD_FN void with_quantised_type(DType type, F&& f) {
   });
 }
 
-/// Loads n elements of a row starting at `from`, like load_element.
+/// Loads n elements of a row, starting at element `from`; see load_element.
 inline void load_elements(const void* row, DType type, int64_t from, int64_t n, float* to) {
   with_type(type, [&](auto t) {
     for (int64_t i = 0; i < n; ++i) to[i] = load_element(row, t(), from + i);
   });
 }
-/// Stores x[0 .. n) as the elements of a row starting at `to`, like store_element.
+/// Stores x[0 .. n) as elements of a row, starting at element `to`; see store_element.
 inline void store_elements(void* row, DType type, int64_t to, int64_t n, const float* x) {
   with_type(type, [&](auto t) {
     for (int64_t i = 0; i < n; ++i) store_element(row, t(), to + i, x[i]);

@@ -6,8 +6,8 @@
 namespace switchyard {
 namespace {
 
-// Number of low bits of a flag word that hold its value; the epoch is above them. Equal to kFlagValueBits of arch/ops.hpp, a
-// layer that this one may not include; tests/multiproc/bootstrap_test.cpp checks that they match.
+// Number of low bits of a flag word that hold its value; the epoch is in the bits above. It must equal kFlagValueBits in
+// arch/ops.hpp, a layer that this one may not include; tests/multiproc/bootstrap_test.cpp checks that they match.
 constexpr int kValueBits = 24;
 
 std::string describe_word(uint64_t word) {

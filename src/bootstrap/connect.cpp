@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// connect_processes: the poll loop that connects the ranks.
+// Implements connect_processes(), the poll loop that connects the ranks.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ void make_private_folder(const std::string& folder) {
                           ": it must belong to this user and be closed to others (mode 0700); set SWITCHYARD_STORE");
 }
 
-/// Drives store and mesh until both are complete.
+/// Drives the store and the mesh until both are complete.
 class Rendezvous {
  public:
   Rendezvous(const Member& me, Listener mesh_listener, const Deadline& deadline)
@@ -86,7 +86,7 @@ class Rendezvous {
   }
 
   /// Waits for rank 0's verdict when a peer no longer listens, because a third rank may have caused that peer to end. Rank 0
-  /// observes every failure and announces the rank to blame; step() throws its verdict. Returns if no verdict arrives.
+  /// observes every failure and announces the rank to blame; step() throws this verdict. Returns if no verdict arrives.
   void await_verdict() {
     const Deadline until_explained(kExplanationTime);
     do {

@@ -9,7 +9,7 @@ namespace switchyard::detail {
 
 using Milliseconds = std::chrono::milliseconds;
 
-/// Time for which the report of a peer's departure is delayed, so that the report of another rank's death can explain it.
+/// Delay before a peer's departure is reported, so that another rank's death can be reported as its cause.
 inline constexpr Milliseconds kExplanationTime{250};
 
 /// Limits durations, including milliseconds::max(), to ten years, so that no sum or conversion overflows.
@@ -22,7 +22,7 @@ inline uint64_t bounded_ns(Milliseconds duration) noexcept {
   return static_cast<uint64_t>(std::chrono::nanoseconds(bounded(duration)).count());
 }
 
-/// A point in time shared by several steps, set relative to now and bounded().
+/// A point in time, shared by several steps: now plus a duration limited by bounded().
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
@@ -32,14 +32,14 @@ class Deadline {
   Milliseconds budget() const noexcept { return budget_; }
   Clock::time_point time() const noexcept { return end_; }
   bool passed() const noexcept { return Clock::now() >= end_; }
-  /// Next poll time of a wait that also depends on other conditions: the end of the deadline, but at most some milliseconds
+  /// Next poll time for a wait that also depends on other conditions: the end of the deadline, but at most a few milliseconds
   /// from now.
   Clock::time_point next_look() const noexcept { return std::min(end_, Clock::now() + Milliseconds{10}); }
-  /// The remaining time, rounded up so that a wait of this duration ends at or after the deadline.
+  /// The remaining time, rounded up so that a wait of this duration never ends before the deadline.
   Milliseconds remaining() const noexcept {
     return std::max(Milliseconds{0}, std::chrono::ceil<Milliseconds>(end_ - Clock::now()));
   }
-  /// Timeout for poll(2): remaining(), but at most `at_most`.
+  /// Timeout for poll(2): remaining(), limited to `at_most`.
   int poll_ms(int at_most = 3'600'000) const noexcept {
     return static_cast<int>(std::min<Milliseconds::rep>(remaining().count(), at_most));
   }

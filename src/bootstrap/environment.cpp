@@ -79,7 +79,7 @@ std::optional<Launcher> find_torchrun(const Environment& env) {
   const int torch_port = parse_int(*port, 1, 65535);
   const std::string job =
       host->value + "\n" + port->value + "\n" + env.text("TORCHELASTIC_RUN_ID") + "\n" + env.text("TORCHELASTIC_RESTART_COUNT");
-  // torchrun's own store uses the port itself.
+  // torchrun's own store uses this port itself.
   const int neighbour_port = torch_port < 65535 ? torch_port + 1 : torch_port - 1;
   return Launcher{"torchrun",   *rank,       *world,        job, "MASTER_ADDR", env.find({"LOCAL_WORLD_SIZE"}),
                   world->value, host->value, neighbour_port};
@@ -145,7 +145,7 @@ void require_job(const Launcher& launcher, const char* wanted) {
        " cannot be derived from it: set " + wanted);
 }
 
-/// Derives a store at which no other user can impersonate rank 0: in a private folder of this user, if it exists or can be
+/// Derives a store where no other user can impersonate rank 0: in a private folder of this user if one exists or can be
 /// created, else an abstract name. All ranks derive the same store.
 void derive_place(const Launcher& launcher, JoinSpec& spec) {
   const std::string user = std::to_string(::geteuid()), name = derive("store", launcher);
@@ -164,7 +164,8 @@ void derive_place(const Launcher& launcher, JoinSpec& spec) {
   spec.store = "unix:@switchyard-" + name;
 }
 
-/// Ranks of several hosts meet on the probable host of rank 0; if rank 0 is elsewhere, it reports that it cannot listen there.
+/// Ranks on several hosts meet on the probable host of rank 0; if rank 0 runs elsewhere, it reports that it cannot listen
+/// there.
 void derive_tcp_store(const Launcher& launcher, JoinSpec& spec) {
   if (launcher.first_host.empty())
     fail(launcher.spread->name + " = \"" + launcher.spread->value + "\" (expected \"" + launcher.expected_spread +

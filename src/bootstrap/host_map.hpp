@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mapping of ranks to hosts, and proxies of ranks on other hosts.
+// Maps ranks to hosts, and ranks to their proxies on other hosts.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ class HostMap {
  public:
   /// All ranks on one host.
   explicit HostMap(int world) : HostMap(std::vector<std::string>(static_cast<size_t>(world))) {}
-  /// Ranks with equal texts share a host.
+  /// Ranks with equal strings share a host.
   explicit HostMap(std::span<const std::string> places) {
     std::vector<size_t> first;  // per host: its lowest rank
     for (size_t r = 0; r < places.size(); ++r) {
@@ -40,26 +40,26 @@ class HostMap {
   /// Ascending.
   const std::vector<int>& ranks_of(int host) const noexcept { return ranks_[static_cast<size_t>(host)]; }
   bool together(int a, int b) const noexcept { return host_of(a) == host_of(b); }
-  /// Index of `rank` among the ranks of its host.
+  /// Index of `rank` among the ranks on its host.
   int rail(int rank) const noexcept { return rail_[static_cast<size_t>(rank)]; }
-  /// Proxy of `rank` on `host`; on its own host the rank itself.
+  /// Proxy of `rank` on `host`; on its own host, the rank itself.
   int proxy(int rank, int host) const noexcept {
     const std::vector<int>& there = ranks_of(host);
     return there[static_cast<size_t>(rail(rank)) % there.size()];
   }
-  /// True if these ranks of different hosts exchange rows, i.e. one of them is the other's proxy.
+  /// True if these ranks on different hosts exchange rows, i.e. one of them is the other's proxy.
   bool exchange_rows(int a, int b) const noexcept {
     return !together(a, b) && (proxy(a, host_of(b)) == b || proxy(b, host_of(a)) == a);
   }
-  /// Ranks of other hosts that exchange rows with `rank`, ascending.
+  /// Ranks on other hosts that exchange rows with `rank`, ascending.
   std::vector<int> rail_peers(int rank) const {
     std::vector<int> peers;
     for (int r = 0; r < world(); ++r)
       if (exchange_rows(rank, r)) peers.push_back(r);
     return peers;
   }
-  /// Number of rails: the maximum number of ranks on a host. Each rail has one rank of each host, the proxy for one rail index,
-  /// so ranks of hosts with fewer ranks are on several rails.
+  /// Number of rails: the maximum number of ranks on a host. Each rail has one rank on each host, the proxy for one rail index,
+  /// so ranks on hosts with fewer ranks belong to several rails.
   int rails() const noexcept {
     size_t max = 0;
     for (const std::vector<int>& ranks : ranks_) max = std::max(max, ranks.size());
@@ -71,7 +71,7 @@ class HostMap {
     for (const std::vector<int>& ranks : ranks_) on.push_back(ranks[static_cast<size_t>(rail) % ranks.size()]);
     return on;
   }
-  /// Rail of the rows between ranks a and b; -1 if they do not exchange rows.
+  /// Rail that carries rows between ranks a and b; -1 if they do not exchange rows.
   int rail_between(int a, int b) const noexcept { return exchange_rows(a, b) ? std::max(rail(a), rail(b)) : -1; }
   /// "host 0: ranks 0-3; host 1: ranks 4-7".
   std::string text() const {
@@ -86,8 +86,8 @@ class HostMap {
   std::vector<std::vector<int>> ranks_;  // [hosts]
 };
 
-/// Returns the user-specified host of rank `rank`: `text`, or one entry of a comma-separated list, repeated cyclically over the
-/// ranks. "" if unspecified.
+/// Returns the user-specified host of rank `rank`: `text`, or one entry of a comma-separated list that is repeated cyclically
+/// over the ranks. "" if unspecified.
 inline std::string place_of_rank(const std::string& text, int rank) {
   std::vector<std::string> places;
   for (size_t at = 0; at <= text.size();) {

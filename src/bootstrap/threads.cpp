@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous of ranks that are threads of one process: a table of rounds protected by one lock.
+// Rendezvous of ranks that are threads in one process: a table of rounds protected by one lock.
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -25,7 +25,7 @@ struct Contribution {
   std::shared_ptr<void> object;
 };
 
-/// One collective call. Immutable once all ranks have arrived; its waiters then hold the last references.
+/// One collective call. Immutable once all ranks have arrived; the waiting ranks then hold the last references.
 struct Round {
   int arrived = 0;
   std::vector<Contribution> of_rank;
@@ -35,7 +35,7 @@ class Meeting {
  public:
   explicit Meeting(int world) : left_(static_cast<size_t>(world)) {}
 
-  /// Adds `mine` to round `number` and waits for the others, or until `interrupt`, if set, returns true.
+  /// Adds `mine` to round `number` and waits for the other ranks, or until `interrupt`, if set, returns true.
   std::shared_ptr<const Round> meet(int rank, uint64_t number, Contribution mine, Milliseconds budget,
                                     const std::function<bool()>& interrupt) {
     const Deadline deadline(budget);
@@ -96,7 +96,7 @@ class Meeting {
   std::map<uint64_t, std::shared_ptr<Round>> rounds_;  // rounds that some ranks have not reached
 };
 
-/// Remote ends of one rank's sockets, to be taken by the higher ranks; `error` explains their absence.
+/// Remote ends of one rank's sockets, for the higher ranks to take; `error` explains why any are absent.
 struct RemoteEnds {
   explicit RemoteEnds(int world) : of_rank(static_cast<size_t>(world)) {}
   std::vector<UniqueFd> of_rank;

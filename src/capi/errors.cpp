@@ -10,7 +10,7 @@
 namespace switchyard::detail {
 namespace {
 
-/// Fixed size and trivially destructible: storing an error can neither fail nor depend on the order of thread exit.
+/// Fixed size and trivially destructible: storing an error cannot fail and does not depend on the order of thread exit.
 struct LastError {
   sy_code code;
   char text[2048];

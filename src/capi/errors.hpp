@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exception boundary for calls of a group: every exported function runs its body in `guarded` or `collective`.
+// Exception boundary for group calls: every exported function runs its body in `guarded` or `collective`.
 #pragma once
 
 #include "capi/guarded.hpp"

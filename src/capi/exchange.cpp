@@ -12,7 +12,7 @@ const Handle& checked_handle(const sy_handle* handle) {
   return handle->handle;
 }
 
-/// Allocates the C object of an output before the collective call, so that nothing can fail after it.
+/// Allocates the C object for an output before the collective call, so that nothing can fail afterwards.
 std::unique_ptr<sy_dispatched> make_dispatched(const sy_exchange& exchange) {
   auto made = std::make_unique<sy_dispatched>();
   made->handle = new sy_handle;
@@ -20,7 +20,7 @@ std::unique_ptr<sy_dispatched> make_dispatched(const sy_exchange& exchange) {
   return made;
 }
 
-/// Moves the result to the caller.
+/// Transfers ownership of the result to the caller.
 sy_dispatched* deliver(std::unique_ptr<sy_dispatched> made, Dispatched&& dispatched, int64_t tokens) noexcept {
   made->handle->handle = dispatched.handle;
   made->handle->tokens = tokens;
@@ -28,7 +28,7 @@ sy_dispatched* deliver(std::unique_ptr<sy_dispatched> made, Dispatched&& dispatc
   return made.release();
 }
 
-/// `out`: memory for the twin of options->out, to which the result points.
+/// `out`: memory for the C++ twin of options->out; the result points to it.
 DispatchOptions dispatch_options(const sy_dispatch_options* options, Rows& out) {
   if (!options) return {};
   const sy_dispatch_options o = read_struct(options, kInit<sy_dispatch_options>, "options");

@@ -13,7 +13,7 @@ using namespace switchyard::detail;
 
 namespace {
 
-/// A group and the trace in which it records. The trace is declared first and therefore destroyed after the group.
+/// A group and its trace. The trace is declared first and is therefore destroyed after the group.
 struct Recording {
   std::shared_ptr<Trace> trace;
   Group group;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exception boundary for local calls of any library: every exported C function that is not collective runs its body in
-// `guarded`. The functions are inline, because libraries share only keep_exception.hpp.
+// Exception boundary for local calls in any library: every exported C function that is not collective runs its body in
+// `guarded`. The functions are inline, because the libraries share only keep_exception.hpp.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace switchyard::detail {
 
-/// Misuse detected by the C layer before the C++ API is called. In a collective call the peers must still be notified.
+/// Misuse detected by the C layer before the C++ API is called. In a collective call, the peers must still be notified.
 class ArgumentError : public Error {
  public:
   explicit ArgumentError(const std::string& what) : Error(ErrorCode::invalid_argument, what) {}
 };
 
-/// Throws ArgumentError unless `pointer` is set.
+/// Throws ArgumentError if `pointer` is null.
 inline void require(const void* pointer, const char* name) {
   if (!pointer) throw ArgumentError(std::string(name) + " is NULL");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles, and functions that need only a routing.
+// C functions for handles, and functions that need only a routing.
 #include <span>
 
 #include "capi/objects.hpp"

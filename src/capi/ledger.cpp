@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// C functions of ledgers and of ledger combine.
+// C functions for ledgers and for ledger combine.
 #include "switchyard/ledger.hpp"
 
 #include <span>
@@ -49,7 +49,7 @@ namespace {
 
 constexpr sy_ledger kLedger = SY_LEDGER_INIT;
 
-/// Copies the caller's array, whose length follows from the caller's own sizes.
+/// Copies the caller's array; its length is derived from sizes that the caller passed.
 std::vector<int32_t> to_table(const char* name, const int32_t* data, int64_t length) {
   if (length > 0) require(data, name);
   return length > 0 ? std::vector<int32_t>(data, data + length) : std::vector<int32_t>();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// C functions of low-latency mode and the flat exchange.
+// C functions for low-latency mode and the flat exchange.
 #include "switchyard/low_latency.hpp"
 
 #include "capi/objects.hpp"
@@ -37,7 +37,7 @@ struct CallerRowFunction final : CpuRowFunction {
   void* user;
 };
 
-/// `function` owns, for the duration of the call, the object to which the options point.
+/// For the duration of the call, `function` owns the object to which the options point.
 AllToAllOptions all_to_all_options(const sy_all_to_all_options* options, RowFunction& function) {
   if (!options) return {};
   const sy_all_to_all_options o = read_struct(options, kInit<sy_all_to_all_options>, "options");

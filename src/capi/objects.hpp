@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects behind the opaque pointers of the C ABI. Each object shares ownership of the objects on which it depends, so that the
-// C side may destroy them in any order. Members are in construction order: the share is first and is destroyed last.
+// Objects behind the opaque pointers in the C ABI. Each object shares ownership of the objects on which it depends, so that the
+// C side may destroy them in any order. Members are in construction order: the share comes first and is destroyed last.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace switchyard::detail {
 
-/// An object of a mode, with the group that it requires.
+/// An object of an exchange mode, with the group that it requires.
 template <class T>
 struct Grouped {
   template <class Config>
@@ -25,7 +25,7 @@ struct Grouped {
 };
 using ExchangeState = Grouped<NormalExchange>;
 
-/// NULL for an empty array, regardless of the address that its container returns.
+/// Returns NULL for an empty array, regardless of the address that its container returns.
 template <class Array>
 auto data_or_null(const Array& array) -> decltype(array.data()) {
   return array.empty() ? nullptr : array.data();
@@ -36,7 +36,7 @@ auto data_or_null(const Array& array) -> decltype(array.data()) {
 // NOLINTBEGIN(readability-identifier-naming): names of the C ABI
 struct sy_group {
   std::shared_ptr<switchyard::Group> group;
-  /// Trace in which the group records; lives as long as the group and everything made from it.
+  /// Trace to which the group records; lives as long as the group and everything created from it.
   std::shared_ptr<switchyard::Trace>* recorded;
 };
 
@@ -79,13 +79,13 @@ struct sy_storage {
 namespace switchyard::detail {
 
 inline Group& group_of(const sy_group& group) { return *group.group; }
-/// Group of an object that holds a Grouped as `state`.
+/// The group of an object that holds a Grouped as `state`.
 template <class Object>
 inline Group& group_of(const Object& object) {
   return *object.state->group;
 }
 
-/// Runs the body of a collective call on `object`. If that is NULL, the peers cannot be notified.
+/// Runs the body of a collective call on `object`. If it is NULL, the peers cannot be notified.
 template <class Object, class Body>
 sy_code collective_on(Object* object, const char* name, Body&& body) noexcept {
   if (!object) return guarded([&] { require(nullptr, name); });
@@ -115,7 +115,7 @@ std::unique_ptr<Stored<T>> store(T value) {
   return std::make_unique<Stored<T>>(std::move(value));
 }
 
-/// Fills the caller's struct; its storage owns the tables.
+/// Fills the caller's struct; the tables are owned by its storage.
 void write_ledger(sy_ledger* to, LedgerTables tables);
 
 }  // namespace switchyard::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric memory for external allocators, whose functions have no state: a table here maps each block to its owner.
+// Symmetric memory for external allocators. Their functions have no state, so a table here maps each block to its owner.
 #include "switchyard/row_memory.hpp"
 
 #include <map>

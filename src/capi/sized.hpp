@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sized structs of the C ABI: reads the structs of older and newer programs, and fills them. The functions are inline, for the
-// C functions of any library.
+// Sized structs in the C ABI: reads and fills the structs of older and newer programs. The functions are inline so that the C
+// functions of any library can use them.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace switchyard::detail {
 inline constexpr size_t kMinStructBytes = 2 * sizeof(size_t);
 inline constexpr size_t kMaxStructBytes = 4096;
 
-/// Position of the first nonzero byte from `known` up to `size`; `size` or more if there is none.
+/// Position of the first nonzero byte from `known` up to `size`; at least `size` if there is none.
 inline size_t first_unknown(const void* given, size_t known, size_t size) noexcept {
   const auto* bytes = static_cast<const unsigned char*>(given);
   while (known < size && bytes[known] == 0) ++known;
@@ -35,8 +35,8 @@ inline size_t size_of(const void* given) noexcept {
   return size;
 }
 
-/// Throws ArgumentError unless `given` is a struct that this library, which knows `known` bytes of it, can read. Returns the
-/// struct's size.
+/// Throws ArgumentError unless `given` is a struct that this library, which knows the first `known` bytes, can read. Returns
+/// the struct's size.
 inline size_t check_struct(const void* given, size_t known, const char* name) {
   require(given, name);
   const size_t size = size_of(given);
@@ -55,8 +55,8 @@ inline bool is_valid_struct(const void* given, size_t known) noexcept {
   return given && is_plausible(size_of(given)) && first_unknown(given, known, size_of(given)) >= size_of(given);
 }
 
-/// Overlays `given` on `defaults`. T is a struct of capi/structs.hpp or capi/layer/structs.hpp; those files assert that it has
-/// no padding.
+/// Overlays `given` on `defaults`. T is a struct from capi/structs.hpp or capi/layer/structs.hpp; those files assert that it
+/// has no padding.
 template <class T>
 T read_struct(const T* given, const T& defaults, const char* name) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % sizeof(size_t) == 0);

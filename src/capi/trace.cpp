@@ -39,7 +39,7 @@ void write_bytes(sy_bytes* to, Content content) {
   write_struct(to, sy_bytes{sizeof(sy_bytes), stored.release(), data, size});
 }
 
-/// Phases in C, with the texts to which they point.
+/// Phases in their C form, with the strings to which they point.
 struct Phases {
   explicit Phases(std::vector<TracePhase> of) : texts(std::move(of)) {
     for (const TracePhase& p : texts)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of single members, called by the generated conversions (capi/structs.hpp, capi/layer/structs.hpp). Error texts give
-// the member as `of`->`member`; this name is built only for an error.
+// Checks of individual members, called by the generated conversions (capi/structs.hpp, capi/layer/structs.hpp). Error texts
+// name the member as `of`->`member`; the name is built only on error.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace switchyard::detail {
 
-// Templates are declared inline for their visibility: otherwise the export map takes a template for a function of the public
+// Templates are declared inline for their visibility: otherwise the export map treats a template as a function of the public
 // type that it returns.
 
-/// Throws ArgumentError unless `value` is a value of E.
+/// Throws ArgumentError unless `value` is an enumerator of E.
 template <NamedEnum E>
 inline E to_enum(const char* name, int32_t value) {
   for (const Named<E>& known : NamesOf<E>::kAll)

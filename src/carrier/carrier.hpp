@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport of bytes between ranks of different hosts. The protocols define their meaning: a carrier has no notion of flags,
-// counts or formats, and it never waits. Deadlines, abort words and wait times are handled by the code that waits for a round.
+// Transports bytes between ranks on different hosts. The data's meaning is defined by the protocols: a carrier has no notion of
+// flags, counts or formats, and it never waits. Deadlines, abort words and wait times are handled by the code that waits for
+// the round.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 
 namespace switchyard::detail {
 
-/// Data sent to and received from one peer in a round. Both ends post it with the same sizes; an empty span means no data in
+/// Data sent to and received from one peer in a round. Both ends post it with matching sizes; an empty span means no data in
 /// that direction.
 struct PeerTransfer {
   int peer = -1;  ///< a rank
@@ -30,25 +31,25 @@ struct RoundStatus {
   int peer = -1;  ///< rank that the round waits for, or that broke it; -1: none
 };
 
-/// One rank's connections to its peers. The rank numbers its rounds in ascending order; the transfers between two ranks are
-/// posted in the same order at both. One thread at a time, except abort().
+/// One rank's connections to its peers. A rank numbers its rounds in ascending order; both ends post the transfers between two
+/// ranks in the same order. Use from one thread at a time, except for abort().
 class Carrier {
  public:
   virtual ~Carrier() = default;
   Carrier(const Carrier&) = delete;
   Carrier& operator=(const Carrier&) = delete;
 
-  /// Shares ownership of the memory that contains all spans of all rounds; call before the first round. A network may access
-  /// posted memory after the carrier is destroyed if a round was in flight then: such a carrier keeps its share until the
-  /// network is done.
+  /// Shares ownership of the memory that contains all spans of all rounds. Call before the first round. A network may still
+  /// access posted memory after the carrier is destroyed if a round was in flight; the carrier's share is then kept until the
+  /// network has finished.
   void share(std::shared_ptr<const void> memory) { memory_ = std::move(memory); }
-  /// Starts a round, with at most one leg per peer. The memory of the spans must stay valid until the round is done; if the
-  /// round never completes, it must be shared. `stream`: CUDA: the stream that orders the round; CPU: null.
+  /// Starts a round, with at most one leg per peer. The spans' memory must stay valid until the round is done; if the round
+  /// might never complete, the memory must be shared. `stream` is the stream that orders the round (CUDA), or null (CPU).
   virtual void post(uint64_t round, std::span<const PeerTransfer> transfers, void* stream) = 0;
   /// Makes progress on all rounds and returns the state of `round`. Never waits.
   virtual RoundStatus advance(uint64_t round) = 0;
-  /// Ends all rounds locally: advance() returns `broken` from now on. Any thread, at any time. Peers may observe it (sockets)
-  /// or not (MPI): the caller notifies them through the group.
+  /// Ends all rounds locally: advance() returns `broken` from now on. May be called from any thread at any time. Peers may
+  /// observe this (sockets) or not (MPI), so the caller notifies them through the group.
   virtual void abort() noexcept = 0;
 
  protected:

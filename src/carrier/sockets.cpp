@@ -17,7 +17,7 @@
 namespace switchyard::detail {
 namespace {
 
-/// Precedes the bytes of each leg. Both ends count the legs of a connection, so that different calls are detected.
+/// Precedes the bytes of each leg. Both ends count a connection's legs, so that mismatched calls are detected.
 struct TransferHead {
   uint64_t number;
   uint64_t bytes;
@@ -48,7 +48,7 @@ struct Link {
   }
 };
 
-/// The rest of a transfer, as pieces for the system call.
+/// The rest of a transfer, split into pieces for the system call.
 int pieces_of(std::byte* head, std::byte* data, size_t done, size_t size, iovec (&out)[2]) {
   int n = 0;
   if (done < sizeof(TransferHead)) out[n++] = {head + done, sizeof(TransferHead) - done};
@@ -135,7 +135,7 @@ class SocketCarrier final : public Carrier {
     while (!link.receives.empty()) {
       Transfer<std::byte>& t = link.receives.front();
       iovec pieces[2];
-      // Receive only the head first: it determines whether the bytes after it are the expected ones.
+      // Receive only the head at first: it shows whether the bytes that follow are the expected ones.
       const size_t end = t.done < sizeof(TransferHead) ? sizeof(TransferHead) : t.size();
       msghdr message{};
       message.msg_iov = pieces;

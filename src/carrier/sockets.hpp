@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The built-in carrier: a stream socket to each peer, driven by the thread that polls its rounds. For tests, and for small
-// groups on CPUs; not intended as a fast network (docs/design/0055-several-hosts.md).
+// The built-in carrier: one stream socket per peer, driven by the thread that polls the rounds. For tests, and for small groups
+// on CPUs; not intended as a fast network (docs/design/0055-several-hosts.md).
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace switchyard::detail {
 
-/// A connection for data only, used by nothing else.
+/// A connection used only for data.
 struct CarrierSocket {
   int peer = -1;
   UniqueFd fd;  ///< a connected stream socket; becomes non-blocking

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for operands of the GEMM tiles. Uninitialized: a page costs memory only once it is touched.
+// Memory for the operands of GEMM tiles. Uninitialized: a page uses memory only once it has been touched.
 #pragma once
 
 #include <cstddef>
@@ -19,12 +19,11 @@ namespace switchyard::detail {
 class AlignedBuffer {
  public:
   static constexpr size_t kAlignment = 64;
-  /// Large buffers request huge pages: tiles of 1 to 16 rows, whose time is dominated by reading the weights, are 5 % faster
-  /// with them.
+  /// Large buffers request huge pages: they speed up tiles of 1 to 16 rows, whose time is dominated by weight reads, by 5 %.
   static constexpr size_t kHugePage = size_t{2} << 20;
 
   AlignedBuffer() = default;
-  /// \throws Error(system), naming `purpose` and the size.
+  /// \throws Error(system) naming `purpose` and the size.
   AlignedBuffer(size_t bytes, const char* purpose) : bytes_(bytes) {
     if (bytes == 0) return;
     const size_t alignment = bytes >= kHugePage ? kHugePage : kAlignment;
@@ -34,7 +33,7 @@ class AlignedBuffer {
       throw Error(ErrorCode::system, std::string("no memory for ") + purpose + ": " + std::to_string(bytes) + " bytes");
     }
 #if defined(__linux__)
-    // This is only a hint: a kernel without huge pages rejects it without consequences.
+    // This is only a hint: a kernel without huge pages rejects it without further effect.
     if (alignment == kHugePage) (void)madvise(data_.get(), bytes, MADV_HUGEPAGE);
 #endif
   }

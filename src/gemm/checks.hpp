@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Argument checks shared by GroupedGemm, gradients and ExpertMlp. `where` is the name of the function or class in errors.
+// Argument checks shared by GroupedGemm, gradients and ExpertMlp. `where` is the function or class named in errors.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ inline void require(bool ok, const char* where, const std::string& what) {
   if (!ok) throw Error(ErrorCode::invalid_argument, std::string(where) + ": " + what);
 }
 
-/// Alignment that loads and stores of GPU kernels require.
+/// Alignment required by loads and stores in GPU kernels.
 inline void check_aligned(const char* where, const char* name, const void* p) {
   constexpr uintptr_t kAlignment = 16;
   require(p != nullptr, where, std::string(name) + " is null");

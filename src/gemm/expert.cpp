@@ -67,7 +67,7 @@ void check_options(const ExpertShape& shape, const ExpertOptions& options) {
                 std::string("ExpertMlp: options.dtype is ") + to_string(options.dtype) + "; allowed on the CPU: bf16");
 }
 
-/// Checks weights; the options must have been checked. `scales`: prefix of a scale's name in errors.
+/// Checks weights; the options must already have been checked. `scales` is the prefix of a scale's name in errors.
 void check_weights(const char* where, const char* scales, const ExpertShape& shape, const MoeWeights& w,
                    const ExpertOptions& options) {
   if (shape.num_local_experts == 0) return;

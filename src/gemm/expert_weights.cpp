@@ -13,7 +13,7 @@ constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
 constexpr uint64_t kGateUp = 13, kDown = 2;  // distinguish the two matrices of an expert
 constexpr int64_t kPerWord = 8;              // number of elements that one 64-bit word determines, one byte each
 
-/// A bijection of 64-bit words: changing one input bit changes about half of the output bits (finalizer of splitmix64).
+/// A bijection on 64-bit words: changing one input bit changes about half of the output bits (finalizer of splitmix64).
 constexpr uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
@@ -39,7 +39,7 @@ void fill_row(const uint16_t* levels, uint64_t key, int64_t cols, uint16_t* out)
   for (int64_t col = whole; col < cols; ++col) out[col] = element(levels, key, col);
 }
 
-/// Symmetric, equidistant levels in [-amplitude, amplitude].
+/// Symmetric, equally spaced levels in [-amplitude, amplitude].
 void make_levels(double amplitude, int count, uint16_t* levels) {
   for (int i = 0; i < count; ++i) {
     const double unit = static_cast<double>(2 * i - (count - 1)) / (count - 1);
@@ -61,8 +61,9 @@ ExpertWeights::ExpertWeights(uint64_t seed, int64_t hidden, int64_t intermediate
     throw Error(ErrorCode::invalid_argument, "ExpertWeights: hidden and intermediate are " + std::to_string(hidden) + " and " +
                                                  std::to_string(intermediate) + "; allowed: >= 1");
   }
-  // A uniform variable on [-a, a] has variance a^2 / 3. Gate and up: variance 1 / H, so that x W^T has variance 1. For unit
-  // normal g the mean of silu(g)^2 is 0.3557, so W2 with variance 1 / (0.3557 I) restores variance 1 in the output.
+  // A uniform variable on [-a, a] has variance a^2 / 3. The gate and up weights have variance 1 / H, so that x W^T has variance
+  // 1. For unit normal g, the mean of silu(g)^2 is 0.3557, so W2 with variance 1 / (0.3557 I) restores variance 1 in the
+  // output.
   make_levels(std::sqrt(3.0 / static_cast<double>(hidden)), kLevels, levels13_);
   make_levels(std::sqrt(3.0 / (0.3557 * static_cast<double>(intermediate))), kLevels, levels2_);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Implementation of ExpertMlp: experts on the CPU or on a GPU. ExpertMlp checks the arguments common to both.
+// Implementation of ExpertMlp: experts on the CPU or on a GPU. Arguments common to both are checked by ExpertMlp.
 #pragma once
 
 #include <memory>
@@ -19,12 +19,12 @@ struct ExpertMlp::Impl {
 
   /// Called only if there are experts and rows.
   virtual void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call) = 0;
-  /// Throw Error(unsupported) unless the host computes.
+  /// Throw Error(unsupported) unless the experts run on the host.
   virtual void forward_on_host(const uint16_t* x, std::span<const int64_t> first_row, std::span<const int64_t> num_rows,
                                uint16_t* y);
   virtual void forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y);
-  /// Experts with the same shape and options but other weights and weight scales. On a GPU they share the intermediate rows.
-  /// The weights have been checked.
+  /// Experts with the same shape and options but different weights and weight scales. On a GPU, they share the intermediate
+  /// rows. The weights have been checked.
   virtual std::unique_ptr<Impl> with_weights(const MoeWeights& weights) const = 0;
   virtual ExpertMemory memory() const = 0;
   virtual std::string implementation() const = 0;
@@ -39,7 +39,7 @@ namespace detail {
 // All arguments have been checked.
 using ExpertImpl = std::unique_ptr<ExpertMlp::Impl>;
 ExpertMemory cpu_experts_memory(const ExpertShape& shape, const ExpertOptions& options);
-/// From weights in memory, or from weights that a source writes.
+/// Takes the weights from memory or from a source that writes them.
 ExpertImpl make_cpu_experts(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options);
 ExpertImpl make_cpu_experts(const ExpertShape& shape, const ExpertMlp::Source& source, const ExpertOptions& options);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps of a grouped product: of its weights, rows and outputs, in the boxes that its kernels copy. Host code, for
-// launchers of these kernels or their roles.
+// Tensor maps for a grouped product: its weights, rows and outputs, in the boxes that its kernels copy. Host code for launchers
+// of these kernels or of their roles.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@
 
 namespace switchyard::detail::gemm {
 
-/// Arguments of a tensor map; see gpu::make_tensor_map().
+/// Arguments for a tensor map; see gpu::make_tensor_map().
 struct MappedTensor {
   const void* data = nullptr;
   gpu::ElementType type = gpu::ElementType::bytes;
   std::initializer_list<gpu::Dimension> dimensions;
   gpu::Swizzle swizzle = gpu::Swizzle::none;
 };
-/// Throws Error(system) in the name of `object`; `what`: name of the tensor.
+/// Throws Error(system) on behalf of `object`; `what` is the name of the tensor.
 inline void make_map(CUtensorMap* map, const MappedTensor& of, const char* object, const char* what) {
   if (gpu::make_tensor_map(map, of.data, of.type, of.dimensions, of.swizzle)) return;
   throw Error(ErrorCode::system, std::string(object) + ": the driver makes no tensor map of " + what);
@@ -31,7 +31,7 @@ inline gpu::ElementType map_element(DType type) {
   return type == DType::bf16 ? gpu::ElementType::bf16 : type == DType::f16 ? gpu::ElementType::f16 : gpu::ElementType::bytes;
 }
 
-/// A product of `n` weights of `k` elements for each expert. Sets its maps in a kernel's parameters. Every function throws like
+/// A product with `n` weights of `k` elements per expert. Sets its maps in a kernel's parameters. Every function throws like
 /// make_map().
 struct ProductMaps {
   const char* object;  ///< owner of the product, for errors
@@ -42,11 +42,11 @@ struct ProductMaps {
   bool inner_outside;  ///< weights are [experts, k, n] instead of [experts, n, k]
 
   uint64_t element() const { return dtype_bytes(type); }
-  /// Elements of the sum per stage.
+  /// Elements of the inner dimension per stage.
   uint32_t inner() const { return type == DType::fp8_e4m3 ? kFp8Inner : kInner; }
   uint64_t row_bytes() const { return static_cast<uint64_t>(k) * element(); }
 
-  /// Gated weights of [n, k] are loaded interleaved: alternately eight of the gate and eight of the up half.
+  /// Gated weights of [n, k] are loaded interleaved, alternating eight of the gate half with eight of the up half.
   void set_weights(GroupedParams& to, const void* data) const {
     const auto of_n = static_cast<uint64_t>(n), of_k = static_cast<uint64_t>(k), e = static_cast<uint64_t>(experts);
     const uint64_t row = row_bytes(), expert = of_n * row;
@@ -60,7 +60,7 @@ struct ProductMaps {
     else
       make({{of_k, 0, inner()}, {of_n, row, kTileColumns}, {e, expert, 1}});
   }
-  /// Sets the weights for the fp8 kernel of many rows.
+  /// Sets the weights for the fp8 kernel for many rows.
   void set_many_weights(GroupedParams& to, const void* data) const {
     const auto of_n = static_cast<uint64_t>(n), halves = gated ? uint64_t{2} : uint64_t{1};
     const uint64_t row = row_bytes();
@@ -74,7 +74,7 @@ struct ProductMaps {
               gpu::Swizzle::bytes_128},
              object, "the weights");
   }
-  /// Uses boxes of up to `max` rows of a tile, a multiple of kRowStep.
+  /// Uses boxes of up to `max` rows per tile; `max` is a multiple of kRowStep.
   void set_rows(GroupedParams& to, const void* data, int64_t rows, int max) const {
     for (uint32_t step = 1; step <= static_cast<uint32_t>(max / kRowStep); ++step) {
       make_map(&to.rows[step - 1],
@@ -85,7 +85,7 @@ struct ProductMaps {
                object, "the rows");
     }
   }
-  /// Uses narrow boxes for gated outputs of interleaved weights.
+  /// Uses narrow boxes for gated outputs with interleaved weights.
   void set_outputs(GroupedParams& to, void* data, int64_t rows) const {
     const bool narrow = gated && !inner_outside;
     const uint32_t box = narrow ? 32 : 64;

@@ -63,10 +63,10 @@ inline void raise_if_failed(StepReport report, const char* subject, size_t rank)
                     std::string_view(text).substr(std::min<size_t>(report.field_at, text.size()), report.field_size));
 }
 
-/// Collective. Runs `step` on every rank and then throws, on all of them, the error of the lowest rank whose step threw: if one
-/// rank lacks memory, all ranks throw its error with its text instead of waiting until the deadline. `subject` begins the text.
-/// Returns only when the step has succeeded on all ranks, so it is also a barrier. After an AgreedError of a step the ranks are
-/// still in step with each other; after an exception of the bootstrap they are not.
+/// Collective. Runs `step` on every rank, then throws, on all ranks, the error of the lowest rank whose step threw: if one rank
+/// lacks memory, all ranks throw its error with its text instead of waiting for the deadline. `subject` begins the text.
+/// Returns only after the step has succeeded on all ranks, so it is also a barrier. After a step throws AgreedError, the ranks
+/// are still in step with each other; after an exception from the bootstrap, they are not.
 template <class Step>
 void run_step(Bootstrap& bootstrap, const Deadline& deadline, const char* subject, const Step& step) {
   const StepReport mine = attempt(step);

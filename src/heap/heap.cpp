@@ -66,14 +66,14 @@ void check_memory(int world, uint64_t needed, uint64_t available, const std::str
                                            describe_bytes(available) + " can still be used (" + limit + "): lower heap_bytes");
 }
 
-/// The size of a rank's request, and the rank's estimate of available memory.
+/// The size that a rank requests, and the rank's estimate of available memory.
 struct Proposal {
   uint64_t bytes;
   uint64_t available;
   char limit[112];
 };
 
-/// Gathers the proposals of all ranks before any rank allocates. Throws on all of them if a host has too little memory.
+/// Gathers the proposals of all ranks before any rank allocates. Throws on all ranks if any host has too little memory.
 std::vector<Proposal> agree_on_memory(Bootstrap& bootstrap, size_t bytes, const Deadline& deadline) {
   const MemoryAvailable available = memory_available();
   Proposal mine = {bytes, available.bytes, {}};
@@ -95,7 +95,7 @@ std::vector<Proposal> agree_on_memory(Bootstrap& bootstrap, size_t bytes, const 
   return all;
 }
 
-/// Whole pages of [0, bytes) between the ranges.
+/// Whole pages of [0, bytes) that lie between the ranges.
 std::vector<HeapRange> pages_between(std::span<const HeapRange> ranges, size_t bytes) {
   const size_t page = page_bytes();
   std::vector<HeapRange> between;
@@ -163,7 +163,7 @@ void MappedHeap::wake(Bootstrap& bootstrap, Milliseconds budget) {
       try {
         mine().discard(offset, length);
       } catch (const Error&) {
-        // Stays committed; the next attempt handles this.
+        // The memory stays committed; the next attempt handles this.
       }
     }
     throw;

@@ -8,7 +8,7 @@
 
 namespace switchyard::detail {
 
-/// Owns a block of a symmetric heap.
+/// Owns a block in a symmetric heap.
 class HeapBlock {
  public:
   HeapBlock() = default;

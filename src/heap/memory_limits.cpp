@@ -14,7 +14,7 @@
 namespace switchyard::detail {
 namespace {
 
-/// The number after `key` at the start of a line of `path`, or the first number of the file if the key is empty.
+/// The number after `key` at the start of a line in `path`, or the file's first number if the key is empty.
 std::optional<uint64_t> read_number(const std::string& path, const std::string& key = "") {
   std::ifstream file(path);
   std::string line;
@@ -39,13 +39,13 @@ uint64_t rest_of(uint64_t limit, uint64_t used) { return limit > used ? limit - 
 
 // ---- locating control groups ----
 
-/// Mount point of a controller's hierarchy, and the part of it that is mounted.
+/// Mount point of a controller's hierarchy, and the part that is mounted there.
 struct Mount {
   std::string at;
   std::string part;
 };
 
-/// Decodes escapes: spaces and similar characters are encoded as "\040".
+/// Decodes escapes: spaces and similar characters are encoded as in "\040".
 std::string unescaped(const std::string& text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -65,7 +65,7 @@ bool among(const std::string& word, const std::string& list) {
   return ("," + list + ",").find("," + word + ",") != std::string::npos;
 }
 
-/// All mounts of the hierarchy of `controller` (version 1) or of version 2. A line of the file:
+/// All mounts of the hierarchy for `controller` (version 1) or of the version 2 hierarchy. Example of a line:
 /// "36 35 98:0 /part /at rw,noatime shared:1 - cgroup cgroup rw,memory".
 std::vector<Mount> mounts_of(const std::string& controller, bool version1, const std::string& root) {
   std::vector<Mount> mounts;
@@ -90,7 +90,7 @@ bool counts_children(const std::string& folder, const std::string& root) {
   return read_number(root + folder + "memory.use_hierarchy").value_or(1) != 0;
 }
 
-/// `path` relative to the mounted part of the hierarchy, without a trailing '/'; none if it is outside.
+/// `path` relative to the mounted part of the hierarchy, without a trailing '/'; nullopt if it lies outside.
 std::optional<std::string> path_below(const Mount& mount, std::string path) {
   if (mount.part != "/") {
     if (path.compare(0, mount.part.size(), mount.part) != 0) return std::nullopt;
@@ -102,7 +102,7 @@ std::optional<std::string> path_below(const Mount& mount, std::string path) {
   return path;
 }
 
-/// Appends the folder of the group `path` and those of its ancestors. In a container the mounted part may be elsewhere in the
+/// Appends the folders of the group `path` and of its ancestors. In a container, the mounted part may be elsewhere in the
 /// hierarchy; it is then the container's own group.
 void add_groups(std::vector<ControlGroup>& out, const std::string& path, const std::string& controller, bool version1,
                 const std::string& root) {

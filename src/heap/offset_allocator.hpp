@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// First-fit allocator of offsets in [begin, end), with coalescing. Deterministic: the same calls give the same offsets.
+// First-fit allocator for offsets in [begin, end), with coalescing. Deterministic: identical calls return identical offsets.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace switchyard::detail {
 /// Offset and bytes.
 using HeapRange = std::pair<size_t, size_t>;
 
-/// Provides the ranges that are preserved when a sleeping heap returns its memory.
+/// Provides the ranges preserved when a sleeping heap returns its memory.
 class KeepsRanges {
  public:
   virtual ~KeepsRanges() = default;
@@ -24,15 +24,15 @@ class KeepsRanges {
 
 class OffsetAllocator final : public KeepsRanges {
  public:
-  /// Sizes and offsets are multiples of `granule`, so that two blocks never share a cache line.
+  /// Sizes and offsets are multiples of `granule`, so that blocks never share a cache line.
   static constexpr size_t kGranule = 64;
 
   OffsetAllocator(size_t begin, size_t end) : capacity_(end - begin) {
     if (end > begin) free_.emplace(begin, end - begin);
   }
 
-  /// Returns the lowest possible offset of at least `at_least`, or empty if no free block is large enough. `alignment` is a
-  /// power of two. The first `kept` bytes are recorded for kept(). Any thread.
+  /// Returns the lowest available offset >= `at_least`, or nullopt if no free block is large enough. `alignment` is a power of
+  /// two. The first `kept` bytes are recorded for kept(). Any thread.
   std::optional<size_t> allocate(size_t bytes, size_t alignment, size_t kept = 0, size_t at_least = 0);
   /// Releases a block from allocate(). Needs no memory and cannot fail. Any thread.
   void release(size_t offset) noexcept;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocator of ordered memory: each free range records the work that its next user must wait for.
+// Allocator for ordered memory: each free range records the work for which its next user must wait.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +16,10 @@
 
 namespace switchyard::detail {
 
-/// An allocator of offsets in [begin, end). `Use` is work after which a free range's next user must be ordered; it is
-/// comparable. An allocated range has the uses of all its parts. Free ranges are merged only if their uses are equal, so that
-/// no user waits for work on adjacent memory, but an allocation may span several ranges. Deterministic: the same calls with the
-/// same costs give the same offsets. Any thread.
+/// An allocator for offsets in [begin, end). `Use` identifies work after which a free range's next user must be ordered; it
+/// must be comparable. An allocated range inherits the uses of all its parts. Free ranges are merged only if their uses are
+/// equal, so that no user waits for work on adjacent memory; an allocation may nevertheless span several ranges. Deterministic:
+/// identical calls with identical costs return identical offsets. Any thread.
 template <class Use>
 class OrderedRanges final : public KeepsRanges {
  public:
@@ -35,9 +35,9 @@ class OrderedRanges final : public KeepsRanges {
     size_t offset;
     Uses after;  ///< without duplicates
   };
-  /// Allocates `bytes` where the uses cost least. `cost(use)` is called for each use of a range; it returns 0 for a use without
-  /// cost, and kNever for one that cannot be waited for. On equal costs the lowest offset is taken. Empty if there is no space.
-  /// The first `kept` bytes are recorded for kept().
+  /// Allocates `bytes` where the total cost of the uses is lowest. `cost(use)` is called for each use of a range; it returns 0
+  /// if waiting for the use costs nothing, and kNever if waiting is impossible. If costs are equal, the lowest offset is
+  /// chosen. Returns nullopt if there is no space. The first `kept` bytes are recorded for kept().
   static constexpr int kNever = 1 << 20;
   template <class Cost>
   std::optional<Taken> take(size_t bytes, size_t kept, Cost&& cost) {
@@ -57,7 +57,7 @@ class OrderedRanges final : public KeepsRanges {
     return taken;
   }
 
-  /// Releases a range from take() for reuse after `after`. Needs no memory and cannot fail.
+  /// Releases a range from take(), to be reused after `after`. Needs no memory and cannot fail.
   void give(size_t offset, Uses&& after) noexcept {
     const std::lock_guard lock(mutex_);
     const auto block = used_.find(offset);
@@ -68,7 +68,7 @@ class OrderedRanges final : public KeepsRanges {
     join_around(free_.insert(used_.extract(block)).position);  // moves the node: no allocation
   }
 
-  /// Removes the uses for which `over(use)` holds, and merges ranges that become equal.
+  /// Removes the uses for which `over(use)` returns true, and merges ranges that thereby become equal.
   template <class Over>
   void forget(Over&& over) {
     const std::lock_guard lock(mutex_);

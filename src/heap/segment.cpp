@@ -31,7 +31,7 @@ size_t page_bytes() {
 }
 
 std::shared_ptr<Mapping> Mapping::map(int flags, int fd, size_t bytes) {
-  // Reserve enough address space for an aligned start, map there, and release the rest.
+  // Reserve enough address space for an aligned start, map there, and release the remainder.
   const size_t reserved = bytes + kHeapSegmentAlignment;
   void* const start = ::mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (start == MAP_FAILED)
@@ -94,7 +94,7 @@ void Mapping::check_can_discard() const {
                 "signal (madvise(MADV_POPULATE_WRITE), Linux 5.14 and later)");
 }
 
-// Without MADV_NOHUGEPAGE the system may rebuild a huge page around kept pages, together with their discarded neighbors.
+// Without MADV_NOHUGEPAGE, the system may rebuild a huge page around kept pages, including their discarded neighbors.
 void Mapping::discard(size_t offset, size_t bytes) {
   if (!shared_) advise(data_ + offset, bytes, MADV_NOHUGEPAGE);
   if (const int error = advise(data_ + offset, bytes, shared_ ? MADV_REMOVE : MADV_DONTNEED))

@@ -12,12 +12,12 @@
 namespace switchyard::detail {
 
 /// One mapping of one segment, aligned to kHeapSegmentAlignment, readable and writable; unmapped on destruction. Not inherited
-/// by a fork.
+/// across fork().
 class Mapping {
  public:
-  /// Private memory of this process, zero, committed page by page on first touch. Throws Error(system).
+  /// Private, zero-initialized memory of this process, committed page by page on first touch. Throws Error(system).
   static std::shared_ptr<Mapping> anonymous(size_t bytes);
-  /// A segment made by create_segment_fd, in this or another process. Checks its size and seals. Throws Error(system).
+  /// A segment created by create_segment_fd in this or another process. Checks its size and seals. Throws Error(system).
   static std::shared_ptr<Mapping> shared(int fd, size_t bytes);
 
   Mapping(const Mapping&) = delete;
@@ -25,13 +25,12 @@ class Mapping {
   ~Mapping();
   std::byte* data() const noexcept { return data_; }
 
-  /// Throws Error(unsupported) if the system cannot discard and commit.
+  /// Throws Error(unsupported) if the system cannot discard and commit pages.
   void check_can_discard() const;
-  /// Returns whole pages to the system, for all mappings of the segment: they are zero when next touched; touching a page of a
+  /// Returns whole pages to the system, for all mappings of the segment: they are zero when next touched. Touching a page of a
   /// shared segment before commit() may fault. Throws Error(system).
   void discard(size_t offset, size_t bytes);
-  /// Shared segments: allocates memory for these pages again, or throws Error(system). Private segments allocate on first
-  /// touch.
+  /// Shared segments: reallocates memory for these pages, or throws Error(system). Private segments allocate on first touch.
   void commit(size_t offset, size_t bytes);
 
  private:
@@ -42,17 +41,17 @@ class Mapping {
   bool shared_;
 };
 
-/// Creates an unnamed file in memory with every page committed, sealed so that no process can change its size: touching a
-/// mapping of it cannot fault. Throws Error(system) if memory is insufficient.
+/// Creates an unnamed in-memory file with every page committed, sealed so that no process can change its size: accesses to its
+/// mappings cannot fault. Throws Error(system) if memory is insufficient.
 UniqueFd create_segment_fd(size_t bytes);
 
 /// Bytes in one page.
 size_t page_bytes();
 
 /// Calls step(offset, bytes), which returns 0 or an errno, for consecutive parts of [0, bytes). A signal may undo the progress
-/// of a system call (EINTR), and a profiler's timer sends signals periodically. Therefore the size of the parts is halved each
-/// time, down to a page, so that a part completes between two signals. Bounded: returns EINTR if not even a page completes in
-/// kMaxInterrupts calls.
+/// of a system call (EINTR), and a profiler's timer sends signals periodically. The size of the parts is therefore halved each
+/// time, down to a page, so that a part can complete between two signals. Bounded: returns EINTR if not even a single page
+/// completes within kMaxInterrupts calls.
 template <class Step>
 int in_parts(size_t bytes, const Step& step) {
   constexpr int kMaxInterrupts = 10'000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer in one kernel, or in one run of a CPU group's workers.
+// A layer that runs as one kernel, or as one run of a CPU group's workers.
 #include <string>
 #include <utility>
 

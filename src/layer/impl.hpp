@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Implementation of MoeLayer: one weight set of a form. The form assembles the parts of a layer; layers that differ only in
-// their weights share it.
+// Implementation of MoeLayer: one weight set in a form. The form combines the parts of a layer; layers that differ only in
+// their weights share a form.
 #pragma once
 
 #include <functional>
@@ -20,8 +20,7 @@ namespace switchyard {
 
 namespace detail {
 
-/// Holds all parts of a layer other than its weights, and its sets of weights. Sets are numbered from 0 in the order in which
-/// they are added.
+/// Holds a layer's weight sets and all its other parts. Sets are numbered from 0 in the order in which they are added.
 class LayerForm {
  public:
   explicit LayerForm(const LayerSetup& setup) : config(setup.config), backend(setup.backend), gpu(setup.gpu) {}
@@ -29,12 +28,12 @@ class LayerForm {
   LayerForm(const LayerForm&) = delete;
   LayerForm& operator=(const LayerForm&) = delete;
 
-  /// Local part of a construction, after the collective part; it may fail on this rank only.
+  /// Local part of construction, after the collective part; it may fail on this rank alone.
   virtual void make_rows() {}
-  /// Collective, with the weights of `set`. On the CPU `call` has no device_tokens: the host has already read them.
+  /// Collective; uses the weights in `set`. On the CPU, `call` has no device_tokens: the host has already read the value.
   virtual void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
                        const MoeLayerCall& call) = 0;
-  /// Local. \returns the number of the set. Throws Error(invalid_argument) naming the argument.
+  /// Local. \returns the number of the new set. Throws Error(invalid_argument) naming the argument.
   virtual int add_weights(const MoeWeights& weights) = 0;
   virtual void remove_weights(int set) = 0;
   virtual std::span<const uint8_t> dropped() const { return {}; }
@@ -46,7 +45,7 @@ class LayerForm {
   const int gpu;  ///< current in all functions that perform work; -1: none
 };
 
-/// A rank's experts in a layer of separate calls, by weight set.
+/// A rank's experts, by weight set, in a layer made of separate calls.
 class LayerExperts {
  public:
   LayerExperts(ExpertMlp first, int max_sms) : num_sms(max_sms) { sets_.emplace(next_++, std::move(first)); }
@@ -69,9 +68,9 @@ class LayerExperts {
 // Collective.
 std::unique_ptr<LayerForm> make_normal_layer(Group& group, const LayerSetup& setup, LayerExperts experts);
 std::unique_ptr<LayerForm> make_low_latency_layer(Group& group, const LayerSetup& setup, LayerExperts experts);
-/// CPU: makes products of this rank's experts with weights of the layer's sizes. Throws Error(invalid_argument).
+/// CPU: creates products for this rank's experts with weights of the layer's sizes. Throws Error(invalid_argument).
 using MakeProducts = std::function<std::shared_ptr<ExpertProducts>(const MoeWeights& weights)>;
-/// `products`, and `make` for further weight sets: CPU only.
+/// `products`, and `make` for additional weight sets, are used on the CPU only.
 std::unique_ptr<LayerForm> make_fused_layer(Group& group, const LayerSetup& setup, const MoeWeights& weights,
                                             std::shared_ptr<ExpertProducts> products, MakeProducts make);
 

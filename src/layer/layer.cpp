@@ -21,14 +21,14 @@ using detail::GpuPlace;
 using detail::LayerExperts;
 using detail::LayerSetup;
 
-/// A rank's message to its peers during a construction.
+/// A rank's message to its peers during construction.
 struct Share {
   detail::AgreedProposal agreed;
   GpuPlace place;
 };
 
-/// Maximum multiprocessors of a product of this rank; 0: all. Other ranks may share the GPU: their kernels occupy some
-/// multiprocessors while they wait for this rank's next step, and a product ends only when all its blocks have run.
+/// Maximum number of multiprocessors for a product on this rank; 0: all. Other ranks may share the GPU: their kernels occupy
+/// some multiprocessors while they wait for this rank's next step, and a product ends only when all its blocks have run.
 int product_sms(const std::vector<Share>& all, const GpuPlace& mine, const GroupOptions& options) {
   const auto here = std::count_if(all.begin(), all.end(), [&](const Share& share) { return share.place.uuid == mine.uuid; });
   int max = here > 1 ? std::max(1, mine.multiprocessors / static_cast<int>(here)) : 0;
@@ -97,7 +97,7 @@ MoeLayer::Impl::~Impl() {
     const CurrentGpu current(form->gpu);
     form->remove_weights(set);
   } catch (const Error&) {
-    // Without a context there is nothing left to free.
+    // Without a context, there is nothing left to free.
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of separate calls around low-latency mode. All rows are allocated once.
+// A layer that makes separate calls around low-latency mode. All rows are allocated once.
 #include <cstddef>
 #include <cstdint>
 #include <utility>

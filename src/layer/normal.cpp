@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of separate calls around normal mode. The rows of a call live until it returns; on GPUs the pool reuses their memory
-// in stream order.
+// A layer that makes separate calls around normal mode. The rows of a call live until it returns; on GPUs, the pool reuses
+// their memory in stream order.
 #include <utility>
 
 #include "layer/impl.hpp"
@@ -14,7 +14,7 @@ class NormalLayer final : public LayerForm {
       : LayerForm(setup), exchange_(group, setup.normal()), experts_(std::move(experts)) {}
 
   void make_rows() override {
-    // Calls of a layer are sequential, so its graphs never run at the same time.
+    // A layer's calls are sequential, so its graphs never run concurrently.
     if (backend == Backend::cuda && config.captured) exchange_.use_graph_memory(exchange_.make_graph_memory());
   }
 

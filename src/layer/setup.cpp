@@ -70,7 +70,7 @@ void check_kinds(const MoeLayerConfig& c, Backend backend) {
   if (c.capacity != 0) refuse("capacity", std::to_string(c.capacity), "0 for low_latency, which has room for any routing");
 }
 
-/// Returns the config of normal mode, with the memory size that normal mode computes.
+/// Returns the normal-mode config, with the memory size that normal mode computes.
 NormalConfig expert_major(const MoeLayerConfig& config) {
   NormalConfig c;
   c.hidden = config.hidden;

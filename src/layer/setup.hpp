@@ -12,33 +12,34 @@
 
 namespace switchyard::detail {
 
-/// Checked settings, with exchange and form chosen.
+/// Validated settings, with the exchange and the form selected.
 struct LayerSetup {
   MoeLayerConfig config;
   int world = 1;
   Backend backend = Backend::cpu;
   int gpu = -1;  ///< GPU of this rank; CPU: none
 
-  /// Number of experts of a rank; rank 0 has the maximum.
+  /// Number of experts on a rank; rank 0 has the maximum.
   int experts_of(int rank) const;
   ExpertShape shape_of(int rank) const { return {config.hidden, config.intermediate, experts_of(rank)}; }
-  /// Options for the rows of a rank with the maximum number of experts.
+  /// Options for the rows on a rank with the maximum number of experts.
   ExpertOptions expert_options() const;
   NormalConfig normal() const;
   LowLatencyConfig low_latency() const;
   FusedMoeConfig fused() const;
-  /// Rows for which a rank with the maximum number of experts has memory; low latency: rows of each of its calls.
+  /// Number of rows for which a rank with the maximum number of experts has memory; for low latency, the number of rows in each
+  /// of its calls.
   int64_t rows() const;
   size_t row_bytes() const { return static_cast<size_t>(config.hidden) * dtype_bytes(config.token_dtype()); }
-  /// Low latency: [max_tokens, H], for calls that add.
+  /// Size of the low-latency sums, [max_tokens, H], for calls that add.
   size_t sum_bytes() const { return static_cast<size_t>(config.max_tokens) * row_bytes(); }
   MoeLayerMemory memory() const;
   size_t heap_bytes() const;
-  /// Fields that must be equal on all ranks.
+  /// Fields that must be identical on all ranks.
   AgreedFields agreed_fields() const;
 };
 
-/// Throws Error(invalid_argument), naming the field, or Error(unsupported).
+/// Throws Error(invalid_argument) naming the field, or Error(unsupported).
 LayerSetup set_up(const MoeLayerConfig& config, int world, Backend backend);
 
 }  // namespace switchyard::detail

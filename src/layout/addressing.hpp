@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pure functions from counts to addresses; the same on host and device. Every rank derives the positions of other ranks' rows
-// from the gathered counts with these.
+// Pure functions that map counts to addresses, identical on host and device. Every rank uses them to derive the positions of
+// other ranks' rows from the gathered counts.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace switchyard::detail {
 
 SWITCHYARD_FN constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-/// Assignment of experts to ranks: consecutive ranges, the first `experts mod world` ranks hold one more.
+/// Assignment of experts to ranks in consecutive ranges; the first `experts mod world` ranks hold one more expert.
 struct ExpertMap {
   int experts = 0;
   int world = 1;
@@ -28,7 +28,7 @@ struct ExpertMap {
   SWITCHYARD_FN int max_count() const { return experts / world + (experts % world ? 1 : 0); }
 };
 
-/// Source of an expert-major row.
+/// The packed source of an expert-major row.
 SWITCHYARD_FN constexpr int64_t pack_source(int rank, int k, int64_t token) {
   return (static_cast<int64_t>(rank) << 48) | (static_cast<int64_t>(k) << 32) | token;
 }
@@ -36,7 +36,7 @@ SWITCHYARD_FN constexpr int source_rank(int64_t source) { return static_cast<int
 SWITCHYARD_FN constexpr int source_k(int64_t source) { return static_cast<int>(source >> 32 & 0xffff); }
 SWITCHYARD_FN constexpr int64_t source_token(int64_t source) { return source & 0xffffffff; }
 
-/// Token range of channel c: consecutive ranges of ceil(tokens / channels).
+/// First token of channel c; channels are consecutive ranges of ceil(tokens / channels) tokens.
 SWITCHYARD_FN constexpr int64_t channel_begin(int64_t tokens, int channels, int c) {
   const int64_t per = (tokens + channels - 1) / channels;
   const int64_t begin = per * c;

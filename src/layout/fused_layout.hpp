@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a fused layer, defined once for host and device, independent of the implementation of its products.
+// Memory of a fused layer, defined once for host and device, and independent of how its products are implemented.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,15 @@
 
 namespace switchyard::detail {
 
-/// Memory that other ranks read and write, at the same heap offset on all ranks. Flags come first: they survive a sleep.
+/// Memory that other ranks read and write, at the same heap offset on all ranks. The flags come first, because they survive a
+/// sleep.
 struct FusedLayout {
   uint64_t base = 0;  ///< heap offset
   int world = 1, experts = 0, topk = 0;
   int64_t tokens = 0;           ///< maximum of a rank
-  int64_t rows = 0;             ///< maximum of a rank's experts
-  int64_t row_bytes = 0;        ///< of an output
-  int64_t x_bytes = row_bytes;  ///< of a token as it is sent
+  int64_t rows = 0;             ///< maximum for a rank's experts
+  int64_t row_bytes = 0;        ///< per output
+  int64_t x_bytes = row_bytes;  ///< per token, as sent
 
   SWITCHYARD_FN ControlLayout control() const { return {base, world, experts}; }
   SWITCHYARD_FN int64_t announced_at() const { return control().bytes(); }
@@ -28,13 +29,13 @@ struct FusedLayout {
   SWITCHYARD_FN int64_t inbox_at() const { return x_at() + round_up(tokens * x_bytes, 128); }
   SWITCHYARD_FN int64_t bytes() const { return inbox_at() + round_up(tokens * topk * row_bytes, 128); }
 
-  /// Rank `writer` has announced the destinations of its tokens, which are at x().
+  /// Set when rank `writer` has announced the destinations of its tokens, which are at x().
   SWITCHYARD_FN SymPtr<uint64_t> announced(int writer) const { return at<uint64_t>(announced_at()) + writer; }
-  /// The output of route f of the reader's tokens is in its inbox or, if the expert is local, in its outputs.
+  /// Set when the output of route f of the reader's tokens is in its inbox or, if the expert is local, in its outputs.
   SWITCHYARD_FN SymPtr<uint64_t> returned(int64_t f) const { return at<uint64_t>(returned_at()) + f; }
-  /// pack_source of a row of the rank's experts, written by its source.
+  /// The pack_source value of a row of the rank's experts, written by the row's source.
   SWITCHYARD_FN SymPtr<int64_t> source(int64_t row) const { return at<int64_t>(source_at()) + row; }
-  /// [K] rows of the rank's experts that receive one row of a source, the lowest first, then -1; valid for the lowest row.
+  /// [K] the rows of the rank's experts that receive one source row, lowest first, padded with -1; valid at the lowest row.
   /// Other rows: -1.
   SWITCHYARD_FN SymPtr<int32_t> places(int64_t row) const { return at<int32_t>(places_at()) + row * topk; }
   SWITCHYARD_FN SymPtr<std::byte> x(int64_t token) const { return at<std::byte>(x_at() + token * x_bytes); }
@@ -47,17 +48,17 @@ struct FusedLayout {
   }
 };
 
-/// Parts of a layer in a call: dispatch and the up product, the down product and combine, or both.
+/// Parts of a layer executed by a call: dispatch and the up product, the down product and combine, or both.
 struct FusedParts {
   bool up = true, down = true;
 };
 
-/// Counters of this rank only; 0 between calls.
+/// Counters private to this rank; 0 between calls.
 struct FusedCounters {
-  uint64_t stagings, announcements, announced, pulls, tickets, returns, sums, exits;  ///< the first two: of the GPU kernel
+  uint64_t stagings, announcements, announced, pulls, tickets, returns, sums, exits;  ///< the first two: for the GPU kernel
 };
 
-/// Memory of this rank only. Flags hold the word of the call: epochs, never reset.
+/// Memory private to this rank. Flags hold the call's word, i.e. an epoch, and are never reset.
 struct FusedMemory {
   std::byte* x_rows = nullptr;  ///< [rows, H] of its experts
   float* x_scales = nullptr;  ///< fp8: [H / 128, scale_pitch], one per 128 elements of a row; h_scales: [I / 128, scale_pitch]

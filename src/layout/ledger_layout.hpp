@@ -11,8 +11,8 @@
 namespace switchyard::detail {
 
 /// Each flag has its own cache line. Other data written by peers is replicated (protocol/ledger/combine.hpp explains why the
-/// copies suffice): a signature per writer, by the parity of the call, and the return buffer, dense rows in ledger order, used
-/// in turn.
+/// copies suffice): signatures, per writer and parity of the call, and return buffers with dense rows in ledger order, used in
+/// turn.
 struct LedgerLayout {
   static constexpr int64_t kLine = 64;
 
@@ -22,7 +22,7 @@ struct LedgerLayout {
   int64_t row_bytes = 0;
   uint64_t first_epoch = 1;
 
-  /// True if returned rows are sentinel rows (arch/ops.hpp). Otherwise a flag of the sender follows them.
+  /// True if returned rows are sentinel rows (arch/ops.hpp). Otherwise, they are followed by a flag that the sender sets.
   SWITCHYARD_FN bool has_sentinel_rows() const { return row_bytes % 16 == 0; }
   SWITCHYARD_FN int buffers() const { return has_sentinel_rows() ? 3 : 2; }
   SWITCHYARD_FN int64_t flags_bytes() const { return world * kLine; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings of the ring staging strategy, defined once for host and device.
+// Rings for ring staging, defined once for host and device.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace switchyard::detail {
 
-/// Header of a row: the record it belongs to. int32 route[K] and float weight[K] follow.
+/// Header of a row, identifying its record. int32 route[K] and float weight[K] follow.
 struct RingRecord {
   int32_t record;
   int32_t token;
   int32_t unused[2];
 };
 
-/// One ring per (channel, producer rank) in every consumer's segment, at `base`. Each flag has its own cache line: `tail` is in
-/// the consumer's segment, `head` in the producer's.
+/// Every consumer's segment contains one ring per (channel, producer rank), at `base`. Each flag has its own cache line; `tail`
+/// is in the consumer's segment, `head` in the producer's.
 struct RingLayout {
   uint64_t base = 0;  ///< heap offset
   int world = 1;
@@ -34,7 +34,7 @@ struct RingLayout {
     return record_at() + round_up(static_cast<int64_t>(sizeof(RingRecord)) + 8 * topk, 128);
   }
   SWITCHYARD_FN int64_t num_rings() const { return static_cast<int64_t>(num_channels) * world; }
-  /// Number of states that a rank keeps: for its streams in both roles, and for its channels.
+  /// Number of states that a rank keeps: one per stream in each role, and one per channel.
   SWITCHYARD_FN int64_t num_streams() const { return 2 * num_rings() + num_channels; }
   SWITCHYARD_FN int64_t flags_bytes() const { return 2 * num_rings() * kLine; }
   SWITCHYARD_FN int64_t bytes() const { return num_channels == 0 ? 0 : flags_bytes() + num_rings() * slots * slot_bytes(); }
@@ -54,7 +54,7 @@ struct RingLayout {
   }
 };
 
-/// Value of a tail word: rows appended in this call, and whether the stream has ended.
+/// A tail word's value is the number of rows appended in this call, plus this bit if the stream has ended.
 inline constexpr uint64_t kRingEnd = uint64_t{1} << 23;
 
 }  // namespace switchyard::detail

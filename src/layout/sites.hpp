@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags of all protocols, by name: sites.def.
+// The flags of all protocols; sites.def lists their names.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ inline constexpr int kNumSites = 0
     ;
 static_assert(kNumSites <= kMaxSites && Site::returned == kSentinelSite);
 
-/// Number of flags in the control region, which are the first ones.
+/// Number of flags in the control region; they come first.
 inline constexpr int kNumControlSites = 0
 #define SWITCHYARD_SITE(name)
 #define SWITCHYARD_CONTROL_SITE(name) +1

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decisions of a plan, as pure functions of the gathered counts: which rows are kept, how many a rank receives, where they
-// start. Host (plan.cpp) and device (exchange/normal/plan/plan.cu) compute the same results from these, each with its own
-// loops.
+// Decisions of a plan, as pure functions of the gathered counts: which rows are kept, how many rows a rank receives, and where
+// they start. Host (plan.cpp) and device (exchange/normal/plan/plan.cu) compute the same results from these functions, each
+// with its own loops.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,18 @@ namespace switchyard::detail {
 
 SWITCHYARD_FN constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/// Capacity policy. A row is kept if it is below its rank's capacity; a rank-major row is a record and is kept or dropped with
-/// it.
+/// Capacity policy. A row is kept if its index is below its rank's capacity; a rank-major row is a record, and both are kept or
+/// dropped together.
 SWITCHYARD_FN constexpr bool keeps(int64_t row, int64_t capacity) { return row < capacity; }
-/// Number of kept rows of `count` rows that start at `first`.
+/// Number of rows kept among `count` rows starting at `first`.
 SWITCHYARD_FN constexpr int64_t kept_of(int64_t first, int64_t count, int64_t capacity) {
   return least(capacity > first ? capacity - first : 0, count);
 }
-/// Overflow::fail: all ranks end the call if this holds for any rank.
+/// Overflow::fail: all ranks end the call if this is true for any rank.
 SWITCHYARD_FN constexpr bool overflows(int64_t rows_needed, int64_t capacity) { return rows_needed > capacity; }
 
-/// Sizes that a rank receives. `rows_needed`: expert-major rows, padding included; rank-major: `records_needed`.
+/// Sizes of the data that a rank receives. `rows_needed` is the number of expert-major rows, including padding; for rank-major,
+/// it is `records_needed`.
 struct ReceivedSizes {
   int64_t rows, records;
 };
@@ -30,13 +31,13 @@ SWITCHYARD_FN constexpr ReceivedSizes received_sizes(bool expert_major, int64_t 
                                                      int64_t capacity) {
   return {least(rows_needed, capacity), expert_major ? records_needed : least(records_needed, capacity)};
 }
-/// First record of a source, where `records_before` tokens of earlier sources go to the rank.
+/// First record of a source, if `records_before` tokens from earlier sources go to the rank.
 SWITCHYARD_FN constexpr int64_t record_begin_of(int64_t records_before, int64_t records) {
   return least(records_before, records);
 }
 
-/// Expert-major: the rows of one expert at its rank. `row`: their start without a capacity; `routes`: routes of all sources to
-/// it; `kept`: how many of these are kept.
+/// Expert-major: the rows of one expert at its rank. `row` is their start without a capacity, `routes` the number of routes
+/// from all sources to the expert, and `kept` the number of these that are kept.
 struct ExpertRows {
   int64_t first, aligned;              ///< as delivered
   int64_t padding_begin, padding_end;  ///< rows without a source

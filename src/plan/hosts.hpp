@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Traffic between hosts, as known at both ends. The plan of all ranks determines the positions of rows and records; these
-// tables only list which tokens pass through which rank.
+// Traffic between hosts, as known at both ends. The positions of rows and records are determined by the plan of all ranks;
+// these tables only list which tokens pass through which rank.
 #pragma once
 
 #include <cstdint>
@@ -11,40 +11,40 @@
 
 namespace switchyard::detail {
 
-/// Tokens of another host's rank `source` that go to this host, as held by the source's proxy here. They are numbered
-/// separately, in the order of the source's tokens; the tables are those of an owner, indexed by these numbers.
+/// Tokens from rank `source` on another host that go to this host, as held by the source's proxy here. They are numbered
+/// separately, in the order of the source's tokens. The tables are like those of an owner, but indexed by these numbers.
 struct CrossedTokens {
   int source = -1;
   int64_t count = 0;
-  int stride = 1;                  ///< places per token in `sends`: number of ranks of this host that it can go to
+  int stride = 1;                  ///< places per token in `sends`: number of ranks on this host that it can go to
   std::vector<int32_t> token;      ///< [count] ascending
   std::vector<int32_t> ids;        ///< [count * K]
   std::vector<int32_t> route_row;  ///< [count * K] expert-major
-  std::vector<SendEntry> sends;    ///< [count * stride] ranks of this host
+  std::vector<SendEntry> sends;    ///< [count * stride] ranks on this host
   std::vector<float> weights;      ///< [count * K], or empty
 
-  /// First number whose token is at least `t`.
+  /// The first number whose token is at least `t`.
   int64_t first_from(int64_t t) const;
 };
 
-/// Part of a handle for groups of several hosts. `crossed` is complete once the dispatch has returned.
+/// The part of a handle that is needed for groups on several hosts. `crossed` is complete once the dispatch has returned.
 struct HostTables {
   std::vector<int> host_of;                   ///< [W] of the dispatching group
   std::vector<std::vector<int32_t>> leaving;  ///< [hosts] this rank's tokens that go to each other host, ascending
   std::vector<CrossedTokens> crossed;         ///< for each rank whose proxy this rank is, ascending
 };
 
-/// Fills `leaving` for the tokens of `local`, ignoring capacities, because the counts are sent first. `host_of`: [W].
+/// Fills `leaving` for the tokens in `local`, ignoring capacities, because the counts are sent first. `host_of`: [W].
 void list_leaving(const LocalPlan& local, std::span<const int> host_of, int own_host, int hosts,
                   std::vector<std::vector<int32_t>>& leaving);
 
-/// Which rows a host returns for a token.
+/// The rows that a host returns for a token.
 enum class ReturnKind : uint8_t {
   per_rank,   ///< one per rank there that keeps a row of it
   per_route,  ///< one per kept route there
   per_host,   ///< one, if any is kept there
 };
-/// For a token with entry `t` in `tables`: the rows returned from `host`.
+/// Table entries of token t, from which the rows that a host returns for it are counted.
 struct BackTables {
   const SendEntry* entries = nullptr;  ///< of token t: places
   int places = 0;

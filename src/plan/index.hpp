@@ -11,7 +11,7 @@
 
 namespace switchyard::detail {
 
-/// `value` as an element of `table`, or Error(unsupported) with its name.
+/// Converts `value` to an element of `table`; throws Error(unsupported) with the table's name if it does not fit.
 inline int32_t narrow(int64_t value, const char* table) {
   if (value > std::numeric_limits<int32_t>::max()) {
     throw Error(ErrorCode::unsupported,

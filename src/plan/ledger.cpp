@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kExpertPadding = 16;  // columns of the ledger's [W, E] tables are padded to a multiple of this
 
-/// Number of rows from each source to each expert, and its inclusive prefix. Padding columns hold no rows and repeat the total.
+/// Number of rows from each source to each expert, and the inclusive prefix sums. Padding columns contain no rows and repeat
+/// the total.
 void fill_counts(const GatheredCounts& counts, LedgerTables& out) {
   const int padded = out.num_experts_padded;
   out.peer_token_per_expert.assign(idx(int64_t{counts.world} * padded), 0);
@@ -28,7 +29,7 @@ void fill_counts(const GatheredCounts& counts, LedgerTables& out) {
   }
 }
 
-/// Stable counting sort by expert of this rank's routes.
+/// Stable counting sort of this rank's routes by expert.
 void fill_return_rows(const HandleData& h, LedgerTables& out) {
   std::vector<int32_t> next(idx(out.num_experts));
   for (int e = 1; e < out.num_experts; ++e) {

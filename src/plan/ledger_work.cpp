@@ -12,7 +12,7 @@ namespace {
 
 int64_t rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes) { return std::max<int64_t>(1, chunk_bytes / row_bytes); }
 
-/// The rank that returns each row, and the ranks that return rows of each token.
+/// The rank that returns each row, and the ranks that return rows for each token.
 void find_senders(const LedgerTables& t, const ExpertMap& map, int topk, int rank, LedgerWork& work) {
   const int64_t first = int64_t{rank} * t.num_experts_padded;
   for (int expert = 0; expert < t.num_experts; ++expert)

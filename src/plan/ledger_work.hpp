@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work of each warp of a ledger combine, from a route ledger. Pure functions of one rank's tables.
+// Work for each warp in a ledger combine, computed from a route ledger. Pure functions of a single rank's tables.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct LedgerTables;
 
 namespace switchyard::detail {
 
-/// Rows that are contiguous on both sides: one copy.
+/// Rows that are contiguous on both sides and thus need one copy.
 struct LedgerChunk {
   int32_t owner;  ///< of the tokens
   int32_t rows;
@@ -30,11 +30,11 @@ struct LedgerWork {
   int64_t returned = 0;              ///< rows returned to this rank
 };
 
-/// `tables` have been checked. Longer segments are split into chunks of about `chunk_bytes`, at least a row: small enough to
+/// `tables` have been checked. Longer segments are split into chunks of about `chunk_bytes`, at least one row: small enough to
 /// spread over all warps. O(T * K + returned rows + W * E + chunks).
 LedgerWork make_ledger_work(const LedgerTables& tables, int topk, int64_t row_bytes, int rank, int64_t chunk_bytes);
 
-/// Maximum number of chunks of a rank, if all ranks together hold `routes` routes.
+/// Maximum number of chunks on a rank if all ranks together hold `routes` routes.
 int64_t max_ledger_chunks(int64_t routes, int world, int num_local_experts, int64_t row_bytes, int64_t chunk_bytes);
 
 }  // namespace switchyard::detail

@@ -11,7 +11,8 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Tokens of `source` whose row is kept by rank `dest`. Rows are ordered by source, so the capacity drops the last sources.
+/// Number of tokens from `source` whose row is kept by rank `dest`. Rows are ordered by source, so a capacity drops those of
+/// the last sources.
 int64_t kept_tokens(const HandleData& h, int source, int dest) {
   const int64_t sent = h.counts.d(source, dest);
   if (h.layout == Layout::expert_major) return sent;
@@ -56,7 +57,7 @@ void fill_sender(const HandleData& h, DispatchMatrices& m) {
   }
 }
 
-/// Rows received here: their tokens, and the start of each (source, channel) among the rows of its source.
+/// Rows received here: their tokens, and the start of each (source, channel) among the rows from its source.
 void fill_receiver(const HandleData& h, DispatchMatrices& m) {
   const int world = m.world, channels = m.num_channels;
   m.recv_channel_prefix_matrix.resize(idx(int64_t{world} * channels));

@@ -71,7 +71,7 @@ int64_t GatheredCounts::rows_needed(Layout layout, int alignment, int dest) cons
 
 namespace {
 
-/// First row, at its expert's rank, of this rank's segment of every expert.
+/// First row of this rank's segment for every expert, at the expert's rank.
 std::vector<int64_t> segment_starts(const GatheredCounts& counts, int alignment, int rank) {
   const ExpertMap map{counts.experts, counts.world};
   std::vector<int64_t> start(idx(counts.experts)), first;
@@ -208,7 +208,7 @@ void fill_rows_from_records(HandleData& h) {
   }
 }
 
-/// Rank-major: kept routes per (source, local expert), counted from the received records. Expert-major: from the segments.
+/// Rank-major: kept routes per (source, local expert), counted in the received records. Expert-major: from the segments.
 void count_kept(HandleData& h, std::vector<int64_t>& kept) {
   const int local_experts = h.map.count(h.rank), first = h.map.first(h.rank), world = h.counts.world;
   kept.assign(idx(world) * idx(local_experts), 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plan: routing -> addresses. Two steps: `LocalPlan` needs only this rank's ids; `HandleData` also needs the counts of all
-// ranks. No slot is allocated dynamically: every row index is a prefix of counts plus a stable index, so results do not depend
-// on timing.
+// ranks. Slots are not allocated dynamically: every row index is the sum of a prefix of counts and a stable index, so results
+// do not depend on timing.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace switchyard::detail {
 
-/// Results derived from one rank's ids alone. Route f = t * K + k.
+/// Results derived only from one rank's ids. Route f = t * K + k.
 struct LocalPlan {
   ExpertMap map;
   int topk = 0;
@@ -30,7 +30,7 @@ struct LocalPlan {
   void build(const ExpertIds& ids, int num_experts, int world);
 };
 
-/// The counts of all ranks, as gathered.
+/// The counts gathered from all ranks.
 struct GatheredCounts {
   int world = 0;
   int experts = 0;
@@ -45,24 +45,25 @@ struct GatheredCounts {
   int32_t d(int source, int dest) const {
     return touching[static_cast<size_t>(source) * static_cast<size_t>(world) + static_cast<size_t>(dest)];
   }
-  /// Number of tokens that go to rank `dest`, over all sources before `source`.
+  /// Number of tokens that go to rank `dest` from all sources before `source`.
   int64_t touching_before(int source, int dest) const;
-  /// Output rows that rank `dest` needs, before any capacity: rank-major: received rows; expert-major: padded rows.
+  /// Number of output rows that rank `dest` needs, before any capacity: received rows for rank-major, padded rows for
+  /// expert-major.
   int64_t rows_needed(Layout layout, int alignment, int dest) const;
-  /// Expert-major: first row of every expert of `dest` and, last, the total (padded). [experts of dest + 1].
+  /// Expert-major: first row of every expert on `dest`, followed by the total (padded). [experts of dest + 1].
   void expert_first_rows(int alignment, int dest, std::vector<int64_t>& out) const;
 };
 
-/// One payload transfer of a token: to row `row` of `rank`, where its record has index `record`. `row` is -1 if all of the
-/// token's routes to that rank were dropped at capacity: then only the record is sent.
+/// One payload transfer for a token: to row `row` on `rank`, where its record has index `record`. `row` is -1 if all of the
+/// token's routes to that rank were dropped at capacity; only the record is then sent.
 struct SendEntry {
   int32_t rank;
   int32_t row;
   int32_t record;
 };
 
-/// Send entries of all tokens, as kernels read them: ranges [begin[t], begin[t + 1]), or, without `begin`, `stride` places per
-/// token, with rank -1 after the last entry.
+/// Send entries of all tokens in the form read by kernels: ranges [begin[t], begin[t + 1]) or, without `begin`, `stride` places
+/// per token, with rank -1 after the last entry.
 struct SendTable {
   const SendEntry* entries = nullptr;
   const int64_t* begin = nullptr;
@@ -75,17 +76,17 @@ struct SendTable {
 struct HandleData;
 struct HostTables;
 
-/// Tables of a handle in GPU memory.
+/// A handle's tables in GPU memory.
 class DeviceHandle {
  public:
   virtual ~DeviceHandle() = default;
-  /// The handle's routing in host memory. Waits for the dispatch that makes it; copies once.
+  /// The handle's routing in host memory. Waits for the dispatch that creates it; copies once.
   virtual const HandleData& host() const = 0;
 };
 
-/// Everything that both directions need. If `device` is set, only the shape (up to `map`) and the allocated sizes are filled
-/// here, and `rows` is -1 until it is known; host_data() returns the rest. A record describes one (token, rank) pair at the
-/// receiver: index `record` = prefix over sources of D plus rank_index, so records are ordered by (source rank, token);
+/// All data that both directions need. If `device` is set, only the shape (up to `map`) and the allocated sizes are filled in
+/// here, and `rows` is -1 until known; host_data() returns the rest. A record describes one (token, rank) pair at the receiver.
+/// Its index `record` is a prefix of D over the sources plus rank_index, so records are ordered by (source rank, token);
 /// rank-major rows are records.
 struct HandleData {
   std::shared_ptr<DeviceHandle> device;
@@ -134,20 +135,20 @@ struct HandleData {
 inline const HandleData& host_data(const HandleData& h) { return h.device ? h.device->host() : h; }
 
 /// Fills the owner side of `h` and its receiver-side sizes from the local plan and the gathered counts (already in h.counts),
-/// applying each destination's capacity. O(W * E + T * K). The caller must set `rows_allocated` and `records_allocated`, and
-/// before this call `reports_drops`, without which no route may exceed a capacity.
+/// applying each destination's capacity. O(W * E + T * K). Before the call, the caller must set `reports_drops`, without which
+/// no route may exceed a capacity; it must also set `rows_allocated` and `records_allocated`.
 void build_owner_side(const LocalPlan& local, HandleData& h);
 
-/// The receiver's part of build_owner_side(): `rows`, `num_records` and `first_row`, from the counts.
+/// The receiver's part of build_owner_side(): sets `rows`, `num_records` and `first_row` from the counts.
 void place_local_rows(HandleData& h);
 
-/// [W + 1] kept records of this rank by source.
+/// [W + 1] kept records on this rank, by source.
 std::vector<int64_t> record_ranges(const HandleData& h);
-/// Expert-major: [local experts, 2] ranges of the rows without a source after those of each expert. Rank-major: none.
+/// Expert-major: [local experts, 2] ranges of the rows without a source, which follow each expert's rows. Rank-major: none.
 std::vector<int64_t> padding_ranges(const HandleData& h);
 
-/// After all records have arrived (record_token, record_route, record_weight): fills row_source, row_weight, kept_per_expert,
-/// aligned_per_expert and local_dropped. O(records * K).
+/// Call after all records have arrived (record_token, record_route, record_weight): fills row_source, row_weight,
+/// kept_per_expert, aligned_per_expert and local_dropped. O(records * K).
 void build_receiver_side(HandleData& h);
 
 }  // namespace switchyard::detail

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of a handle: head {magic, version, payload bytes}, payload, FNV-1a checksum of everything before it. The payload
+// A handle as bytes: head {magic, version, payload bytes}, payload, and an FNV-1a checksum of everything before it. The payload
 // contains the counts, the ids and the records; addresses, sends and per-expert tables are recomputed by the original rules.
-// Everything whose size can be chosen freely (static sizes) is written in full, so that memory use stays proportional to the
-// input size.
+// Arrays whose size can be chosen freely (static sizes) are stored in full, so that memory use stays proportional to the input
+// size.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -154,7 +154,7 @@ void read_counts(Reader& in, HandleData& h) {
   }
 }
 
-/// Rebuilds and checks everything about this rank's own tokens, token by token.
+/// Rebuilds and checks all data about this rank's own tokens, token by token.
 class OwnerSide {
  public:
   explicit OwnerSide(HandleData& h) : h_(h), rows_(idx(h.counts.experts)), records_(idx(h.counts.world)), kept_(rows_.size()) {
@@ -170,8 +170,8 @@ class OwnerSide {
     }
   }
 
-  /// `ranks`: destinations of the token's records, ascending. `dropped_record`: [K] records of the routes dropped at capacity,
-  /// else -1.
+  /// `ranks` contains the destinations of the token's records in ascending order. `dropped_record` contains the [K] records of
+  /// routes dropped at capacity, and -1 for other routes.
   void add_token(int64_t t, std::span<const int32_t> ranks, std::span<const int32_t> dropped_record) {
     const auto first_send = h_.sends.size();
     int last = -1;
@@ -285,7 +285,8 @@ void read_owner_side(Reader& in, HandleData& h) {
   owner.finish();
 }
 
-/// One record of `source`: its routes name experts (rank-major) or rows (expert-major; the rows of each segment are in order).
+/// Checks one record from `source`, whose routes refer to experts (rank-major) or rows (expert-major; the rows of each segment
+/// are in order).
 void check_record(const HandleData& h, int64_t record, int source, const std::vector<int64_t>& starts,
                   std::vector<int64_t>& next) {
   const int local_experts = h.map.count(h.rank);

@@ -25,8 +25,8 @@ inline const char* operation_name(Operation operation) {
   return "call";
 }
 
-/// The first fault of a call, written by the first warp that finds one and read by the host after the call. CUDA: it is in host
-/// memory and may be read at any time once `ready` has been acquired as 1.
+/// The first fault of a call, written by the first warp that detects one and read by the host after the call. CUDA: the record
+/// is in host memory and may be read at any time after `ready` has been acquired as 1.
 struct FaultRecord {
   uint64_t ready = 0;
   Site site = Site::none;
@@ -41,7 +41,7 @@ struct FaultRecord {
   uint64_t waited_ns = 0;
 };
 
-/// Waiting time of one warp for one peer. Written only by that warp.
+/// The time that one warp spent waiting for one peer. Written only by that warp.
 struct WaitCounter {
   uint64_t total_ns = 0;
   uint64_t max_ns = 0;
@@ -58,13 +58,13 @@ struct MoveCounter {
 /// The i-th of n places, i in [0, n), starting at `first` in [0, n] and wrapping around.
 SWITCHYARD_FN inline int around(int i, int first, int n) { return first + i < n ? first + i : first + i - n; }
 
-/// True if waiting warp `index`, of `total` in the launch, polls host memory at its `look`-th check. Warps take turns: a GPU
-/// reads host memory word by word, at a microsecond each, so two thousand warps that read at the same time would spend
-/// milliseconds on it, regardless of what they wait for (docs/design/0057). In a launch of few warps each warp polls once in 32
-/// checks.
+/// True if waiting warp `index`, out of `total` in the launch, polls host memory at its `look`-th check. Warps take turns: a
+/// GPU reads host memory word by word, at a microsecond each, so two thousand warps reading at the same time would spend
+/// milliseconds on it, regardless of what they wait for (docs/design/0057). In a launch of few warps, each warp polls once in
+/// 32 checks.
 SWITCHYARD_FN constexpr bool asks_host(int look, int index, int total) { return look % (total > 32 ? total : 32) == index; }
 
-/// Trivially copyable; the same for all warps of a rank. Pointers are to this rank's memory.
+/// Trivially copyable; identical for all warps of a rank. Pointers refer to this rank's memory.
 struct CallContext {
   HeapView heap;
   uint64_t epoch = 0;  ///< number of the call on its object, in [0, 2^40)
@@ -72,18 +72,18 @@ struct CallContext {
   Operation operation = Operation::none;
   const uint64_t* abort_word = nullptr;  ///< HeapHeader::abort_word of this rank, polled by every wait
   /// CUDA: the same word in host memory, polled less often (asks_host); needed because a host cannot access the word in device
-  /// memory. CPU: null, because there is only one word. If set, a fault is also written to all ranks' device memory, because no
-  /// host may be listening.
+  /// memory. CPU: null, because there is only one word. If set, a fault is also written to all ranks' device memory, because
+  /// possibly no host is listening.
   const uint64_t* host_abort_word = nullptr;
   const uint64_t* left_ranks = nullptr;  ///< HeapHeader::left_ranks of this rank, in host memory
-  /// [W] headers of the ranks of other hosts, whose segments are not mapped; null if there are none. CPU only.
+  /// [W] headers of the ranks on other hosts, whose segments are not mapped; null if there are none. CPU only.
   const HeapHeader* const* headers = nullptr;
   FaultRecord* fault = nullptr;
-  uint64_t* fault_claims = nullptr;  ///< number of warps that found a fault; 0 when the call begins
+  uint64_t* fault_claims = nullptr;  ///< number of warps that detected a fault; 0 when the call begins
   WaitCounter* waits = nullptr;      ///< [total warps, world]
   MoveCounter* moved = nullptr;      ///< [total warps]
-  /// CUDA: running count of ids that are neither -1 nor an expert (InvalidIdCounts of the object). Null: the host counts them,
-  /// or they are not counted.
+  /// CUDA: running count of ids that are neither -1 nor an expert (InvalidIdCounts of the object). Null if the host counts them
+  /// or nothing does.
   uint64_t* invalid_ids = nullptr;
   uint64_t* invalid_bell = nullptr;  ///< CUDA: a host word, nonzero once there are invalid ids; null: they are only counted
   Tracer* tracer = nullptr;          ///< null when tracing is off
@@ -94,25 +94,25 @@ struct CallContext {
   SWITCHYARD_FN uint64_t word() const { return flag_word(epoch); }
   SWITCHYARD_FN int world() const { return heap.world; }
   SWITCHYARD_FN int rank() const { return heap.rank; }
-  /// Rank number i, in [0, W), in an order that starts with the next rank and ends with this rank. If all ranks served rank 0
-  /// first, only its link would be busy, and then only the link of rank 1.
+  /// The i-th rank, i in [0, W), in an order that starts with the next rank and ends with this rank. If all ranks served rank 0
+  /// first, only its link would be busy, then only that of rank 1.
   SWITCHYARD_FN int in_turn(int i) const { return around(i, heap.rank + 1, heap.world); }
 };
 
-/// True if rank `r` is on this rank's host, which maps its memory. Archs whose groups have one host skip the check.
+/// True if rank `r` is on this rank's host, which maps its memory. Archs whose groups are on a single host skip the check.
 template <class A>
 SWITCHYARD_FN bool is_mapped(const HeapView& heap, int r) {
   if constexpr (requires { A::kSpansHosts; }) return heap.base[r] != nullptr;
   return true;
 }
-/// `p` in rank `r`'s segment. Null if `r` is on another host: its proxy writes there in place of this rank, and stores to null
-/// are skipped.
+/// Address of `p` in rank `r`'s segment. Null if `r` is on another host: its proxy writes there instead of this rank, and
+/// stores to null are skipped.
 template <class A, class T>
 SWITCHYARD_FN T* reach(const HeapView& heap, int r, SymPtr<T> p) {
   return is_mapped<A>(heap, r) ? heap.at(r, p) : nullptr;
 }
 
-/// The subset of `ranks` (bits) on this rank's host.
+/// The subset of `ranks` (a bit mask) that is on this rank's host.
 template <class A>
 SWITCHYARD_FN uint64_t mapped_of(const HeapView& heap, uint64_t ranks) {
   if constexpr (requires { A::kSpansHosts; })
@@ -121,7 +121,7 @@ SWITCHYARD_FN uint64_t mapped_of(const HeapView& heap, uint64_t ranks) {
   return ranks;
 }
 
-/// Records a span on this warp's track from construction to destruction, on an arch that can trace.
+/// Records a span on this warp's track for the lifetime of the object, on an arch that can trace.
 template <class A>
 class WarpSpan {
  public:
@@ -144,7 +144,7 @@ class WarpSpan {
     }
   }
   SWITCHYARD_FN void set_arg(int64_t arg) { arg_ = arg; }
-  /// Sets the number of row bytes from or for other ranks in the span.
+  /// Sets the number of row bytes moved to or from other ranks in the span.
   SWITCHYARD_FN void set_bytes(uint64_t bytes) { bytes_ = bytes; }
   /// A time at which next() or close() may end the span.
   SWITCHYARD_FN uint64_t mark() const {
@@ -158,7 +158,7 @@ class WarpSpan {
       open_ = false;
     }
   }
-  /// Ends the span at time `mark` and begins another one there.
+  /// Ends the span at time `mark` and begins another at the same time.
   SWITCHYARD_FN void next(Event event, int64_t arg, uint64_t mark) {
     if constexpr (kTraces) {
       if (open_) end(mark);
@@ -168,12 +168,12 @@ class WarpSpan {
       begin_ = mark;
     }
   }
-  /// Changes event and argument of the open span.
+  /// Changes the event and argument of the open span.
   SWITCHYARD_FN void set_event(Event event, int64_t arg) {
     event_ = event;
     arg_ = arg;
   }
-  /// Drops the open span without recording it.
+  /// Discards the open span without recording it.
   SWITCHYARD_FN void cancel() { open_ = false; }
 
  private:

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange of counts and of placements: the first and second message of a call. One warp of each rank runs this code.
+// Exchange of counts and placements: the first and second messages of a call. One warp of each rank runs this code.
 //
 // | flag      | written by | read by   | order           | scope  | reuse              |
 // | counts    | each rank  | all ranks | release/acquire | system | epoch, never reset |
 // | placement | each rank  | all ranks | release/acquire | system | epoch, never reset |
 //
-// Buffers are doubled by the parity of the call. A rank writes the buffers of call n + 2 only after the end of its call n + 1.
-// By then it has acquired this rank's flag of call n + 1, which this rank set after the end of its call n. So a peer is at most
-// one call ahead, and it never overwrites a buffer that is still being read.
+// There are two sets of buffers, selected by the parity of the call. A rank writes the buffers of call n + 2 only after its
+// call n + 1 has ended. By then, it has acquired this rank's flag of call n + 1, which this rank set after the end of its call
+// n. A peer is therefore at most one call ahead and never overwrites a buffer that is still being read.
 #pragma once
 
 #include "layout/control.hpp"
@@ -15,7 +15,7 @@
 
 namespace switchyard::detail {
 
-/// Announces to all ranks that rank `writer` has reached `site` in this call. Releases everything that was settled before.
+/// Announces to all ranks that rank `writer` has reached `site` in this call. Releases everything previously settled.
 template <class A>
 SWITCHYARD_FN void publish_for(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site,
                                int writer) {
@@ -37,7 +37,7 @@ SWITCHYARD_FN constexpr bool sends_counts(Operation operation) {
   return operation == Operation::dispatch || operation == Operation::layer;
 }
 
-/// True if rank `r`, whose `counts` flag is given, sends counts in this call; otherwise records the mismatch.
+/// If rank `r`, whose `counts` flag is given, sends counts in this call, records the mismatch and returns true.
 template <class A>
 struct CountsArrived {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, const uint64_t* counts, int r) const {
@@ -46,10 +46,10 @@ struct CountsArrived {
   }
 };
 
-/// Waits, in a separate span, until all ranks have reached `site`, counts or placement, in this call. A rank that makes a fresh
-/// dispatch waits for counts before it publishes a placement, so it would wait forever if other ranks make a cached dispatch or
-/// a combine. Those ranks detect the mismatch from its counts. Its flag cannot belong to a later call while it is awaited in
-/// this one.
+/// Waits, in a separate span, until all ranks have reached `site` (counts or placement) in this call. A rank making a fresh
+/// dispatch waits for counts before it publishes a placement, so it would wait forever if other ranks made a cached dispatch or
+/// a combine. Those ranks detect the mismatch from that rank's counts. Its flag cannot belong to a later call while this call
+/// still awaits it.
 template <class A>
 SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call, const ControlLayout& control, Site site) {
   WarpSpan<A> span(w, call, site == Site::counts ? Event::wait_counts : Event::wait_placement, -1);
@@ -62,7 +62,8 @@ SWITCHYARD_FN bool wait_placements(typename A::Warp& w, const CallContext& call,
       w, call, [&](int r) { return call.heap.local(control.flag(site, r)); }, site, span, diverged);
 }
 
-/// Writes the counts row of rank `source` (counts_row_bytes, in private memory) to all ranks and releases its `counts` flag.
+/// Writes the counts row of rank `source` (counts_row_bytes long, in private memory) to all ranks and releases its `counts`
+/// flag.
 template <class A>
 SWITCHYARD_FN void publish_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control, int source,
                                   const void* row) {
@@ -73,7 +74,7 @@ SWITCHYARD_FN void publish_counts(typename A::Warp& w, const CallContext& call, 
   publish_for<A>(w, call, control, Site::counts, source);
 }
 
-/// Relay on one host: there is nothing to pass on.
+/// Relay for a single host, with nothing to forward.
 struct NoRelay {
   template <class Warp>
   SWITCHYARD_FN bool operator()(Warp&) const {
@@ -81,8 +82,8 @@ struct NoRelay {
   }
 };
 
-/// Writes this rank's counts row to all ranks and waits for theirs. In between, `relay(w)` obtains the rows of other hosts.
-/// False after a fault (recorded).
+/// Writes this rank's counts row to all ranks and waits for theirs. In between, `relay(w)` obtains the rows from other hosts.
+/// Returns false after recording a fault.
 template <class A, class Relay = NoRelay>
 SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call, const ControlLayout& control, const void* row,
                                    const Relay& relay = {}) {
@@ -91,9 +92,10 @@ SWITCHYARD_FN bool exchange_counts(typename A::Warp& w, const CallContext& call,
   return wait_placements<A>(w, call, control, Site::counts);
 }
 
-/// Writes `place` to all ranks and releases `placement`, with everything that was settled before. `distances`: null, or [W] an
-/// offset for each reader that is added to `place.rows`; used if the rows are outside the heap, where each reader maps them at
-/// a different distance from its mapping of this rank's segment. `own_rows`: null, or `place.rows` for this rank itself.
+/// Writes `place` to all ranks and releases `placement` along with everything previously settled. `distances` is null or
+/// contains one offset per reader ([W]), which is added to `place.rows`. It is used if the rows are outside the heap, where
+/// each reader maps them at a different distance from its mapping of this rank's segment. `own_rows` is null or the value of
+/// `place.rows` for this rank itself.
 template <class A>
 SWITCHYARD_FN void publish_placement(typename A::Warp& w, const CallContext& call, const ControlLayout& control,
                                      const Placement& place, const uint64_t* distances = nullptr,
@@ -127,25 +129,25 @@ void publish_placement_of(typename A::Warp& w, const CallContext& call, const Co
   publish_for<A>(w, call, control, Site::placement, source);
 }
 
-/// True if this rank can read the memory that `place` offers, i.e. it has not ended its part of the registration.
+/// True if this rank can read the memory offered by `place`, i.e. it has not ended its part of the registration.
 SWITCHYARD_FN inline bool reachable(const CallContext& call, const Placement& place) {
   return place.memory == 0 || (call.registered != nullptr && (*call.registered >> (place.memory - 1) & 1u) != 0);
 }
 
-/// True if rank r can take part and made the same call.
+/// True if rank r can take part and has made the same call.
 SWITCHYARD_FN inline bool agrees(const CallContext& call, const ControlLayout& control, uint64_t signature, int r) {
   const Placement& place = *call.heap.local(control.placement(call.epoch, r));
   return place.status == 0 && place.signature == signature && reachable(call, place);
 }
 
-/// Call after wait_placements(). True if every rank can take part and made the same call. All ranks get the same result, unless
-/// a rank made a different call or ended a registration that others use; both are mismatches.
+/// Call after wait_placements(). Returns true if every rank can take part and has made the same call. All ranks get the same
+/// result unless a rank made a different call or ended a registration that others use; both are mismatches.
 inline bool all_agree(const CallContext& call, const ControlLayout& control, uint64_t signature) {
   bool agree = true;
   for (int r = 0; r < call.world(); ++r) agree = agree && agrees(call, control, signature, r);
   return agree;
 }
-/// all_agree() for the lanes of one warp.
+/// all_agree(), evaluated by the lanes of one warp.
 template <class A>
 SWITCHYARD_FN bool all_agree(typename A::Warp& w, const CallContext& call, const ControlLayout& control, uint64_t signature) {
   return A::lanes_where(w, call.world(), [&](int r) { return !agrees(call, control, signature, r); }) == 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bounded wait of the protocols. Every wait for a rank in src/protocol uses it and therefore has a deadline, polls the
+// The bounded wait used by the protocols. Every wait for a rank in src/protocol uses it and therefore has a deadline, polls the
 // abort word, reports its site and charges its time to the awaited rank. The fused GPU kernel has its own bounded wait
 // (src/exchange/fused/layer_storage.cuh).
 #pragma once
@@ -10,13 +10,13 @@
 
 namespace switchyard::detail {
 
-/// Index of a warp in its rank, such that neighbors are on different multiprocessors.
+/// Index of a warp in its rank, assigned such that neighbors are on different multiprocessors.
 template <class Warp>
 SWITCHYARD_FN int64_t spread_index(const Warp& w) {
   return int64_t{w.warp()} * w.num_blocks() + w.block();
 }
 
-/// A warp's share of work that is assigned round-robin to the warps of some blocks; neighboring items are assigned to different
+/// A warp's share of work that is assigned round-robin to the warps of some blocks, with neighboring items on different
 /// multiprocessors.
 struct Share {
   int64_t index, step;
@@ -27,8 +27,8 @@ SWITCHYARD_FN Share share_of_blocks(const Warp& w, int first, int end) {
   return {int64_t{w.warp()} * blocks + w.block() - first, blocks * w.warps_per_block()};
 }
 
-/// Writes this rank's failure to the abort word in all ranks' device memory (see CallContext::host_abort_word), except where a
-/// word is already set.
+/// Writes this rank's failure to the abort words in all ranks' device memory (see CallContext::host_abort_word), except those
+/// already set.
 template <class A>
 SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, uint64_t word) {
   for (int r = 0; r < call.world(); ++r) {
@@ -39,7 +39,7 @@ SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, ui
   }
 }
 
-/// Writes `fault` as this rank's fault record unless another warp was first, and spreads the abort to all ranks.
+/// Writes `fault` as this rank's fault record unless another warp has already done so, and spreads the abort to all ranks.
 template <class A>
 SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, const FaultRecord& fault) {
   if (A::template fetch_add<Scope::device>(w, call.fault_claims, 1, Site::local_sends) != 0) return;
@@ -69,8 +69,8 @@ SWITCHYARD_FN bool record_mismatch(typename A::Warp& w, const CallContext& call,
   return false;
 }
 
-/// True if rank `r` has made a different call than this rank. Applies where all ranks make the calls of a group in the same
-/// order.
+/// True if rank `r` has made a different call than this rank. Applies only where all ranks make the calls of a group in the
+/// same order.
 template <class A>
 SWITCHYARD_FN bool made_other_call(const CallContext& call, int r) {
   if constexpr (requires { A::kCallsInOrder; }) {
@@ -91,7 +91,7 @@ SWITCHYARD_FN bool may_be_in_flight(const CallContext& call, int r) {
   return false;
 }
 
-/// Returns the word that ends a wait for rank `awaited`: an abort word, or a word for the departure of that rank; 0 if there is
+/// Returns the word that ends a wait for rank `awaited`: an abort word, or a word for that rank's departure; 0 if there is
 /// none. `host`: also checks the words that a GPU finds only in host memory.
 template <class A>
 SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host) {
@@ -106,8 +106,9 @@ SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host)
   return make_left_word(awaited, static_cast<int>(ErrorCode::system));
 }
 
-/// Checks whether a wait that began at time `start` must end: deadline, abort words, departure of the awaited rank, or a
-/// different call by that rank. True: the wait continues. False: the wait polls once more and then ends (EndWait).
+/// Checks whether a wait that began at time `start` must end because of the deadline, an abort word, the departure of the
+/// awaited rank, or a different call by that rank. Returns true if the wait continues, or false if it ends after a last series
+/// of polls (EndWait).
 template <class A>
 struct DeadlineCheck {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int awaited, uint64_t start, int looks) const {
@@ -140,7 +141,7 @@ struct EndWait {
   }
 };
 
-/// Charges `spent` nanoseconds to an awaited rank.
+/// Charges `spent` nanoseconds to the awaited rank.
 template <class A>
 struct ChargeWait {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int awaited, uint64_t spent) const {
@@ -152,8 +153,8 @@ struct ChargeWait {
   }
 };
 
-/// The last wait of a warp. Its accounting is deferred to the next wait, or until no urgent work is left, because the awaited
-/// data can be processed now.
+/// The last wait of a warp. Its accounting is deferred to the next wait, or until no urgent work is left, so that the awaited
+/// data can be processed first.
 template <class A>
 class LastWait {
  public:
@@ -175,10 +176,10 @@ class LastWait {
 /// Expected length of a wait.
 enum class Wait : uint8_t {
   brief,
-  long_with_many,  ///< many warps wait at once; they sleep between polls from the first poll (docs/design/0004)
+  long_with_many,  ///< many warps wait together; they sleep between polls from the first poll (docs/design/0004)
 };
 
-/// Progress of a wait whose first poll failed. Not reusable.
+/// State of a wait whose first poll failed. Not reusable.
 template <class A>
 class WaitClock {
  public:
@@ -191,7 +192,7 @@ class WaitClock {
     polls_ = wait == Wait::brief ? 0 : kPollsOfLongWait;
   }
 
-  /// Charges the time so far to the awaited rank and then awaits `next_awaited`.
+  /// Charges the time so far to the awaited rank, then starts waiting for `next_awaited`.
   SWITCHYARD_FN void charge(typename A::Warp& w, const CallContext& call, int next_awaited) {
     const uint64_t now = A::now_ns();
     A::out_of_line_if_cheap(w, ChargeWait<A>{}, &call, awaited_, now - slice_);
@@ -199,8 +200,8 @@ class WaitClock {
     awaited_ = next_awaited;
   }
 
-  /// Call after each failed poll. False: the deadline has passed, a rank aborted or the awaited rank has left; the fault is
-  /// recorded and the call must end.
+  /// Call after each failed poll. Returns false if the wait has ended (see EndWait): the fault is recorded and the call must
+  /// end.
   SWITCHYARD_FN bool keep_waiting(typename A::Warp& w, const CallContext& call, Site site, const uint64_t* flag,
                                   uint64_t expected) {
     A::pause(w, polls_++);
@@ -217,7 +218,7 @@ class WaitClock {
   }
 
   SWITCHYARD_FN int awaited() const { return awaited_; }
-  /// Call after keep_waiting(): true once in sixteen polls, when keep_waiting() also ran its other checks.
+  /// Call after keep_waiting(). True once in sixteen polls, when keep_waiting() has also run its other checks.
   SWITCHYARD_FN bool is_check_due() const { return polls_ % kPollsPerCheck == 0; }
   /// Nanoseconds since begin() or the last charge().
   SWITCHYARD_FN uint64_t spent() const { return A::now_ns() - slice_; }
@@ -234,7 +235,7 @@ class WaitClock {
   int polls_ = 0;
 };
 
-/// Default for `diverged` of wait_for: no check beyond those of DeadlineCheck.
+/// Default for `diverged` in wait_for: makes no checks beyond those of DeadlineCheck.
 struct NeverDiverged {
   template <class Warp>
   SWITCHYARD_FN bool operator()(Warp&, int) const {
@@ -242,11 +243,11 @@ struct NeverDiverged {
   }
 };
 
-/// Waits until the flags flag(i), written by rank writer(i), have reached `expected`, for all i in [0, n). On success
-/// everything that the writers released is visible to this warp. On failure the fault is recorded; the caller must return
-/// without accessing shared data. `span` covers the wait in a trace: the caller has opened it, and if a wait was needed its
-/// argument becomes the last awaited rank. `diverged(w, rank)` is called occasionally; it returns true if the awaited rank
-/// makes a different call, and must then have recorded the mismatch.
+/// Waits until all flags flag(i), i in [0, n), each written by rank writer(i), have reached `expected`. On success, everything
+/// that the writers released is visible to this warp. On failure, the fault is recorded, and the caller must return without
+/// accessing shared data. `span` covers the wait in a trace. The caller has opened it; if a wait was needed, its argument
+/// becomes the last awaited rank. `diverged(w, rank)` is called occasionally. It returns true if the awaited rank makes a
+/// different call; it must then have recorded the mismatch.
 template <class A, class Flag, class Writer, class Diverged = NeverDiverged>
 SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n, Flag&& flag, uint64_t expected, Site site,
                             Writer&& writer, WarpSpan<A>& span, Wait wait = Wait::brief, const Diverged& diverged = {}) {
@@ -266,7 +267,7 @@ SWITCHYARD_FN bool wait_for(typename A::Warp& w, const CallContext& call, int n,
   }
 }
 
-/// Waits until the flags of all ranks, flag(r) written by rank r, have reached this call.
+/// Waits until the flags of all ranks, where flag(r) is written by rank r, have reached this call.
 template <class A, class Flag, class Diverged = NeverDiverged>
 SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag&& flag, Site site, WarpSpan<A>& span,
                               const Diverged& diverged = {}) {
@@ -274,9 +275,9 @@ SWITCHYARD_FN bool wait_ranks(typename A::Warp& w, const CallContext& call, Flag
       w, call, call.world(), flag, call.word(), site, [](int r) { return r; }, span, Wait::brief, diverged);
 }
 
-/// Counts the `warps` warps of this rank that have finished a phase. Returns true to the last one. That warp is ordered after
-/// everything that the other warps settled before they arrived. It resets `counter` to 0 for the next launch, which may have a
-/// different number of warps.
+/// Counts this rank's warps, `warps` in total, as they finish a phase. Returns true only to the last of them. That warp is
+/// ordered after everything that the other warps settled before they arrived. It resets `counter` to 0 for the next launch,
+/// which may have a different number of warps.
 template <class A>
 SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter, int64_t warps) {
   const uint64_t before = A::template fetch_add<Scope::device>(w, counter, 1, Site::local_sends);
@@ -289,15 +290,15 @@ SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, uint64_t* counter) {
   return arrive_is_last<A>(w, counter, w.total());
 }
 
-/// Counters of finished warps per block, all 0 between calls. They are in memory of the block, so that an arrival among its
-/// warps is short. Null: warps count across all blocks directly.
+/// Per-block counters of finished warps, all 0 between calls. They are in the block's memory, so that arrivals among its warps
+/// are fast. If null, warps count directly across all blocks.
 struct BlockCounters {
   uint64_t* first = nullptr;
   int stride = 0;  ///< distance from block to block; 0 if each block has its own memory
 };
 /// Overload for all warps of `blocks` blocks. The warps of a block first count each other in the block's own counter `at`, and
-/// the last one arrives for all of them. An arrival across blocks takes microseconds while the link is full, so this lets most
-/// warps continue at once.
+/// the last one arrives on behalf of all of them. An arrival across blocks takes microseconds while the link is full, so this
+/// lets most warps continue immediately.
 template <class A>
 SWITCHYARD_FN bool arrive_is_last(typename A::Warp& w, const BlockCounters& own, int at, uint64_t* counter, int blocks) {
   if (own.first == nullptr) return arrive_is_last<A>(w, counter, int64_t{blocks} * w.warps_per_block());

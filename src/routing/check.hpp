@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Argument checks of the routing functions, with uniform wording.
+// Argument checks for the routing functions, with uniform wording.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Throws Error(invalid_argument) "<function>: <name> is <given>; allowed: <allowed>".
+/// Throws Error(invalid_argument) with the text "<function>: <name> is <given>; allowed: <allowed>".
 [[noreturn]] inline void refuse(const std::string& function, const std::string& name, const std::string& given,
                                 const std::string& allowed) {
   throw Error(ErrorCode::invalid_argument, function + ": " + name + " is " + given + "; allowed: " + allowed);
@@ -22,15 +22,16 @@ inline void check_range(const char* function, const char* name, int64_t value, i
   refuse(function, name, std::to_string(value), std::to_string(low) + " to " + std::to_string(high));
 }
 
-/// Maximum number of tokens whose [T, count] array has a representable size.
+/// Maximum number of tokens for which a [T, count] array has a representable size.
 constexpr int64_t max_tokens(int64_t count) { return (int64_t{1} << 47) / count; }
 
-/// Throws unless `tokens` is in range for arrays [tokens, count].
+/// Throws unless `tokens` is within range for arrays of shape [tokens, count].
 inline void check_tokens(const char* function, int64_t tokens, int64_t count) {
   check_range(function, "tokens", tokens, 0, max_tokens(count));
 }
 
-/// A routing [tokens, topk] of zeros. The arguments must have been checked. \throws Error(system) if memory is insufficient.
+/// Returns a zero-filled routing [tokens, topk]. The arguments must already have been checked. \throws Error(system) if memory
+/// is insufficient.
 inline Routing make_routing(const char* function, int num_experts, int topk, int64_t tokens, bool with_weights) {
   Routing routing;
   routing.num_experts = num_experts;

@@ -59,7 +59,7 @@ void check_gate(const DeepSeekV3Gate& gate, const float* correction_bias) {
   }
 }
 
-/// Sum of the two largest of `values`, or the only value.
+/// Sum of the two largest elements of `values`, or the only element.
 float group_score(std::span<const float> values) {
   float first = values[0], second = -std::numeric_limits<float>::infinity();
   for (size_t i = 1; i < values.size(); ++i) {
@@ -73,7 +73,7 @@ float group_score(std::span<const float> values) {
   return values.size() == 1 ? first : first + second;
 }
 
-/// Scores of one token and the buffers for choosing from them; reused for all tokens.
+/// Scores of one token, and buffers for selecting from them; reused for all tokens.
 struct DeepSeekV3Token {
   std::vector<float> scores, choice;
   TopK groups, experts;
@@ -191,8 +191,8 @@ std::vector<float> gate_logits(const ConstRows& rows, const ConstRows& gate_weig
   }
   const int64_t experts = gate_weights.rows, hidden = rows.cols;
   detail::check_tokens("gate_logits", rows.rows, std::max<int64_t>(experts, 1));
-  // Weights as [hidden, experts]: the inner loop runs over experts, so that each sum keeps its order and the loop can still be
-  // vectorized.
+  // Weights are stored as [hidden, experts]: the inner loop runs over experts, so that each sum keeps its order and the loop
+  // can still be vectorized.
   std::vector<float> transposed(static_cast<size_t>(hidden * experts));
   for (int64_t e = 0; e < experts; ++e) {
     const std::byte* row = static_cast<const std::byte*>(gate_weights.data) + e * hidden * dtype_bytes(gate_weights.dtype);

@@ -23,7 +23,7 @@ using detail::TokenRandom;
 constexpr const char* kGenerate = "generate";
 constexpr std::array<const char*, 5> kPatternNames = {"uniform", "zipf", "all_to_one", "round_robin", "group_limited"};
 
-/// Draws `k` numbers below `n`, all different unless `duplicates`, in random order.
+/// Draws `k` numbers below `n` in random order; they are distinct unless `duplicates` is set.
 class UniformDraw {
  public:
   /// The result is valid until the next call.
@@ -33,7 +33,7 @@ class UniformDraw {
     for (int i = 0; i < k; ++i) {
       int32_t value = static_cast<int32_t>(random.below(static_cast<uint64_t>(duplicates ? n : n - i)));
       if (!duplicates) {
-        // `value` counts free numbers; skips the numbers already drawn.
+        // `value` counts only free numbers; numbers already drawn are skipped.
         auto at = sorted_.begin();
         for (; at != sorted_.end() && value >= *at; ++at) ++value;
         sorted_.insert(at, value);
@@ -87,7 +87,8 @@ class ZipfDraw {
     if (first < expert_.size()) visit(first, expert_.size());
   }
 
-  /// The free position at fraction `unit` of the free likelihood. At least one position must be free.
+  /// Returns the free position at fraction `unit` of the total likelihood of all free positions. At least one position must be
+  /// free.
   size_t draw_position(double unit) const {
     double free = 0;
     each_gap([&](size_t first, size_t last) {
@@ -97,7 +98,7 @@ class ZipfDraw {
     double rest = unit * free;
     size_t found = 0;
     each_gap([&](size_t first, size_t last) {
-      // The first position p with tail[first] - tail[p + 1] > rest; due to rounding there may be none in the last gap.
+      // The first position p with tail[first] - tail[p + 1] > rest; because of rounding, the last gap may have none.
       const auto begin = tail_.begin() + static_cast<std::ptrdiff_t>(first) + 1;
       const auto end = tail_.begin() + static_cast<std::ptrdiff_t>(last) + 1;
       const auto at = std::partition_point(begin, end, [&](double tail) { return tail_[first] - tail <= rest; });
@@ -114,7 +115,7 @@ class ZipfDraw {
   std::vector<size_t> sorted_;  ///< positions taken by this token
 };
 
-/// Chooses the experts of consecutive tokens.
+/// Chooses the experts for consecutive tokens.
 class Generator {
  public:
   Generator(const GeneratorSpec& spec, int rank) : spec_(spec), rank_(rank), zipf_(spec, spec.pattern == Pattern::zipf) {}
@@ -190,7 +191,7 @@ class Generator {
   ZipfDraw zipf_;
 };
 
-/// Checks target or groups, and returns the number of different experts from which a token can choose.
+/// Checks target or groups, and returns the number of distinct experts that a token can choose.
 int64_t check_pattern(const GeneratorSpec& spec) {
   switch (spec.pattern) {
     case Pattern::uniform:

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kIds = "topk_ids", kWeights = "topk_weights";
 
-/// Removes `word{n}.` from the front of `text` and sets `number`; false if `text` begins with `word` in another form.
+/// Removes `word{n}.` from the front of `text` and sets `number`; returns false if `text` begins with `word` in any other form.
 bool take_number(std::string_view& text, std::string_view word, int& number) {
   if (!text.starts_with(word)) return true;
   std::string_view rest = text.substr(word.size());

@@ -14,7 +14,7 @@ constexpr uint64_t kPreamble = 8;  // magic, major, minor
 constexpr uint64_t kLargestNpyHeader = 1 << 20;
 constexpr size_t kMaxDimensions = 8;
 
-/// Reads the header: a Python dictionary of a string, a bool and a tuple of integers.
+/// Reads the header: a Python dictionary with a string, a bool and a tuple of integers.
 class NpyHeaderReader {
  public:
   NpyHeaderReader(const ByteSource& source, std::string_view text) : source_(source), text_(text) {}
@@ -47,7 +47,7 @@ class NpyHeaderReader {
   }
   std::string rest() const { return at_ < text_.size() ? quote_text(text_.substr(at_)) : "its end"; }
 
-  /// The next non-blank character, '\0' at the end.
+  /// Returns the next non-blank character, '\0' at the end.
   char peek() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) ++at_;
     return at_ < text_.size() ? text_[at_] : '\0';

@@ -34,7 +34,7 @@ constexpr const char* kCsv = "CSV text (numpy.loadtxt with dtype=int and its del
 
 bool blank(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
 
-/// True for "<!DOCTYPE html", "<html", "<?xml", after blanks and a byte order mark, in any case.
+/// True for "<!DOCTYPE html", "<html", "<?xml" after optional blanks and a byte order mark, in upper or lower case.
 bool begins_as_page(std::string_view text) {
   for (const std::string_view tag : {"<!doctype"sv, "<html"sv, "<head"sv, "<?xml"sv}) {
     const auto lower = [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; };
@@ -45,7 +45,7 @@ bool begins_as_page(std::string_view text) {
   return false;
 }
 
-/// Kind of a zip archive, from the name of its first member.
+/// Kind of a zip archive, determined by the name of its first member.
 const char* kind_of_zip(std::string_view start) {
   constexpr size_t kNameLength = 26, kName = 30;
   std::string_view name = start.substr(std::min(kName, start.size()));
@@ -60,7 +60,7 @@ const char* kind_of_zip(std::string_view start) {
   return "a zip archive (unpack it)";
 }
 
-/// Kind of text that is neither a page nor JSON.
+/// Kind of a text file that is neither a web page nor JSON.
 const char* kind_of_text(std::string_view text) {
   constexpr size_t kShortestBase64 = 32;
   const auto letter = [](char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); };
@@ -82,7 +82,7 @@ const char* kind_of(std::string_view start) {
     if (start.starts_with(kind.start)) return kind.text;
   if (start.starts_with("PK\x03\x04"sv)) return kind_of_zip(start);
   if (start.size() > 262 && start.substr(257, 5) == "ustar"sv) return "a tar archive (unpack it)";
-  // A pickle of protocol 2 to 5; those of PyTorch before 1.6 begin with a magic number.
+  // A pickle with protocol 2 to 5; those written by PyTorch before 1.6 begin with a magic number.
   if (start.size() >= 2 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5)
     return start.find("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv) < 8
                ? kTorch

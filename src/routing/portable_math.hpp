@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// exp and log from IEEE 754 basic operations, so that routing has the same bits on every machine (the C library's functions
-// differ between versions). Relative error below 1e-15; not optimized for speed.
+// exp and log built from basic IEEE 754 operations, so that routing has the same bits on every machine (the C library's
+// functions differ between versions). The relative error is below 1e-15; not optimized for speed.
 #pragma once
 
 #include <cmath>

@@ -5,7 +5,7 @@
 
 namespace switchyard::detail {
 
-/// One step of SplitMix64: a bijection of 64-bit words whose outputs appear independent.
+/// One step of SplitMix64: a bijection on 64-bit words whose outputs appear independent.
 constexpr uint64_t mix64(uint64_t x) {
   x += 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -13,10 +13,10 @@ constexpr uint64_t mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-/// Purpose of a sequence of random numbers; sequences of different purposes are independent.
+/// Purpose of a random number sequence; sequences with different purposes are independent.
 enum class Purpose : uint64_t { experts = 0, drops = 1, weights = 2, popularity = 3 };
 
-/// The random numbers of one (seed, rank, token, purpose). The sequence is part of the documented format of generated routing
+/// The random numbers for one (seed, rank, token, purpose). The sequence is part of the documented format of generated routing
 /// (docs/routing.md): changing it changes every generated routing.
 class TokenRandom {
  public:

@@ -28,7 +28,7 @@ using detail::TensorTable;
 constexpr int64_t kMaxRecordedRanks = 65536;
 constexpr int kSingleTensor = -1;  ///< rank of names without a rank: one tensor contains all ranks
 
-/// Recording of one rank: the start of its rows.
+/// One rank's recording: the start of its rows.
 struct RankData {
   int64_t tokens = 0;
   int64_t first = 0;        ///< index of this rank's first element in its tensors
@@ -54,7 +54,7 @@ using Index = std::map<int, std::map<int, Named>>;
   malformed(tensor.source->name(), tensor.label, expected, found);
 }
 
-/// Sorts the tensors by the layer and rank in their names; ignores other names.
+/// Sorts the tensors by the layer and rank in their names, ignoring other names.
 Index index_tensors(const std::string& file, const TensorTable& table) {
   Index index;
   for (const auto& [name, tensor] : table.tensors) {
@@ -93,7 +93,7 @@ void check_ids(const TensorInfo& ids, bool single) {
   if (dimensions == 3 && (ids.shape[0] < 1 || ids.shape[0] > kMaxRecordedRanks)) {
     bad_tensor(ids, "R, the first extent, of 1 to " + std::to_string(kMaxRecordedRanks), detail::shape_text(ids.shape));
   }
-  // Serving engines write [tokens, layers, K], distinguishable from [R, T, K] only by the extents.
+  // Serving engines write [tokens, layers, K], which differs from [R, T, K] only in the extents.
   if (dimensions == 3 && ids.shape[1] > 0 && (ids.shape[0] > kMaxRanks || (ids.shape[1] > 1 && ids.shape[0] > ids.shape[1]))) {
     bad_tensor(ids,
                "shape [R, T, K] with R at most T and " + std::to_string(kMaxRanks) +
@@ -113,7 +113,7 @@ void check_weights(const TensorInfo& weights, const TensorInfo& ids) {
   }
 }
 
-/// Appends the rank, or the R ranks of a single tensor, in `named`.
+/// Appends the rank in `named`, or the R ranks in its single tensor.
 void append_ranks(const Named& named, bool single, Layer& layer) {
   if (named.ids == nullptr) bad_tensor(*named.weights, "a tensor of topk_ids beside it", "none");
   const TensorInfo& ids = *named.ids;
@@ -140,7 +140,7 @@ void append_ranks(const Named& named, bool single, Layer& layer) {
   }
 }
 
-/// Weights must exist for all tokens of a layer or for none.
+/// Weights must exist either for all tokens of a layer or for none.
 void check_layer(Layer& layer) {
   const auto with = [](const RankData& data) { return data.tokens > 0 && data.weights.source != nullptr; };
   layer.has_weights = std::any_of(layer.ranks.begin(), layer.ranks.end(), with);
@@ -186,7 +186,7 @@ int metadata_experts(const std::string& file, const std::map<std::string, std::s
   return experts;
 }
 
-/// Reads elements [begin, begin + count) of `tensor` in pieces and passes each to consume(bytes, elements).
+/// Reads elements [begin, begin + count) of `tensor` in pieces, passing each piece to consume(bytes, elements).
 template <class Consume>
 void read_elements(const TensorInfo& tensor, int64_t begin, int64_t count, Consume consume) {
   constexpr int64_t kPiece = 1 << 17;
@@ -202,7 +202,7 @@ void read_elements(const TensorInfo& tensor, int64_t begin, int64_t count, Consu
   }
 }
 
-/// Ids outside int32 denote no expert; truncation must not map them to one.
+/// Ids outside the range of int32 denote no expert; truncation must not map them to one.
 template <class T>
 void widen_ids(const std::byte* bytes, size_t n, int32_t* out) {
   for (size_t i = 0; i < n; ++i) {
@@ -232,14 +232,14 @@ void read_ids(const TensorInfo& tensor, int64_t begin, int64_t count, int32_t* o
   });
 }
 
-/// "[3, 17, 2]" of element `number` of a tensor.
+/// "[3, 17, 2]" for element `number` of a tensor.
 std::string index_text(const TensorInfo& tensor, int64_t number) {
   std::vector<int64_t> index(tensor.shape.size());
   for (size_t d = index.size(); d-- > 0; number /= tensor.shape[d]) index[d] = number % tensor.shape[d];
   return detail::shape_text(index);
 }
 
-/// `first`: index in the tensor of the element at `tensor.offset`. Weights must be finite.
+/// `first` is the index within the tensor of the element at `tensor.offset`. Weights must be finite.
 void read_weights(const TensorInfo& tensor, int64_t first, int64_t begin, int64_t count, float* out) {
   const DType type = tensor.type == ElementType::f32 ? DType::f32 : tensor.type == ElementType::f16 ? DType::f16 : DType::bf16;
   int64_t number = first + begin;
@@ -275,7 +275,7 @@ struct RoutingFile::Impl {
     num_experts = metadata_experts(name, metadata);
   }
 
-  /// Builds from one file of either kind.
+  /// Builds from a single file of either kind.
   void build_from(const ByteSource& source, bool npy) {
     if (!npy) return build(detail::parse_safetensors(source));
     TensorTable table;
@@ -288,7 +288,7 @@ struct RoutingFile::Impl {
     build(std::move(table));
   }
 
-  /// Builds from the `.npy` files of a folder; the file names are those of the tensors.
+  /// Builds from the `.npy` files in a folder; each file is named after its tensor.
   void build_from_folder() {
     TensorTable table;
     std::error_code error;
@@ -329,7 +329,7 @@ struct RoutingFile::Impl {
     return given;
   }
 
-  /// Copies `count` tokens, starting at token `begin` of `data`, to token `at` of `routing`.
+  /// Copies `count` tokens, starting at token `begin` of `data`, to `routing`, starting at token `at`.
   static void copy(const RankData& data, int64_t begin, int64_t count, Routing& routing, int64_t at) {
     const int64_t k = routing.topk;
     read_ids(data.ids, begin * k, count * k, routing.topk_ids.data() + at * k);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kLargestNumber = 999'999;  // maximum layer or rank number in a name
 
-/// A file that gets its name when commit() is called, and is removed otherwise.
+/// A file that receives its name when commit() is called and is otherwise removed.
 class NewFile {
  public:
   explicit NewFile(const std::string& path) : path_(path), temporary_(path + ".tmp" + std::to_string(::getpid())) {
@@ -64,7 +64,7 @@ size_t bytes_of(const std::vector<T>& values) {
   return values.size() * sizeof(T);
 }
 
-/// Throws unless all parts fit in one file; returns their E (0 without parts).
+/// Throws unless all parts fit in one file; returns their common E (0 if there are no parts).
 int check_recording(const char* function, std::span<const RecordedRouting> recording) {
   std::set<std::pair<int, int>> seen;
   std::map<int, bool> weighted;  // by layer, from its first rank with tokens
@@ -87,7 +87,7 @@ int check_recording(const char* function, std::span<const RecordedRouting> recor
   return recording.empty() ? 0 : recording[0].routing.num_experts;
 }
 
-/// Header of a version 1 `.npy` file: a multiple of 64 bytes.
+/// Header of a version 1 `.npy` file, padded to a multiple of 64 bytes.
 std::string npy_header(const char* descr, const std::vector<int64_t>& shape) {
   std::string text = std::string("{'descr': '") + descr + "', 'fortran_order': False, 'shape': (";
   for (size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);

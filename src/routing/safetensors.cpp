@@ -16,15 +16,15 @@ constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kLargestSafetensorsHeader = 100'000'000;  // the limit of the format's own library
 constexpr const char* kMetadata = "__metadata__";
 
-/// One entry of the header as written.
+/// One header entry as written.
 struct Entry {
   std::string dtype;
   std::vector<int64_t> shape, offsets;
   bool has_dtype = false, has_shape = false, has_offsets = false;
 };
 
-/// Receives the header's JSON event by event, so that memory use is proportional to the kept data. A method that returns false
-/// ends the parse; `part`, `expected` and `found` then contain the reason.
+/// Receives the header's JSON event by event, so that memory use is proportional to the data kept. A method that returns false
+/// ends the parse; `part`, `expected` and `found` then give the reason.
 class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
  public:
   std::map<std::string, Entry> entries;
@@ -113,7 +113,7 @@ class SafetensorsHeaderReader : public nlohmann::json_sax<json> {
 
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
     part = "header";
-    // The library's text without its bracketed code, which is not useful to users.
+    // The JSON library's text without its bracketed code, which is of no use to users.
     std::string text = error.what();
     text = text.substr(std::min(text.size(), text.find(']') + 1));
     return fail("JSON", "an error at byte " + std::to_string(position) + ":" + text);
@@ -184,7 +184,7 @@ constexpr NamedType kTypes[] = {
     {"F8_E4M3", ElementType::other, 1}, {"F8_E5M2", ElementType::other, 1}, {"F64", ElementType::other, 8},
 };
 
-/// The entry as a tensor whose data is within the `data_bytes` after the header.
+/// Converts the entry to a tensor whose data lies within the `data_bytes` after the header.
 TensorInfo check_entry(const ByteSource& source, const std::string& name, Entry& entry, uint64_t data_bytes) {
   TensorInfo info;
   info.label = "tensor " + quote_text(name);

@@ -7,8 +7,8 @@
 
 namespace switchyard::detail {
 
-/// Collects the `k` largest of a stream of (index, value) in descending order of value; on ties in the order of the stream.
-/// Values are ordered (no NaN).
+/// Collects the `k` largest elements from a stream of (index, value), in descending order of value; ties keep the order of the
+/// stream. Values must be ordered (no NaN).
 class TopK {
  public:
   explicit TopK(int k) : k_(k) {

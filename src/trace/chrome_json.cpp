@@ -40,9 +40,9 @@ std::string json_quoted(std::string_view text) {
   return out += '"';
 }
 
-/// Microseconds with nanosecond digits; exact for traces of up to 104 days. Perfetto multiplies them by 1000 as a double and
-/// truncates, which may lose a nanosecond: a span could then begin in the previous one and be dropped. Adding a tenth of a
-/// nanosecond prevents that.
+/// Formats microseconds with nanosecond digits; exact for traces of up to 104 days. Perfetto multiplies them by 1000 as doubles
+/// and truncates, which may lose a nanosecond: a span could then begin inside the previous one and be dropped. Adding a tenth
+/// of a nanosecond prevents that.
 std::string micros(uint64_t ns) {
   char buffer[40];
   const bool rounds_down = static_cast<uint64_t>(static_cast<double>(ns) / 1000.0 * 1000.0) < ns;
@@ -50,7 +50,7 @@ std::string micros(uint64_t ns) {
   return buffer;
 }
 
-/// Writes event objects, with commas between them.
+/// Writes comma-separated event objects.
 class Writer {
  public:
   void event(const std::string& fields) {
@@ -85,10 +85,10 @@ void write_names(Writer& out, const detail::Tracer& tracer) {
   }
 }
 
-/// False for user events, which have no row in the event table.
+/// Returns false for user events, which have no row in the event table.
 bool is_library_event(const PlacedRecord& p) { return p.record.event < static_cast<uint16_t>(Event::count_of_events); }
 
-/// The kinds of spans that end a wait of this kind; the last of them did.
+/// The kinds of spans that can end a wait of this kind; the last such span ended it.
 std::initializer_list<Event> causes_of(Event wait) {
   static constexpr auto kEntered = {Event::dispatch, Event::combine, Event::all_to_all},
                         kCounts = {Event::exchange_counts, Event::plan},
@@ -113,7 +113,7 @@ std::initializer_list<Event> causes_of(Event wait) {
   return {};
 }
 
-/// True if a span of this kind raises its signal early and continues: then its begin counts, otherwise its end.
+/// True if a span of this kind raises its signal early and continues; its begin then counts instead of its end.
 bool signals_at_begin(Event cause) {
   return cause == Event::exchange_counts || std::string_view(detail::event_info(cause).category) == "call";
 }
@@ -124,8 +124,8 @@ uint64_t signal_ns(const PlacedRecord& p) {
 
 using Causes = std::map<std::pair<int, uint16_t>, std::vector<const PlacedRecord*>>;  // (rank, event) -> spans by signal time
 
-/// The last span that can have ended a wait of this kind for `rank`, among those that signaled up to `latest`, or null. O(log
-/// n).
+/// Returns the last span that can have ended a wait of this kind for `rank`, among those that signaled up to `latest`, or null.
+/// O(log n).
 const PlacedRecord* cause_of(Event wait, int rank, uint64_t latest, const Causes& causes) {
   const PlacedRecord* best = nullptr;
   for (const Event cause : causes_of(wait)) {
@@ -139,12 +139,12 @@ const PlacedRecord* cause_of(Event wait, int rank, uint64_t latest, const Causes
   return best;
 }
 
-/// An end of an arrow belongs to the innermost slice open at its time, and the end of a slice is exclusive. An importer may add
-/// rounded begins and lengths, so an end stays this far from the end of a slice.
+/// Each end of an arrow belongs to the innermost slice open at its time; the end of a slice is exclusive. An importer may add
+/// rounded start times and durations, so arrow ends stay this far from the end of a slice.
 constexpr uint64_t kInsideNs = 3;
 
-/// A time when `span` is open and no span inside it is: the last such time up to `wanted`, otherwise the first one up to
-/// `latest`. Spans inside follow it, up to `end`. O(spans inside).
+/// Returns a time when `span` is open and no span inside it is: the last such time up to `wanted` or, if there is none, the
+/// first one up to `latest`. The spans inside it follow it in the array, up to `end`. O(spans inside).
 std::optional<uint64_t> time_inside(const PlacedRecord* span, const PlacedRecord* end, uint64_t wanted, uint64_t latest) {
   std::optional<uint64_t> best;
   uint64_t from = span->record.begin_ns;
@@ -165,8 +165,8 @@ std::optional<uint64_t> time_inside(const PlacedRecord* span, const PlacedRecord
   return best;
 }
 
-/// An arrow into a wait ends in a marker, a slice of 1 ns just before the wait's end: some importers take as its source the
-/// slice that begins first, and a wait often begins before the span that ends it.
+/// An arrow into a wait ends at a marker, a 1 ns slice just before the end of the wait: some importers take the slice that
+/// begins first as the source, and a wait often begins before the span that ends it.
 void write_arrow(Writer& out, int id, const PlacedRecord& from, uint64_t from_ns, const PlacedRecord& wait,
                  uint64_t marker_ns) {
   const std::string common = "\"cat\":\"flow\",\"name\":\"signal\",";
@@ -177,8 +177,8 @@ void write_arrow(Writer& out, int id, const PlacedRecord& from, uint64_t from_ns
   out.event("\"ph\":\"f\",\"bp\":\"e\"," + common + head + number);
 }
 
-/// Writes an arrow into every wait for one known rank, from the last span of that rank that can have ended it. None if either
-/// is shorter than kInsideNs. O(n log n).
+/// Writes an arrow into every wait for a single known rank, from that rank's last span that can have ended the wait. Writes no
+/// arrow if either span is shorter than kInsideNs. O(n log n).
 void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t origin) {
   Causes causes;
   for (const PlacedRecord& p : all) {
@@ -201,7 +201,7 @@ void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t ori
   }
 }
 
-/// A counter per rank: bytes of rows from or for other ranks in spans that have begun and not ended. O(n log n).
+/// One counter per rank: bytes of rows from or for other ranks in spans that have begun but not ended. O(n log n).
 void write_bytes_in_flight(Writer& out, const std::vector<PlacedRecord>& all, uint64_t origin) {
   std::map<std::pair<int, uint64_t>, int64_t> changes;  // (rank, time)
   for (const PlacedRecord& p : all) {

@@ -11,7 +11,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Time from the first to the last record of a call's launches of one kind, in nanoseconds of the global timer.
+/// Time from the first to the last record in a call's launches of one kind, in nanoseconds of the global timer.
 struct Launch {
   uint64_t begin = ~uint64_t{0}, end = 0;
   int64_t tokens = 0;
@@ -23,9 +23,10 @@ struct Launch {
 };
 using Launches = std::map<std::pair<uint32_t, int64_t>, Launch>;  // (Event, launch_call)
 
-/// Maps blocks of multiprocessors to launches. Only a block's first warp records this, and it ends when it has no more work;
-/// but a block's next kernel begins after all warps of this one have ended, so the last anchor before the end of a span
-/// identifies its launch. The end, because other warps may begin a few cycles before the warp that records anchors.
+/// Maps the blocks on multiprocessors to launches. Only a block's first warp records anchors, and it ends as soon as it has no
+/// more work. However, a block's next kernel begins only after all warps of this one have ended, so the last anchor before the
+/// end of a span identifies its launch. The end is used, because other warps may begin a few cycles before the warp that
+/// records anchors.
 class Blocks {
  public:
   void add(int64_t block, const DeviceRecord& anchor, Launch* launch) {
@@ -36,7 +37,7 @@ class Blocks {
     for (auto& [place, all] : seen_)
       std::sort(all.begin(), all.end(), [](const Seen& a, const Seen& b) { return a.cycles < b.cycles; });
   }
-  /// Null if its anchors were overwritten.
+  /// Returns null if the launch's anchors were overwritten.
   Launch* launch_of(int64_t block, const DeviceRecord& span) const {
     const auto found = seen_.find({block, span.multiprocessor});
     if (found == seen_.end()) return nullptr;

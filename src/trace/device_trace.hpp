@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records written by kernels, and their conversion to records of a Tracer.
+// Records written by kernels, and their conversion to Tracer records.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace switchyard::detail {
 
-/// A span in clock cycles of its multiprocessor, or an anchor, which relates cycles to time: `begin` in cycles, `end` in
-/// nanoseconds of the GPU's global timer. A kernel's anchors also identify their launch: `arg` is the value of pack_launch, and
-/// `bytes` is its Event.
+/// A span in clock cycles of its multiprocessor, or an anchor that relates cycles to time, with `begin` in cycles and `end` in
+/// nanoseconds of the GPU's global timer. A kernel's anchors also identify their launch: `arg` is the result of pack_launch,
+/// and `bytes` is the launch's Event.
 struct alignas(16) DeviceRecord {
   uint64_t begin;
   uint64_t end;
@@ -25,16 +25,17 @@ struct alignas(16) DeviceRecord {
 };
 static_assert(sizeof(DeviceRecord) == 32);
 
-/// Distinguishes the launches in a buffer: by the call's number, its object's state in device memory, and its tokens.
+/// Identifies a launch within a buffer by the number of its call, its object's state in device memory, and its tokens.
 SWITCHYARD_FN inline int64_t pack_launch(uint64_t epoch, const void* object, int64_t tokens) {
   const uint64_t place = reinterpret_cast<uint64_t>(object) >> 8 & 0xfff;
   return static_cast<int64_t>((epoch & 0xfffff) << 44 | place << 32 | (static_cast<uint64_t>(tokens) & 0xffffffff));
 }
 inline int64_t launch_tokens(int64_t launch) { return launch & 0xffffffff; }
-/// Equal for all launches of one call.
+/// Identical for all launches of one call.
 inline int64_t launch_call(int64_t launch) { return launch >> 32; }
 
-/// One rank's buffers in device memory. Trivially copyable. Each track is a ring, written by one warp of one kernel at a time.
+/// One rank's buffers in device memory. Trivially copyable. Each track is a ring that is written by one warp of one kernel at a
+/// time.
 struct DeviceTrace {
   DeviceRecord* records = nullptr;  ///< [blocks * warps, capacity]; null: tracing is off
   uint32_t* sizes = nullptr;        ///< [blocks * warps] number of records written, including overwritten ones
@@ -52,9 +53,10 @@ struct TimerReading {
   uint64_t round_trip_ns = 0;    ///< its duration: the difference is within half of it
 };
 
-/// Converts a GPU's global timer to host time, from one reading before and one after a recording, because the two clocks drift
-/// apart. Readings more than kMinReadingIntervalNs apart are connected by a line. For closer readings the slope would be
-/// dominated by their error, so one difference is used for all times: that of the shorter round trip.
+/// Converts a GPU's global timer to host time, using one reading before and one after a recording, because the two clocks drift
+/// apart. If the readings are more than kMinReadingIntervalNs apart, times are interpolated linearly between them. For closer
+/// readings, errors would dominate the slope, so a single offset is used for all times: that of the reading with the shorter
+/// round trip.
 class HostTime {
  public:
   static constexpr uint64_t kMinReadingIntervalNs = 100'000'000;
@@ -63,7 +65,7 @@ class HostTime {
   HostTime(const TimerReading& first, const TimerReading& last);
   /// Ascending in `timer_ns`.
   uint64_t ns(uint64_t timer_ns) const;
-  /// Maximum error of ns() between the readings, if each clock keeps its rate.
+  /// Maximum error of ns() between the readings, assuming that each clock keeps its rate.
   uint64_t error_ns() const { return error_ns_; }
 
  private:
@@ -72,11 +74,11 @@ class HostTime {
   uint64_t error_ns_ = 0;
 };
 
-/// Appends the records of kernels to `tracer`, in nanoseconds of this host's steady clock. `sizes` and `records` are host
-/// copies of `trace`'s buffers. The time of a record is interpolated between the surrounding anchors of its multiprocessor;
-/// records of a multiprocessor without two anchors are counted as lost. Spans of the calls are added to the host's track: from
-/// the first anchor of a launch to its last, or to the end of the last span of any of its warps; a dispatch begins with its
-/// plan.
+/// Appends the records written by kernels to `tracer`, in nanoseconds of this host's steady clock. `sizes` and `records` are
+/// host copies of the buffers of `trace`. The time of a record is interpolated between the surrounding anchors of its
+/// multiprocessor; records from a multiprocessor with fewer than two anchors are counted as lost. Spans for the calls are added
+/// to the host's track. Each extends from the first anchor of a launch to its last, or to the end of the last span in any of
+/// its warps. A dispatch begins with its plan.
 void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::vector<uint32_t>& sizes,
                            const std::vector<DeviceRecord>& records, const HostTime& host);
 

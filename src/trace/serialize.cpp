@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's records as bytes, for ranks that are processes of one host. Native byte order: the bytes never leave the host.
+// One rank's records as bytes, for ranks that are processes on one host. Uses native byte order, because the bytes never leave
+// the host.
 #include <algorithm>
 #include <cstring>
 #include <utility>

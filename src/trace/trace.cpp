@@ -30,7 +30,7 @@ const EventInfo& event_info(Event event) { return kEvents[static_cast<size_t>(ev
 
 namespace {
 
-/// Reads both clocks eight times; returns the pair with the smallest gap.
+/// Reads both clocks eight times and returns the pair with the smallest gap.
 std::pair<uint64_t, uint64_t> ticks_and_ns() {
   uint64_t best_round_trip = std::numeric_limits<uint64_t>::max();
   std::pair<uint64_t, uint64_t> best;
@@ -45,8 +45,8 @@ std::pair<uint64_t, uint64_t> ticks_and_ns() {
 
 constexpr uint64_t kAnchorIntervalNs = 1'000'000;
 
-/// True if the kernel uses the counter for timekeeping. It first checks the counter against other clocks, and stops using it if
-/// it differs between cores.
+/// True if the kernel uses the counter for timekeeping. The kernel first checks the counter against other clocks, and stops
+/// using it if it differs between cores.
 bool kernel_counts_ticks() {
 #if defined(__x86_64__)
   std::ifstream in("/sys/devices/system/clocksource/clocksource0/current_clocksource");

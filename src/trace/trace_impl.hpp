@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State of a Trace, shared by the recording and the writing code.
+// State of a Trace, shared by the code that records and the code that writes.
 #pragma once
 
 #include <string>
@@ -29,15 +29,15 @@ namespace detail {
 /// Converts a record to nanoseconds.
 TraceRecord timed(TraceRecord record, const TickClock& clock);
 
-/// A record with its rank and track, in nanoseconds. Ordered by rank, track, begin; of two spans with equal begin the longer
-/// comes first (it encloses the other).
+/// A record with its rank and track, in nanoseconds. Ordered by rank, track and begin; of two spans with the same begin, the
+/// longer one comes first (it encloses the other).
 struct PlacedRecord {
   int rank;
   int track;
   TraceRecord record;
 };
 std::vector<PlacedRecord> placed_records(const std::vector<Tracer>& tracers, const TickClock& clock);
-/// Smallest begin of the records, 0 if there are none: the origin of all written times.
+/// Earliest begin of all records, or 0 if there are none: the origin of all written times.
 uint64_t origin_ns(const std::vector<PlacedRecord>& records);
 
 }  // namespace detail

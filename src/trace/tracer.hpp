@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tracer: timeline of one rank's workers. Appending takes no lock and does not allocate: each worker owns one ring.
+// Tracer: the timeline of one rank's workers. Appending takes no lock and does not allocate: each worker owns one ring.
 //
-// A null Tracer* costs one predictable branch per span. An active one costs two reads of a counter and a 32-byte store.
+// A null Tracer* costs one predictable branch per span. An active Tracer costs two counter reads and a 32-byte store.
 #pragma once
 
 #include <chrono>
@@ -28,7 +28,7 @@ struct EventInfo {
   const char* category;
   const char* unit;  ///< what the argument counts
 };
-/// Row of the event table; `event` must be below count_of_events.
+/// Row in the event table; `event` must be below count_of_events.
 const EventInfo& event_info(Event event);
 
 enum class RecordKind : uint8_t { span, instant };
@@ -45,15 +45,15 @@ struct TraceRecord {
 
 static_assert(sizeof(TraceRecord) == 32);
 
-/// A byte count in the form stored in records.
+/// Converts a byte count to the form stored in records.
 SWITCHYARD_FN inline uint32_t record_bytes(uint64_t bytes) {
   return bytes < 0xffffffffu ? static_cast<uint32_t>(bytes) : 0xffffffffu;
 }
 
-/// Pairs of Tracer::ticks() and time. Any thread.
+/// Pairs of Tracer::ticks() and times. Any thread.
 class ClockAnchors {
  public:
-  /// Adds an anchor for now: call it at least before the first recorded tick and after the last.
+  /// Adds an anchor for the current time; call at least before the first recorded tick and after the last.
   void add();
   /// Clock up to now. Requires an earlier add().
   TickClock clock() const;
@@ -63,15 +63,15 @@ class ClockAnchors {
   TickClock anchors_;
 };
 
-/// Track of work on the rank's own thread, outside its workers. Worker tracks are 0 .. workers() - 1 (block * warps + warp).
+/// Track for work on the rank's own thread, outside its workers. Worker tracks are 0 .. workers() - 1 (block * warps + warp).
 inline constexpr int kHostTrack = -1;
 
-/// One rank's records. Thread safety: a track is appended to by one thread at a time; tracks are independent. A track may be
-/// read only after the writer's work happened before the read, which the return of the collective call guarantees.
+/// One rank's records. Thread safety: only one thread at a time may append to a track; tracks are independent. A track may be
+/// read only if the writer's work happened before the read; the return of the collective call guarantees this.
 class Tracer {
  public:
-  /// `capacity` records per track are allocated now. A full track overwrites its oldest record and counts it as lost, so that
-  /// tracing never allocates while the exchange runs and memory stays bounded.
+  /// Allocates `capacity` records per track immediately. A full track overwrites its oldest record and counts it as lost, so
+  /// that tracing never allocates while the exchange runs and memory use stays bounded.
   Tracer(int rank, int num_blocks, int num_warps, size_t capacity, ClockAnchors* anchors = nullptr);
 
   int rank() const noexcept { return rank_; }
@@ -82,15 +82,15 @@ class Tracer {
     return static_cast<uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
   }
-  /// Time for spans: the time stamp counter if the kernel uses it for timekeeping, so that all cores share it; else
-  /// nanoseconds. Cheaper than a clock. Requires that a Tracer exists.
+  /// Time used for spans: the time stamp counter if the kernel uses it for timekeeping, so that all cores share it; otherwise
+  /// nanoseconds. Cheaper than a clock. A Tracer must exist.
   static uint64_t ticks() noexcept {
 #if defined(__x86_64__)
     if (counts_ticks) return __builtin_ia32_rdtsc();
 #endif
     return now_ns();
   }
-  /// Call when recording begins and when it ends.
+  /// Call when recording starts and when it stops.
   void add_anchor() {
     if (anchors_ != nullptr) anchors_->add();
   }
@@ -108,7 +108,7 @@ class Tracer {
   void span(int track, Event event, uint64_t begin_ns, uint64_t end_ns, int64_t arg, uint32_t bytes = 0) noexcept {
     append(track, {begin_ns, end_ns, arg, static_cast<uint16_t>(event), RecordKind::span, 0, bytes});
   }
-  /// A span with begin and end in ticks().
+  /// A span whose begin and end are in ticks().
   void tick_span(int track, uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes = 0) noexcept {
     append(track, {begin, end, arg, event, RecordKind::span, counts_ticks, bytes});
   }
@@ -117,7 +117,7 @@ class Tracer {
     append(track, {now, now, arg, static_cast<uint16_t>(event), RecordKind::instant, counts_ticks});
   }
 
-  /// The i-th record of a track, in the order of appending (spans: by end). May be in ticks.
+  /// The i-th record of a track, in the order in which records were appended (spans: by end). May be in ticks.
   const TraceRecord& record(int track, size_t i) const noexcept {
     const Track& t = tracks_[static_cast<size_t>(track - kHostTrack)];
     const size_t oldest = t.size < t.capacity ? 0 : t.next;
@@ -125,9 +125,9 @@ class Tracer {
   }
   size_t size(int track) const noexcept { return tracks_[static_cast<size_t>(track - kHostTrack)].size; }
   uint64_t lost(int track) const noexcept { return tracks_[static_cast<size_t>(track - kHostTrack)].lost; }
-  /// Counts records lost before they could be appended here.
+  /// Counts records that were lost before they could be appended here.
   void add_lost(int track, uint64_t n) noexcept { tracks_[static_cast<size_t>(track - kHostTrack)].lost += n; }
-  /// Maximum difference of this rank's times from this host's steady clock.
+  /// Maximum difference between this rank's times and this host's steady clock.
   uint64_t clock_error_ns() const noexcept { return clock_error_ns_; }
   void set_clock_error_ns(uint64_t ns) noexcept { clock_error_ns_ = ns; }
   /// Discards all records; keeps the memory.
@@ -150,7 +150,7 @@ class Tracer {
   static inline bool counts_ticks = false;  ///< set before the first Tracer can be used
 };
 
-/// A span from construction to destruction. Does nothing with a null tracer.
+/// A span that lasts from construction to destruction. Does nothing if the tracer is null.
 class [[nodiscard]] TraceSpan {
  public:
   TraceSpan(Tracer* tracer, int track, Event event, int64_t arg = 0) noexcept
@@ -160,7 +160,7 @@ class [[nodiscard]] TraceSpan {
   ~TraceSpan() {
     if (tracer_ != nullptr) tracer_->tick_span(track_, static_cast<uint16_t>(event_), begin_, Tracer::ticks(), arg_);
   }
-  /// Replaces the argument, for counts that are known only at the end.
+  /// Replaces the argument, for counts known only at the end.
   void set_arg(int64_t arg) noexcept { arg_ = arg; }
 
  private:

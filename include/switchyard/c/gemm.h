@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: the grouped GEMM on GPUs, the counterpart of switchyard/gemm.hpp, which has the formulas. Library switchyard_layer
-/// (CMake: switchyard::layer). The rules of switchyard.h on errors (sy_last_error), structs and destruction apply; no call is
-/// collective, and none needs a group.
+/// C ABI: the grouped GEMM on GPUs, the counterpart of switchyard/gemm.hpp, which documents the formulas. Library
+/// switchyard_layer (CMake: switchyard::layer). The rules of switchyard.h for errors (sy_last_error), structs and destruction
+/// apply; no call is collective or requires a group.
 ///
 ///     out[r, :] = epilogue(W[e] x[r, :])     for every row r of expert e
 ///
-/// Threads: one at a time per object; objects are independent. GPUs: an object belongs to the GPU that is current at creation;
-/// rows, weights, scales and counts are in its memory.
+/// Threads: one thread at a time per object; objects are independent. GPUs: an object belongs to the GPU that is current at
+/// creation; rows, weights, scales and counts must be in that GPU's memory.
 #pragma once
 
 #include <math.h>
@@ -21,14 +21,14 @@ extern "C" {
 
 typedef struct sy_grouped_gemm sy_grouped_gemm;  ///< one matrix product per expert; sy_grouped_gemm_destroy
 
-/// Memory order of an expert's weights, dense.
+/// Memory order of an expert's dense weights.
 typedef int32_t sy_weight_order;
 enum {
   SY_WEIGHTS_NK = 0,  ///< [N, K]: the order of linear layers in checkpoints, outputs outermost
   SY_WEIGHTS_KN = 1   ///< [K, N]: the transposed product of NK weights, for gradients
 };
 
-/// Function applied to the N sums of a row.
+/// Function applied to the N sums of each row.
 typedef int32_t sy_epilogue;
 enum {
   SY_EPILOGUE_NONE = 0,   ///< N outputs
@@ -56,35 +56,35 @@ typedef struct sy_grouped_gemm_config {
   int32_t reserved;              ///< must be 0
 } sy_grouped_gemm_config;
 
-/// Columns and type of an output row. Either pointer may be NULL. Uses only `n`, `dtype`, `epilogue` and `quantize` of the
-/// config. Needs no GPU.
+/// Number of columns and data type of an output row. Either pointer may be NULL. Uses only `n`, `dtype`, `epilogue` and
+/// `quantize` of the config. Requires no GPU.
 sy_code sy_grouped_gemm_output(const sy_grouped_gemm_config* config, int64_t* columns, sy_dtype* dtype);
 
-/// Location of each expert's rows. The arrays are in GPU memory and are read when the kernel runs, so the host needs no counts.
-/// (Experts on the CPU: in host memory.) An expert has no rows if its count or its first row is negative; rows beyond those of
-/// `x` or the output are skipped. The rows of different experts must not overlap.
+/// Location of each expert's rows. The arrays are in GPU memory and are read when the kernel runs, so the host does not need
+/// the counts. (CPU experts: in host memory.) An expert has no rows if its count or its first row is negative; rows past the
+/// end of `x` or the output are skipped. The rows of different experts must not overlap.
 typedef struct sy_expert_rows {
   size_t struct_size;
   const int64_t* num_rows;     ///< [experts], or
   const int32_t* num_rows_32;  ///< [experts]
   const int64_t* first_row;    ///< [experts], or NULL: expert e starts at e * rows_per_expert and ends before the next
   int64_t rows_per_expert;
-  int64_t scale_rows;  ///< fp8, scales by columns: words between columns of an expert's scales; 0: one scale row per row
+  int64_t scale_rows;  ///< fp8, column-major scales: words between columns of an expert's scales; 0: one scale row per row
 } sy_expert_rows;
 
 /// Rows of an expert-major dispatch, from sy_dispatched_get. Errors: invalid_argument if it is rank-major.
 sy_code sy_expert_rows_of_dispatched(const sy_dispatched_view* dispatched, sy_expert_rows* rows);
-/// Rows of a low-latency output, from sy_low_latency_output_get. Errors: invalid_argument if its scales do not cover 128
-/// columns each.
+/// Rows of a low-latency output, from sy_low_latency_output_get. Errors: invalid_argument if its scale group is not 128
+/// columns.
 sy_code sy_expert_rows_of_low_latency(const sy_low_latency_view* output, sy_expert_rows* rows);
 
-/// `weights` is [E, N, K] or [E, K, N] in memory of the GPU, aligned to 16 bytes; the caller keeps ownership, and every call
-/// and graph reads it. The same holds for `weight_scales` (fp8 only, else NULL; aligned to 4 bytes). Allocates. Errors:
+/// `weights` is [E, N, K] or [E, K, N] in GPU memory, aligned to 16 bytes; the caller keeps ownership, and every call and graph
+/// launch reads it. The same applies to `weight_scales` (fp8 only, else NULL; aligned to 4 bytes). Allocates. Errors:
 /// invalid_argument naming the member; unsupported if the library was built without CUDA, or if the GPU does not have compute
 /// capability 9.0.
 sy_code sy_grouped_gemm_create(const sy_grouped_gemm_config* config, const void* weights, const void* weight_scales,
                                sy_grouped_gemm** gemm);
-/// Allowed at any time: memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
+/// May be called at any time; memory is freed once the enqueued calls and captured graphs that use it are done. Does not wait.
 sy_code sy_grouped_gemm_destroy(sy_grouped_gemm* gemm);
 
 /// Options of one call.
@@ -95,11 +95,12 @@ typedef struct sy_grouped_gemm_options {
   int32_t reserved;  ///< must be 0
 } sy_grouped_gemm_options;
 
-/// Enqueues the products of the rows of each expert. The call does not wait, allocates nothing and can be captured. Calls of
-/// one object, graphs included, must be ordered one after another. `x` is [rows, K], `out` is [rows, columns], both aligned to
-/// 16 bytes: `x` may be rows delivered by a dispatch, `out` rows that combine reads. Row i of `out` is computed from row i of
-/// `x`; rows of no expert are not accessed. `x` and `out` must not overlap. fp8: `x` has scales; a quantized `out` has scales
-/// too, which are written. `options` NULL: defaults. Errors: invalid_argument naming the argument; system.
+/// Enqueues the matrix product for each expert's rows. The call does not wait, allocates nothing and can be captured. Calls on
+/// one object, including graph launches, must be ordered one after another. `x` is [rows, K] and `out` is [rows, columns], both
+/// aligned to 16 bytes. `x` may be rows delivered by a dispatch, and `out` rows that combine reads. Row i of `out` is computed
+/// from row i of `x`; rows that belong to no expert are not accessed. `x` and `out` must not overlap. fp8: `x` must have
+/// scales; a quantized `out` must have scales too, which are written. `options` NULL: defaults. Errors: invalid_argument naming
+/// the argument; system.
 sy_code sy_grouped_gemm_run(sy_grouped_gemm* gemm, const sy_const_row_view* x, const sy_expert_rows* rows,
                             const sy_row_view* out, const sy_grouped_gemm_options* options);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: memory shared by CUDA graphs. The rules of switchyard.h on errors, structs, ownership and threads apply.
+/// C ABI: memory shared by CUDA graphs. The rules of switchyard.h for errors, structs, ownership and threads apply.
 #pragma once
 
 #include "switchyard/c/switchyard.h"
@@ -11,10 +11,10 @@ extern "C" {
 
 typedef struct sy_graph_memory sy_graph_memory;  ///< sy_graph_memory_destroy
 
-/// CUDA: memory shared by the captured calls of several graphs. Graphs captured while it is set share memory from it: they must
-/// not be in flight at the same time, and launching one invalidates the results of the others. `memory` NULL in
-/// sy_exchange_use_graph_memory: each graph has its own memory (the default). It may be destroyed at any time after the
-/// captures; graphs keep the memory that they use. CPU: no effect.
+/// CUDA: memory shared by the captured calls of several graphs. Graphs captured while it is set share this memory; they must
+/// not be in flight at the same time, and launching one invalidates the results of the others. If `memory` is NULL in
+/// sy_exchange_use_graph_memory, each graph has its own memory (the default). It may be destroyed at any time after the
+/// captures; memory that graphs use stays allocated. CPU: no effect.
 sy_code sy_exchange_make_graph_memory(sy_exchange* exchange, sy_graph_memory** memory);
 sy_code sy_exchange_use_graph_memory(sy_exchange* exchange, const sy_graph_memory* memory);
 sy_code sy_graph_memory_destroy(sy_graph_memory* memory);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// C ABI: a complete MoE layer, the counterpart of switchyard/layer.hpp, which documents the sums, their order and the cost of
-/// each call. Library switchyard_layer (CMake: switchyard::layer). The rules of switchyard.h on errors (sy_last_error),
+/// each call. Library switchyard_layer (CMake: switchyard::layer). The rules of switchyard.h for errors (sy_last_error),
 /// structs, ownership, threads and GPUs apply. Functions marked collective are called by all ranks in the same order.
 ///
 ///     out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])          mlp: see expert.h
@@ -18,7 +18,7 @@ extern "C" {
 
 typedef struct sy_moe_layer sy_moe_layer;  ///< a layer of a group, which it keeps alive; sy_moe_layer_destroy
 
-/// Exchange that moves the rows.
+/// Exchange that transfers the rows.
 typedef int32_t sy_moe_exchange;
 enum {
   SY_MOE_EXCHANGE_AUTOMATIC = 0,   ///< low latency for few tokens and no capacity, else normal; see layer.hpp
@@ -26,15 +26,15 @@ enum {
   SY_MOE_EXCHANGE_LOW_LATENCY = 2  ///< decoding
 };
 
-/// Implementation of a layer. All forms give the same bits.
+/// Implementation of a layer. All forms give bit-identical results.
 typedef int32_t sy_moe_form;
 enum {
   SY_MOE_FORM_AUTOMATIC = 0,  ///< the library chooses
-  SY_MOE_FORM_SEPARATE = 1,   ///< dispatch, two products and combine, as separate calls
+  SY_MOE_FORM_SEPARATE = 1,   ///< dispatch, two matrix products and combine, as separate calls
   SY_MOE_FORM_FUSED = 2       ///< normal mode, order per route, bf16, GPUs also fp8: one kernel; see layer.hpp
 };
 
-/// Fixed properties of a layer; equal on all ranks, except for pointers and `storage`.
+/// Fixed properties of a layer; identical on all ranks except for pointers and `storage`.
 typedef struct sy_moe_layer_config {
   size_t struct_size;
   int64_t hidden;        ///< H >= 1; in normal mode, and on GPUs, the row size must be a multiple of 16 bytes
@@ -59,7 +59,7 @@ typedef struct sy_moe_layer_config {
   const void* w2_scales;
 } sy_moe_layer_config;
 
-/// Memory of a layer on the rank with the most experts, in bytes, excluding the caller's arrays.
+/// Memory used by a layer on the rank with the most experts, in bytes, excluding the caller's arrays.
 typedef struct sy_moe_layer_memory {
   size_t struct_size;
   size_t heap_bytes;     ///< in the group's symmetric heap, excluding its header
@@ -69,10 +69,11 @@ typedef struct sy_moe_layer_memory {
   size_t total_bytes;
 } sy_moe_layer_memory;
 
-/// Local; needs no group. Errors: invalid_argument naming the member; unsupported for settings that the backend lacks.
+/// Local; requires no group. Errors: invalid_argument naming the member; unsupported for settings that the backend does not
+/// support.
 sy_code sy_moe_layer_memory_required(const sy_moe_layer_config* config, int32_t world, sy_backend backend,
                                      sy_moe_layer_memory* memory);
-/// Heap size for a group whose only object is this layer: header and alignment slack included.
+/// Heap size for a group whose only object is this layer, including the header and alignment slack.
 sy_code sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world, sy_backend backend, size_t* bytes);
 
 /// Collective. `w13` [L, 2 * I, H] and `w2` [L, H, I] are the weights of this rank's experts, as in sy_expert_mlp_create; they
@@ -82,43 +83,44 @@ sy_code sy_moe_layer_heap_bytes(const sy_moe_layer_config* config, int32_t world
 /// NULL: the legacy default stream).
 sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, const void* w13, const void* w2, void* stream,
                             sy_moe_layer** layer);
-/// Local. Creates a further layer of the model that differs from `layer` only in its weights and shares all other memory with
-/// it; either may be destroyed first. Calls of layers that share memory, graphs included, must be ordered one after another and
-/// must use the layers in the same order on all ranks; all ranks create the same layers in the same order. The scales are for
-/// fp8 weights; NULL otherwise. CUDA: reads the scales in stream order on `stream`. Errors: invalid_argument naming the
-/// argument; system.
+/// Local. Creates another layer of the model, which differs from `layer` only in its weights and shares all other memory with
+/// it. Either may be destroyed first. Calls on layers that share memory, including graph launches, must be ordered one after
+/// another, in the same order of layers on all ranks. All ranks must create the same layers in the same order. The scales are
+/// for fp8 weights and are NULL otherwise. CUDA: reads the scales in stream order on `stream`. Errors: invalid_argument naming
+/// the argument; system.
 sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                   const void* w2_scales, void* stream, sy_moe_layer** other);
-/// Local and allowed at any time; does not wait. CUDA: the layer's memory is freed once the enqueued calls and graphs that use
-/// it are done.
+/// Local. May be called at any time; does not wait. CUDA: the layer's memory is freed once the enqueued calls and graphs that
+/// use it are done.
 sy_code sy_moe_layer_destroy(sy_moe_layer* layer);
 
-/// Settings of one call. `add`, and whether device_tokens is NULL, are equal on all ranks.
+/// Settings of one call. All ranks must pass the same `add` and agree on whether device_tokens is NULL.
 typedef struct sy_moe_layer_call {
   size_t struct_size;
   void* stream;  ///< CUDA: cudaStream_t; NULL: the legacy default stream
-  /// Memory of the rank (CUDA: of its GPU), or NULL: T, read when the call runs, so that it can vary in a graph; clamped to [0,
-  /// tokens of the ids]. Rows T and above of `out` are not written.
+  /// Pointer to T in the rank's memory (CUDA: in GPU memory), or NULL. T is read when the call runs, so it may vary between
+  /// graph launches, and is clamped to [0, topk_ids->num_tokens]. Rows T and above of `out` are not written.
   const int32_t* device_tokens;
   int32_t num_sms;  ///< CUDA: maximum multiprocessors of each kernel, in [1, those of the GPU / ranks on it]; 0: chosen
   sy_bool add;      ///< 0 or 1: the layer is added to the rows in `out`; switchyard/layer.hpp documents the rounding
 } sy_moe_layer_call;
 
-/// Collective. `x` is [T, H], where T is topk_ids->num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or NULL:
-/// all 1. An id outside [0, E) means no expert; a token without an expert gets +0 (add: keeps its row). `out` is [T, H] and
-/// must not overlap anything else. `call` NULL: defaults. CUDA: the call enqueues its work, needs no count on the host and can
-/// be captured. Errors: as sy_exchange_dispatch and sy_exchange_combine; CUDA: sy_group_check reports capacity_exceeded.
+/// Collective. `x` is [T, H], where T is topk_ids->num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or NULL
+/// (all 1). An id outside [0, E) means no expert; the result of a token without an expert is +0 (with `add`, its row is
+/// unchanged). `out` is [T, H] and must not overlap anything else. `call` NULL: defaults. CUDA: the call enqueues its work,
+/// requires no counts on the host and can be captured. Errors: as for sy_exchange_dispatch and sy_exchange_combine. CUDA:
+/// sy_group_check reports capacity_exceeded.
 sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* topk_ids, const float* topk_weights,
                              void* out, const sy_moe_layer_call* call);
 
-/// SY_OVERFLOW_DROP_AND_REPORT: `*dropped` is [T, K] for the last forward, with `*count` elements: 1 if this rank's route was
-/// dropped at capacity. The array is in memory of the rank (CUDA: of its GPU, written when the call runs) and valid until the
-/// next forward. Otherwise NULL and 0.
+/// With SY_OVERFLOW_DROP_AND_REPORT, `*dropped` is a [T, K] array of `*count` elements for the last forward: 1 if this rank's
+/// route was dropped at capacity. The array is in the rank's memory (CUDA: in GPU memory, written when the call runs) and is
+/// valid until the next forward. Otherwise, `*dropped` is NULL and `*count` is 0.
 sy_code sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t** dropped, int64_t* count);
-/// Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run, graph replays
-/// included; waits only for a copy of the number, not for kernels.
+/// Number of ids in this rank's calls so far that are neither -1 nor a valid expert id. CUDA: counts calls that have run,
+/// including graph replays; waits only for a copy of the count, not for kernels.
 sy_code sy_moe_layer_invalid_ids(const sy_moe_layer* layer, int64_t* count);
-/// For example "separate, normal, bf16 wgmma:sm_90a". The object owns the text.
+/// Returns a description such as "separate, normal, bf16 wgmma:sm_90a". The object owns the string.
 sy_code sy_moe_layer_implementation(const sy_moe_layer* layer, const char** text);
 
 #ifdef __cplusplus

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: low-latency mode and the flat exchange, the counterpart of switchyard/low_latency.hpp. The rules of switchyard.h on
+/// C ABI: low-latency mode and the flat exchange, the counterpart of switchyard/low_latency.hpp. The rules of switchyard.h for
 /// errors, structs, ownership, threads and GPUs apply; docs/concepts/low_latency.md explains the mode.
 ///
-/// Notation as in switchyard.h. Each local expert has R = W * max_tokens rows for any routing: placing a row needs no count,
-/// nothing can overflow and every call can be captured in a CUDA graph.
+/// Notation as in switchyard.h. Each local expert has R = W * max_tokens rows for any routing, so rows are placed without
+/// counts, no buffer can overflow, and every call can be captured in a CUDA graph.
 ///
 /// A layer:
 ///   sy_low_latency_create(group, &config, &exchange);            // once, on all ranks
@@ -14,9 +14,9 @@
 ///   my_experts(view.x, view.rows_of_expert, rows.data);          // row i of `rows` from row i of `x`: a masked grouped GEMM
 ///   sy_low_latency_combine(exchange, &y, output, out, NULL);     // y: `rows` as a sy_const_row_view
 ///
-/// Calls on one object are totally ordered. CPU: synchronous on the calling thread; a send half does not wait for peers. CUDA:
-/// two objects whose calls run concurrently must fit on the GPU together (set num_sms for each); otherwise a stream or events
-/// must order the calls, in the same order on all ranks.
+/// Calls on one object are totally ordered. CPU: calls run synchronously on the calling thread; a send half does not wait for
+/// peers. CUDA: two objects whose calls run concurrently must fit on the GPU together (set num_sms for each); otherwise a
+/// stream or events must order the calls, in the same order on all ranks.
 #pragma once
 
 #include "switchyard/c/switchyard.h"
@@ -33,19 +33,19 @@ typedef struct sy_low_latency_rows sy_low_latency_rows;      ///< expert outputs
 typedef int32_t sy_scale_order;
 enum {
   SY_SCALES_ROW_MAJOR = 0,  ///< one scale row of sy_low_latency_scale_row_bytes per row
-  /// Groups, then rows, for each expert: float32 [G, Rs], or int32 [ceil(G / 4), Rs] with four UE8M0 groups in an int32;
-  /// missing groups are 0. Rs is R rounded up to 4, so that every column is aligned to 16 bytes.
+  /// For each expert: float32 [G, Rs], or int32 [ceil(G / 4), Rs] with the UE8M0 scales of four groups per int32; missing
+  /// groups are 0. Rs is R rounded up to a multiple of 4, which aligns every column to 16 bytes.
   SY_SCALES_COLUMN_MAJOR = 1
 };
 
-/// Number of times that a row is sent over the link.
+/// Number of times each row is sent over the link.
 typedef int32_t sy_sending;
 enum {
   SY_SENDING_PER_RANK = 0,  ///< once per (token, rank), placed for each of its experts on arrival
   SY_SENDING_PER_ROUTE = 1  ///< once per (token, expert)
 };
 
-/// Fixed properties of an object; equal on all ranks.
+/// Fixed properties of an object; identical on all ranks.
 typedef struct sy_low_latency_config {
   size_t struct_size;
   int64_t hidden;       ///< H; any if rows are sent unquantized, else a multiple of 16
@@ -62,10 +62,10 @@ typedef struct sy_low_latency_config {
   int32_t reserved;            ///< must be 0
 } sy_low_latency_config;
 
-/// Symmetric memory that an object with this config takes from each rank's heap, outputs not included, on either backend. Needs
-/// no group. docs/concepts/low_latency.md gives the formula.
+/// Symmetric memory that an object with this config allocates from each rank's heap, excluding outputs, on either backend.
+/// Requires no group. docs/concepts/low_latency.md gives the formula.
 sy_code sy_low_latency_memory_required(const sy_low_latency_config* config, int32_t world, sy_memory_requirement* requirement);
-/// Heap size for a group whose only object has this config: sy_group_options::heap_bytes.
+/// Heap size (sy_group_options::heap_bytes) for a group whose only object has this config.
 sy_code sy_low_latency_heap_bytes(const sy_low_latency_config* config, int32_t world, size_t* bytes);
 /// Bytes of one row-major scale row, padded to a multiple of 16; 0 without scales. Uses only `hidden`, `scales` and
 /// `scale_group` of the config.
@@ -73,21 +73,21 @@ sy_code sy_low_latency_scale_row_bytes(const sy_low_latency_config* config, size
 
 /// Collective. Errors: invalid_argument naming the field, heap_exhausted, mismatch.
 sy_code sy_low_latency_create(sy_group* group, const sy_low_latency_config* config, sy_low_latency** exchange);
-/// Local, allowed at any time, does not wait. Outputs and rows remain valid and can be used with another object of the same
-/// config.
+/// Local. May be called at any time; does not wait. Outputs and rows remain valid and can be used with another object that has
+/// the same config.
 sy_code sy_low_latency_destroy(sy_low_latency* exchange);
 
-/// Local. Memory of fixed shape, private to the rank, overwritten by each dispatch into it. Allocates: do not call on the hot
-/// path.
+/// Local. Creates an output of fixed shape, private to the rank, which each dispatch to it overwrites. Allocates memory; do not
+/// call on the hot path.
 sy_code sy_low_latency_make_output(sy_low_latency* exchange, sy_low_latency_output** output);
-/// sy_low_latency_make_output() with rows and scales in caller's memory, which the caller frees after the output;
+/// As sy_low_latency_make_output, with rows and scales in the caller's memory, which must outlive the output;
 /// switchyard/low_latency.hpp gives the shapes. Errors: invalid_argument naming the member of `memory`.
 sy_code sy_low_latency_make_output_in(sy_low_latency* exchange, const sy_row_view* memory, sy_low_latency_output** output);
 /// May be called on any thread at any time: memory is freed once the enqueued calls and captured graphs that use it are done.
 /// sy_group_used_by declares other streams that use it.
 sy_code sy_low_latency_output_destroy(sy_low_latency_output* output);
 
-/// Results of dispatch. The pointers never change; CUDA: device pointers, the counts included.
+/// Results of dispatch. The pointers never change. CUDA: all are device pointers, including the counts.
 typedef struct sy_low_latency_view {
   size_t struct_size;
   void* x;         ///< [x_rows, x_cols]: local expert e's rows are [e * R, e * R + rows_of_expert[e])
@@ -110,8 +110,8 @@ typedef struct sy_low_latency_view {
 } sy_low_latency_view;
 sy_code sy_low_latency_output_get(const sy_low_latency_output* output, sy_low_latency_view* view);
 
-/// Local. Memory for the expert outputs, [num_local_experts * R, H] of `dtype` (bf16, f16 or f32, not wider than dtype): the
-/// result for row i of an output is row i. Combine reads it in place. Allocates.
+/// Local. Memory for the expert outputs, [num_local_experts * R, H] of `dtype` (bf16, f16 or f32, no wider than the config's
+/// dtype). Row i holds the result for row i of an output. Combine reads it in place. Allocates.
 sy_code sy_low_latency_make_rows(sy_low_latency* exchange, sy_dtype dtype, sy_low_latency_rows** rows);
 sy_code sy_low_latency_rows_get(const sy_low_latency_rows* rows, sy_row_view* view);
 /// As sy_low_latency_output_destroy.
@@ -122,42 +122,45 @@ typedef struct sy_low_latency_dispatch_options {
   size_t struct_size;
   const float* topk_weights;  ///< float32 [T, K] or NULL: sent with the rows, for the weighted sums of combine
   void* stream;               ///< CUDA: cudaStream_t; NULL: the legacy default stream. The CPU ignores it and num_sms.
-  /// Memory of the rank (CUDA: of its GPU), or NULL: T, read when the call runs, so that it can vary in a graph; clamped to [0,
-  /// T of the ids]. All ids must be readable.
+  /// Pointer to T in the rank's memory (CUDA: in GPU memory), or NULL. T is read when the call runs, so it may vary between
+  /// graph launches, and is clamped to [0, topk_ids->num_tokens]. All ids must be readable.
   const int32_t* device_tokens;
   int32_t num_sms;       ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
   sy_bool known_memory;  ///< CUDA: as in sy_dispatch_options
 } sy_low_latency_dispatch_options;
 
 /// Collective. Sends row t of `x` to every expert of token t. `x` is [T, H] of dtype, or fp8 with row-major scales of the
-/// config's kind and group. An expert chosen twice by a token gets one row, which combine reads twice. `options` NULL:
-/// defaults.
+/// config's kind and group. If a token chooses an expert twice, the expert receives one row, which combine reads twice.
+/// `options` NULL: defaults.
 sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
                                 sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
 
-/// Options of one combine; `order` is equal on all ranks.
+/// Options of one combine; `order` must be identical on all ranks.
 typedef struct sy_low_latency_combine_options {
   size_t struct_size;
-  /// SY_ORDER_PER_ROUTE: one row is returned per (token, expert), multiplied and summed by the token's owner. _PER_RANK: rows
-  /// are summed on the experts' rank and one row is returned per (token, rank): fewer bytes, one more rounding.
+  /// SY_ORDER_PER_ROUTE: one row is returned per (token, expert), and the token's owner weights and sums them.
+  /// SY_ORDER_PER_RANK: the experts' rank sums the rows and returns one per (token, rank), with fewer bytes and one more
+  /// rounding.
   sy_combine_order order SY_DEFAULT(SY_ORDER_PER_ROUTE);
   int32_t num_sms;            ///< CUDA: as in sy_low_latency_dispatch_options
-  const float* topk_weights;  ///< float32 [T, K], per_route only; NULL: those given to dispatch, or none (sums of the rows)
+  const float* topk_weights;  ///< float32 [T, K], per_route only; NULL: those passed to dispatch, or none (unweighted)
   const float* expert_scale;  ///< float32 [num_local_experts], per_route only, or NULL: each row returns as round(y * scale)
   void* stream;               ///< CUDA: as in sy_low_latency_dispatch_options
   sy_bool known_memory;       ///< CUDA: as in sy_dispatch_options
   int32_t reserved;           ///< must be 0
 } sy_low_latency_combine_options;
 
-/// Collective. Sums the expert outputs for the tokens of `output`'s last dispatch into `out` [T, H] of `y`'s type (bf16, f16,
-/// f32). `y` has the shape of the output's `x` and is read in place; `out` must not overlap `y` or anything in `options`. All
-/// ranks combine the rows of the same dispatch. A token without a route yields +0. `options` NULL: defaults.
+/// Collective. Sums the expert outputs for the tokens of the last dispatch to `output` and writes the sums to `out`, [T, H] of
+/// `y`'s type (bf16, f16 or f32). `y` has the shape of the output's `x` and is read in place; `out` must not overlap `y` or
+/// anything in `options`. All ranks must combine the rows of the same dispatch. The result of a token without a route is +0.
+/// `options` NULL: defaults.
 sy_code sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y, const sy_low_latency_output* output,
                                void* out, const sy_low_latency_combine_options* options);
 
-/// Dispatch and combine in two halves. _send returns without holding resources; sy_low_latency_receive, local and once for
-/// each, enqueues the rest (CPU: waits for the peers). Between the halves the caller may compute, but must make no other call
-/// on the object. The call uses the output, `out` and combine's weights until then; all other arguments may be reused at once.
+/// Dispatch and combine, each split into two halves. _send returns without holding resources; sy_low_latency_receive, which is
+/// local and called once per _send, enqueues the rest (CPU: waits for the peers). Between the halves, the caller may compute
+/// but must make no other call on the object. Until the receive, the call uses the output, `out` and the combine weights; all
+/// other arguments may be reused as soon as _send returns.
 sy_code sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
                                      sy_low_latency_output* output, const sy_low_latency_dispatch_options* options);
 sy_code sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y, const sy_low_latency_output* output,
@@ -173,8 +176,8 @@ typedef struct sy_row_origin {
   int32_t k;       ///< first of the token's choices equal to this expert
 } sy_row_origin;
 
-/// CPU groups: replaces x[i], element `column + i` of the row as float32, by the expert's result, for i in [0, n). Called by
-/// several threads concurrently. Must return.
+/// CPU groups: for i in [0, n), replaces x[i], element `column + i` of the row as float32, with the expert's result. It is
+/// called by several threads concurrently and must return.
 typedef void (*sy_row_function)(float* x, int64_t n, const sy_row_origin* row, int64_t column, void* user);
 
 /// Options of sy_low_latency_all_to_all. May differ by rank.
@@ -182,7 +185,7 @@ typedef struct sy_all_to_all_options {
   size_t struct_size;
   const float* topk_weights;  ///< float32 [T, K]; NULL: 1
   const float* expert_scale;  ///< float32 [num_local_experts]: expert e returns round(x * scale); NULL: the row unchanged
-  /// Alternative to expert_scale, in a CPU group: expert e returns round(f(x)). For GPUs the function is device code and
+  /// Alternative to expert_scale in CPU groups: expert e returns round(f(x)). For GPUs, the function is device code and
   /// requires C++ (switchyard/cuda/row_function.cuh).
   sy_row_function row_function;
   void* row_function_user;       ///< argument of row_function
@@ -194,14 +197,14 @@ typedef struct sy_all_to_all_options {
 
 /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that transform each element of a row
 /// independently. `x` and `out` are [T, H] of dtype. `out` must not overlap `x`, the ids or anything in `options`. Requires
-/// sy_low_latency_config::scales = SY_SCALE_NONE. A token without a route yields +0. `options` NULL: defaults.
+/// sy_low_latency_config::scales = SY_SCALE_NONE. The result of a token without a route is +0. `options` NULL: defaults.
 sy_code sy_low_latency_all_to_all(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* topk_ids,
                                   void* out, const sy_all_to_all_options* options);
 
 /// Traffic and time of this rank's last call. CUDA: waits for it.
 sy_code sy_low_latency_last_call(const sy_low_latency* exchange, sy_call_statistics* statistics);
-/// Number of ids in this rank's calls so far that are neither -1 nor an expert. CUDA: counts calls that have run, graph replays
-/// included; waits only for a copy of the number, not for kernels.
+/// Number of ids in this rank's calls so far that are neither -1 nor a valid expert id. CUDA: counts calls that have run,
+/// including graph replays; waits only for a copy of the count, not for kernels.
 sy_code sy_low_latency_invalid_ids(const sy_low_latency* exchange, int64_t* count);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: traces, the counterpart of switchyard/trace.hpp: a timeline of the activity of every worker of every rank, for
-/// Perfetto and chrome://tracing. The rules of switchyard.h on errors, structs and ownership apply; docs/concepts/trace.md
+/// C ABI: traces, the counterpart of switchyard/trace.hpp. A trace is a timeline of the activity of every worker on every rank,
+/// for Perfetto and chrome://tracing. The rules of switchyard.h for errors, structs and ownership apply; docs/concepts/trace.md
 /// describes the recorded events. All functions are local.
 ///
 /// Threads: different ranks may record into one trace at the same time. Functions that read or clear (all except
@@ -26,35 +26,36 @@ typedef struct sy_trace_options {
   size_t events_per_track SY_DEFAULT(16384);  ///< rounded up to 2^n, 32 bytes each: the newest are kept
 } sy_trace_options;
 
-/// Creates a trace for the ranks of a group of `world`. `options` NULL: defaults. Errors: invalid_argument naming the argument.
+/// Creates a trace for the ranks of a group of size `world`. `options` NULL: defaults. Errors: invalid_argument naming the
+/// argument.
 sy_code sy_trace_create(int32_t world, const sy_trace_options* options, sy_trace** trace);
-/// Groups that record into the trace, and open spans, keep its memory until they end.
+/// Its memory is freed once no group records into the trace and no span is open.
 sy_code sy_trace_destroy(sy_trace* trace);
 
-/// Records this rank's calls from now on; `trace` NULL stops recording. CPU: the trace must be made for the group's workers.
-/// CUDA: when recording stops, this waits for the GPU. Errors: invalid_argument if the trace was made for another shape.
+/// Records this rank's calls from now on; `trace` NULL stops recording. CPU: the trace must be created for the group's number
+/// of workers. CUDA: stopping waits for the GPU. Errors: invalid_argument if the trace was created for a different shape.
 sy_code sy_group_set_trace(sy_group* group, sy_trace* trace);
 
-/// Id of a user-defined phase, or of the built-in phase of that name; call before recording starts. `unit`: unit of the
-/// argument of its spans; NULL: none.
+/// Id of a user-defined phase, or of the built-in phase with that name; call before recording starts. `unit` is the unit of its
+/// spans' argument, or NULL.
 sy_code sy_trace_event(sy_trace* trace, const char* name, const char* unit, int32_t* event);
-/// Starts a span on the track of rank `rank`'s calls; sy_trace_span_end ends it, on the same thread.
+/// Starts a span on the track of rank `rank`'s calls; sy_trace_span_end must end it on the same thread.
 sy_code sy_trace_span_begin(sy_trace* trace, int32_t rank, int32_t event, int64_t arg, sy_trace_span** span);
 sy_code sy_trace_span_end(sy_trace_span* span);
 
 sy_code sy_trace_clear(sy_trace* trace);  ///< discards all events
 /// Number of records overwritten because their track was full.
 sy_code sy_trace_lost(const sy_trace* trace, uint64_t* records);
-/// Maximum difference of any rank's times from this host's steady clock: 0 unless GPUs recorded.
+/// Maximum difference between any rank's timestamps and this host's steady clock; 0 unless GPUs recorded events.
 sy_code sy_trace_clock_error(const sy_trace* trace, uint64_t* ns);
 
-/// Writes Chrome's JSON trace format. `flows` 0 or 1: with arrows into waits. Errors: io naming the path.
+/// Writes Chrome's JSON trace format. `flows` (0 or 1) adds arrows into waits. Errors: io naming the path.
 sy_code sy_trace_write_json(const sy_trace* trace, const char* path, sy_bool flows);
-/// The text that sy_trace_write_json writes; release bytes->storage.
+/// Returns the text that sy_trace_write_json writes; release bytes->storage.
 sy_code sy_trace_json(const sy_trace* trace, sy_bool flows, sy_bytes* bytes);
 
-/// One rank's records, for ranks in separate processes; release bytes->storage. sy_trace_merge adds them to another trace of
-/// the same host, world and options. Errors: invalid_argument on damaged bytes or different options.
+/// Serializes one rank's records, for ranks in separate processes; release bytes->storage. sy_trace_merge adds them to another
+/// trace with the same host, world and options. Errors: invalid_argument if the bytes are corrupt or the options differ.
 sy_code sy_trace_serialize(const sy_trace* trace, int32_t rank, sy_bytes* bytes);
 sy_code sy_trace_merge(sy_trace* trace, const void* data, size_t size);
 
@@ -87,7 +88,7 @@ typedef struct sy_wait_statistics {
   size_t struct_size;
   double total_ms;  ///< total of the worker that waited longest, not the sum over workers
   double max_ms;    ///< the longest single wait
-  uint64_t waits;   ///< number of waits that did not succeed at once
+  uint64_t waits;   ///< number of waits that did not succeed immediately
 } sy_wait_statistics;
 /// `peer` in [0, W). The counters always run.
 sy_code sy_group_wait_statistics(const sy_group* group, int32_t peer, sy_wait_statistics* statistics);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// C ABI: lookup of tuned values, the counterpart of the lookup in switchyard/tuning.hpp. Groups perform this lookup themselves
-/// when they are formed. docs/tuning.md describes the file and the lookup. No function needs a group.
+/// when they are formed. docs/tuning.md describes the file and the lookup. No function requires a group.
 #pragma once
 
 #include "switchyard/c/switchyard.h"
@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-/// Mode that a value applies to and, for normal mode, the layout (NORMAL: rank-major).
+/// Mode to which a value applies and, for normal mode, the layout (NORMAL: rank-major).
 typedef int32_t sy_tuning_mode;
 enum {
   SY_TUNING_NORMAL = 0,
@@ -30,7 +30,7 @@ typedef struct sy_tuning_key {
   sy_tuning_mode mode;
 } sy_tuning_key;
 
-/// Values of an entry; 0 means unset: the library chooses. switchyard/tuning.hpp lists the values of each mode.
+/// Values of an entry; 0 means unset, and the library chooses. switchyard/tuning.hpp lists the values of each mode.
 typedef struct sy_tuning_values {
   size_t struct_size;
   int32_t dispatch_sms;
@@ -45,9 +45,9 @@ typedef struct sy_tuning_values {
   int32_t quantized_dispatch_sms;
 } sy_tuning_values;
 
-/// Values of the nearest entry of `path` or, if that is NULL, of the tuning in force: the file named by SWITCHYARD_TUNING, then
-/// the built-in one. All 0 if there is no entry for this device and mode. Errors: invalid_argument naming file, line, the given
-/// value and the allowed values.
+/// Values of the nearest entry in `path` or, if that is NULL, in the active tuning: the file named by SWITCHYARD_TUNING, then
+/// the built-in table. All 0 if there is no entry for this device and mode. Errors: invalid_argument naming the file, the line,
+/// the given value and the allowed values.
 sy_code sy_tuning_find(const char* path, const sy_tuning_key* key, sy_tuning_values* values);
 
 #ifdef __cplusplus

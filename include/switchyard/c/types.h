@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: codes, enumerations, limits, and views of the caller's memory. Included by switchyard.h. Enumerations are int32_t, so
-/// that their size is fixed.
+/// C ABI: codes, enumerations, limits, and views of the caller's memory. Included by switchyard.h. Enumerations are int32_t,
+/// which fixes their size.
 #pragma once
 
 #include <stddef.h>
@@ -9,14 +9,13 @@
 
 #include "switchyard/c/init.h"
 
-/// Default of a struct member, which the struct's SY_..._INIT macro (switchyard/c/init.h) sets. Members without it are 0 or
-/// NULL.
+/// Default of a struct member, set by the struct's SY_..._INIT macro (switchyard/c/init.h). Members without it are 0 or NULL.
 #define SY_DEFAULT(value)
 
 /// 0 or 1.
 typedef int32_t sy_bool;
 
-/// Kind of failure that a call reports; the values of switchyard::ErrorCode.
+/// Kind of failure reported by a call; the values are those of switchyard::ErrorCode.
 typedef int32_t sy_code;
 enum {
   SY_OK = 0,
@@ -25,7 +24,7 @@ enum {
   SY_HEAP_EXHAUSTED = 3,     ///< the symmetric heap has no room left
   SY_POOL_EXHAUSTED = 4,     ///< the output pool of one exchange has no room left
   SY_CAPACITY_EXCEEDED = 5,  ///< more rows than the caller's capacity, under SY_OVERFLOW_FAIL
-  SY_PEER_TIMEOUT = 6,       ///< a wait passed its deadline; see sy_last_wait_report
+  SY_PEER_TIMEOUT = 6,       ///< a wait exceeded its deadline; see sy_last_wait_report
   SY_PEER_FAILED = 7,        ///< a peer reported an error or died; see sy_last_peer_failure
   SY_MISMATCH = 8,           ///< the ranks made different calls
   SY_RENDEZVOUS = 9,         ///< the group could not be formed; see sy_last_missing_ranks
@@ -33,19 +32,19 @@ enum {
   SY_SYSTEM = 11             ///< the operating system refused a request, or memory is exhausted
 };
 
-/// Maximum number of ranks in a group; maximum number of experts per token; columns that share one scale.
+/// Maximum number of ranks in a group, maximum number of experts per token, and number of columns that share one scale.
 #define SY_MAX_RANKS 64
 #define SY_MAX_TOPK 32
 #define SY_SCALE_GROUP 128
 
-/// Where a group's ranks compute and hold their rows.
+/// Where a group's ranks compute and store their rows.
 typedef int32_t sy_backend;
 enum {
   SY_BACKEND_CPU = 0,  ///< threads or processes, of one host or several; pointers are host pointers
   SY_BACKEND_CUDA = 1  ///< NVIDIA GPUs with peer access; pointers are device pointers of the rank's GPU
 };
 
-/// Transport of rows between hosts. docs/concepts/hosts.md.
+/// Transport of rows between hosts; see docs/concepts/hosts.md.
 typedef int32_t sy_host_network;
 enum {
   SY_NETWORK_SOCKETS = 0,  ///< CPUs: TCP connections of the group, or the SWITCHYARD_NETWORK of the environment
@@ -69,7 +68,7 @@ enum {
   SY_SCALE_UE8M0 = 2  ///< one byte, a power of two: 2^(byte - 127)
 };
 
-/// Order of the rows that a dispatch delivers.
+/// Order of the rows delivered by a dispatch.
 typedef int32_t sy_layout;
 enum {
   SY_LAYOUT_RANK_MAJOR = 0,   ///< one row per (token, destination rank), ordered by (source rank, token)
@@ -92,12 +91,13 @@ enum {
   SY_SIZE_AUTOMATIC = 3    ///< CPU: exact; CUDA: worst case, because exact waits for the GPU
 };
 
-/// Action if a rank would receive more rows than its capacity. All ranks make the same decision.
+/// Action taken when a rank would receive more rows than its capacity. All ranks make the same decision.
 typedef int32_t sy_overflow;
 enum { SY_OVERFLOW_FAIL = 0, SY_OVERFLOW_DROP_AND_REPORT = 1 };
 
-/// Treatment of ids that are neither -1 (no expert) nor an expert. RAISE: ids in host memory give SY_INVALID_ARGUMENT
-/// naming the first invalid id; ids on a GPU are counted, and sy_group_check reports them. COUNT: they are only counted.
+/// Treatment of ids that are neither -1 (no expert) nor a valid expert id. RAISE: invalid ids in host memory give
+/// SY_INVALID_ARGUMENT, naming the first one; invalid ids on a GPU are counted and reported by sy_group_check. COUNT: invalid
+/// ids are only counted.
 typedef int32_t sy_invalid_ids;
 enum { SY_INVALID_IDS_RAISE = 0, SY_INVALID_IDS_COUNT = 1 };
 
@@ -105,21 +105,21 @@ enum { SY_INVALID_IDS_RAISE = 0, SY_INVALID_IDS_COUNT = 1 };
 typedef int32_t sy_padding;
 enum { SY_PADDING_ZERO = 0, SY_PADDING_UNSPECIFIED = 1 };
 
-/// Order of the float32 sum in combine; with the same order, equal input gives equal bits.
+/// Order of the float32 sum in combine; with the same order, identical inputs give bit-identical results.
 typedef int32_t sy_combine_order;
 enum {
   SY_ORDER_PER_RANK = 0,   ///< k ascending inside a rank, rounded to the row type, then ranks ascending, rounded once
   SY_ORDER_PER_ROUTE = 1,  ///< k ascending over all routes, one rounding at the end (expert-major only)
-  /// Normal mode. On each host, k (rank-major: ranks) ascending, rounded to the row type; then hosts ascending by their lowest
-  /// rank, one final rounding. In a group of one host: equal to per_route for expert-major rows and to per_rank for rank-major
-  /// rows.
+  /// Normal mode. Each host sums in ascending order of k (rank-major: of ranks) and rounds to the row type; the hosts' sums are
+  /// then added in ascending order of lowest rank, with one final rounding. In a single-host group, equal to per_route for
+  /// expert-major rows and to per_rank for rank-major rows.
   SY_ORDER_PER_HOST = 2
 };
 
 // ---- Views of the caller's memory ----
 
 /// `rows` dense rows of `cols` elements; `scales` (fp8 only) is dense with sy_scale_row_bytes per row. The library only reads
-/// it, and only during the call.
+/// the view, and only during the call.
 typedef struct sy_const_row_view {
   size_t struct_size;
   const void* data;  ///< NULL only if rows = 0

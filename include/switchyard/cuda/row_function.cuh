@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Row functions for CUDA groups. For nvcc (C++20, sm_80 or later); needs the CMake target switchyard::device, which adds the
-/// library's device headers to the include path. Compile against the headers of the library that you link.
+/// Row functions for CUDA groups. For nvcc (C++20, sm_80 or later); requires the CMake target switchyard::device, which adds
+/// the library's device headers to the include path. Compile against the headers of the library that you link.
 #pragma once
 
 #include <type_traits>
@@ -48,8 +48,8 @@ class GpuRowFunction final : public CudaRowFunction {
   }
 
  private:
-  /// The first launch of a kernel may allocate and then waits for all kernels of the GPU. These launches end at once because
-  /// the abort word is set.
+  /// The first launch of a kernel may allocate memory, which waits for all kernels on the GPU. These launches return
+  /// immediately because the abort word is set.
   void warm_up(const DeviceLimits& limits) const {
     uint64_t* words = nullptr;
     check_row_function_step(gpu::allocate(reinterpret_cast<void**>(&words), 2 * sizeof(EpochState) + 256), "memory");
@@ -71,14 +71,15 @@ class GpuRowFunction final : public CudaRowFunction {
 
 }  // namespace detail
 
-/// Makes a function for the current device, which must be the rank's GPU.
+/// Creates a row function for the current device, which must be the rank's GPU.
 ///
-/// `f`: trivially copyable, with `__device__ float operator()(float x, const RowOrigin& row, int64_t column) const`, called for
-/// every element of every (token, expert) that this rank's experts process. x is the element as float32; the result is rounded
-/// to the row type once. Pointers in `f` must stay valid until the calls that use it have ended.
+/// `f` must be trivially copyable and have `__device__ float operator()(float x, const RowOrigin& row, int64_t column) const`,
+/// which is called for every element of every (token, expert) row that this rank's experts process. `x` is the element as
+/// float32; the result is rounded once to the row type. Pointers in `f` must stay valid until all calls that use `f` have
+/// ended.
 ///
-/// Not for the hot path: it loads the kernels and waits for the device, so no rank on the device may have a call in flight, and
-/// none of its streams may be captured. \throws Error(system), also if the file was not compiled for this GPU.
+/// Do not call on the hot path: it loads the kernels and waits for the device. No rank on the device may have a call in flight,
+/// and no stream of the device may be capturing. \throws Error(system), including if the file was not compiled for this GPU.
 template <class F>
 RowFunction row_function_on_gpu(const F& f) {
   static_assert(std::is_trivially_copyable_v<F>, "row_function_on_gpu: the function travels as a kernel's argument");

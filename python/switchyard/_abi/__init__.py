@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C ABI from Python: the shared library, its structs and enumerations, and conversion of arrays. Private; never imports
+"""Python bindings of the C ABI: the shared library, its structs and enumerations, and array conversion. Private; never imports
 torch."""

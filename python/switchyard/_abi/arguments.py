@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declarations of all arguments of the public functions, and the checks derived from them.
+"""Declarations of all arguments of public functions, and the checks derived from them.
 
 :data:`FUNCTIONS` maps each function, by qualified name, to its arguments and their kinds (kinds.py). A test enumerates the
 public callables and fails if a parameter has no declaration; another passes wrong values to every declared parameter. Functions
-without tensors are decorated with :func:`checked`; functions with tensors use the takers that :func:`bind` makes for one object
-from its declarations. Symbols in shapes: T tokens of this rank, K experts per token, H hidden, L experts of this rank, R rows,
-W ranks, I intermediate.
+without tensors are decorated with :func:`checked`; functions with tensors use takers that :func:`bind` creates for each object
+from the declarations. Symbols in shapes: T tokens on this rank, K experts per token, H hidden size, L experts on this rank, R
+rows, W ranks, I intermediate size.
 """
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ FUNCTIONS: Dict[str, Arguments] = {
                               "probs": Tensor(("M", "K"), (F32,), optional=True), "out": Tensor(("M", "H"), _SUMMED, True, optional=True),
                               "num_sms": _NUM_SMS},
     "LedgerCombine.last_call": {}, "LedgerCombine.close": {},
-    # Tables of a ledger: members of the argument of LedgerCombine.prepare.
+    # Ledger tables: members of the LedgerCombine.prepare argument.
     "Ledger": {"ledger.peer_token_per_expert": Tensor(("W", "Ep"), (I32,)), "ledger.expanded_row_idx": Tensor(("routes",), (I32,)),
                "ledger.cumsum_per_expert": Tensor(("W", "Ep"), (I32,)), "ledger.dispatch_offset": Tensor(("L",), (I32,)),
                "ledger.prev_sum_before_rank": Tensor(("W", "L"), (I32,))},
@@ -150,9 +150,9 @@ FUNCTIONS: Dict[str, Arguments] = {
 
 
 def checked(name: str, called: Optional[str] = None) -> Callable[[Function], Function]:
-    """Decorates a function so that its arguments are checked as :data:`FUNCTIONS` declares those of `name`. The function itself
-    checks its tensors. Only for functions that may take a few microseconds longer. `called`: the function name in TypeErrors of
-    missing and unknown keywords."""
+    """Decorates a function to check its arguments against the declarations of `name` in :data:`FUNCTIONS`. The function itself
+    checks its tensors. Use only for functions where a few extra microseconds do not matter. `called`: the function name used in
+    TypeErrors for missing and unknown keywords."""
     declared = {argument: kind for argument, kind in FUNCTIONS[name].items() if hasattr(kind, "check")}
 
     def decorate(function: Function) -> Function:
@@ -177,15 +177,14 @@ def checked(name: str, called: Optional[str] = None) -> Callable[[Function], Fun
 
 
 def check(name: str, **values: Any) -> None:
-    """Checks the arguments of an undecorated function, off its fast path."""
+    """Checks the arguments of an undecorated function outside its fast path."""
     declared = FUNCTIONS[name]
     for argument, value in values.items():
         declared[argument].check(argument, value)
 
 
 def bind(function: str, backend: int, **sizes: int) -> SimpleNamespace:
-    """Makes takers for the tensor arguments of `function`, for an object whose group has this backend and whose shapes have
-    these sizes."""
+    """Creates takers for the tensor arguments of `function`, for an object with the given backend and shape sizes."""
     found = SimpleNamespace()
     for name, kind in FUNCTIONS[function].items():
         declared = kind.each if isinstance(kind, Several) else kind

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of arrays: numpy arrays and torch tensors to pointers, and memory of the library to arrays.
+"""Conversion of numpy arrays and torch tensors to pointers, and of library memory to arrays.
 
-numpy has neither bf16 nor fp8. If arguments have ml_dtypes types, so do the results; otherwise uint16 holds the bits of bf16
-and uint8 those of fp8 e4m3. torch is used only if other code has imported it.
+numpy has neither bf16 nor fp8. If arguments have ml_dtypes types, so do the results; otherwise bf16 bits are stored as uint16
+and fp8 e4m3 bits as uint8. torch is used only if other code has imported it.
 """
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from .names import CPU, CUDA, DTYPES, invalid, invalid_type, name_of
 
-#: Element types other than row types (0 to 3), for arrays of routing.
+#: Element types of routing arrays, in addition to the row types (0 to 3).
 I32, I64, U8 = 10, 11, 12
 _ELEMENTS = {"i32": I32, "i64": I64, "u8": U8, **DTYPES}
 _NUMPY = {0: "<u2", 1: "<f2", 2: "<f4", 3: "|u1", I32: "<i4", I64: "<i8", U8: "|u1"}
-#: Bytes of an element.
+#: Bytes per element.
 _BYTES = {0: 2, 1: 2, 2: 4, 3: 1, I32: 4, I64: 8, U8: 1}
 _NUMPY_CODES: Dict[Any, int] = {
     np.dtype(np.float32): 2, np.dtype(np.float16): 1, np.dtype(np.uint16): 0, np.dtype(np.uint8): 3, np.dtype(np.int32): I32,
@@ -26,7 +26,7 @@ _NUMPY_CODES: Dict[Any, int] = {
 
 
 class _Memory:
-    """Memory of the library, exposed by numpy's and torch's array protocols; `owner` lives as long as an array refers to it."""
+    """Library memory, exposed through numpy's and torch's array protocols; arrays that refer to it keep `owner` alive."""
 
     __slots__ = ("__array_interface__", "__cuda_array_interface__", "owner")
 
@@ -40,12 +40,12 @@ class _Memory:
 
 
 class NumpyArrays:
-    """Reads and makes numpy arrays."""
+    """Reads and creates numpy arrays."""
 
     backend = CPU
 
     def code(self, array: np.ndarray) -> int:
-        """Returns the row type or element type, -1 if unsupported."""
+        """Returns the row or element type, or -1 if unsupported."""
         code = _NUMPY_CODES.get(array.dtype)
         if code is None:
             code = {"bfloat16": 0, "float8_e4m3fn": 3}.get(array.dtype.name, -1)
@@ -80,7 +80,7 @@ class NumpyArrays:
         return np.empty(shape, self._dtype(code, like))
 
     def wrap(self, pointer: Optional[int], shape: Sequence[int], code: int, owner: Any, like: Optional[np.ndarray]) -> np.ndarray:
-        """Wraps memory of the library as an array. No copy."""
+        """Wraps library memory as an array, without a copy."""
         dtype = self._dtype(code, like)
         if not pointer or 0 in shape:
             return np.empty(shape, dtype)
@@ -89,7 +89,7 @@ class NumpyArrays:
 
 
 class TorchArrays:
-    """Reads and makes torch tensors, on the CPU and on GPUs."""
+    """Reads and creates torch tensors on the CPU and on GPUs."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -98,10 +98,10 @@ class TorchArrays:
         if hasattr(torch, "float8_e4m3fn"):
             self.codes[torch.float8_e4m3fn] = 3
         self.dtypes = {code: dtype for dtype, code in self.codes.items()}
-        #: Returns the handle of a GPU's current stream, without making a stream object where torch supports that.
+        #: Returns the handle of a GPU's current stream, without creating a stream object if torch supports that.
         self.raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: torch.cuda.current_stream(device).cuda_stream)
 
-        # The allocation function that torch.compile's generated code uses; it takes less than half the time of
+        # The allocation function used by code that torch.compile generates; it takes less than half the time of
         # Tensor.new_empty.
         made = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
         self._empty_cpu, self._empty_cuda = getattr(made, "_empty_strided_cpu", None), getattr(made, "_empty_strided_cuda", None)
@@ -112,8 +112,8 @@ class TorchArrays:
         return self.codes.get(tensor.dtype, -1)
 
     def rows(self, number: int, columns: int, like: Any) -> Any:
-        """Makes a new tensor [number, columns] of the type and on the device of `like`, which must not be an instance of a
-        Tensor subclass."""
+        """Creates a tensor [number, columns] with the type and device of `like`, which must not be an instance of a Tensor
+        subclass."""
         if like.is_cuda:
             if self._empty_cuda is not None and like.get_device() == self._current_device():
                 return self._empty_cuda((number, columns), (columns, 1), like.dtype)
@@ -128,8 +128,8 @@ class TorchArrays:
         return tensor.layout is self._strided and tensor.is_contiguous()
 
     def has_memory(self, tensor: Any) -> bool:
-        """Returns whether the tensor's elements are stored in its memory: false for sparse tensors and for wrappers such as
-        DTensor."""
+        """Returns whether the tensor's elements are stored in its memory, which is false for sparse tensors and wrappers such
+        as DTensor."""
         if type(tensor) is self.Tensor or type(tensor) is self._Parameter:
             return tensor.layout is self._strided
         return tensor.layout is self._strided and (not tensor.numel() or tensor.data_ptr() != 0)
@@ -146,12 +146,12 @@ class TorchArrays:
         return self.torch.empty(shape, dtype=self.dtypes[code], device=like.device)
 
     def wrap(self, pointer: Optional[int], shape: Sequence[int], code: int, owner: Any, like: Any) -> Any:
-        """Wraps memory of the library as a tensor on `like`'s device. No copy."""
+        """Wraps library memory as a tensor on `like`'s device, without a copy."""
         dtype = self.dtypes[code]
         if not pointer or 0 in shape:
             return self.torch.empty(shape, dtype=dtype, device=like.device)
         if like.is_cuda:
-            # torch's protocol has no unsigned 16-bit integers, so the bits of bf16 are passed as signed ones.
+            # torch's protocol lacks unsigned 16-bit integers, so bf16 bits are passed as signed integers.
             memory = _Memory(pointer, shape, code, owner, True)
             if code == 0:
                 memory.__cuda_array_interface__["typestr"] = "<i2"
@@ -168,7 +168,7 @@ Arrays = Union[NumpyArrays, TorchArrays]
 
 
 class Taken(NamedTuple):
-    """An argument: its address, shape and type."""
+    """An accepted argument: its address, shape and type."""
 
     pointer: int
     shape: Tuple[int, ...]
@@ -183,7 +183,7 @@ def is_tensor(array: Any) -> bool:
 
 
 def arrays_of(array: Any, name: str) -> Tuple[Any, Arrays]:
-    """Returns the array, or its numpy counterpart if it supports DLPack, and the object that handles its kind."""
+    """Returns the array, or its numpy counterpart if it supports DLPack, and the object that handles arrays of its kind."""
     global _torch
     if is_tensor(array):
         if _torch is None:
@@ -201,7 +201,7 @@ def arrays_of(array: Any, name: str) -> Tuple[Any, Arrays]:
 
 
 def written(*arrays: Any) -> None:
-    """Increments the version counters of the torch tensors among `arrays`, which the library has written, so that autograd
+    """Increments the version counters of the torch tensors among `arrays`, which the library has overwritten. Autograd then
     rejects a backward pass that needs their previous content."""
     if _torch is not None:
         for each in arrays:
@@ -229,8 +229,8 @@ def arrays_of_torch() -> Any:
 
 
 def code_of(tensor: Any, shape: Sequence[int], codes: Tuple[int, ...], backend: int) -> Optional[int]:
-    """Returns the row type or element type of a torch tensor that :func:`take` would accept with exactly this shape; None if
-    only :func:`take` can decide."""
+    """Returns the row or element type of a torch tensor that :func:`take` would accept with exactly this shape, or None if only
+    :func:`take` can decide."""
     if _torch is None or not isinstance(tensor, _torch.Tensor):
         return None
     code = _torch.codes.get(tensor.dtype)
@@ -251,8 +251,8 @@ def code_of_rows(tensor: Any, columns: int, codes: Tuple[int, ...], backend: int
 
 
 class Taker:
-    """A tensor argument of one object: its name, the allowed values, and the check of the value that a call passes. In `shape`
-    a str matches any number. `strided`: the tensor need not be dense. `written`: the call writes to it."""
+    """A tensor argument of one object: its name, its allowed values, and the check applied to values passed in calls. In
+    `shape`, a str matches any number. `strided`: the tensor need not be dense. `written`: the call writes to it."""
 
     __slots__ = ("name", "shape", "types", "backend", "strided", "written", "_rest")
 
@@ -262,11 +262,11 @@ class Taker:
         self._rest = shape[1:]
 
     def __call__(self, array: Any, first: Optional[int] = None, types: Optional[Tuple[int, ...]] = None, device: int = -1) -> Taken:
-        """Returns address, shape and type of `array`. Raises InvalidArgument, whose text lists the allowed values. `first`: the
-        first size, if it is known only per call. `types`: the types that this call allows. `device`: the GPU on which the array
-        must be; -1: the group's GPU, which the library checks."""
+        """Returns the address, shape and type of `array`. Raises InvalidArgument listing the allowed values. `first`: the size
+        of the first dimension, if known only per call. `types`: the types allowed in this call. `device`: the GPU that must
+        hold the array; -1: the group's GPU, which the library checks."""
         codes, shape = types or self.types, self.shape if first is None else (first, *self._rest)
-        # Fast paths of correct calls.
+        # Fast paths for correct calls.
         if type(array) is np.ndarray:
             code, flags = _NUMPY_CODES.get(array.dtype), array.flags
             if code in codes and not self.backend and (array.shape == shape or _fits(array.shape, shape)) and flags.aligned and (self.strided or flags.c_contiguous) \
@@ -284,7 +284,7 @@ class Taker:
         return self._look(array, shape, codes, device)
 
     def _look(self, array: Any, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], device: int) -> Taken:
-        """Like :meth:`__call__`, for any array, with the reason for a refusal."""
+        """Like :meth:`__call__`, but handles any array and raises an error that gives the reason for a rejection."""
         name = self.name
         array, arrays = arrays_of(array, name)
         given = tuple(array.shape)
@@ -306,7 +306,7 @@ class Taker:
 
 def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1,
          strided: bool = False, written: bool = False) -> Taken:
-    """Takes `array` as an argument whose shape depends on other arguments of the call."""
+    """Accepts `array` as an argument whose shape depends on other arguments of the call."""
     return Taker(name, tuple(shape), codes, backend, strided, written)(array, None, None, device)
 
 
@@ -325,7 +325,7 @@ def _check_memory(array: Any, arrays: Arrays, name: str, strided: bool, written:
 
 
 def _bytes(taken: Taken) -> int:
-    """Bytes from the first element to the end of the last one, if there are no gaps."""
+    """Returns the number of bytes from the first element to the end of the last, assuming no gaps."""
     size = _BYTES[taken.code]
     for each in taken.shape:
         size *= each
@@ -333,8 +333,8 @@ def _bytes(taken: Taken) -> int:
 
 
 def check_apart(name: str, written: Taken, **others: Optional[Taken]) -> None:
-    """Rejects an argument that the call writes if it shares memory with another argument, because other ranks read that
-    argument's rows meanwhile."""
+    """Rejects an output argument that shares memory with another argument, because other ranks read that argument's rows during
+    the call."""
     begin = written.pointer
     end = begin + _bytes(written)
     for other, taken in others.items():
@@ -346,5 +346,5 @@ def check_apart(name: str, written: Taken, **others: Optional[Taken]) -> None:
 
 
 def refuse_overlap(name: str, other: str) -> NoReturn:
-    """Raises InvalidArgument for two arguments that share memory."""
+    """Raises InvalidArgument because two arguments share memory."""
     invalid(f"{name} shares memory with {other}: the call reads {other} while it writes {name}; give {name} memory of its own")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared library: its location, the checks at load time, and the conversion of its failures to exceptions.
+"""The shared library: locating it, checking it at load time, and converting its errors to exceptions.
 
-Calls go through ctypes, which releases the interpreter's lock while the library works. Structs are made once per object and
-refilled for each call, because making them costs more than the call.
+Calls go through ctypes, which releases the interpreter lock during each call. Structs are created once per object and refilled
+for each call, because creating them takes longer than the call.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .names import invalid
 from .words import in_python
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-#: Library version for which this package was written.
+#: Library version that this package requires.
 _MAJOR, _MINOR = 0, 1
 
 # The letters of signatures.py.
@@ -35,7 +35,7 @@ class Library(NamedTuple):
 
 
 def _build_trees() -> List[Path]:
-    """Returns the build folders of the clone that contains this package, if any."""
+    """Returns the build folders of the repository clone that contains this package, if any."""
     root = _PACKAGE.parent.parent
     if not (root / "include" / "switchyard" / "c" / "switchyard.h").is_file():
         return []
@@ -53,7 +53,7 @@ def _candidates(stem: str, variable: str) -> List[str]:
 
 
 def stem_of(path: Path) -> str:
-    """Returns the name of a library without its version and without auditwheel's suffix."""
+    """Returns the name of a library without its version and auditwheel suffix."""
     return path.name.split(".")[0].split("-")[0]
 
 
@@ -98,7 +98,7 @@ _layer: Optional[Library] = None
 
 
 def library() -> Library:
-    """Returns libswitchyard, loaded at the first call."""
+    """Returns libswitchyard, loading it on the first call."""
     global _library
     if _library is None:
         _library = _load()
@@ -109,8 +109,8 @@ _bare: Dict[str, Any] = {}
 
 
 def bare(name: str) -> Any:
-    """Returns a function of the library that is called without argument conversion, which is faster; its arguments must be
-    ctypes objects of the right types."""
+    """Returns a library function without argument conversion, which is faster; its arguments must be ctypes objects of the
+    correct types."""
     function = _bare.get(name)
     if function is None:
         function = _bare[name] = library().functions[name]  # a separate object, unlike the attribute
@@ -119,7 +119,7 @@ def bare(name: str) -> Any:
 
 
 def layer_library() -> Library:
-    """Returns libswitchyard_layer. Wheels contain it only if built with it, because it adds 40 MB of oneDNN."""
+    """Returns libswitchyard_layer. Only wheels built with `--layer` include it, because it adds 40 MB of oneDNN."""
     global _layer
     if _layer is None:
         library()
@@ -154,13 +154,13 @@ def failure(code: int) -> SwitchyardError:
 
 
 def check(code: int) -> None:
-    """Raises the exception of `code`, if it is an error."""
+    """Raises the exception for `code` if it is an error."""
     if code:
         _raise(code)
 
 
 def check_collective(code: int) -> None:
-    """Like check(), for collective functions of the library, which report their errors to the peers."""
+    """Like check(), for collective library functions, which report their errors to the peers."""
     if code:
         error = failure(code)
         error.peers_know = True
@@ -178,15 +178,16 @@ def _raise(code: int) -> NoReturn:
     raise failure(code) from None
 
 
-# Number of forks between the process that imported this module and this one. Objects belong to the process that made them: a
-# forked child lacks that process's threads and part of its memory, so calls in the child raise, and it releases nothing.
+# Number of forks between the process that imported this module and the current process. Objects belong to the process that
+# created them. A forked child lacks that process's threads and part of its memory, so calls in the child raise an exception,
+# and the child releases no objects.
 _process = [0]
 _locks: "MutableSet[CallLock]" = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """Runs in the child. Clears the pointers of objects with calls, so that the calls' fast paths, which check nothing else,
-    end in :func:`alive`. Resets locks that other threads of the parent held."""
+    """Runs in the child. Clears the pointers of objects with calls; the calls' fast paths check only these pointers and then
+    fail in :func:`alive`. Resets locks held by other threads of the parent."""
     _process[0] += 1
     for lock in list(_locks):
         lock.reset()
@@ -198,18 +199,17 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class CallLock:
-    """Admits one thread at a time to the calls of a group. Objects that end on another thread meanwhile are released when the
-    call has returned: that thread must not wait, because the call may be waiting for the thread that runs the garbage
-    collection."""
+    """Serializes the calls of a group. Objects destroyed on another thread during a call are released after the call returns.
+    The destroying thread must not wait, because the call may be waiting for the thread that runs the garbage collection."""
 
     __slots__ = ("acquire", "release_only", "later", "members", "_lock", "__weakref__")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        #: Objects of the group that have calls; they end with the group.
+        #: Objects of the group that have calls; they are closed with the group.
         self.members: MutableSet[Owned] = weakref.WeakSet()
         _locks.add(self)
-        # A caller of `release_only` must call `give_back` if `later` is not empty.
+        # Callers of `release_only` must then call `give_back` if `later` is not empty.
         self.acquire, self.release_only = self._lock.acquire, self._lock.release
         self.later: Deque[Tuple[Callable[[int], Any], int]] = collections.deque()
 
@@ -230,7 +230,8 @@ class CallLock:
         self.later.clear()
 
     def give_back_soon(self, destroy: Callable[[int], Any], pointer: int) -> None:
-        """Releases the object at once if no thread is in a call; otherwise the calling thread releases it after its call."""
+        """Releases the object immediately if no thread is in a call; otherwise the thread in the call releases it
+        afterwards."""
         self.later.append((destroy, pointer))
         self.give_back()
 
@@ -246,8 +247,8 @@ class CallLock:
 
 
 class Owned:
-    """An object of the library that is released once, when it is no longer referenced. `keeps`: Python objects that must live
-    as long. With a `lock` it is not released while a thread is in a call of its group."""
+    """A library object, released once when it is no longer referenced. `keeps`: Python objects to keep alive as long as this
+    object. With a `lock`, it is not released while a thread is in a call of its group."""
 
     __slots__ = ("pointer", "_destroy", "_lock", "_keeps", "_made_in", "__weakref__")
 
@@ -262,7 +263,7 @@ class Owned:
         raise TypeError("an object of switchyard belongs to its process and cannot be pickled or copied")
 
     def close(self) -> None:
-        """Releases the object now, once."""
+        """Releases the object immediately. May be called twice."""
         pointer, self.pointer = self.pointer, None
         if pointer and self._made_in == _process[0]:
             if self._lock is None:
@@ -282,8 +283,8 @@ class Owned:
 
 
 def alive(owned: Owned, what: str, group: Any = None) -> int:
-    """Returns the pointer of `owned`. Raises if the object or its group was closed, or if a process from which this one was
-    forked made it."""
+    """Returns the pointer of `owned`. Raises InvalidArgument if the object or its group was closed, or if the object was
+    created before this process was forked."""
     pointer = owned.pointer
     if pointer and owned._made_in == _process[0]:
         return pointer

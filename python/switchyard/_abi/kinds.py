@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of arguments: the declarations used in arguments.py, and the check of a value against each.
+"""Argument kinds: the declarations used in arguments.py, and a check of values for each kind.
 
-``check(name, value)`` returns the value in the library's form, or raises InvalidArgument (InvalidType if the type is wrong),
-whose text gives the argument, its value and the allowed values. Tensors are checked by :func:`.arrays.take`, with sizes of the
-call.
+``check(name, value)`` returns the value in the library's form, or raises InvalidArgument (InvalidType for a wrong type), whose
+message contains the argument, its value and the allowed values. Tensors are checked by :func:`.arrays.take` against the sizes
+of the call.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .names import DTYPES, dtype_of, invalid, invalid_type, value_of
 
 
 def shown(value: object) -> str:
-    """Returns `value` as text for an error, in at most 60 characters."""
+    """Returns the text of `value` for an error message, at most 60 characters long."""
     try:
         text = repr(value)
     except Exception:  # an object of the caller's
@@ -29,9 +29,10 @@ def _wrong_type(name: str, value: object, allowed: str) -> NoReturn:
 
 
 class Tensor(NamedTuple):
-    """An array or tensor. `shape` has numbers and symbols; a symbol that neither the object nor the call defines matches any
-    number. `types` are row types and element types. `written`: the call writes to it, so it must not be read-only or share
-    memory with another argument. `strided`: it need not be dense. `pair`: fp8 rows are given as (rows, scales)."""
+    """An array or tensor. `shape` contains numbers and symbols; a symbol defined by neither the object nor the call matches any
+    number. `types` are the allowed row and element types. `written`: the call writes to the array, which must not be read-only
+    or share memory with another argument. `strided`: the array need not be dense. `pair`: fp8 rows are passed as (rows,
+    scales)."""
 
     shape: Tuple[Union[str, int], ...]
     types: Tuple[int, ...]
@@ -42,7 +43,7 @@ class Tensor(NamedTuple):
 
 
 class Integer(NamedTuple):
-    """An integer in [low, high]: Python's, numpy's, or any object with ``__index__`` except a bool."""
+    """An integer in [low, high]: a Python or numpy integer, or any object with ``__index__`` except a bool."""
 
     low: int
     high: int
@@ -79,7 +80,7 @@ class Real(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """A time of at least one millisecond. `optional`: None is allowed and means no deadline, or the default."""
+    """A duration of at least one millisecond. `optional`: None is allowed and means no deadline, or the default."""
 
     optional: bool = False
 
@@ -95,7 +96,8 @@ class Seconds(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A value of an enumeration, by name. None means "none" if the enumeration has it, or the default if `optional`."""
+    """The name of an enumeration value. None stands for "none" if the enumeration contains it, or for the default if
+    `optional`."""
 
     table: Dict[str, int]
     optional: bool = False
@@ -107,7 +109,7 @@ class Word(NamedTuple):
 
 
 class RowType(NamedTuple):
-    """The name of a row type, or the numpy or torch dtype of that name."""
+    """The name of a row type, or the numpy or torch dtype with that name."""
 
     optional: bool = False
 
@@ -162,7 +164,7 @@ class Content(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """An object of this package: the name of its class, and how callers obtain one."""
+    """An object of this package, described by its class name and by how callers obtain it."""
 
     name: str
     source: str
@@ -177,7 +179,7 @@ class Instance(NamedTuple):
 
 
 class Foreign(NamedTuple):
-    """An object of another package's class, recognized by an attribute; or None, if `optional`."""
+    """An object of another package's class, recognized by an attribute, or None if `optional`."""
 
     what: str
     attribute: str
@@ -190,14 +192,14 @@ class Foreign(NamedTuple):
 
 
 class Any_(NamedTuple):
-    """Passed on to the caller's own function."""
+    """A value passed unchanged to the caller's function."""
 
     def check(self, name: str, value: Any) -> Any:
         return value
 
 
 class Several(NamedTuple):
-    """At most `most` tensors, as a tuple or list; or a single tensor; or None."""
+    """A tuple or list of at most `most` tensors, a single tensor, or None."""
 
     each: Tensor
     most: int
@@ -205,7 +207,7 @@ class Several(NamedTuple):
 
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
-#: Any int32_t or int64_t: the library checks which values an argument allows.
+#: Any int32_t or int64_t; the library checks the argument's allowed values.
 ANY_INT32, ANY_INT64 = Integer(-INT32 - 1, INT32), Integer(-INT64 - 1, INT64)
 BYTES = Integer(0, INT64)
 ROW_TYPES = tuple(DTYPES.values())

@@ -15,7 +15,7 @@ RANK_MAJOR, EXPERT_MAJOR = 0, 1
 PER_RANK, PER_ROUTE = 0, 1
 CPU, CUDA = 0, 1
 
-# Names of the same types in other libraries.
+# Names of the row types in other libraries.
 _ALIASES = {"bfloat16": "bf16", "float16": "f16", "half": "f16", "float32": "f32", "float": "f32", "float8_e4m3fn": "fp8_e4m3",
             "fp8": "fp8_e4m3"}
 
@@ -26,7 +26,7 @@ def name_of(table: Dict[str, int], value: int) -> str:
 
 
 def invalid(text: str) -> NoReturn:
-    """Raises InvalidArgument for an error that Python detects before it calls the library."""
+    """Raises InvalidArgument for an error detected in Python before the library is called."""
     error = InvalidArgument(text)
     error.found_by_python = True
     raise error
@@ -40,7 +40,7 @@ def invalid_type(text: str) -> NoReturn:
 
 
 def value_of(table: Dict[str, int], argument: str, word: Union[str, None]) -> int:
-    """Returns the number of the name `word`. `None` is "none" if the enumeration has it."""
+    """Returns the number for the name `word`. None stands for "none" if the enumeration contains it."""
     key = "none" if word is None and "none" in table else word
     try:
         return table[key]  # type: ignore[index]
@@ -49,7 +49,7 @@ def value_of(table: Dict[str, int], argument: str, word: Union[str, None]) -> in
 
 
 def dtype_of(argument: str, dtype: object) -> int:
-    """Returns the number of a row type, given by one of the package's names or as a numpy or torch dtype."""
+    """Returns the number of a row type given by its name in this package or as a numpy or torch dtype."""
     word = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     word = _ALIASES.get(word, word)
     if word in DTYPES:

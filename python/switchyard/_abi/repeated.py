@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeated calls: the shortest path to the library, for torch tensors.
+"""Repeated calls: the fastest path to the library, for torch tensors.
 
-A fully checked call records the properties of its tensors (``learn``). A later call needs no checks if its tensors have the
-same types and shapes, are on the same kind of device and are dense, because only addresses change in its structs. These objects
-decline all other calls without side effects; the caller then uses the full path, which reports errors.
+A fully checked call records the properties of its tensors (``learn``). A later call can skip these checks if its tensors have
+the same types and shapes, are on the same kind of device and are dense, because only the addresses in its structs change. These
+objects decline all other calls without side effects; the caller then uses the full path, which reports errors.
 
-On GPUs the library queries the driver for the location of addresses in the first such call. A later call whose tensors are on
-the same GPU sets ``known_memory``, because torch tracks the location; this saves time.
+On GPUs, the library queries the driver for the location of the addresses in the first such call. To save time, later calls with
+tensors on the same GPU set ``known_memory``, because torch tracks their location.
 
-Functions of the library are called without argument types (:func:`.ffi.bare`), so addresses are passed as ctypes objects that
-are made once and refilled. As in every call, the group's lock is held.
+Library functions are called without argument types (:func:`.ffi.bare`), so addresses are passed in ctypes objects that are
+created once and refilled. As in every call, the group lock is held.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .names import CUDA, DTYPE_BYTES, F32
 
 
 class _Repeated:
-    """Common part: the object of the library, and torch's functions."""
+    """Common base: the library object and torch functions."""
 
     def __init__(self, exchange: Any, function: str) -> None:
         self._function = bare(function)
@@ -45,7 +45,7 @@ class _Repeated:
         self._f32 = torch.dtypes[F32]
 
     def _place(self, options: Any, rows: Any, other: Any, stream: Optional[int]) -> bool:
-        """CUDA: sets the options that depend on the location of the tensors; returns False if they are not on a GPU."""
+        """CUDA: sets the options that depend on the tensors' location; returns False if they are not on a GPU."""
         if not (rows.is_cuda and (other is None or other.is_cuda)):
             return False
         device = rows.get_device()
@@ -99,7 +99,7 @@ class Dispatch(_Weighted):
         self._x.dtype, self._ids.is_int64 = codes[x.dtype], int(codes[topk_ids.dtype] == I64)
 
     def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, output: Any, stream: Optional[int] = None) -> bool:
-        """Returns False if not applicable. `stream` None: the current stream of x's GPU."""
+        """Returns False if not applicable. If `stream` is None, uses the current stream of x's GPU."""
         tensor = self._Tensor
         if type(x) is not tensor or type(topk_ids) is not tensor or output._at is None:
             return False
@@ -186,7 +186,7 @@ class _Normal(_Repeated):
             self._type, self._x.dtype = x.dtype, arrays_of_torch().codes[x.dtype]
 
     def _take(self, x: Any, options: Any, num_sms: int, stream: Optional[int]) -> bool:
-        """Fills the view of `x`, under the lock."""
+        """Fills the view of `x`. The lock must be held."""
         shape = x.shape
         if x.dtype is not self._type or len(shape) != 2 or shape[1] != self._hidden or not x.is_contiguous() or not self._owned.pointer:
             return False
@@ -228,7 +228,7 @@ class NormalCombine(_Normal):
 
 
 class NormalDispatch(_Normal):
-    """A dispatch by a handle into a new tensor or the caller's tensor, without any other result."""
+    """A dispatch with a handle into a new tensor or the caller's tensor, without other results."""
 
     def __init__(self, exchange: Any) -> None:
         super().__init__(exchange, "sy_exchange_dispatch_cached")
@@ -246,7 +246,7 @@ class NormalDispatch(_Normal):
         self._row_bytes = self._hidden * DTYPE_BYTES[self._x.dtype]
 
     def _fits(self, out: Any, x: Any, number: int) -> bool:
-        """Returns whether `out` can hold `number` rows of the kind of `x`."""
+        """Returns whether `out` can hold `number` rows like those of `x`."""
         shape = out.shape
         return (out.dtype is x.dtype and len(shape) == 2 and shape[0] >= number and shape[1] == self._hidden and out.is_contiguous()
                 and (out.get_device() == x.get_device() if self._cuda else out.is_cpu))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base class of the structs of the C interface."""
+"""Base class of the C interface structs."""
 from __future__ import annotations
 
 import ctypes
@@ -7,7 +7,8 @@ from typing import Any, Dict
 
 
 class Struct(ctypes.Structure):
-    """A struct that begins with its size. ``name`` is its name in C; ``defaults`` are the members whose default is not zero."""
+    """A struct whose first member is its size. ``name`` is its name in C; ``defaults`` contains the nonzero defaults of its
+    members."""
 
     name = ""
     defaults: Dict[str, Any] = {}

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translates texts of the library to Python: the library's texts contain names of C++ struct members where callers used
-keywords."""
+"""Translates library messages to Python: they contain names of C++ struct members where callers used keywords."""
 from __future__ import annotations
 
 import re
 
-#: Members whose keyword has another name.
+#: Members whose keyword has a different name.
 _KEYWORDS = {"num_warps": "workers", "num_blocks": "workers"}
-#: Classes and functions whose Python name differs.
+#: Classes and functions with different names in Python.
 _NAMES = (
     ("NormalExchange::", "Exchange."), ("LowLatencyExchange::", "LowLatency."), ("Group::", "Group."), ("Handle::", "Handle."),
     ("LedgerCombine::", "LedgerCombine."), ("MoeLayer::", "MoeLayer."), ("NormalExchange", "Exchange"), ("LowLatencyExchange", "LowLatency"),
@@ -18,7 +17,7 @@ _MEMBER = re.compile(r"\b(?:Normal|LowLatency|Ledger|MoeLayer|FusedMoe|GroupedGe
 
 
 def in_python(text: str) -> str:
-    """Returns `text` with the names of the Python API."""
+    """Returns `text` with C++ names replaced by those of the Python API."""
     if "::" in text:
         text = _RINGS.sub(r"ring_\1", text)
         text = _MEMBER.sub(lambda found: _KEYWORDS.get(found[1] or found[2], found[1] or found[2]), text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structs of the settings of an :class:`Exchange`."""
+"""Config structs of an :class:`Exchange`."""
 from __future__ import annotations
 
 from .._abi import names as _names
@@ -12,7 +12,7 @@ from .._abi.names import EXPERT_MAJOR, F32, value_of
 def normal_config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, layout: str = "rank_major", expert_alignment: int = 1,
                   dtype: object = "bf16", staging: str = "direct", pool_bytes: int = 0, ring_num_channels: int = 0, ring_send_chunk: int = 6,
                   ring_slots: int = 0, ring_max_bytes: int = 0, invalid_ids: str = "raise") -> structs.NormalConfig:
-    """Returns the struct for the keywords of :class:`Exchange`."""
+    """Converts the keywords of :class:`Exchange` to a config struct."""
     return structs.NormalConfig(
         hidden=hidden, max_tokens=max_tokens, num_experts=num_experts, topk=topk, layout=value_of(_names.LAYOUTS, "layout", layout),
         expert_alignment=expert_alignment, dtype=_names.dtype_of("dtype", dtype), staging=value_of(_names.STAGINGS, "staging", staging),
@@ -21,7 +21,8 @@ def normal_config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, 
 
 
 def weights_config(config: structs.NormalConfig) -> structs.NormalConfig:
-    """Returns the struct of the exchange that returns gradients of routing weights: float32 rows with one column per choice."""
+    """Returns the configuration of the exchange that returns gradients of routing weights: float32 rows with one column per
+    k."""
     return structs.NormalConfig(
         hidden=-(-config.topk // 4) * 4, max_tokens=config.max_tokens, num_experts=config.num_experts, topk=config.topk,
         layout=EXPERT_MAJOR, expert_alignment=config.expert_alignment, dtype=F32)

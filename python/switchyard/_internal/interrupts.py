@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C while the main thread is in a call of the library.
+"""Handles Ctrl-C while the main thread is in a library call.
 
-Python runs signal handlers between two bytecodes, but a call that waits for a peer may return only at its deadline. Therefore
-the interpreter writes the signal's number to a socket (``signal.set_wakeup_fd``), and a thread that reads the socket aborts
-this process's groups: the call returns, and Python raises KeyboardInterrupt. This is inactive if SIGINT has a handler other
-than Python's, or if the program has its own wakeup descriptor, as asyncio does while its loop runs.
+Python runs signal handlers between bytecode instructions, but a call waiting for a peer may not return before its deadline.
+Therefore, the interpreter writes the signal number to a socket (``signal.set_wakeup_fd``). A thread that reads the socket
+aborts this process's groups that are in a call; the call then returns, and Python raises KeyboardInterrupt. This mechanism is
+inactive if SIGINT has a handler other than Python's default, or if the program has its own wakeup descriptor, as with a running
+asyncio loop.
 """
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _sockets: List[socket.socket] = []
 
 
 def watch(group: "Group") -> None:
-    """Lets Ctrl-C abort `group` while it is in a call. Has an effect only in the main thread; :func:`.run.run_ranks` ends its
+    """Allows Ctrl-C to abort `group` during a call. Has an effect only in the main thread; :func:`.run.run_ranks` stops its
     ranks itself."""
     _groups.add(group)
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

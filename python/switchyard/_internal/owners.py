@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installed distributions that contain a package ``deep_ep``. pip allows several of them to write to the same folder without a
-warning."""
+"""Finds installed distributions that contain a package ``deep_ep``. pip allows several of them to write to the same folder
+without a warning."""
 from __future__ import annotations
 
 import re
 from importlib.metadata import Distribution, distributions
 from typing import List
 
-#: This project's distribution that contains only that package: python/drop_in.
+#: The distribution of this project that contains only ``deep_ep``: python/drop_in.
 OURS = "switchyard-deep-ep"
 
 _IN_RECORD = re.compile(r"^\"?deep_ep/", re.M)
@@ -20,7 +20,8 @@ def _owns(distribution: Distribution) -> bool:
 
 
 def owners() -> List[str]:
-    """Returns the names of these distributions, each once, sorted. Reads the metadata of all installed distributions."""
+    """Returns the names of these distributions, sorted and without duplicates. Reads the metadata of all installed
+    distributions."""
     return sorted({each.metadata["Name"] for each in distributions() if _owns(each)})
 
 

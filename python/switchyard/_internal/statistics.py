@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of calls and memory of objects."""
+"""Call statistics and memory requirements of objects."""
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ __all__ = ["CallStatistics", "MemoryRequirement", "statistics_of"]
 
 
 class CallStatistics(NamedTuple):
-    """Traffic and time of this rank's last call. Payload bytes are rows and scales, not metadata."""
+    """Traffic and time of this rank's last call. Payload bytes include rows and scales but not metadata."""
 
     remote_bytes: int  #: payload sent to (dispatch) or received from (combine) other ranks
     local_bytes: int  #: payload sent to or received from this rank itself

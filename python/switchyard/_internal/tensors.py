@@ -12,7 +12,7 @@ from .._abi.names import invalid
 
 
 def bytes_of_scales(scales: Any, hidden: int, group: int) -> Any:
-    """Converts int32 scales, which hold four powers of two each, to one byte per scale; returns other scales unchanged."""
+    """Converts int32 scales, which contain four powers of two each, to one byte per scale; returns other scales unchanged."""
     if getattr(scales, "ndim", 0) != 2 or _arrays.arrays_of(scales, "scales")[1].code(scales) != I32:
         return scales
     groups = -(-hidden // group)
@@ -25,7 +25,7 @@ def bytes_of_scales(scales: Any, hidden: int, group: int) -> Any:
 
 
 def pair_of(x: Any, name: str) -> Tuple[Any, Any]:
-    """Returns rows and scales, or None without scales."""
+    """Returns rows and scales; scales are None if not given."""
     if not isinstance(x, tuple):
         return x, None
     if len(x) != 2:
@@ -34,7 +34,7 @@ def pair_of(x: Any, name: str) -> Tuple[Any, Any]:
 
 
 def padded_scales(given: Taken, columns: int) -> Any:
-    """Returns `given` [T, groups] as dense rows of `columns`: unchanged if it already has this form, else a copy."""
+    """Returns `given` [T, groups] as dense rows of `columns` elements, copying it only if it does not have this form."""
     if given.shape[1] == columns and given.arrays.is_dense(given.array):
         return given.array
     padded = given.arrays.empty((given.shape[0], columns), given.code, given.array)

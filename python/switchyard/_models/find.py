@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the experts modules of a model, the number of experts per token, and the implementation of the experts."""
+"""Finds the experts modules of a model and the number of experts per token, and selects the experts' implementation."""
 from __future__ import annotations
 
 import copy
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Names of the second and third arguments of an experts module's forward; the first is hidden_states.
 _ARGUMENTS = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights"))
 _WAYS = ("automatic", "module", "grouped", "layer")
-#: Attributes of routers and configs that hold the number of experts per token.
+#: Attributes of routers and configs that contain the number of experts per token.
 _TOPK = ("top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
 
 
@@ -28,8 +28,8 @@ class Found(NamedTuple):
 
 
 def _lacks(module: Any) -> Optional[str]:
-    """Returns the reason why this module is not an experts module, or None if it is one. "": it does not resemble experts at
-    all."""
+    """Returns the reason why this module is not an experts module, or None if it is one. Returns "" if it does not resemble an
+    experts module."""
     kind, parameters = type(module).__name__, dict(module.named_parameters(recurse=False))
     parametrized = getattr(module, "parametrizations", {})
     three = [name for name, each in parameters.items() if each.dim() == 3]
@@ -51,8 +51,8 @@ def _lacks(module: Any) -> Optional[str]:
 
 
 def experts_modules(model: Any, topk: Optional[int]) -> List[Found]:
-    """Returns all experts modules; none of them may be divided yet. If there is none, raises InvalidArgument, whose text lists
-    the closest candidates."""
+    """Returns all experts modules, none of which may already be divided. If there is none, raises InvalidArgument listing the
+    closest candidates."""
     if type(model).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
         raise InvalidArgument(f"model is a {type(model).__name__}: divide the model first, then wrap it")
     modules, found, near = dict(model.named_modules()), [], {}
@@ -81,7 +81,7 @@ def experts_modules(model: Any, topk: Optional[int]) -> List[Found]:
 
 
 def share_of(module: Any) -> Any:
-    """Returns the share that a divided experts module calls, or None."""
+    """Returns the share called by a divided experts module, or None."""
     return getattr(vars(module).get("forward"), "__self__", None) if hasattr(vars(module).get("forward"), "_is_a_share") else None
 
 
@@ -94,8 +94,8 @@ def _number(holder: Any) -> Optional[int]:
 
 
 def _topk_of(model: Any, parent: Any, module: Any, topk: Optional[int]) -> int:
-    """Returns `topk` if given; else the value of the router next to the module, of the block that contains both, of the
-    module's own config, or of the model's config."""
+    """Returns `topk` if given. Otherwise returns the first value found in the router next to the module, the block containing
+    both, the module, its config, or the model's config."""
     if topk is not None:
         return topk
     config = getattr(model, "config", None)
@@ -109,7 +109,8 @@ def _topk_of(model: Any, parent: Any, module: Any, topk: Optional[int]) -> int:
 
 
 def _row_type(model: Any, weights: "torch.Tensor") -> "torch.dtype":
-    """Returns the widest row type: that of the weights, or, if these are quantized, that of the model's hidden states."""
+    """Returns the widest row type to exchange: that of the weights, or, if these are quantized, that of the model's hidden
+    states."""
     import torch
 
     rows = (torch.bfloat16, torch.float16, torch.float32)
@@ -127,14 +128,15 @@ def exchange_config(model: Any, found: Found, max_tokens: int, backend: str, hos
     if weights is None or weights.dim() != 3:
         raise InvalidArgument(f"{type(module).__name__} has no down_proj of three dimensions, which would tell the size of a row")
     hidden = weights.shape[2] if getattr(module, "is_transposed", False) else weights.shape[1]
-    # In the worst case all rows of all ranks go to one rank. On the CPU rings bound the memory if all ranks share a host.
+    # In the worst case, all rows from all ranks are sent to one rank. On the CPU, rings limit the memory if all ranks share a
+    # host.
     return {"hidden": hidden, "num_experts": int(module.num_experts), "topk": found.topk, "max_tokens": max_tokens, "layout": "expert_major",
             "dtype": _row_type(model, weights), "staging": "ring" if backend == "cpu" and hosts == 1 else "direct", "routing_gradients": True}
 
 
 def layer_config(config: Dict[str, Any], module: Any) -> Dict[str, Any]:
-    """Returns the :class:`MoeLayer` keywords for a module. Storage is a view, also on the CPU, so that in-place changes of
-    weights take effect."""
+    """Returns the :class:`MoeLayer` keywords for a module. Storage is a view even on the CPU, so in-place weight changes take
+    effect."""
     shape = {name: config[name] for name in ("hidden", "num_experts", "topk", "max_tokens", "dtype")}
     return {**shape, "intermediate": module.down_proj.shape[2], "storage": "view"}
 
@@ -143,10 +145,9 @@ def layer_config(config: Dict[str, Any], module: Any) -> Dict[str, Any]:
 
 
 def _computes_swiglu(module: Any) -> bool:
-    """Returns whether the module's class computes SwiGLU with the gate rows first. Runs the class with small weights on the
-    CPU, on values near zero, where activation functions differ, and on large values, where limits take effect. H differs from
-    I, so
-    that transposed weights do not fit."""
+    """Returns whether the module's class computes SwiGLU with the gate rows first. Runs the class on the CPU with small
+    weights. The inputs include values near zero, where activation functions differ, and large values, where limits take effect.
+    H and I differ, so transposed weights do not fit."""
     import torch
 
     hidden, intermediate, generator = 24, 16, torch.Generator("cpu").manual_seed(0)
@@ -170,7 +171,7 @@ def _computes_swiglu(module: Any) -> bool:
 
 
 def _why_not(module: Any) -> Optional[str]:
-    """Returns the reason why the library's own products cannot replace this module, or None if they can."""
+    """Returns the reason why the library's products cannot replace this module, or None if they can."""
     kind, parameters = type(module).__name__, dict(module.named_parameters(recurse=False))
     if sorted(parameters) != ["down_proj", "gate_up_proj"]:
         return f"{kind} has the parameters {', '.join(sorted(parameters))}; allowed: gate_up_proj and down_proj"
@@ -189,8 +190,8 @@ def _why_not(module: Any) -> Optional[str]:
 
 
 def way_of(module: Any, experts: str, backend: str) -> str:
-    """Returns "module", "grouped" or "layer": the implementation of these experts in passes without gradients. Equal on all
-    ranks."""
+    """Returns the implementation of these experts for passes without gradients: "module", "grouped" or "layer". Identical on
+    all ranks."""
     if experts not in _WAYS:
         raise InvalidArgument(f"experts is {experts!r}; allowed: {', '.join(_WAYS)}")
     if experts == "module" or (experts == "automatic" and backend == "cpu"):
@@ -211,7 +212,7 @@ def way_of(module: Any, experts: str, backend: str) -> str:
 
 
 def distinct(configs: List[Dict[str, Any]]) -> Dict[str, Dict[str, Any]]:
-    """Returns each distinct config once, by its text."""
+    """Returns the distinct configs, keyed by their text."""
     return {repr(each): each for each in configs}
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of shares. A rank has only the gradients of its own experts, so any function that reduces the gradients of all
-parameters to one value, such as a norm or whether all are finite, needs the gradients of every rank. Gradients of shares are
-therefore marked tensors, and the torch functions that compute such values from them (``clip_grad_norm_``, ``GradScaler``) are
-collective calls that return the value of the undivided model. In all other operations they behave like ordinary tensors.
+"""Gradients of shares. A rank has only the gradients of its own experts. A function that reduces the gradients of all
+parameters to one value, such as a norm or a test that all are finite, therefore needs the gradients from every rank. Gradients
+of shares are marked tensors, for which the torch functions that compute such values (``clip_grad_norm_``, ``GradScaler``) are
+collective and return the value of the undivided model. In all other operations, the gradients behave like ordinary tensors.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _whole: Any = torch._C.DisableTorchFunctionSubclass
 
 
 def _over_ranks(group: Any, norms: Sequence[float], order: float) -> List[float]:
-    """Returns the norms of vectors that are distributed over the ranks, from the norms of this rank's parts. Collective."""
+    """Returns the norms of vectors distributed over the ranks, given the norms of this rank's parts. Collective."""
     parts = [struct.unpack(f"{len(norms)}d", each) for each in group.all_gather(struct.pack(f"{len(norms)}d", *norms))]
     columns = list(zip(*parts))
     if math.isinf(order):
@@ -30,7 +30,7 @@ def _over_ranks(group: Any, norms: Sequence[float], order: float) -> List[float]
 
 
 class _Norm(torch.Tensor):
-    """A norm over all ranks. It may be combined with norms that are DTensors, such as those of FSDP."""
+    """A norm over all ranks. It can be combined with DTensor norms, such as those from FSDP."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,7 +101,7 @@ _COLLECTIVE = {torch.linalg.vector_norm: _norm, torch.linalg.norm: _norm, torch.
                torch._foreach_norm: _norms, torch._amp_foreach_non_finite_check_and_unscale_: _check_and_unscale}
 
 
-_shares: Any = WeakIdKeyDictionary()  # shares by parameter, of parameters whose gradients are marked
+_shares: Any = WeakIdKeyDictionary()  # share of each parameter whose gradients are marked
 
 
 def share_of_parameter(parameter: Any) -> Any:
@@ -111,7 +111,8 @@ def share_of_parameter(parameter: Any) -> Any:
 
 
 def follow(parameter: Any, share: Any, divisor: int) -> None:
-    """Marks all later gradients of `parameter`, and divides the gradient that each pass adds. Call once per parameter."""
+    """Marks all later gradients of `parameter` and divides the gradient added by each pass by `divisor`. Call once per
+    parameter."""
     if parameter in _shares:
         return
     group = share.group

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This rank's experts of one module, and the forward pass that sends all ranks' tokens to them."""
+"""This rank's experts of one module, and the forward pass that sends tokens from all ranks to them."""
 from __future__ import annotations
 
 import copy
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Layers:
-    """Layers of modules of one shape, which share all memory except their weights."""
+    """Layers of modules with identical shapes; they share all memory except their weights."""
 
     def __init__(self, group: Group, config: Dict[str, Any]) -> None:
         self._group, self._config = group, config
@@ -28,8 +28,8 @@ class Layers:
         return self._of[id(module)]
 
     def make(self, module: Any, w13: Any, w2: Any) -> None:
-        """Makes the layer of this module, and replaces an existing one. Collective for the very first module; all ranks make
-        the layers in the same order."""
+        """Creates the layer of this module, replacing any previous one. Collective for the first module; all ranks create the
+        layers in the same order."""
         for each in self._of.values():
             self._of[id(module)] = each.with_weights(w13, w2)
             return
@@ -37,8 +37,8 @@ class Layers:
 
 
 class Share:
-    """This rank's experts of one module. Its ``forward`` replaces that of `module`, whose parameters keep their identity and
-    become the share."""
+    """This rank's experts of one module. Its ``forward`` replaces that of `module`. The module's parameters keep their identity
+    but contain only the share."""
 
     def __init__(self, name: str, module: Any, group: Group, exchange: Exchange, way: str, average: bool, above: List[Any]) -> None:
         self.name, self.group, self.experts = name, group, int(module.num_experts)
@@ -61,7 +61,7 @@ class Share:
     # ---- Copies ----
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> "Share":
-        """Returns the share of a copy of the module, which has its own parameters and the same exchange."""
+        """Returns the share for a copy of the module, with separate parameters and the same exchange."""
         twin = Share.__new__(Share)
         memo[id(self)] = twin
         vars(twin).update(vars(self), _gemms=(), _places=None, _kept={})
@@ -78,7 +78,7 @@ class Share:
     # ---- Parameters ----
 
     def _follow(self) -> None:
-        """Marks the gradients of the parameters that now belong to the module."""
+        """Marks the gradients of the module's current parameters."""
         from . import gradients
 
         for name in self.names:
@@ -89,11 +89,11 @@ class Share:
                     gradients.follow(parameter, self, self.group.size if self._average else 1)
 
     def parameters(self) -> Dict[str, Any]:
-        """Returns the share's parameters by their names in the module."""
+        """Returns the share's parameters, keyed by their names in the module."""
         return {name: self._module._parameters[name] for name in self.names if self._module._parameters.get(name) is not None}
 
     def compute_by(self, layers: Layers) -> None:
-        """Computes passes without gradients by one of these layers. Collective."""
+        """Uses one of these layers for passes without gradients. Collective."""
         self._layers = layers
         if self._module.down_proj.is_cuda == (self.group.backend == "cuda"):
             self._made_layer()
@@ -115,7 +115,7 @@ class Share:
     forward._is_a_share = True  # type: ignore[attr-defined]
 
     def _look(self) -> None:
-        """Checks that all code around the model treats the share as a share."""
+        """Checks that all wrappers around the model support shares."""
         wrappers.check(self, self._above, self._average)
         if any(self._module._parameters.get(name) is not parameter for name, parameter in self._kept.items()) or not self._kept:
             wrappers.check_replaced(self, self._module, self._above)
@@ -135,7 +135,7 @@ class Share:
         return self._exchange.combine(rows.contiguous(), handle, order="per_route")
 
     def _records(self, *inputs: "torch.Tensor") -> bool:
-        """Returns whether a pass uses the module: it records gradients, or the weights are computed from other tensors
+        """Returns whether a pass uses the module, because it records gradients or the weights are computed from other tensors
         (LoRA)."""
         import torch
 
@@ -146,8 +146,8 @@ class Share:
         return torch.is_grad_enabled() and any(each.requires_grad for each in (*inputs, *self._module.parameters()))
 
     def _by_module(self, rows: Any, handle: Any, traced: bool) -> Any:
-        """Computes rows by the module. If the host does not know the sizes, the rows after those of the last expert belong to
-        no expert. A graph does not test whether there are rows."""
+        """Computes rows with the module. If the sizes are not known on the host, rows after those of the last expert belong to
+        no expert. A graph does not test whether rows exist."""
         import torch
 
         if self._count > 0 and (traced or rows.shape[0] > 0):
@@ -157,7 +157,7 @@ class Share:
             return made if made.dim() == 2 else made.reshape(rows.shape[0], -1)
         if not torch.is_grad_enabled():
             return rows
-        # The backward pass is collective, and weights that multiplied no row have zero gradients.
+        # The backward pass is collective, and weights not multiplied by any row have zero gradients.
         nothing = [getattr(self._module, name).flatten()[:0].sum() for name in self.names if getattr(self._module, name).requires_grad]
         return rows + sum(nothing).to(rows.dtype) if nothing else rows
 
@@ -170,7 +170,7 @@ class Share:
         return down(up(rows, handle), handle, out=self._exchange.allocate_rows(handle))
 
     def _made_layer(self) -> MoeLayer:
-        """Returns the layer; makes it anew if its weights have moved, which happens on all ranks or on none."""
+        """Returns the layer, recreating it if its weights have moved, which happens on all ranks or on none."""
         assert self._layers is not None
         w13, w2, moved = self._weights()
         if moved:
@@ -178,9 +178,9 @@ class Share:
         return self._layers[self._module]
 
     def _weights(self) -> Tuple[Any, Any, bool]:
-        """Returns both weights, and whether their memory differs from that of the previous call; if so, the calls that read the
-        old memory have ended. The objects that read the weights keep their storages, so another storage cannot have the same
-        identity meanwhile, but a storage may get other memory. Ranks without experts detect a move too."""
+        """Returns both weights and whether their memory has changed since the previous call. If so, calls that read the old
+        memory have finished. The objects that read the weights keep their storages alive, so no other storage can have the same
+        identity; the memory of a storage may still change. A move is also detected on ranks without experts."""
         import torch
 
         both = [self._module.gate_up_proj.detach(), self._module.down_proj.detach()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dicts. If the ranks are those of a process group, a share is stored as a DTensor with placement Shard(0), from which
+"""State dicts. If the ranks form a process group, a share is stored as a DTensor with placement Shard(0), from which
 torch.distributed.checkpoint derives its position. A state dict to be loaded may contain DTensors, whole tensors or shares.
 """
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from ..errors import InvalidArgument, Mismatch
 from .find import share_of
 
-_seen: Any = weakref.WeakSet()  # optimizers whose state dicts are handled
+_seen: Any = weakref.WeakSet()  # optimizers with registered state dict hooks
 _watching = False
 
 
@@ -29,7 +29,7 @@ def process_group(group: Any) -> Any:
 
 
 def _mesh(share: Any) -> Any:
-    """Returns the device mesh of the ranks; None if they have no process group, or if one rank holds everything."""
+    """Returns the device mesh of the ranks, or None if they have no process group or there is only one rank."""
     found = getattr(share.group, "_mesh", None)
     if found is None and share.group.size > 1:
         known = process_group(share.group)
@@ -41,7 +41,8 @@ def _mesh(share: Any) -> Any:
 
 
 def as_dtensor(share: Any, tensor: Any) -> Any:
-    """Returns `tensor`, this rank's part of a tensor of all experts, as a DTensor; unchanged without a process group."""
+    """Returns `tensor`, this rank's part of a tensor of all experts, as a DTensor, or unchanged if there is no process
+    group."""
     mesh = _mesh(share)
     if mesh is None:
         return tensor
@@ -58,7 +59,7 @@ def as_dtensor(share: Any, tensor: Any) -> Any:
 
 
 def as_share(share: Any, tensor: Any) -> Any:
-    """Returns the share of a tensor of a state dict."""
+    """Returns the share of a state dict tensor."""
     if hasattr(tensor, "to_local"):
         return tensor.to_local()
     if getattr(tensor, "dim", lambda: 0)() > 0 and tensor.shape[0] == share.experts != len(share.mine):
@@ -86,7 +87,7 @@ def _loading(module: Any, state: Any, prefix: str, *_: Any) -> None:
 
 
 def connect(share: Any, module: Any) -> None:
-    """Registers the share for the state dicts of the module and of optimizers."""
+    """Registers hooks that handle the share in state dicts of the module and of optimizers."""
     global _watching
     module.register_state_dict_post_hook(_saving)
     module.register_load_state_dict_pre_hook(_loading)
@@ -98,7 +99,7 @@ def connect(share: Any, module: Any) -> None:
 
 
 def whole(share: Any, tensor: Any) -> Any:
-    """Returns the tensor of all experts, on the CPU. Collective."""
+    """Returns the tensor with all experts on the CPU. Collective."""
     import torch
 
     world, mine = share.group.size, tensor.detach().to("cpu").contiguous()
@@ -137,7 +138,7 @@ def full_state_dict(model: Any) -> Dict[str, Any]:
 
 def save_pretrained(self: Any, save_directory: Any, *arguments: Any, state_dict: Optional[Dict[str, Any]] = None,
                     is_main_process: Optional[bool] = None, **keywords: Any) -> None:
-    """Runs save_pretrained of the undivided model. Collective: all ranks call it, and rank 0 writes."""
+    """Runs save_pretrained for the undivided model. Collective: all ranks call it, and rank 0 writes the files."""
     group = next(share.group for each in self.modules() if (share := share_of(each)) is not None)
     state = full_state_dict(self) if state_dict is None else state_dict
     main = group.rank == 0 if is_main_process is None else is_main_process
@@ -149,7 +150,7 @@ def save_pretrained(self: Any, save_directory: Any, *arguments: Any, state_dict:
 
 
 def _shares_of(optimizer: Any) -> List[Tuple[int, Any, Any]]:
-    """Returns, for each parameter of experts, its index among the optimizer's parameters, its share and the parameter."""
+    """Returns, for each expert parameter, its index among the optimizer's parameters, its share, and the parameter itself."""
     from .gradients import share_of_parameter
 
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -158,7 +159,7 @@ def _shares_of(optimizer: Any) -> List[Tuple[int, Any, Any]]:
 
 
 def _convert(optimizer: Any, state: Any, way: Any) -> Any:
-    """Returns a state dict of the optimizer, whose keys are numbers or names, with `way` applied to its tensors of experts."""
+    """Returns the optimizer's state dict, whose keys are numbers or names, with `way` applied to its expert tensors."""
     keys, entries = [key for group in state["param_groups"] for key in group["params"]], dict(state["state"])
     for place, share, parameter in _shares_of(optimizer):
         if keys[place] in entries:
@@ -168,7 +169,7 @@ def _convert(optimizer: Any, state: Any, way: Any) -> Any:
 
 
 def _stepping(optimizer: Any, *unused: Any) -> None:
-    """Runs before each step of any optimizer. Makes an optimizer with shares save and load them in the same form as models."""
+    """Runs before each step of any optimizer. Makes an optimizer save and load its shares in the same form as models."""
     if optimizer in _seen:
         return
     _seen.add(optimizer)
@@ -186,7 +187,7 @@ def _stepping(optimizer: Any, *unused: Any) -> None:
 
 
 def named(error: Mismatch, share: Any) -> Mismatch:
-    """Returns the error with module names in place of site numbers."""
+    """Returns the error with module names instead of site numbers."""
     names = share.group._sites
     text = re.sub(r"\(site (\d+)\)", lambda match: f"in {names.get(int(match.group(1)), 'another module')}", str(error))
     return Mismatch(f"{text} (this rank was in {share.name})")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares under DistributedDataParallel and FSDP. Shares are not replicas, so no wrapper may copy, average or shard them."""
+"""Support for shares under DistributedDataParallel and FSDP. Shares are not replicas, so wrappers must not copy, average or
+shard them."""
 from __future__ import annotations
 
 import sys
@@ -10,7 +11,8 @@ from .find import share_of
 
 
 def of_experts(model: Any) -> Iterator[Tuple[str, Any]]:
-    """Yields names and parameters of divided experts: shares, and parameters added to their modules, such as LoRA factors."""
+    """Yields the names and parameters of divided experts: shares and parameters added to their modules, such as LoRA
+    factors."""
     modules = dict(model.named_modules())
     for name, module in modules.items():
         if share_of(module) is None:
@@ -34,7 +36,7 @@ def _active_ddp() -> Any:
 
 
 def _is_sharded(module: Any) -> bool:
-    """Returns whether fully_shard manages parameters of this module."""
+    """Returns whether fully_shard has been applied to this module."""
     return any(each.__name__ == "FSDPModule" for each in type(module).__mro__)
 
 
@@ -43,7 +45,7 @@ _AVERAGE = ("averages the other parameters' gradients over the ranks, and those 
 
 
 def check(share: Any, above: List[Any], average: bool) -> None:
-    """Raises InvalidArgument if a wrapper does not support shares. Runs before each pass that is not traced."""
+    """Raises InvalidArgument if a wrapper does not support shares. Runs before each untraced pass."""
     ddp = _active_ddp()
     if ddp is not None:
         inside = {id(each) for each in share.parameters().values()}
@@ -73,7 +75,7 @@ def _checked(share: Any) -> Any:
 
 
 def check_replaced(share: Any, module: Any, above: List[Any]) -> None:
-    """Raises InvalidArgument if FSDP has taken over the share's parameters. Other code may replace them by anything of the
+    """Raises InvalidArgument if FSDP has taken over the share's parameters. Other code may replace them with anything of the
     share's shape."""
     fully = any(map(_is_sharded, above))
     gone = [name for name in share.names if name not in module._parameters and not hasattr(module, "parametrizations")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls as operators of torch, with gradients and for torch.compile. Private.
+"""Calls as torch operators, with gradients and for torch.compile. Private.
 
-Modules of this package import torch, except ``registry``; callers therefore import them only in the calls that need them.
+Except for ``registry``, modules of this package import torch and are therefore imported only inside the calls that need them.
 """

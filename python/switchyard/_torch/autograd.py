@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch and combine of torch tensors that require gradients or that torch.compile traces, through the operators of ops.py.
+"""Dispatch and combine of torch tensors that require gradients or are traced by torch.compile, using the operators in ops.py.
 
-The backward pass of a dispatch is a combine, and vice versa, with the handle of the forward pass: nothing is counted again.
+The backward pass of a dispatch is a combine, and vice versa. It uses the handle of the forward pass, so counts are not computed
+again.
 
     rank-major    rows[r] = x[token of r]              grad_x[t] = sum of grad_rows over the ranks of t
                   out[t]  = sum of y over ranks        grad_y[r] = grad_out[token of r]
     expert-major  rows[r] = x[token of r]              grad_x[t] = sum of grad_rows over the routes of t
                   out[t]  = sum of w[r] y[r]           grad_y[r] = w[r] grad_out[token of r],  grad_w[r] = dot(grad_out[...], y[r])
 
-Gradients of weights are returned to the weights' owner. Rank-major, they are sent with the rows. Expert-major, they are sent
-through a small exchange whose row of route (t, k) has the gradient in column k and zeros elsewhere, so that their sum over
-routes is row t.
+Weight gradients are returned to the owner of the weights. In rank-major layout, they are sent with the rows. In expert-major
+layout, they are sent through a small exchange: the row of route (t, k) has the gradient in column k and zeros elsewhere, so
+summing over routes yields row t.
 """
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ _operators = torch.ops.switchyard
 
 
 def _keep(ctx: Any, plan: Any, *tensors: Any) -> None:
-    """Saves tensors for the backward pass. Outside graphs a cell takes the place of the plan."""
+    """Saves tensors for the backward pass. Outside graphs, a cell replaces the plan."""
     ctx.cell = plan if isinstance(plan, _ops.Cell) else None
     ctx.save_for_backward(*tensors, None if ctx.cell is plan else plan)
 
@@ -49,7 +50,7 @@ def _dispatch_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Any, ...]) 
 
 
 def _dispatch_backward(call: Any) -> Any:
-    """Returns the backward pass of a dispatch. `call`: an operator in graphs, else the operator's function."""
+    """Returns the backward pass of a dispatch. `call`: an operator in graphs, otherwise the operator's function."""
 
     @once_differentiable
     def backward(ctx: Any, grad_rows: Any, _: Any, grad_received: Any, __: Any) -> Tuple[Any, ...]:
@@ -70,7 +71,7 @@ def _combine_setup(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Any, ...]) -
 
 
 def _combine_backward(call: Any) -> Any:
-    """Returns the backward pass of a combine, with the same `call`."""
+    """Returns the backward pass of a combine; `call` is as in :func:`_dispatch_backward`."""
 
     @once_differentiable
     def backward(ctx: Any, grad_out: Any, _: Any) -> Tuple[Any, ...]:
@@ -90,7 +91,7 @@ _ops.differentiable("combine", _combine_setup, _combine_backward(_operators.comb
 
 
 class _Dispatch(torch.autograd.Function):
-    """The operator's counterpart outside graphs, at a third of its cost. (A separate setup_context would double that.)"""
+    """The operator's counterpart outside graphs, at a third of its cost. A separate setup_context would double that cost."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tuple[Any, ...]:
@@ -112,7 +113,7 @@ class _Combine(torch.autograd.Function):
 
 
 class _Eager:
-    """Counterpart of `_operators` for calls that are not observed, with cells instead of plans."""
+    """Counterpart of `_operators` for unobserved calls, with cells instead of plans."""
 
     @staticmethod
     def plan(*_: Any) -> _ops.Cell:
@@ -127,13 +128,14 @@ class _Eager:
 
 
 def _calls() -> Any:
-    """Returns the operators if a graph is being made, or if a torch mode such as selective checkpointing must observe them."""
+    """Returns the operators if a graph is being traced or a torch mode such as selective checkpointing must observe them;
+    otherwise their eager counterparts."""
     watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
     return _operators if watched else _Eager
 
 
 def keep_plans() -> Any:
-    """switchyard.keep_plans."""
+    """Implements switchyard.keep_plans."""
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
     return create_selective_checkpoint_contexts([_operators.plan.default])
@@ -143,11 +145,11 @@ def keep_plans() -> Any:
 
 
 class TracedHandle(Handle):
-    """The routing of a dispatch in a graph that torch.compile traces; its arrays are results of operators. A handle returned by
-    a compiled function is used like any other."""
+    """The routing of a dispatch in a graph traced by torch.compile; its arrays are operator results. A handle returned by a
+    compiled function can be used like any other handle."""
 
     def __init__(self, plan: Any, rows: Any, tokens: Any, exchange: "Exchange", received: Any, drops: bool) -> None:
-        # Does not call the base's constructor: objects of the library do not exist while a graph is traced.
+        # Does not call the base constructor, because library objects do not exist while a graph is traced.
         self._plan, self._like, self._received, self._drops = plan, rows, received, drops
         self._rows_allocated, self._tokens, self._layout = rows.shape[0], tokens, exchange._layout
         self._sizes = (tokens, exchange.topk, exchange._experts_here, exchange._world)
@@ -186,7 +188,7 @@ class TracedHandle(Handle):
     def _real(self) -> Handle:
         return _ops.handle_of(self._plan)
 
-    # Members of the base class, for code outside graphs.
+    # Base class members, for code outside graphs.
     _owned = property(lambda self: self._real._owned)  # type: ignore[assignment]
     _view = property(lambda self: self._real._view)  # type: ignore[assignment]
     _arrays = property(lambda self: self._real._arrays)  # type: ignore[assignment]
@@ -204,7 +206,7 @@ def _plan_of(handle: Handle, calls: Any) -> Any:
 
 
 def _rows_of(exchange: "Exchange", options: Tuple[int, ...], handle: Optional[Handle]) -> Tuple[Any, bool]:
-    """Returns the number of rows that a dispatch allocates, and whether it depends on the counts."""
+    """Returns the number of rows that a dispatch allocates and whether it depends on the counts."""
     if handle is not None:
         return handle._rows_allocated, False
     size, capacity = options[1], options[4]
@@ -214,7 +216,7 @@ def _rows_of(exchange: "Exchange", options: Tuple[int, ...], handle: Optional[Ha
 
 
 def _copied(out: Any, rows: Any) -> Any:
-    """Copies `rows` to the first rows of `out`; drops the gradient history of `out`."""
+    """Copies `rows` to the first rows of `out`, discarding the gradient history of `out`."""
     count = rows.shape[0]
     torch._check(count <= out.shape[0], lambda: "out has fewer rows than the dispatch allocates")
     return out.detach().narrow(0, 0, count).copy_(rows)

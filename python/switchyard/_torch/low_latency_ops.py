@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Low-latency dispatch and combine as torch operators, for torch.compile. An output is passed by number, as an int64 [1] tensor
-in host memory; the memory of this tensor keeps the output alive, like plans in ops.py.
+in host memory whose memory keeps the output alive, like plans in ops.py.
 
-A graph does not express that a later call overwrites memory, so each dispatch without an output of the caller borrows one to
-which no tensor refers any more. A compiled function whose results are short-lived thus uses the same one or two outputs
-repeatedly.
+A graph cannot express that a later call overwrites memory. Therefore, each dispatch without a caller's output borrows an output
+to which no tensor refers any more. A compiled function with short-lived results thus reuses the same one or two outputs.
 """
 from __future__ import annotations
 
@@ -74,11 +73,11 @@ operator("low_latency_table(Tensor output, Tensor like, str name, int[] shape) -
 
 
 class TracedReceived(Received):
-    """The output of a dispatch in a graph that torch.compile traces. An output returned by a compiled function is used like any
-    other."""
+    """The output of a dispatch in a graph traced by torch.compile. An output returned by a compiled function can be used like
+    any other output."""
 
     def __init__(self, owner: "LowLatency", x: Any, scales: Any, rows: Any, output: Any, tokens: Any) -> None:
-        # Does not call the base's constructor: objects of the library do not exist while a graph is traced.
+        # Does not call the base constructor, because library objects do not exist while a graph is traced.
         self.x, self.scales, self.rows, self.num_tokens, self._output = x, scales, rows, tokens, output
         self._shape, self._world = owner._shape, owner._world
 
@@ -87,7 +86,7 @@ class TracedReceived(Received):
 
     source_range = property(lambda self: self._table("source_range", self._world))  # type: ignore[assignment]
     row_source = property(lambda self: self._table("row_source", self._shape[1]))  # type: ignore[assignment]
-    # Members of the base class, for code outside graphs.
+    # Base class members, for code outside graphs.
     _owned = property(lambda self: _received(self._output)._owned)  # type: ignore[assignment]
     _view = property(lambda self: _received(self._output)._view)  # type: ignore[assignment]
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normal-mode dispatch and combine as torch operators, which are the graph nodes for torch.compile and for gradients.
+"""Normal-mode dispatch and combine as torch operators, the graph nodes for torch.compile and for gradients.
 
-Objects are passed by number (registry.py). A plan, an int64 [1] tensor in host memory, represents the routing of one dispatch:
-it contains the number of a cell, which the dispatch fills, and its memory keeps the cell, and thus the routing, alive as long
-as a tensor refers to it. A dispatch whose cell is full is a cached dispatch, so selective checkpointing that saves plans does
-not count again.
+Objects are passed by number (registry.py). A plan, an int64 [1] tensor in host memory, represents the routing of one dispatch.
+It contains the number of a cell that the dispatch fills. Its memory keeps the cell, and thus the routing, alive as long as a
+tensor refers to it. A dispatch whose cell is full is a cached dispatch; selective checkpointing that saves plans therefore does
+not repeat the counting.
 """
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def differentiable(name: str, setup: Any, backward: Any) -> None:
 
 
 class Cell:
-    """Holder of the routing of a dispatch."""
+    """Holds the routing of a dispatch."""
 
     __slots__ = ("handle", "number", "__weakref__")
 
@@ -63,7 +63,7 @@ class Cell:
 
 
 def tensor_of(thing: Any, number: int) -> Tensor:
-    """Returns int64 [1] with `number`; its memory keeps `thing` alive."""
+    """Returns an int64 [1] tensor containing `number`; its memory keeps `thing` alive."""
     memory = np.array([number], np.int64)
     return torch.from_numpy(np.asarray(_Memory(memory.ctypes.data, (1,), I64, (memory, thing), False)))
 
@@ -81,8 +81,8 @@ def handle_of(plan: Tensor) -> Handle:
 
 
 def _plan(topk_ids: Tensor, topk_weights: Optional[Tensor], exchange: int, options: List[int]) -> Tensor:
-    """Returns the plan of an empty cell. The arguments determine which dispatches may share it: a compiler merges equal
-    calls."""
+    """Returns the plan of an empty cell. The arguments determine which dispatches may share it, because compilers merge
+    identical calls."""
     cell = Cell()
     return tensor_of(cell, cell.number)
 
@@ -101,7 +101,7 @@ operator("plan_of_handle(SymInt handle) -> Tensor", _plan_of_handle, _fake_plan)
 
 
 def _table(plan: Tensor, like: Tensor, name: str, element: int, shape: List[int]) -> Tensor:
-    """Returns a copy, because a compiler may overwrite tensors of a graph after their last use in the graph."""
+    """Returns a copy, because a compiler may overwrite graph tensors after their last use in the graph."""
     return getattr(handle_of(plan), name).clone()
 
 
@@ -116,13 +116,13 @@ operator("table(Tensor plan, Tensor like, str name, int element, SymInt[] shape)
 
 
 def scale_columns(hidden: int, kind: int) -> Tuple[int, int]:
-    """Returns the number of scales of a row, and the distance in elements between rows of scales."""
+    """Returns the number of scales per row and the distance in elements between rows of scales."""
     groups, unit = -(-hidden // 128), 4 if kind == 1 else 16
     return groups, -(-groups // unit) * unit
 
 
 def _received_weights(handle: Handle, rows: Tensor, topk: int) -> Tensor:
-    """Returns a copy of the rows' weights; zeros if no rank had tokens, in which case no weights were sent."""
+    """Returns a copy of the rows' weights, or zeros if no weights were sent because no rank had tokens."""
     rank_major = handle._layout == RANK_MAJOR
     topk_weights = handle.topk_weights if rank_major else handle.row_weights
     if topk_weights is None:
@@ -132,10 +132,9 @@ def _received_weights(handle: Handle, rows: Tensor, topk: int) -> Tensor:
 
 def dispatch(x: Tensor, scales: Optional[Tensor], topk_ids: Optional[Tensor], topk_weights: Optional[Tensor], cell: Cell, exchange: int,
              layout: int, options: List[int], rows: int, exact: bool, copy: bool) -> Tuple[Tensor, Optional[Tensor], Optional[Tensor], Cell]:
-    """Returns rows, their scales, the delivered weights, and the cell, which is now full."""
+    """Returns the rows, their scales, the delivered weights, and the filled cell."""
     owner, given = object_of(exchange), x if scales is None else (x, scales)
-    # If the rows are kept, only the delivered ones are copied. The other rows must be finite, because callers multiply them by
-    # 0.
+    # With `copy`, only the delivered rows are copied. The other rows must be finite, because callers multiply them by 0.
     out = x.new_zeros((rows, x.shape[1])) if copy and not exact else None
     if cell.handle is None:
         result, result_scales, cell.handle = owner._dispatch(given, topk_ids, topk_weights, None, tuple(options), out)
@@ -147,7 +146,7 @@ def dispatch(x: Tensor, scales: Optional[Tensor], topk_ids: Optional[Tensor], to
 
 
 def _or_nothing(tensor: Optional[Tensor], like: Tensor) -> Tensor:
-    """Replaces None by an empty tensor, because operators have no optional results."""
+    """Replaces None with an empty tensor, because operators cannot have optional results."""
     return like.new_empty((0,), dtype=torch.float32) if tensor is None else tensor
 
 
@@ -179,7 +178,7 @@ operator("dispatch(Tensor x, Tensor? scales, Tensor? topk_ids, Tensor? topk_weig
 
 
 def _owners_weights(exchange: "Exchange", handle: Handle, grads: Tensor) -> Tensor:
-    """Returns float32 [T, K] from the gradients [R] of the rows' weights."""
+    """Returns the weight gradients float32 [T, K], given those of the rows' weights, [R]."""
     small = exchange._for_weights
     assert small is not None, "dispatch() has looked"
     source = handle.row_source
@@ -196,7 +195,7 @@ def dispatch_backward(grad_rows: Tensor, grad_received: Optional[Tensor], cell: 
     """Returns the gradients of x and of the weights."""
     owner, handle = object_of(exchange), cell.filled
     if handle._layout == RANK_MAJOR:
-        if grad_received is not None:  # entries without a route of this rank were delivered as the constant 0
+        if grad_received is not None:  # entries without a route to this rank were delivered as the constant 0
             grad_received = torch.where(handle.topk_ids >= 0, grad_received, 0.0)
         return owner._combine(grad_rows.contiguous(), handle, grad_received)
     grad_x, _ = owner._combine(grad_rows.contiguous(), handle, None, False, PER_ROUTE)
@@ -224,7 +223,7 @@ operator("dispatch_backward(Tensor grad_rows, Tensor? grad_received, Tensor plan
 def combine(y: Tensor, carried: Optional[Tensor], cell: Cell, topk_weights: Optional[Tensor], bias: Optional[Tensor],
             second_bias: Optional[Tensor], exchange: int, tokens: int, topk: int, order: int, apply_weights: bool, num_sms: int) \
         -> Tuple[Tensor, Optional[Tensor]]:
-    """Returns the sum and the summed weights."""
+    """Returns the summed rows and the summed weights."""
     biases = [each for each in (bias, second_bias) if each is not None]
     return object_of(exchange)._combine(y, cell.filled, topk_weights, apply_weights, order, biases, None, num_sms)
 
@@ -245,7 +244,7 @@ operator("combine(Tensor y, Tensor? carried, Tensor plan, Tensor? topk_weights, 
 
 
 def _is_row(handle: Handle) -> Optional[Tensor]:
-    """Returns bool [R], False for padding and after the delivered rows; None if all are rows."""
+    """Returns bool [R], False for padding and for rows after the delivered ones, or None if all rows are valid."""
     view = handle._view
     assert view is not None, "combine() has looked"
     if handle._layout == RANK_MAJOR:
@@ -254,7 +253,7 @@ def _is_row(handle: Handle) -> Optional[Tensor]:
 
 
 def _fitted(rows: Tensor, count: int) -> Tensor:
-    """Returns the first `count` rows, padded with rows of zeros if there are fewer."""
+    """Returns the first `count` rows, padded with zero rows if there are fewer."""
     if rows.shape[0] >= count:
         return rows[:count]
     return torch.cat([rows, rows.new_zeros((count - rows.shape[0], *rows.shape[1:]))])
@@ -262,7 +261,7 @@ def _fitted(rows: Tensor, count: int) -> Tensor:
 
 def combine_backward(grad_out: Tensor, y: Optional[Tensor], carried: Optional[Tensor], cell: Cell, exchange: int, rows: int) \
         -> Tuple[Tensor, Optional[Tensor]]:
-    """Returns the gradients of y and of the rows' weights; `y` is passed only if the weights' gradients are needed."""
+    """Returns the gradients of y and of the rows' weights; `y` is given only if the weight gradients are needed."""
     handle = cell.filled
     received, _, _ = object_of(exchange)._dispatch(grad_out.contiguous(), None, None, handle)
     valid, grad_carried = _is_row(handle), None

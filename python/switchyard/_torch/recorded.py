@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests whether torch records gradients of a call, or traces the call. Never imports torch."""
+"""Tests whether torch records gradients for a call or traces it. Never imports torch."""
 from __future__ import annotations
 
 import sys
@@ -9,8 +9,7 @@ from ..errors import Unsupported
 
 
 def needs_gradient(*tensors: Any) -> bool:
-    """Returns whether torch must record gradients for one of these tensors. Raises Unsupported inside transforms of
-    torch.func."""
+    """Returns whether torch must record gradients for one of these tensors. Raises Unsupported inside torch.func transforms."""
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -26,7 +25,7 @@ def needs_gradient(*tensors: Any) -> bool:
 
 
 def refuse_gradient(call: str, instead: str, **tensors: Any) -> None:
-    """Raises Unsupported if torch must record gradients for one of these tensors in a call that has no gradients."""
+    """Raises Unsupported if torch must record gradients for one of these tensors in a call that does not support gradients."""
     for name, each in tensors.items():
         if needs_gradient(each[0] if isinstance(each, tuple) else each):
             raise Unsupported(f"{call}: {name} requires a gradient, which this call does not have: give {name}.detach(), call it under "

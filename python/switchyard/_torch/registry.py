@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of objects, for torch operators: graphs can hold numbers but not objects."""
+"""Numbers for objects passed to torch operators, because graphs can contain numbers but not objects."""
 from __future__ import annotations
 
 import itertools
@@ -23,7 +23,7 @@ def torch_for(what: str) -> Any:
 
 
 def number_of(thing: Any) -> int:
-    """Returns a number for `thing` that no other object has or will have in this process."""
+    """Returns a number for `thing` that is unique in this process and never reused."""
     number = next(_numbers)
     _objects[number] = thing
     return number

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepEP's interface over Switchyard: ``Buffer`` with the methods, arguments, row order and tuple positions of DeepEP's V1.
+"""DeepEP's interface on top of Switchyard: ``Buffer`` with the methods, arguments, row order and tuple positions of DeepEP V1.
 
     import switchyard.deep_ep
     switchyard.deep_ep.install()        # from now on `import deep_ep` finds this package
 
-``from switchyard.deep_ep import Buffer`` works too. docs/deep_ep.md lists every function and the differences. ``ElasticBuffer``
-and ``HybridEPBuffer`` do not exist here.
+``from switchyard.deep_ep import Buffer`` also works. docs/deep_ep.md lists every function and the differences.
+``ElasticBuffer`` and ``HybridEPBuffer`` are not provided.
 """
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Scratch = 1 << 20
 
 
 def _backend_of(group: Any, backend: Optional[str]) -> str:
-    """Returns "cuda" or "cpu", for a Buffer before its first tensor."""
+    """Returns "cuda" or "cpu" for a Buffer that has not yet received a tensor."""
     chosen = backend or os.environ.get("SWITCHYARD_DEEP_EP_BACKEND") or ""
     if chosen:
         return chosen
@@ -32,8 +32,8 @@ def _backend_of(group: Any, backend: Optional[str]) -> str:
 
 
 def _most_sms(group: Group, device: int) -> int:
-    """Collective. Returns the number of multiprocessors available to a call on every rank: those of a GPU divided by the ranks
-    on it, or the limit set by the environment."""
+    """Collective. Returns the number of multiprocessors available to a call on every rank: those of a GPU divided by the number
+    of ranks on it, or the limit set by the environment, if lower."""
     properties = torch.cuda.get_device_properties(device)
     everybody = group._agree("Buffer", str(getattr(properties, "uuid", device)).encode().ljust(64)[:64])
     most = properties.multi_processor_count // max(map(everybody.count, everybody))
@@ -41,13 +41,15 @@ def _most_sms(group: Group, device: int) -> int:
 
 
 class Buffer:
-    """Buffers of one rank of a group of ranks on one host.
+    """Buffers of one rank in a group of ranks on one host.
 
-    group: a ``torch.distributed`` process group, of any backend; or None and comm: an mpi4py communicator.
-    num_nvl_bytes: minimum memory for normal mode. num_rdma_bytes: memory for low-latency mode: get_low_latency_rdma_size_hint.
-    backend: "cuda" or "cpu", the location of tensors; None: SWITCHYARD_DEEP_EP_BACKEND of the environment, else "cuda", on the
-    current GPU, if torch can use a GPU. explicitly_destroy: destroy() may be called only if it is set.
-    The other arguments are accepted and have no effect.
+    group: a ``torch.distributed`` process group with any backend, or None with comm, an mpi4py communicator.
+    num_nvl_bytes: minimum memory for normal mode.
+    num_rdma_bytes: memory for low-latency mode; see get_low_latency_rdma_size_hint.
+    backend: "cuda" or "cpu", the location of tensors; None: the environment variable SWITCHYARD_DEEP_EP_BACKEND, else "cuda" on
+    the current GPU if torch can use a GPU, else "cpu".
+    explicitly_destroy: must be set for destroy() to be called.
+    The other arguments are accepted but have no effect.
     """
 
     num_sms: int = UNCHOSEN
@@ -101,7 +103,7 @@ class Buffer:
 
     @staticmethod
     def capture() -> EventOverlap:
-        """Returns an event recorded now."""
+        """Returns an event recorded at this point."""
         return EventOverlap(EventHandle())
 
     @staticmethod
@@ -114,14 +116,14 @@ class Buffer:
 
     @staticmethod
     def get_low_latency_rdma_size_hint(num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int) -> int:
-        """Returns ``num_rdma_bytes`` for objects of this shape, bf16 and fp8 with both kinds of scales."""
+        """Returns ``num_rdma_bytes`` for objects of this shape: bf16, and fp8 with both kinds of scales."""
         shape = {"hidden": hidden, "num_experts": num_experts, "topk": min(num_experts, 32), "max_tokens": num_max_dispatch_tokens_per_rank}
         kinds = [None] + (["f32", "ue8m0"] if hidden % 16 == 0 else [])
         return sum(LowLatency.heap_bytes(num_ranks, scales=kind, **shape) for kind in kinds)
 
     def get_comm_stream(self) -> torch.cuda.Stream:
-        """Returns the stream of calls that overlap other work. Once it was requested, work that callers enqueue on it runs
-        between calls, as in DeepEP."""
+        """Returns the stream used by calls that overlap other work. After the first request, work that callers enqueue on this
+        stream runs between calls, as in DeepEP."""
         stream = self._streams.communication()
         if stream is None:
             raise Unsupported("get_comm_stream: there are no streams on the CPU")
@@ -133,14 +135,14 @@ class Buffer:
                                   f"SWITCHYARD_DEEP_EP_BACKEND chooses)")
 
     def _sms(self, config: Optional[Config]) -> int:
-        """Returns the number of multiprocessors of a normal-mode call: the caller's number, limited to the rank's; 0, the
-        library's choice, if neither set_num_sms nor a Config has set one."""
+        """Returns the number of multiprocessors for a normal-mode call: the caller's number, limited to those available; or 0,
+        the library's choice, if neither set_num_sms nor a Config has set one."""
         asked = Buffer.num_sms if config is None else config.num_sms
         return 0 if asked is UNCHOSEN else max(min(asked, self._most_sms), 1)
 
     def get_local_buffer_tensor(self, dtype: torch.dtype, size: Optional[torch.Size] = None, offset: int = 0,
                                 use_rdma_buffer: bool = False) -> torch.Tensor:
-        """Returns separate scratch memory, never memory in use: 1 MiB, or of the requested size."""
+        """Returns separate scratch memory, never memory in use, of the requested size or 1 MiB."""
         if size is None:
             size = torch.Size((Scratch // torch.empty((), dtype=dtype).element_size(),))
         return torch.empty(size, dtype=dtype, device=self._device)
@@ -151,7 +153,7 @@ class Buffer:
                             async_finish: bool = False, allocate_on_comm_stream: bool = False) \
             -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, EventOverlap]:
         """Returns num_tokens_per_rank int32 [W], None, num_tokens_per_expert int32 [E], is_token_in_rank bool [T, W], event.
-        topk_idx: int64 [T, K]; -1 means no expert."""
+        topk_idx: int64 [T, K], where -1 means no expert."""
         if allocate_on_comm_stream:
             check_events(previous_event, async_finish)
         self._check_device(topk_idx, "topk_idx")
@@ -168,7 +170,7 @@ class Buffer:
             -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], Optional[Tuple], EventOverlap]:
         """Collective. Returns recv_x, recv_topk_idx int64 (local, -1 elsewhere), recv_topk_weights, tokens per local expert
         (aligned; empty with num_worst_tokens), handle, event. x: bf16 [T, H], or fp8 with scales [T, H / 128] of float32, or of
-        packed int32. With a handle: repeats its routing, and returns None for all but x and the event."""
+        packed int32. With a handle, repeats its routing and returns None for everything except x and the event."""
         if previous_event is None and not (async_finish or allocate_on_comm_stream) and type(handle) is _normal.NormalHandle \
                 and type(x) is torch.Tensor and topk_idx is None and topk_weights is None and x.get_device() == self._index:
             again, stream = handle.exchange._dispatch_again, self._streams.ready()
@@ -201,7 +203,7 @@ class Buffer:
                 bias: Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], None] = None, config: Optional[Config] = None,
                 previous_event: Optional[EventOverlap] = None, async_finish: bool = False, allocate_on_comm_stream: bool = False) \
             -> Tuple[torch.Tensor, Optional[torch.Tensor], EventOverlap]:
-        """Collective. Returns sums of rows over ranks, without weights; sums of topk_weights float32 [rows, K], or None;
+        """Collective. Returns the unweighted sums of rows over ranks; sums of topk_weights float32 [rows, K], or None;
         event."""
         if previous_event is None and not (async_finish or allocate_on_comm_stream) and type(handle) is _normal.NormalHandle \
                 and topk_weights is None and bias is None and x.get_device() == self._index:
@@ -229,7 +231,7 @@ class Buffer:
     # ---- Low latency ----
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Does nothing: each mode has its own memory."""
+        """Does nothing, because each mode has separate memory."""
 
     def low_latency_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, num_max_dispatch_tokens_per_rank: int, num_experts: int,
                              cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
@@ -238,7 +240,8 @@ class Buffer:
                              return_recv_hook: bool = False) \
             -> Tuple[Rows, torch.Tensor, Tuple, EventOverlap, Optional[Callable[[], None]]]:
         """Collective. Returns recv_x [L, W * T, H], or a pair with scales, column-major; recv_count int32 [L]; handle; event;
-        hook. Results of at most two calls of a shape are valid at a time. dispatch_wait_recv_cost_stats is left unchanged."""
+        hook. For each shape, the results of at most two calls are valid at a time. dispatch_wait_recv_cost_stats is left
+        unchanged."""
         if cumulative_local_expert_recv_stats is None and not (round_scale or use_ue8m0 or async_finish or return_recv_hook):
             stream = self._streams.ready() if x.get_device() == self._index else None
             output = None if stream is None else _low_latency.dispatch_again(
@@ -261,7 +264,7 @@ class Buffer:
                             return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
                             combine_wait_recv_cost_stats: Optional[torch.Tensor] = None) \
             -> Tuple[torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
-        """Collective. Returns weighted sums [T, H]; event; hook. x: bf16 [L, W * T, H]; with zero_copy the rows of
+        """Collective. Returns weighted sums [T, H]; event; hook. x: bf16 [L, W * T, H]; with zero_copy, the rows from
         get_next_low_latency_combine_buffer are used instead. combine_wait_recv_cost_stats is left unchanged."""
         if out is None and not (use_logfmt or async_finish or return_recv_hook):
             stream = self._streams.ready() if x.get_device() == self._index else None
@@ -293,4 +296,4 @@ class Buffer:
         mask_status.zero_()
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Does nothing: no rank is masked."""
+        """Does nothing, because no rank is masked."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges that deliver rows into torch's memory.
+"""Exchanges that deliver rows into torch memory.
 
-A dispatch delivers into the library's pool. Callers of DeepEP expect memory of torch's allocator: training keeps the received
-rows of every layer, and ``Tensor.record_stream`` must work on them. Therefore rows are copied out on the stream of the call,
-one read and one write of every row, and the pool holds the rows of one call at a time and the tables of handles. A pool that
-has become too small is replaced by a larger one in a separate group, because a group's symmetric memory does not grow; the old
+A dispatch delivers rows into the library's pool. DeepEP callers expect memory from torch's allocator: training keeps the
+received rows of every layer, and ``Tensor.record_stream`` must work on them. Rows are therefore copied out on the call's
+stream, with one read and one write per row. The pool contains the rows of only one call at a time and the tables of handles. A
+pool that is too small is replaced by a larger one in a separate group, because a group's symmetric memory cannot grow; the old
 pool is released with its last handle.
 """
 from __future__ import annotations
@@ -30,30 +30,30 @@ _PLAIN = (BF16, F16, F32)
 _EXACT = 0
 #: Initial capacity of a pool, in handles.
 _HANDLES = 64
-#: Environment variable with the size of the symmetric memory in which torch may allocate delivered rows.
+#: Environment variable that sets the size of the symmetric memory in which torch may allocate delivered rows.
 _ROW_MEMORY = "SWITCHYARD_DEEP_EP_ROW_MEMORY"
-#: Granularity of torch's memory allocation for tensors.
+#: Granularity of torch's tensor memory allocation.
 _SEGMENT = 2 << 20
-#: Memory that torch takes, on each of two streams, for rows smaller than half of it.
+#: Memory that torch allocates on each of two streams for rows smaller than half of it.
 _SMALL_ROWS = 2 * _SEGMENT
-#: Maximum number of tokens of a rank: an exchange reserves the tables of a handle of this many tokens.
+#: Maximum number of tokens per rank; an exchange reserves handle tables for this many tokens.
 _MOST_TOKENS = 65536
 
 
 class CopyingExchange(Exchange):
-    """An exchange that copies the rows of a dispatch to new tensors and releases its own memory at once."""
+    """An exchange that copies the rows of a dispatch to new tensors and immediately releases the pool memory."""
 
     def __init__(self, group: Group, row_bytes: int = 0, device: Optional[int] = None, **config: Any) -> None:
         super().__init__(group, **config)
-        #: Memory for delivered rows while it has room; None: only ordinary memory of torch.
+        #: Memory used for delivered rows until it is full; None: only ordinary torch memory.
         self.row_memory: Optional[RowMemory] = RowMemory(group, row_bytes, device, (row_bytes - _SMALL_ROWS) // 2) if row_bytes else None
         self._seen: Dict[Tuple[Any, ...], Any] = {}
-        # Calls of a Buffer run one after the other, and no later call reads data that they leave in this memory, except through
-        # handles, which are held.
+        # Calls of a Buffer run one after another. Later calls read data left in this memory only through handles, which are
+        # kept alive.
         self.use_graph_memory(self.make_graph_memory())
 
     def dispatch_again(self, x: Any, handle: Handle, num_sms: int) -> Tuple[Any, Any]:
-        """Runs a cached dispatch; returns rows, and scales or None. The library itself delivers rows without scales into a new
+        """Runs a cached dispatch; returns rows, and scales or None. Rows without scales are delivered directly into a new
         tensor."""
         again = self._dispatch_again
         rows = None if again is None else again(x, handle, num_sms)
@@ -84,12 +84,12 @@ class CopyingExchange(Exchange):
             functions.sy_dispatched_destroy(delivered)
 
     def room_for(self, x: Any, number: int) -> Optional[Any]:
-        """Returns a new tensor for `number` rows, which the library fills itself, only as far as rows are delivered; None for
-        rows with scales, which :meth:`_deliver` copies."""
+        """Returns a new tensor for `number` rows into which the library writes only the delivered rows; or None for rows with
+        scales, which :meth:`_deliver` copies."""
         return None if isinstance(x, tuple) else self._fresh(lambda: x.new_empty((min(number, self._most_rows), self.hidden)))
 
     def _fresh(self, make: Callable[[], Any]) -> Any:
-        """Returns the rows made by `make`, allocated in row memory if there is one."""
+        """Returns the rows created by `make`, allocated in row memory if there is any."""
         if self.row_memory is None:
             return make()
         with self.row_memory.use():
@@ -101,8 +101,8 @@ class CopyingExchange(Exchange):
         super().close()
 
     def _pool_rows(self, view: structs.DispatchedView, x: Taken) -> Any:
-        """Returns the delivered rows in place. Their tensors are kept, because the pool reuses the same addresses and making a
-        tensor takes longer than the rest of the call."""
+        """Returns the delivered rows in place. Their tensors are cached, because the pool reuses the same addresses and
+        creating a tensor takes longer than the rest of the call."""
         key = (view.x, view.x_rows, view.x_dtype)
         found = self._seen.get(key)
         if found is None:
@@ -126,7 +126,7 @@ def _up(number: int, to: int) -> int:
 
 
 def handle_bytes(shape: Shape, world: int, tokens: int, rows: int) -> int:
-    """Returns an upper bound of the pool memory for the tables of a handle of `tokens` tokens and `rows` delivered rows."""
+    """Returns an upper bound on the pool memory for the tables of a handle with `tokens` tokens and `rows` delivered rows."""
     counts = world * _up(32 + 4 * (world + shape.num_experts), 64)
     per_token = shape.topk * 9 + 12 * min(shape.topk, world)
     here = -(-shape.num_experts // world)
@@ -134,17 +134,17 @@ def handle_bytes(shape: Shape, world: int, tokens: int, rows: int) -> int:
 
 
 class Generation:
-    """An exchange in its own group. It fits any call of at most `rows` received rows, as long as the live handles need at most
-    `room` bytes."""
+    """An exchange in a separate group. It supports any call that receives at most `rows` rows, as long as the live handles need
+    at most `room` bytes."""
 
     def __init__(self, group: Group, exchange: CopyingExchange, rows: int, handles: int, room: int) -> None:
         self.group, self.exchange, self.rows, self.handles, self.room = group, exchange, rows, handles, room
         self.used = 0
-        self.calls_left = 0  # of Generations.sized_by_caller, equal on all ranks: their handles have room
+        self.calls_left = 0  # to Generations.sized_by_caller with room for their handles; identical on all ranks
 
 
 class Kept:
-    """Reserves the memory of one handle while this object is alive."""
+    """Reserves memory for one handle as long as this object is alive."""
 
     __slots__ = ("_generation", "_bytes")
 
@@ -157,8 +157,8 @@ class Kept:
 
 
 class Generations:
-    """Exchanges by shape. Ranks agree on new ones in `group`; `least_bytes` is the minimum symmetric memory of one; `options`
-    are those of the groups that are created."""
+    """Exchanges by shape. Ranks use `group` to agree on new exchanges; `least_bytes` is the minimum symmetric memory of an
+    exchange; `options` are passed to new groups."""
 
     def __init__(self, group: Group, least_bytes: int, options: Dict[str, Any]) -> None:
         self._group, self._least, self._options = group, least_bytes, options
@@ -170,7 +170,7 @@ class Generations:
 
     def sized_by_counts(self, shape: Shape, tokens: int) -> Generation:
         """Collective. Returns the exchange for a dispatch of `tokens` tokens on this rank whose size depends on the counts.
-        Hosts wait for each other."""
+        Synchronizes the host threads of all ranks."""
         made = self._made.get(shape)
         full = made is not None and made.used + handle_bytes(shape, self._group.size, tokens, made.rows) > made.room
         told = [struct.unpack("<qq", each) for each in self._group.all_gather(struct.pack("<qq", tokens, full))]
@@ -185,9 +185,9 @@ class Generations:
         return made
 
     def sized_by_caller(self, shape: Shape, rows: int) -> Generation:
-        """Returns the exchange for a dispatch of at most `rows` rows on this rank, equal on every rank. Hosts wait for each
-        other only if there may be no room for the rows or for another handle; every rank computes for how many calls the free
-        room of all ranks suffices."""
+        """Returns the exchange for a dispatch of at most `rows` rows on this rank; `rows` is identical on every rank. Ranks
+        synchronize only if there may be no room for the rows or for another handle; every rank computes how many calls fit in
+        the free memory of all ranks."""
         made = self._made.get(shape)
         if made is None or rows > made.rows:
             return self._make(shape, rows, _HANDLES if made is None else made.handles)
@@ -197,8 +197,8 @@ class Generations:
         return made
 
     def _with_room(self, shape: Shape, made: Generation) -> Generation:
-        """Collective. Returns `made` if a quarter of its room is free on every rank, else one with room for twice as many
-        handles."""
+        """Collective. Returns `made` if a quarter of its handle memory is free on every rank, otherwise a new one with room for
+        twice as many handles."""
         used = max(struct.unpack("<q", each)[0] for each in self._group.all_gather(struct.pack("<q", made.used)))
         made.calls_left = max(made.room - used, 0) // self._largest_handle(shape, made.rows)
         if made.calls_left == 0 or made.room - used < made.room // 4:
@@ -206,15 +206,15 @@ class Generations:
         return made
 
     def _largest_handle(self, shape: Shape, rows: int) -> int:
-        """Returns the handle bytes of a call that receives at most `rows` rows."""
+        """Returns the handle memory of a call that receives at most `rows` rows."""
         return handle_bytes(shape, self._group.size, min(self._most_tokens, rows), rows)
 
     def keep(self, generation: Generation, shape: Shape, tokens: int, rows: int) -> Kept:
-        """Reserves memory for a handle that was just made."""
+        """Reserves memory for a newly created handle."""
         return Kept(generation, handle_bytes(shape, self._group.size, tokens, rows))
 
     def _make(self, shape: Shape, rows: int, handles: int) -> Generation:
-        """Collective. Makes an exchange of this shape; a previous one lives as long as its handles."""
+        """Collective. Creates an exchange for this shape; a previous one is kept until its handles are released."""
         with Construction(self._group, "Buffer"):
             before, world = self._made.get(shape), self._group.size
             rows = max(rows, self._rows_of(shape, self._least, handles), 128)
@@ -237,8 +237,8 @@ class Generations:
         return os.environ.get(_ROW_MEMORY)
 
     def _row_bytes(self, shape: Shape, rows: int) -> int:
-        """Returns the bytes of symmetric memory in which torch allocates delivered rows: set by the environment; by default
-        enough for two calls of `rows` rows."""
+        """Returns the number of bytes of symmetric memory in which torch allocates delivered rows. It is set by the
+        environment; the default suffices for two calls with `rows` rows."""
         if self._group.backend != "cuda":
             return 0
         given = self._row_memory_given
@@ -250,12 +250,13 @@ class Generations:
 
     @staticmethod
     def _call_bytes(shape: Shape, rows: int) -> int:
-        """Returns the memory of one call: received rows with their scales, or rows copied by combine with their weights."""
+        """Returns the pool memory that one call needs for received rows with scales, or for rows copied by combine with
+        weights."""
         row = 2 * shape.hidden
         return rows * (row + max(_up(4 * -(-shape.hidden // 128), 16), 4 * shape.topk)) + 1024
 
     def _rows_of(self, shape: Shape, size: int, handles: int) -> int:
-        """Returns the number of rows that fit into `size` bytes, row memory included."""
+        """Returns the number of rows that fit into `size` bytes, including row memory."""
         per_row = 2 * self._call_bytes(shape, 1) - 2 * self._call_bytes(shape, 0) + handles * (4 + 8 * shape.topk)
         if self._group.backend == "cuda" and self._row_memory_given is None:
             per_row += 4 * shape.hidden
@@ -263,7 +264,7 @@ class Generations:
         return max(size - handle_bytes(shape, self._group.size, self._most_tokens, 0), 0) // per_row
 
     def _group_of(self, heap: int) -> Group:
-        """Collective. Forms another group of the same ranks, with its own heap."""
+        """Collective. Forms another group of the same ranks with a separate heap."""
         return self._group._once_more(heap, self._options)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events. On the CPU all work is complete when a call returns, so events are empty; on GPUs they are CUDA events."""
+"""Events. On the CPU, all work is complete when a call returns, so events are empty. On GPUs, they are CUDA events."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple
@@ -10,8 +10,8 @@ __all__ = ["EventHandle", "EventOverlap"]
 
 
 class EventHandle:
-    """A point in the order of work, recorded at construction: on the current stream of the current GPU, or on `stream`. Records
-    nothing in a process that has not used a GPU yet."""
+    """A point in stream order, recorded at construction on the current stream of the current GPU, or on `stream`. Records
+    nothing in a process that has not yet used a GPU."""
 
     def __init__(self, stream: Optional[torch.cuda.Stream] = None) -> None:
         self._event: Optional[torch.cuda.Event] = None
@@ -31,7 +31,7 @@ class EventHandle:
 
 
 class EventOverlap:
-    """An event, or none, and tensors that must live until it occurs."""
+    """An optional event, and tensors that must stay alive until it occurs."""
 
     def __init__(self, event: Optional[EventHandle] = None, extra_tensors: Optional[Tuple[Any, ...]] = None) -> None:
         self.event = event
@@ -51,6 +51,6 @@ class EventOverlap:
 
 
 def check_events(previous_event: Optional[EventOverlap], async_finish: bool) -> None:
-    """Checks DeepEP's requirements on a call with allocate_on_comm_stream."""
+    """Checks DeepEP's requirements for a call with allocate_on_comm_stream."""
     assert getattr(previous_event, "event", None) is not None and async_finish, \
         "allocate_on_comm_stream needs a previous_event and async_finish=True"

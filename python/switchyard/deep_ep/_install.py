@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes ``import deep_ep`` find this package."""
+"""Makes ``import deep_ep`` resolve to this package."""
 from __future__ import annotations
 
 import importlib
@@ -32,15 +32,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has replaced it by its own
+        module.__spec__ = self._spec  # the import system has replaced it with its own
 
 
 _finder = _Finder()
 
 
 def install(replace: bool = False) -> None:
-    """Makes ``import deep_ep`` find this package, in this process. Raises ImportError if another deep_ep has been imported, or,
-    without `replace`, if another one is installed. May be called twice."""
+    """Makes ``import deep_ep`` resolve to this package in the current process. Raises ImportError if another deep_ep has been
+    imported or, without `replace`, if another one is installed. May be called twice."""
     loaded = sys.modules.get(_NAME)
     if loaded is not None and loaded is not sys.modules[_OURS]:
         raise ImportError(f"another deep_ep has been imported from {getattr(loaded, '__file__', 'somewhere')}: call install() before")
@@ -52,7 +52,7 @@ def install(replace: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Reverts :func:`install` for later imports."""
+    """Undoes :func:`install` for later imports."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
     for name in [name for name, module in sys.modules.items() if name == _NAME or name.startswith(_NAME + ".")]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Low-latency mode of the drop-in."""
+"""Low-latency mode of the DeepEP drop-in."""
 from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -21,8 +21,8 @@ class LowLatencyHandle(tuple):
 
 
 class Output:
-    """A destination of an object's dispatches, and the parts of a handle that refer to it; made once, because they never
-    change."""
+    """A destination for an object's dispatches, and the parts of a handle that refer to it. These never change and are created
+    once."""
 
     def __init__(self, it: "Object", received: Received, most: int, hidden: int, experts: int) -> None:
         self.received = received
@@ -33,7 +33,7 @@ class Output:
         self._rows: Optional[torch.Tensor] = None
 
     def powers(self, hidden: int) -> torch.Tensor:
-        """float32 [L, groups, R], for power-of-two scales that are reported as float32."""
+        """Returns float32 [L, groups, R] for power-of-two scales reported as float32."""
         if self._powers is None:
             here, rows = self.received.x.shape[:2]
             self._powers = torch.empty((here, -(-hidden // 128), rows), dtype=torch.float32, device=self.received.x.device)
@@ -41,15 +41,15 @@ class Output:
 
 
     def rows(self) -> torch.Tensor:
-        """Rows [L, R, H] that combine reads in place. Each of the two outputs has its own, because DeepEP's buffers
-        alternate."""
+        """Returns rows [L, R, H] that combine reads in place. Each of the two outputs has separate rows, because DeepEP's
+        buffers alternate."""
         if self._rows is None:
             self._rows = self.handle.object.exchange.make_rows(self.received, "bf16")
         return self._rows
 
 
 class Object:
-    """One low-latency object and its two outputs, used in turn."""
+    """One low-latency object and its two outputs, used alternately."""
 
     def __init__(self, group: Group, **config: Any) -> None:
         self.exchange = LowLatency(group, **config)
@@ -67,14 +67,14 @@ class Object:
 
 
 class LowLatencyMode:
-    """Objects of one Buffer by shape, made at the first dispatch of that shape, which is collective. `streams` determine the
-    streams of calls."""
+    """Objects of one Buffer by shape, created in the first dispatch with that shape, which is collective. `streams` chooses the
+    streams for calls."""
 
     def __init__(self, group: Group, streams: Any) -> None:
         self.group, self.streams = group, streams
         self._made: Dict[Tuple[Any, ...], Object] = {}
         self._pending: Optional[Callable[[], None]] = None
-        self.recent: Dict[Tuple[Any, ...], Object] = {}  #: by the callers' arguments other than tensors
+        self.recent: Dict[Tuple[Any, ...], Object] = {}  #: keyed by the callers' arguments other than tensors
 
     def object(self, hidden: int, experts: int, topk: int, most: int, scales: Optional[str]) -> Object:
         key = (hidden, experts, topk, most, scales)
@@ -91,13 +91,13 @@ class LowLatencyMode:
         return made
 
     def finish(self) -> None:
-        """Completes a call whose hook has not been called yet, because an object has one call at a time."""
+        """Completes a call whose hook has not yet been called, because an object supports only one call at a time."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending()
 
     def hook(self, pending: Pending, after: Optional[Callable[[], None]]) -> Callable[[], None]:
-        """Returns a function that receives once, at its first call, on the sending stream."""
+        """Returns a function whose first call receives on the sending stream; later calls do nothing."""
         def first() -> None:
             pending.wait()
             if after is not None:
@@ -122,7 +122,7 @@ class LowLatencyMode:
 
 
 class Sending(NamedTuple):
-    """Format of the rows of a dispatch."""
+    """Row format of a dispatch."""
 
     scales: Optional[str]  #: "f32", "ue8m0", None: rows are sent unchanged
     powers_as_f32: bool  #: power-of-two scales are reported as float32
@@ -139,7 +139,7 @@ def sending_of(use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> Sending:
 
 def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, sending: Sending,
              stats: Optional[torch.Tensor], hooked: bool) -> List[Any]:
-    """Returns recv_x, or a pair with scales; recv_count; handle; hook or None. None of this memory is from torch's
+    """Returns recv_x, or a pair with scales; recv_count; handle; hook or None. None of the returned memory comes from torch's
     allocator."""
     if mode._pending is not None:
         mode.finish()
@@ -175,8 +175,8 @@ def dispatch(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most
 
 def dispatch_again(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor, most: int, experts: int, scales: Optional[str],
                    stream: int) -> Optional[Output]:
-    """Repeats the last dispatch of these numbers with other tensors, into the next output, and fills its `packed`. Returns None
-    if not applicable; then nothing has happened."""
+    """Repeats the last dispatch with these numbers for other tensors, into the next output, and fills its `packed`. Returns
+    None, without side effects, if not applicable."""
     it = mode.recent.get((most, experts, scales))
     if it is None or mode._pending is not None or it.exchange._dispatch_again is None:
         return None
@@ -188,7 +188,7 @@ def dispatch_again(mode: LowLatencyMode, x: torch.Tensor, topk_idx: torch.Tensor
 
 
 def _expand(packed: Any, into: torch.Tensor) -> None:
-    """Expands powers of two, four per int32 in [L, R, ceil(G / 4)] with adjacent rows, to float32 in [L, G, R]."""
+    """Expands powers of two, packed four per int32 in [L, R, ceil(G / 4)] with adjacent rows, to float32 in [L, G, R]."""
     here, groups, rows = into.shape
     exponents = packed.transpose(1, 2).contiguous().view(torch.uint8).view(here, -1, rows, 4).transpose(2, 3)
     exponents = exponents.reshape(here, -1, rows)[:, :groups].to(torch.int32)
@@ -197,7 +197,7 @@ def _expand(packed: Any, into: torch.Tensor) -> None:
 
 def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, handle: Any, zero_copy: bool, hooked: bool,
             out: Optional[torch.Tensor]) -> Tuple[torch.Tensor, Optional[Callable[[], None]]]:
-    """Returns the sums, and a hook or None."""
+    """Returns the sums and a hook or None."""
     if mode._pending is not None:
         mode.finish()
     handle = handle_of(handle)
@@ -211,7 +211,7 @@ def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, h
 
 
 def combine_again(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, handle: Any, stream: int) -> Optional[torch.Tensor]:
-    """Returns the sums of a combine like the last one, or None if not applicable; then nothing has happened."""
+    """Returns the sums of a combine like the previous one, or None, without side effects, if not applicable."""
     if mode._pending is not None or type(handle) is not LowLatencyHandle:
         return None
     again = handle.object.exchange._combine_again

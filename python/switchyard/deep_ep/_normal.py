@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normal mode of the drop-in: exchanges by shape, and handles in DeepEP's form."""
+"""Normal mode of the DeepEP drop-in: exchanges by shape, and handles in DeepEP's form."""
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
@@ -19,7 +19,7 @@ Rows = Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]
 
 
 class NormalHandle(tuple):
-    """DeepEP's handle of six tensors, which are made on first access: rank_prefix_matrix [W, W], channel_prefix_matrix [W, C],
+    """DeepEP's handle of six tensors, created on first access: rank_prefix_matrix [W, W], channel_prefix_matrix [W, C],
     recv_channel_prefix_matrix [W, C], recv_src_idx [rows], is_token_in_rank bool [T, W], send_head [T, W]; C = num_sms / 2."""
 
     exchange: Exchange
@@ -53,8 +53,8 @@ class NormalHandle(tuple):
 
 
 class Rings:
-    """Exchanges of a group of CPU ranks: one for each shape, made at the first dispatch of that shape, which is collective.
-    Rings bound their symmetric memory, and rows are in host memory, so nothing is copied."""
+    """Exchanges of a group of CPU ranks, one per shape, created in the first dispatch with that shape, which is collective.
+    Rings limit their symmetric memory, and rows are in host memory, so nothing is copied."""
 
     def __init__(self, group: Group, num_nvl_bytes: int) -> None:
         self._group, self._bytes = group, num_nvl_bytes
@@ -78,7 +78,7 @@ class Rings:
 
 
 class Normal:
-    """Makes the exchanges of one Buffer, through `made`."""
+    """Provides the exchanges of one Buffer, which `made` creates."""
 
     def __init__(self, group: Group, num_nvl_bytes: int, made: Union[Rings, Generations]) -> None:
         self.group = group
@@ -86,7 +86,7 @@ class Normal:
         self._bytes = num_nvl_bytes
 
     def choose(self, shape: Shape, tokens: int, num_worst_tokens: int) -> Tuple[Exchange, Optional[Generation]]:
-        """Collective. Returns the exchange for a dispatch with counting."""
+        """Collective. Returns the exchange for an uncached dispatch."""
         if self._bytes <= 0:
             raise InvalidArgument("Buffer: normal mode needs num_nvl_bytes; Config.get_nvl_buffer_size_hint says how much")
         if isinstance(self.made, Rings):
@@ -105,14 +105,15 @@ class Normal:
 
 
 def layout_of(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns int32 [W] tokens per rank, int32 [E] routes per expert, bool [T, W], on the device of `topk_idx`."""
+    """Returns tokens per rank, int32 [W]; routes per expert, int32 [E]; and is_token_in_rank, bool [T, W], on the device of
+    `topk_idx`."""
     layout: Any = routing_layout(topk_idx.contiguous(), num_experts=experts, world=world)
     per_rank, per_expert, where = layout if topk_idx.is_cuda else map(torch.from_numpy, layout)
     return per_rank, per_expert, where
 
 
 def rows_in(x: Rows) -> Rows:
-    """Converts rows to the form that Exchange uses: scales dense, packed powers of two as bytes."""
+    """Converts rows to the form used by Exchange, with dense scales and packed powers of two as bytes."""
     if not isinstance(x, tuple):
         return x
     rows, scales = x
@@ -122,7 +123,7 @@ def rows_in(x: Rows) -> Rows:
 
 
 def rows_out(rows: torch.Tensor, scales: Optional[torch.Tensor], given: Rows) -> Rows:
-    """Converts rows to DeepEP's form: scales dense, packed as in the input."""
+    """Converts rows to DeepEP's form, with dense scales packed as in the input."""
     if scales is None:
         return rows
     if given[1].dtype == torch.int32:
@@ -134,7 +135,7 @@ def rows_out(rows: torch.Tensor, scales: Optional[torch.Tensor], given: Rows) ->
 
 
 class Call(NamedTuple):
-    """Arguments of a dispatch with counting."""
+    """Arguments of an uncached dispatch."""
 
     x: Rows
     topk_idx: Optional[torch.Tensor]
@@ -148,7 +149,7 @@ class Call(NamedTuple):
 
 
 def dispatch(normal: Normal, call: Call, streams: Any) -> Tuple[Rows, Optional[torch.Tensor], Optional[torch.Tensor], List[int], NormalHandle]:
-    """Runs a dispatch with counting."""
+    """Runs an uncached dispatch."""
     x, given = rows_in(call.x), call.x[0] if isinstance(call.x, tuple) else call.x
     experts, world, tokens = call.num_tokens_per_expert.numel(), normal.group.size, given.shape[0]
     if experts % world:
@@ -178,7 +179,7 @@ _EXACT, _CAPACITY = 0, 1
 
 
 def cached_dispatch(x: Rows, known: NormalHandle, num_sms: int) -> Rows:
-    """Repeats a routing with other rows."""
+    """Repeats a known routing with other rows."""
     if isinstance(known.exchange, CopyingExchange):
         rows, scales = known.exchange.dispatch_again(rows_in(x), known.handle, num_sms)
     else:
@@ -187,7 +188,8 @@ def cached_dispatch(x: Rows, known: NormalHandle, num_sms: int) -> Rows:
 
 
 def _counts(normal: Normal, call: Call, handle: Handle, streams: Any) -> List[int]:
-    """Returns the aligned token counts of this rank's experts. The host has waited for the counts, but not for the rows."""
+    """Returns the aligned token counts of this rank's experts. The host has already waited for the counts, but not for the
+    rows."""
     if call.topk_idx is None:
         counts = _counts_of_experts(normal.group, call.num_tokens_per_expert)
     elif call.topk_idx.is_cuda:
@@ -205,7 +207,7 @@ def _ids_of_ranks(is_token_in_rank: torch.Tensor, world: int) -> torch.Tensor:
 
 
 def _counts_of_experts(group: Group, num_tokens_per_expert: torch.Tensor) -> np.ndarray:
-    """Returns int64 counts: routes of all ranks to each of this rank's experts."""
+    """Returns int64 counts of routes from all ranks to each of this rank's experts."""
     everybody = group.all_gather(num_tokens_per_expert.to("cpu", torch.int64).numpy().tobytes())
     total = np.sum([np.frombuffer(each, np.int64) for each in everybody], axis=0)
     mine = group.experts_of(num_tokens_per_expert.numel())

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of calls, and the order of other work relative to them.
+"""Streams of calls, and their order relative to other work.
 
-DeepEP runs every call on a communication stream, except those with a hook. Here a call whose caller requests no overlap
-(neither previous_event nor async_finish) runs on the current stream. This is the same order, because DeepEP's stream would wait
-for the current stream, and vice versa. The communication stream waits before and after such a call as if the call had run
-there.
+DeepEP runs every call on a communication stream, except those with a hook. Here, a call without overlap (neither previous_event
+nor async_finish) runs on the current stream. The order is the same, because DeepEP's stream would wait for the current stream,
+and vice versa. The communication stream waits before and after a call without overlap as if it had run the call.
 """
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def _raw_stream_of(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-#: Returns the handle of the current stream of a GPU, without making a stream object where torch supports that.
+#: Returns the handle of a GPU's current stream, without creating a stream object if torch supports that.
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream_of)
 
 
@@ -51,7 +50,7 @@ class NoStreams:
 
 class Streams:
     """The communication stream of one Buffer, and the order of its calls. The calls share the GPU's multiprocessors and
-    therefore run one after the other."""
+    therefore run one after another."""
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -62,14 +61,14 @@ class Streams:
         self._last: Optional[torch.cuda.Stream] = None
 
     def communication(self) -> Optional[torch.cuda.Stream]:
-        """Returns the communication stream, for callers that enqueue their own work on it, between calls."""
+        """Returns the communication stream for callers that enqueue their own work on it between calls."""
         if not self._comm_in_use:
             self._use_comm(self._last or torch.cuda.current_stream(self._device))
         return self._comm
 
     def ready(self) -> Optional[int]:
-        """Returns the handle of the current stream if a call without overlap can run there without further ordering, as in most
-        calls. None: :meth:`run` decides."""
+        """Returns the handle of the current stream if a call without overlap can run there without additional synchronization,
+        as in most calls; otherwise None, and :meth:`run` must be used."""
         if self._comm_in_use:
             return None
         raw = raw_stream(self._device)
@@ -77,16 +76,15 @@ class Streams:
 
     def run(self, work: Callable[[], Result], given: Tuple[Any, ...], previous_event: Optional[EventOverlap] = None,
             async_finish: bool = False, held: Any = None) -> Tuple[Result, EventOverlap]:
-        """Returns the result of `work`, and the event of the call. `given`: the caller's tensors that `work` reads or writes.
-        `held`: those of them that may be memory of the library, which torch's allocator does not track; the event keeps them
-        alive."""
+        """Returns the result of `work` and the event of the call. `given`: the caller's tensors that `work` reads or writes.
+        `held`: those that may be library memory, which torch's allocator does not track; the event keeps them alive."""
         event = None if previous_event is None else previous_event.event
         if event is None and not async_finish:
             return self.here(work), EventOverlap()
         return self._on_comm(work, given, event, async_finish, held)
 
     def here(self, work: Callable[[], Result]) -> Result:
-        """Runs `work` on the current stream, ordered with all calls of the Buffer."""
+        """Runs `work` on the current stream, in order with all calls of the Buffer."""
         if not self._comm_in_use and self._on_one_stream():
             return work()
         if torch.cuda.is_current_stream_capturing():
@@ -98,8 +96,8 @@ class Streams:
         return result
 
     def _on_one_stream(self) -> bool:
-        """Returns whether all calls so far were enqueued on the current stream. Captured calls do not count: the program orders
-        the replays of a graph."""
+        """Returns whether all calls so far were enqueued on the current stream. Captured calls are ignored, because the program
+        orders graph replays."""
         raw = raw_stream(self._device)
         if raw == self._raw or torch.cuda.is_current_stream_capturing():
             return True
@@ -136,7 +134,7 @@ class Streams:
         return result, EventOverlap(EventHandle(comm), (given, held))
 
     def on_stream_of(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """Returns `work`, bound to the stream that is current now; later callers enqueue it there."""
+        """Returns `work`, bound to the current stream, on which later callers enqueue it."""
         stream, raw = torch.cuda.current_stream(self._device), raw_stream(self._device)
 
         def there() -> Result:
@@ -148,14 +146,14 @@ class Streams:
         return there
 
     def to_host(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Returns the result of `make` in host memory, without waiting for enqueued calls: the host has already waited for this
+        """Returns the result of `make` in host memory, without waiting for enqueued calls. The host has already waited for this
         data."""
         with torch.cuda.stream(self._copies):
             return make().cpu()
 
 
 def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors on GPUs in plain tuples. Handles are tuples of their own type and are skipped."""
+    """Yields the GPU tensors contained in plain tuples. Handles are tuples of their own type and are skipped."""
     if isinstance(found, torch.Tensor):
         if found.is_cuda:
             yield found

@@ -11,4 +11,4 @@ __all__ = ["Config", "EventHandle", "EventOverlap", "check_nvlink_connections"]
 
 
 def check_nvlink_connections(group: Any) -> None:
-    """Does nothing: forming a group checks that its ranks can access each other."""
+    """Does nothing, because forming a group checks that its ranks can access each other."""

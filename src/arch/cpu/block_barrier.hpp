@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barrier of one block's warps. Reusable; orders everything before it in each warp before everything after it in all warps.
+// Barrier for the warps of one block. It is reusable and orders everything before it in each warp before everything after it in
+// all warps.
 #pragma once
 
 #include <atomic>
@@ -10,16 +11,16 @@
 
 namespace switchyard::detail {
 
-/// Thrown by block_sync if another warp of the block ended with an exception, because the barrier could then never complete.
+/// Thrown by block_sync if another warp of the block exited with an exception, in which case the barrier can never complete.
 class BlockBroken : public std::runtime_error {
  public:
   BlockBroken() : std::runtime_error("block_sync: another warp of this block ended with an exception") {}
 };
 
-/// A warp that returns from its body leaves the barrier, and the others no longer wait for it, as on a GPU.
+/// A warp that returns from its body leaves the barrier; the other warps no longer wait for it, as on a GPU.
 class BlockBarrier {
  public:
-  /// Makes all `num_warps` warps members again. Must not be called while any warp is in the barrier.
+  /// Restores all `num_warps` warps as members. Must not be called while any warp is in the barrier.
   void reset(int num_warps) {
     state_.store(pack(0, static_cast<uint32_t>(num_warps), 0), std::memory_order_relaxed);
     broken_.store(false, std::memory_order_relaxed);
@@ -36,11 +37,11 @@ class BlockBarrier {
     }
   }
 
-  /// Removes the caller from the members.
+  /// Removes the caller from the set of members.
   void arrive_and_leave() { arrive(1); }
 
-  /// Call if the caller ended with an exception: every waiting and later arrive_and_wait() throws, unless it is already
-  /// complete.
+  /// Call when the caller exits with an exception: every current and later arrive_and_wait() throws, unless its generation is
+  /// already complete.
   void break_off() { broken_.store(true, std::memory_order_release); }
 
  private:
@@ -50,8 +51,8 @@ class BlockBarrier {
   }
   static constexpr uint64_t generation_of(uint64_t state) { return state >> 32; }
 
-  /// Performs one arrival that also removes `leaving` members; completes the generation if it is the last. Returns the previous
-  /// state.
+  /// Performs one arrival that also removes `leaving` members, and completes the generation if it is the last. Returns the
+  /// previous state.
   uint64_t arrive(uint32_t leaving) {
     uint64_t before = state_.load(std::memory_order_relaxed);
     uint64_t after;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU arch: a warp is one thread, a row op is SIMD, a flag is a std::atomic_ref on symmetric memory. `Cpu` is the
-// production arch. `CpuDeferred` performs row moves and reductions only in drain_sources or settle, so that protocol code that
-// omits either, or relies on an order among pending ops, delivers wrong rows on any machine.
+// The CPU arch: a warp is one thread, a row op is SIMD code, and a flag is a std::atomic_ref on symmetric memory. `Cpu` is the
+// production arch. `CpuDeferred` defers row moves and reductions until drain_sources or settle. Protocol code that omits either
+// call, or relies on an order among pending ops, therefore delivers wrong rows on any machine.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +22,11 @@ struct BasicCpu {
   using Warp = CpuWarp;
   static constexpr bool kDefersCopies = kDeferred;
   static constexpr bool kHostTracing = true;  ///< WarpSpan records into the rank's Tracer
-  /// All ranks make all calls of their group in the same order, one at a time, and publish them (HeapHeader::calls).
+  /// All ranks make the calls of their group in the same order, one at a time, and publish them (HeapHeader::calls).
   static constexpr bool kCallsInOrder = true;
-  /// Ranks may be on several hosts: segments of other hosts have no address (HeapView::base).
+  /// Ranks may be on several hosts; segments on other hosts have no address (HeapView::base).
   static constexpr bool kSpansHosts = true;
-  /// Number of rows taken at a time, because an atomic addition waits for all earlier streaming stores.
+  /// Number of rows claimed at a time; larger than one because an atomic addition waits for all earlier streaming stores.
   static constexpr int kTakenAtOnce = 8;
 
   static void copy(Warp& w, void* dst, const void* src, size_t bytes) {
@@ -199,8 +199,8 @@ struct BasicCpu {
     return add_to_flag(counter, value, std::memory_order_relaxed);
   }
 
-  // The store is ordered, at no cost here: in the C++ memory model, memory with unordered accesses could never be reused for
-  // data.
+  // The store is a release, at no cost here: in the C++ memory model, memory accessed without ordering could never be reused
+  // for data.
   static void post(Warp&, uint64_t* flag, uint64_t value) { store_flag(flag, value, std::memory_order_release); }
   static uint64_t peek(const uint64_t* flag) { return load_flag(flag, std::memory_order_acquire); }
 
@@ -245,7 +245,7 @@ struct BasicCpu {
 
   static void prefetch(Warp&, const void* src, size_t) { __builtin_prefetch(src); }
 
-  /// A row whose contents are read when it is copied.
+  /// A row whose contents are not read until it is copied.
   struct LaterRow {
     const void* src;
     size_t bytes;
@@ -277,7 +277,7 @@ struct BasicCpu {
     for (int64_t i = 0; i < n; ++i) f(static_cast<int>(i));
   }
 
-  /// CLOCK_MONOTONIC: comparable between the threads and processes of one machine.
+  /// CLOCK_MONOTONIC: comparable across the threads and processes of one machine.
   static uint64_t now_ns() {
     return static_cast<uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
@@ -291,8 +291,8 @@ using CpuDeferred = BasicCpu<true>;
 
 static_assert(Arch<Cpu> && Arch<CpuDeferred>);
 
-// The arch for which a mode's CPU sources are compiled. The library uses `Cpu`; tests compile the same sources a second time
-// for `CpuDeferred` (tests/testing).
+// The arch for which a mode's CPU sources are compiled. The library uses `Cpu`; the tests compile the same sources again for
+// `CpuDeferred` (tests/testing).
 #if !defined(SWITCHYARD_CPU_ARCH)
 #define SWITCHYARD_CPU_ARCH Cpu
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Code that is compiled once per instruction set. Included repeatedly by row_ops.cpp, each time with a different HWY_NAMESPACE
-// and set of enabled instructions; therefore this file and the files below have no include guards. Every version gives the same
-// bits. Must be compiled with -ffp-contract=off.
+// Code compiled once per instruction set. row_ops.cpp includes this file repeatedly, each time with a different HWY_NAMESPACE
+// and set of enabled instructions; this file and the files below therefore have no include guards. All versions produce
+// identical bits. Must be compiled with -ffp-contract=off.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

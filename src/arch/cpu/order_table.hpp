@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory orders of the CPU's flag ops, by site. Normal builds: constants (acquire, release, acquire-release). Builds with
-// SWITCHYARD_MUTABLE_ORDERS: a run-time table, so that a mutation suite can weaken one side of one site without a rebuild. The
-// macro must be the same in every translation unit of a program.
+// Memory orders of the CPU's flag ops, per site. Normal builds use constants (acquire, release, acquire-release). Builds with
+// SWITCHYARD_MUTABLE_ORDERS use a run-time table, so that a mutation suite can weaken one side of one site without a rebuild.
+// The macro must be the same in every translation unit of a program.
 #pragma once
 
 #include <array>
@@ -19,7 +19,8 @@ enum class Side : uint8_t { acquire = 0, release = 1 };
 
 inline constexpr bool kMutableOrders = true;
 
-/// One weakened flag per site and side; relaxed atomics, because waiting warps read it while a test changes it.
+/// One entry per site and side, true if weakened. The entries are relaxed atomics, because waiting warps read them while a test
+/// changes them.
 struct OrderTable {
   std::array<std::array<std::atomic<bool>, 2>, kMaxSites> weakened{};
 };
@@ -29,7 +30,7 @@ inline std::atomic<bool>& order_entry(Site site, Side side) {
   return order_table.weakened[static_cast<size_t>(site)][static_cast<size_t>(side)];
 }
 
-/// Sets the order of one side: memory_order_relaxed weakens it, any stronger order restores it.
+/// Sets the order of one side: memory_order_relaxed weakens it, and any stronger order restores it.
 inline void set_order(Site site, Side side, std::memory_order order) {
   order_entry(site, side).store(order == std::memory_order_relaxed, std::memory_order_relaxed);
 }
@@ -66,7 +67,7 @@ constexpr std::memory_order acq_rel_order(Site) { return std::memory_order_acq_r
 #endif
 
 /// Atomic access to a flag word in symmetric memory. Each branch uses a constant order: compilers implement a run-time order as
-/// sequential consistency, which would hide a weakened side.
+/// sequential consistency, which would hide a weakened order.
 inline uint64_t load_flag(const uint64_t* flag, std::memory_order order) {
   const std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(flag));
   return order == std::memory_order_relaxed ? word.load(std::memory_order_relaxed) : word.load(std::memory_order_acquire);

@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Pointer arrays are copied when an op is queued; the rows themselves are read and written by perform().
+/// Pointer arrays are copied when an op is queued; the rows themselves are not accessed before perform().
 class PendingQueue {
  public:
   void add_copy(void* dst, const void* src, size_t bytes);
@@ -18,8 +18,7 @@ class PendingQueue {
   void add_zero(void* dst, size_t bytes);
   void add_reduce(const ReduceSpec& spec);
 
-  /// Performs all ops, last queued first: pending ops have no order among themselves, and protocol code is least likely to
-  /// depend on this one.
+  /// Performs all ops in reverse order: pending ops are unordered, and protocol code is least likely to depend on this order.
   void perform();
   void discard() noexcept;
   size_t size() const noexcept { return ops_.size(); }
@@ -31,7 +30,7 @@ class PendingQueue {
     void* dst;
     const void* src;
     size_t bytes;
-    ReduceSpec reduce;  // for rows and weights use the offsets
+    ReduceSpec reduce;  // its rows and weights are given by the offsets
     size_t rows_at;     // into pointers_
     size_t weights_at;  // into weights_
   };

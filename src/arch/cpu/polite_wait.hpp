@@ -16,10 +16,10 @@ inline int64_t monotonic_ns() {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-/// Called between two polls, with the number of polls so far. First executes a few pause instructions; then yields, for about a
-/// millisecond on a dedicated core, where a sleep would cost more than it saves; then sleeps at most 50 us (plus the kernel's
-/// timer slack) at a time. A slow yield means that the core ran other work. In that case it sleeps at once, because a fair
-/// scheduler would let dozens of polling warps catch up before the awaited warp runs again.
+/// Call between two polls with the number of polls so far. The first calls execute a few pause instructions. Later calls yield,
+/// for about a millisecond on a dedicated core, where a sleep would cost more than it saves. After that, each call sleeps for
+/// at most 50 us (plus the kernel's timer slack). A slow yield indicates that the core ran other work; the function then sleeps
+/// at once, because a fair scheduler would let dozens of polling warps catch up before the awaited warp runs again.
 inline void polite_wait(int64_t polls) {
   constexpr int64_t kSpins = 16;
   constexpr int64_t kYields = 64;  // before sleeps are considered

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vector code of the row ops: quantization. See kernels-inl.hpp.
+// Vectorized row ops: quantization. See kernels-inl.hpp.
 #include <algorithm>
 #include <cstring>
 
@@ -22,7 +22,7 @@ HWY_INLINE VI round_e4m3(VF value) {
   const VI clamped = hn::Min(ordered, hn::Set(di, 0x43E00000));  // 448
   const VI odd = hn::And(hn::ShiftRight<20>(clamped), hn::Set(di, 1));
   const VI normal = hn::ShiftRight<20>(hn::Add(hn::Sub(clamped, hn::Set(di, 0x3C000000 - 0x7FFFF)), odd));
-  // Below 2^-6: adding 2^14 leaves the multiple of 2^-9 nearest to the value in the low bits.
+  // Below 2^-6: after adding 2^14, the low bits contain the value in multiples of 2^-9, rounded to nearest.
   const VF shifted = hn::Add(hn::BitCast(DF(), clamped), hn::Set(DF(), 16384.0f));
   const VI subnormal = hn::Sub(hn::BitCast(di, shifted), hn::Set(di, 0x46800000));
   const VI code = hn::IfThenElse(hn::Lt(clamped, hn::Set(di, 0x3C800000)), subnormal, normal);
@@ -30,7 +30,7 @@ HWY_INLINE VI round_e4m3(VF value) {
   return hn::IfThenElse(hn::Gt(ordered, hn::Set(di, 0x7F800000)), hn::Set(di, kE4m3Nan), hn::Or(code, sign));
 }
 
-/// Widens a complete group into `values` and returns the largest finite magnitude.
+/// Widens a complete group into `values` and returns its largest finite magnitude.
 template <class Row>
 HWY_INLINE float widen_group(const uint8_t* source, float* HWY_RESTRICT values, size_t size) {
   const DF df;
@@ -46,7 +46,8 @@ HWY_INLINE float widen_group(const uint8_t* source, float* HWY_RESTRICT values, 
   return f32_of_bits(static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest))));
 }
 
-/// Quotient that determines the scale of a complete group: amax / 448, or 1 if amax is zero and the group contains an infinity.
+/// The quotient that determines the scale of a complete group: amax / 448, or 1 if amax is zero and the group contains an
+/// infinity.
 HWY_INLINE float scale_of_group(const float* HWY_RESTRICT values, size_t size, float amax) {
   const float quotient = amax / kE4m3Max;
   if (quotient != 0) return quotient;
@@ -60,8 +61,8 @@ HWY_INLINE float scale_of_group(const float* HWY_RESTRICT values, size_t size, f
   return hn::GetLane(hn::MaxOfLanes(di, infinite)) != 0 ? 1.0f : 0.0f;
 }
 
-/// Codes of a complete group. If scale_of_group is zero: 0 for all values except NaN; else the codes of the quotients by
-/// `divisor`.
+/// Codes of a complete group. They are 0 for all values except NaN if scale_of_group is zero, else the codes of the quotients
+/// by `divisor`.
 HWY_INLINE void quantize_group(const float* HWY_RESTRICT values, size_t size, float quotient, float divisor,
                                uint8_t* HWY_RESTRICT q) {
   const DF df;
@@ -84,7 +85,7 @@ HWY_INLINE void quantize_group(const float* HWY_RESTRICT values, size_t size, fl
   }
 }
 
-/// Stores the scale of `group` from `quotient` (scale_of_group) and returns the divisor of its elements.
+/// Derives the scale of `group` from `quotient` (scale_of_group), stores it, and returns the divisor of the group's elements.
 HWY_INLINE float store_scale(float quotient, uint8_t* scales, size_t group, ScaleKind kind) {
   if (kind == ScaleKind::ue8m0) {
     scales[group] = ue8m0_from_scale(quotient);
@@ -94,8 +95,7 @@ HWY_INLINE float store_scale(float quotient, uint8_t* scales, size_t group, Scal
   return quotient;
 }
 
-/// Processes several groups at a time, because the maximum of one group is a long chain of dependent instructions, whose
-/// latency the other groups hide.
+/// Processes several groups at a time to hide latency: the maximum of one group is a long chain of dependent instructions.
 template <class Row>
 void quantize_typed(uint8_t* q, uint8_t* scales, const uint8_t* src, size_t hidden, ScaleKind kind, size_t size) {
   constexpr size_t kBatch = 4;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vector code of the row ops: moving and reducing. See kernels-inl.hpp.
+// Vectorized row ops: moving and reducing. See kernels-inl.hpp.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -35,14 +35,15 @@ inline size_t step_elements() { return kUnroll * hn::Lanes(DF()); }
 
 // ---- Moving -----------------------------------------------------------------------------------------------
 
-/// Starts the address translation of every page of a row at once. A row of 14 KiB is four pages, usually far from the previous
-/// row: measured on 4 KiB pages under a hypervisor, this gains 12 % for copies and 15 % for sums of two rows.
+/// Starts the address translations for all pages of a row at once. A row of 14 KiB spans four pages, usually far from the
+/// previous row; in measurements with 4 KiB pages under a hypervisor, this gained 12 % for copies and 15 % for sums of two
+/// rows.
 HWY_INLINE void touch_pages(const void* row, size_t bytes) {
   constexpr size_t kPage = 4096;
   for (size_t at = 0; at < bytes; at += kPage) hwy::Prefetch(static_cast<const uint8_t*>(row) + at);
 }
 
-/// Bytes before the first line boundary of `p`.
+/// Number of bytes from `p` to the next line boundary.
 inline size_t bytes_to_line(const void* p) { return (kLine - reinterpret_cast<uintptr_t>(p) % kLine) % kLine; }
 
 void stream_copy(uint8_t* HWY_RESTRICT dst, const uint8_t* HWY_RESTRICT src, size_t bytes) {
@@ -76,8 +77,8 @@ void stream_zero(uint8_t* dst, size_t bytes) {
 
 using D64 = hn::Repartition<uint64_t, DF>;
 
-/// Writes the source's first `words` words of 8 bytes to the row, replacing `blank` words by `substitute`, in complete lines of
-/// the row. Returns the number of words written.
+/// Copies the source's first `words` words of 8 bytes to the row, replacing `blank` words with `substitute`, in complete lines
+/// of the row. Returns the number of words written.
 size_t write_sentinel_lines(uint8_t* HWY_RESTRICT row, const uint8_t* HWY_RESTRICT src, size_t words, uint64_t blank,
                             uint64_t substitute) {
   const D64 d;
@@ -102,7 +103,7 @@ size_t write_sentinel_lines(uint8_t* HWY_RESTRICT row, const uint8_t* HWY_RESTRI
   return at / 8;
 }
 
-/// True if none of the row's first `words` words, a multiple of 8, is `blank`.
+/// True if none of the row's first `words` words is `blank`; `words` is a multiple of 8.
 bool lines_have_arrived(const uint8_t* row, size_t words, uint64_t blank) {
   const D64 d;
   const size_t lanes = hn::Lanes(d);
@@ -119,9 +120,9 @@ bool lines_have_arrived(const uint8_t* row, size_t words, uint64_t blank) {
 
 // ---- Reading ahead ----------------------------------------------------------------------------------------
 
-/// Prefetches the rows of a reduction ahead of its sums. The rows of one sum are short and scattered, so the hardware
-/// prefetchers restart at each row and page. Measured, prefetching moves 1.2 to 1.7 times the bytes in sums of 1 to 8 rows of
-/// 14 KiB. Copies gain nothing, because their loads already run far ahead of any dependent instruction.
+/// Prefetches the rows of a reduction before they are summed. The rows of one sum are short and scattered, so the hardware
+/// prefetchers start over at each row and page. In measurements, prefetching raised the throughput of sums of 1 to 8 rows of 14
+/// KiB by a factor of 1.2 to 1.7. Copies do not benefit, because their loads already run ahead of any dependent instruction.
 class ReadAhead {
  public:
   ReadAhead(const void* const* rows, size_t n, size_t row_bytes) : rows_(rows), n_(n), row_bytes_(row_bytes) {
@@ -130,7 +131,7 @@ class ReadAhead {
     for (size_t i = 0; i < n; ++i) touch_pages(rows[i], row_bytes);
     fetch(0, distance_);
   }
-  /// Announces that bytes [at, at + bytes) of every row are used next.
+  /// States that bytes [at, at + bytes) of every row are used next.
   HWY_INLINE void advance(size_t at, size_t bytes) const { fetch(at + distance_, at + distance_ + bytes); }
 
  private:
@@ -153,8 +154,8 @@ class ReadAhead {
 
 // ---- Conversion -------------------------------------------------------------------------------------------
 
-/// A row type that combine accepts: `load` widens Lanes(DF) elements at any address; `round` narrows as many, to nearest even
-/// (NaN stays NaN).
+/// A row type that combine accepts: `load` widens Lanes(DF) elements at any address; `round` narrows as many, rounding to
+/// nearest even (a NaN stays a NaN).
 template <DType T>
 struct VectorRow;
 
@@ -183,7 +184,7 @@ struct VectorRow<DType::f16> {
   static constexpr size_t kBytes = 2;
 
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
-  // F16C: the hardware conversions ignore flush-to-zero for subnormal halves, and the rounding mode is part of the instruction.
+  // F16C: the hardware conversions ignore flush-to-zero for subnormal halves, and the instruction encodes the rounding mode.
   using DHalf = hn::Rebind<hwy::float16_t, DF>;
 
   static HWY_INLINE VF load(const uint8_t* p) {
@@ -200,7 +201,7 @@ struct VectorRow<DType::f16> {
     const VU wide = hn::PromoteTo(du, hn::BitCast(D16Half(), hn::LoadU(d, p)));
     const VU magnitude = hn::And(wide, hn::Set(du, 0x7FFF));
     const VU sign = hn::ShiftLeft<16>(hn::Xor(wide, magnitude));
-    // Exact for normal and subnormal numbers: the exponent is rebiased by a multiplication with 2^112.
+    // Exact for normal and subnormal numbers: multiplying by 2^112 rebiases the exponent.
     const VF scaled = hn::Mul(hn::BitCast(df, hn::ShiftLeft<13>(magnitude)), hn::Set(df, 0x1p112f));
     const VU special = hn::Or(hn::ShiftLeft<13>(magnitude), hn::Set(du, 0x7F800000));
     const auto is_special = hn::Gt(hn::BitCast(DI(), magnitude), hn::Set(DI(), 0x7BFF));
@@ -218,7 +219,7 @@ struct VectorRow<DType::f16> {
     const VU sign = hn::ShiftRight<16>(hn::Xor(bits, magnitude));
     const VU odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1));
     const VU normal = hn::ShiftRight<13>(hn::Add(hn::Sub(magnitude, hn::Set(du, 0x38000000 - 0xFFF)), odd));
-    // Below 2^-14: adding 0.5 leaves the multiple of 2^-24 nearest to the value in the low bits.
+    // Below 2^-14: after adding 0.5, the low bits contain the value in multiples of 2^-24, rounded to nearest.
     const VF shifted = hn::Add(hn::BitCast(df, magnitude), hn::Set(df, 0.5f));
     const VU subnormal = hn::Sub(hn::BitCast(du, shifted), hn::Set(du, 0x3F000000));
     VU result = hn::IfThenElse(hn::RebindMask(du, hn::Lt(ordered, hn::Set(di, 0x38800000))), subnormal, normal);
@@ -265,8 +266,8 @@ HWY_INLINE void store_step(VF s0, VF s1, VF s2, VF s3, uint8_t* p) {
 
 // ---- Reduction --------------------------------------------------------------------------------------------
 
-/// `count` elements of `row` from byte `at`: in place for a full step, else copied into `buffer`, whose remaining elements stay
-/// zero.
+/// `count` elements of `row` starting at byte `at`: read in place for a full step, else copied to `buffer`, whose remaining
+/// elements stay zero.
 template <class Row, bool kWhole>
 HWY_INLINE const uint8_t* step_source(const void* row, size_t at, size_t count, uint8_t* buffer) {
   const uint8_t* source = static_cast<const uint8_t*>(row) + at;
@@ -275,7 +276,7 @@ HWY_INLINE const uint8_t* step_source(const void* row, size_t at, size_t count, 
   return buffer;
 }
 
-/// Elements [first, first + count) of the sum; count is step_elements() if kWhole, else less.
+/// Elements [first, first + count) of the sum; `count` is step_elements() if kWhole, else less.
 template <class Row, bool kWhole, bool kWeighted, bool kStream>
 HWY_INLINE void reduce_step(const ReduceSpec& spec, size_t first, size_t count) {
   const DF df;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// CMake: -ffp-contract=off (sums are "multiply, then add", and GCC contracts even vector intrinsics by default); no -ffast-math
-// and no -march flags (the instruction set is chosen at run time).
+// CMake sets -ffp-contract=off: sums are "multiply, then add", and GCC contracts even vector intrinsics by default. It sets no
+// -ffast-math and no -march flags; the instruction set is selected at run time.
 #include "arch/cpu/row_ops.hpp"
 
 #include "arch/cpu/sentinel.hpp"
 
-// Highway 1.0.3 (Debian 12) does not compile if this target is the compiler's baseline (-march=native on Ice Lake and later):
-// it omits the target from those to compile, but then requires it. AVX3 replaces it.
+// Highway 1.0.3 (Debian 12) fails to compile if this target is the compiler's baseline (-march=native on Ice Lake and later):
+// it excludes the target from compilation but then requires it. AVX3 replaces it.
 #define HWY_DISABLED_TARGETS HWY_AVX3_DL
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "arch/cpu/kernels-inl.hpp"
@@ -54,18 +54,19 @@ HWY_EXPORT(quantize_any);
 HWY_EXPORT(write_sentinel_lines);
 HWY_EXPORT(lines_have_arrived);
 
-// Smaller rows are written through the caches, because they are usually read soon and the partial lines at both ends cost more.
+// Smaller rows are written through the caches, because they are usually read soon and the partial lines at both ends cost more
+// than streaming saves.
 constexpr size_t kStreamBytes = 4096;
-// Source pieces of this size are read once from memory, and then from the first-level cache for the other destinations.
+// Source pieces of this size are read from memory once, and then from the first-level cache for the other destinations.
 constexpr size_t kMulticastPiece = 16384;
 
 std::atomic<bool> streaming{true};
 
 bool streams(size_t bytes) { return !SWITCHYARD_TSAN && bytes >= kStreamBytes && streaming.load(std::memory_order_relaxed); }
 
-// ThreadSanitizer does not observe accesses by intrinsics. Therefore every op announces its ranges, and accesses that the
-// compiler instruments anyway are ignored. ThreadSanitizer remembers four accesses per 8 bytes, so ranges announced in more
-// pieces than necessary would be forgotten.
+// ThreadSanitizer does not observe accesses through intrinsics. Every op therefore announces its ranges, and accesses that the
+// compiler instruments anyway are ignored. ThreadSanitizer remembers four accesses per 8 bytes, so it would forget ranges
+// announced in unnecessarily many pieces.
 
 #if SWITCHYARD_TSAN
 struct Reads {
@@ -106,7 +107,7 @@ void announce(const void* begin, size_t bytes) {
 void announce_read(const void* begin, size_t bytes) { announce<Reads>(begin, bytes); }
 void announce_write(void* begin, size_t bytes) { announce<Writes>(begin, bytes); }
 
-/// Suppresses recording of this thread's accesses during its lifetime.
+/// During its lifetime, accesses by this thread are not recorded.
 struct Announced {
   Announced() { __tsan_ignore_thread_begin(); }
   ~Announced() { __tsan_ignore_thread_end(); }
@@ -121,7 +122,7 @@ struct Announced {
 };
 #endif
 
-/// Round to nearest even, no flush to zero, regardless of the caller's settings, which are restored at the end.
+/// Sets round to nearest even without flush to zero; the destructor restores the caller's settings.
 class StandardFloatMode {
  public:
 #if defined(__x86_64__)
@@ -211,8 +212,8 @@ void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t
   (q, scale_row, static_cast<const uint8_t*>(src), type, static_cast<size_t>(hidden), kind, static_cast<size_t>(group));
 }
 
-// Uses vectors of words in place of words of an atomic type, because the hardware accesses at least 8 bytes at a time. The
-// fences are those of a release and an acquire of all the words.
+// Uses vectors of words instead of atomic words, because the hardware accesses at least 8 bytes at a time. The fences
+// correspond to a release and an acquire of all words.
 
 void write_sentinel_row(void* row, const void* src, size_t bytes, const Sentinel& as) {
   size_t written = 0;

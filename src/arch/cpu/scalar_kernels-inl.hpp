@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row ops without vectors, for a compiler whose vector support Highway does not trust, or a CPU without vectors:
-// element-wise reference code. See kernels-inl.hpp.
+// Row ops without vector code, for compilers whose vector support Highway does not trust and CPUs without vectors: element-wise
+// reference code. See kernels-inl.hpp.
 #include <algorithm>
 #include <cstring>
 

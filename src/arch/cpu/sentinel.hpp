@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sentinel rows on the CPU (arch/ops.hpp), in words of 8 bytes. Each word is released and acquired, so later uses of the row's
-// memory are ordered after its reads. ThreadSanitizer builds use this code; other builds use whole vectors of words
+// Sentinel rows on the CPU (arch/ops.hpp), in words of 8 bytes. Each word is released and acquired, so that later uses of the
+// row's memory are ordered after its reads. ThreadSanitizer builds use this code; other builds use whole vectors of words
 // (row_ops.cpp).
 #pragma once
 
@@ -14,7 +14,7 @@ namespace switchyard::detail {
 inline uint64_t blank_word(const Sentinel& as) { return uint64_t{as.blank} << 32 | as.blank; }
 inline uint64_t substitute_word(const Sentinel& as) { return uint64_t{as.substitute} << 32 | as.blank; }
 
-/// Writes words [first, ...) of a sentinel row that contains `bytes` bytes. The last word may contain fewer than 8 of them.
+/// Writes words [first, ...) of a sentinel row that contains `bytes` bytes. The last word may contain fewer than 8 bytes.
 inline void write_sentinel_words(void* row, const void* src, size_t first, size_t bytes, const Sentinel& as) {
   for (size_t at = first * 8; at < bytes; at += 8) {
     uint64_t word = 0;
@@ -24,7 +24,7 @@ inline void write_sentinel_words(void* row, const void* src, size_t first, size_
   }
 }
 
-/// True if words [first, end) of the row have arrived; they are then acquired.
+/// Returns true if words [first, end) of the row have arrived; they are then acquired.
 inline bool words_have_arrived(const void* row, size_t first, size_t end, const Sentinel& as) {
   const auto* words = static_cast<const uint64_t*>(row);
   for (size_t i = first; i < end; ++i)

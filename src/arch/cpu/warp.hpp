@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp of the CPU arch: one thread and its state. Created by WorkerPool (or by a test), used by one thread at a time.
+// A warp of the CPU arch: one thread and its state. Created by WorkerPool (or by a test) and used by one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -31,10 +31,11 @@ class alignas(kCacheLine) CpuWarp {
   int index() const noexcept { return block_ * warps_per_block_ + warp_; }
   int total() const noexcept { return num_blocks_ * warps_per_block_; }
 
-  /// Private staging memory of scratch_bytes() bytes, aligned to 64. Its contents persist between calls.
+  /// Private staging memory of scratch_bytes() bytes, aligned to 64 bytes. Its contents persist between calls.
   std::byte* scratch() noexcept { return scratch_.get(); }
   size_t scratch_bytes() const noexcept { return scratch_bytes_; }
-  /// Grows the scratch to at least `bytes`; its contents are lost if it grows. Allocates, so call it between exchanges.
+  /// Grows the scratch memory to at least `bytes`, discarding its contents if it grows. Allocates memory, so call it between
+  /// exchanges.
   void reserve_scratch(size_t bytes) {
     if (bytes <= scratch_bytes_) return;
     const size_t rounded = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
@@ -43,10 +44,10 @@ class alignas(kCacheLine) CpuWarp {
   }
 
   BlockBarrier* barrier() noexcept { return barrier_; }
-  /// Ops of the deferred arch that have not been performed.
+  /// Pending ops of the deferred arch.
   PendingQueue& pending() noexcept { return pending_; }
 
-  /// True if non-temporal stores of this warp may still be incomplete.
+  /// True if non-temporal stores by this warp may still be incomplete.
   bool streamed() const noexcept { return streamed_; }
   void add_streamed(bool streamed) noexcept { streamed_ |= streamed; }
   void clear_streamed() noexcept { streamed_ = false; }

@@ -18,9 +18,9 @@ constexpr int kMaxWarpsPerBlock = 1024;
 constexpr int kMaxWarps = 4096;
 constexpr int kSpins = 200;  // about 2 us: enough for back-to-back calls, without occupying a core that other threads need
 
-/// Signals are for the application's threads. Pool threads inherit a full mask, except for signals that report faults of their
-/// own code: the system delivers these to the faulting thread, and if they were blocked, they would end the process without the
-/// application's crash handler.
+/// Signals are left to the application's threads. Pool threads start with all signals blocked except those that report faults
+/// in their own code: the system delivers these to the faulting thread and, if they were blocked, would end the process without
+/// invoking the application's crash handler.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -37,8 +37,8 @@ class SignalsBlocked {
   sigset_t saved_;
 };
 
-/// condition.wait(lock, ready) without the member `wait`, a libstdc++ symbol that systems older than GCC 12 lack; the rest is
-/// inline. A manylinux_2_34 wheel must not depend on that symbol.
+/// Equivalent of condition.wait(lock, ready) that does not use the member function `wait`, a libstdc++ symbol missing on
+/// systems older than GCC 12; the rest is inline. A manylinux_2_34 wheel must not depend on this symbol.
 template <class Ready>
 void sleep_until(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, Ready ready) {
   while (!ready()) pthread_cond_wait(condition.native_handle(), lock.mutex()->native_handle());

@@ -16,24 +16,24 @@
 
 namespace switchyard::detail {
 
-/// num_blocks x num_warps warps. Warp 0 of block 0 is the thread that calls run(); the others are pool threads, which block all
-/// signals and do not survive fork(): create pools after forking.
+/// num_blocks x num_warps warps. Warp 0 of block 0 is the thread that calls run(). The others are pool threads, which block all
+/// signals except faults and do not survive fork(), so pools must be created after forking.
 class WorkerPool {
  public:
-  /// Throws Error(invalid_argument) unless both are >= 1 and num_warps <= 1024, and Error(system) if a thread cannot be
+  /// Throws Error(invalid_argument) unless both are >= 1 and num_warps <= 1024; throws Error(system) if a thread cannot be
   /// created.
   WorkerPool(int num_blocks, int num_warps);
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  /// Runs `body` once on every warp and returns when all have returned. If any warp threw, rethrows the exception of the lowest
-  /// such warp (an exception that only reports a broken block_sync has the lowest priority). Earlier writes of the caller are
-  /// visible to all warps, and their writes are visible to the caller afterwards. Row ops still pending at the end of `body`
-  /// are dropped. One call at a time; calls from several threads are serialized.
+  /// Runs `body` once on every warp and returns when all have returned. If any warps threw, rethrows the exception of the one
+  /// with the lowest index; an exception that only reports a broken block_sync has the lowest priority. Earlier writes by the
+  /// caller are visible to all warps, and on return their writes are visible to the caller. Row ops still pending when `body`
+  /// returns are dropped. Concurrent calls from several threads are serialized.
   void run(const std::function<void(CpuWarp&)>& body);
 
-  /// Grows the scratch of every warp, see CpuWarp::reserve_scratch. Must not be called inside run().
+  /// Grows the scratch memory of every warp; see CpuWarp::reserve_scratch. Must not be called from within run().
   void reserve_scratch(size_t bytes);
 
   int num_blocks() const noexcept { return num_blocks_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of a cluster, sm_90: they run at the same time, can access each other's shared memory, and one copy can write a box to
-// all of them. A block's shared memory is accessible until its threads arrive at the last cluster_barrier().
+// Thread block clusters, sm_90: the blocks run concurrently, can access each other's shared memory, and can all receive a box
+// from a single copy. A block's shared memory remains accessible until its threads arrive at the last cluster_barrier().
 #pragma once
 
 #include <cuda.h>
@@ -9,17 +9,18 @@
 
 namespace switchyard::detail::ptx {
 
-/// Index of this block in its cluster.
+/// Index of this block within its cluster.
 __device__ __forceinline__ uint32_t cluster_rank() {
   uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-/// Barrier of all threads of all blocks of the cluster; orders all their accesses to shared memory.
+/// Barrier for all threads of all blocks in the cluster; orders all their accesses to shared memory.
 __device__ __forceinline__ void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-/// Address, for the functions below, of the counterpart in block `rank` of address `p` in this block's shared memory.
+/// Address, for the functions below, of the memory in block `rank` that corresponds to address `p` in this block's shared
+/// memory.
 __device__ __forceinline__ uint32_t shared_of_block(uint32_t p, uint32_t rank) {
   uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(p), "r"(rank));
@@ -31,17 +32,17 @@ __device__ __forceinline__ uint32_t load_of_block(uint32_t there) {
   asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(there) : "memory");
   return v;
 }
-/// Arrives at a barrier of any block: the waiting thread may overwrite data that this thread has read. Does not make this
-/// thread's writes visible to another block; store_async() does that.
+/// Arrives at a barrier in any block, after which the waiting thread may overwrite data that this thread has read. Does not
+/// make this thread's writes visible to other blocks; store_async() does that.
 __device__ __forceinline__ void mbarrier_arrive_in_cluster(uint32_t there) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
 }
-/// Stores four bytes, which are counted at `bar` of the same block and visible to threads that wait there.
+/// Stores four bytes, counts them at `bar` in the same block, and makes them visible to threads that wait there.
 __device__ __forceinline__ void store_async(uint32_t there, uint32_t v, uint32_t bar) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(there), "r"(v), "r"(bar)
                : "memory");
 }
-/// Copies a box to `dst` of each block whose bit in `blocks` is set; its bytes are counted at `bar` of each of these blocks.
+/// Copies a box to `dst` in each block whose bit in `blocks` is set, and counts its bytes at `bar` in each of these blocks.
 __device__ __forceinline__ void load_box_to_blocks(uint32_t dst, const CUtensorMap* map, uint32_t bar, int x, int y,
                                                    uint16_t blocks) {
   asm volatile(

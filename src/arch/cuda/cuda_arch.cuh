@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The op list on CUDA: a warp is 32 lanes. Written for sm_90; on sm_80 to sm_89 only the lanes move rows.
+// The op list on CUDA: a warp is 32 lanes. Written for sm_90; on sm_80 to sm_89 rows are moved by the lanes only.
 //
 // Rows move by bulk copies through shared memory if addresses and size are multiples of 16 and the size justifies it; otherwise
-// by loads and stores of the lanes. A bulk copy is split: its load is issued at once, its stores by the warp's next op that
-// moves or settles. Thus the computation of the next row's addresses and, with two stages, the load of the next row overlap
+// the lanes load and store them. A bulk copy is split in two: its load is issued at once, its stores by the warp's next op that
+// moves or settles. The computation of the next row's addresses and, with two stages, the load of the next row thus overlap
 // with the copy, without any change to protocol code.
 //
 // Ordering:
@@ -26,20 +26,20 @@
 
 namespace switchyard::detail {
 
-/// kBulk: long rows move by bulk copies through shared memory (see the top of this file). Without it the lanes move all rows.
-/// This is faster for short rows, which would take longer through shared memory, and makes kernels smaller.
-/// kInlineAll: every op is inlined, without a stack frame. It is meant for kernels in which all code runs once, where a jump to
-/// code that has not run costs more than the code. Restrictions, which launchers check:
+/// kBulk: long rows move by bulk copies through shared memory (see the top of this file). If false, the lanes move all rows.
+/// This is faster for short rows, which would take longer through shared memory, and makes kernels smaller. kInlineAll: every
+/// op is inlined, without a stack frame. It is intended for kernels in which all code runs once, where a jump to cold code
+/// costs more than the code itself. Restrictions, which launchers check:
 ///   - rows are aligned to 16 bytes and multiples of 16 bytes long;
 ///   - quantized rows are bf16;
 ///   - sums have no bias;
 ///   - there are at most 32 places.
-/// Row types should then be constants; otherwise the kernel contains code for each type.
+/// Row types should then be constants; otherwise the kernel contains code for every type.
 template <bool kBulk, bool kInlineAll = false>
 struct CudaArch : CudaMover<kBulk> {
   static_assert(!kBulk || !kInlineAll);
   using Warp = CudaWarp;
-  /// Number of polls before a waiting warp starts to sleep, some tens of microseconds.
+  /// Number of polls before a waiting warp starts to sleep, i.e. after some tens of microseconds.
   static constexpr int kPollsBeforeSleep = 64;
   static constexpr int kTakenAtOnce = 1;
 
@@ -66,7 +66,7 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// A row whose contents are read when it is copied.
+  /// A row whose contents are not read until it is copied.
   struct LaterRow {
     const void* src;
     size_t bytes;
@@ -160,7 +160,7 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// Processes two segments per lane, so that 64 segments need one step.
+  /// Processes two segments per lane, so that 64 segments take one step.
   template <class F>
   __device__ static Located locate_pairs(Warp& w, uint32_t index, int n, F&& length) {
     SWITCHYARD_ROLLED
@@ -334,7 +334,7 @@ struct CudaArch : CudaMover<kBulk> {
     store_flags<S>(w, n, f);
   }
 
-  /// The kernel's prologue has already fenced this warp (fence_entry), overlapped with the first loads of the call.
+  /// The kernel's prologue has already fenced this warp (fence_entry), in parallel with the first loads of the call.
   template <class F>
   __device__ static void publish_entry(Warp& w, int n, F&& f, Site) {
     store_flags<Scope::system>(w, n, f);
@@ -385,7 +385,7 @@ struct CudaArch : CudaMover<kBulk> {
     prefetch_lanes(w.lane_, src, static_cast<int>(bytes));
   }
 
-  // Uses reductions in memory, because a load would add its latency.
+  // Uses reductions in memory to avoid the latency of a load.
   __device__ static void count(Warp& w, uint64_t* statistic, uint64_t value) {
     if (w.lane_ == 0) ptx::reduce_add(statistic, value);
   }
@@ -412,7 +412,7 @@ struct CudaArch : CudaMover<kBulk> {
       return called<F>(args...);
   }
 
-  /// The time in nanoseconds, equal in all lanes.
+  /// The time in nanoseconds, identical in all lanes.
   __device__ static uint64_t now_ns() { return __shfl_sync(kAllLanes, ptx::global_timer(), 0); }
 
   __device__ static void pause(Warp&, int64_t polls) {
@@ -442,8 +442,8 @@ struct CudaArch : CudaMover<kBulk> {
     }
   }
 
-  /// Calls F out of line with a bare warp. The caller's warp is not passed, because taking its address would keep it out of
-  /// registers everywhere.
+  /// Calls F out of line with a warp that has only a position. The caller's warp is not passed, because taking its address
+  /// would keep it out of registers everywhere.
   template <class F, class... Args>
   __device__ __noinline__ static bool called(Args... args) {
     CudaWarp bare{CudaWarp::Bare{}};

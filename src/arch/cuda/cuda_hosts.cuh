@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA arch of groups that span hosts, with the same ops. Protocols skip stores to ranks whose segments are not mapped
-// (is_mapped). Kernels for one host are compiled without that check.
+// The CUDA arch for groups that span hosts; its ops are the same. Protocols skip stores to ranks whose segments are not mapped
+// (is_mapped). Kernels for a single host are compiled without this check.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
@@ -12,7 +12,7 @@ struct CudaHosts : Cuda {
   static constexpr bool kSpansHosts = true;
 };
 
-/// Variant for short rows, like CudaLanes.
+/// Variant for short rows; see CudaLanes.
 struct CudaLanesHosts : CudaLanes {
   using Warp = CudaWarp;
   static constexpr bool kSpansHosts = true;

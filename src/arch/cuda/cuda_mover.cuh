@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of a row to many destinations by a warp: in bulk through its shared memory, or by its lanes. cuda_arch.cuh documents
-// the ordering.
+// Copies a row to many destinations with one warp: in bulk through its shared memory, or with its lanes. cuda_arch.cuh
+// documents the ordering.
 #pragma once
 
 #include "arch/cuda/cuda_rows.cuh"
@@ -8,13 +8,13 @@
 
 namespace switchyard::detail {
 
-/// All lanes call every function together with equal arguments (except `mine`). kBulk: rows may be copied in bulk.
+/// All lanes must call each function together with identical arguments (except `mine`). kBulk: rows may be copied in bulk.
 template <bool kBulk>
 struct CudaMover {
-  /// The lanes perform smaller copies: 1 KiB is two 16-byte accesses per lane.
+  /// Smaller copies are performed by the lanes: 1 KiB takes two 16-byte accesses per lane.
   static constexpr size_t kBulkMinBytes = 1024;
 
-  /// Copies to up to 32 destinations, which the given lanes hold in `mine`.
+  /// Copies to up to 32 destinations, held by the given lanes in `mine`.
   __device__ static void multicast_group(CudaWarp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
     constexpr unsigned kNotGlobal = 16;
     unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(mine)) & 15u;
@@ -71,7 +71,7 @@ struct CudaMover {
     }
   }
 
-  /// Sends rows that lanes wrote to shared memory (scratch).
+  /// Sends rows that the lanes have written to shared memory (scratch).
   __device__ static void multicast_from_shared(CudaWarp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
     store_pending(w);
     ptx::fence_proxy_async();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantization of a row to fp8 (e4m3) by the lanes of one warp. All lanes call every function together with equal arguments. On
-// every path the bytes are those of IEEE division, x / scale, rounded to nearest even; compile without fast-math flags.
+// Quantization of a row to fp8 (e4m3) by the lanes of one warp. All lanes must call each function together with identical
+// arguments. All paths produce the bytes of IEEE division, x / scale, rounded to nearest even; compile without fast-math flags.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Two columns: `low` in the low byte.
+/// Two columns; `low` is in the low byte.
 __device__ inline uint32_t e4m3_pair(float low, float high) {
 #if __CUDA_ARCH__ >= 890
   uint16_t pair;
@@ -21,12 +21,12 @@ __device__ inline uint32_t e4m3_pair(float low, float high) {
 #endif
 }
 
-/// Eight elements of a row in their memory format: 16-bit elements in `low`, 32-bit elements in both.
+/// Eight elements of a row in their memory format: 16-bit elements use only `low`, 32-bit elements use both members.
 struct RawEight {
   uint4 low, high;
 };
 
-/// Elements [c, c + 8) of the `hidden` elements at `src`; 0 beyond the end. kWhole: 16 bytes at a time.
+/// Elements [c, c + 8) of the `hidden` elements at `src`; 0 beyond the end. kWhole: loads 16 bytes at a time.
 template <DType T, bool kWhole>
 __device__ RawEight load_eight(const void* src, int c, int hidden) {
   using Element = std::conditional_t<T == DType::f32, uint32_t, uint16_t>;
@@ -56,7 +56,7 @@ __device__ void widen_eight(const RawEight& raw, float* x) {
   if (T == DType::f32) RowElements<T>::widen(raw.high, x + 4);
 }
 
-/// The largest magnitude of eight elements, as bits of their type: infinities and NaNs are the largest.
+/// The largest magnitude among eight elements, as bits of their type; infinities and NaNs compare as the largest.
 template <DType T>
 __device__ uint32_t largest_bits(const RawEight& raw) {
   if constexpr (T == DType::f32) {
@@ -77,7 +77,7 @@ __device__ float value_of_bits(uint32_t bits) {
   return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
 
-/// The sign bits of elements [4 i, 4 i + 4), each in the top bit of a byte.
+/// The sign bits of elements [4 i, 4 i + 4), each in the most significant bit of a byte.
 template <DType T>
 __device__ uint32_t four_signs(const RawEight& raw, int i) {
   if constexpr (T == DType::f32) {
@@ -97,8 +97,8 @@ __device__ __forceinline__ PowerOfTwoScale power_of_two_in_line(float scale) {
   return {exponent, f32_from_ue8m0(exponent)};
 }
 __device__ __noinline__ inline PowerOfTwoScale power_of_two_called(float scale) { return power_of_two_in_line(scale); }
-/// Rare work is a call, which keeps the code small. kInLine inlines it in kernels whose warps change their number of registers:
-/// a function called both before and after the change is limited to the registers available before, and so are its callers.
+/// Rare work is not inlined, to keep the code small. kInLine inlines it in kernels whose warps change their register count: a
+/// function called both before and after the change is limited to the registers available before it, and so are its callers.
 template <bool kInLine>
 __device__ __forceinline__ PowerOfTwoScale power_of_two_from(float scale) {
   if constexpr (kInLine)
@@ -112,15 +112,15 @@ template <int kEights>
 struct RawColumns {
   RawEight eight[kEights];
 };
-/// A lane's columns as fp8, and the scale of their group: float32, or UE8M0 in the low byte.
+/// A lane's columns as fp8, and their group's scale: float32, or UE8M0 in the low byte.
 template <int kEights>
 struct QuantizedColumns {
   uint2 bytes[kEights];
   uint32_t scale;
 };
 
-/// Handles any values: infinities and NaNs do not affect the scale, except that a group whose only nonzero values include an
-/// infinity gets scale 1; groups of tiny values use IEEE division.
+/// Handles all values. Infinities and NaNs do not affect the scale, except that the scale is 1 if a group's only nonzero values
+/// include an infinity. Groups of tiny values use IEEE division.
 template <DType T, int kEights, bool kInLine>
 __device__ __forceinline__ QuantizedColumns<kEights> quantize_any_in_line(const RawColumns<kEights>& raw, int sharing,
                                                                           ScaleKind kind) {
@@ -176,7 +176,8 @@ __device__ __forceinline__ QuantizedColumns<kEights> quantize_any(const RawColum
     return quantize_any_called<T, kEights>(raw, sharing, kind);
 }
 
-/// Quantizes this lane's columns; `sharing` lanes, at most 16 / kEights, hold the columns of one group. Call from all lanes.
+/// Quantizes this lane's columns; the columns of one group are held by `sharing` lanes, at most 16 / kEights. Call from all
+/// lanes.
 template <DType T, int kEights, bool kInLine = false>
 __device__ QuantizedColumns<kEights> quantize_columns(const RawColumns<kEights>& raw, int sharing, ScaleKind kind) {
   uint32_t largest = largest_bits<T>(raw.eight[0]);
@@ -212,7 +213,8 @@ __device__ QuantizedColumns<kEights> quantize_columns(const RawColumns<kEights>&
   return to;
 }
 
-/// Destinations of a quantized row: each of the given lanes holds one. All lanes hold the or'ed `low_bits` of all rows.
+/// Destinations of a quantized row, one per given lane. `low_bits`, in all lanes, is the bitwise OR of the low bits of all
+/// rows.
 struct LaneTargets {
   uint8_t* q;
   void* scales;
@@ -220,7 +222,7 @@ struct LaneTargets {
   unsigned low_bits;
 };
 
-/// Stores this lane's columns, starting at c, and their group's scale to the destinations.
+/// Stores this lane's columns, starting at column c, and their group's scale to the destinations.
 template <bool kWhole, int kEights>
 __device__ void store_columns(int lane, const LaneTargets& to, const QuantizedColumns<kEights>& given, int c, int hidden,
                               ScaleKind kind, int group) {
@@ -252,7 +254,7 @@ __device__ void store_columns(int lane, const LaneTargets& to, const QuantizedCo
   }
 }
 
-/// Each lane processes kEights * 8 columns at a time, with kAhead such sets in flight; the next sets are prefetched meanwhile.
+/// Each lane processes kEights * 8 columns at a time, with kAhead such sets in flight while the next sets are prefetched.
 template <DType T, int kEights, int kAhead, bool kWhole>
 __device__ __noinline__ void quantize_typed(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
                                             int group) {
@@ -283,7 +285,8 @@ __device__ __noinline__ void quantize_typed(int lane, const LaneTargets& to, con
   }
 }
 
-/// fp8 rows are already quantized; callers check. kEights 2 is for short rows: 512 columns, loaded in one round.
+/// Callers check that the rows are not fp8, i.e. not yet quantized. kEights = 2 is for short rows: 512 columns, loaded in one
+/// round.
 template <int kEights, int kAhead>
 __device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* src, DType type, int64_t hidden, ScaleKind kind,
                                    int group) {
@@ -299,7 +302,7 @@ __device__ void quantize_row_lanes(int lane, const LaneTargets& to, const void* 
   with_quantised_type(type, typed);
 }
 
-/// Inlined quantization of bf16 rows whose size is a multiple of 16 bytes, 512 columns at a time.
+/// Inlined quantization of bf16 rows in units of 512 columns; the row size must be a multiple of 16 bytes.
 __device__ __forceinline__ void quantize_inline(int lane, const LaneTargets& to, const void* src, int hidden, ScaleKind kind,
                                                 int group) {
 #pragma unroll 1
@@ -311,7 +314,7 @@ __device__ __forceinline__ void quantize_inline(int lane, const LaneTargets& to,
   }
 }
 
-/// Writes zeros after the scales of a row.
+/// Writes the zero padding after the scales of a row.
 __device__ inline void zero_scale_padding(int lane, void* scales, int64_t hidden, ScaleKind kind, int group) {
   const int64_t used = num_scales(hidden, group) * (kind == ScaleKind::f32 ? 4 : 1);
   const auto total = static_cast<int64_t>(scale_row_bytes(hidden, kind, group));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row operations by the lanes of one warp: copies of any alignment, zeros, weighted sums. All lanes call every function
-// together with equal arguments (except `mine`). Sources may be global or shared memory, never the read-only path. Arithmetic
-// is IEEE, without contraction and without flush to zero; compile without fast-math flags.
+// Row operations by the lanes of one warp: copies with any alignment, zero fills and weighted sums. All lanes must call each
+// function together with identical arguments (except `mine`). Sources may be in global or shared memory and are never read
+// through the read-only path. Arithmetic follows IEEE, without contraction or flush to zero; compile without fast-math flags.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -41,8 +41,8 @@ __device__ void multicast_vectors(int lane, void* mine, unsigned lanes, const st
   }
 }
 
-/// Copies to the destinations in `mine` of the given lanes. `low_bits`: or'ed low bits of all addresses, i.e. of source and
-/// destinations.
+/// Copies to the destinations that the given lanes hold in `mine`. `low_bits`: bitwise OR of the low bits of all addresses
+/// (source and destinations).
 __device__ __noinline__ inline void multicast_lanes(int lane, void* mine, unsigned lanes, const std::byte* src, size_t bytes,
                                                     unsigned low_bits) {
   size_t body = 0;
@@ -71,7 +71,7 @@ __device__ inline void fill_zero_lanes(int lane, std::byte* dst, size_t bytes) {
   for (size_t i = head + vectors * 16 + static_cast<size_t>(lane); i < bytes; i += 32) dst[i] = std::byte{0};
 }
 
-/// Elements of one row type: 16 bytes to float32 and back, and single elements.
+/// Elements of one row type: conversion of 16 bytes to float32 and back, and of single elements.
 template <DType T>
 struct RowElements;
 
@@ -155,7 +155,7 @@ __device__ __forceinline__ void put(uint4* to, const uint4& v, bool sentinel) {
   else
     *to = v;
 }
-/// Stores single elements starting at element `at`, `count` of them: the elements of one word of a sentinel row, else one.
+/// Stores `count` elements, starting at element `at`: the elements of one word for a sentinel row, else a single element.
 template <class Element>
 __device__ __forceinline__ void put_elements(Element* to, int64_t at, const Element* e, int count, bool sentinel) {
   if (!sentinel) {
@@ -180,7 +180,8 @@ __device__ __forceinline__ auto with_row_type(DType type, F&& f) {
   return f.template operator()<DType::bf16>();  // fp8 is excluded by ReduceSpec::type; callers check
 }
 
-/// Rows of one sum, distributed over a warp: each lane in `lanes` holds a row and its weight; they are added in lane order.
+/// The rows of one sum, distributed over a warp: each lane in `lanes` holds a row and its weight, and rows are added in lane
+/// order.
 struct LaneRows {
   const void* row;
   float weight;
@@ -199,14 +200,14 @@ struct LaneRows {
   __device__ float weight_of_lane(int lane) const { return __shfl_sync(kAllLanes, weight, lane); }
 };
 
-/// Initializes a lane's sums of one vector to zero, before any row is added.
+/// Initializes a lane's sums for one vector to zero before any row is added.
 template <DType T>
 __device__ __forceinline__ void zero_sum(float* sum) {
 #pragma unroll
   for (int e = 0; e < RowElements<T>::kPerVector; ++e) sum[e] = 0.0f;
 }
 
-/// Starts a lane's sums: zero, or the bias.
+/// Initializes a lane's sums to zero or the bias.
 template <DType T>
 __device__ void start_sum(const ReduceSpec& spec, int64_t v, float* sum) {
   using E = RowElements<T>;
@@ -228,9 +229,9 @@ __device__ void add_row(const uint4& v, bool weighted, float weight, float* sum)
   for (int e = 0; e < E::kPerVector; ++e) sum[e] = __fadd_rn(sum[e], weighted ? __fmul_rn(weight, x[e]) : x[e]);
 }
 
-/// Sums kRows rows; each lane owns 16 bytes of the row at a time and has kRows * kAhead of them in flight, because a load over
-/// NVLink takes microseconds. `spec` and `rows` are in local memory, which the streamed rows may evict from the cache; the loop
-/// therefore reads them only for a bias.
+/// Sums kRows rows. Each lane processes 16 bytes of each row at a time and has kRows * kAhead such loads in flight, because a
+/// load over NVLink takes microseconds. `spec` and `rows` are in local memory, which streamed rows may evict from the cache, so
+/// the loop reads them only for a bias.
 template <DType T, bool kSentinel, int kRows, int kAhead>
 __device__ void reduce_vectors_of(int lane, const ReduceSpec& spec, const LaneRows& rows, int vectors) {
   using E = RowElements<T>;
@@ -283,7 +284,7 @@ __device__ void reduce_vectors_of_many(int lane, const ReduceSpec& spec, const L
   }
 }
 
-/// Sums by single elements, starting at element `begin`, or by words if the output is a sentinel row.
+/// Sums element by element from element `begin` on, or word by word if the output is a sentinel row.
 template <DType T, bool kSentinel>
 __device__ void reduce_elements(int lane, const ReduceSpec& spec, const LaneRows& rows, int64_t begin) {
   using E = RowElements<T>;
@@ -331,8 +332,8 @@ __device__ void reduce_typed(int lane, const ReduceSpec& spec, const LaneRows& r
   reduce_elements<T, kSentinel>(lane, spec, rows, int64_t{vectors} * RowElements<T>::kPerVector);
 }
 
-/// Sums a lane's rows. Uses only the output, bias, type and length of `spec`. There are two instantiations, so that sentinel
-/// rows add no cost to other rows.
+/// Sums a lane's rows. Uses only the output, bias, type and length of `spec`. Sentinel rows have a separate instantiation,
+/// which keeps their cost out of the sums of other rows.
 template <bool kSentinel>
 __device__ __noinline__ void reduce_lane_rows_as(int lane, const ReduceSpec& spec, const LaneRows& rows) {
   with_row_type(spec.type, [&]<DType T>() { reduce_typed<T, kSentinel>(lane, spec, rows); });
@@ -341,7 +342,7 @@ __device__ __forceinline__ void reduce_lane_rows(int lane, const ReduceSpec& spe
   return spec.sentinel ? reduce_lane_rows_as<true>(lane, spec, rows) : reduce_lane_rows_as<false>(lane, spec, rows);
 }
 
-/// The lane of the n-th set bit, counted from 0; -1 if there is none.
+/// The lane of the n-th set bit, counting from 0; -1 if there is none.
 __device__ __forceinline__ int nth_lane(unsigned lanes, int n) {
 #pragma unroll 1
   for (; n > 0; --n) lanes &= lanes - 1;
@@ -359,7 +360,7 @@ __device__ inline LaneRows in_one_set(int lane, const LaneRows& first, const Lan
   return {lane >= n ? nullptr : lane < firsts ? a : b, lane < firsts ? x : y, lanes, first.weighted};
 }
 
-/// For more rows than lanes: one element at a time, or one word of a sentinel row; not optimized.
+/// For more rows than lanes, one element (or one word of a sentinel row) at a time; not optimized.
 template <DType T, bool kSentinel>
 __device__ void reduce_two_sets_typed(int lane, const ReduceSpec& spec, const LaneRows& first, const LaneRows& second) {
   using E = RowElements<T>;
@@ -389,7 +390,7 @@ __device__ void reduce_two_sets_typed(int lane, const ReduceSpec& spec, const La
   }
 }
 
-/// Sums the rows of two sets, the first set first: the counterpart of reduce_lane_rows for more places than a warp has lanes.
+/// Sums the rows of two sets, first the first set; this is reduce_lane_rows for more places than a warp has lanes.
 template <bool kSentinel>
 __device__ __noinline__ void reduce_two_sets_as(int lane, const ReduceSpec& spec, const LaneRows& first,
                                                 const LaneRows& second) {
@@ -403,7 +404,7 @@ __device__ __forceinline__ void reduce_two_sets(int lane, const ReduceSpec& spec
                        : reduce_two_sets_as<false>(lane, spec, first, second);
 }
 
-/// Prefetches `bytes` bytes starting at `src`, by all lanes.
+/// Prefetches `bytes` bytes starting at `src`, using all lanes.
 __device__ inline void prefetch_lanes(int lane, const void* src, int bytes) {
 #pragma unroll 1
   for (int b = lane * 128; b < bytes; b += 32 * 128) ptx::prefetch(static_cast<const std::byte*>(src) + b);

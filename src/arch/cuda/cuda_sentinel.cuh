@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sentinel rows by the lanes of one warp (arch/ops.hpp): written without a subsequent flag, and read as they arrive. All lanes
-// call every function together with equal arguments (except `mine`).
+// Sentinel rows (arch/ops.hpp), processed by the lanes of one warp: no flag follows them, and they are read as they arrive. All
+// lanes must call each function together with identical arguments (except `mine`).
 #pragma once
 
 #include "arch/cuda/cuda_whole.cuh"
 
 namespace switchyard::detail {
 
-/// Word i of a row of any alignment; zeros beyond its end.
+/// Word i of a row with any alignment; bytes beyond the end are zero.
 __device__ inline uint32_t word_of_row(const std::byte* row, int64_t bytes, int64_t i) {
   const int64_t at = i * 4;
   if (at + 4 <= bytes && (reinterpret_cast<uintptr_t>(row) & 3u) == 0) return *reinterpret_cast<const uint32_t*>(row + at);
@@ -16,7 +16,7 @@ __device__ inline uint32_t word_of_row(const std::byte* row, int64_t bytes, int6
   return word;
 }
 
-/// Copies a row of any size and alignment to the sentinel rows in `mine` of the given lanes.
+/// Copies a row of any size and alignment to the sentinel rows that the given lanes hold in `mine`.
 __device__ __noinline__ inline void multicast_sentinel_lanes(int lane, void* mine, unsigned lanes, const std::byte* src,
                                                              int64_t bytes, Sentinel as) {
   const int64_t whole = (reinterpret_cast<uintptr_t>(src) & 15u) == 0 ? bytes / 16 : 0, words = (bytes + 3) / 4;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void blank_lanes(int lane, void* row, int64_t words, 
   for (int64_t i = vectors * 4 + lane; i < words; i += 32) static_cast<uint32_t*>(row)[i] = blank;
 }
 
-/// True if all words of a sentinel row have arrived.
+/// Returns true if all words of a sentinel row have arrived.
 __device__ inline bool row_has_arrived(int lane, const void* row, int64_t words, uint32_t blank) {
   bool late = false;
   const int64_t vectors = words / 4;
@@ -51,15 +51,15 @@ __device__ inline bool row_has_arrived(int lane, const void* row, int64_t words,
     late |= ptx::load_word(static_cast<const uint32_t*>(row) + i) == blank;
   return !__any_sync(kAllLanes, late);
 }
-/// Polls the row's last word until it has arrived, at most `looks` times.
+/// Polls the row's last word, at most `looks` times, until it has arrived.
 __device__ inline void look_again(const void* row, int64_t words, int looks, uint32_t blank) {
   const uint32_t* const last = static_cast<const uint32_t*>(row) + words - 1;
   for (; looks > 0 && __any_sync(kAllLanes, ptx::load_word(last) == blank); --looks) {
   }
 }
 
-/// Polls for the rows of the given lanes. \returns a lane whose row has not arrived, or -1 if all words of all rows are
-/// acquired.
+/// Polls for the rows held by the given lanes. \returns a lane whose row has not arrived, or -1 if all words of all rows have
+/// been acquired.
 __device__ __noinline__ inline int missing_lane(int lane, const void* mine, unsigned lanes, int64_t words, int looks,
                                                 uint32_t blank) {
   for (unsigned left = lanes; left != 0; left &= left - 1) {
@@ -75,7 +75,7 @@ __device__ __noinline__ inline int missing_lane(int lane, const void* mine, unsi
   return -1;
 }
 
-/// Makes the rows of the given lanes blank again, after all lanes have read them.
+/// Makes the rows held by the given lanes blank again, after all lanes have read them.
 __device__ __forceinline__ void blank_rows_of(int lane, const void* mine, unsigned lanes, int64_t words, uint32_t blank) {
   __syncwarp();
 #pragma unroll 1
@@ -96,7 +96,7 @@ __device__ void multicast_sentinel_places(int lane, int n, F&& f, const std::byt
   }
 }
 
-/// See Arch::reduce_if_arrived; reduce() sums the rows row_of(i) of `bytes` bytes.
+/// See Arch::reduce_if_arrived; reduce() sums the rows row_of(i), each `bytes` bytes long.
 template <class Row, class Reduce>
 __device__ int reduce_if_arrived_places(int lane, int places, int64_t bytes, Row&& row_of, int looks, const Sentinel& as,
                                         Reduce&& reduce) {
@@ -117,7 +117,7 @@ __device__ int reduce_if_arrived_places(int lane, int places, int64_t bytes, Row
   return -1;
 }
 
-/// Four sentinel rows, loaded together.
+/// Four sentinel rows that are loaded together.
 struct SentinelRowSet {
   static constexpr int kRows = 4, kAhead = 2;
   const uint4* from[kRows];
@@ -194,7 +194,7 @@ __device__ __forceinline__ int reduce_if_arrived_whole(int lane, uint4* out, con
   return -1;
 }
 
-/// Inlined Arch::reduce_if_arrived: each lane has a row, or null, and its weight.
+/// Inlined Arch::reduce_if_arrived; each lane holds a row or null, and its weight.
 __device__ __forceinline__ int reduce_if_arrived_inline(int lane, const ReduceSpec& spec, const void* mine, float weight,
                                                         int looks, const Sentinel& as) {
   const unsigned lanes = __ballot_sync(kAllLanes, mine != nullptr);

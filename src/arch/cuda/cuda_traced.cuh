@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA arch with tracing: the same ops; WarpSpan records into device memory. Kernels are compiled for both arches, so that
-// disabled tracing costs nothing.
+// The CUDA arch with tracing: the ops are the same, but WarpSpan writes records to device memory. Kernels are compiled for both
+// arches, so disabled tracing has no cost.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
@@ -9,7 +9,7 @@
 
 namespace switchyard::detail {
 
-/// One warp's track while a traced kernel runs, in shared memory. It contains everything that a record needs, so that one load
+/// One warp's track during a traced kernel, in shared memory. It contains everything that a record needs, so a single load
 /// suffices.
 struct alignas(16) OpenTrack {
   DeviceRecord* records;    ///< the track's ring buffer; null: this warp has none
@@ -18,19 +18,19 @@ struct alignas(16) OpenTrack {
   uint16_t log2_capacity;
 };
 
-/// Start time of a block, and its launch.
+/// A block's start time and launch.
 struct BlockBegin {
   uint64_t cycles;
   uint64_t timer_ns;
   int64_t launch;
 };
 
-/// Static shared memory that tracing adds to a kernel, rounded up for its alignment.
+/// Static shared memory that tracing adds to a kernel, including alignment padding.
 inline constexpr int64_t kTraceShared = 32 * sizeof(OpenTrack) + 2 * sizeof(OpenTrack);
 static_assert(sizeof(BlockBegin) <= 2 * sizeof(OpenTrack));
 
 #if defined(SWITCHYARD_UNTRACED_KERNELS)
-/// Compiles every kernel once, without tracing, for scripts/cuda_archs.sh, whose objects are never run.
+/// Compiles every kernel once, without tracing, for scripts/cuda_archs.sh; the resulting objects are never run.
 template <class Base>
 using TracedArch = Base;
 #else
@@ -42,8 +42,8 @@ struct TracedArch : Base {
   /// Cycle counter of this multiprocessor.
   __device__ static uint64_t ticks() { return static_cast<uint64_t>(clock64()); }
 
-  /// Call in every warp before it records. The size of its track is loaded from device memory once; only the first record waits
-  /// for it.
+  /// Call in every warp before it records. The track's size is loaded from device memory once; only the first record waits for
+  /// it.
   __device__ static void open_track(Warp& w, const DeviceTrace& trace, int64_t launch) {
     if (threadIdx.x % kLanes == 0) {
       OpenTrack& mine = tracks()[w.warp()];
@@ -60,8 +60,8 @@ struct TracedArch : Base {
     __syncwarp();
   }
   /// Call in every warp after its last record; does not wait for other warps. The first warp of each block records two anchors:
-  /// the start of the kernel, and the current time, when other warps may still run. The host determines the end of the call:
-  /// append_device_records.
+  /// the start of the kernel and the current time, at which other warps may still be running. The host determines the end of
+  /// the call (append_device_records).
   __device__ static void close_track(Warp& w, const DeviceTrace& trace, Event kernel) {
     if (threadIdx.x % kLanes != 0 || tracks()[w.warp()].records == nullptr) return;
     if (w.warp() == 0) {
@@ -73,7 +73,7 @@ struct TracedArch : Base {
     trace.sizes[index_of(w, trace)] = tracks()[w.warp()].size;
   }
 
-  /// Costs one load from shared memory, and stores whose completion is not awaited.
+  /// Costs one load from shared memory, plus stores whose completion is not awaited.
   __device__ static void record(uint16_t event, uint64_t begin, uint64_t end, int64_t arg, uint32_t bytes) {
     if (threadIdx.x % kLanes == 0) write(event, begin, end, arg, bytes);
     __syncwarp();
@@ -113,8 +113,8 @@ using CudaInlineTraced = TracedArch<CudaInline>;
 
 static_assert(Arch<CudaTraced> && Arch<CudaLanesTraced> && Arch<CudaInlineTraced>);
 
-/// In a kernel of either arch: records anchors for its records, from construction to destruction. `kernel` is the launch's role
-/// in its call, `launch` the value of pack_launch.
+/// Used in kernels of either arch: records the anchors for its records over its lifetime. `kernel` is the launch's role in its
+/// call, and `launch` is the value of pack_launch.
 template <class A>
 class KernelTrace {
  public:

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp of 32 lanes, and its part of the shared memory.
+// A warp of 32 lanes and its share of the shared memory.
 //
-// Shared memory of a block: one mbarrier per stage, then for each warp its stages (rows in flight) and its scratch.
+// The shared memory of a block contains one mbarrier per stage, followed by the stages (rows in flight) and the scratch of each
+// warp.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +32,8 @@ struct CudaShape {
   SWITCHYARD_FN constexpr uint32_t block_at() const { return barrier_bytes() + static_cast<uint32_t>(warps) * warp_bytes(); }
 };
 
-/// Returns the shape with the largest stage, at most `row_bytes` rounded up to 16, for which a block of `warps` fits into
-/// `shared_limit` bytes. Stage size 0 if none fits.
+/// Returns the shape with the largest stage, at most `row_bytes` rounded up to 16, for which a block of `warps` warps fits in
+/// `shared_limit` bytes. The stage size is 0 if none fits.
 constexpr CudaShape fit_cuda_shape(int warps, int stages, uint64_t row_bytes, uint32_t scratch_bytes, uint32_t shared_limit) {
   CudaShape shape{warps, stages, 0, (scratch_bytes + 15) / 16 * 16};
   const uint32_t fixed = shape.shared_bytes();
@@ -43,10 +44,11 @@ constexpr CudaShape fit_cuda_shape(int warps, int stages, uint64_t row_bytes, ui
   return shape;
 }
 
-/// One warp of a running kernel. Built once by all lanes; every member has the same value in all lanes except `pending_dst_`.
+/// One warp of a running kernel. Constructed once by all lanes; every member except `pending_dst_` has the same value in all
+/// lanes.
 class CudaWarp {
  public:
-  /// `shared`: the block's dynamic shared memory, 128-byte aligned, `shape.shared_bytes()` long.
+  /// `shared` is the block's dynamic shared memory, aligned to 128 bytes and `shape.shared_bytes()` bytes long.
   __device__ CudaWarp(std::byte* shared, const CudaShape& shape)
       : lane_(static_cast<int>(threadIdx.x) % kLanes),
         warp_(static_cast<int>(threadIdx.x) / kLanes),
@@ -63,7 +65,7 @@ class CudaWarp {
     }
     __syncwarp();
   }
-  /// Tag for a warp with a position only, which cannot move rows in bulk. It is used by code that is called out of line
+  /// Tag for a warp that has only a position and cannot move rows in bulk. It is used by code that is called out of line
   /// (Cuda::out_of_line).
   struct Bare {};
   __device__ explicit CudaWarp(Bare)
@@ -115,9 +117,9 @@ class CudaWarp {
   uint32_t stage_ = 0;  // shared address of this warp's first stage
   std::byte* scratch_ = nullptr;
 
-  // The latest bulk copy: its load has been issued, its stores have not. The next op that moves or settles issues them.
+  // The latest bulk copy, whose load has been issued but not its stores. The next op that moves or settles issues them.
   void* pending_dst_ = nullptr;  // in the lanes of `pending_lanes_`: a destination
-  unsigned pending_lanes_ = 0;   // lanes with a destination, 0: none pending
+  unsigned pending_lanes_ = 0;   // lanes with a destination; 0: none pending
   uint32_t pending_bytes_ = 0;
   int pending_stage_ = 0;
   uint32_t parity_ = 0;  // bit s: parity of the next completion of stage s

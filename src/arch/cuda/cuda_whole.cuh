@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows whose size is a multiple of 16 bytes, by the lanes of one warp, for kernels in which all code runs once (CudaArch,
-// kInlineAll): inlined, small, without local memory. All lanes call every function together with equal arguments (except
-// `mine`).
+// Operations of one warp's lanes on rows whose size is a multiple of 16 bytes, for kernels in which all code runs once
+// (CudaArch, kInlineAll): inlined and small, without local memory. All lanes must call each function together with identical
+// arguments (except `mine`).
 #pragma once
 
 #include "arch/cuda/cuda_rows.cuh"
 
 namespace switchyard::detail {
 
-/// A row of complete Vs, the first of which the lanes are loading.
+/// A row of complete Vs whose first elements the lanes are loading.
 template <class V>
 struct FetchedVectors {
   static constexpr int kAhead = sizeof(V) == 16 ? 4 : 1;
@@ -31,7 +31,7 @@ __device__ __forceinline__ FetchedVectors<V> fetch_whole(int lane, const void* s
   return row;
 }
 
-/// Writes to the destinations in lanes whose `mine` is not null.
+/// Writes to the destinations of the lanes whose `mine` is not null.
 template <bool kSentinel, class V>
 __device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVectors<V> row,
                                                 const Sentinel& sentinel_as = sentinel_sums()) {
@@ -59,7 +59,8 @@ __device__ __forceinline__ void multicast_whole(int lane, void* mine, FetchedVec
   }
 }
 
-/// Sum of the rows that the given lanes hold, each times its lane's weight: `count` times 16 bytes, no bias.
+/// Weighted sum, without bias, of the rows held by the given lanes, each with its lane's weight; a row is `count` times 16
+/// bytes long.
 template <DType T>
 __device__ __forceinline__ void reduce_whole(int lane, uint4* out, const void* mine, float weight, unsigned lanes, int count,
                                              bool sentinel) {

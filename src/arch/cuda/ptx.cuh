@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX instructions that arch/cuda needs and CUDA C++ lacks, one function per instruction. Addresses of flags and rows are
-// global memory; `uint32_t` addresses are shared memory. Bulk copies and their helpers exist from sm_90 on; on older GPUs their
-// functions do nothing and are not reached (kHasBulkCopies).
+// PTX instructions that arch/cuda needs and that CUDA C++ lacks, one function per instruction. Flags and rows have global
+// addresses; `uint32_t` addresses refer to shared memory. Bulk copies and their helpers require sm_90; on older GPUs, their
+// functions do nothing and are unreachable (kHasBulkCopies).
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace switchyard::detail::ptx {
 
-// Flags. Scope::device orders within this GPU, Scope::system also with peers and the host.
+// Flags. Scope::device orders within this GPU; Scope::system also orders with peers and the host.
 
 template <Scope S>
 __device__ __forceinline__ uint64_t load_relaxed(const uint64_t* p) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_relaxed(uint64_t* p, uint64_t v) {
   }
 }
 
-// Words of sentinel rows, 16 bytes at a time or singly, between any two ranks.
+// Words of sentinel rows, accessed 16 bytes at a time or singly, between any two ranks.
 __device__ __forceinline__ void store_words(uint4* p, const uint4& v) {
   asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w)
@@ -83,7 +83,7 @@ __device__ __forceinline__ uint64_t add_relaxed(uint64_t* p, uint64_t v) {
   asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(__cvta_generic_to_global(p)), "l"(v));
   return old;
 }
-/// Without the old value. Separate functions by state space, because a generic atomic branches on the space.
+/// Does not return the old value. There is one function per state space, because a generic atomic branches on the space.
 __device__ __forceinline__ void reduce_add(uint64_t* p, uint64_t v) {
   asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
 }
@@ -91,7 +91,7 @@ __device__ __forceinline__ void reduce_max(uint64_t* p, uint64_t v) {
   asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(v) : "memory");
 }
 
-// This function and load_shared may appear in functions that are also compiled for the host, where they are never called.
+// This function and load_shared may be used in functions that are also compiled for the host, where they are never called.
 SWITCHYARD_INLINE uint32_t shared_address(const void* p) {
 #if defined(__CUDA_ARCH__)
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -142,7 +142,7 @@ __device__ __forceinline__ void or_shared(uint32_t p, uint32_t v) {
   asm volatile("red.relaxed.cta.shared::cta.or.b32 [%0], %1;" ::"r"(p), "r"(v) : "memory");
 }
 
-// Bulk copies. Sizes and addresses are multiples of 16.
+// Bulk copies. Sizes and addresses must be multiples of 16.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr bool kHasBulkCopies = true;
 
@@ -181,9 +181,9 @@ __device__ __forceinline__ void bulk_store(void* dst, uint32_t src, uint32_t byt
 }
 
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// Waits until all bulk stores of this thread have read their shared memory.
+/// Waits until all bulk stores by this thread have read their shared memory.
 __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-/// Waits until all bulk stores of this thread are complete and visible to it; a release by it covers them.
+/// Waits until all bulk stores by this thread are complete and visible to it; a later release by this thread covers them.
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 #else
 inline constexpr bool kHasBulkCopies = false;
@@ -204,7 +204,7 @@ __device__ __forceinline__ void prefetch(const void* p) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(__cvta_generic_to_global(p)));
 }
 
-/// Copies four bytes from global to shared memory; complete only after async_copies_wait() of the same thread.
+/// Copies four bytes from global to shared memory; the copy is complete only after async_copies_wait() by the same thread.
 __device__ __forceinline__ void async_copy(uint32_t* dst, const uint32_t* src) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(dst))),
                "l"(__cvta_generic_to_global(src))
@@ -225,14 +225,15 @@ __device__ __forceinline__ uint64_t global_timer() {
   return t;
 }
 
-/// Allows the blocks of the stream's next kernel, if it is launched as dependent, to start; that kernel must wait before it
-/// reads anything.
+/// If the stream's next kernel is launched as a programmatic dependent, allows its blocks to start; that kernel must wait
+/// before it reads anything.
 __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-/// Waits until the previous kernel has ended and its stores are visible. Returns at once unless launched as its dependent.
+/// Waits until the previous kernel has ended and its stores are visible. Returns at once if this kernel was not launched as a
+/// dependent of it.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of tensor boxes between global and shared memory by the copy engine of sm_90, and related helpers for kernels with
-// roles: register reallocation between warpgroups, named barriers, transposing stores of fragments.
+// Copies of tensor boxes between global and shared memory by the copy engine of sm_90, and helpers for warp-specialized
+// kernels: register reallocation between warpgroups, named barriers, and transposing stores of fragments.
 //
-// Loads complete at an mbarrier. Stores are closed by bulk_commit(), and the issuing thread waits for them (ptx.cuh). Before a
-// copy reads shared memory written by ordinary stores, every writer calls fence_proxy_async_shared(), followed by a barrier.
+// Loads signal completion at an mbarrier. bulk_commit() closes a group of stores, for which the issuing thread waits (ptx.cuh).
+// Before a copy reads shared memory written by ordinary stores, every writer calls fence_proxy_async_shared(), followed by a
+// barrier.
 #pragma once
 
 #include <cuda.h>
@@ -19,8 +20,8 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/// Loads a box whose first element is at {x, y}, {x, y, z}, {x, y, z, u} or {x, y, z, u, v}; elements outside the tensor are
-/// filled with 0 and count as bytes.
+/// Loads a box whose first element is at {x, y}, {x, y, z}, {x, y, z, u} or {x, y, z, u, v}. Elements outside the tensor are
+/// filled with 0 and included in the byte count.
 __device__ __forceinline__ void load_box(uint32_t dst, const CUtensorMap* map, uint32_t bar, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(dst),
@@ -60,19 +61,20 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t src, 
                "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/// Adds to the existing values element by element, in the tensor's type and rounded to it.
+/// Adds to the existing elements in the tensor's type, rounding each result to it.
 __device__ __forceinline__ void add_box(const CUtensorMap* map, uint32_t src, int x, int y, int z) {
   asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                "r"(src), "r"(x), "r"(y), "r"(z)
                : "memory");
 }
-/// Waits until all groups of bulk stores of this thread except the kLeft latest have read their shared memory.
+/// Waits until all but the latest kLeft groups of bulk stores by this thread have read their shared memory.
 template <int kLeft>
 __device__ __forceinline__ void bulk_wait_read_but() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 }
 
-/// Waits until all except the kLeft latest are complete and visible to this thread; a release by it covers them.
+/// Waits until all but the latest kLeft groups are complete and visible to this thread; a later release by this thread covers
+/// them.
 template <int kLeft>
 __device__ __forceinline__ void bulk_wait_but() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
@@ -81,7 +83,8 @@ __device__ __forceinline__ void bulk_wait_but() {
 /// Orders this thread's ordinary accesses to shared memory before later bulk copies that are issued after a barrier.
 __device__ __forceinline__ void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/// Sets the registers per thread to `kRegisters`, which may be fewer or more than before. Call from all threads of a warpgroup.
+/// Changes the number of registers per thread to `kRegisters`, which may be lower or higher than before. Call from all threads
+/// of a warpgroup.
 template <int kRegisters>
 __device__ __forceinline__ void dealloc_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -91,11 +94,11 @@ __device__ __forceinline__ void alloc_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-/// A barrier among `threads` threads of the block, one of sixteen; number 0 is __syncthreads().
+/// Barrier `number` of the block's sixteen, for `threads` threads; barrier 0 is __syncthreads().
 __device__ __forceinline__ void named_barrier(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-/// Arrives, without waiting, at a named_barrier() at which others wait.
+/// Arrives at a named_barrier() at which other threads wait, without waiting.
 __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
@@ -103,7 +106,7 @@ __device__ __forceinline__ void named_barrier_arrive(int number, int threads) {
 __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-/// Waits for a phase completed by a copy or by arrivals of this block, so that nothing outside the block can delay it.
+/// Waits for a phase that a copy or arrivals from this block complete, so nothing outside the block can delay it.
 __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
   while (!mbarrier_try_wait(bar, parity)) {
   }
@@ -133,13 +136,13 @@ __device__ __forceinline__ void store_shared_16(uint32_t p, const int4& v) {
 __device__ __forceinline__ void store_shared_pair(uint32_t p, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(p), "f"(a), "f"(b) : "memory");
 }
-/// Stores four 8 x 8 matrices of 16-bit elements: lane l passes the address of row l % 8 of matrix l / 8, and holds two
-/// elements of row l / 4 of each matrix.
+/// Stores four 8 x 8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l / 8 and holds two elements
+/// of row l / 4 of each matrix.
 __device__ __forceinline__ void store_matrices(uint32_t p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
-/// Stores two, or four, 8 x 8 matrices of 16-bit elements transposed: lane l passes the address of row l % 8 of matrix l / 8.
+/// Stores two or four 8 x 8 matrices of 16-bit elements, transposed. Lane l passes the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_transposed(uint32_t p, uint32_t a, uint32_t b) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(p), "r"(a), "r"(b) : "memory");
 }

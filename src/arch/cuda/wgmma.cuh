@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The matrix instruction of sm_90a: a warpgroup (128 threads, four warps starting at a multiple of four) multiplies two
+// The matrix instruction of sm_90a: a warpgroup (128 threads, i.e. four warps starting at a multiple of four) multiplies two
 // operands in shared memory. d[64, N] (+)= a[64, 16] * b[N, 16]^T in float32, for bf16 and f16.
 //
-// Order: wgmma_begin() before the first instruction that reads shared memory or accumulators written by ordinary code;
-// wgmma_commit() closes a group; wgmma_wait<n>() returns when all groups except the n latest are done. Operands in shared
-// memory are written by tensor copies whose mbarrier has been waited for. An accumulator may be read only after keep().
+// Order: wgmma_begin() must precede the first instruction that reads shared memory or accumulators written by ordinary code,
+// wgmma_commit() closes a group, and wgmma_wait<n>() returns when all but the latest n groups are complete. Shared-memory
+// operands are written by tensor copies; their mbarrier must have been waited for. An accumulator may be read only after
+// keep().
 //
 // Fragments: thread t of the warpgroup holds, in d[4 * j + 2 * i + c], row 16 * (t / 32) + t % 32 / 4 + 8 * i of column 8 * j +
 // 2 * (t % 4) + c.
@@ -18,14 +19,15 @@
 
 namespace switchyard::detail::ptx {
 
-/// Memory order of an operand in shared memory: its 16 columns of the sum are adjacent (inner), or its rows are adjacent
-/// (outer).
+/// Memory order of an operand in shared memory: the 16 elements along the summed dimension are adjacent (inner), or the
+/// operand's rows are adjacent (outer).
 enum class OperandOrder : uint8_t { inner, outer };
 
-/// Descriptor of an operand that a tensor copy with 128-byte swizzle has written at `address`, a multiple of 1024: consecutive
-/// atoms of 8 rows of 128 bytes. Order inner: each row is a row of the operand with 64 elements of the sum; the next 16
-/// elements are at descriptor + 2. Order outer: each row is an element of the sum with 64 rows of the operand; the next 16
-/// elements are at descriptor + 128, and for an operand with more than 64 rows the next 64 start `next_64` bytes later.
+/// Descriptor of an operand written by a tensor copy with 128-byte swizzle at `address`, a multiple of 1024: consecutive atoms
+/// of 8 rows of 128 bytes. With inner order, each memory row is a row of the operand with 64 elements along the summed
+/// dimension; the next 16 elements are at descriptor + 2. With outer order, each memory row is one element along the summed
+/// dimension for 64 rows of the operand. The next 16 elements are at descriptor + 128; in an operand with more than 64 rows,
+/// the next 64 rows start `next_64` bytes later.
 __device__ __forceinline__ uint64_t operand_at(uint32_t address, uint32_t next_64 = 16) {
   constexpr uint64_t kSwizzle128 = 1ull << 62, kNextAtom = 1024 >> 4;
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | static_cast<uint64_t>(next_64 >> 4) << 16 | kNextAtom << 32 |
@@ -40,22 +42,22 @@ template <int kLeft>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
-/// Prevents later reads of the accumulators from being moved before this point or before the preceding wait.
+/// Prevents reads of the accumulators from being moved ahead of this point or the preceding wait.
 template <int kCount>
 __device__ __forceinline__ void keep(float (&d)[kCount]) {
 #pragma unroll
   for (float& f : d) asm volatile("" : "+f"(f)::"memory");
 }
 
-/// Keeps a number in its register; otherwise the compiler recomputes it in each iteration of a loop.
+/// Forces a value to stay in its register; otherwise the compiler recomputes it in each iteration of a loop.
 __device__ __forceinline__ void keep_register(uint32_t& v) { asm volatile("" : "+r"(v)); }
 
-/// One instruction with N columns. `first` overwrites d without reading it, because a "+f" operand that was never written would
+/// A single instruction with N columns. `first` overwrites d without reading it; a "+f" operand that was never written would
 /// keep the registers of every N live at once. `add` accumulates.
 template <int N>
 struct Wgmma;
 
-// Lists of N / 2 registers, eight at a time: their names in the text, and the operands.
+// Lists of N / 2 registers, in groups of eight: their names in the assembly text, and the operands.
 #define SWITCHYARD_NAMES_1 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define SWITCHYARD_NAMES_2 SWITCHYARD_NAMES_1 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define SWITCHYARD_NAMES_3 SWITCHYARD_NAMES_2 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -83,8 +85,8 @@ struct Wgmma;
 #define SWITCHYARD_ACCUMULATORS_11(c) SWITCHYARD_ACCUMULATORS_10(c), SWITCHYARD_EIGHT(c, 80)
 #define SWITCHYARD_ACCUMULATORS_12(c) SWITCHYARD_ACCUMULATORS_11(c), SWITCHYARD_EIGHT(c, 88)
 
-// TYPE: type of both operands; A, B: 1 if the operand's order is outer; C: constraint of the accumulators; I: N / 16; X, Y:
-// indices of the descriptors' operands.
+// TYPE: type of both operands; A, B: 1 if the operand has outer order; C: constraint of the accumulators; I: N / 16; X, Y:
+// operand indices of the descriptors.
 #define SWITCHYARD_WGMMA_TEXT(TYPE, ADD, C, N, I, X, Y, A, B)                                                             \
   asm volatile("{.reg .pred p; setp.ne.b32 p, " #ADD ", 0; wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE \
                " {" SWITCHYARD_NAMES_##I "}, %" #X ", %" #Y ", p, 1, 1, " #A ", " #B ";}"                                 \
@@ -126,7 +128,8 @@ SWITCHYARD_WGMMA(160, 10, 80, 81)
 SWITCHYARD_WGMMA(176, 11, 88, 89)
 SWITCHYARD_WGMMA(192, 12, 96, 97)
 
-/// Wgmma for fp8 e4m3 with 32 elements of the sum, both operands in order inner; the next 32 elements are kInnerStep further.
+/// Wgmma for fp8 e4m3 with 32 elements along the summed dimension and both operands in inner order; the next 32 elements are
+/// kInnerStep further.
 template <int N>
 struct WgmmaE4m3;
 

@@ -166,8 +166,8 @@ void MeshBuilder::connect_remote(int rank) {
   if (attempt.connection && attempt.until.passed()) try_later(ETIMEDOUT, attempt);
 }
 
-/// Handles the frames that a rank of another host sends to a connecting rank: a greeting, and a welcome once it has received
-/// the hello.
+/// Handles the frames that a connecting rank receives from a rank on another host: a greeting, then a welcome once its hello
+/// has arrived.
 void MeshBuilder::take_frames(int rank, Attempt& attempt) {
   const auto frame = attempt.connection->take();
   if (!frame) return;
@@ -206,7 +206,7 @@ void MeshBuilder::accept_higher(Listener& listener, bool greets) {
   }
 }
 
-/// False when this connection is finished: it has become a link, or it is foreign.
+/// Returns false when this connection is finished: it has become a link, or it is foreign.
 bool MeshBuilder::serve(Pending& pending) {
   const bool open = pending.connection.receive();
   if (const auto frame = pending.connection.take()) {

@@ -11,31 +11,32 @@
 
 namespace switchyard::detail {
 
-/// Listening sockets of a rank.
+/// A rank's listening sockets.
 struct Listeners {
-  Listener host;     ///< ranks of this host: a Unix socket
-  Listener network;  ///< ranks of other hosts: TCP
+  Listener host;     ///< ranks on this host: a Unix socket
+  Listener network;  ///< ranks on other hosts: TCP
 };
 
-/// Connects this rank to others: it connects to lower ranks and accepts higher ranks. Over TCP the accepting side sends the
-/// first greeting, and both sides prove knowledge of the token.
+/// Connects this rank to the others: it connects to lower ranks and accepts connections from higher ranks. Over TCP, the
+/// accepting side sends the first greeting, and both sides prove knowledge of the token.
 class MeshBuilder final : public Pollable {
  public:
-  /// `peer_addresses` by rank: none for ranks reached over their Unix sockets. Bit r of `wanted`: connect to rank r.
+  /// `peer_addresses` is indexed by rank; ranks reached through their Unix sockets have no address. If bit r of `wanted` is
+  /// set, connects to rank r.
   MeshBuilder(Listeners listeners, const Member& me, const Roster& roster,
               std::vector<std::optional<SocketAddress>> peer_addresses, uint64_t wanted);
 
   void prepare(std::vector<pollfd>& polls) const override;
   Milliseconds until_wake() const override;
-  /// Throws PeerFailed if a rank of the roster no longer listens.
+  /// Throws PeerFailed if a rank in the roster no longer listens.
   void step() override;
 
   bool complete() const { return missing().empty(); }
   std::vector<int> missing() const;
-  /// For missing ranks of other hosts: the attempted addresses with the results, and the address at which this rank awaits
+  /// For missing ranks on other hosts: the addresses attempted and their results, and the address at which this rank awaits
   /// them; "" if there are none.
   std::string describe_network() const;
-  /// Once complete: links by rank, none for this rank and for ranks not in `wanted`.
+  /// Once complete: links by rank; none for this rank and for ranks not in `wanted`.
   std::vector<std::optional<Connection>> take() { return std::move(links_); }
 
  private:
@@ -44,7 +45,7 @@ class MeshBuilder final : public Pollable {
     Deadline deadline;
     std::optional<Nonce> greeting;  // TCP
   };
-  /// A connection in progress to a rank of another host, or the time of the next attempt.
+  /// A connection in progress to a rank on another host, or the time of the next attempt.
   struct Attempt {
     std::optional<Connection> connection;
     bool connected = false, greeted = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connected ranks that are processes.
+// Connections among ranks that are processes.
 #include "bootstrap/mesh/processes.hpp"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@
 namespace switchyard::detail {
 namespace {
 
-/// Without pidfds (Linux before 5.3, or a filter) a death still appears as the end of the connection.
+/// Without pidfds (Linux before 5.3, or a filter), a death still appears as the end of the connection.
 UniqueFd open_process(int pid) {
 #ifdef SYS_pidfd_open
   if (pid > 0) return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
@@ -33,7 +33,7 @@ UniqueFd open_process(int pid) {
   return UniqueFd();
 }
 
-/// Process at the other end of a Unix socket; 0 if it is this process, or not visible from here.
+/// Process at the other end of a Unix socket; 0 if it is this process or is not visible from here.
 int process_of_peer(int fd) {
   const auto peer = peer_identity(fd);
   return peer && peer->process > 0 && peer->process != ::getpid() ? static_cast<int>(peer->process) : 0;
@@ -55,10 +55,10 @@ bool is_readable(int fd) {
   return fd >= 0 && ::poll(&entry, 1, 0) == 1 && (entry.revents & POLLIN) != 0;
 }
 
-/// Duration of silence that is reported.
+/// Minimum duration of silence that is reported.
 constexpr Milliseconds kNoticeable{500};
 
-/// Time that frames sent before an interrupt may take to arrive; a call that they complete counts as complete.
+/// Time allowed for frames sent before an interrupt to arrive; a call that they complete counts as complete.
 constexpr Milliseconds kDeliveryTime{1000};
 
 const char* name_of(FrameKind kind) { return kind == FrameKind::data ? "all_gather" : "exchange_fds"; }
@@ -122,7 +122,7 @@ void ProcessBootstrap::leave() noexcept {
   remote_.post_to_all(FrameKind::leave, {});
   for (Peer& peer : peers_) {
     if (&peer == &peers_[static_cast<size_t>(rank())] || remote_.has(static_cast<int>(&peer - peers_.data()))) continue;
-    // A full socket belongs to a stalled peer; when that peer runs again, it treats the end of the connection as a death.
+    // A full socket indicates a stalled peer; once that peer runs again, it treats the end of the connection as a death.
     if (peer.connection && !peer.cut) send_some(peer.connection->fd(), frame);
   }
   {
@@ -152,7 +152,7 @@ void ProcessBootstrap::receive_all() noexcept {
   }
 }
 
-/// False when the thread must end.
+/// Returns false when the thread must end.
 bool ProcessBootstrap::wait_for_news() {
   std::vector<pollfd> polls = {{wake_.get(), POLLIN, 0}};
   for (int r = 0; r < world(); ++r) {
@@ -169,7 +169,7 @@ bool ProcessBootstrap::wait_for_news() {
   return !stop_;
 }
 
-/// A peer may have left because it observed the death of a third one. Polling all twice before publishing ensures that a
+/// A peer may have left because it observed the death of a third rank. Polling all peers twice before publishing ensures that a
 /// departure is never reported without the death that caused it.
 void ProcessBootstrap::look_at_all() {
   std::vector<News> news(peers_.size());
@@ -325,7 +325,7 @@ std::vector<ProcessBootstrap::Arrival> ProcessBootstrap::collect(FrameKind kind,
       }
     }
     if (lost >= 0) {
-      // A peer that left may have observed a death before this rank: wait for that report.
+      // A peer that left may have observed a death before this rank did, so wait for that report.
       if (!until_explained) until_explained.emplace(kExplanationTime);
       const bool explained = peers_[static_cast<size_t>(lost)].state == State::dead;
       if (explained || until_explained->passed() || deadline.passed())

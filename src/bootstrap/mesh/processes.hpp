@@ -25,11 +25,12 @@ struct Formed {
   Member me;
   HostMap hosts;
   std::vector<std::optional<Connection>> links;                   ///< by rank, empty for this one
-  std::vector<std::optional<SocketAddress>> peer_addresses = {};  ///< by rank, for ranks of other hosts
+  std::vector<std::optional<SocketAddress>> peer_addresses = {};  ///< by rank, for ranks on other hosts
   SocketAddress own_address = {};  ///< address at which this rank accepts connections of other hosts
 };
 
-/// Full mesh of one process. A dedicated thread receives all frames, so that a death is noticed while the caller computes.
+/// Full mesh of connections from one process. A dedicated thread receives all frames, so a death is noticed even while the
+/// caller computes.
 class ProcessBootstrap final : public Bootstrap {
  public:
   explicit ProcessBootstrap(Formed formed);
@@ -57,7 +58,7 @@ class ProcessBootstrap final : public Bootstrap {
   struct Peer {
     std::optional<Connection> connection;  // none: this rank itself
     UniqueFd process;  // pidfd: readable once the process has ended, even if a child still holds its sockets
-    int pid = 0;       // of a rank of this host, if visible
+    int pid = 0;       // of a rank on this host, if visible
     bool cut = false;  // this side sent part of a frame and gave up; used only by the caller's thread
     // Receiving thread only.
     std::deque<UniqueFd> passed;  // descriptors whose frames are not complete yet
@@ -71,7 +72,7 @@ class ProcessBootstrap final : public Bootstrap {
   /// Result of polling a socket.
   struct News {
     std::vector<Arrival> arrivals;
-    std::vector<Frame> remote_frames;  // from ranks of other hosts
+    std::vector<Frame> remote_frames;  // from ranks on other hosts
     bool left = false;
     bool closed = false;
   };
@@ -84,15 +85,15 @@ class ProcessBootstrap final : public Bootstrap {
   void report_ends();
   void wake() const noexcept;
 
-  /// True for the ranks in a collective step: descriptors are sent only to ranks of this host.
+  /// True for the ranks that take part in a collective step: descriptors are sent only to ranks on this host.
   bool takes_part(int r, FrameKind kind) const {
     return r != rank() && (kind != FrameKind::descriptor || host_map().together(r, rank()));
   }
   void send_to_all(FrameKind kind, ByteSpan payload, int pass, const Deadline& deadline);
   std::vector<Arrival> collect(FrameKind kind, const char* operation, const Deadline& deadline);
-  /// Returns a dead rank, else one that left, else -1.
+  /// Returns a dead rank if there is one, else a departed rank, else -1.
   int find_lost_rank(bool& left);
-  /// " (its host has been silent for 1034 ms)", or nothing.
+  /// " (its host has been silent for 1034 ms)", or an empty string.
   std::string describe_silence(int rank) const;
   /// Throws Error(invalid_argument) if this rank has left, or in a forked child.
   void check_member(const char* operation) const;

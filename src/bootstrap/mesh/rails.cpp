@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sockets between ranks of different hosts, used only for rows.
+// Sockets between ranks on different hosts, used only for rows.
 #include <algorithm>
 
 #include "bootstrap/mesh/mesh.hpp"

@@ -120,7 +120,7 @@ std::vector<int> RemoteRanks::beat() {
   std::vector<int> silent;
   if (!any_) return silent;
   const Clock::time_point now = Clock::now();
-  // A rank that was itself suspended must not interpret the missing messages as silence of its peers.
+  // A rank that was itself suspended must not mistake the missing messages for silence of its peers.
   const bool overslept = now - last_beat_ > 10 * kBeat;
   const bool due = now - last_beat_ >= kBeat;
   for (size_t r = 0; r < peers_.size(); ++r) {

@@ -12,8 +12,8 @@
 
 namespace switchyard::detail {
 
-/// State of the ranks of other hosts in one rank: outgoing frames, time of the last message, and the pulse. Any thread, except
-/// where noted.
+/// One rank's view of the ranks on other hosts: outgoing frames, the times of their last messages, and the pulse. Thread-safe,
+/// except where noted.
 class RemoteRanks {
  public:
   using Clock = std::chrono::steady_clock;
@@ -26,7 +26,8 @@ class RemoteRanks {
   bool any() const noexcept { return any_; }
   bool has(int rank) const noexcept { return peers_[static_cast<size_t>(rank)] != nullptr; }
 
-  /// Sends a frame, after the pending report of this rank's calls: as much as the socket accepts now; flush() sends the rest.
+  /// Sends a frame, preceded by the pending report of this rank's calls. Sends only as much as the socket accepts now; flush()
+  /// sends the rest.
   void post(int rank, ByteSpan frame);
   /// True if no data is left to send, or the connection is broken.
   bool flush(int rank) noexcept;
@@ -34,16 +35,16 @@ class RemoteRanks {
   /// Stops sending. Data that is already in the sockets arrives, unless a socket is closed while it has unread input.
   void close() noexcept;
 
-  /// Sets the observer; delivers frames that arrived earlier at once, in order.
+  /// Sets the observer and immediately delivers any earlier frames to it, in order.
   void set_side(RemoteObserver* side);
   void set_limit(Milliseconds limit) noexcept { limit_ms_.store(limit.count()); }
-  /// Time since the last bytes from `rank`.
+  /// Time since the last bytes arrived from `rank`.
   Milliseconds silence(int rank) const noexcept;
 
   // Receiving thread.
   /// Records that bytes arrived from `rank`.
   void heard(int rank) noexcept { peers_[static_cast<size_t>(rank)]->heard.store(Clock::now().time_since_epoch().count()); }
-  /// Handles a frame of kind pulse or aborted. False if it is malformed.
+  /// Handles a frame of kind pulse or aborted. Returns false if it is malformed.
   bool take(int rank, const Frame& frame);
   void announce_left(int rank);
   /// Sends due frames. Returns the ranks that have been silent for longer than the limit.

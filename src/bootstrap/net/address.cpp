@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names: endpoints, host names, this machine.
+// Endpoints, host names, and the identity of this machine.
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -36,7 +36,7 @@ SocketAddress unix_address(const Endpoint& endpoint) {
   const size_t first = endpoint.kind == Endpoint::Kind::unix_abstract ? 1 : 0;  // an abstract name starts with a zero byte
   std::memcpy(un.sun_path + first, endpoint.name.data(), endpoint.name.size());
   std::memcpy(&address.storage, &un, sizeof un);
-  // An abstract name ends with the length, a path with a zero byte.
+  // An abstract name is terminated by its length, a path by a zero byte.
   address.length =
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + first + endpoint.name.size() + (first == 0 ? 1 : 0));
   return address;
@@ -191,7 +191,7 @@ std::vector<SocketAddress> resolve(const Endpoint& endpoint, const Deadline& dea
   if (endpoint.is_unix()) return {unix_address(endpoint)};
   Lookup result = look_up(endpoint.name, endpoint.port, AI_NUMERICHOST);
   if (result.error != 0) {
-    // A name service may take longer than the caller's deadline; the thread then ends by itself.
+    // A name service may take longer than the caller's deadline; the thread then ends on its own.
     std::promise<Lookup> promise;
     std::future<Lookup> future = promise.get_future();
     std::thread([host = endpoint.name, port = endpoint.port, promise = std::move(promise)]() mutable {

@@ -10,28 +10,29 @@
 
 namespace switchyard::detail {
 
-/// Frames over one connected non-blocking socket. Never waits. Sending and receiving have only the socket in common, so one
-/// thread may receive while another sends through fd().
+/// Sends and receives frames over one connected non-blocking socket. Never waits. Sending and receiving share only the socket,
+/// so one thread may receive while another sends through fd().
 class Connection {
  public:
   Connection(UniqueFd fd, uint64_t max_payload) : fd_(std::move(fd)), reader_(max_payload) {}
 
   int fd() const noexcept { return fd_.get(); }
-  /// Ends this object; received frames that were not taken are lost.
+  /// Releases the descriptor; received frames that were not taken are lost.
   UniqueFd take_fd() noexcept { return std::move(fd_); }
 
   /// Appends a frame to the output of flush().
   void queue(FrameKind kind, ByteSpan payload = {}, uint64_t sequence = 0);
-  /// Sends as much as the socket takes. False once the connection is broken.
+  /// Sends as much as the socket accepts. Returns false once the connection is broken.
   bool flush();
   bool has_output() const noexcept { return !output_.empty(); }
 
-  /// Reads once, so that an endless sender uses little memory; the remaining data stays in the socket. Refuses passed
-  /// descriptors. False once the other side has closed or the connection is broken; frames received before can still be taken.
+  /// Reads only once, so that an endless sender cannot exhaust memory; the remaining data stays in the socket. Refuses passed
+  /// descriptors. Returns false once the other side has closed or the connection is broken; frames received earlier can still
+  /// be taken.
   bool receive();
-  /// Reads all available bytes, with the descriptors passed along.
+  /// Reads all available bytes, along with any descriptors passed.
   bool receive_all(std::deque<UniqueFd>& fds);
-  /// The next frame. None once the stream is malformed; see error().
+  /// The next frame. Returns nullopt once the stream is malformed; see error().
   std::optional<Frame> take() { return reader_.take(); }
   /// Bytes received so far.
   uint64_t received() const noexcept { return received_; }

@@ -58,7 +58,7 @@ Digest sha256(std::span<const std::byte> data) {
   size_t done = 0;
   for (; data.size() - done >= kBlock; done += kBlock) compress(state, data.data() + done);
 
-  // The remaining bytes, a one bit, zeros, and the length in bits: one block or two.
+  // The remaining bytes, a one bit, zeros, and the length in bits, in one or two blocks.
   std::array<std::byte, 2 * kBlock> tail = {};
   const size_t rest = data.size() - done;
   std::copy_n(data.data() + done, rest, tail.begin());

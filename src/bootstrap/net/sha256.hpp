@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), used to prove knowledge of the job token. Hashes a few hundred bytes per
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), used to prove knowledge of the job token. Used to hash a few hundred bytes per
 // connection.
 #pragma once
 
@@ -17,7 +17,7 @@ using Digest = std::array<std::byte, 32>;
 Digest sha256(std::span<const std::byte> data);
 Digest hmac_sha256(std::string_view key, std::span<const std::byte> data);
 
-/// Takes the same time regardless of the position of differences.
+/// Takes the same time wherever the inputs differ.
 bool equal_in_constant_time(const Digest& a, const Digest& b);
 
 /// Lower-case hexadecimal.

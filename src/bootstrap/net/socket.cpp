@@ -37,7 +37,7 @@ bool is_socket(const std::string& path, uint64_t* inode = nullptr) {
   return true;
 }
 
-/// Removes a socket file that no process serves, left by a process that was killed while it listened.
+/// Removes a socket file that no process serves, left behind when a process was killed while listening.
 bool remove_stale(const std::string& path, const SocketAddress& address) {
   if (!is_socket(path)) return false;
   int error = 0;
@@ -93,7 +93,7 @@ Listener& Listener::operator=(Listener&& other) noexcept {
 
 void Listener::close() noexcept {
   uint64_t inode = 0;
-  // A file that was replaced meanwhile belongs to another process.
+  // If the file has since been replaced, it belongs to another process.
   if (fd_ && !path_.empty() && is_socket(path_, &inode) && inode == inode_) ::unlink(path_.c_str());
   path_.clear();
   fd_.reset();

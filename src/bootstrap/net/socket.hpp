@@ -16,7 +16,7 @@
 
 namespace switchyard::detail {
 
-/// A parsed store: "unix:/path", "unix:@name" (abstract: a name without a file) or "tcp://host:port", "tcp://[v6]:port".
+/// A parsed store: "unix:/path", "unix:@name" (abstract: a name without a file), "tcp://host:port" or "tcp://[v6]:port".
 struct Endpoint {
   enum class Kind { unix_path, unix_abstract, tcp };
   Kind kind = Kind::tcp;
@@ -26,7 +26,7 @@ struct Endpoint {
 
   bool is_unix() const noexcept { return kind != Kind::tcp; }
 };
-/// Throws Error(invalid_argument); `argument` is the argument's name in the text.
+/// Throws Error(invalid_argument); `argument` is the name used in the error text.
 Endpoint parse_endpoint(const std::string& text, const std::string& argument = "store");
 Endpoint abstract_endpoint(const std::string& name);
 
@@ -40,22 +40,22 @@ std::string describe(const SocketAddress& address);
 
 /// "127.0.0.1" or "::1"; "" for a Unix socket.
 std::string numeric_host(const SocketAddress& address);
-/// Address from numeric_host() text and a port. Throws RendezvousError if the text is not numeric.
+/// Builds an address from numeric_host() text and a port. Throws RendezvousError if the text is not numeric.
 SocketAddress numeric_address(const std::string& host, uint16_t port);
-/// Address of this end or the other end of a socket.
+/// Address of the local or the remote end of a socket.
 SocketAddress local_address(int fd);
 SocketAddress peer_address(int fd);
 
-/// 127.0.0.0/8 or ::1, reachable only from this machine.
+/// True for 127.0.0.0/8 and ::1, which are reachable only from this machine.
 bool is_loopback(const SocketAddress& address);
-/// True if a name resolves to loopback addresses because it is this machine's own name, a common configuration in /etc/hosts:
-/// on other machines it resolves to a reachable address.
+/// True if a name resolves to loopback addresses because it is this machine's own name. This is common in /etc/hosts; on other
+/// machines, the name resolves to a reachable address.
 bool is_own_name(const Endpoint& endpoint, const std::vector<SocketAddress>& addresses);
-/// Wildcard address of this machine in the family of `address`, with its port.
+/// Wildcard address of this machine in the address family and with the port of `address`.
 SocketAddress any_address(const SocketAddress& address);
 
-/// All addresses of an endpoint in order of preference: addresses that other machines can reach first. Throws RendezvousError
-/// if the host is unknown or the deadline passes.
+/// All addresses of an endpoint in order of preference; addresses that other machines can reach come first. Throws
+/// RendezvousError if the host is unknown or the deadline has passed.
 std::vector<SocketAddress> resolve(const Endpoint& endpoint, const Deadline& deadline);
 
 /// A listening socket; removes its path when destroyed.
@@ -73,7 +73,7 @@ class Listener {
     UniqueFd fd;
     std::string origin;  ///< for error messages
   };
-  /// The next waiting connection, if any. Throws Error(system) if the process is out of descriptors.
+  /// Returns the next waiting connection, if any. Throws Error(system) if the process has run out of descriptors.
   std::optional<Accepted> accept();
 
  private:
@@ -84,21 +84,20 @@ class Listener {
   uint64_t inode_ = 0;
 };
 
-/// Retries until the deadline while another process listens there; replaces a socket file that no process serves. For this
-/// machine's own name that resolves to loopback here (is_own_name) it listens on all addresses, because the name resolves
-/// differently on other machines. Throws RendezvousError naming the obstacle. `pause`, if set, waits up to the given time
-/// between attempts while another process listens there.
+/// Retries until the deadline while another process is listening there; replaces a socket file that no process serves. If the
+/// endpoint is this machine's own name and it resolves to loopback here (is_own_name), listens on all addresses, because the
+/// name resolves differently on other machines. Throws RendezvousError naming the obstacle. `pause`, if set, is called between
+/// attempts while another process is listening there, and waits up to the given time.
 Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std::function<void(Milliseconds)>& pause = {});
 
-/// TCP: listens at this address, on a port chosen by the system instead of its own port. Returns a non-listening object if that
-/// fails.
+/// TCP: listens at this address, but on a port chosen by the system. Returns a non-listening object on failure.
 Listener listen_on_same_address(const SocketAddress& address);
-/// Port, or 0 if it is not listening, or not on TCP.
+/// Returns the port, or 0 if the listener is not listening or does not use TCP.
 uint16_t port_of(const Listener& listener);
 
 /// Starts to connect. `error` is 0, EINPROGRESS (wait for POLLOUT, then connect_result) or the error number.
 UniqueFd start_connect(const SocketAddress& address, int& error);
-/// EINPROGRESS, 0 once connected, or the error number.
+/// Returns EINPROGRESS while connecting, 0 once connected, or the error number.
 int connect_result(int fd);
 
 /// The process at the other end of a Unix socket.
@@ -107,7 +106,7 @@ struct PeerIdentity {
   int process = 0;  ///< 0 if it is not visible from here
 };
 std::optional<PeerIdentity> peer_identity(int fd);
-/// Returns the reason why the user of the other end is not trusted, or "" if it is. Always empty for TCP.
+/// Returns the reason why the peer's user is not trusted, or "" if trusted. Always empty for TCP.
 std::string check_peer_user(int fd);
 
 HostIdentity this_host();

@@ -37,7 +37,7 @@ class Writer {
   Bytes bytes_;
 };
 
-/// Reads in order. After the first read beyond the end every read yields zero and complete() is false.
+/// Reads in order. After the first read beyond the end, every read yields zero and complete() returns false.
 class Reader {
  public:
   explicit Reader(ByteSpan bytes) : rest_(bytes) {}
@@ -104,14 +104,14 @@ Writer& put_mesh_hello_fields(Writer& w, const MeshHello& m) {
   return w.number(m.from).number(m.to).raw(m.session).raw(m.nonce);
 }
 
-/// Starts the signed content with the kind, so that the proof of one message is not valid for another kind.
+/// Begins the signed content with the kind, so that a proof for one kind of message is not valid for another.
 Writer signed_part(FrameKind kind) {
   Writer w;
   w.number(kWireMagic).number(kWireVersion).number(static_cast<uint16_t>(kind));
   return w;
 }
 
-/// `message` by reference, because arguments are evaluated in any order and it must be fully read before it is copied.
+/// `message` is passed by reference: arguments are evaluated in any order, and it must be fully read before it is copied.
 template <class Message>
 std::optional<std::decay_t<Message>> if_complete(const Reader& reader, Message&& message) {
   if (!reader.complete()) return std::nullopt;

@@ -24,7 +24,7 @@ using Nonce = std::array<std::byte, 16>;
 inline constexpr uint32_t kWireMagic = 0x42595753;  // "SWYB" in memory
 inline constexpr uint16_t kWireVersion = 3;
 inline constexpr size_t kFrameHeaderBytes = 24;
-/// Maximum payload before the peer has proved possession of the token, and of every handshake message.
+/// Maximum payload of every handshake message, and of any message before the peer has proved possession of the token.
 inline constexpr uint64_t kMaxHandshakeBytes = 16384;
 /// Maximum payload between ranks that trust each other.
 inline constexpr uint64_t kMaxFrameBytes = uint64_t{1} << 32;
@@ -43,8 +43,8 @@ enum class FrameKind : uint16_t {
   descriptor = 11,  ///< rank -> rank: contribution to exchange_fds; the descriptor is sent with its first byte
   leave = 12,       ///< rank -> rank: the end of this connection is intended
   welcome = 13,     ///< to a newcomer: admitted, signed; all later frames of this connection are from the sender
-  pulse = 14,       ///< rank -> rank of another host: sign of life, and the calls made so far
-  aborted = 15,     ///< rank -> rank of another host: an abort word
+  pulse = 14,       ///< rank -> rank on another host: sign of life, and the calls made so far
+  aborted = 15,     ///< rank -> rank on another host: an abort word
 };
 
 struct Frame {
@@ -53,7 +53,7 @@ struct Frame {
   Bytes payload;
 };
 
-/// Header and payload. {magic u32, version u16, kind u16, sequence u64, payload bytes u64}, little endian.
+/// Returns header and payload: {magic u32, version u16, kind u16, sequence u64, payload bytes u64}, little endian.
 Bytes encode_frame(FrameKind kind, uint64_t sequence, ByteSpan payload);
 
 /// Splits a byte stream into frames.
@@ -61,7 +61,7 @@ class FrameReader {
  public:
   explicit FrameReader(uint64_t max_payload) : max_payload_(max_payload) {}
   void append(ByteSpan bytes);
-  /// The next complete frame, if any. None after an error.
+  /// Returns the next complete frame, if any. None after an error.
   std::optional<Frame> take();
   /// Returns a description of the stream error, or "" if there is none.
   const std::string& error() const noexcept { return error_; }
@@ -74,7 +74,7 @@ class FrameReader {
   std::string error_;
 };
 
-/// Identity of a process's machine, with respect to shared memory and Unix sockets.
+/// Identifies the machine of a process for shared memory and Unix sockets.
 struct HostIdentity {
   std::string name;        ///< for error messages
   std::string boot;        ///< equal on the same running kernel
@@ -123,7 +123,7 @@ struct Progress {
   uint64_t departed = 0;  ///< bit r: rank r was connected, and ended or gave up
 };
 
-/// Address at which ranks of other hosts reach a rank.
+/// Address at which ranks on other hosts reach a rank.
 struct Reach {
   std::string address;  ///< numeric, as seen by rank 0; "": the address at which the reader reached rank 0
   uint16_t port = 0;
@@ -145,7 +145,7 @@ struct MeshHello {
   Nonce nonce{};  ///< TCP: nonce to sign
 };
 
-/// Report of a rank's calls.
+/// A rank's report of its calls.
 struct Pulse {
   uint64_t last = 0;            ///< number of its last call
   std::vector<uint64_t> words;  ///< of the calls up to `last` that were not yet announced to the reader
@@ -163,7 +163,7 @@ Bytes encode(const Pulse& message);
 /// Encodes an abort word.
 Bytes encode(uint64_t word);
 
-/// None if the payload is not exactly one message of the kind.
+/// Return nullopt unless the payload is exactly one message of the kind.
 std::optional<Greeting> decode_greeting(ByteSpan payload);
 std::optional<Hello> decode_hello(ByteSpan payload);
 std::optional<Refusal> decode_refusal(ByteSpan payload);
@@ -175,25 +175,25 @@ std::optional<MeshHello> decode_mesh_hello(ByteSpan payload);
 std::optional<Pulse> decode_pulse(ByteSpan payload);
 std::optional<uint64_t> decode_word(ByteSpan payload);
 
-/// A proof covers every other field of its message and, against replay, a nonce chosen by the verifying side (refusal, welcome
-/// and roster: the nonce of the rank's hello; mesh: the session, chosen by rank 0 for this rendezvous, and over TCP the
-/// greeting of the accepting rank).
+/// A proof covers every other field of its message and, against replay, a nonce chosen by the verifying side. For refusal,
+/// welcome and roster, this is the nonce in the rank's hello; for mesh, the session chosen by rank 0 for this rendezvous and,
+/// over TCP, the greeting from the accepting rank.
 Digest prove(const Hello& message, std::string_view token, const Nonce& greeting);
 Digest prove(const Refusal& message, std::string_view token, const Nonce& hello);
 Digest prove(const Welcome& message, std::string_view token, const Nonce& hello);
 Digest prove(const Roster& message, std::string_view token, const Nonce& hello);
 Digest prove(const MeshHello& message, std::string_view token, const Nonce& greeting = {});
 
-/// State of rank 0 when a hello arrives.
+/// Rank 0's state when a hello arrives.
 struct Gate {
   std::string_view token;
   int world = 0;
   uint64_t arrived = 0;  ///< bit r: rank r has already arrived
 };
-/// Returns the reason why the newcomer is not admitted, or "" if it is. Discloses nothing about the job to a newcomer without
-/// the token.
+/// Returns the reason why the newcomer is not admitted, or "" if it is admitted. Discloses nothing about the job to newcomers
+/// without the token.
 std::string judge_hello(const Hello& message, const Gate& gate, const Nonce& greeting);
-/// judge_hello() for a mesh connection at rank `me`.
+/// Like judge_hello(), for a mesh connection to rank `me`.
 std::string judge_mesh_hello(const MeshHello& message, const Gate& gate, const Nonce& session, int me,
                              const Nonce& greeting = {});
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous side of all ranks except rank 0.
+// Rendezvous side of every rank except rank 0.
 #include <algorithm>
 #include <cerrno>
 #include <new>
@@ -17,7 +17,7 @@ constexpr Milliseconds kFirstRetry{10};
 constexpr Milliseconds kLastRetry{200};
 constexpr size_t kMaxStrangerText = 200;
 
-/// Retries until it is admitted, because rank 0 may start later, or listen for another group first.
+/// Retries until admitted, because rank 0 may start later or may first listen for another group.
 class StoreClient final : public Store {
  public:
   StoreClient(const Member& me, const Deadline& deadline)
@@ -32,7 +32,7 @@ class StoreClient final : public Store {
         {connection_->fd(), static_cast<short>((stage_ == Stage::connecting ? 0 : POLLIN) | (output ? POLLOUT : 0)), 0});
   }
 
-  /// Before admission: time until the next attempt or, during an attempt, until it times out.
+  /// Before admission: the time until the next attempt or, during an attempt, until it times out.
   Milliseconds until_wake() const override {
     return stage_ < Stage::admitted ? std::min(deadline_.remaining(), next_step_.remaining()) : deadline_.remaining();
   }
@@ -75,7 +75,7 @@ class StoreClient final : public Store {
     const std::string prefix = "rank " + std::to_string(me_.rank) + ": ";
     const std::string waited = " within " + std::to_string(deadline_.budget().count()) + " ms";
     if (stage_ >= Stage::meeting) {
-      // Without its own list this rank waited for the others' connections; only rank 0 can name the missing ranks.
+      // Without its own list, this rank was waiting for the others' connections; only rank 0 can name the missing ranks.
       if (unconnected.empty()) {
         send_failure({-1, 0, "rank " + std::to_string(me_.rank) + " waited for the others to connect to each other" + waited});
         throw RendezvousError(
@@ -223,12 +223,12 @@ class StoreClient final : public Store {
     stage_ = Stage::admitted;
   }
 
-  /// A peer that proves the token is rank 0, and its refusal is final. On a Unix socket, the refusal of a process of this user
-  /// is final too. Any other peer, including a rank 0 with another token, may only be occupying the address: the next attempt
+  /// A peer that proves the token is rank 0, and its refusal is final. On a Unix socket, a refusal by a process of this user is
+  /// final too. Any other peer, including a rank 0 with another token, may merely be occupying the address: the next attempt
   /// may reach the right one.
   void take_refusal(const Refusal& refusal) {
     const bool proved = stage_ == Stage::greeted && equal_in_constant_time(refusal.proof, prove(refusal, me_.token, nonce_));
-    // A rank 0 connects here only because it cannot listen: another job may occupy the store until its ranks have met.
+    // A rank 0 connects here only if it cannot listen itself: another job may occupy the store until its own ranks have met.
     if (proved || (me_.store.is_unix() && me_.rank != 0))
       throw RendezvousError("rank " + std::to_string(me_.rank) + " was refused by rank 0 at " + me_.store.text + ": " +
                             refusal.text);

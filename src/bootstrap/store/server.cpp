@@ -16,15 +16,15 @@
 namespace switchyard::detail {
 namespace {
 
-/// Maximum number of unidentified connections. Beyond this the oldest is dropped: a rank identifies itself at once, and
-/// reconnects if it was dropped.
+/// Maximum number of unidentified connections. Beyond this, the oldest connection is dropped: a genuine rank identifies itself
+/// immediately, and reconnects if dropped.
 constexpr size_t kMaxNewcomers = 256;
-/// Maximum number of connections accepted per step, so that endless foreign connections cannot starve the others.
+/// Maximum number of connections accepted per step, so that an endless stream of foreign connections cannot starve the others.
 constexpr int kMaxAccepted = 64;
 /// Maximum number of refusals quoted in full in the final error.
 constexpr size_t kMaxRefusals = 8;
 
-/// While another process listens at the store, checks whether it is a rank 0 of the same job; in that case both throw.
+/// While another process is listening at the store, checks whether it is a rank 0 of the same job; if so, both throw.
 Listener listen_at_store(const Member& me, const Deadline& deadline) {
   std::unique_ptr<Store> visitor;
   Listener listener = listen_at(me.store, deadline, [&](Milliseconds pause) {
@@ -35,7 +35,7 @@ Listener listen_at_store(const Member& me, const Deadline& deadline) {
     const Milliseconds wait = std::min(pause, visitor->until_wake());
     ::poll(polls.data(), static_cast<nfds_t>(polls.size()), static_cast<int>(wait.count()));
   });
-  // The other rank 0 sends its refusal before it stops listening: if this rank can listen now, the refusal has arrived.
+  // The other rank 0 sends its refusal before it stops listening; if this rank can listen now, the refusal has already arrived.
   if (visitor) visitor->step();
   return listener;
 }
@@ -142,7 +142,7 @@ class StoreServer final : public Store {
     newcomers_.pop_front();
   }
 
-  /// The next waiting connection. If the process is out of descriptors, closes unidentified connections.
+  /// The next waiting connection. If the process has run out of descriptors, closes unidentified connections.
   std::optional<Listener::Accepted> accept_next() {
     try {
       return listener_.accept();
@@ -170,7 +170,7 @@ class StoreServer final : public Store {
     }
   }
 
-  /// False when this connection is finished.
+  /// Returns false when this connection is finished.
   bool serve(Newcomer& newcomer) {
     const bool open = newcomer.connection.flush() && newcomer.connection.receive();
     if (newcomer.refused) {  // keeps reading until it is read: closing a socket with unread bytes discards the refusal
@@ -199,15 +199,15 @@ class StoreServer final : public Store {
     return newcomer.connection.flush();
   }
 
-  /// Returns the address at which other hosts reach the rank at the other end. A rank that used loopback for this machine's own
-  /// name is on rank 0's machine.
+  /// Returns the address at which other hosts reach the rank at the other end of the connection. A rank that used loopback for
+  /// this machine's own name is on rank 0's machine.
   std::string reach_of(int fd) const {
     if (me_.store.is_unix()) return kLoopback;
     const SocketAddress there = peer_address(fd);
     return is_any_address_ && is_loopback(there) ? "" : numeric_host(there);
   }
 
-  /// Adds an authenticated connection to the guests. Always returns false, or the result of refuse().
+  /// Adds an authenticated connection to the guests. Returns false or the result of refuse().
   bool admit(Newcomer& newcomer, const Hello& hello) {
     serve_ranks();  // a rank that died may rejoin; its end is processed before its successor
     if (const std::string why = judge_hello(hello, {me_.token, me_.world, arrived()}, newcomer.nonce); !why.empty()) {
@@ -230,7 +230,7 @@ class StoreServer final : public Store {
     return equal_in_constant_time(hello.proof, prove(hello, me_.token, greeting));
   }
 
-  /// Returns the reason why this rank's specified host conflicts with those of the arrived ranks, or "".
+  /// Returns the reason why this rank's specified host conflicts with those of ranks that have arrived, or "".
   std::string find_misplaced(const Hello& hello) const {
     std::string why = describe_place_conflict(0, me_.host, hello.rank, hello.host);
     for (const auto& [rank, joined] : joined_ranks_)
@@ -239,13 +239,13 @@ class StoreServer final : public Store {
     return why;
   }
 
-  /// Fails without a rank to blame: all ranks throw RendezvousError with `missing` as the missing ranks.
+  /// Fails without a rank to blame: all ranks throw RendezvousError, with `missing` as the missing ranks.
   [[noreturn]] void fail_all(const std::string& why, uint64_t missing = 0) {
     broadcast(FrameKind::failure, encode(Failure{-1, missing, why}));
     throw RendezvousError("rank 0: " + why, ranks_in(missing));
   }
 
-  /// `missing`: ranks without a connection to this one.
+  /// `missing` contains the ranks that are not connected to this one.
   [[noreturn]] void throw_unconnected(uint64_t missing, const std::string& why) {
     for (const auto& [rank, joined] : joined_ranks_) missing |= uint64_t{!joined.ready} << rank;
     fail_all(describe_ranks(ranks_in(missing)) + " of " + std::to_string(me_.world) + " came to " + me_.store.text +
@@ -253,7 +253,7 @@ class StoreServer final : public Store {
              missing);
   }
 
-  /// Records which ranks share a host and how the hosts reach each other; records nothing if all share one.
+  /// Records which ranks share a host and how hosts reach each other; records nothing if all ranks share one host.
   void place_ranks() {
     std::vector<std::string> keys = {me_.host.key()};
     roster_.reach = {Reach{me_.store.is_unix() ? kLoopback : "", port_of(network_), 0}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rendezvous point: rank 0 serves, the other ranks connect. Each side is a state machine driven by one poll loop
+// The rendezvous point: rank 0 serves it, and the other ranks connect. Each side is a state machine driven by one poll loop
 // (connect.cpp).
 #pragma once
 
@@ -31,11 +31,11 @@ struct Member {
 class Pollable {
  public:
   virtual ~Pollable() = default;
-  /// Adds the sockets that step() waits for.
+  /// Adds the sockets on which step() waits.
   virtual void prepare(std::vector<pollfd>& polls) const = 0;
   /// Time until step() must be called even if no socket is ready.
   virtual Milliseconds until_wake() const = 0;
-  /// Throws the error that ends the rendezvous.
+  /// Throws the error that ended the rendezvous.
   virtual void step() = 0;
 };
 
@@ -43,24 +43,25 @@ class Store : public Pollable {
  public:
   /// Null until all ranks have arrived.
   virtual const Roster* roster() const = 0;
-  /// By rank, once there is a roster: listening addresses of ranks of other hosts; none for ranks of this host.
+  /// Listening addresses by rank, once there is a roster, for ranks on other hosts; none for ranks on this host.
   virtual std::vector<std::optional<SocketAddress>> peer_addresses() const = 0;
-  /// Listener for connections of other hosts; not listening if no address was announced.
+  /// Listener for connections from other hosts; not listening if no address was announced.
   virtual Listener take_network() = 0;
   /// Announces that this rank is connected to all others.
   virtual void report_ready() = 0;
-  /// True once all ranks are connected to all others.
+  /// True once all ranks are connected to each other.
   virtual bool finished() const = 0;
-  /// The deadline has passed: notifies the others and throws RendezvousError naming the missing ranks. `unconnected` are the
-  /// ranks without a connection to this rank, once there is a roster; `why` is the mesh's description of them.
+  /// Called when the deadline has passed: notifies the others and throws RendezvousError naming the missing ranks.
+  /// `unconnected` contains the ranks that have no connection to this rank, once there is a roster; `why` is the mesh's
+  /// explanation.
   [[noreturn]] virtual void throw_timeout(const std::vector<int>& unconnected, const std::string& why) = 0;
-  /// This rank fails: sends the reason to those of the others that listen. `rank` is the rank to blame.
+  /// Called when this rank fails: sends the reason to every rank that is still listening. `rank` is the rank to blame.
   virtual void give_up(int rank, const std::string& why) noexcept = 0;
 };
 
-/// Address of ranks that meet at a Unix socket and specify several hosts.
+/// Address used by ranks that meet at a Unix socket and specify several hosts.
 inline constexpr const char* kLoopback = "127.0.0.1";
-/// Time limit for a connection to identify itself.
+/// Time within which a connection must identify itself.
 inline constexpr Milliseconds kHandshakeTime{5000};
 
 std::unique_ptr<Store> make_store_server(const Member& me, const Deadline& deadline);
@@ -73,12 +74,12 @@ struct Absence {
 };
 Absence describe_absence(const Member& me, const Progress& progress, const Deadline& deadline);
 
-/// Store::ways for rank `me`, which reached rank 0 at `first`.
+/// Store::ways for rank `me`, which first reached rank 0 at `first`.
 std::vector<std::optional<SocketAddress>> peer_addresses_of(const Roster& roster, int me, const std::string& first);
 /// Mapping of ranks to hosts. `roster.mesh_names` must have an entry for each rank.
 HostMap hosts_in(const Roster& roster);
 
-/// Ranks of a bit mask, ascending.
+/// Ranks in a bit mask, in ascending order.
 std::vector<int> ranks_in(uint64_t mask);
 /// Inverse of ranks_in().
 uint64_t mask_of(const std::vector<int>& ranks);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// C functions of the grouped GEMM and of expert rows.
+// C functions for the grouped GEMM and for expert rows.
 #include "switchyard/gemm.hpp"
 
 #include <cstddef>
@@ -25,7 +25,7 @@ namespace {
 constexpr sy_dispatched_view kDispatchedView = SY_DISPATCHED_VIEW_INIT;
 constexpr sy_low_latency_view kLowLatencyView = SY_LOW_LATENCY_VIEW_INIT;
 
-/// The members of a dispatch that ExpertRows::of reads.
+/// The dispatch members that ExpertRows::of reads.
 Dispatched to_dispatched(const sy_dispatched_view* view) {
   const sy_dispatched_view v = read_struct(view, kDispatchedView, "dispatched");
   require_range("dispatched->num_local_experts", v.num_local_experts, 0, INT32_MAX);

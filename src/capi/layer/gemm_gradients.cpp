@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// C functions of the gradients of an expert MLP.
+// C functions for the gradients of an expert MLP.
 #include "switchyard/gemm_gradients.hpp"
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Helpers shared by the C functions of the layer library.
+// Helpers shared by the layer library's C functions.
 #pragma once
 
 #include <memory>

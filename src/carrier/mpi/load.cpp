@@ -17,7 +17,7 @@ namespace {
 
 constexpr char kName[] = "libswitchyard_mpi.so", kVariable[] = "SWITCHYARD_MPI_MODULE";
 
-/// Folder of the file that contains this function.
+/// Folder of the file containing this function.
 std::string own_folder() {
   Dl_info info{};
   char path[PATH_MAX];
@@ -27,14 +27,15 @@ std::string own_folder() {
   return file.substr(0, file.rfind('/'));
 }
 
-/// Possible paths of the module: only the user's, if set; else next to this library or program, then the system's search path.
+/// Possible paths of the module: only the user's, if set; otherwise next to this library or program, then the system's search
+/// path.
 std::vector<std::string> places() {
   if (const char* const given = std::getenv(kVariable); given && *given) return {given};
   const std::string folder = own_folder();
   return {folder + "/" + kName, folder + "/../lib/" + kName, folder + "/../" + kName, kName};
 }
 
-/// First line of an MPI's version text; empty: the process has no MPI.
+/// First line of the MPI version text; empty if the process has no MPI.
 std::string first_line(const char* text) {
   const std::string all = text ? text : "";
   return all.substr(0, all.find('\n'));
@@ -78,7 +79,7 @@ const MpiModule& load() {
                                           " may name the file. Tried: " + reasons);
 }
 
-/// Loaded once; a failure is retried.
+/// Loads the module once; after a failure, the next call tries again.
 const MpiModule& module() {
   static std::mutex mutex;
   static const MpiModule* loaded = nullptr;

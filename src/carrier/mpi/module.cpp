@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MPI module: legs of rounds as MPI messages of a private communicator.
+// The MPI module: transfers the legs of rounds as MPI messages on a private communicator.
 //
-// A leg is a head followed by its bytes, in messages of at most MpiCarrierSpec::max_bytes, all with the tag of the two ranks.
-// MPI preserves the order of messages with one tag between two processes, so the n-th head received is the n-th head sent by
-// the peer; the head shows whether both mean the same leg. The bytes are received only after a head with the expected contents,
-// because an MPI may write all of a message that is longer than its buffer before it reports the truncation.
+// A leg is a head followed by its bytes, in messages of at most MpiCarrierSpec::max_bytes, all with the tag for the two ranks.
+// MPI preserves the order of messages with the same tag between two processes, so the n-th head received is the n-th head that
+// the peer sent; its contents show whether both ends mean the same leg. The bytes are received only after an expected head,
+// because an MPI implementation may write a whole message that is longer than its buffer before reporting the truncation.
 //
-// MPI accesses the memory of a request until the request has completed, and a send to a peer that never receives does not
-// complete. Requests that a destroyed carrier leaves behind are kept, with their memory, until later calls of any carrier find
+// MPI accesses a request's memory until the request has completed, and a send to a peer that never receives does not complete.
+// Requests that a destroyed carrier leaves behind are kept, along with their memory, until a later call on any carrier finds
 // them completed.
 #include <mpi.h>
 
@@ -29,10 +29,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Maximum ranks of a group; a tag contains both ranks of a leg, and its remaining values distinguish groups.
+/// Maximum number of ranks in a group; a tag encodes both ranks of a leg, and its remaining values distinguish groups.
 constexpr int kRanks = 64;
 
-/// Serializes calls of MPI. Held for calls that do not wait, and while the communicator is made.
+/// Serializes calls of MPI. Held during calls that do not wait, and during creation of the communicator.
 std::mutex& mpi_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -77,7 +77,7 @@ MpiEnd start_mpi(MpiText* why) {
   return MpiEnd::ok;
 }
 
-/// Collective over the processes of MPI_COMM_WORLD, but with a deadline: uses the non-blocking call and polls it.
+/// Collective over the processes in MPI_COMM_WORLD, but with a deadline: issues the non-blocking call and polls it.
 MpiEnd make_communicator(Clock::time_point deadline, MpiText* why) {
   MPI_Comm made = MPI_COMM_NULL;
   MPI_Request request = MPI_REQUEST_NULL;
@@ -118,7 +118,7 @@ struct Head {
   bool operator==(const Head&) const = default;
 };
 
-/// One direction of a leg. Its address is stable while MPI has its requests.
+/// One direction of a leg. Its address is stable while MPI holds requests for it.
 struct Transfer {
   uint64_t round;
   Head head, seen{};
@@ -140,13 +140,13 @@ struct Link {
   }
 };
 
-/// Requests of a destroyed carrier that MPI still holds.
+/// Requests that MPI still holds after their carrier was destroyed.
 struct Remains {
   Transfers transfers;
   std::shared_ptr<const void> memory;  ///< of their bytes
 };
 
-/// Guarded by mpi_mutex(). Lives as long as the process.
+/// Guarded by mpi_mutex(). Never destroyed.
 std::list<Remains>& remains() {
   static auto* const all = new std::list<Remains>;
   return *all;
@@ -241,7 +241,7 @@ class MpiCarrier final : public Carrier {
           MPI_Isend(bytes.data() + at, piece(bytes.size() - at), MPI_BYTE, link.process, link.tag_out, communicator,
                     request_of(t)));
   }
-  /// Handles the heads that have arrived, and requests the bytes after those with the expected contents.
+  /// Processes the heads that have arrived, and posts receives for the bytes after each expected head.
   void receive_some(Link& link) {
     while (failure_.state == RoundState::done && !link.heads.empty()) {
       Transfer& t = link.heads.front();
@@ -269,7 +269,7 @@ class MpiCarrier final : public Carrier {
     fail(RoundState::broken, link.peer);
   }
 
-  /// True if all messages of a transfer were sent or received. Messages longer than expected belong to another leg.
+  /// True if all messages of a transfer have been sent or received. A message longer than expected belongs to a different leg.
   bool done(const Link& link, Transfer& t) {
     int all = 0;
     statuses_.resize(t.requests.size());
@@ -286,7 +286,7 @@ class MpiCarrier final : public Carrier {
     return false;
   }
 
-  /// Cancels a receive that matches no message. MPI completes the others.
+  /// Cancels a receive that has not matched a message. MPI completes the others.
   static void cancel(Transfer& t) {
     for (MPI_Request& request : t.requests)
       if (request != MPI_REQUEST_NULL) MPI_Cancel(&request);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Interface of the MPI module to the library: both are of one build, so classes may cross it.
+// Interface between the library and the MPI module. Both come from the same build, so class types may cross it.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,16 @@
 
 namespace switchyard::detail {
 
-/// Result of a function of the module; unless it is `ok`, a text is written.
+/// Result of a module function; unless it is `ok`, an error text is written.
 enum class MpiEnd : uint8_t { ok, unsupported, timeout, failed };
 
 struct MpiText {
   char text[512];
 };
 
-/// Function pointers, because the module is located by one symbol name.
+/// Function pointers allow the module to be located by a single symbol name.
 struct MpiModule {
-  /// MPI_Get_library_version of the MPI that the module is linked with.
+  /// MPI_Get_library_version of the MPI with which the module is linked.
   const char* (*library)();
   /// See mpi_process().
   MpiEnd (*begin)(int64_t deadline_ms, int* process, MpiText* why);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few functions of NCCL that the library calls, looked up at run time: the library does not link NCCL and needs no NCCL
-// header. Their C interface has been the same since version 2.19, and structs contain their size and version.
+// The few NCCL functions that the library calls, looked up at run time: the library does not link NCCL and needs no NCCL
+// header. Their C interface has not changed since version 2.19, and structs contain their size and version.
 #pragma once
 
 #include <climits>
@@ -9,22 +9,22 @@
 
 namespace switchyard::detail {
 
-/// Result codes of NCCL functions that are distinguished here; any other is an error, described by NCCL.
+/// Result codes of NCCL functions that are distinguished here; any other code is an error that NCCL describes.
 inline constexpr int kNcclSuccess = 0, kNcclInProgress = 7;
 /// ncclDataType_t of bytes.
 inline constexpr int kNcclBytes = 1;
-/// Minimum version: in earlier versions a communicator could not be aborted reliably from another thread.
+/// Minimum version; earlier versions could not reliably abort a communicator from another thread.
 inline constexpr int kMinNcclVersion = 21900;
 
 /// An opaque communicator.
 using NcclComm = void*;
 
-/// Identifier by which the ranks of a communicator find each other.
+/// Identifier with which the ranks of a communicator find each other.
 struct NcclId {
   char bytes[128] = {};
 };
 
-/// ncclConfig_t of version 2.19, which later versions accept.
+/// ncclConfig_t as of version 2.19, which later versions accept.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -37,13 +37,13 @@ struct NcclConfig {
   int split_share = INT_MIN;
 };
 
-// NCCL's device API, as of version 2.30.7: a later NCCL accepts structs that declare an earlier version.
+// NCCL's device API as of version 2.30.7; later versions accept structs that declare an earlier version.
 
-/// Minimum version for networking by kernels (GIN): the first with signals that cover a single put (weak signals), which every
-/// network that kernels can drive supports.
+/// Minimum version for kernel-initiated networking (GIN): the first with signals that cover a single put (weak signals), which
+/// are supported by every network that kernels can drive.
 inline constexpr int kMinGinVersion = 23007;
 inline constexpr unsigned kNcclMagic = 0xcafebeef;
-/// ncclGinConnectionType_t: kernels reach all ranks of a communicator, or those reached through the same network card.
+/// ncclGinConnectionType_t: kernels reach all ranks in a communicator, or only those reached through the same network card.
 inline constexpr int kNcclGinFull = 1, kNcclGinRail = 2;
 
 /// ncclCommProperties.
@@ -122,10 +122,10 @@ struct NcclApi {
 /// "2.28.9"
 std::string nccl_version_text(int version);
 
-/// Looks up NCCL: the one already in the process, else the file named by SWITCHYARD_NCCL, else libnccl.so.2. It is never
-/// unloaded. \throws Error(unsupported) with the names tried, the missing function, or a version before 2.19.
+/// Looks up NCCL: the one already loaded in the process, else the file named by SWITCHYARD_NCCL, else libnccl.so.2. NCCL is
+/// never unloaded. \throws Error(unsupported) naming the libraries tried, the missing function, or a version before 2.19.
 NcclApi load_nccl();
-/// load_nccl() cached for the process; a failure is retried. Any thread.
+/// Result of load_nccl(), cached for the process; after a failure, the next call tries again. Any thread.
 const NcclApi& nccl();
 
 }  // namespace switchyard::detail

@@ -13,7 +13,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Threads of this process that end communicators.
+/// The threads of this process that are ending communicators.
 struct Endings {
   std::mutex mutex;
   std::condition_variable ended;
@@ -26,7 +26,7 @@ Endings& endings() {
 
 constexpr std::chrono::seconds kMaxEndingTime{5};
 
-/// Waits for them, at most `max` and until `stop` returns true.
+/// Waits for these threads, for at most `max` or until `stop` returns true.
 void await_endings(std::chrono::milliseconds max, const std::function<bool()>& stop) {
   const auto until = std::chrono::steady_clock::now() + max;
   std::unique_lock lock(endings().mutex);
@@ -111,7 +111,7 @@ void end_elsewhere(const NcclApi& api, std::vector<NcclComm> comms) noexcept try
     for (const NcclComm comm : held) (void)abort(comm);
   });
 } catch (const std::exception&) {
-  // The communicators and the rounds in flight are leaked.
+  // The communicators and the rounds in flight are then leaked.
 }
 
 }  // namespace switchyard::detail

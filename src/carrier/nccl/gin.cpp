@@ -22,8 +22,8 @@ constexpr size_t kSlotUnit = 4096;
 constexpr char kGinVariable[] = "SWITCHYARD_NCCL_GIN";
 constexpr std::chrono::milliseconds kEndTime{1000}, kPollInterval{1};
 
-/// Windows and device communicators of one communicator. NCCL writes here when it has made them, so the address must not
-/// change.
+/// Windows and device communicators belonging to one communicator. NCCL writes here when it has created them, so the address
+/// must not change.
 struct Rail {
   int ranks = 0, own_place = 0;
   void* memory = nullptr;
@@ -34,18 +34,18 @@ struct Rail {
   GinRail view() const { return {device_comm.data(), window, ranks}; }
 };
 
-/// Slots of one end of a communicator: for each other rank one to send from and one to receive into.
+/// Slots at one end of a communicator: for each other rank, one to send from and one to receive into.
 struct Slots {
   size_t bytes;
 
-  /// Index of rank number `other` among the peers of number `place`.
+  /// Index of rank number `other` among the peers of rank number `place`.
   static size_t index(int place, int other) { return static_cast<size_t>(other < place ? other : other - 1); }
   size_t out(int place, int other) const { return 2 * index(place, other) * bytes; }
   size_t in(int place, int other) const { return out(place, other) + bytes; }
   size_t all(int ranks) const { return 2 * bytes * static_cast<size_t>(ranks - 1); }
 };
 
-/// Resources of a destroyed carrier: none may be freed while its kernels run.
+/// Resources of a destroyed carrier; none may be freed while its kernels are running.
 struct Remains {
   std::vector<NcclComm> comms;
   std::vector<std::unique_ptr<Rail>> rails;
@@ -72,7 +72,7 @@ void leave_behind(std::unique_ptr<Remains> remains) {
   all->push_back(std::move(remains));
 }
 
-/// Ends communicators once no work of this rank is in flight; leaks them otherwise.
+/// Ends communicators once this rank has no work in flight; otherwise leaks them.
 void end_remains(const NcclApi& api, Remains remains) noexcept try {
   if (remains.comms.empty()) return;
   Remains* const held = std::make_unique<Remains>(std::move(remains)).release();  // without a thread everything is leaked
@@ -87,7 +87,7 @@ void end_remains(const NcclApi& api, Remains remains) noexcept try {
   // Leaked.
 }
 
-/// Bytes [at, at + most) of `whole`, as far as they exist.
+/// Bytes [at, at + max) of `whole`, limited to its size.
 template <class Byte>
 std::span<Byte> piece_of(std::span<Byte> whole, size_t at, size_t max) {
   const std::span<Byte> rest = whole.subspan(std::min(at, whole.size()));
@@ -150,7 +150,7 @@ class GinCarrier final : public NcclRounds {
     device_->reset(made.view());
   }
 
-  /// Rails and pieces have the same order on all ranks, so that no two ranks wait for each other in different ones.
+  /// All ranks process rails and pieces in the same order, because two ranks could otherwise wait for each other.
   bool enqueue(std::span<const PeerTransfer> transfers, void* stream, int peer) override {
     unmarked_ = true;
     ++rounds_;
@@ -211,7 +211,7 @@ class GinCarrier final : public NcclRounds {
     if (!std::exchange(ended_, true)) device_->end();
     end_remains(comms().api(), take());
   } catch (const std::exception&) {
-    // Leaked for lack of memory.
+    // Leaked if memory is insufficient.
   }
 
   /// Destroys a communicator without work in flight. \returns true if it is destroyed
@@ -249,7 +249,7 @@ std::string why_no_gin(const NcclApi& api, const GinDevice* device, int ranks_on
   if (api.version < device->header_version())
     return "NCCL " + nccl_version_text(api.version) + " is older than " + nccl_version_text(device->header_version()) +
            ", with whose headers this build was compiled";
-  // A waiting kernel keeps another rank's kernel, which it may wait for, from starting.
+  // A waiting kernel prevents another rank's kernel, for which it may be waiting, from starting.
   if (ranks_on_gpu > 1) return std::to_string(ranks_on_gpu) + " ranks of the group share its GPU";
   return "";
 }
@@ -262,7 +262,7 @@ std::string why_no_gin(const NcclComms& comms) {
     std::string ranks;
     for (const int r : comms.spec().rails[i].ranks) ranks += (ranks.empty() ? " ranks " : ", ") + std::to_string(r);
     if (!has.device_api) return "NCCL offers no device API for" + ranks;
-    // With one rank per host the ranks reached by one network card are all ranks, unless hosts share memory by NVLink.
+    // With one rank per host, all ranks are reached through one network card, unless hosts share memory over NVLink.
     if (has.gin_type == 0 && (has.railed_gin_type == 0 || has.lsa_teams != has.ranks))
       return "NCCL finds no network that kernels can drive between" + ranks;
   }

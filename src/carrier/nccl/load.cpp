@@ -16,7 +16,7 @@ constexpr char kLibraryName[] = "libnccl.so.2", kLibraryVariable[] = "SWITCHYARD
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::unsupported, "NCCL: " + text); }
 
-/// A handle for dlsym, and the name it was found by.
+/// A handle for dlsym, and the name under which it was found.
 struct Library {
   void* handle = nullptr;
   std::string place;
@@ -47,7 +47,7 @@ void find(Function& function, const Library& in, const char* name) {
   if (!look_up(function, in, name)) refuse(in.place + " has no " + name + ": it is no NCCL of version 2.19 or later");
 }
 
-/// Looks up the functions for networking by kernels, or records why they are missing.
+/// Looks up the functions for kernel-initiated networking, or records why they are missing.
 void find_gin(NcclApi& api, const Library& in) {
   if (api.version < kMinGinVersion) {
     api.no_gin = "NCCL " + nccl_version_text(api.version) + " is older than " + nccl_version_text(kMinGinVersion);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Common base of carriers over NCCL's communicators: rounds on a stream, marks after them, and the rank that broke them.
+// Common base class of the carriers over NCCL communicators: rounds on a stream, marks after them, and the rank that broke
+// them.
 #pragma once
 
 #include <atomic>
@@ -59,21 +60,21 @@ class NcclRounds : public Carrier {
  protected:
   explicit NcclRounds(std::unique_ptr<NcclComms> comms) : comms_(std::move(comms)) {}
 
-  /// A round on the stream.
+  /// A round enqueued on the stream.
   struct Posted {
     uint64_t round;
     int peer;  ///< of its only leg, or -1
     std::shared_ptr<const void> mark;
   };
 
-  // Functions below are called with mutex_ held, except from destructors, when no other thread uses the object.
+  // The functions below are called with mutex_ held, except from destructors, when no other thread uses the object.
 
   /// Enqueues a round that has bytes; `peer`: of its only leg, or -1. \returns true on success; otherwise fail() has been
   /// called
   virtual bool enqueue(std::span<const PeerTransfer> transfers, void* stream, int peer) = 0;
-  /// Reports the mark after the enqueued work.
+  /// Reports the mark placed after the enqueued work.
   virtual void marked(const std::shared_ptr<const void>&) {}
-  /// Takes the communicators and ends them, with rounds in flight, without blocking the caller.
+  /// Takes the communicators and ends them, along with rounds in flight, without blocking the caller.
   virtual void end_elsewhere() noexcept = 0;
 
   static bool is_healthy(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
@@ -83,7 +84,7 @@ class NcclRounds : public Carrier {
     return false;
   }
   bool has_failed() const { return broken_.load(); }
-  /// True: waits for NCCL must end.
+  /// True if waits for NCCL must end.
   bool is_stopped() const { return stop_.load(); }
   NcclComms& comms() const { return *comms_; }
   std::deque<Posted>& posted() { return posted_; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused layer on the CPU: memory, the plan, one run of the group's workers. The workers run protocol/fused/layer.hpp.
+// The fused layer on the CPU: memory, plan, and a single run of the group's workers. The workers run protocol/fused/layer.hpp.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -126,7 +126,7 @@ class CpuFused final : public FusedImpl {
     handle_.reports_drops = config.overflow == Overflow::drop_and_report;
   }
 
-  /// Computes the destination of every route, and the rank's tiles. Under Overflow::fail all ranks throw if any capacity is
+  /// Computes the destinations of all routes and the rank's tiles. With Overflow::fail, all ranks throw if any capacity is
   /// exceeded.
   void plan(const ExpertIds& ids, const FusedParts& parts, const FusedMoeCall& o) {
     const CallContext& call = p_.call;
@@ -149,8 +149,8 @@ class CpuFused final : public FusedImpl {
     cut_tiles();
   }
 
-  /// Divides an expert's rows into tiles as the products require. A product has one column tile, because the bits that oneDNN
-  /// produces for a column may depend on its neighbors.
+  /// Divides an expert's rows into the tiles required by the products. Each product has a single column tile because the bits
+  /// oneDNN produces for a column may depend on neighboring columns.
   void cut_tiles() {
     const auto experts = handle_.first_row.size();
     first_tiles_.assign(1, 0);
@@ -166,7 +166,7 @@ class CpuFused final : public FusedImpl {
       first_tiles_.push_back(static_cast<int>(tile_row_.size()) - 1);
       num_rows_.push_back(end - handle_.first_row[e]);
     }
-    // Each worker may process an up tile of other rows before the first of these rows is needed.
+    // With this lag, each worker can process an up tile of other rows before the first of an expert's rows is needed.
     const int lag = std::min(group_.pool.total(), static_cast<int>(experts));
     p_.order = {first_tiles_.data(), static_cast<int>(experts), lag, 1, 1};
     p_.tile_row = tile_row_.data();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public class of the fused layer, its checks and its memory requirement.
+// The public class of the fused layer, with its checks and its memory requirement.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -23,7 +23,7 @@ int64_t max_rows(const FusedMoeConfig& c, int world) {
 
 namespace {
 
-/// Maximum number of rows whose tiles fit into the bits of a tile index and into the range of tickets.
+/// Maximum number of rows whose tiles fit the bits of a tile index and the range of tickets.
 int64_t countable_rows(const FusedMoeConfig& c, int world) {
   constexpr int64_t kMaxTiles = int64_t{1} << 20, kMaxTickets = int64_t{1} << 30;
   const int64_t columns = (c.intermediate + kUpColumns - 1) / kUpColumns + (c.hidden + kDownColumns - 1) / kDownColumns;
@@ -49,7 +49,8 @@ void check_type(const FusedMoeConfig& c, int world) {
   if (c.weight_scales == ScaleKind::none) invalid_value("FusedMoeConfig::weight_scales", "none", "f32 or ue8m0");
 }
 
-/// Bytes of a token in transfer: its elements and, for fp8, the float32 scales after them, rounded up to a multiple of 128.
+/// Bytes per transferred token: its elements and, for fp8, the float32 scales that follow them, rounded up to a multiple of
+/// 128.
 int64_t token_bytes(const FusedMoeConfig& c) {
   return c.dtype == DType::fp8_e4m3 ? round_up(c.hidden + c.hidden / kFusedScaled * 4, 128) : c.hidden * 2;
 }

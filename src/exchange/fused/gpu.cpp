@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused layer on a GPU: memory, tensor maps, stream order, launches. The kernel is layer.cu; the plan is normal mode's.
+// The fused layer on a GPU: memory, tensor maps, stream order, launches. The kernel is in layer.cu; the plan is that of normal
+// mode.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -20,7 +21,7 @@ namespace {
 
 constexpr const char* kObject = "FusedMoe";
 
-/// One of the two products: `n` weights of `k` elements for each expert; `rows` rows from `in` to `out`.
+/// One of the two products: multiplies `rows` rows from `in` by an expert's `n` weights of `k` elements each, into `out`.
 struct Product {
   int experts;
   int64_t n, k;
@@ -75,7 +76,7 @@ gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const Fus
   maps.set_rows(g, d.in, d.rows, gemm::kUnitRows / 2);
   return g;
 }
-/// Tensor map of the scales of a product's rows.
+/// Tensor map for the row scales of a product.
 CUtensorMap scales_map(const float* scales, const FusedMemory& m, int64_t rows, int blocks) {
   CUtensorMap map;
   gemm::make_map(&map,
@@ -101,12 +102,12 @@ CopyPlan copy_plan_of(int64_t row_bytes, int max_rows) {
   return plan;
 }
 
-/// The call parameters that depend on the weight set.
+/// Call parameters that depend on the weight set.
 struct WeightSet {
   gemm::GroupedParams up, down;
   FusedFp8Scales up_scales, down_scales;  ///< fp8
   DeviceMemory scales;                    ///< fp8: weight_scales_bytes()
-  Point ready;                            ///< fp8: when they are ready; null: they were ready when the set was made
+  Point ready;                            ///< fp8: when they are ready; null: they were ready when the set was created
 };
 
 class CudaFused final : public FusedImpl {
@@ -136,7 +137,7 @@ class CudaFused final : public FusedImpl {
       gpu_.end_block(give_up_heap(), order_->uses());
       order_.reset();
     } catch (const Error&) {
-      // Without a context there is nothing left to free.
+      // Without a context, there is nothing left to free.
     }
   }
 
@@ -292,7 +293,7 @@ class CudaFused final : public FusedImpl {
     params_.returned = copy_plan_of(layout_.row_bytes, 32);
     params_.ue8m0 = config.row_scales == ScaleKind::ue8m0;
   }
-  /// Makes a set from checked weights.
+  /// Creates a weight set from checked weights.
   WeightSet make_set(const MoeWeights& weights) {
     const FusedMemory& m = params_.memory;
     const int64_t rows = layout_.rows;
@@ -312,8 +313,8 @@ class CudaFused final : public FusedImpl {
     set.up_scales = {scales_map(m.x_scales, m, rows, set.up.inner_blocks), spread_up};
     set.down_scales = {scales_map(m.h_scales, m, rows, set.down.inner_blocks),
                        spread_up + local_experts() * weight_scales_of(config).up};
-    // This work is ordered on the caller's stream, which produces the scales. Work on a captured stream does not run now, so
-    // the scales must already exist.
+    // The scales are spread on the caller's stream, after the work that produces them. Work on a captured stream does not run
+    // now, so the scales must already exist.
     auto* const stream = static_cast<gpu::Stream>(weights.stream);
     const bool captured = capture_of(stream).active;
     const gpu::Stream on = captured ? gpu_.copy_stream() : stream;
@@ -364,7 +365,7 @@ class CudaFused final : public FusedImpl {
     return p;
   }
 
-  /// Large enough that rows have arrived, small enough that outputs return early: docs/design/0047-fused-layer.md.
+  /// Large enough for rows to have arrived, small enough for outputs to return early; see docs/design/0047-fused-layer.md.
   static constexpr int kLag = 16;
 
   CudaRank& gpu_;

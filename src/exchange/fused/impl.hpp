@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Implementation interface of FusedMoe, on a GPU (gpu.cpp) and on the CPU (cpu.cpp).
+// Implementation interface of FusedMoe for the GPU (gpu.cpp) and the CPU (cpu.cpp).
 #pragma once
 
 #include <map>
@@ -20,15 +20,15 @@ void check_type_on_cpu(const FusedMoeConfig& config);
 /// Maximum number of rows for a rank's experts.
 int64_t max_rows(const FusedMoeConfig& config, int world);
 
-/// Kind of a call, equal on all ranks that make the same call.
+/// Kind of a call; identical on all ranks that make the same call.
 inline uint64_t fused_call_kind(const FusedParts& parts, const FusedMoeCall& call) {
   return (static_cast<uint64_t>(call.weight_set) << 2) + (parts.down ? 0 : 2) + (call.add ? 1 : 0);
 }
 
-/// Fields that must be equal on all ranks.
+/// Fields that must be identical on all ranks.
 AgreedFields agreed_fields(const FusedMoeConfig& config);
 
-/// Layout of the symmetric memory, without a base.
+/// Layout of the symmetric memory, without a base address.
 FusedLayout layout_of(const FusedMoeConfig& config, int world);
 
 /// Constructor arguments of a FusedMoe on the CPU.
@@ -65,7 +65,7 @@ class FusedImpl : protected ExchangeBase {
  protected:
   FusedImpl(Group& group, const FusedMoeConfig& c) : ExchangeBase(group), config(c) {}
 
-  /// Call before a call of these parts: throws unless the halves alternate and use the same weights.
+  /// Call before each call that runs these parts; throws unless the halves alternate and use the same weights.
   void check_turn(const FusedParts& parts, const FusedMoeCall& call) const {
     if (parts.up && between_) invalid("call", ": down_combine has to follow dispatch_up");
     if (!parts.up && !between_) invalid("call", ": down_combine has to follow dispatch_up, which has not been called");
@@ -73,7 +73,7 @@ class FusedImpl : protected ExchangeBase {
       invalid_value("FusedMoeCall::weight_set", std::to_string(call.weight_set),
                     std::to_string(up_set_) + ", that of dispatch_up");
   }
-  /// Call after a call of these parts.
+  /// Call after each call that runs these parts.
   void end_turn(const FusedParts& parts, const FusedMoeCall& call) {
     between_ = !parts.down;
     up_set_ = call.weight_set;
@@ -89,11 +89,10 @@ class FusedImpl : protected ExchangeBase {
   }
   int next_set_ = 0;  ///< number of the next weight set
 
-  /// Number of experts of this rank.
   int local_experts() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
-  /// Hash of everything that must be equal on all ranks.
+  /// Hash of everything that must be identical on all ranks.
   uint64_t hash() const { return config_hash_; }
-  /// Checks the arguments of a call of these parts. Throws invalid_argument.
+  /// Throws invalid_argument.
   void check_arguments(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const;
 
  private:

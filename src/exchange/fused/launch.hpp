@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface of the kernel of a whole MoE layer.
+// Host interface of the kernel for a whole MoE layer.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace switchyard::detail {
 
-/// Scales of the operands of a product in fp8.
+/// Operand scales of an fp8 product.
 struct FusedFp8Scales {
   CUtensorMap rows;                 ///< float32 [blocks of 128, rows], boxes of kFusedScaleBox rows of one block
   const float4* weights = nullptr;  ///< spread_scales()
 };
 
-/// Trivially copyable; set by CudaFused. The kernel adds the epoch and the header of the tables, which the plan wrote.
+/// Trivially copyable; set by CudaFused. The kernel adds the epoch and the table header written by the plan.
 struct FusedParams {
   CallContext call;
   ObjectState* state = nullptr;
@@ -43,10 +43,10 @@ struct FusedParams {
 
 void launch_fused(const FusedParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
 
-/// The layer in fp8; `blocks` must be even.
+/// Launches the fp8 layer; `blocks` must be even.
 void launch_fused_fp8(const FusedParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
 
-/// Scales of weights, one for each block of 128 x 128, in the form that the fp8 kernel reads.
+/// Weight scales, one per 128 x 128 block, in the form that the fp8 kernel reads.
 struct WeightScales {
   const void* given = nullptr;  ///< [experts, rows, blocks], float32, or UE8M0
   bool ue8m0 = false;

@@ -8,16 +8,16 @@
 // | layer_tiles    | storer, a tile      | claimer, returns     | release/acquire | device | epoch, never reset |
 // | layer_returned | returning warp, row | owner's summing warp | release/acquire | system | epoch, never reset |
 //
-// Progress: announcing routes waits for nothing. A block's mover first pulls, which waits only for `layer_told`. An up tile
-// waits for pulls, a down tile for tiles with lower tickets, and a block processes its tickets in order. A mover returns rows
-// after all its pulls, and the warps that multiply return rows when no ticket is left; both wait only for tiles. Sums are the
-// last step of a block and wait for returns. Running blocks take all work, including announcing and the first tickets, so one
-// resident block per rank suffices.
+// Progress: announcing routes never waits. A block's mover first pulls rows, waiting only for `layer_told`. An up tile waits
+// for pulls, a down tile waits for tiles with lower tickets, and each block processes its tickets in order. A mover returns
+// rows after all its pulls, and the multiplying warps return rows once no tickets are left; both wait only for tiles. Summing
+// is the last step of a block and waits for returns. All work, including announcing and the first tickets, is claimed by
+// running blocks, so one resident block per rank suffices.
 //
-// Buffers: another rank writes to this rank in a call only after it has this rank's counts of that call, which this rank sends
-// after the end of its previous call. This rank writes layout.x() after the end of its previous call. By then it has received
-// the outputs of all its rows, so other ranks have finished reading them. A call of only the first half is followed by one of
-// the second half.
+// Buffers: in each call, another rank writes to this rank only after receiving this rank's counts for that call, which are sent
+// after this rank's previous call has ended. This rank writes layout.x() after the end of its previous call. By then, it has
+// received the outputs of all its rows, so other ranks have finished reading those rows. A call that runs only the first half
+// is followed by one that runs the second half.
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_launch.cuh"
 #include "exchange/fused/layer_returns.cuh"

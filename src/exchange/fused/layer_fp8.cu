@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer in fp8 in one persistent launch. Flags, progress and buffers: layer.cu. Differences: two blocks form a
-// cluster that takes tickets together, and a tile has a flag for each block. Tokens are quantized to fp8 when they are staged,
-// and are transferred with their scales after them. Ordinary stores write the outputs of an up tile and their scales; box
-// copies read them after a proxy fence. A cluster waits for nothing beyond the flags listed in layer.cu: its blocks run at the
-// same time and process the same tiles.
+// A whole MoE layer in fp8 in one persistent launch. For flags, progress and buffers, see layer.cu. Differences: two blocks
+// form a cluster that claims tickets together, and each tile has one flag per block. Tokens are quantized to fp8 when they are
+// staged and are transferred with their scales appended. The outputs of an up tile and their scales are written with ordinary
+// stores and read by box copies after a proxy fence. A cluster waits only for the flags listed in layer.cu, because its blocks
+// run concurrently and process the same tiles.
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_fp8_tiles.cuh"
 #include "exchange/fused/layer_launch.cuh"
@@ -14,8 +14,8 @@ namespace switchyard::detail {
 
 namespace fused {
 
-/// True if the group has failed before. Only the cluster's first block reads this, because the blocks of a cluster must all
-/// continue or all return. Call from all threads of a cluster. `word`: four bytes of shared memory.
+/// True if the group has already failed. The value read by the cluster's first block decides, because the blocks of a cluster
+/// must all continue or all return. Call from all threads of a cluster. `word`: four bytes of shared memory.
 __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t word) {
   if (threadIdx.x == 0) {
     const uint64_t abort = ptx::load_relaxed<Scope::system>(p.call.abort_word);
@@ -28,7 +28,7 @@ __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t wo
   return failed;
 }
 
-/// Order in shared memory: barriers, staging, stages and scales, pieces; the list of row tiles is last.
+/// Order in shared memory: barriers, staging, stages and scales, pieces, list of row tiles.
 inline constexpr uint32_t kFp8PiecesAt =
     gemm::ManySharedStorage<Fp8Up>::kFixed + Fp8Up::kStages * (gemm::kManyStageBytes + gemm::kScaleBytes<Fp8Up>);
 static_assert(kFp8PiecesAt % 128 == 0 &&
@@ -36,7 +36,7 @@ static_assert(kFp8PiecesAt % 128 == 0 &&
 __device__ __forceinline__ LayerStorage make_fp8_storage(uint32_t base) {
   return {{base, Fp8Up::kStages}, base + kFp8PiecesAt};
 }
-/// Call before a barrier of the cluster.
+/// Call before a cluster barrier.
 __device__ __forceinline__ void make_fp8_barriers(const LayerStorage& r) {
   gemm::make_many_barriers(many_storage<Fp8Up>(r), 1,
                            gemm::kManyMathThreads + 2 * kLanes);  // loader and teller also read tiles

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The product roles of a block of the fp8 layer kernel: claiming, loading, multiplying, announcing. As in
-// gemm/gpu/fp8_many_kernel.cuh two blocks form a cluster that processes the same tiles. Differences: the loader waits for a
-// tile's rows; it also loads the scales, which are laid out for box copies; and a warp announces stored tiles.
+// gemm/gpu/fp8_many_kernel.cuh, two blocks form a cluster that processes the same tiles. Differences: tiles are loaded once
+// their rows are ready, the scales are loaded as well and are laid out for box copies, and a warp announces stored tiles.
 #pragma once
 
 #include "exchange/fused/layer_storage.cuh"
@@ -11,7 +11,7 @@ namespace switchyard::detail::fused {
 
 inline constexpr int kFp8LoaderWarp = 12, kFp8ClaimerWarp = 13, kFp8AnnouncerWarp = 14, kFp8MoverWarp = 15;
 
-/// A warp has space for 8 rows of a quantized group, which the other block writes too, followed by space for 8 rows of 64
+/// Each warp has space for 8 rows of a quantized group, which the other block also writes, followed by space for 8 rows of 64
 /// outputs, whose store may be in progress at the same time.
 template <gemm::Finish kFinish>
 struct FusedFp8Kind : gemm::ManyKind<kFinish> {
@@ -19,7 +19,7 @@ struct FusedFp8Kind : gemm::ManyKind<kFinish> {
   static constexpr int kScaledRows = kFusedScaleBox;
   static constexpr uint32_t kStages = 4;
 };
-/// A copy of scales begins at a multiple of 16 bytes, i.e. up to this many rows before the tile.
+/// A scale copy begins at a multiple of 16 bytes, up to this many rows before the tile.
 __device__ __forceinline__ int scales_before(int row) { return row & 3; }
 using Fp8Up = FusedFp8Kind<gemm::Finish::quantised>;
 using Fp8Down = FusedFp8Kind<gemm::Finish::plain>;
@@ -31,8 +31,8 @@ __device__ __forceinline__ gemm::ManySharedStorage<K> many_storage(const LayerSt
   return {r.storage};
 }
 
-/// Role of the warp that announces the cluster's tiles: like gemm::announce_tiles(), with the tickets of a layer. It also waits
-/// for a tile's rows while the previous tile is processed.
+/// Role of the warp that announces the cluster's tiles: like gemm::announce_tiles(), with layer tickets. It also waits for a
+/// tile's rows while the previous tile is processed.
 template <class A>
 __device__ __forceinline__ void claim_fp8_tiles(const LayerCall& c, const int* first_tiles) {
   const LayerStorage& r = c.r;
@@ -105,8 +105,8 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
   });
 }
 
-/// Role of the teller warp: sets the block's flag of a tile when its part of the tile is stored. The barrier of a tile is that
-/// of its slot; the tile after the next one begins when this warp has released its entry.
+/// Role of the teller warp: sets this block's flag of a tile once this block's part of the tile is stored. A tile uses the
+/// barrier of its slot; the next tile in that slot begins only after this warp has released the entry.
 template <class A>
 __device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
@@ -126,8 +126,8 @@ __device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {
   }
 }
 
-/// Computes this warpgroup's unit of an up tile. `before`: scales_before() of the tile; `parity`: of the number of earlier up
-/// tiles.
+/// Computes this warpgroup's unit of an up tile. `before`: scales_before() of the tile; `parity`: parity of the number of
+/// earlier up tiles.
 __device__ __forceinline__ void multiply_fp8_up(const FusedParams& p, const LayerStorage& r, gemm::Position& at, uint32_t entry,
                                                 int before, uint32_t parity) {
   const gemm::ManySharedStorage<Fp8Up> storage = many_storage<Fp8Up>(r);
@@ -153,7 +153,7 @@ __device__ __forceinline__ void multiply_fp8_down(const FusedParams& p, const La
                           [&](int i) { return sums[half * (gemm::kBlockWeights / 4) + i]; });
 }
 
-/// Role of each warp that multiplies: gemm::multiply_many_tiles() with both products.
+/// Role of each multiplying warp: gemm::multiply_many_tiles() for both products.
 template <class A>
 __device__ __forceinline__ void multiply_fp8_tiles(const FusedParams& p, const LayerStorage& r) {
   gemm::Position at;

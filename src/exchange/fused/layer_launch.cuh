@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of the layer's kernels, which differ only in the number of blocks.
+// Launches the layer's kernels with all available shared memory.
 #pragma once
 
 #include "exchange/fused/launch.hpp"
 
 namespace switchyard::detail {
 
-/// Dynamic shared memory of a block; a tracing kernel also needs tracks.
+/// Dynamic shared memory per block; a tracing kernel also needs space for tracks.
 inline int max_layer_shared(const DeviceLimits& limits) { return static_cast<int>(limits.shared_bytes); }
 inline int max_traced_layer_shared(const DeviceLimits& limits) {
   return max_layer_shared(limits) - static_cast<int>(kTrackBytes);

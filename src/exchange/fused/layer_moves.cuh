@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Incoming rows: staging of tokens in memory that others read, and the warp of a block that pulls rows for its experts from
-// their sources, in pieces through shared memory, with the copy engine.
+// Incoming rows: tokens are staged in memory that other ranks read, and one warp per block uses the copy engine to pull rows
+// for the rank's experts from their sources, in pieces through shared memory.
 #pragma once
 
 #include "arch/cuda/cuda_quantize.cuh"
@@ -9,20 +9,20 @@
 
 namespace switchyard::detail::fused {
 
-/// Moves a warp's rows through the block's space for pieces. A round loads some slots and then stores them, so that the copies
-/// of a round are in flight together. Each lane waits only for its own copies.
+/// Moves a warp's rows through the block's piece storage. Each round loads some slots and then stores them, so the copies of a
+/// round are in flight together. Each lane waits only for its own copies.
 class Pieces {
  public:
   __device__ Pieces(const LayerStorage& r, const CopyPlan& plan) : r_(r), plan_(plan) {}
-  /// Sets the transfer format of the rows of the following rounds.
+  /// Sets the row transfer format for the following rounds.
   __device__ __forceinline__ void use(const CopyPlan& plan) { plan_ = plan; }
 
-  /// Waits until the slots may be loaded again. Call from all lanes.
+  /// Waits until the slots may be reloaded. Call from all lanes.
   __device__ __forceinline__ void begin_round() const {
     ptx::bulk_wait_read();
     __syncwarp();  // lanes have also finished reading the slots
   }
-  /// Starts the load of a slot. Call from one lane for each slot of the round, starting with slot 0.
+  /// Starts loading a slot. Call from one lane for each slot of the round, starting with slot 0.
   __device__ __forceinline__ void load(int slot, const std::byte* from, uint32_t bytes) const {
     const uint32_t row_arrived = r_.row_arrived(static_cast<uint32_t>(slot));
     ptx::mbarrier_expect(row_arrived, bytes);
@@ -43,10 +43,10 @@ class Pieces {
   uint32_t phases_ = 0;
 };
 
-/// Number of token parts per block. Staged: four, because blocks begin at different times, as the ending plan frees
-/// multiprocessors. Announced: one, because all threads of all blocks begin it together.
+/// Number of token parts per block. Staging: four, because blocks begin at different times, as the finishing plan kernel frees
+/// multiprocessors. Announcing: one, because all threads of all blocks begin it together.
 inline constexpr int kStagedParts = 4, kAnnouncedParts = 1;
-/// Tokens in parts, which blocks take dynamically.
+/// Tokens divided into parts, which blocks claim dynamically.
 struct TokenParts {
   int64_t tokens, each;
 
@@ -60,8 +60,8 @@ struct TokenParts {
   __device__ int64_t begin(int64_t part) const { return part * each; }
   __device__ int64_t end(int64_t part) const { return begin(part) + each < tokens ? begin(part) + each : tokens; }
 };
-/// Calls `each(part)` for the parts that the block takes. Call from all threads of a block. `shared`: four bytes of shared
-/// memory. Returns the number of parts; all threads have finished them by then.
+/// Calls `each(part)` for each part that the block claims. Call from all threads of a block. `shared`: four bytes of shared
+/// memory. Returns the number of parts after all threads have finished them.
 template <class Each>
 __device__ __forceinline__ int64_t take_parts(uint64_t* counter, const TokenParts& parts, uint32_t shared, Each each) {
   uint64_t next = threadIdx.x == 0 ? ptx::add_relaxed(counter, 1) : 0;
@@ -76,7 +76,7 @@ __device__ __forceinline__ int64_t take_parts(uint64_t* counter, const TokenPart
   }
 }
 
-/// Copies pieces [begin, end), of 16 bytes, of the concatenated tokens. Call from all threads of a block.
+/// Copies 16-byte pieces [begin, end) of the concatenated tokens. Call from all threads of a block.
 __device__ __forceinline__ void copy_tokens(const FusedParams& p, int64_t begin, int64_t end) {
   const auto* const from = reinterpret_cast<const uint4*>(p.x);
   auto* const to = reinterpret_cast<uint4*>(p.call.heap.local(p.layout.x(0)));
@@ -92,8 +92,8 @@ __device__ __forceinline__ void copy_tokens(const FusedParams& p, int64_t begin,
       if (i + j * step < end) to[i + j * step] = v[j];
   }
 }
-/// copy_tokens() with quantization to fp8: a token's elements are followed by a float32 scale per 128 elements, for either kind
-/// of scale. `begin` must be a multiple of 16: 16 lanes process one group.
+/// copy_tokens() with quantization to fp8: a token's elements are followed by one float32 scale per 128 elements, for either
+/// scale kind. `begin` must be a multiple of 16 because 16 lanes process each group.
 __device__ __forceinline__ void quantise_tokens(const FusedParams& p, int64_t begin, int64_t end) {
   const auto* const from = reinterpret_cast<const uint4*>(p.x);
   std::byte* const to = p.call.heap.local(p.layout.x(0));
@@ -123,7 +123,7 @@ __device__ __forceinline__ void quantise_tokens(const FusedParams& p, int64_t be
     }
   }
 }
-/// Copies this rank's tokens to the memory that others read. Call from all threads of a block; does not wait. \returns the
+/// Copies this rank's tokens to the memory that other ranks read. Call from all threads of a block; does not wait. \returns the
 /// number of parts that the block has done
 template <class L>
 __device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t shared) {
@@ -138,8 +138,8 @@ __device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t s
   });
 }
 
-/// Announces this rank's routes to the destination ranks and, once all parts of this and of stage_tokens() are done, sets the
-/// flag. Call from all threads of a block that has done `staged` parts of stage_tokens(); does not wait.
+/// Announces this rank's routes to the destination ranks and sets the flag once all parts of this and of stage_tokens() are
+/// done. Call from all threads of a block that has completed `staged` parts of stage_tokens(); does not wait.
 __device__ __forceinline__ void publish_routes(const LayerCall& c, int64_t staged, uint32_t shared) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void publish_routes(const LayerCall& c, int64_t stage
     ptx::store_release<Scope::system>(call.heap.at(call.in_turn(i), p.layout.announced(call.rank())), c.word);
 }
 
-/// A piece of a row, starting at `at`. If a row fits into a slot, the piece is the whole row.
+/// A row piece starting at `at`. If a row fits into a slot, the piece is the whole row.
 struct RowPiece {
   int64_t at;
   uint32_t bytes;
@@ -169,27 +169,27 @@ struct RowPiece {
         bytes(row_bytes - begin < each ? static_cast<uint32_t>(row_bytes - begin) : each),
         last(row_bytes - begin <= each) {}
 };
-/// Slots of a round: `rows` if rows fit into one slot each; else the slots for the rest of one row, starting at `begin`.
+/// Slots in a round: `rows` if each row fits into one slot; otherwise, the slots for the rest of one row, starting at `begin`.
 __device__ __forceinline__ int slots_of_round(const CopyPlan& plan, int64_t row_bytes, int rows, int64_t begin) {
   if (plan.whole) return rows;
   const int64_t pieces = (row_bytes - begin + plan.piece - 1) / plan.piece;
   return pieces < plan.slots ? static_cast<int>(pieces) : plan.slots;
 }
 
-/// The `count` rows that a round pulls. Each row has `topk` lanes, rounded up to a power of two. Each lane holds the row's
+/// The `count` rows pulled by a round. Each row has `topk` lanes, rounded up to a power of two. Each lane holds the row's
 /// source and one of its positions on this rank, or -1.
 struct PulledRows {
   int count = 0, of_row = 1, mine = 0;  ///< of_row: lanes per row; mine: this lane's row
   int64_t source = 0;
   int32_t place = -1;
 };
-/// The rows that this warp takes; of each token only its lowest row on this rank. One warp per block pulls.
+/// The rows that this warp claims; for each token, only its lowest row on this rank. One warp per block pulls.
 class PulledSequence {
  public:
   __device__ explicit PulledSequence(const LayerCall& c) : c_(c) {
     while (of_row_ < c.p.layout.topk) of_row_ *= 2;
   }
-  /// Returns as many rows as a round has slots, or fewer; none when no row is left. Call from all lanes.
+  /// Returns at most as many rows as a round has slots; none when no rows are left. Call from all lanes.
   __device__ __forceinline__ PulledRows next() {
     const FusedParams& p = c_.p;
     const HeapView& heap = p.call.heap;
@@ -220,7 +220,7 @@ class PulledSequence {
   uint32_t left_ = 0;
 };
 
-/// Stores the loaded pieces of a round at their rows' positions. fp8: the last piece of a row ends with its scales.
+/// Stores a round's loaded pieces at the positions of their rows. fp8: the last piece of a row ends with its scales.
 template <class L>
 __device__ __forceinline__ void store_pulled(const FusedParams& p, const Pieces& pieces, const PulledRows& r, int64_t begin,
                                              int slots) {
@@ -242,17 +242,17 @@ __device__ __forceinline__ void store_pulled(const FusedParams& p, const Pieces&
     }
   }
   ptx::bulk_commit();
-  // Ordinary loads read the scales from memory that the next round's copies write.
+  // The scales are read by ordinary loads from memory that the next round's copies overwrite.
   if constexpr (L::kFp8) ptx::fence_proxy_async();
 }
-/// Waits for this lane's stores, then sets the flags of the rows in the lanes' arguments.
+/// Waits for this lane's stores, then sets the flags of the rows passed by the lanes.
 __device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
   ptx::bulk_wait();
   __syncwarp();
   if (row >= 0) ptx::store_release<Scope::device>(c.p.memory.arrived + row, c.word);
 }
 
-/// Waits until all ranks' tokens and this rank's positions may be read, also by copies. False after a fault.
+/// Waits until all ranks' tokens and this rank's positions may be read, including by copies. Returns false after a fault.
 template <class A>
 __device__ __forceinline__ bool await_announced(const LayerCall& c) {
   const CallContext& call = c.p.call;
@@ -268,8 +268,8 @@ __device__ __forceinline__ bool await_announced(const LayerCall& c) {
   return true;
 }
 
-/// Pulls rows of this rank's experts from their sources, in ascending order. Each row is read once and stored at all its
-/// positions on this rank. False after a fault.
+/// Pulls the rows of this rank's experts from their sources in ascending order. Each row is read once and stored at all its
+/// positions on this rank. Returns false after a fault.
 template <class A, class L>
 __device__ __forceinline__ bool pull_rows(const LayerCall& c, Pieces& pieces, MoveCounter& moved) {
   const FusedParams& p = c.p;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Return of outputs to their owners: by the warp of a block that has pulled rows, in pieces through shared memory, while
-// products run; and by the warps that multiply, when no tile is left for them.
+// Return of outputs to their owners: by the warp that has pulled rows, in pieces through shared memory, while products run; and
+// by the multiplying warps once no tiles are left for them.
 #pragma once
 
 #include "exchange/fused/layer_moves.cuh"
@@ -12,7 +12,7 @@ struct ReturnedRows {
   int tile = 0, rows = 0;
   int64_t first = 0;
 
-  /// Rows of task number `task` of the rank. `first_tiles`: from count_row_tiles_of().
+  /// Rows of the rank's task `task`. `first_tiles`: from count_row_tiles_of().
   template <class L>
   static __device__ __forceinline__ ReturnedRows of(const FusedParams& p, const int* first_tiles, int64_t task) {
     const int of_tile = returns_of_tile<L>(p), tile = static_cast<int>(task / of_tile);
@@ -29,8 +29,8 @@ struct ReturnedRows {
   }
 };
 
-/// A lane's row: its owner and its destination; null if the row stays on this rank. May be read once the row's outputs are
-/// ready, because its source has announced it by then.
+/// Owner and destination of a lane's row; the destination is null if the row stays on this rank. May be read once the row's
+/// outputs are ready, because its source has announced it by then.
 struct ReturnedRow {
   int owner = 0;
   int64_t route = 0;
@@ -46,9 +46,9 @@ struct ReturnedRow {
   }
 };
 
-/// Returns outputs to their owners, tile by tile, until no outputs are left to take. Calls travel(first row, this lane's row)
-/// to copy the outputs of other ranks, and then sets the flags at the owners, including those of this rank. Call from all lanes
-/// of a warp. \returns the bytes that left this rank
+/// Returns outputs to their owners, tile by tile, until none are left to claim. Calls travel(first row, this lane's row) to
+/// copy outputs owned by other ranks, then sets the flags at all owners, including this rank. Call from all lanes of a warp.
+/// \returns the bytes that left this rank
 template <class A, class L, class Travel>
 __device__ __forceinline__ uint64_t return_rows(const LayerCall& c, const int* first_tiles, Travel travel) {
   const FusedParams& p = c.p;

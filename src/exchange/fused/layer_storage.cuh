@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block of the layer's kernel: shared memory, tiles by tickets, waits.
+// Shared memory, ticketed tiles and waits of a block of the layer's kernel.
 //
 // protocol/fused/tickets.hpp defines tickets and what their tiles wait for.
 #pragma once
@@ -15,7 +15,7 @@ using gemm::lane;
 using gemm::SharedStorage;
 using gemm::Tile;
 
-/// Constants of the bf16 and the fp8 kernel: threads of a block; rows of its tiles; number of blocks that compute a tile
+/// Constants of the bf16 and fp8 kernels: threads per block, rows of the largest tile, and number of blocks that compute a tile
 /// together, each with its own flag.
 struct Bf16Layer {
   static constexpr int kThreads = gemm::kThreads, kRows = kFusedRows, kWriters = 1;
@@ -37,7 +37,7 @@ inline constexpr int kClaimedAhead = 16;
 /// Offset of the block's current token part: after its barriers, within kFixedBytes.
 inline constexpr uint32_t kPartAt = 768;
 
-/// Shared memory of a block excluding its products, whose space is only used at its beginning here.
+/// Shared memory of a block, excluding the products' space, of which only the beginning is used here.
 struct LayerStorage {
   SharedStorage storage;
   uint32_t pieces;  ///< kPieceStorageBytes bytes
@@ -66,8 +66,8 @@ __device__ __forceinline__ void write_layer_tile(uint32_t entry, const LayerTile
                                static_cast<int>(t.tile.shape)});
 }
 
-/// Sets first_tiles[e] to the number of row tiles of the experts before e; the last entry to the number of all row tiles. Call
-/// from all threads; ends with `__syncthreads()`.
+/// Sets first_tiles[e] to the number of row tiles of the experts before e, and the last entry to the total number of row tiles.
+/// Call from all threads; ends with `__syncthreads()`.
 template <class L>
 __device__ __forceinline__ void count_row_tiles_of(const FusedParams& p, int* first_tiles) {
   const int experts = p.up.num_experts;
@@ -97,7 +97,7 @@ __device__ __forceinline__ LayerTile layer_tile_of(const FusedParams& p, const i
           first_tiles[tile.expert] + place.row_tile};
 }
 
-/// Values of a call that are known only on the device. They are in 24 bytes of shared memory, because the warps that multiply
+/// Values of a call that are known only on the device. They are kept in 24 bytes of shared memory because the multiplying warps
 /// have no registers left.
 struct LayerCall {
   const FusedParams& p;
@@ -117,7 +117,7 @@ struct LayerCall {
   }
 };
 
-/// Records a span on this warp's track from construction to end(), on an arch that traces. Call from all lanes.
+/// On an arch that traces, records a span on this warp's track from construction to end(). Call from all lanes.
 template <class A>
 class RoleSpan {
  public:
@@ -133,12 +133,11 @@ class RoleSpan {
   uint64_t begin_ = 0;
 };
 
-/// Index of this warp in the grid.
 __device__ __forceinline__ int index_of_warp() { return static_cast<int>(blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)); }
 
 /// True if a wait for rank `rank` that began at `begin` must end. Call from one lane, at the `look`-th check of the wait. If
-/// so, the fault is recorded and published to all ranks, and all waits of the block end at once. For this rank itself the
-/// timeout is doubled, because the awaited work itself waits for other ranks.
+/// the wait must end, the fault is recorded and published to all ranks, and all waits of the block end immediately. For this
+/// rank itself, the timeout is doubled because the awaited work in turn waits for other ranks.
 __device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank, uint64_t begin, int look) {
   const CallContext& call = c.p.call;
   if (ptx::load_shared(c.r.failed()) != 0) return true;
@@ -173,7 +172,7 @@ __device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank
 }
 
 /// Adds the time since `begin` to the wait time for a rank, unless it is this rank. Call from one lane. Uses reductions in
-/// memory, because warps of another kernel may update the same counters concurrently.
+/// memory because warps of another kernel may update the same counters concurrently.
 __device__ __forceinline__ void charge_wait(const CallContext& call, int rank, uint64_t begin) {
   if (rank == call.rank()) return;
   const uint64_t spent = ptx::global_timer() - begin;
@@ -186,9 +185,9 @@ __device__ __forceinline__ void charge_wait(const CallContext& call, int rank, u
 /// The writers of the flags that a warp waits for.
 enum class Awaited { this_rank, ranks };
 
-/// Waits until ready() holds in every lane; each lane waits for its `rank`. Call from all lanes of a warp. False after a fault
-/// (recorded): the awaited data may be missing. The time of a wait for ranks is charged to the last other rank that was waited
-/// for.
+/// Waits until ready() holds in every lane; each lane waits for its own `rank`. Call from all lanes of a warp. Returns false
+/// after a (recorded) fault: the awaited data may be missing. Time spent waiting for ranks is charged to the last other rank
+/// waited for.
 template <class A, Awaited kAwaited = Awaited::ranks, class Ready>
 __device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event event, int rank, Ready ready) {
   if (__all_sync(~0u, ready())) return true;
@@ -219,7 +218,7 @@ __device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event 
     }
   }
 }
-/// Waits until `count` flags of this rank, set on this GPU, have reached the epoch of this call. A lane's loads are in flight
+/// Waits until `count` flags of this rank, set on this GPU, have reached this call's epoch. A lane's loads are in flight
 /// together.
 template <class A>
 __device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event event, const uint64_t* flags, int count) {
@@ -239,8 +238,8 @@ __device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event 
   });
 }
 
-/// Reports to the host that the group has failed before. Call from one thread. Like report_abort(), but inlined, because a
-/// function call would take registers from the warps that multiply.
+/// Reports to the host that the group has already failed. Call from one thread. Like report_abort(), but inlined because a
+/// function call would take registers from the multiplying warps.
 __device__ __forceinline__ void report_failed(const CallContext& call, uint64_t abort, uint64_t epoch) {
   if (call.operation == Operation::none) return;
   if (ptx::add_acq_rel<Scope::device>(call.fault_claims, 1) != 0) return;
@@ -258,7 +257,7 @@ __device__ __forceinline__ void report_failed(const CallContext& call, uint64_t 
 
 /// Resets the block's move counters. Call from one thread of a block, before the others move anything.
 __device__ __forceinline__ void begin_counting(const FusedParams& p) { p.call.moved[blockIdx.x] = {}; }
-/// Adds the bytes and rows that a warp has moved. Call from one lane.
+/// Adds the bytes and rows moved by a warp. Call from one lane.
 __device__ __forceinline__ void count_moved(const FusedParams& p, const MoveCounter& moved) {
   MoveCounter& block = p.call.moved[blockIdx.x];
 #define SY_STATISTIC_MOVED(name) \
@@ -267,7 +266,7 @@ __device__ __forceinline__ void count_moved(const FusedParams& p, const MoveCoun
 #include "switchyard/statistics.def"
 }
 
-/// Last step of each warp, called from one lane; the last warp of the rank ends the call.
+/// Last step of each warp, called from one lane; the rank's last warp ends the call.
 template <class L>
 __device__ __forceinline__ void leave(const FusedParams& p, uint64_t epoch) {
   constexpr int kWarps = L::kThreads / 32;
@@ -276,7 +275,7 @@ __device__ __forceinline__ void leave(const FusedParams& p, uint64_t epoch) {
   p.state->epoch = epoch;
 }
 
-/// Calls `each(tile)` for every tile of the block. Call from all lanes of a warp. Releases the entry before `each` runs.
+/// Calls `each(tile)` for every tile of the block. Call from all lanes of a warp. Each entry is released before `each` runs.
 template <class Each>
 __device__ __forceinline__ void for_each_layer_tile(const LayerStorage& r, Each each) {
   for (int i = 0;; ++i) {
@@ -289,8 +288,8 @@ __device__ __forceinline__ void for_each_layer_tile(const LayerStorage& r, Each 
   }
 }
 
-/// Waits until the rows that a tile reads are ready. Call from all lanes of the claimer warp. The claimer notifies the warp
-/// that copies these rows with the copy engine, which then needs a proxy fence.
+/// Waits until the rows read by a tile are ready. Call from all lanes of the claimer warp. The claimer then notifies the warp
+/// that copies these rows with the copy engine; that warp needs a proxy fence.
 template <class A, class L>
 __device__ __forceinline__ void await_rows(const LayerCall& c, const LayerTile& t) {
   const FusedParams& p = c.p;

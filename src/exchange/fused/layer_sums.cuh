@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of a token's rows, by any warp of a block.
+// Sums a token's rows; any warp of a block may do so.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,7 +29,7 @@ __device__ __forceinline__ uint4 rounded(const float (&sum)[8]) {
 }
 
 /// Adds the vectors v, v + 32, ... below `end` of the rows held by the lanes in `left`, in ascending order. `at` and `weight`
-/// are those of this lane's row.
+/// belong to this lane's row.
 template <int kVectors, int kAtOnce>
 __device__ __forceinline__ void add_rows(uint32_t left, const std::byte* at, float weight, bool weighted, int v, int end,
                                          float (&sum)[kVectors][8]) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void add_rows(uint32_t left, const std::byte* at, flo
   }
 }
 
-/// A lane's route of a token.
+/// The token route held by a lane.
 struct SummedRoute {
   int32_t id = -1, row = -1;
   float weight = 1.f;
@@ -72,7 +72,7 @@ __device__ __forceinline__ SummedRoute summed_route(const LayerCall& c, int64_t 
   return r;
 }
 
-/// Computes part `part` of `parts` of token t's sum. `r`: this lane's route of the token. False after a fault.
+/// Computes part `part` of `parts` of token t's sum. `r`: this lane's route for the token. Returns false after a fault.
 template <class A, int kVectors, int kAtOnce>
 __device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int part, int parts, const SummedRoute& r) {
   const FusedParams& p = c.p;
@@ -108,9 +108,9 @@ __device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int par
   return true;
 }
 
-/// Sums tokens from the rows of their routes: k ascending, in float32 starting from +0 or from the row of `out`, rounded once,
-/// like combine per_route. Each lane has in flight: kVectors vectors of 16 bytes of each of kAtOnce rows, the routes of the
-/// next part, and the number of the part after that.
+/// Sums each token's rows in ascending k, in float32 starting from +0 or from the row of `out`, with a single rounding, like
+/// combine per_route. Each lane keeps in flight kVectors 16-byte vectors from each of kAtOnce rows, the routes of the next
+/// part, and the number of the part after that.
 template <class A, int kVectors, int kAtOnce>
 __device__ __forceinline__ void sum_tokens(const LayerCall& c) {
   constexpr int kParts = 2;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The product roles of a block of the layer's kernel: claiming, loading, multiplying, storing. As in gemm/gpu/tile_roles.cuh,
-// except for waiting and announcing: the loader waits for a tile's rows, and a separate warp stores and announces outputs, so
-// that the warps that multiply never wait for memory.
+// except that tiles are loaded once their rows are ready, and a separate warp stores and announces outputs, so the multiplying
+// warps never wait for memory.
 #pragma once
 
 #include "exchange/fused/layer_storage.cuh"
@@ -11,7 +11,7 @@ namespace switchyard::detail::fused {
 
 inline constexpr int kLoaderWarp = 8, kClaimerWarp = 9, kStorerWarp = 10, kMoverWarp = 11;
 
-/// Role of the claimer warp: like gemm::claim_tiles, and also waits for a tile's rows while the previous tile is processed.
+/// Role of the claimer warp: like gemm::claim_tiles, but also waits for a tile's rows while the previous tile is processed.
 template <class A>
 __device__ __forceinline__ void claim_layer_tiles(const LayerCall& c, const int* first_tiles) {
   const LayerStorage& r = c.r;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
   });
 }
 
-/// Stores rows of `kColumns` outputs that a warpgroup has staged. Called by the storer warp.
+/// Stores rows of `kColumns` outputs staged by a warpgroup. Called by the storer warp.
 template <int kColumns>
 __device__ __forceinline__ void store_staged(const gemm::GroupedParams& g, const Tile& t, uint32_t staging, int column) {
   constexpr int kPiecesOfRow = kColumns / 8;
@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_staged(const gemm::GroupedParams& g, const
   }
 }
 
-/// Role of the storer warp: receives a tile from both warpgroups in two halves, and sets the tile's flag when all of it is
+/// Role of the storer warp: receives each tile in two halves from both warpgroups and sets the tile's flag once it is fully
 /// stored.
 template <class Up, class Down>
 __device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
   });
 }
 
-/// Hands half `half` of this warpgroup's accumulators to the storer warp.
+/// Hands half of this warpgroup's accumulators to the storer warp.
 template <class K, int kWidth>
 __device__ __forceinline__ void hand_half(const gemm::GroupedParams& g, const LayerStorage& r, uint32_t& parity,
                                           const float (&d)[kWidth / 2]) {

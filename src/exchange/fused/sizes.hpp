@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes of the fused layer on GPUs, for host and device, and its private memory on both backends.
+// Sizes of the fused layer on GPUs, shared by host and device code, and its private memory on both backends.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +12,20 @@
 
 namespace switchyard::detail {
 
-/// Rows of the largest tile that fits into a block's shared memory beside the row pieces in transfer.
+/// Rows of the largest tile that fits into a block's shared memory beside the row pieces in flight.
 inline constexpr int kFusedRows = 176, kFusedFp8Rows = 192;
-/// fp8: number of rows whose scales are loaded together: the rows of a tile, and up to three rows before it.
+/// fp8: number of rows whose scales are loaded together: the rows of a tile and up to three rows before it.
 inline constexpr int kFusedScaleBox = kFusedFp8Rows + 4;
-/// Rows are transferred through kPieceStorageBytes bytes of a block, in pieces of at most kPieceBytes, two at a time; an fp8
-/// token of 7168 columns is one piece, including its scales. Rows no longer than a piece are transferred whole, as many at a
-/// time as fit, up to kMaxSlots.
+/// Rows are transferred through kPieceStorageBytes bytes of a block's shared memory, in pieces of at most kPieceBytes, two at a
+/// time. An fp8 token of 7168 columns is one piece, including its scales. Rows no longer than a piece are transferred whole, as
+/// many at a time as fit, up to kMaxSlots.
 inline constexpr uint32_t kPieceBytes = 7424, kPieceStorageBytes = 2 * kPieceBytes;
 inline constexpr int kMaxSlots = 8;
-/// A warp that moves rows takes about kBytesAtOnce at a time, 8 to 32 rows; the flag of a row waits for all rows taken with it.
+/// A warp that moves rows takes about kBytesAtOnce at a time (8 to 32 rows); a row's flag is set only after all rows taken with
+/// it have been moved.
 inline constexpr int64_t kBytesAtOnce = 96 * 1024;
 
-/// Transfer format of rows of one size.
+/// Transfer format for rows of a given size.
 struct CopyPlan {
   uint32_t piece = 0;  ///< bytes of a piece, except the last of a row
   uint32_t pitch = 0;  ///< distance between slots in shared memory
@@ -32,20 +33,20 @@ struct CopyPlan {
   int at_once = 0;     ///< rows that a warp takes together, in [1, 32]
   bool whole = false;  ///< a row is one piece
 
-  /// Bytes of a row that a round moves.
+  /// Bytes of each row moved per round.
   SWITCHYARD_FN int64_t round_bytes() const { return int64_t{piece} * (whole ? 1 : slots); }
 };
 /// Output columns of an up tile, and of a down tile.
 inline constexpr int kUpColumns = 128, kDownColumns = 256;
-/// fp8: limit up to which the last piece of a token contains all its scales.
+/// fp8: largest hidden size for which the last piece of a token contains all its scales.
 inline constexpr int64_t kMaxFusedFp8Hidden = 65536;
-/// Maximum number of experts: in the plan; and per rank in fp8, limited by a block's shared memory.
+/// Maximum number of experts: in the plan, and per rank for fp8, where a block's shared memory is the limit.
 inline constexpr int kMaxFusedExperts = 4608, kMaxFusedFp8Experts = 2048;
 /// Shared memory for the tracks of a tracing kernel.
 inline constexpr uint32_t kTrackBytes = 1024;
 
-/// Sizes that depend on the weight type: rows of the largest tile; number of blocks that compute a tile together, each with its
-/// own flag; bytes of an operand element.
+/// Sizes that depend on the weight type: rows of the largest tile, number of blocks that compute a tile together (each with its
+/// own flag), and bytes per operand element.
 struct FusedTypeSizes {
   int tile_rows, writers;
   int64_t element;
@@ -56,7 +57,7 @@ inline FusedTypeSizes fused_type_sizes(const FusedMoeConfig& c) {
 /// fp8: elements that share a scale.
 inline constexpr int64_t kFusedScaled = 128;
 
-/// fp8: number of float4 per expert in the spread scales of its weights.
+/// fp8: number of float4 values per expert in the spread weight scales.
 struct FusedWeightScales {
   int64_t up, down;
 };
@@ -66,14 +67,15 @@ inline FusedWeightScales weight_scales_of(const FusedMoeConfig& c) {
   return {up_tiles * 2 * (c.hidden / kFusedScaled), down_tiles * 2 * (c.intermediate / kFusedScaled)};
 }
 
-/// Bytes of the spread scales of one weight set with `local_experts` experts: first up, then down. A multiple of 128, like all
+/// Bytes of the spread scales for one weight set with `local_experts` experts: up first, then down. A multiple of 128, like all
 /// parts of this memory.
 inline size_t weight_scales_bytes(const FusedMoeConfig& c, int local_experts) {
   if (c.dtype != DType::fp8_e4m3) return 0;
   return static_cast<size_t>(round_up(local_experts * (weight_scales_of(c).up + weight_scales_of(c).down) * 16, 128));
 }
 
-/// Assigns the parts of the memory at `base`, or only counts the bytes if it is null. `local_experts`: experts of the rank.
+/// Assigns the parts of the memory at `base`, or only counts bytes if `base` is null. `local_experts`: number of experts on the
+/// rank.
 inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t rows, int local_experts, FusedMemory& m) {
   const FusedTypeSizes type = fused_type_sizes(c);
   const int64_t tiles = (rows / type.tile_rows + local_experts) * type.writers;
@@ -93,7 +95,7 @@ inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t row
   return carver.bytes();
 }
 
-/// carve_fused() for the CPU, where a product has one column tile, and a row tile has at least one row.
+/// carve_fused() for the CPU, where a product has a single column tile and a row tile has at least one row.
 inline int64_t carve_fused_on_cpu(std::byte* base, const FusedMoeConfig& c, int64_t rows, FusedMemory& m) {
   constexpr int64_t kElement = 2;
   Carver carver(base);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Order of the calls of one exchange object on a GPU, and statistics of the last call.
+// Ordering of one exchange object's calls on a GPU, and statistics of its last call.
 #pragma once
 
 #include "arch/gpu_runtime.hpp"
@@ -9,7 +9,6 @@
 
 namespace switchyard::detail {
 
-/// Stream of a call.
 struct CallStream {
   gpu::Stream stream = nullptr;
   CaptureState capture;       ///< state of the stream when the call began
@@ -19,31 +18,31 @@ struct CallStream {
 /// All members require the rank's GPU to be current.
 class CallOrder {
  public:
-  /// Waits for the rank's copy stream. `object`: name for CudaRank::raise_invalid_ids, with static lifetime; `number`: the
+  /// Waits for the rank's copy stream. `object`: name used by CudaRank::raise_invalid_ids, with static lifetime; `number`: the
   /// object's number.
   CallOrder(CudaRank& gpu, const char* object, uint64_t number, InvalidIds invalid_ids);
   CallOrder(const CallOrder&) = delete;
   CallOrder& operator=(const CallOrder&) = delete;
   ~CallOrder();
 
-  /// Call before a call's first launch: orders `stream` after the last call. Captured calls are ordered by the user of their
-  /// graph.
+  /// Call before a call's first launch; orders `stream` after the previous call. The order of captured calls is up to the user
+  /// of their graph.
   CallStream begin(gpu::Stream stream);
   /// Call after the call's last launch, which has `warps` warps.
   void end(const CallStream& call, int warps);
 
   /// Waits for the last call that was not captured.
   void wait() const;
-  /// Returns the uses by all calls so far and by all graphs that contain calls. The object's memory must not end before these
-  /// uses.
+  /// Returns the memory uses by all calls so far and by all graphs that contain calls. The object's memory must not be freed
+  /// before these uses are over.
   MemoryUses uses() const;
   /// End point of the last call that was not captured, or null.
   const Point& last() const { return last_; }
-  /// Sets the counters of the object's calls.
+  /// Sets the object's counters in `call`.
   void set_counters(CallContext& call) const;
-  /// Number of invalid ids of the calls that have run. Waits for the copy stream.
+  /// Number of invalid ids in the calls that have run so far. Waits for the copy stream.
   int64_t invalid_ids() const;
-  /// Statistics of the last call. Waits for it unless it was captured.
+  /// Waits for the last call unless it was captured.
   CallStatistics statistics() const;
 
  private:

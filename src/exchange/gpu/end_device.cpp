@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Release of a rank's memory: end_device, and the host memory whose release it defers.
+// Release of a rank's memory: end_device and the host memory whose release it defers.
 #include <chrono>
 #include <future>
 #include <memory>
@@ -63,7 +63,7 @@ SharedHostMemory::~SharedHostMemory() {
     const DeviceGuard guard(device_);
     gpu::unshare_host_memory(memory_);
   } catch (const Error&) {
-    // The context, and the registration with it, no longer exists.
+    // The context no longer exists, and neither does the registration.
   }
 }
 
@@ -90,7 +90,7 @@ void end_device(DeviceParts given) noexcept {
     else
       thread.detach();
   } catch (const std::exception&) {
-    // Without memory or a thread everything is freed here, including the waits.
+    // If there is no memory or thread left, everything is freed here, which includes the waits.
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prologue of the kernels of a call, and the grid of their launch.
+// Prologue of a call's kernels, and the grid for launching them.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
@@ -17,8 +17,8 @@ __device__ void copy_to_shared(const T& args, T& shared) {
     reinterpret_cast<uint64_t*>(&shared)[i] = reinterpret_cast<const uint64_t*>(&args)[i];
 }
 
-/// Reports the group's failure to the host, once per call. Call from one thread; `abort` is the abort word. The record has no
-/// awaited rank, because the call waited for none (the failed rank may be this one).
+/// Reports the group's failure to the host, once per call. Call from one thread; `abort` is the abort word. The record names no
+/// awaited rank because the call waited for none (the failed rank may be this one).
 __device__ __noinline__ inline void report_abort(const CallContext& args, uint64_t abort, uint64_t epoch) {
   if (args.operation == Operation::none) return;
   if (ptx::add_acq_rel<Scope::device>(args.fault_claims, 1) != 0) return;
@@ -50,10 +50,10 @@ __device__ inline CallWords load_call_words(const CallContext& args, const Epoch
   return words;
 }
 
-/// Adds the epoch to `call` (in shared memory, already filled by copy_to_shared). Call from all threads of a block. False if
-/// the group has failed: this is reported to the host and the block must return at once, so that N queued calls cost one
-/// deadline. `ends_call`: this launch is the last one of its call. Then the last block to read the epoch advances it; its last
-/// warp does so while the others continue.
+/// Adds the epoch to `call` (in shared memory, already filled by copy_to_shared). Call from all threads of a block. Returns
+/// false if the group has failed: this is reported to the host, and the block must return at once, so that N queued calls cost
+/// one deadline. `ends_call`: whether this launch is the last one of its call. In the last launch, the last block to read the
+/// epoch advances it in its last warp while its other warps continue.
 __device__ inline bool begin_block(const CallContext& args, const CallWords& words, EpochState* state, bool ends_call,
                                    CallContext& call) {
   if (threadIdx.x == 0) {
@@ -68,7 +68,7 @@ __device__ inline bool begin_block(const CallContext& args, const CallWords& wor
   return !failed;
 }
 
-/// Grid of a launch of `shape`.
+/// Grid for a launch of `shape`.
 inline Grid grid_of(int blocks, const CudaShape& shape, bool dependent = false) {
   return {blocks, shape.warps * kLanes, shape.shared_bytes(), dependent};
 }

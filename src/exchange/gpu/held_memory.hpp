@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory outside the heap that users or objects of a rank share by reference count.
+// Reference-counted memory outside the heap, shared by the users or objects of a rank.
 #pragma once
 
 #include <memory>

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kLanesOfWarp = 32;
 
-/// Created by the first kernel, because kernels are constants of many files and are initialized in any order.
+/// Created by the first kernel because kernels are constants in many files, whose initialization order is unspecified.
 std::vector<const KernelBase*>& list() {
   static auto* const kernels = new std::vector<const KernelBase*>;
   return *kernels;

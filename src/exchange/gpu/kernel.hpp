@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels as objects. All kernel launches of the library use them, so the list of kernels is complete by construction; all are
-// loaded before any rank waits for another.
+// Kernels as objects. All kernel launches in the library use them, so the list of kernels is complete by construction; all
+// kernels are loaded before any rank waits for another.
 #pragma once
 
 #include <algorithm>
@@ -13,21 +13,21 @@
 
 namespace switchyard::detail {
 
-/// Shared memory available to a block, and multiprocessors, of the current device.
+/// Number of multiprocessors of the current device, and shared memory available to a block.
 struct DeviceLimits {
   int multiprocessors = 0;
   uint32_t shared_bytes = 0;
   bool dependent_launches = false;  ///< sm_90 or newer, and the rank has its GPU to itself
 };
 
-/// Resources for the arguments of a launch that ends at once, because `call.abort_word` is not 0.
+/// Resources for the arguments of a launch that ends at once because `call.abort_word` is not 0.
 struct IdleCall {
   static constexpr size_t kStateBytes = 8192;
   CallContext call;
   void* state = nullptr;  ///< kStateBytes of zeroed device memory: the state of any object, and other data of a mode
 };
 
-/// The call inside a kernel's parameters: `call`, or the call of the algorithm's parameters `f`, `d`, `c` or `l` in them.
+/// The call in a kernel's parameters: their member `call`, or the call in the algorithm parameters `f`, `d`, `c` or `l`.
 template <class Params>
 CallContext& call_in(Params& p) {
   if constexpr (requires { p.call; })
@@ -42,7 +42,7 @@ CallContext& call_in(Params& p) {
     return call_in(p.l);
 }
 
-/// Makes parameters with an idle call and an object's idle state. Types with other significant values have an overload.
+/// Fills the parameters with an idle call and an idle object state. Types with other significant values have an overload.
 template <class Params>
 requires requires(Params& p) { p.state; }
 void set_idle(Params& p, const IdleCall& idle) {
@@ -57,12 +57,12 @@ class KernelBase {
   KernelBase(const KernelBase&) = delete;
   KernelBase& operator=(const KernelBase&) = delete;
   static const std::vector<const KernelBase*>& all();
-  /// Maximum number of warps per block over all kernels.
+  /// Maximum number of warps per block across all kernels.
   static int max_warps();
   /// Loads the kernel on the current device and grants it the shared memory that its launches may request.
   virtual void prepare(const DeviceLimits& limits) const = 0;
-  /// Enqueues a launch that ends at once, because the first launch may allocate local memory, which waits for all kernels of
-  /// the GPU.
+  /// Enqueues a launch that ends at once: a kernel's first launch may allocate local memory, which waits for all kernels on the
+  /// GPU.
   virtual void warm_up(const IdleCall& idle, const DeviceLimits& limits, gpu::Stream stream) const = 0;
 
  protected:
@@ -72,13 +72,13 @@ class KernelBase {
   const int max_threads_;
 };
 
-/// A kernel that exists until the process ends: a constant at namespace scope.
+/// A kernel, defined as a constant at namespace scope; it exists until the process ends.
 template <class... Given>
 class Kernel final : public KernelBase {
  public:
   using Entry = void (*)(Given...);
   /// Blocks have up to `max_threads` threads; `max_shared` returns the dynamic shared memory that a launch may request on a
-  /// device with given limits. `name` is for errors.
+  /// device with the given limits. `name` is for errors.
   Kernel(const char* name, Entry entry, int max_threads, int (*max_shared)(const DeviceLimits&))
       : KernelBase(max_threads), name_(name), entry_(entry), max_shared_(max_shared) {}
 
@@ -95,7 +95,7 @@ class Kernel final : public KernelBase {
 
  private:
   static constexpr int kIdleShared = 4096;
-  /// Maximum number of blocks per cluster; a launch consists of whole clusters.
+  /// Maximum blocks per cluster; a launch consists of whole clusters.
   static constexpr int kMaxClusterBlocks = 8;
 
   template <class T>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory outside the heap that a rank's kernels use: on the GPU, and on the host (end_device.cpp).
+// Memory outside the heap used by a rank's kernels, on the GPU and on the host (end_device.cpp).
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 
 namespace switchyard::detail {
 
-/// Zeroed memory of the device that is current at construction. Destruction frees it at once, in the order of the rank's copies
-/// and without waiting (except on devices without memory pools), so it must no longer be in use. All other memory is released
-/// by end_after().
+/// Zeroed memory of the device that is current at construction. Destruction frees it at once, in order with the rank's copies
+/// and without waiting (except on devices without memory pools), so it must no longer be in use. Memory still in use is
+/// released through end_after().
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  /// Waits for `stream`, on which it writes the zeros.
+  /// Waits for `stream`, on which the memory is zeroed.
   DeviceMemory(size_t bytes, gpu::Stream stream);
   DeviceMemory(DeviceMemory&& other) noexcept : memory_(std::exchange(other.memory_, {})) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
@@ -27,7 +27,7 @@ class DeviceMemory {
   ~DeviceMemory() {
     if (memory_.data != nullptr) memory_.release();
   }
-  /// Frees the memory when `uses` are over. May be called on any thread, also inside a driver callback.
+  /// Frees the memory once `uses` are over. May be called on any thread, including inside a driver callback.
   void end_after(MemoryUses uses) noexcept { DeferredFrees::of_process().defer(std::exchange(memory_, {}), std::move(uses)); }
   template <class T>
   T* as(size_t offset = 0) const {
@@ -38,11 +38,11 @@ class DeviceMemory {
   Allocation memory_;
 };
 
-/// Sets flags in device memory to `word`; at construction this is the epoch before the first. Waits for `stream`.
+/// Sets flags in device memory to `word`, which at construction is the epoch before the first one. Waits for `stream`.
 void set_device_flags(void* flags, int64_t bytes, uint64_t word, gpu::Stream stream);
 
-/// Host memory that is registered with a GPU. Its destructor waits for all work on that GPU; meanwhile no other thread of the
-/// process can launch anything there (see end_device).
+/// Host memory that is registered with a GPU. Its destructor waits for all work on that GPU; in the meantime, no other thread
+/// of the process can launch anything there (see end_device).
 class SharedHostMemory {
  public:
   SharedHostMemory(int device, std::byte* memory, size_t bytes);

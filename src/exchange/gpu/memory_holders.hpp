@@ -12,16 +12,16 @@
 
 namespace switchyard::detail {
 
-/// GPU memory that exists as long as this object.
+/// GPU memory that exists as long as this object does.
 struct MemoryHolder {
   virtual ~MemoryHolder() = default;
-  /// Marks the memory as used by the work enqueued on `stream`, whose state is `capture`, until this object ends. A graph keeps
-  /// the memory alive. The GPU must be current.
+  /// Marks the memory as used by the work enqueued on `stream`, whose capture state is `capture`, until this object is
+  /// destroyed. A graph keeps the memory alive. The GPU must be current.
   virtual void used_on(gpu::Stream stream, const CaptureState& capture) = 0;
 };
 
-/// Holders of the memory of a rank's GPU: maps an address passed to a call to the owner of the memory there, regardless of the
-/// object that allocated it. Thread-safe.
+/// Memory holders on a rank's GPU: maps an address passed to a call to the owner of that memory, regardless of which object
+/// allocated it. Thread-safe.
 class MemoryHolders {
  public:
   void remember(const void* begin, size_t bytes, std::weak_ptr<MemoryHolder> holder) {

@@ -246,7 +246,7 @@ void GraphArena::release(CudaBlock& block) noexcept try {
   part->users.add(block.users_);
   part->held = false;
 } catch (const std::exception&) {
-  // This graph does not reuse the block.
+  // The block is not reused in this graph.
 }
 
 GraphArena::~GraphArena() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Output memory of one object on a GPU, allocated together with its ordering: docs/design/0030-memory-with-its-order.md.
+// Output memory of one object on a GPU, allocated together with its ordering; see docs/design/0030-memory-with-its-order.md.
 #pragma once
 
 #include <atomic>
@@ -41,13 +41,13 @@ struct Taker {
   bool is_call() const { return kind == Kind::call || kind == Kind::capture; }
   /// True if the stream waits for the earlier uses; otherwise the calling thread waits.
   bool waits_on_stream() const { return kind == Kind::call || kind == Kind::stream; }
-  /// True if this use is ordered after `use` anyway.
+  /// True if this use is ordered after `use` in any case.
   bool follows(const StreamUse& use) const {
     return (use.call && is_call()) || (waits_on_stream() && use.point->stream_id == id);
   }
 };
 
-/// Freed by the destructor, on any thread and also inside a driver callback, but not before all work that used it is done.
+/// Freed by the destructor, on any thread and even inside a driver callback, but only after all work that used it is done.
 struct CudaBlock final : OutputBlock, MemoryHolder, std::enable_shared_from_this<CudaBlock> {
   std::shared_ptr<CudaPool> pool;     ///< null: empty block
   std::shared_ptr<GraphArena> arena;  ///< for a captured call: its graph's memory
@@ -62,7 +62,7 @@ struct CudaBlock final : OutputBlock, MemoryHolder, std::enable_shared_from_this
   ~CudaBlock() override;
   void used_by(void* stream) override;
   void used_on(gpu::Stream stream, const CaptureState& capture) override;
-  /// A call of another object, up to `point`, uses the block.
+  /// A call of another object uses the block up to `point`.
   void used_until(const Point& point);
   /// Work captured on `user` uses the block.
   void used_in(const CaptureState& state, gpu::Stream user);
@@ -75,21 +75,21 @@ struct CudaBlock final : OutputBlock, MemoryHolder, std::enable_shared_from_this
   std::vector<Point> points_;
 };
 
-/// An object's part of the heap for outputs. Thread-safe unless noted otherwise.
+/// The part of the heap for an object's outputs. Thread-safe unless noted otherwise.
 class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<CudaPool> {
  public:
-  /// Manages offsets in [begin, end) from `base`, on GPU `device`.
+  /// Manages offsets [begin, end) relative to `base` on GPU `device`.
   CudaPool(int device, std::byte* base, size_t begin, size_t end, std::shared_ptr<StreamPoints> points)
       : device_(device), base_(base), ranges_(begin, end), points_(std::move(points)) {}
 
-  /// Returns a block for `taker`; the taker's stream waits for other streams that used the memory. Null if there is no room.
-  /// The GPU must be current.
+  /// Returns a block for `taker`; the taker's stream waits for other streams that used the memory. Returns null if there is no
+  /// room. The GPU must be current.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const Taker& taker);
-  /// Returns a block from the memory of the graph that is captured on `stream`.
+  /// Returns a block from the memory of the graph being captured on `stream`.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, gpu::Stream stream, GraphArena& arena);
-  /// Sets the object's last call that was not captured: blocks that are freed from now on are ordered after it.
+  /// Sets the object's last call that was not captured; blocks freed from now on are ordered after it.
   void set_last_call(const Point& call);
-  /// Text for errors: used and free memory.
+  /// Used and free memory, as text for error messages.
   std::string describe() const;
   std::vector<HeapRange> kept() const override { return ranges_.kept(); }
 
@@ -108,8 +108,8 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   };
   std::shared_ptr<CudaBlock> make_block(size_t bytes, Content content);
   void free(CudaBlock& block) noexcept;
-  /// Moves `freed` to the free ranges, ordered after all work enqueued on its streams so far. False: one of the streams is
-  /// being captured.
+  /// Moves `freed` to the free ranges, ordered after all work enqueued on its streams so far. Returns false if one of the
+  /// streams is being captured.
   bool settle(Freed& freed);
   void settle_freed();
   std::vector<StreamUse> uses_of(CudaBlock& block);
@@ -125,16 +125,16 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   std::vector<Freed> freed_;
 };
 
-/// Memory of the captured calls of one graph, or of several graphs that are never in flight together. Each graph and each block
-/// hold a reference. A block that is released while its graph is captured is reused by later calls of that capture. Only one
-/// thread at a time may take blocks; blocks may be released on any thread.
+/// Memory for the captured calls of one graph, or of several graphs that are never in flight together. Each graph and each
+/// block holds a reference. A block released while its graph is being captured is reused by later calls of that capture. Only
+/// one thread at a time may take blocks; blocks may be released on any thread.
 class GraphArena final : public std::enable_shared_from_this<GraphArena> {
  public:
   explicit GraphArena(std::shared_ptr<CudaPool> pool) : pool_(std::move(pool)) {}
   GraphArena(const GraphArena&) = delete;
   ~GraphArena();
 
-  /// Call before the first take() of a capture, whose graph holds a reference from then on.
+  /// Call before the first take() of a capture; the captured graph holds a reference from then on.
   void join(const CaptureState& capture);
   bool captures(unsigned long long id) const { return capture_ == id; }
 

@@ -50,7 +50,7 @@ CudaRank::CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_on_gpu, boo
     invalid("GroupOptions::num_sms", " = " + std::to_string(num_sms) + ": must be in [0, " + std::to_string(max_blocks_) +
                                          "] (multiprocessors of the GPU / ranks on it)");
   if (num_sms > 0) max_blocks_ = num_sms;
-  // Otherwise ranks that share a GPU would take multiprocessors from each other's plans.
+  // Otherwise, ranks that share a GPU would take multiprocessors from each other's plans.
   limits_.dependent_launches = traits.generation >= 9 && ranks_on_gpu == 1;
   copies_ = detail::copy_stream();
   control_shared_ = std::make_unique<SharedHostMemory>(device(), control_, kControlBytes);
@@ -90,7 +90,7 @@ CudaRank::~CudaRank() {
     DeferredFrees::of_process().sweep();
     points_->close();
   } catch (const Error&) {
-    // The context, and everything in it, no longer exists.
+    // The context and everything in it no longer exist.
   }
 }
 
@@ -110,7 +110,7 @@ CudaRank::Users CudaRank::sweep_ended() noexcept try {
   });
   return users;
 } catch (const Error&) {
-  return Users::none;  // without a context nothing runs
+  return Users::none;  // without a context, nothing runs
 }
 
 void CudaRank::end_block(HeapBlock block, MemoryUses uses) noexcept {
@@ -177,7 +177,7 @@ void CudaRank::drain() noexcept {
       const DeviceGuard guard(gpu);
       (void)gpu::wait_for_device();
     } catch (const Error&) {
-      // Without a context nothing runs.
+      // Without a context, nothing runs.
     }
   };
   try {
@@ -197,7 +197,7 @@ void CudaRank::finish() noexcept try {
   const RelaxedCapture relaxed;  // a stream of this thread may be captured
   (void)gpu::wait_for_device();
 } catch (const Error&) {
-  // Without a context nothing runs.
+  // Without a context, nothing runs.
 }
 
 HostWords CudaRank::take_host_words() {
@@ -349,7 +349,7 @@ struct Reach {
       if (const auto rank = owner.lock()) (*rank)->set_registered(slot, false);
       gpu::wait_for_device();
     } catch (const Error&) {
-      // Without a context nothing runs.
+      // Without a context, nothing runs.
     }
   }
   int device;
@@ -449,7 +449,7 @@ int device_of(const GroupOptions& options, int rank) {
   return device;
 }
 
-/// Identity of a GPU: its PCI address on its machine, and a globally unique number.
+/// Identity of a GPU: its PCI address on its machine and a globally unique number.
 struct DeviceAddress {
   char text[32] = {};
   std::array<char, 16> uuid{};

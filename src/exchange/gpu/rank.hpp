@@ -30,7 +30,7 @@ namespace switchyard::detail {
 
 class GpuRounds;
 
-/// Host memory words that kernels of one object write, initially 0; null: none.
+/// Host memory words written by one object's kernels, initially 0; null if there are none.
 struct HostWords {
   static constexpr int kMax = 256;  ///< per rank
   static constexpr size_t kBytes = 64;
@@ -48,27 +48,27 @@ struct CountedIds {
 
 class CudaRank final : public DeviceRank {
  public:
-  /// `ranks_on_gpu`: number of ranks of the group on this GPU; `threads`: these ranks are threads of this process; `num_sms`:
-  /// maximum multiprocessors of a call, or 0.
+  /// `ranks_on_gpu`: number of the group's ranks on this GPU; `threads`: whether they are threads of this process; `num_sms`:
+  /// maximum multiprocessors per call, or 0.
   CudaRank(CudaHeap& heap, SymmetricHeap& control, int ranks_on_gpu, bool threads, int num_sms);
   ~CudaRank() override;
 
   const std::string& name() const noexcept override { return name_; }
   const char* advice() const noexcept override;
   const FaultRecord* fault() const noexcept override;
-  /// Records a fault that the host detected and kernels cannot detect, i.e. in rounds between hosts. Only the first fault is
-  /// recorded. Any thread.
+  /// Records a fault detected by the host that kernels cannot detect, i.e. in rounds between hosts. Only the first fault is
+  /// recorded. May be called on any thread.
   void record(const FaultRecord& fault);
   void raise_soft_fault(const char* context) override;
   void raise_invalid_ids(const char* context) override;
-  /// Adds the object to those checked by raise_invalid_ids. It must not move until forget_ids().
+  /// Adds the object to those checked by raise_invalid_ids. The object must not move until forget_ids().
   void watch_ids(CountedIds* object);
   void forget_ids(CountedIds* object) noexcept;
   /// Waits for the copy stream.
   uint64_t read_invalid_ids(const CountedIds& object) const;
   /// Address for kernels.
   uint64_t* invalid_bell() const { return host_abort_device_ + kInvalidBellAt / sizeof(uint64_t); }
-  /// Number of the last fault that raise_soft_fault threw, for RankWords::heard.
+  /// Number of the last fault thrown by raise_soft_fault, for RankWords::heard.
   uint64_t heard() const { return heard_; }
   std::vector<WaitCounter> wait_counters() const override;
   std::shared_ptr<void> ordinary_memory(size_t bytes, void* stream) override;
@@ -78,51 +78,51 @@ class CudaRank final : public DeviceRank {
   /// Sets whether kernels that run later, including replays, access the memory registered in `slot`. Waits for the copy stream.
   void set_registered(int slot, bool registered);
 
-  /// The context of a call, without its epoch and its move counters.
+  /// The context of a call, without its epoch and move counters.
   CallContext context(uint64_t timeout_ns, Operation operation) const;
   RankWords words(bool captured) const;
   int device() const { return heap_.device(); }
-  /// Number of ranks of the group on this GPU.
   int ranks_on_gpu() const { return ranks_on_gpu_; }
   CudaHeap& heap() const { return heap_; }
   const DeviceLimits& limits() const { return limits_; }
-  /// Maximum blocks of a kernel whose blocks wait for each other: the group's budget.
+  /// Maximum number of blocks in a kernel whose blocks wait for each other: the group's budget.
   int max_blocks() const { return max_blocks_; }
-  /// Limits for the launches of a call with `num_sms` (0: not given). A launch may begin while the previous one on the stream
-  /// still waits only if the call may use the whole GPU, because two overlapping calls occupy twice as many multiprocessors.
+  /// Launch limits for a call with `num_sms` (0 if not given). A launch may begin while the previous one on the stream is still
+  /// waiting, but only if the call may use the whole GPU, because two overlapping calls occupy twice as many multiprocessors.
   DeviceLimits limits_of_call(int num_sms) const;
-  /// Blocks of a call: as requested by its caller, else tuned, else `default_value` (each 0 for none), limited to the available
-  /// ones.
+  /// Number of blocks for a call: as requested by the caller, else tuned, else `default_value` (each 0 if not given), limited
+  /// to the number available.
   int blocks(int asked, int tuned, int default_value) const {
     return blocks_of_call(asked, tuned, default_value, max_blocks());
   }
-  /// Throw invalid_argument unless, respectively: `p` is null or memory that this GPU's kernels can use, with that alignment in
-  /// bytes; `num_sms` is 0 or a grid whose blocks can all run at once. `known`: the caller guarantees the kind of memory.
+  /// Throw invalid_argument unless, respectively, `p` is null or memory that this GPU's kernels can use, with that alignment in
+  /// bytes, and `num_sms` is 0 or a grid whose blocks can all run at once. `known`: whether the caller guarantees the kind of
+  /// memory.
   void check_pointer(const char* name, const void* p, size_t alignment, bool known = false) const;
   void check_sms(const char* name, int num_sms) const;
-  /// Throws invalid_argument unless `stream`, which is not captured, belongs to this GPU.
+  /// Throws invalid_argument unless `stream`, which must not be capturing, belongs to this GPU.
   void check_stream(gpu::Stream stream) const;
   void start_trace(int blocks, int warps, size_t capacity) override;
   void stop_trace(Tracer& tracer) override;
   SoftFault* device_soft_fault() const { return soft_device_; }
-  /// Maximum warps of any kernel.
+  /// Maximum number of warps of any kernel.
   int max_warps() const { return max_warps_; }
   /// Expires with this object.
   std::weak_ptr<CudaRank*> token() const { return self_; }
-  /// Records that a call is captured: replays may run until its graph no longer exists.
+  /// Records that a call is being captured; replays may run as long as its graph exists.
   void note_capture(const CaptureState& capture);
-  /// Waits for the calls of destroyed objects, at most thirty seconds; for other users of their memory, at most one second; and
-  /// for replays that may still run. For replays it first waits briefly for graphs that are already destroyed to disappear, and
-  /// then for the whole GPU, because replays are not counted. The wait for the GPU voids captures of other threads and is
-  /// therefore the last step. It ends after a second, because kernels of other groups may wait for ranks that wait for this one
-  /// to leave. ~CudaRank waits for the rest.
+  /// Waits at most thirty seconds for the calls of destroyed objects, at most one second for other users of their memory, and
+  /// then for replays that may still run. For replays, it first waits briefly for already destroyed graphs to disappear and
+  /// then for the whole GPU, because replays are not counted. Waiting for the GPU invalidates other threads' captures and is
+  /// therefore the last step. The wait for the GPU ends after one second because kernels of other groups may wait for ranks
+  /// that wait for this one to leave. ~CudaRank waits for the rest.
   void drain() noexcept override;
   void finish() noexcept override;
-  /// Rounds between hosts of all objects of this rank: GpuRounds::of.
+  /// Rounds between hosts, shared by all objects of this rank; see GpuRounds::of.
   std::shared_ptr<GpuRounds>& rounds() { return rounds_; }
   void end_rounds() noexcept override { rounds_.reset(); }
-  /// Takes an object's block of the heap; later objects do not get it before `uses` are over. If a graph still contains calls
-  /// of the object, the block stays taken as long as the graph exists.
+  /// Takes back an object's heap block, which is not given to later objects until `uses` are over. If a graph still contains
+  /// calls of the object, the block stays taken as long as the graph exists.
   void end_block(HeapBlock block, MemoryUses uses) noexcept;
   void end_block(HeapBlock block, std::function<bool()> over) noexcept override;
   void await_ended(Milliseconds deadline) override;
@@ -132,12 +132,12 @@ class CudaRank final : public DeviceRank {
   MemoryUses until_end() const { return MemoryUses(points_).while_held(running_); }
   /// copy_stream() of this rank's device.
   gpu::Stream copy_stream() const { return copies_; }
-  /// Takes the registration by which kernels access the control memory. No kernel of this rank may run any more.
+  /// Takes over the registration through which kernels access the control memory. No kernel of this rank may still be running.
   std::unique_ptr<SharedHostMemory> take_control() { return std::move(control_shared_); }
   StreamPoints& points() const { return *points_; }
   std::shared_ptr<StreamPoints> shared_points() const { return points_; }
   /// Returns null words if all are taken. Returned words may be reused, so do not return them while a kernel may write them.
-  /// Any thread.
+  /// May be called on any thread.
   HostWords take_host_words();
   void release_host_words(const HostWords& words);
   MemoryHolders& holders() { return holders_; }
@@ -175,8 +175,8 @@ class CudaRank final : public DeviceRank {
   enum class Users : uint8_t { none, graphs, others, calls };
   /// Releases the blocks of destroyed objects that are no longer used. \returns the users of the remaining ones
   Users sweep_ended() noexcept;
-  /// Waits until blocks are no longer used: for calls and other users at most the given times, for graphs only briefly. False:
-  /// calls or other users remain.
+  /// Waits until blocks are no longer used: at most the given times for calls and other users, and only briefly for graphs.
+  /// Returns false if calls or other users remain.
   bool wait_for_ended(std::chrono::milliseconds of_calls, std::chrono::milliseconds of_others) noexcept;
   std::mutex ended_mutex_;
   std::vector<Ended> ended_;

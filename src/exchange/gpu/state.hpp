@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// State of the calls of all modes in GPU memory, and the reports of their kernels to the host. Shared by host and device code.
+// State of the calls of all modes in GPU memory, and reports from their kernels to the host. Shared by host and device code.
 #pragma once
 
 #include <cstdint>
 
 namespace switchyard::detail {
 
-/// State of an object whose calls need only an epoch: see begin_block.
+/// State of an object whose calls need only an epoch; see begin_block.
 struct EpochState {
   uint64_t epoch;    ///< of the last call whose blocks have all begun
   uint64_t readers;  ///< blocks that have read the epoch; 0 between launches
 };
 
-/// Words of a rank that a call reads when it begins, for objects that a fault of another rank can halt.
+/// Words of a rank that a call reads when it begins, for objects that can be halted by another rank's fault.
 struct RankWords {
   uint64_t heard = 0;                   ///< number of faults known to the host when it enqueued the call
   const uint64_t* heard_now = nullptr;  ///< captured calls: address from which the kernel reads `heard` when it runs
   uint64_t* fault_numbers = nullptr;    ///< number of faults of this rank so far
 };
 
-/// Counts of ids of an object's calls that are neither -1 nor an expert, in GPU memory.
+/// Counts, in GPU memory, of the ids in an object's calls that are neither -1 nor an expert.
 struct InvalidIdCounts {
   uint64_t total;    ///< so far
   uint64_t of_call;  ///< of the current plan; 0 between launches
 };
 
-/// A fault that ends one call on all ranks and leaves the object usable. In host memory; the host clears `ready`.
+/// A fault that ends one call on all ranks and leaves the object usable. Stored in host memory; the host clears `ready`.
 struct SoftFault {
   uint64_t ready;
   int32_t code;  ///< ErrorCode

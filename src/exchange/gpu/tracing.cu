@@ -22,7 +22,7 @@ struct Answer {
   uint64_t number;
 };
 
-/// Answers the host's time queries. Ends after the last one, or at the deadline.
+/// Answers the host's time queries. Ends after the last query or at the deadline.
 __global__ void answer_kernel(const uint64_t* asked, Answer* answer) {
   if (asked == nullptr) return;  // IdleCall
   const uint64_t start = ptx::global_timer();

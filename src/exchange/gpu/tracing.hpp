@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tracing of one rank's kernels: buffers, and the conversion of the GPU's timer to host time.
+// Tracing of one rank's kernels: buffers and conversion of GPU timer values to host time.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace switchyard::detail {
 
-/// Zeroed host memory, 128 bytes, that a kernel addresses as `device`.
+/// 128 bytes of zeroed host memory, addressed by a kernel as `device`.
 struct ClockMailbox {
   std::byte* host = nullptr;
   std::byte* device = nullptr;
@@ -19,13 +19,13 @@ struct ClockMailbox {
 
 class DeviceTracing {
  public:
-  /// Kernels launched from now on record into `trace()`. Waits for `stream`. Reads the GPU's timer, unless other kernels occupy
-  /// the GPU for more than a second. The buffers are kept until this object is destroyed, because captured kernels may still
+  /// Kernels launched from now on record into `trace()`. Waits for `stream`. Reads the GPU's timer unless other kernels occupy
+  /// the GPU for more than a second. The buffers are kept until this object is destroyed because captured kernels may still
   /// write to them.
   void start(int blocks, int warps, size_t capacity, const ClockMailbox& mailbox, gpu::Stream stream);
   /// Reads the timer again and moves the recorded spans into `tracer`. Waits for the current device.
   void stop(Tracer& tracer, const ClockMailbox& mailbox, gpu::Stream stream);
-  /// For CallContext; off before start() and after stop().
+  /// The trace for CallContext; off before start() and after stop().
   const DeviceTrace& trace() const { return active_; }
 
  private:

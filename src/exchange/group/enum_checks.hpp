@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of enumeration options for all modes. The allowed values are those of the enumerations' tables.
+// Checks of enumeration options, shared by all modes. The allowed values are those in the enumerations' tables.
 #pragma once
 
 #include <string>
@@ -19,12 +19,13 @@ void check_enum(const char* name, E value) {
 /// "bf16, f16 or f32".
 inline std::string combined_types() { return names_where<DType>(dtype_combines); }
 
-/// Checks the type of rows that an object will combine. Throws Error(invalid_argument) if rows of this type cannot be summed.
+/// Checks the type of the rows that an object will combine. Throws Error(invalid_argument) if rows of this type cannot be
+/// summed.
 inline void check_combining_type(const char* name, DType type) {
   if (!dtype_combines(type)) invalid_value(name, text_of(type), combined_types());
 }
 
-/// Checks the type of rows that a call combines. Throws Error(unsupported) for a type that only dispatch supports.
+/// Checks the type of the rows combined by a call. Throws Error(unsupported) for a type that only dispatch supports.
 inline void check_combined_rows(const char* name, DType type) {
   check_enum(name, type);
   if (!dtype_combines(type))

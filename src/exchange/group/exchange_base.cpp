@@ -9,7 +9,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// The field in a name that may begin with a function name.
+/// Returns the field from a name that may begin with a function name.
 std::string_view field_in(std::string_view name) {
   name = name.substr(0, name.find(" ("));
   const size_t function = name.rfind(": ");
@@ -91,8 +91,8 @@ void ExchangeBase::construct(const char* object, const char* sized_by, const std
   sized_by_ = sized_by;
   ConstructionReport mine;
   if (group_.device) {
-    // Kernels of destroyed objects, on any rank, may still use memory that the new object takes. Each rank waits for its own
-    // kernels, then for the other ranks.
+    // Kernels of destroyed objects, on any rank, may still use the memory that the new object takes. Each rank waits for its
+    // own kernels, then for the other ranks.
     mine.report = attempt([&] { group_.device->await_ended(group_.options.rendezvous_timeout); });
     group_.agree(object, {}, mine);
   }

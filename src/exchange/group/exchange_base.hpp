@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the exchange objects of all modes and backends: argument checks, the frame of collective calls, agreement at
-// construction.
+// Shared by the exchange objects of all modes and backends: argument checks, collective call frame, agreement at construction.
 #pragma once
 
 #include <cstdint>
@@ -22,26 +21,26 @@
 
 namespace switchyard::detail {
 
-/// Throw Error(invalid_argument). The text gives the argument, its value and the allowed values. If the text begins with the
-/// name of the field, the field is passed as a separate argument.
+/// Throw Error(invalid_argument). The text states the argument, its value and the allowed values. If the text begins with the
+/// field name, the field is passed as a separate argument.
 [[noreturn]] void invalid(const std::string& text);
 [[noreturn]] void invalid(const std::string& field, const std::string& rest);
 /// "NAME = VALUE: must be ALLOWED"; `name` may begin with a function name: "allocate_rows: type".
 [[noreturn]] void invalid_value(const char* name, const std::string& value, const std::string& allowed);
-/// `name` may contain more than the field: "function: field (what it bounds)".
+/// `name` may contain more than the field name: "function: field (what it bounds)".
 void check_range(const char* name, int64_t value, int64_t low, int64_t high);
 void check_duration(const char* name, Milliseconds duration);
-/// Bytes of a row. Throws unless they are a multiple of 16.
+/// Bytes of a row. Throws unless it is a multiple of 16.
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
 
-/// Throws this rank's error as one that all ranks throw; the other ranks received it in the same call.
+/// Rethrows this rank's error as one thrown by all ranks; the other ranks received it in the same call.
 [[noreturn]] void rethrow_agreed(const std::exception_ptr& error);
 
-/// Epochs of the calls of one object, for objects whose host counts calls.
+/// Epochs of one object's calls, for objects whose calls are counted by the host.
 class CallEpochs {
  public:
   explicit CallEpochs(uint64_t first) : first_(first), last_(epoch_before(first)) {}
-  /// The epoch of the last call; before the first call the initial epoch of the flags.
+  /// The epoch of the last call; before the first call, the initial epoch of the flags.
   uint64_t last() const { return last_; }
   /// Begins a call and returns its epoch.
   uint64_t next() { return last_ = epoch_after(last_); }
@@ -71,26 +70,26 @@ class ExchangeBase {
   int rank() const { return group_.bootstrap->rank(); }
   int world() const { return group_.bootstrap->world(); }
 
-  /// Collective: the whole construction, within the rendezvous deadline. `build` performs this rank's part, including
-  /// take_heap(), initializes its flags (no rank may write a flag before all ranks have initialized theirs) and returns the
-  /// fields that all ranks must agree on. If it throws on some ranks, all ranks throw the error of the lowest of them. If
-  /// fields differ, all ranks throw Error(mismatch), whose text gives the field and both values. `object` is the object's name
-  /// in errors, `sized_by` the function that computes its heap bytes. After an error the group remains usable; once the
-  /// object's memory has been released, the heap is as before.
+  /// Collective; performs the whole construction within the rendezvous deadline. `build` performs this rank's part, including
+  /// take_heap(), initializes this rank's flags (no rank may write a flag before all ranks have initialized theirs) and returns
+  /// the fields that all ranks must agree on. If it throws on some ranks, all ranks throw the error of the lowest such rank. If
+  /// fields differ, all ranks throw Error(mismatch), whose message gives the field and both values. `object` is the object's
+  /// name in errors, and `sized_by` is the function that computes its heap bytes. The group remains usable after an error; once
+  /// the object's memory has been released, the heap is as before.
   void construct(const char* object, const char* sized_by, const std::function<AgreedFields()>& build);
-  /// Collective, within construct(). Takes this object's block of the symmetric heap, held until the object is destroyed, at
-  /// the lowest offset that is free on all ranks: an object that is already destroyed on one rank may still exist on another,
-  /// for example until a garbage collection. Call once.
+  /// Collective, within construct(). Takes this object's block of the symmetric heap, held until the object is destroyed. It is
+  /// at the lowest offset that is free on all ranks: an object already destroyed on one rank may still exist on another, for
+  /// example until a garbage collection. Call once.
   size_t take_heap(size_t bytes, size_t kept = std::numeric_limits<size_t>::max());
 
-  /// Checks ids in host memory before any row moves: counts the invalid ids, or throws Error(invalid_argument) with the first
+  /// Checks ids in host memory before any row moves; counts the invalid ids or throws Error(invalid_argument) for the first
   /// one.
   void take_invalid(const InvalidRoutes& found, InvalidIds policy, int topk, int num_experts);
   int64_t total_invalid_ids() const { return invalid_ids_; }
-  /// Transfers the block to an owner that releases it later than this object.
+  /// Transfers the block to an owner that releases it after this object.
   HeapBlock give_up_heap() noexcept { return std::move(heap_block_); }
 
-  /// Runs `body` on all workers. If one of them throws, the waits of the others end, here and on the peers.
+  /// Runs `body` on all workers. If one worker throws, the waits of the others end, both here and on the peers.
   template <class F>
   void on_workers(F&& body) {
     group_.pool.run([&](CpuWarp& w) {
@@ -104,11 +103,11 @@ class ExchangeBase {
   }
 
   Group::Impl& group_;
-  const uint64_t object_;  ///< number among the group's exchanges, from 1; equal on all ranks once construct() returns
+  const uint64_t object_;  ///< number among the group's exchanges, from 1; identical on all ranks once construct() returns
   const uint64_t first_epoch_;
 
  private:
-  /// The highest offset that ranks propose for heap_block_, and whether all proposals are equal.
+  /// The highest offset proposed by any rank for heap_block_, and whether all proposals are equal.
   std::pair<uint64_t, bool> agree_on_offset();
 
   HeapBlock heap_block_;
@@ -117,9 +116,9 @@ class ExchangeBase {
   int64_t invalid_ids_ = 0;
 };
 
-/// Sums over the warps of a call.
+/// Sums the counters over the warps of a call.
 CallStatistics sum_moved(std::span<const MoveCounter> moved);
-/// Sets every `stride` bytes of [base, base + bytes) to `word`: the initial value of flags.
+/// Sets one word every `stride` bytes in [base, base + bytes) to `word`, the initial value of flags.
 void set_flags(std::byte* base, int64_t bytes, int64_t stride, uint64_t word);
 
 }  // namespace switchyard::detail

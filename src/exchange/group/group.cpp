@@ -24,7 +24,7 @@ bool detail::is_known_to_peers(ErrorCode code) {
 
 namespace {
 
-/// Text for errors: the call that a rank has made.
+/// Describes the call made by a rank, for error messages.
 std::string describe_call(uint64_t word) {
   std::string text = operation_name(static_cast<Operation>(called_operation(word)));
   const auto object = static_cast<uint64_t>(called_object(word));
@@ -33,8 +33,7 @@ std::string describe_call(uint64_t word) {
   return text;
 }
 
-/// Throws the AgreedError of the lowest rank that failed, if any; AgreedError(mismatch) if only some ranks take memory of the
-/// heap.
+/// Throws the AgreedError of the lowest rank that failed, if any, or AgreedError(mismatch) if only some ranks take heap memory.
 void check_step(const char* subject, const std::vector<ConstructionReport>& shares) {
   for (size_t r = 0; r < shares.size(); ++r) raise_if_failed(shares[r].report, subject, r);
   for (size_t r = 1; r < shares.size(); ++r) {
@@ -47,7 +46,7 @@ void check_step(const char* subject, const std::vector<ConstructionReport>& shar
   }
 }
 
-/// Throws AgreedError(mismatch) if the ranks construct different kinds of objects, or objects with different settings.
+/// Throws AgreedError(mismatch) if the ranks construct different kinds of objects or objects with different settings.
 void check_agreed(const AgreedFields& fields, const std::vector<ConstructionReport>& shares) {
   const auto differs =
       find_difference(fields, shares.size(), [&](size_t r) -> const AgreedProposal& { return shares[r].agreed; });
@@ -194,7 +193,7 @@ std::string Group::Impl::describe_mismatch(int a, int b) const {
 }
 
 std::string Group::Impl::describe_announced_mismatch(int a, int b) const {
-  // The calls of ranks of other hosts are announced with their pulse and may arrive after the word that ended the call.
+  // The calls of ranks on other hosts are announced with their pulse and may arrive after the word that ended the call.
   const Deadline announcement_deadline(remote ? kExplanationTime : Milliseconds{0});
   std::string text = describe_mismatch(a, b);
   while (text.empty() && !announcement_deadline.passed()) {
@@ -269,7 +268,7 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   // A GPU may have observed the failure before this host did.
   const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
   const bool timed_out = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout);
-  // On several hosts a rank may wait, through proxies, for a rank that itself waits for the missing rank.
+  // With several hosts, a rank may wait, through proxies, for a rank that itself waits for the missing rank.
   if (const int missing = abort_awaited(word);
       timed_out && !host_map().one_host() && missing < bootstrap->world() && missing != bootstrap->rank())
     fault.awaited_rank = missing;
@@ -279,7 +278,7 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
     if (abort_is_left(word) || abort_word() == 0) post_word(word);  // departed ranks, or failures known only to GPUs
     throw_abort(word, operation);
   }
-  // The deadline of this rank, or of another rank, has passed while both waited for the same third rank.
+  // The deadline of this rank or of another rank has passed while both waited for the same third rank.
   post_abort(static_cast<int>(ErrorCode::peer_timeout), fault.awaited_rank);
   WaitReport report;
   report.operation = operation;

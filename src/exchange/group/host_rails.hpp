@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's data about other hosts on the CPU, in every mode: its carrier, the ranks for which it is the proxy, and rounds.
+// One rank's data about other hosts, for every mode on the CPU: its carrier, the ranks for which it is the proxy, and its
+// rounds.
 #pragma once
 
 #include <memory>
@@ -14,7 +15,8 @@ namespace switchyard::detail {
 
 class HostRails {
  public:
-  /// `round_bytes`: approximate bytes per peer and round; equal on all ranks. `flags`: initial value of RoundWork's flags.
+  /// `round_bytes`: approximate bytes per peer and round, identical on all ranks. `flags`: initial value of the flags in
+  /// RoundWork.
   HostRails(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags);
   HostRails(const HostRails&) = delete;
   HostRails& operator=(const HostRails&) = delete;
@@ -24,10 +26,10 @@ class HostRails {
   int own_host() const { return own_host_; }
   Carrier& carrier() { return *carrier_; }
   std::vector<RailPeer>& peers() { return peers_; }
-  /// Returns the next round of this object, for one message.
+  /// Returns this object's next round, for one message.
   uint64_t take_round() { return next_round_++; }
-  /// The proxy of `rank` on this host, if it is another rank; -1: this rank is the proxy, or `rank` is on this host. A wait for
-  /// an announcement of `rank` is also a wait for its proxy.
+  /// The proxy of `rank` on this host if it is another rank; -1 if this rank is the proxy or `rank` is on this host. Waiting
+  /// for an announcement from `rank` also means waiting for its proxy.
   int other_proxy(int rank) const;
 
  protected:
@@ -41,7 +43,7 @@ class HostRails {
   Rounds take_rounds(int64_t count);
 
  private:
-  /// All send and receive memory of rounds. The carrier holds a reference.
+  /// All send and receive memory for rounds. The carrier holds a reference to it.
   struct Memory {
     std::vector<RailPeer> peers;
     std::vector<Ring> sent, received;
@@ -54,7 +56,7 @@ class HostRails {
   const int64_t round_bytes_;
   std::vector<int> host_of_, rail_of_host_;  ///< [W]; [hosts] rail on which its rows are returned, -1: this host
   std::vector<RailPeer>& peers_ = memory_->peers;
-  // By peer.
+  // Indexed by peer.
   std::vector<Ring>&sent_ = memory_->sent, &received_ = memory_->received;
   std::vector<PeerTransfer> transfers_;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State of one rank: its bootstrap connection, its heap, its workers and its fault state.
+// State of one rank: its bootstrap connection, heap, workers and fault state.
 #pragma once
 
 #include <array>
@@ -34,27 +34,26 @@ namespace detail {
 struct Registration {
   std::byte* data = nullptr;  ///< this rank's buffer
   size_t bytes = 0;
-  int slot = 0;  ///< equal on all ranks
+  int slot = 0;  ///< identical on all ranks
   /// [W] distance from rank r's mapping of this rank's segment to rank r's mapping of `data`, modulo 2^64. The array is in
-  /// memory that kernels read.
+  /// memory readable by kernels.
   const uint64_t* distances = nullptr;
   std::vector<uint64_t> host_distances;
   std::shared_ptr<void> mapping;  ///< CUDA: the other ranks' buffers
 };
 
-/// Creates the objects of groups that defer copies. Set by the library of the tests; only that library contains the code for
-/// it.
+/// Creates the objects of groups that defer copies. Set by the test library, which alone contains the code for it.
 template <class Impl, class Config>
 inline std::unique_ptr<Impl> (*make_deferred)(Group&, const Config&) = nullptr;
 
-/// A split call that was sent but not received.
+/// A split call that has been sent but not received.
 struct SentCall {
   virtual ~SentCall() = default;
-  /// Performs the work that receiving ranks wait for: passes on rows of other hosts. \throws the errors of the call.
+  /// Performs the work that receiving ranks wait for: passes on rows from other hosts. \throws the errors of the call.
   virtual void pass_on() = 0;
 };
 
-/// A rank's report about its part of a construction.
+/// A rank's report on its part of a construction.
 struct ConstructionReport {
   StepReport report;
   AgreedProposal agreed;     ///< filled by agree()
@@ -62,11 +61,11 @@ struct ConstructionReport {
   uint64_t heap_offset = 0;  ///< the lowest offset that this rank can assign to the object
 };
 
-/// True for errors that result from an abort, by this or another rank, and for errors that the peers also detect.
+/// True for errors that result from an abort by this or another rank, and for errors that the peers detect as well.
 bool is_known_to_peers(ErrorCode code);
 
-/// Bit of the `object` argument of Group::Impl::enter: the other bits are the site of the call (NormalExchange::set_site),
-/// which replaces the object.
+/// Bit of the `object` argument of Group::Impl::enter: if set, the other bits hold the call's site (NormalExchange::set_site)
+/// instead of the object.
 inline constexpr uint32_t kSiteOfCall = 1u << 15;
 }  // namespace detail
 
@@ -78,33 +77,34 @@ struct Group::Impl {
        TuningInForce tuning);
   ~Impl();
 
-  /// Announces to the peers that this rank makes a collective call. On CPU groups it is the first step of every collective
-  /// call; on GPU groups only of calls made by the host, because streams may run exchanges in different orders. A receiving
-  /// half belongs to the call of its sending half. `object`: number among the group's exchanges, from 1; 0: none. `waiting`:
-  /// false for a sending half. A call that waits first passes on the rows of earlier sent calls, which may throw.
+  /// Announces to the peers that this rank is making a collective call. On CPU groups, this is the first step of every
+  /// collective call; on GPU groups, only of calls made by the host, because streams may run exchanges in different orders. A
+  /// receiving half counts as part of its sending half's call. `object`: number among the group's exchanges, counted from 1; 0
+  /// if none. `waiting`: false for a sending half. A call that waits first passes on the rows of earlier sent calls, which may
+  /// throw.
   void enter(detail::Operation operation, uint64_t object = 0, bool waiting = true);
-  /// Several hosts: performs the work of all sent calls (`sent_calls`) that other ranks wait for. First step of every call that
-  /// waits; otherwise this rank could wait for a rank that waits for it.
+  /// With several hosts: performs the work of all sent calls (`sent_calls`) that other ranks wait for. The first step of every
+  /// call that waits; otherwise, this rank could wait for a rank that is waiting for it.
   void pass_on();
   /// Returns a rank whose calls differ from this rank's, or -1.
   int find_other_call() const noexcept;
-  /// Ends the peers' calls and throws, because `rank` makes a different call than this rank.
+  /// Ends the peers' calls and throws because `rank` is making a different call than this rank.
   [[noreturn]] void throw_mismatch(const std::string& context, int rank);
   /// The context of a call without its epoch. Clears the fault record and the move counters.
   detail::CallContext begin_call(detail::Operation operation);
-  /// Throws the fault that the last call recorded, if any: PeerTimeout (which also aborts all peers), PeerFailed, ...
+  /// Throws the fault recorded by the last call, if any: PeerTimeout (which also aborts all peers), PeerFailed, ...
   void raise_fault(const char* operation, uint64_t call);
   /// Throws Error(invalid_argument), without announcing it to the peers, in a forked child and after leave().
   void check_member(const char* context) const;
-  /// Announces to the peers that this rank makes no more calls. Idempotent.
+  /// Announces to the peers that this rank will make no more calls. Idempotent.
   void leave() noexcept;
   /// Throws if this rank has left, has aborted, or has received an abort. Also makes the first failure sticky.
   void check_alive(const char* context);
-  /// check_alive() for calls that use the heap: also throws while the group sleeps.
+  /// check_alive() for calls that use the heap; also throws while the group sleeps.
   void check_usable(const char* context);
-  /// Runs a whole collective call and handles all exceptions. Standard exceptions are converted to Error. The peers' waits end
-  /// before an exception propagates, unless the peers also have the error: it is an AgreedError, which all ranks throw in the
-  /// same step, or is_known_to_peers() holds for its code.
+  /// Runs a whole collective call and handles all exceptions. Standard exceptions are converted to Error. Before an exception
+  /// propagates, the peers' waits are ended, unless the peers also have the error. This is the case for an AgreedError, which
+  /// all ranks throw in the same step, and for codes that satisfy is_known_to_peers().
   template <class F>
   decltype(auto) collective_call(const char* operation, F&& call) {
     check_member(operation);
@@ -120,29 +120,29 @@ struct Group::Impl {
       throw;
     }
   }
-  /// The single rule for how long the host waits for its peers in a collective call: rendezvous_timeout if `operation` builds
-  /// an object or takes or releases memory, because ranks reach such steps at very different times; otherwise timeout.
+  /// The only rule for how long the host waits for its peers in a collective call: rendezvous_timeout if `operation` builds an
+  /// object or takes or releases memory, because ranks reach such steps at very different times, and timeout otherwise.
   detail::Milliseconds deadline_of(detail::Operation operation) const;
-  /// Collective, through the bootstrap, within deadline_of(operation). Enters `operation`; `name` is its name in errors. A
-  /// missing rank is reported as PeerTimeout.
+  /// Collective, through the bootstrap and within deadline_of(operation). Enters `operation`, which is called `name` in errors.
+  /// A missing rank is reported as PeerTimeout.
   void all_gather(const void* mine, size_t bytes, void* all, const char* name, detail::Operation operation,
                   uint64_t object = 0);
-  /// Collective: the first step of every construction of any object, so that a rank that fails before its own construction
-  /// begins can report the failure in the same step as ranks that construct. If a report has an error code, all ranks throw the
-  /// AgreedError of the lowest such rank; if subjects or `fields` differ, AgreedError(mismatch). Otherwise gathers `bytes`
-  /// bytes of `data` into `all`.
+  /// Collective; the first step in constructing any object. A rank that fails before its own construction begins can thus
+  /// report the failure in the same step as the ranks that construct. If a report has an error code, all ranks throw the
+  /// AgreedError of the lowest such rank; if subjects or `fields` differ, they throw AgreedError(mismatch). Otherwise, gathers
+  /// `bytes` bytes of `data` into `all`.
   void agree(const char* subject, const detail::AgreedFields& fields, const detail::ConstructionReport& mine,
              const void* data = nullptr, size_t bytes = 0, void* all = nullptr);
-  /// Collective, a step of the construction of `subject` on ranks that place it in the heap: returns the highest offset that
-  /// the ranks propose, and whether all proposals are equal. Throws like agree(), also with ranks that are in agree() in this
-  /// step.
+  /// Collective; a step in the construction of `subject` on ranks that place it in the heap. Returns the highest offset
+  /// proposed by any rank, and whether all proposals are equal. Throws like agree(), including when other ranks are in agree()
+  /// in this step.
   std::pair<uint64_t, bool> highest_offset(const char* subject, uint64_t mine);
-  /// One step of agree() or highest_offset(): gathers the reports of all ranks, and throws the errors common to both.
+  /// One step of agree() or highest_offset(): gathers the reports of all ranks and throws the errors common to both functions.
   std::vector<detail::ConstructionReport> gather_reports(const char* subject, const detail::AgreedFields& fields,
                                                          const detail::ConstructionReport& mine,
                                                          const detail::Deadline& deadline);
-  /// A collective_call, already entered, in which `step` makes collective calls of the bootstrap. A missing rank is reported as
-  /// PeerTimeout. An abort of the group, or a rank that has entered a different call, ends these calls within about a second.
+  /// Runs a collective_call, already entered, in which `step` makes collective bootstrap calls. A missing rank is reported as
+  /// PeerTimeout. If the group is aborted or a rank has entered a different call, these calls end within about a second.
   template <class Step>
   void collectively(const char* operation, const Step& step) {
     const uint64_t start = detail::Cpu::now_ns();
@@ -165,15 +165,15 @@ struct Group::Impl {
   }
   /// The live registration that contains [p, p + bytes), or null.
   const detail::Registration* registration_of(const void* p, size_t bytes) const;
-  /// Bit s: slot s is registered on this rank.
+  /// Bit s is set if slot s is registered on this rank.
   uint64_t registered_slots() const;
   uint64_t registered_in_call = 0;  ///< registered_slots() at the beginning of the current call; for CallContext
-  /// Values of the tuning in force when the group was formed, for an object on this rank's device.
+  /// Values from the tuning in force when the group was formed, for an object on this rank's device.
   TuningValues tuned(TuningMode mode, int64_t hidden, int64_t tokens) const;
   /// Ends all ranks' waits. Only the first failure counts. Never throws.
   void post_abort(int reason, int awaited) noexcept;
   uint64_t abort_word() const noexcept;
-  /// True if `rank` has destroyed its Group. This is not a failure as long as no rank needs it.
+  /// True if `rank` has destroyed its Group. That is not a failure as long as no rank needs it.
   bool has_left(int rank) const noexcept;
 
   const detail::HomeProcess home;  ///< only the process that joined may leave
@@ -187,14 +187,14 @@ struct Group::Impl {
   detail::Tracer* tracer = nullptr;
 
   detail::FaultRecord fault;
-  uint64_t nonce = 0;    ///< random, equal on all ranks of this group
+  uint64_t nonce = 0;    ///< random, identical on all ranks of this group
   uint64_t objects = 0;  ///< number of exchanges that ranks have agreed on so far
-  // Settings of objects created from now on. Tests change them (tests/testing).
-  uint64_t first_epoch = 1;  ///< equal on all ranks
+  // Settings for objects created from now on. Tests change them (tests/testing).
+  uint64_t first_epoch = 1;  ///< identical on all ranks
   int64_t round_bytes =
-      int64_t{4} << 20;        ///< several hosts: approximate bytes that a rank sends to a peer at a time; equal on all ranks
+      int64_t{4} << 20;        ///< several hosts: approximate bytes sent to a peer at a time; identical on all ranks
   bool defers_copies = false;  ///< CPU: objects are made by make_deferred
-  /// Several hosts: calls whose receiving half may follow later calls of other ranks.
+  /// With several hosts: calls whose receiving half may follow later calls of other ranks.
   std::vector<detail::SentCall*> sent_calls;
   uint64_t fault_claims = 0;
   std::array<std::weak_ptr<detail::Registration>, kMaxRegistered> registrations;  ///< by slot
@@ -204,9 +204,9 @@ struct Group::Impl {
   detail::HeapHeader* header(int rank) const noexcept { return headers_[static_cast<size_t>(rank)]; }
   const detail::HostMap& host_map() const noexcept { return bootstrap->host_map(); }
   /// Throws Error(unsupported) on all ranks if the group has several hosts. `what`: the feature that needs the memory of all
-  /// ranks; `instead`: the alternative for the caller.
+  /// ranks; `instead`: the alternative offered to the caller.
   void require_one_host(const char* what, const char* instead) const;
-  /// Passes the silence limit of the options to the bootstrap.
+  /// Passes the silence limit in the options to the bootstrap.
   void set_silence();
   std::unique_ptr<detail::RemoteHeaders> remote;  ///< null: no ranks of other hosts, or only threads
 
@@ -214,9 +214,9 @@ struct Group::Impl {
   std::array<detail::HeapHeader*, kMaxRanks> headers_ = {};
   bool left_ = false;
   void find_headers(const detail::SymmetricHeap& memory);
-  /// The difference between the calls of ranks a and b; "" if unknown.
+  /// The difference between the calls of ranks a and b, or "" if it is unknown.
   std::string describe_mismatch(int a, int b) const;
-  /// describe_mismatch(), after waiting until the difference is known; else a list of possible differences.
+  /// describe_mismatch() after waiting for the difference to become known; otherwise, a list of possible differences.
   std::string describe_announced_mismatch(int a, int b) const;
   void post_word(uint64_t word) noexcept;
   [[noreturn]] void throw_abort(uint64_t word, const char* context) const;

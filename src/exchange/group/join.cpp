@@ -57,13 +57,14 @@ uint64_t random_word() {
   return uint64_t{source()} << 32 | source();
 }
 
-/// Message that ranks exchange when they have connected.
+/// Message that ranks exchange once they have connected.
 struct Greeting {
   uint64_t nonce = random_word();
   HostNetwork network = HostNetwork::sockets;
 };
 
-/// Throws Error(unsupported) on all ranks if a rank selects a network that is not available for this backend. `all`: by rank.
+/// Throws Error(unsupported) on all ranks if a rank selects a network that is not available for this backend. `all`: indexed by
+/// rank.
 void check_networks(const HostMap& hosts, Backend backend, const std::vector<Greeting>& all) {
   if (hosts.one_host()) return;
   const bool on_gpus = backend == Backend::cuda;

@@ -8,16 +8,16 @@
 
 namespace switchyard::detail {
 
-/// Builds without a GPU toolkit contain neither a mode's gpu.cpp nor groups with a device.
+/// Builds without a GPU toolkit contain neither the modes' gpu.cpp files nor groups with a device.
 #ifndef SWITCHYARD_HAS_GPU_CODE
 #error "src/exchange/CMakeLists.txt says for which sources this is known"
 #endif
 inline constexpr bool kHasGpuCode = SWITCHYARD_HAS_GPU_CODE != 0;
 
-/// Collective: creates the implementation of a mode for the group's kind of memory. A mode defines Impl::make_on_cpu, for an
-/// arch, in its cpu.cpp and Impl::make_on_gpu in its gpu.cpp. `object` is the public class, for errors. `instead` is null,
-/// unless the object needs the memory of all ranks: then it is the alternative on several hosts. On GPUs all modes need it,
-/// except those that declare Impl::kGpusSpanHosts.
+/// Collective; creates the implementation of a mode for the group's kind of memory. A mode defines Impl::make_on_cpu, for a
+/// given arch, in its cpu.cpp and Impl::make_on_gpu in its gpu.cpp. `object` is the name of the public class, for errors.
+/// `instead` is null unless the object needs the memory of all ranks; then it names the alternative on several hosts. On GPUs,
+/// all modes need the memory of all ranks, except those that declare Impl::kGpusSpanHosts.
 template <class Impl, class Config>
 std::unique_ptr<Impl> make_on(const char* object, Group& group, const Config& config, const char* instead = nullptr) {
   return group.impl().collective_call(object, [&] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registration of the caller's memory, sleep and wake.
+// Registration of caller memory, sleep and wake.
 #include <string>
 
 #include "bootstrap/deadline.hpp"
@@ -12,7 +12,7 @@ using namespace detail;
 
 namespace {
 
-/// For ranks that are threads: every address is valid for all of them.
+/// For ranks that are threads of one process: every address is valid for all of them.
 std::vector<std::byte*> share_addresses(Bootstrap& bootstrap, void* memory, size_t bytes, Milliseconds budget) {
   const Deadline deadline(budget);
   run_step(bootstrap, deadline, "register_memory", [&] {
@@ -30,7 +30,7 @@ std::vector<std::byte*> share_addresses(Bootstrap& bootstrap, void* memory, size
   return at;
 }
 
-/// Collective: returns the lowest slot that is free on all ranks.
+/// Collective; returns the lowest slot that is free on all ranks.
 int free_slot(Group::Impl& group) {
   const uint64_t mine = group.registered_slots();
   std::vector<uint64_t> all(static_cast<size_t>(group.bootstrap->world()));

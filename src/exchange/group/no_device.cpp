@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU groups in a build without a GPU toolkit: throws a typed error.
+// Builds without a GPU toolkit: creating a GPU group throws a typed error.
 #include "exchange/group/device_rank.hpp"
 #include "switchyard/status.hpp"
 

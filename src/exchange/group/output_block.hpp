@@ -6,11 +6,11 @@
 
 namespace switchyard::detail {
 
-/// Content of a block. Data that a handle needs survives Group::sleep. Only calls of the object access staging.
+/// Content of a block. Data needed by a handle survives Group::sleep. Staging is accessed only by calls of the object.
 enum class Content : uint8_t { rows, handle, staging };
 
-/// Memory of rows that a user holds. The destructor releases it, on any thread. Keeps the bookkeeping but not the heap alive:
-/// rows of a pool must not be accessed after their group is destroyed.
+/// Memory of rows held by a user. The destructor releases it on any thread. Keeps the bookkeeping alive but not the heap: rows
+/// in a pool must not be accessed after their group is destroyed.
 struct OutputBlock {
   size_t offset = 0;  ///< in the heap, for symmetric memory
   std::byte* data = nullptr;

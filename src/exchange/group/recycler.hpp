@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects and buffers that calls take and return, so that calls allocate nothing in the steady state.
+// Objects and buffers that calls take and return, so that calls allocate no memory in the steady state.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ class BufferRecycler {
  public:
   static constexpr size_t kKept = 8;
 
-  /// The smallest kept buffer of at least `bytes` and at most four times `bytes`, or a new one.
+  /// Returns the smallest kept buffer of at least `bytes` and at most four times `bytes`, or a new one.
   PrivateBuffer take(size_t bytes) {
     {
       const std::lock_guard lock(mutex_);
@@ -57,7 +57,7 @@ class BufferRecycler {
   std::vector<PrivateBuffer> kept_;
 };
 
-/// shared_ptr objects that return here when their last user releases them, and keep the capacity of their members. Thread-safe.
+/// shared_ptr objects that return here when their last user releases them and whose members keep their capacity. Thread-safe.
 template <class T>
 class Recycler : public std::enable_shared_from_this<Recycler<T>> {
  public:

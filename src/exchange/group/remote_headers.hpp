@@ -9,8 +9,8 @@
 
 namespace switchyard::detail {
 
-/// Mirrors of the headers of ranks of other hosts that are processes: the announcements of these ranks, in memory that this
-/// rank's protocols read.
+/// Mirrors of the headers of ranks that are processes on other hosts: their announcements, in memory that this rank's protocols
+/// read.
 class RemoteHeaders final : public RemoteObserver {
  public:
   /// `mine`: this rank's header, which must outlive the bootstrap's threads.

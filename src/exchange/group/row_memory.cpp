@@ -40,7 +40,7 @@ class RowMemoryState final : public ExchangeBase {
     });
   }
 
-  /// `stream`: on GPUs, the stream of the work that uses the memory.
+  /// `stream`: on GPUs, the stream whose work uses the memory.
   void* allocate(size_t bytes, void* stream) {
     sweep();
     if (const auto offset = allocator_->allocate(bytes, kAlignment)) return base_ + *offset;
@@ -51,7 +51,7 @@ class RowMemoryState final : public ExchangeBase {
     return at;
   }
 
-  /// Releases the memory. It is not reused before the work enqueued on `stream` so far is done.
+  /// Releases the memory. It is not reused until the work enqueued on `stream` so far is done.
   void release(void* memory, void* stream) noexcept {
     if (memory == nullptr) return;
     if (contains(memory)) return release_block(static_cast<size_t>(static_cast<std::byte*>(memory) - base_), stream);
@@ -85,7 +85,7 @@ class RowMemoryState final : public ExchangeBase {
     }
     sweep();
   }
-  /// Frees the ranges that are no longer used.
+  /// Frees ranges that are no longer used.
   void sweep() noexcept {
     const std::lock_guard lock(mutex_);
     std::erase_if(ending_, [&](const Ending& each) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
-/// Throws an error with the text "field[index...] = value: allowed".
+/// Throws an error whose text is "field[index...] = value: allowed".
 [[noreturn]] void wrong(const char* field, const std::string& index, int64_t value, const std::string& allowed) {
   invalid(std::string("LedgerTables::") + field + index + " = " + std::to_string(value) + ": " + allowed);
 }
@@ -55,8 +55,8 @@ struct LedgerChecker {
                 ", for at most max_tokens = " + std::to_string(config.max_tokens) + " tokens");
   }
 
-  /// Checks counts and their inclusive prefix sums. The rows of every source must fit into its return buffer, whose memory is
-  /// limited.
+  /// Checks the counts and their inclusive prefix sums. The rows of every source must fit into its return buffer, whose memory
+  /// is limited.
   void check_counts() const {
     for (int s = 0; s < world; ++s) {
       int64_t sum = 0;
@@ -79,7 +79,7 @@ struct LedgerChecker {
     }
   }
 
-  /// Checks the rows of this rank's experts: experts ascending without overlap, sources in order without gaps.
+  /// Checks the rows of this rank's experts: experts must be ascending without overlap, and sources in order without gaps.
   void check_expert_rows() const {
     const int64_t limit = config.max_rows > 0 ? config.max_rows : kMaxInt32;
     int64_t end = 0;  // end of the previous experts' rows
@@ -103,7 +103,7 @@ struct LedgerChecker {
     }
   }
 
-  /// Checks the rows of the return buffer: each may occur at most once.
+  /// Checks the rows of the return buffer; each may occur at most once.
   void check_routes() const {
     const int64_t rows = t.cumsum_per_expert[idx(rank * padded() + padded() - 1)];
     std::vector<int64_t> route_of(idx(rows), -1);

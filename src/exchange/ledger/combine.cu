@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine as a kernel: protocol/ledger/combine.hpp, one block per multiprocessor.
+// The ledger combine kernel: protocol/ledger/combine.hpp with one block per multiprocessor.
 //
 // Progress: a warp returns its share of the rows before it waits, and it waits only for the returns of other ranks. All blocks
-// must be able to run at the same time, because a block that has not begun has returned nothing. The launcher therefore limits
-// the grid to one block per multiprocessor. Other kernels may delay a block, as long as they end.
+// must be able to run concurrently, because a block that has not started has not returned anything. The launcher therefore
+// limits the grid to one block per multiprocessor. Other kernels may delay a block as long as they end.
 #include <type_traits>
 
 #include "arch/cuda/cuda_traced.cuh"
@@ -18,7 +18,7 @@ struct KnownLedgerLayout : LedgerLayout {
   static constexpr SWITCHYARD_FN bool has_sentinel_rows() { return true; }
 };
 
-/// Parameters for rows of one type that CudaInline can move.
+/// Parameters for rows of a single type that CudaInline can move.
 template <DType kType>
 struct KnownLedger : LedgerParams {
   static constexpr DType type = kType;
@@ -67,7 +67,7 @@ const auto& kernel_of(bool traced) {
   return traced ? combines<TracedArch<A>, P> : combines<A, P>;
 }
 
-/// Sentinel rows of f16 and bf16 share one kernel (docs/design/0011). Other rows arrive earlier without staging in shared
+/// Sentinel rows in f16 and bf16 share one kernel (docs/design/0011). Other rows arrive earlier without staging in shared
 /// memory if there are few chunks, i.e. at most one part per warp.
 const auto& kernel_for(const CudaLedgerParams& p, int blocks) {
   const bool traced = p.l.call.device_trace.records != nullptr;
@@ -76,7 +76,7 @@ const auto& kernel_for(const CudaLedgerParams& p, int blocks) {
   return p.l.num_chunks * kChunkParts > int64_t{blocks} * p.warps ? kernel_of<Cuda>(traced) : kernel_of<CudaLanes>(traced);
 }
 
-/// Gives each warp space for a part of a chunk of the default size, or for a row. Longer parts are copied in pieces.
+/// Gives each warp space for one part of a default-sized chunk, or for one row. Longer parts are copied in pieces.
 CudaShape ledger_shape(int warps, int64_t row_bytes, const DeviceLimits& limits) {
   constexpr int64_t kDefaultPartBytes = (int64_t{kDefaultChunkKib} << 10) / kChunkParts;
   const auto available = limits.shared_bytes - static_cast<uint32_t>(sizeof(LedgerParams)) - 1024;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine on the CPU: memory and the frame of a call. The algorithm is protocol/ledger/combine.hpp.
+// The ledger combine on the CPU: memory and call frame. The algorithm is in protocol/ledger/combine.hpp.
 #include "exchange/ledger/impl.hpp"
 #include "protocol/ledger/combine.hpp"
 

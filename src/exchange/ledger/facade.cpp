@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public class of the ledger combine, and its memory requirement.
+// The public class of the ledger combine, with its memory requirement.
 #include "switchyard/ledger.hpp"
 
 #include "base/as_error.hpp"

@@ -28,7 +28,7 @@ void for_each_table(const RouteMetaLayout& at, Tables& t, F&& f) {
   f(at.prev_sum_before_rank, t.prev_sum_before_rank);
 }
 
-/// Tables of the right shape, all zero.
+/// Tables of the right shape, filled with zeros.
 LedgerTables empty_tables(const LedgerConfig& c, int world, int rank, int64_t tokens) {
   const auto zeros = [](int64_t n) { return std::vector<int32_t>(static_cast<size_t>(n)); };
   LedgerTables t;

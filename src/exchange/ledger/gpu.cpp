@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine on a GPU: memory, prepared ledgers, stream order, launch. The algorithm is protocol/ledger/combine.hpp.
+// The ledger combine on a GPU: memory, prepared ledgers, stream order, launch. The algorithm is in protocol/ledger/combine.hpp.
 #include <mutex>
 #include <string>
 #include <vector>
@@ -24,7 +24,7 @@ struct LedgerTablesOnDevice {
   int64_t bytes = 0;
 };
 
-/// Assigns memory at `base` with room for any ledger of the config; null: only `bytes` is valid.
+/// Assigns memory at `base` with room for any ledger of the config; if `base` is null, only `bytes` is valid.
 LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const LedgerLayout& layout, int num_local_experts,
                                   int64_t chunk_bytes) {
   LedgerTablesOnDevice t;
@@ -39,7 +39,7 @@ LedgerTablesOnDevice carve_ledger(std::byte* base, const LedgerConfig& c, const 
   return t;
 }
 
-/// The free places of an object for prepared ledgers. Thread-safe, also inside a driver callback.
+/// The free places of an object for prepared ledgers. Thread-safe, including inside a driver callback.
 class LedgerPlaces {
  public:
   explicit LedgerPlaces(int count) {
@@ -93,7 +93,7 @@ class CudaLedger final : public LedgerImpl {
       gpu_.end_block(give_up_heap(), order_->uses());
       order_.reset();
     } catch (const Error&) {
-      // Without a context there is nothing left to free.
+      // Without a context, there is nothing left to free.
     }
   }
 
@@ -163,7 +163,7 @@ class CudaLedger final : public LedgerImpl {
     order_.emplace(gpu_, "LedgerCombine", object_, InvalidIds::count);  // the host checks its ids
   }
 
-  /// Waits first, because enqueued calls may still read an earlier ledger at this place.
+  /// Waits first because enqueued calls may still be reading an earlier ledger at this place.
   void upload(const CudaLedgerData& data) {
     const DeviceGuard guard(gpu_.device());
     order_->wait();
@@ -180,7 +180,8 @@ class CudaLedger final : public LedgerImpl {
     check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "copy of a ledger");
   }
 
-  /// Orders the launch after this object's last one. A captured launch is ordered by the user, and its graph keeps the ledger.
+  /// Orders the launch after this object's previous one. A captured launch is ordered by the user, and its graph keeps the
+  /// ledger alive.
   void enqueue(const ConstRows& y, const float* probs, const PreparedLedger& ledger, void* out, const LedgerCombineOptions& o) {
     const auto& data = static_cast<const CudaLedgerData&>(ledger.data());
     auto* stream = static_cast<gpu::Stream>(o.stream);
@@ -209,7 +210,7 @@ class CudaLedger final : public LedgerImpl {
     uint64_t epoch;
     int64_t rows;  // rows that were returned
   };
-  /// The last call that the GPU has executed, including replays, regardless of later enqueued or captured calls.
+  /// The last call executed by the GPU, including replays, regardless of calls enqueued or captured later.
   LastCall last_executed_call() {
     const DeviceGuard guard(gpu_.device());
     order_->wait();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the backends of the ledger combine: the virtual interface behind LedgerCombine, and values derived from a
+// Shared by the backends of the ledger combine: the virtual interface behind LedgerCombine and values derived from a
 // configuration.
 #pragma once
 
@@ -17,13 +17,13 @@ namespace switchyard::detail {
 
 /// Throws invalid_argument, naming the field.
 void check_config(const LedgerConfig& config, int world);
-/// Layout of the symmetric memory, without a base.
+/// Layout of the symmetric memory, without a base address.
 LedgerLayout ledger_layout(const LedgerConfig& config, int world);
 
 /// A prepared ledger. `work` and `row_of`: data that the backend keeps in host memory.
 struct LedgerData {
   uint64_t object = 0;     ///< LedgerImpl::id of the object that made it
-  uint64_t signature = 0;  ///< of calls with it; equal on all ranks that hold the same routing
+  uint64_t signature = 0;  ///< of calls with it; identical on all ranks that hold the same routing
   int64_t tokens = 0, rows = 0, returned = 0;
   bool some_unnamed = false;  ///< some returned rows are in no sum
   LedgerWork work;
@@ -50,7 +50,7 @@ class LedgerImpl : protected ExchangeBase {
                        const LedgerCombineOptions& options) = 0;
   virtual ConstRows returned() = 0;
   virtual CallStatistics last_call() = 0;
-  /// prepare(), within a collective call.
+  /// prepare(), inside a collective call.
   PreparedLedger prepare_in_call(const LedgerTables& tables);
   PreparedLedger prepare_in_call(std::span<const std::byte> route_meta, int64_t tokens);
 
@@ -61,13 +61,13 @@ class LedgerImpl : protected ExchangeBase {
   int64_t row_bytes() const { return config.hidden * static_cast<int64_t>(dtype_bytes(config.dtype)); }
   int64_t chunk_bytes() const { return int64_t{tuned_.chunk_kib > 0 ? tuned_.chunk_kib : kDefaultChunkKib} << 10; }
 
-  /// Checks the tables and fills all members of `data`.
+  /// Checks the tables and fills in all members of `data`.
   void fill(const LedgerTables& tables, LedgerData& data) const;
-  /// Throws if arguments of a call are invalid.
+  /// Throws if any argument of a call is invalid.
   void check_call(const ConstRows& y, const PreparedLedger& ledger, const void* out) const;
-  /// Sets the call parameters that are the same on all backends, regardless of where the tables are.
+  /// Sets the call parameters that do not depend on the backend, regardless of where the tables are.
   void fill_call(struct LedgerParams& p, const ConstRows& y, const float* probs, const LedgerData& ledger, void* out) const;
-  /// Bytes of the symmetric memory that survive sleep. These include blank sentinel rows, because they are not zero.
+  /// Bytes of symmetric memory that survive sleep. These include blank sentinel rows because they are not zero.
   size_t kept_bytes() const {
     return layout_.has_sentinel_rows() ? std::numeric_limits<size_t>::max() : static_cast<size_t>(layout_.control_bytes());
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of low-latency mode for all backends: checks, kernel parameters, split calls; and values derived from a
+// The calls of low-latency mode for all backends: checks, kernel parameters, split calls, and values derived from a
 // configuration.
 
 #include <algorithm>
@@ -90,7 +90,7 @@ LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : Exchan
 void LowLatencyImpl::construct(const std::function<void()>& build) {
   ExchangeBase::construct("LowLatencyExchange", "LowLatencyExchange::heap_bytes", [&] {
     choose_shape();
-    // All of it survives sleep, because a sent call may not have been received yet.
+    // All of it survives sleep because a sent call may not have been received yet.
     layout_.base = take_heap(LowLatencyExchange::memory_required(config, world()).total());
     build();
     AgreedFields fields = agreed_fields(config);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host-side checks of low-latency mode's contracts. Every text gives the argument, its value and the allowed values.
+// Host-side checks of low-latency mode's contracts. Error messages state the argument, its value and the allowed values.
 #include <string>
 
 #include "exchange/group/enum_checks.hpp"
@@ -10,7 +10,7 @@ namespace switchyard::detail {
 namespace {
 
 /// `out` of a call. Checks that it overlaps no other memory of the call, because tokens are summed while other memory is still
-/// being read. Memory of size 0 and null pointers overlap nothing.
+/// being read. Empty memory and null pointers overlap nothing.
 struct OutOfCall {
   const void* out;
   int64_t bytes;

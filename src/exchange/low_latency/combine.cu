@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine of low-latency mode as kernels: protocol/low_latency/combine.hpp, one block per multiprocessor.
+// The combine kernels of low-latency mode: protocol/low_latency/combine.hpp with one block per multiprocessor.
 //
 // Progress: as in dispatch.cu.
 #include "exchange/low_latency/known.cuh"
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
 
 namespace {
 
-/// One kernel for each kind of parameters, the general ones last, each with and without tracing.
+/// One kernel per kind of parameters, each with and without tracing; the general parameters come last.
 template <class A, class P>
 const Kernel<const CudaLowLatencyCombine, const CudaShape, const LaunchedHalves> combines("low-latency combine kernel",
                                                                                           low_latency::combine_kernel<A, P>,
@@ -67,7 +67,8 @@ const auto& kernel_for(const LowLatencyCombineParams& p, bool traced) {
 
 }  // namespace
 
-// Every launch may begin while the previous kernel on the stream is ending; it waits for that kernel before it reads anything.
+// Every launch may begin while the previous kernel on the stream is finishing; it waits for that kernel before it reads
+// anything.
 void launch_low_latency(const CudaLowLatencyCombine& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.c.layout.max_tokens, p.c.layout.topk, 0, limits);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode on the CPU: memory, launch, faults. The algorithms are in protocol/low_latency.
+// Low-latency mode on the CPU: memory, launch and faults. The algorithms are in protocol/low_latency.
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -37,7 +37,8 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
       const int warps = group_.pool.num_warps();
       dispatch_senders_ = flat_senders_ = senders(config.pieces > 0 ? std::min(layout_.pieces, warps) : 1, warps);
       group_.pool.reserve_scratch(static_cast<size_t>(scratch_bytes()));
-      // Deferred copies are for tests. They count places from the ids, as GPUs do when there is no room for the sets.
+      // Archs that defer copies are used only in tests. They count places from the ids, as GPUs do when there is no room for
+      // the sets.
       const auto words = static_cast<size_t>(TokenSets::words_for(static_cast<int>(config.max_tokens)));
       if (!A::kDefersCopies) sets_.resize(static_cast<size_t>(config.num_experts) * words);
       std::byte* const mine = group_.heap->view().base[rank()] + layout_.base;
@@ -118,7 +119,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     end("moe_all_to_all", Halves::both);
   }
 
-  /// Makes, for each expert, the set of tokens that choose it; the sending workers read these sets.
+  /// Builds, for each expert, the set of tokens that choose it; the sending workers read these sets.
   void make_sets(LowLatencyDispatchParams& p) {
     if (sets_.empty()) return;
     const int words = TokenSets::words_for(p.tokens), topk = p.layout.topk;
@@ -195,7 +196,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     on_workers([&](CpuWarp& w) { (void)low_latency_sum<A>(w, p); });
   }
 
-  /// Runs the halves of a call. `block` must live until both are over.
+  /// Runs the given halves of a call. `block` must live until both halves have finished.
   template <class P>
   void over_hosts(const P& p, LowLatencyBlock& block, Halves halves) {
     if (halves != Halves::receive) send_over_hosts(p);
@@ -213,12 +214,12 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   }
   void pass_on() override { pass_on_(); }
 
-  /// Waits until all ranks of all hosts have entered the call, so that later waits are for late ranks, not for missing ones.
+  /// Waits until all ranks on all hosts have entered the call, so that later waits are for late ranks rather than missing ones.
   void meet(const CallContext& call, uint64_t header, int own_bits, const char* operation) {
     if (!hosts_->meet<A>(solo_, call, layout_) || !wait_entered<A>(solo_, call, layout_, header, own_bits)) raise(operation);
   }
 
-  /// A rank of another host is missing. If its proxy is missing too, changes the fault to refer to the proxy.
+  /// Handles a missing rank of another host. If that rank's proxy is missing too, changes the fault to refer to the proxy.
   void name_proxy(FaultRecord& fault) const {
     if (fault.mismatch || fault.awaited_rank < 0 || fault.site != Site::call_header) return;
     const int proxy = hosts_->other_proxy(fault.awaited_rank);
@@ -229,7 +230,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     fault.seen = seen;
   }
 
-  /// Throws the fault that warps recorded.
+  /// Throws the fault recorded by warps.
   void raise(const char* operation) {
     if (hosts_ && group_.fault.ready != 0) {
       name_proxy(group_.fault);
@@ -238,7 +239,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     group_.raise_fault(operation, epochs_.calls());
   }
 
-  // The frame of a call.
+  // The call frame.
 
   void begin(CallContext& call, Operation operation, Halves halves) {
     start_ns_ = Cpu::now_ns();
@@ -261,8 +262,8 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     on_workers([&](CpuWarp& w) { body(w, halves != Halves::receive, halves != Halves::send); });
   }
 
-  /// A receiving half moves bytes only over the network. Adds them and the time to the statistics of the sending half,
-  /// regardless of calls in between.
+  /// The receiving half moves bytes only over the network. Adds these bytes and the elapsed time to the statistics of the
+  /// sending half, regardless of calls in between.
   void end(const char* operation, Halves halves) {
     raise(operation);
     const double before = halves == Halves::receive ? stats_.total_us : 0;

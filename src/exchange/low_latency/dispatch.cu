@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch of low-latency mode as kernels: protocol/low_latency/dispatch.hpp, one block per multiprocessor.
+// The dispatch kernels of low-latency mode: protocol/low_latency/dispatch.hpp with one block per multiprocessor.
 //
-// Progress: all warps of a rank send before they wait, and they wait only for remote sends. All blocks of a launch that
-// receives must be able to run at the same time, because a block that has not begun has not sent. The launcher therefore limits
-// the grid to one block per multiprocessor. Other kernels may delay a block, as long as they end.
+// Progress: all warps of a rank send before they wait, and they wait only for sends by other ranks. All blocks of a launch that
+// receives must be able to run concurrently, because a block that has not started has not sent anything. The launcher therefore
+// limits the grid to one block per multiprocessor. Other kernels may delay a block as long as they end.
 #include "exchange/low_latency/known.cuh"
 
 namespace switchyard::detail {
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
 
 namespace {
 
-/// One kernel for each kind of parameters, the general ones last, each with and without tracing.
+/// One kernel per kind of parameters, each with and without tracing; the general parameters come last.
 template <class A, class P>
 const Kernel<const CudaLowLatencyDispatch, const CudaShape, const LaunchedHalves> dispatches("low-latency dispatch kernel",
                                                                                              low_latency::dispatch_kernel<A, P>,
@@ -71,7 +71,8 @@ const auto& kernel_for(const LowLatencyDispatchParams& p, bool ids_staged, bool 
 
 }  // namespace
 
-// Every launch may begin while the previous kernel on the stream is ending; it waits for that kernel before it reads anything.
+// Every launch may begin while the previous kernel on the stream is finishing; it waits for that kernel before it reads
+// anything.
 void launch_low_latency(const CudaLowLatencyDispatch& p, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.d.tokens, p.d.layout.topk, p.d.layout.map.experts, limits);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public class of low-latency mode, and its memory requirement.
+// The public class of low-latency mode, with its memory requirement.
 #include "switchyard/low_latency.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace switchyard {
 using namespace detail;
 
 // Gives each warp of a rank about one piece to receive, unless a piece would become too short to justify its flag or too long
-// for a warp's memory: docs/design/0015-latency-of-decode-sized-calls.md.
+// for a warp's memory; see docs/design/0015-latency-of-decode-sized-calls.md.
 int default_pieces(const LowLatencyConfig& c, int world) {
   check_range("world", world, 1, kMaxRanks);
   check_range("LowLatencyConfig::hidden", c.hidden, 1, kMaxHidden);

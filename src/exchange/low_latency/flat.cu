@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole exchange as kernels, for experts that scale rows.
+// The whole-exchange kernels for experts that scale rows.
 //
 // Progress: as in dispatch.cu.
 #include "exchange/low_latency/flat_kernel.cuh"
@@ -9,7 +9,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// One kernel for each kind of parameters, the general ones last, each with and without tracing.
+/// One kernel per kind of parameters, each with and without tracing; the general parameters come last.
 template <class A, class P>
 const Kernel<const CudaFlat, const CudaShape, const ScaledRows> flats("all-to-all kernel",
                                                                       low_latency::flat_kernel<A, P, ScaledRows>,
@@ -27,7 +27,8 @@ const auto& kernel_for(const FlatParams& p, bool ids_staged, bool traced) {
 
 }  // namespace
 
-// Every launch may begin while the previous kernel on the stream is ending; it waits for that kernel before it reads anything.
+// Every launch may begin while the previous kernel on the stream is finishing; it waits for that kernel before it reads
+// anything.
 void launch_low_latency(const CudaFlat& p, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.f.d.tokens, p.f.d.layout.topk, 0, limits);
   const auto& kernel = kernel_for(p.f, shape.block_bytes > 0, p.f.d.call.device_trace.records != nullptr);

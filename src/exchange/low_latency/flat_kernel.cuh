@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole exchange as a kernel, for any function of a row: protocol/low_latency/flat_exchange.hpp, one block per
-// multiprocessor. Progress: as in dispatch.cu.
+// The whole-exchange kernel for any row function: protocol/low_latency/flat_exchange.hpp with one block per multiprocessor.
+// Progress: as in dispatch.cu.
 #pragma once
 
 #include "exchange/low_latency/frame.cuh"
@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
 
 static_assert(sizeof(FlatParams) + kTraceShared <= kStaticShared && sizeof(CudaFlat) <= 4096);
 
-/// Loads the kernels and grants them all shared memory. Call once per device and function, before any rank waits for another.
+/// Loads the kernels and allows them to use all shared memory. Call once per device and function, before any rank waits for
+/// another.
 template <class Make>
 gpu::Status prepare_flat_kernels(const DeviceLimits& limits) {
   const int max = max_low_latency_shared(limits);
@@ -48,7 +49,6 @@ gpu::Status prepare_flat_kernels(const DeviceLimits& limits) {
   return status != gpu::kOk ? status : gpu::allow_shared(low_latency::flat_kernel<CudaLanesTraced, FlatParams, Make>, max);
 }
 
-/// Enqueues a launch.
 template <class Make>
 gpu::Status launch_flat(const CudaFlat& p, const Make& make, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
   const CudaShape shape = low_latency_shape(p.warps, p.f.d.tokens, p.f.d.layout.topk, 0, limits);

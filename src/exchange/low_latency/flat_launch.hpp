@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface of the whole-exchange kernel: the library's own kernel, and those that callers compile for their functions. A
+// Host interface of the whole-exchange kernel: the library's own kernel and those that callers compile for their functions. A
 // caller's file depends on the library's internals only through this header and flat_kernel.cuh.
 #pragma once
 
@@ -26,7 +26,7 @@ struct CudaFlat {
 /// Experts that scale rows.
 void launch_low_latency(const CudaFlat& params, int blocks, const DeviceLimits& limits, gpu::Stream stream);
 
-/// Result of row_function_on_gpu. Compiled in the caller's translation unit; kAbi shows whether that unit was compiled with the
+/// Result of row_function_on_gpu. Compiled in the caller's translation unit; kAbi tells whether that unit was compiled with the
 /// same structures.
 struct CudaRowFunction : RowFunctionBase {
   CudaRowFunction() noexcept : RowFunctionBase(Backend::cuda) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prologue of every low-latency kernel, before its protocol, and the shape of its launch.
+// Prologue of every low-latency kernel, before its protocol, and the launch shape.
 #pragma once
 
 #include <type_traits>
@@ -27,7 +27,7 @@ struct SharedSets : TokenSets {
   }
 };
 
-/// Executes the fence that publish_entry requires; it overlaps the loads of other warps at the beginning of the call.
+/// Executes the fence required by publish_entry; it overlaps with the loads of other warps at the beginning of the call.
 __device__ inline void fence_entry(const CudaWarp& w) {
   if (is_announcer(w)) ptx::fence_acq_rel<Scope::system>();
 }
@@ -43,12 +43,13 @@ __device__ void share_params(const Args& args, P& p) {
   }
 }
 
-/// The first ids of a block's copy, unconverted, in registers of its threads: two each, loaded long before they are used.
+/// The first ids of a block's copy, unconverted, held in registers (two per thread) and loaded long before they are used.
 struct EarlyIds {
   static constexpr int kEach = 2;
   int64_t raw[kEach];
 };
-/// Loads this thread's ids from `first` on, of `count`; -1 past the end. All loads are in flight before the first is used.
+/// Loads this thread's ids, starting at `first`, out of `count`; ids past the end are -1. All loads are in flight before the
+/// first is used.
 __device__ inline EarlyIds load_ids(const IdReader& args, int first, int count) {
   EarlyIds ids{{-1, -1}};
   const auto step = static_cast<int>(blockDim.x);
@@ -67,15 +68,16 @@ __device__ inline EarlyIds load_ids(const IdReader& args, int first, int count) 
   return ids;
 }
 
-/// Bytes of the ids of `routes` routes in a block's shared memory, and of the sets of `tokens` tokens after them.
+/// Bytes in a block's shared memory for the ids of `routes` routes, and for the sets of `tokens` tokens that follow them.
 SWITCHYARD_FN inline int staged_id_bytes(int routes) { return ((routes > 0 ? routes : 1) * 4 + 15) / 16 * 16; }
 SWITCHYARD_FN inline int64_t staged_set_bytes(int tokens, int experts) {
   return int64_t{experts} * TokenSets::words_for(tokens) * 4;
 }
 
-/// Writes each thread's ids to the block's copy, because they are read many times and memory latency is a microsecond. Calls
-/// f(id, route) for each. Call from all threads of a block, before a barrier. `early`: load_ids of at least as many. \returns
-/// the number of the thread's ids that are invalid
+/// Writes each thread's ids to the block's copy because they are read many times and memory latency is a microsecond. Calls
+/// f(id, route) for each id. Call from all threads of a block, before a barrier. `early`: the result of load_ids for at least
+/// as many ids.
+/// \returns the number of the thread's ids that are invalid
 template <class F>
 __device__ int stage_ids(const IdReader& args, EarlyIds early, int count, int32_t* copy, F&& f) {
   const auto step = static_cast<int>(blockDim.x);
@@ -95,7 +97,7 @@ __device__ int stage_ids(const IdReader& args, EarlyIds early, int count, int32_
   return invalid;
 }
 
-/// Clears the token sets. Call from all threads of a block, before stage_sending() with a barrier in between.
+/// Clears the token sets. Call from all threads of a block before stage_sending(), with a barrier in between.
 __device__ inline void clear_sets(const LowLatencyDispatchParams& args, std::byte* shared, const CudaShape& shape) {
   if (shape.block_bytes == 0 || !args.with_places) return;
   const int at = staged_id_bytes(args.tokens * args.layout.topk);
@@ -104,9 +106,9 @@ __device__ inline void clear_sets(const LowLatencyDispatchParams& args, std::byt
   for (unsigned i = threadIdx.x; i < (shape.block_bytes - static_cast<unsigned>(at)) / 4; i += blockDim.x) sets[i] = 0;
 }
 
-/// Stages in the block's shared memory, from shape.block_at() on and if there is room, the ids that a call sends and the sets
-/// of tokens that choose each expert, for the T of this launch. From then on p reads the staged copies. Call from all threads
-/// of a block, before a barrier.
+/// If there is room, stages in the block's shared memory, starting at shape.block_at(), the ids that a call sends and the set
+/// of tokens that choose each expert, for this launch's T. From then on, `p` reads the staged copies. Call from all threads of
+/// a block, before a barrier.
 template <class P>
 __device__ void stage_sending(const LowLatencyDispatchParams& args, const EarlyIds& early, int tokens, std::byte* shared,
                               const CudaShape& shape, P& p) {
@@ -127,7 +129,7 @@ __device__ void stage_sending(const LowLatencyDispatchParams& args, const EarlyI
     for (auto f = static_cast<int>(threadIdx.x); f < tokens * args.layout.topk; f += static_cast<int>(blockDim.x))
       invalid += args.ids.is_invalid(args.ids.raw(f)) ? 1 : 0;
   }
-  // All blocks stage all ids; one block counts.
+  // All blocks stage all ids; only one counts the invalid ones.
   if (blockIdx.x == 0 && invalid != 0) add_invalid_ids(args.call, static_cast<uint64_t>(invalid));
   if (threadIdx.x != 0) return;
   p.tokens = tokens;
@@ -139,7 +141,7 @@ __device__ void stage_sending(const LowLatencyDispatchParams& args, const EarlyI
   static_cast<TokenSets&>(p.sets) = {sets, words};
 }
 
-/// Prefetches the rows that each warp sends first, at the beginning of the call.
+/// Prefetches, at the beginning of the call, the rows that each warp sends first.
 __device__ inline void prefetch_first_part(const CudaWarp& w, const LowLatencyDispatchParams& p, int tokens) {
   const Sender me(w, p);
   const int t = p.layout.token_of(w.block() + me.team * w.num_blocks());
@@ -153,9 +155,9 @@ __device__ inline void prefetch_first_part(const CudaWarp& w, const LowLatencyDi
   for (int b = begin + lane * kLine; b < end; b += kLanes * kLine) ptx::prefetch(row + b);
 }
 
-/// Prefetches the data that a combine reads first: shared words by each block's first warp, routes by each warp for itself. The
-/// rows that a warp returns are known in advance if all ranks sent the maximum number of tokens; otherwise the prefetch is
-/// harmless.
+/// Prefetches the data that a combine reads first: each block's first warp prefetches the shared words, and each warp its own
+/// routes. The rows that a warp returns are known in advance if all ranks sent the maximum number of tokens; otherwise the
+/// prefetch is harmless.
 __device__ inline void prefetch_first_return(const CudaWarp& w, const LowLatencyCombineParams& c) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   if (w.warp() == 0 && lane == 0) {

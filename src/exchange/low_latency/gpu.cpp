@@ -55,7 +55,7 @@ class CudaLowLatency final : public LowLatencyImpl {
       gpu_.end_block(give_up_heap(), order_->uses());
       order_.reset();
     } catch (const Error&) {
-      // Without a context there is nothing left to free.
+      // Without a context, there is nothing left to free.
     }
   }
 
@@ -66,11 +66,11 @@ class CudaLowLatency final : public LowLatencyImpl {
   int64_t invalid_ids() override { return order_->invalid_ids(); }
 
  private:
-  // 16 columns per lane, so that a row is loaded in one round; twice that if a block sends several messages, because half of
-  // its warps then send one message and half another.
+  // 16 columns per lane, so that a row is loaded in one round; twice as many if a block sends several messages, because each is
+  // then sent by half of its warps.
   static constexpr int64_t kPartColumns = 512;
 
-  /// Warps per block of a launch.
+  /// Warps per block in a launch.
   static int warps_or(int tuned) { return tuned > 0 ? tuned : kLowLatencyWarps; }
 
   void initialize() {
@@ -169,8 +169,8 @@ class CudaLowLatency final : public LowLatencyImpl {
     return capture.active ? capture.id : 0;
   }
 
-  /// `used`: addresses that the call uses. Library memory at these addresses, and `output`, are kept until the call ends or,
-  /// for a captured call, as long as the graph exists.
+  /// `used`: addresses that the call uses. Library memory at these addresses and `output` are kept until the call ends or, for
+  /// a captured call, as long as the graph exists.
   template <class Launch>
   void enqueue(void* given, int blocks, int warps, Operation operation, CallContext& context,
                std::initializer_list<const void*> used, HeldMemory* output, Launch&& launch) {

@@ -17,11 +17,11 @@ inline constexpr int64_t kMaxHidden = int64_t{1} << 20;
 
 /// Throws invalid_argument, naming the field.
 void check_config(const LowLatencyConfig& config, int world);
-/// The type of rows as sent.
+/// The type in which rows are sent.
 inline DType sent_type(const LowLatencyConfig& c) { return c.scales == ScaleKind::none ? c.dtype : DType::fp8_e4m3; }
 LowLatencyLayout low_latency_layout(const LowLatencyConfig& config, int world, uint64_t base);
 ScalePlace scale_place(const LowLatencyConfig& config, int world);
-/// Fields that must be equal on all ranks.
+/// Fields that must be identical on all ranks.
 AgreedFields agreed_fields(const LowLatencyConfig& config);
 
 /// Parts of an output's memory.
@@ -38,7 +38,7 @@ struct LowLatencyTables {
   OwnDispatch* own = nullptr;
   int64_t bytes = 0;
 };
-/// Assigns the parts of the memory at `base`, or only counts the bytes if it is null. `given`: caller's memory for rows and
+/// Assigns the parts of the memory at `base`, or only counts bytes if `base` is null. `given`: the caller's memory for rows and
 /// scales, or null.
 LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& layout, const ScalePlace& scales, int rank,
                               const Rows* given);
@@ -88,41 +88,41 @@ class LowLatencyImpl : protected ExchangeBase {
   LowLatencyImpl(Group& group, const LowLatencyConfig& c);
 
   enum class Halves { both, send, receive };
-  /// Called when everything except the call context is filled in and checked. `block`: of the output.
+  /// Called once everything except the call context is filled in and checked. `block`: the output's block.
   virtual void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& options, LowLatencyBlock& block,
                    Halves halves) = 0;
   virtual void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& options, LowLatencyBlock& block,
                    Halves halves) = 0;
   virtual void run(FlatParams& p, const AllToAllOptions& options) = 0;
   virtual std::shared_ptr<LowLatencyBlock> allocate_output(const Rows* given) = 0;
-  /// Private memory of this backend.
+  /// Allocates private memory of this backend.
   virtual std::shared_ptr<void> allocate(size_t bytes) = 0;
-  /// Implemented by backends that can inspect memory: checks the address. `alignment` in bytes.
+  /// Checks the address; implemented by backends that can inspect memory. `alignment` in bytes.
   virtual void check_pointer(const char*, const void*, size_t, bool /*known*/) const {}
   virtual void check_sms(const char*, int) const {}
-  /// Identifies the capture of `stream` (CUDA); 0 if it is not captured.
+  /// Identifies the capture of `stream` (CUDA); 0 if it is not being captured.
   virtual unsigned long long capture_id(void*) const { return 0; }
-  /// Throws unless the function is made for this backend.
+  /// Throws unless the function was created for this backend.
   virtual void check_row_function(const RowFunctionBase&) const {}
-  /// Bytes of scratch that a warp needs on the CPU: for a row of a part or a piece, or for places.
+  /// Scratch bytes that a warp needs on the CPU: for a part or piece of a row, or for places.
   int64_t scratch_bytes() const;
   /// Alignment of rows in the caller's memory, in bytes: 16, or one element if rows are not multiples of 16 bytes.
   size_t row_alignment(DType type) const {
     const size_t row = static_cast<size_t>(config.hidden) * dtype_bytes(type);
     return row % 16 == 0 ? 16 : dtype_bytes(type);
   }
-  /// Hash of all values that ranks must agree on: the config, and the number of pieces if the config leaves it open.
+  /// Hash of all values that ranks must agree on: the config and, if the config leaves it open, the number of pieces.
   uint64_t hash() const { return mix_hash(config_hash_, static_cast<uint64_t>(layout_.piece_columns)); }
-  /// Lays out the symmetric region for rows of `pieces` pieces; 0: the library's default without a tuning.
+  /// Lays out the symmetric region for rows divided into `pieces` pieces; 0 selects the library's default without a tuning.
   void cut_rows(int pieces);
   /// How the warps of a block share the sending of messages; see LowLatencyDispatchParams.
   struct Senders {
     int parts = 1, part_columns = 0, teams = 1;
   };
-  /// Lets up to `max` of a block's `warps` warps send a message together, if there are enough columns for each. With 1, blocks
-  /// need no barrier.
+  /// Lets up to `max` of a block's `warps` warps send one message together, if there are enough columns for each. With 1,
+  /// blocks need no barrier.
   Senders senders(int max, int warps) const;
-  /// Runs the whole of every constructor. When `build` runs, `layout_` has its place in the heap.
+  /// Runs the entire body of every constructor. When `build` runs, `layout_` already has its place in the heap.
   void construct(const std::function<void()>& build);
 
   /// take_invalid() for the first `tokens` tokens of ids in host memory.
@@ -143,7 +143,7 @@ class LowLatencyImpl : protected ExchangeBase {
   void check_tokens(const ConstRows& x, const ExpertIds& ids, bool known) const;
   void check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
                       const LowLatencyDispatchOptions& options) const;
-  /// Parameters of the sent data and its destinations.
+  /// Parameters that describe the sent data and its destinations.
   LowLatencyDispatchParams sent(const ConstRows& x, const ExpertIds& ids, const Senders& senders) const;
   void check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
                      const LowLatencyCombineOptions& options) const;

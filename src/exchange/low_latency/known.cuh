@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Layout whose messages are tokens, not routes, with at most 32 ranks and 32 choices.
+/// Layout whose messages are tokens rather than routes, with at most 32 ranks and 32 choices.
 struct KnownLayout : LowLatencyLayout {
   static constexpr SWITCHYARD_FN int units_per_token() { return 1; }
   static constexpr SWITCHYARD_FN int token_of(int unit) { return unit; }
@@ -37,8 +37,8 @@ struct WithoutScales : LowLatencyDispatchParams {
   static constexpr const std::byte* scales = nullptr;
 };
 
-/// Rows of kType that are sent as fp8 with one scale per 128 columns, placed at the receiver as Place defines; or that are sent
-/// unchanged: fp8 with the caller's float32 scales, other types without scales.
+/// Rows of kType that are either sent as fp8 with one scale per 128 columns, placed at the receiver as defined by Place, or
+/// sent unchanged (fp8 with the caller's float32 scales, other types without scales).
 template <ScaleKind kScales, class Place = ScaleRows, DType kType = DType::bf16, bool kPlaces = true>
 struct KnownDispatch : std::conditional_t<kType == DType::fp8_e4m3, LowLatencyDispatchParams, WithoutScales> {
   static constexpr DType src_type = kType;
@@ -88,7 +88,7 @@ struct KnownFlat {
 };
 static_assert(sizeof(KnownFlat<DType::bf16>) + kTraceShared <= kStaticShared);
 
-/// Kernels of known parameters move rows through registers; the general kernels must handle any rows.
+/// Kernels for known parameters move rows through registers; the general kernels must handle any rows.
 template <class P>
 using ArchOf = std::conditional_t<std::is_same_v<P, LowLatencyDispatchParams> || std::is_same_v<P, LowLatencyCombineParams> ||
                                       std::is_same_v<P, FlatParams>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface of the kernels of low-latency mode. Every function enqueues on `stream` of the current device and returns
-// without waiting. Launch failures throw Error(system).
+// Host interface of the low-latency kernels. Every function enqueues on `stream` of the current device and returns without
+// waiting. Launch failures throw Error(system).
 #pragma once
 
 #include "exchange/low_latency/flat_launch.hpp"
@@ -20,7 +20,7 @@ struct CudaLowLatencyCombine {
   int warps = kLowLatencyWarps;  ///< of this launch
 };
 
-/// Halves of a call that a launch performs. The launch with the receiving half ends the call.
+/// The halves of a call performed by a launch. The launch that includes the receiving half ends the call.
 struct LaunchedHalves {
   bool send = true, receive = true;
 };

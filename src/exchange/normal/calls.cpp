@@ -76,7 +76,7 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
                       d.format.scale_bytes == 0 && config.layout == Layout::rank_major;
     if (call.own_placed)
       call.own_rows = reinterpret_cast<uint64_t>(d.out()) - reinterpret_cast<uint64_t>(call.context.heap.base[rank()]);
-    // On several hosts rows pass through proxies, which announce them only once, so they are copied afterwards.
+    // With several hosts, rows pass through proxies, which announce them only once, so they are copied afterwards.
     d.copied =
         out && !d.placed && !through_rings() && !spans_hosts() && config.layout == Layout::rank_major && d.output().bytes() > 0;
     const bool nothing_arrives = call.own_placed && world() == 1;
@@ -232,8 +232,8 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
                                              {"CombineOptions::bias[1]", o.bias[1], 16},
                                              {"out_weights", out_weights, 4}}});
   const std::shared_ptr<const HandleData> h = use_handle(*call, handle);
-  // Detects that only some ranks passed weights. If the counts are on the host, the check uses them, because a rank without
-  // rows need not pass weights. Otherwise the signature contains whether this rank passed weights.
+  // Detects whether only some ranks passed weights. If the counts are on the host, the check uses them, because a rank without
+  // rows need not pass weights. Otherwise, the signature records whether this rank passed weights.
   const int64_t caller_weights = counts_at_ == CountsAt::device && o.topk_weights != nullptr ? 1 : 0;
   call->signature = signature(
       Operation::combine,
@@ -297,7 +297,7 @@ SumStaging NormalImpl::stage(Call& call, const HandleData& h, const SumShape& sh
     s.staged = nullptr;
     s.weights_staged = nullptr;
   }
-  // Rows of routes that their owners can read in place are not moved: one read instead of two and a write.
+  // Rows of routes that their owners can read in place are not moved, which takes one read instead of two reads and a write.
   if (per_route)
     s.place.route.in_place = pushes ? 0 : 1;
   else

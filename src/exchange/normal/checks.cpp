@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host-side checks of normal mode's contracts. Every text gives the argument, its value and the allowed values.
+// Host-side checks of normal mode's contracts. Error messages state the argument, its value and the allowed values.
 #include <string>
 
 #include "exchange/group/enum_checks.hpp"
@@ -111,7 +111,7 @@ void NormalImpl::check_handle(const Handle& handle) const {
     invalid("handle was made by an object with other num_experts, topk, layout or expert_alignment");
   check_range("tokens of handle", h.tokens, 0, config.max_tokens);
   if (!spans_hosts()) return;
-  // For a dispatch on GPUs the host knows the hosts of the ranks, but only the GPU knows which tokens crossed.
+  // For a dispatch on GPUs, the host knows the hosts of the ranks, but only the GPU knows which tokens crossed.
   if (!h.hosts || (counts_at_ == CountsAt::host && h.hosts->leaving.empty()))
     throw Error(
         ErrorCode::unsupported,

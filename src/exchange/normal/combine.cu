@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine as a kernel, one block per multiprocessor: protocol/normal/combine_pull.hpp, combine_copies.hpp, combine_sums.hpp,
-// combine_routes.hpp or combine_ring.hpp.
+// The combine kernels: protocol/normal/combine_pull.hpp, combine_copies.hpp, combine_sums.hpp, combine_routes.hpp or
+// combine_ring.hpp with one block per multiprocessor.
 //
-// Progress: a warp waits for `outputs` of all ranks, including its own; the last warp of a rank to arrive publishes it. The
-// same holds for `pulled`. Through rings a warp may wait for any warp of any rank. So all blocks must be able to run at the
-// same time; the launcher limits the grid to one block per multiprocessor. Other kernels may delay a block, as long as they
-// end.
+// Progress: a warp waits for `outputs` from all ranks, including its own; the last warp of a rank to arrive publishes it. The
+// same holds for `pulled`. With rings, a warp may wait for any warp of any rank. All blocks must therefore be able to run
+// concurrently, so the launcher limits the grid to one block per multiprocessor. Other kernels may delay a block as long as
+// they end.
 #include "arch/cuda/cuda_traced.cuh"
 #include "base/mix_hash.hpp"
 #include "exchange/normal/frame.cuh"
@@ -26,7 +26,7 @@ __device__ void end_combine(const CudaCombineParams& args, const CallContext& ca
     (void)end_unmoved(call, args.words, args.c.shape.control, args.state, participation, args.soft, failed_rank);
 }
 
-/// Each body of combine with direct staging has a separate kernel, because a common kernel could keep less in registers.
+/// Each body of combine with direct staging has a separate kernel because a common kernel could keep less in registers.
 enum class Body { pull, copies, sums, routes };
 
 Body body_of(const CombineParams& c) {
@@ -34,7 +34,7 @@ Body body_of(const CombineParams& c) {
   return c.shape.order == CombineOrder::per_route ? Body::routes : Body::sums;
 }
 
-/// \returns false after a fault (recorded)
+/// \returns false after a (recorded) fault
 template <class A, Body kBody>
 __device__ bool run(CudaWarp& w, const CombineParams& c) {
   if constexpr (kBody == Body::pull) return combine_pull<A>(w, c);
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
 
 namespace {
 
-// Rows are summed in registers: docs/design/0010-normal-mode-on-gpus.md. The scratch is for the chunks of sums.
+// Rows are summed in registers; see docs/design/0010-normal-mode-on-gpus.md. The scratch holds the chunks of sums.
 constexpr CudaShape shape_of(int warps, int world) {
   return {warps, 0, 0, static_cast<uint32_t>(round_up(sum_scratch_bytes(world), 16))};
 }
@@ -124,7 +124,7 @@ const Kernel<const CudaCombineParams, const RingParts, const CudaShape> through_
       return static_cast<int>(limits.shared_bytes) - static_cast<int>(sizeof(RingCombineParams)) - 1024;
     });
 
-// The recording kernels if the call is traced.
+// Selects the recording kernels if the call is traced.
 const auto& kernel_for(const CudaCombineParams& p) {
   const bool traced = p.c.call.device_trace.records != nullptr;
   switch (body_of(p.c)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies rows of a dispatch to memory of the caller, if the dispatch did not copy them as they arrived. Only the device knows
-// which rows have arrived, so the kernel determines the rows to copy; the host need not wait and the copy can be captured.
+// Copies a dispatch's rows to the caller's memory if the dispatch did not copy them as they arrived. Only the device knows
+// which rows have arrived, so the kernel determines the rows to copy; the host need not wait, and the copy can be captured.
 #include "exchange/normal/launch.hpp"
 
 namespace switchyard::detail {
@@ -8,10 +8,10 @@ namespace switchyard::detail {
 namespace normal {
 
 constexpr int kCopyThreads = 512;
-/// Words that a thread has in flight at a time, because a copy by few multiprocessors is latency-bound.
+/// Number of words in flight per thread; a copy by few multiprocessors would otherwise be latency-bound.
 constexpr int kCopyWords = 8;
 
-/// Copies `words` words of 16 bytes. Call from all threads of the grid.
+/// Copies `words` 16-byte words. Call from all threads of the grid.
 __device__ void copy_words(const uint4* from, uint4* to, int64_t words) {
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kCopyThreads;
   int64_t i = static_cast<int64_t>(blockIdx.x) * kCopyThreads + threadIdx.x;

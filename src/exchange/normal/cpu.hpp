@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode on the CPU: memory, launch, waiting for counts, faults. The calls: calls.cpp; the algorithms: protocol/.
+// Normal mode on the CPU: memory, launch, waiting for counts, faults. The calls are in calls.cpp, the algorithms in protocol/.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@
 
 namespace switchyard::detail {
 
-/// Memory for rows: a block of the pool (symmetric), or private memory with ring staging.
+/// Memory for rows: a block of the (symmetric) pool, or private memory with ring staging.
 struct CpuBlock final : OutputBlock {
   std::shared_ptr<OffsetAllocator> pool;  ///< null: private memory
   std::shared_ptr<BufferRecycler> recycler;
@@ -39,16 +39,16 @@ class CpuNormal final : public NormalImpl {
     const char* const name;  ///< in errors
     const uint64_t start_ns;
     const TraceSpan span;
-    // Tables that kernels read, made for each call.
+    // Tables read by kernels, built for each call.
     std::vector<int64_t> record_begin, padding;
     std::vector<int32_t> chunk_records;
   };
 
   void build();
-  /// Several hosts: collective.
+  /// With several hosts: collective.
   void connect_hosts();
 
-  // cpu.cpp: memory, and the frame of every collective call.
+  // cpu.cpp: memory and the frame of every collective call.
   std::unique_ptr<Call> begin(const Frame& frame) override;
   void end(Call& call) override;
   std::shared_ptr<OutputBlock> allocate(Call&, size_t bytes, Content) override { return allocate(bytes); }
@@ -59,27 +59,28 @@ class CpuNormal final : public NormalImpl {
   std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
   HandleArrays arrays_of(const HandleData& h) const override;
   std::shared_ptr<CpuBlock> allocate(size_t bytes);
-  /// Throws the fault that warps recorded.
+  /// Throws the fault recorded by warps.
   void raise(const char* operation);
   [[noreturn]] void throw_mismatch(const char* operation, int rank);
-  /// Exchange for calls that move rows only after all placements have arrived: dispatch, ring staging, and all calls on several
-  /// hosts.
+  /// Exchanges placements in calls that move rows only after all placements have arrived: dispatch, ring staging, and all calls
+  /// on several hosts.
   void exchange_placements(const CpuCall& call, const SumStaging& staging, const std::exception_ptr& own);
   void exchange_placements(const CpuCall& call, const Placement& place, const std::exception_ptr& own) {
     SumStaging staging;
     staging.place = place;
     exchange_placements(call, staging, own);
   }
-  /// Several hosts: forwards a message that all ranks of this host have received to other hosts, and passes their messages to
-  /// deliver(source, number, message). False after a fault (recorded).
+  /// With several hosts: forwards to other hosts a message that all ranks of this host have received, and passes the messages
+  /// of other hosts to deliver(source, number, message). Returns false after a (recorded) fault.
   template <class Number, class Deliver>
   bool pass_on(const CallContext& call, const void* message, size_t bytes, Number&& number, Deliver&& deliver) {
     return relay<A>(solo_, call, hosts_->carrier(), hosts_->take_round(), hosts_->peers(), message, bytes, number, deliver);
   }
-  /// Several hosts: a rank of another host is missing. If its proxy is missing too, changes the fault to refer to the proxy.
+  /// With several hosts: handles a missing rank of another host. If its proxy is missing too, changes the fault to refer to the
+  /// proxy.
   void name_proxy(FaultRecord& fault) const;
-  /// Call after the exchange of placements: throws on all ranks if a rank cannot take part or made a different call. `own`:
-  /// this rank's error, which is thrown if this rank is the one that failed.
+  /// Call after the placements have been exchanged; throws on all ranks if a rank cannot take part or made a different call.
+  /// `own`: this rank's error, which is thrown if this rank is the one that failed.
   void check_placements(const CpuCall& call, const std::exception_ptr& own);
   /// Runs body(warp) on all workers, or on the calling thread as the only warp.
   template <class F>
@@ -99,7 +100,7 @@ class CpuNormal final : public NormalImpl {
   /// True if this call carries weights. Throws on all ranks if only some of the ranks that have tokens passed weights.
   bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
   MoveTables move_tables(CpuCall& call, const Dispatch& d) const;
-  /// True if a rank copies rows out as they arrive. Valid after all placements.
+  /// True if any rank copies rows out as they arrive. Valid once all placements have arrived.
   bool any_rank_copies(const CallContext& call) const;
   MoveWork move_work(bool receives);
 
@@ -107,7 +108,7 @@ class CpuNormal final : public NormalImpl {
            const std::exception_ptr& error) override;
   SumTables sum_tables(CpuCall& call, const HandleData& h) const;
   SumWork sum_work();
-  /// Rank-major: throws on all ranks that requested weights if a rank that holds rows passed none.
+  /// Rank-major layout: throws on all ranks that requested weights if a rank that holds rows passed none.
   void check_weights_present(const CallContext& call, const HandleData& h);
 
   CallStatistics stats_;
@@ -120,7 +121,7 @@ class CpuNormal final : public NormalImpl {
     uint64_t value = 0;
   };
   uint64_t sends_done_[kRowChunks] = {}, sums_done_[kSumChunks] = {};
-  /// Counters per block: first for sends, then for sums and pulls.
+  /// Counters per block, first for sends and then for sums and pulls.
   static constexpr int kBlockCounters = 16;
   static_assert(kRowChunks + kSumChunks + 1 <= kBlockCounters);
   std::vector<uint64_t> block_counters_ =

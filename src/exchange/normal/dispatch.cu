@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch as a kernel, one block per multiprocessor: protocol/normal/dispatch_direct.hpp or protocol/normal/dispatch_ring.hpp.
+// The dispatch kernels: protocol/normal/dispatch_direct.hpp or protocol/normal/dispatch_ring.hpp with one block per
+// multiprocessor.
 //
-// Progress of direct dispatch: a warp waits for rows, and for placements, which other ranks send before they wait for anything
-// but counts. Sending warps announce rows; on this rank these are in lower blocks or, if all blocks send, they send their own
-// shares before they wait. So all blocks of an expert-major call must be able to run at the same time; the launcher limits the
-// grid to one block per multiprocessor. Rank-major, one warp waits for rows and the others return. Through rings a warp may
-// wait for any warp of any rank: all blocks of all ranks must be resident, so the launcher gives each block a multiprocessor
-// that no other rank uses. Every warp polls all its streams in turn and stops at the deadline. Other kernels may delay a block,
-// as long as they end.
+// Progress of direct dispatch: a warp waits for rows and for placements, which other ranks send before they wait for anything
+// except counts. Rows are announced by the sending warps. On this rank, these are in lower blocks; if all blocks send, they
+// send their own shares before they wait. All blocks of an expert-major call must therefore be able to run concurrently, so the
+// launcher limits the grid to one block per multiprocessor. In a rank-major call, one warp waits for rows and the others
+// return. With rings, a warp may wait for any warp of any rank. All blocks of all ranks must therefore be resident, so the
+// launcher gives each block a multiprocessor that no other rank uses. Every warp polls all its streams in turn and stops at the
+// deadline. Other kernels may delay a block as long as they end.
 #include "arch/cuda/cuda_traced.cuh"
 #include "base/mix_hash.hpp"
 #include "exchange/normal/frame.cuh"
@@ -18,10 +19,10 @@ namespace switchyard::detail {
 
 namespace {
 
-/// The tables of a cached dispatch, made by an earlier dispatch; null for a fresh one.
+/// The table header of a cached dispatch, written by an earlier dispatch; null for a fresh dispatch.
 __device__ const TablesHeader* handle_of(const CudaDispatchParams& p) { return p.d.shape.with_records ? nullptr : p.header; }
 
-/// The signature that ranks compare. For a cached dispatch it includes the identity of the dispatch that made its tables, which
+/// The signature compared by ranks. For a cached dispatch, it includes the identity of the dispatch that made its tables, which
 /// the host does not know.
 __device__ uint64_t signature_of(const CudaDispatchParams& p, const TablesHeader& header) {
   return p.d.shape.with_records ? p.place.signature : mix_hash(p.place.signature, header.identity);
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
     fill_rest(w, p.d.shape.layout, p.rest, header.rows, header.num_records);
     const bool ok = dispatch_direct<A>(w, p.d);
     Cuda::settle(w);
-    // The call is over when all warps have begun: see dispatch_direct.
+    // The call is over when all warps have begun; see dispatch_direct.
     if (ok && (p.d.work.send_blocks > 0 ? arrive_is_last<Cuda>(w, &args.state->exits) : w.index() == 0))
       end_dispatch(args, call, participation, true);
   } else if (arrive_is_last<Cuda>(w, &args.state->exits)) {
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (arrive_is_last<Cuda>(w, &args.state->exits)) end_dispatch(args, call, participation, moves);
 }
 
-/// Rank-major with drops: counts the kept routes from the arrived records. Runs as one block and does not wait.
+/// Rank-major layout with drops: counts the kept routes from the received records. Runs as one block and does not wait.
 __global__ void count_kept_kernel(const __grid_constant__ PlanParams p, const __grid_constant__ Received received) {
   const TablesHeader& h = *p.tables.header;
   if (ptx::load_relaxed<Scope::system>(p.call.abort_word) != 0 || h.moved == 0) return;
@@ -179,7 +180,7 @@ const Kernel<const CudaDispatchParams, const RingParts, const CudaShape> through
                                                                                        kMoveWarps* kLanes,
                                                                                        max_shared<RingDispatchParams>);
 
-// The recording kernels if the call is traced.
+// Selects the recording kernels if the call is traced.
 const auto& kernel_for(const CudaDispatchParams& p) {
   return p.d.call.device_trace.records != nullptr ? direct<CudaTraced> : direct<Cuda>;
 }
@@ -207,7 +208,7 @@ void launch_dispatch(const CudaDispatchParams& p, bool after_plan, const LaunchS
 
 void launch_ring_dispatch(const CudaDispatchParams& p, const RingParts& ring, bool after_plan, int blocks,
                           const DeviceLimits& limits, gpu::Stream stream) {
-  // Rows are quantized directly into the ring: no scratch.
+  // Rows are quantized directly into the ring, so no scratch is needed.
   const CudaShape shape = move_shape(kMoveWarps, p.d.shape.row_bytes, 0, sizeof(RingDispatchParams), limits.shared_bytes);
   ring_kernel_for(p).launch(grid_of(blocks, shape, after_plan && limits.dependent_launches), stream, p, ring, shape);
 }

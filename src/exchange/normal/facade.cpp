@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public class of normal mode, and values derived from a configuration.
+// The public class of normal mode and values derived from a configuration.
 #include "switchyard/normal.hpp"
 
 #include <algorithm>
@@ -22,13 +22,13 @@ namespace detail {
 
 namespace {
 
-/// Number of handles whose tables fit into the pool of a CUDA object.
+/// Number of handles whose tables fit into a CUDA object's pool.
 constexpr int kCudaHandles = 4;
 
 /// Limit enforced by check_config.
 constexpr int64_t kMaxRingSlots = 1 << 20;
 
-/// Bytes of the tables of one handle, and of all data that a dispatch stores besides rows and records.
+/// Bytes of one handle's tables and of all data that a dispatch stores besides rows and records.
 int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
   const bool expert_major = c.layout == Layout::expert_major;
   const TablesShape shape{world,  c.num_experts, ExpertMap{c.num_experts, world}.max_count(),
@@ -38,7 +38,7 @@ int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
 
 int64_t max_row_bytes(const NormalConfig& c) { return c.hidden * static_cast<int64_t>(dtype_bytes(c.dtype)); }
 
-/// Channels and slots as configured, or by default; at most as many slots as fit into max_bytes, possibly fewer than K.
+/// Channels and slots as configured or by default, with at most as many slots as fit into max_bytes, possibly fewer than K.
 RingLayout rings_of(const NormalConfig& c, int world, int channels) {
   RingLayout r;
   r.world = world;
@@ -90,17 +90,18 @@ AgreedFields agreed_fields(const NormalConfig& c) {
 int64_t worst_case_rows(const NormalConfig& c, int world) {
   const int64_t tokens = world * c.max_tokens;
   if (c.layout == Layout::rank_major) return tokens;
-  // A token may choose one expert several times, so all K routes may end on one rank.
+  // A token may choose the same expert several times, so all K routes may end up on one rank.
   const int64_t local_experts = ExpertMap{c.num_experts, world}.max_count(), routes = tokens * c.topk;
   if (routes == 0) return 0;
-  // Maximum padding: one route to each expert except one, all remaining routes to that one.
+  // Padding is largest with one route to each expert except one, and all remaining routes to that one.
   const int64_t alone = std::min(local_experts, routes) - 1;
   return alone * c.expert_alignment + round_up(routes - alone, c.expert_alignment);
 }
 
 }  // namespace detail
 
-/// ring_layout(). Throws if, under ring staging, RingSettings::max_bytes has no room for a ring with the rows of a token.
+/// ring_layout(). Throws if, with ring staging, RingSettings::max_bytes has no room for a ring that holds the rows of one
+/// token.
 static RingLayout checked_rings(const NormalConfig& c, int world) {
   const RingLayout rings = ring_layout(c, world);
   if (c.staging != Staging::ring || rings.slots >= c.topk) return rings;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prologue and epilogue of every kernel of normal mode, for objects halted by another rank's fault and for calls that move
+// Prologue and epilogue of every normal-mode kernel, including objects halted by another rank's fault and calls that move
 // nothing.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace switchyard::detail {
 
-/// Decides whether a call on a halted object runs. Call from one thread of each block. The decision of the first block holds
-/// for all blocks and kernels of the call, because the host may detect the fault while replays begin.
+/// Decides whether a call on a halted object runs. Call from one thread of each block. The first block's decision applies to
+/// all blocks and kernels of the call, because the host may detect the fault while replays are starting.
 __device__ __noinline__ inline Verdict judge_halted(const RankWords& words, ObjectState* state, uint64_t halted) {
   const uint64_t heard = words.heard_now != nullptr ? ptx::load_relaxed<Scope::device>(words.heard_now) : words.heard;
   const auto found = static_cast<unsigned long long>(heard >= halted ? Verdict::proceeds : Verdict::is_skipped);
@@ -20,9 +20,9 @@ __device__ __noinline__ inline Verdict judge_halted(const RankWords& words, Obje
 }
 
 /// Adds the epoch to `call` (in shared memory, already filled by copy_to_shared). Call first, from all threads of a block.
-/// False if the group has failed: this is reported to the host, and the block must return at once, so that N queued calls cost
-/// one deadline. `participation`: in shared memory. `handle`: the tables of an earlier dispatch for calls with its handle; else
-/// null. All words are loaded concurrently.
+/// Returns false if the group has failed: this is reported to the host, and the block must return at once, so that N queued
+/// calls cost one deadline. `participation`: in shared memory. `handle`: for calls that use the handle of an earlier dispatch,
+/// its tables; otherwise null. All words are loaded concurrently.
 __device__ inline bool begin_block(const CallContext& args, const RankWords& words, ObjectState* state, CallContext& call,
                                    Participation& participation, const TablesHeader* handle = nullptr) {
   uint64_t abort = 0, epoch = 0, halted = 0;
@@ -49,8 +49,8 @@ __device__ inline bool begin_block(const CallContext& args, const RankWords& wor
 
 __device__ inline bool takes_part(Participation participation) { return participation <= Participation::resumes; }
 
-/// Last step of the last kernel of a call that did not fail. Call from one warp, after all warps have read the epoch. All
-/// values are arguments, because a load here would delay the next call.
+/// Last step of the last kernel of a call that did not fail. Call from one warp after all warps have read the epoch. All values
+/// are arguments because a load here would delay the next call.
 __device__ inline void end_call(ObjectState* state, uint64_t epoch, Participation participation) {
   if (threadIdx.x % kLanes != 0) return;
   state->epoch = epoch;
@@ -72,8 +72,8 @@ __device__ inline void report_soft_fault(SoftFault* to, const SoftFault& fault) 
   ptx::store_release<Scope::system>(&to->ready, 1);
 }
 
-/// Call after all placements have arrived: true if all ranks can take part and made the same call. A mismatch is recorded and
-/// sticky; a rank without room is not a fault, see end_unmoved. Call from one or more warps; all get the same result.
+/// Call after all placements have arrived; true if all ranks can take part and have made the same call. A mismatch is recorded
+/// and sticky; a rank without room is not a fault (see end_unmoved). Call from one or more warps; all get the same result.
 __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, const ControlLayout& control,
                                         uint64_t signature) {
   if (all_agree<Cuda>(w, call, control, signature)) return true;
@@ -85,9 +85,9 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
   return false;
 }
 
-/// Last step, instead of end_call, of a call in which the placement of some rank reports that it had no room. Call from one
-/// warp. If it is this rank (`soft` null), its host has already detected this; otherwise the fault is reported to the host and
-/// the object is halted. \returns the placement of the rank without room, or null
+/// Last step, in place of end_call, of a call in which some rank's placement reports that the rank had no room. Call from one
+/// warp. If the rank without room is this one (`soft` is null), its host has already detected this; otherwise, the fault is
+/// reported to the host and the object is halted. \returns the placement of the rank without room, or null
 __device__ inline const Placement* end_unmoved(const CallContext& call, const RankWords& words, const ControlLayout& control,
                                                ObjectState* state, Participation participation, SoftFault* soft,
                                                int& failed_rank) {
@@ -116,7 +116,7 @@ __device__ inline void report_left_out(const CallContext& call, const ObjectStat
                                     static_cast<uint64_t>(call.operation), state.halted_by});
 }
 
-/// Last step of a call's last kernel if the call does not take part: the call is not counted. Call from all threads of all
+/// Last step of a call's last kernel if the call does not take part; such a call is not counted. Call from all threads of all
 /// blocks.
 __device__ __noinline__ inline void do_nothing(const CallContext& call, Participation participation, const TablesHeader& header,
                                                ObjectState* state, SoftFault* soft) {
@@ -134,8 +134,8 @@ __device__ __noinline__ inline void do_nothing(const CallContext& call, Particip
   }
 }
 
-/// Shared memory of a block of `warps` warps that moves rows of `row_bytes`, in addition to `static_bytes` of static shared
-/// memory. `stages` per warp, one if there is no room for more; 0: two if whole rows fit twice, else one.
+/// Shared memory for a block of `warps` warps that moves rows of `row_bytes` bytes, in addition to `static_bytes` of static
+/// shared memory. `stages` per warp, or one if there is no room for more; 0 means two if whole rows fit twice, otherwise one.
 inline CudaShape move_shape(int warps, int64_t row_bytes, uint32_t scratch_bytes, size_t static_bytes, uint32_t shared_bytes,
                             int stages = 0) {
   const auto available = shared_bytes - static_cast<uint32_t>(static_bytes) - 1024;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange object on a GPU: memory, stream order, the frame of its calls. The calls: gpu_calls.cpp.
+// The exchange object on a GPU: memory, stream order and the frame of its calls. The calls are in gpu_calls.cpp.
 #include "exchange/normal/gpu.hpp"
 
 #include <algorithm>
@@ -97,7 +97,7 @@ CudaNormal::~CudaNormal() {
     gpu_.end_block(give_up_heap(), uses);
     order_.reset();
   } catch (const Error&) {
-    // Without a context there is nothing left to free.
+    // Without a context, there is nothing left to free.
   }
 }
 

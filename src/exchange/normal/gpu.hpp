@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode on a GPU: memory, stream order, launches, waiting for counts. The calls: calls.cpp; the algorithms: protocol/ and
-// plan/plan.cu.
+// Normal mode on a GPU: memory, stream order, launches, waiting for counts. The calls are in calls.cpp, the algorithms in
+// protocol/ and plan/plan.cu.
 #pragma once
 
 #include <memory>
@@ -19,7 +19,7 @@
 
 namespace switchyard::detail {
 
-/// Tables of one dispatch, in the pool.
+/// Tables of one dispatch, stored in the pool.
 class CudaHandle final : public DeviceHandle {
  public:
   const HandleData& host() const override;
@@ -74,7 +74,7 @@ class CudaNormal final : public NormalImpl {
     std::shared_ptr<GpuHostTables> hosts;  ///< tables that the call uses
   };
 
-  // gpu.cpp: memory, and the frame of every call.
+  // gpu.cpp: memory and the frame of every call.
   std::unique_ptr<Call> begin(const Frame& frame) override;
   void end(Call& call) override;
   std::shared_ptr<OutputBlock> allocate(Call& call, size_t bytes, Content content) override;
@@ -84,7 +84,7 @@ class CudaNormal final : public NormalImpl {
   void use(const std::shared_ptr<CudaBlock>& block, CudaCall& call) const;
   /// Marks the memory at `address` as used by the call if it is library memory.
   void use(const void* address, CudaCall& call) const;
-  /// Returns the memory of the graph that is being captured.
+  /// Returns the memory of the graph being captured.
   GraphArena& arena_of(const CaptureState& capture);
   /// Throws Error(pool_exhausted). A block of a captured call belongs to its graph.
   std::shared_ptr<CudaBlock> take(size_t bytes, Content content, const CallStream& at);
@@ -103,18 +103,18 @@ class CudaNormal final : public NormalImpl {
   bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) override;
   void move(Call& call, Dispatch& d, const MoveShape& shape) override;
   HandleArrays arrays_of(const HandleData& h) const override;
-  // Several hosts: counterparts of plan(), move() and sum(). All of them throw the error of a call on all ranks.
+  // With several hosts: counterparts of plan(), move() and sum(). All of them throw a call's error on all ranks.
   void plan_over_hosts(CudaCall& call, const Routing& routing, HandleData& h);
   void move_over_hosts(CudaCall& call, const Dispatch& d, const CudaDispatchParams& params);
   void sum_over_hosts(CudaCall& call, const HandleData& h, const CudaCombineParams& params, bool weighted,
                       const std::exception_ptr& error);
   /// Marks the tables of a handle as used by the call. Throws Error(unsupported) if it has none.
   const GpuHostTables& use_hosts(CudaCall& call, const HandleData& h) const;
-  /// Throws, if a rank cannot take part, the error that all ranks agree on. `own`: this rank's error.
+  /// If a rank cannot take part, throws the error that all ranks agree on. `own`: this rank's error.
   void settle_placements(CudaCall& call, const OfferParams& offer, const std::exception_ptr& own);
   PlanParams plan_params(const CudaCall& call, const Routing& routing, const Tables& tables, const Placement* offer) const;
   MoveTables move_tables(const CudaCall& call, const Dispatch& d) const;
-  /// Work parameters for a launch of `blocks` blocks.
+  /// Work parameters for the call's launch.
   MoveWork move_work(const MoveShape& shape, const CudaCall& call) const;
   CudaDispatchParams move_params(const CudaCall& call, const Dispatch& d, const MoveShape& shape, bool offers_place) const;
   static const CudaHandle& tables_of(const HandleData& h);
@@ -126,7 +126,7 @@ class CudaNormal final : public NormalImpl {
                                const SumStaging& staging, const std::exception_ptr& error) const;
 
   // gpu_handle.cpp
-  /// Uploads the tables of a handle from the host (deserialized, or made by a CPU group).
+  /// Uploads the tables of a handle from host memory (deserialized or created by a CPU group).
   std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) override;
 
   CudaRank& gpu_;

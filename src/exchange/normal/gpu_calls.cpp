@@ -39,7 +39,7 @@ std::shared_ptr<HandleData> CudaNormal::make_handle(Call& given, int64_t tokens,
 
 void CudaNormal::take_output(Call& given, Dispatch& d) {
   auto& call = static_cast<CudaCall&>(given);
-  // Only the call uses rows that are copied out, so their memory is free when the call ends.
+  // Rows that are copied out are used only by the call, so their memory is free once the call ends.
   const bool copied_out = d.options.out && !d.placed;
   d.rows = take(static_cast<size_t>(d.output_bytes()), copied_out ? Content::staging : Content::rows, call.at);
   d.place.rows = d.rows->offset;

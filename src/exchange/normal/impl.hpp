@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode: the calls behind NormalExchange for all backends and the parameters of the kernels (calls.cpp), with all checks
-// that the host can make (checks.cpp). A backend provides memory, runs kernels and waits for them.
+// Normal mode: the calls behind NormalExchange and the kernel parameters for all backends (calls.cpp), with all checks that the
+// host can perform (checks.cpp). A backend provides memory, runs kernels and waits for them.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace switchyard::detail {
 
-/// Row types of one call.
+/// Row types in one call.
 struct RowFormat {
   DType src_type, type;  ///< of the input, and of the rows as sent
   ScaleKind scales;
@@ -36,10 +36,10 @@ RingLayout ring_layout(const NormalConfig& config, int world);
 inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
   return static_cast<int>(std::min<int64_t>(config.ring.send_chunk, rings.slots));
 }
-/// Fields that must be equal on all ranks.
+/// Fields that must be identical on all ranks.
 AgreedFields agreed_fields(const NormalConfig& config);
 
-/// Implements enqueue_routing_layout() for arguments whose ranges were checked: plan/routing_layout.cu.
+/// Implements enqueue_routing_layout() for arguments whose ranges have been checked; see plan/routing_layout.cu.
 void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayoutView& out, void* stream);
 
 class NormalImpl : protected ExchangeBase {
@@ -80,13 +80,13 @@ class NormalImpl : protected ExchangeBase {
 
   // ---- Parts of a call ----
 
-  /// Memory of the caller that is passed to a call, or null.
+  /// Caller memory that is passed to a call, or null.
   struct Operand {
     const char* name;
     const void* data;
     size_t alignment;  ///< required by kernels, in bytes
   };
-  /// Work of a call besides moving rows: it quantizes rows to fp8 in transit, or copies rows before peers read them.
+  /// A call's work besides moving rows: quantizing rows to fp8 in transit, or copying rows before peers read them.
   enum class ExtraWork : uint8_t { moves, quantises, copies };
   /// Input of begin().
   struct Frame {
@@ -99,7 +99,7 @@ class NormalImpl : protected ExchangeBase {
     int64_t tokens;
     std::initializer_list<Operand> operands;
   };
-  /// One collective call from begin to end. Each backend derives a class with additional state.
+  /// One collective call from beginning to end. Each backend derives a class with additional state.
   struct Call {
     Call() = default;
     Call(const Call&) = delete;
@@ -109,7 +109,8 @@ class NormalImpl : protected ExchangeBase {
     uint64_t signature = 0;      ///< ranks compare it; see signature()
     bool captured = false;       ///< in a graph
     bool always_pushes = false;  ///< combine per_route pushes rows even if their owners could read them in place
-    /// Dispatch to memory of the caller: this rank writes rows of its own tokens there itself, as if its rows were at own_rows.
+    /// For a dispatch to the caller's memory: this rank writes the rows of its own tokens there itself, as if its rows were at
+    /// own_rows.
     bool own_placed = false;
     uint64_t own_rows = 0;
   };
@@ -136,7 +137,7 @@ class NormalImpl : protected ExchangeBase {
     Placement place{};                         ///< published by this rank
     bool placed = false;                       ///< rows arrive at options.out rather than in `rows`
     /// Rows that arrive in `rows` are copied to options.out as they arrive (place.dispatch.copies_out). In a group of one rank,
-    /// possibly no rows arrive there, because own rows are placed directly.
+    /// there may be no such rows, because own rows are placed directly.
     bool copied = false;
     std::exception_ptr error;  ///< this rank cannot take part: no rank moves anything
 
@@ -149,7 +150,7 @@ class NormalImpl : protected ExchangeBase {
     }
     RecordLayout records() const { return {fresh ? fresh->records_allocated : 0, handle->topk}; }
   };
-  /// Arrays of a handle that a dispatch delivers, in the backend's memory; null: the handle lacks the array.
+  /// Arrays of a handle delivered by a dispatch, in the backend's memory; an array that the handle lacks is null.
   struct HandleArrays {
     const int32_t *record_route = nullptr, *record_token = nullptr;
     const float *record_weight = nullptr, *row_weight = nullptr;
@@ -160,13 +161,13 @@ class NormalImpl : protected ExchangeBase {
 
   // ---- Implemented by a backend ----
 
-  /// Makes the backend's own checks, of memory and multiprocessors, and begins the call.
+  /// Performs the backend's own checks of memory and multiprocessors and begins the call.
   virtual std::unique_ptr<Call> begin(const Frame& frame) = 0;
   virtual void end(Call& call) = 0;
-  /// Throws Error(pool_exhausted), see throw_pool_exhausted.
+  /// Throws Error(pool_exhausted); see throw_pool_exhausted.
   virtual std::shared_ptr<OutputBlock> allocate(Call& call, size_t bytes, Content content) = 0;
   virtual std::shared_ptr<OutputBlock> allocate_for(const RowStream& stream, size_t bytes) = 0;
-  /// Takes memory for d.output() and d.records(), and sets d.rows and d.place. Throws Error(pool_exhausted).
+  /// Takes memory for d.output() and d.records() and sets d.rows and d.place. Throws Error(pool_exhausted).
   virtual void take_output(Call& call, Dispatch& d) = 0;
   /// Returns an empty handle with room for the tables of `tokens` tokens. If there is no room, sets `error`; the handle then
   /// only serves to take part in the call.
@@ -174,17 +175,17 @@ class NormalImpl : protected ExchangeBase {
   /// Returns the caller's handle with tables that this backend's kernels can read.
   virtual std::shared_ptr<const HandleData> use_handle(Call& call, const Handle& handle) = 0;
   virtual HandleArrays arrays_of(const HandleData& h) const = 0;
-  /// Exchanges counts and makes the tables of `h`. `offer`: this rank's placement, if it is known before the counts, or null.
-  /// If counts are on the host, the counts and the resulting sizes are available on return.
+  /// Exchanges counts and builds the tables of `h`. `offer`: this rank's placement if it is known before the counts, otherwise
+  /// null. If counts are on the host, the counts and the resulting sizes are available on return.
   virtual void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) = 0;
-  /// Called after plan() if sizes depend on the counts: waits for the counts. False: the call is left out, and `error` contains
-  /// the reason.
+  /// Called after plan() if sizes depend on the counts; waits for the counts. Returns false if the call is left out; `error`
+  /// then contains the reason.
   virtual bool await_counts(Call& call, HandleData& h, std::exception_ptr& error) = 0;
   /// Moves rows and, for a fresh dispatch, completes its handle.
   virtual void move(Call& call, Dispatch& d, const MoveShape& shape) = 0;
   /// Copies the arrived rows and their scales to d.options.out, unless they were copied as they arrived.
   virtual void copy_out(Call& call, const Dispatch& d) = 0;
-  /// Computes the sums. `error`: as in Dispatch.
+  /// `error`: as in Dispatch.
   virtual void sum(Call& call, const HandleData& h, const SumShape& shape, const CombineOptions& options,
                    const SumStaging& staging, const std::exception_ptr& error) = 0;
 
@@ -192,14 +193,14 @@ class NormalImpl : protected ExchangeBase {
 
   bool through_rings() const { return config.staging == Staging::ring; }
   bool spans_hosts() const { return !group_.host_map().one_host(); }
-  /// The order in which kernels sum: on one host, per_host is replaced by the order that equals it.
+  /// The order in which kernels sum; on one host, per_host is replaced by the equivalent order.
   CombineOrder effective_order(CombineOrder order) const;
-  /// Identity of this object, equal on all ranks and unique. Combined with the epoch of a dispatch, the identity of the handle
-  /// that the dispatch makes.
+  /// Unique identity of this object, the same on all ranks. Combined with the epoch of a dispatch, it identifies the handle
+  /// created by that dispatch.
   uint64_t object() const { return mix_hash(group_.nonce, object_); }
-  /// Identity of the caller as sent to peers: the site, or this object.
+  /// Identity of the caller as sent to peers: the site or this object.
   uint64_t caller() const { return site_ != 0 ? kSiteOfCall | site_ : object_; }
-  /// `state`: description of the pool.
+  /// `state`: a description of the pool.
   [[noreturn]] void throw_pool_exhausted(size_t bytes, const std::string& state) const;
 
   /// Weights by which a combine multiplies rows. At most one is not null.
@@ -208,7 +209,7 @@ class NormalImpl : protected ExchangeBase {
     const float* of_routes;   ///< the dispatch's, per route: expert-major per_route
     const float* given;       ///< the caller's, which replace those of the dispatch
   };
-  /// Returns the weights for a combine by a handle whose tables contain `of_records` and `of_routes` (or null).
+  /// Returns the weights for a combine with a handle whose tables contain `of_records` and `of_routes` (or null).
   static SumWeights weights_of(const HandleData& h, const CombineOptions& o, const float* of_records, const float* of_routes);
 
   void construct(const std::function<void()>& build) {
@@ -223,9 +224,9 @@ class NormalImpl : protected ExchangeBase {
   ControlLayout control_;
 
  private:
-  // checks.cpp: throw invalid_argument or unsupported.
+  // checks.cpp: these throw invalid_argument or unsupported.
   RowFormat check_rows(const ConstRows& x, const DispatchOptions& options, int64_t tokens) const;
-  /// `rows`: allocated rows; 0 if only the counts determine them.
+  /// `rows`: number of allocated rows; 0 if only the counts determine it.
   void check_out(const DispatchOptions& options, const RowFormat& format, int64_t rows) const;
   void check_ids(const ExpertIds& ids) const;
   void check_handle(const Handle& handle) const;
@@ -235,7 +236,7 @@ class NormalImpl : protected ExchangeBase {
   uint32_t site_ = 0;  ///< see NormalExchange::set_site
 
   // calls.cpp
-  /// Signature of a call, equal on all ranks that make the same call. `h`: the handle of the call, if it has one. The identity
+  /// Signature of a call, identical on all ranks that make the same call. `h`: the call's handle, if it has one. The identity
   /// of the dispatch that made the handle is mixed in here or, if only the device knows it, by the kernel.
   uint64_t signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h = nullptr) const;
   MoveShape move_shape(const Dispatch& d) const;
@@ -244,7 +245,7 @@ class NormalImpl : protected ExchangeBase {
 
   // calls.cpp
   DispatchOptions resolved(DispatchOptions options) const;
-  /// Maximum rows and records on a handle's rank, as far as the host knows.
+  /// Maximum numbers of rows and records on a handle's rank, as far as the host knows.
   struct Extent {
     int64_t rows, records;
   };
@@ -259,16 +260,17 @@ class NormalImpl : protected ExchangeBase {
   int64_t static_rows(const DispatchOptions& options) const {
     return options.size == SizePolicy::capacity ? capacity_of(options) : worst_case_rows(config, world());
   }
-  /// Sets the numbers of rows and records for which a fresh dispatch has room. SizePolicy::exact: call after the counts.
+  /// Sets the numbers of rows and records for which a fresh dispatch has room. With SizePolicy::exact, call once the counts are
+  /// known.
   void choose_sizes(const DispatchOptions& options, HandleData& h) const;
   /// Takes memory and sets the placement: the address of the memory, or the reason why there is none.
   void offer(Call& call, Dispatch& d);
   /// Moves rows, ends the call and delivers the result, or throws on all ranks.
   Dispatched finish(Call& call, Dispatch& d);
   Dispatched deliver(const Dispatch& d) const;
-  /// True if only this rank reads rows of a combine, regardless of where they are.
+  /// True if only this rank reads the rows of a combine, regardless of where they are.
   bool alone(const HandleData& h) const { return world() == 1 && h.layout == Layout::rank_major; }
-  /// True if combine of rank-major rows first copies them (stage()) to symmetric memory, where peers read them.
+  /// True if a combine of rank-major rows first copies them, in stage(), to symmetric memory, where peers read them.
   bool copies_first(const ConstRows& y, const HandleData& h) const;
   /// Decides for all combines which rows are read in place and which are staged. `held`: memory that must live until the call
   /// ends.

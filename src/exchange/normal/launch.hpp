@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface of the kernels of normal mode that move rows (the plan's: plan/launch.hpp). Every function enqueues on
-// `stream` of the current device and returns without waiting. Launch failures throw Error(system).
+// Host interface of the normal-mode kernels that move rows (for the plan kernel, see plan/launch.hpp). Every function enqueues
+// on `stream` of the current device and returns without waiting. Launch failures throw Error(system).
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,17 @@
 
 namespace switchyard::detail {
 
-/// Multiprocessors whose stores fill the link: docs/design/0018-assigned-work.md.
+/// Multiprocessors whose stores fill the link; see docs/design/0018-assigned-work.md.
 inline constexpr int kLinkSms = 20;
-/// With more sending multiprocessors the link becomes slower: docs/design/0018-assigned-work.md.
+/// With more sending multiprocessors, the link becomes slower; see docs/design/0018-assigned-work.md.
 inline constexpr int kMaxSendSms = 32;
-/// Multiprocessors that push rows of combine per_route while the others sum. The launcher multiplies this by (W - 1) / W, the
+/// Multiprocessors that push rows in combine per_route while the others sum. The launcher multiplies this by (W - 1) / W, the
 /// share of the other ranks.
 inline constexpr int kPushSms = 28;
-/// Minimum number of multiprocessors at which pushing is faster for rows that owners could read in place:
+/// Minimum number of multiprocessors at which pushing is faster for rows that owners could read in place; see
 /// docs/design/0004-combine-pulls.md.
 inline constexpr int kPushFrom = 40;
-/// Minimum number of multiprocessors at which some only send and the others only do local work (expert-major calls).
+/// Minimum number of multiprocessors at which some only send and the others only do local work (in expert-major calls).
 inline constexpr int kMinSmsToSplitRoles = 16;
 
 /// Parts of the output that a dispatch fills in addition to the arriving data.
@@ -36,8 +36,8 @@ struct FillRest {
   int num_ranges = 0;
 };
 
-/// Set by CudaNormal::move_params. The kernel adds the epoch and the header of the tables, written by a plan, to MoveStart; for
-/// a cached dispatch it adds the identity of the dispatch that made the tables to place.signature.
+/// Set by CudaNormal::move_params. The kernel adds the epoch and the table header, which a plan has written, to MoveStart. For
+/// a cached dispatch, it also adds the identity of the dispatch that made the tables to place.signature.
 struct CudaDispatchParams {
   DispatchParams d;
   RankWords words;
@@ -50,15 +50,16 @@ struct CudaDispatchParams {
   FillRest rest;
 };
 
-/// Set by CudaNormal::sum_params. The kernel adds the epoch and the header of the tables to SumStart, and the identity of the
-/// dispatch that made the tables to place.signature.
+/// Set by CudaNormal::sum_params. The kernel adds the epoch and the table header to SumStart, and the identity of the dispatch
+/// that made the tables to place.signature.
 struct CudaCombineParams {
   CombineParams c;
   RankWords words;
   ObjectState* state = nullptr;
   const TablesHeader* header = nullptr;
   SoftFault* soft = nullptr;
-  // Weights, see NormalImpl::SumWeights. The weights in the tables are unused if no rank passed weights to the dispatch.
+  // For the weights, see NormalImpl::SumWeights. The weights in the tables are unused if no rank passed weights to the
+  // dispatch.
   const float* weights_of_records = nullptr;
   const float* weights_of_routes = nullptr;
   const float* caller_weights = nullptr;
@@ -76,14 +77,14 @@ struct RingParts {
 void launch_dispatch(const CudaDispatchParams& params, bool after_plan, const LaunchShape& launch, const DeviceLimits& limits,
                      gpu::Stream stream);
 void launch_combine(const CudaCombineParams& params, const LaunchShape& launch, gpu::Stream stream);
-/// Ring staging: every warp may wait for any other warp of its rank and of the peers, so all blocks must be able to run at the
-/// same time. `blocks` is at most the number of multiprocessors that the rank has to itself (CudaRank::max_blocks); each block
-/// occupies one.
+/// With ring staging, every warp may wait for any other warp of its rank or of the peers, so all blocks must be able to run
+/// concurrently. `blocks` is at most the number of multiprocessors that the rank has to itself (CudaRank::max_blocks); each
+/// block occupies one of them.
 void launch_ring_dispatch(const CudaDispatchParams& params, const RingParts& ring, bool after_plan, int blocks,
                           const DeviceLimits& limits, gpu::Stream stream);
 void launch_ring_combine(const CudaCombineParams& params, const RingParts& ring, int blocks, const DeviceLimits& limits,
                          gpu::Stream stream);
-/// Result of a dispatch, and the caller's destination for it.
+/// Result of a dispatch and the caller's destination for it.
 struct CopyOut {
   const TablesHeader* header = nullptr;  ///< header of the dispatch, with the number of rows that arrived; null: nothing to do
   MoveCounter* moved = nullptr;
@@ -91,9 +92,9 @@ struct CopyOut {
   std::byte *to_rows = nullptr, *to_scales = nullptr;
   int64_t row_bytes = 0, scale_bytes = 0;  ///< multiples of 16 bytes
 };
-/// Enqueues the copy after the dispatch on its stream.
+/// Enqueues the copy on the dispatch's stream, after the dispatch.
 void launch_copy_out(const CopyOut& copy, int blocks, gpu::Stream stream);
-/// Rank-major with drops: counts the kept routes per (source, expert) from the arrived records.
+/// Rank-major layout with drops: counts the kept routes per (source, expert) from the received records.
 void launch_count_kept(const PlanParams& params, const Received& received, gpu::Stream stream);
 
 }  // namespace switchyard::detail

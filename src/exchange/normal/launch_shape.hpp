@@ -11,7 +11,7 @@
 
 namespace switchyard::detail {
 
-/// Warps per block of dispatch: the number of rows of 14 KiB that fit into shared memory.
+/// Warps per block of dispatch: the number of 14 KiB rows that fit into shared memory.
 inline constexpr int kMoveWarps = kMaxDispatchWarps;
 /// Warps per block of combine: as many as registers allow, for the most loads in flight.
 inline constexpr int kSumWarps = kMaxCombineWarps;
@@ -20,16 +20,16 @@ inline constexpr int kSumWarps = kMaxCombineWarps;
 /// combine first copies rows to memory that their owners can read.
 enum class NormalCall : uint8_t { dispatch, quantising_dispatch, combine, copying_combine };
 
-/// Launch shape of a kernel. `stages` 0: two if whole rows fit twice, else one.
+/// `stages` = 0 means two if whole rows fit twice, otherwise one.
 struct LaunchShape {
   int blocks = 0, warps = 0, stages = 0;
 };
 
-/// Shape of a normal-mode call with direct staging that requests `asked` multiprocessors (0: as tuned) of `max`. The warps and
-/// stages of a tuning entry were measured with the multiprocessors of that entry. They apply to calls that run on as many
-/// multiprocessors as a call without a request, regardless of whether the caller sets the number, the entry leaves it to the
-/// default, or the rank has fewer. A quantizing dispatch computes more than it stores, and a copying combine moves each row
-/// twice: these have separate defaults, and always use the library's warps and stages.
+/// Launch shape of a normal-mode call with direct staging that requests `asked` of `max` multiprocessors (0: as tuned). The
+/// warps and stages of a tuning entry were measured with that entry's number of multiprocessors. They apply to calls that run
+/// on the same number of multiprocessors as a call without a request, whether the caller sets the number, the entry leaves it
+/// to the default, or the rank has fewer. A quantizing dispatch computes more than it stores, and a copying combine moves each
+/// row twice. Both therefore have separate defaults and always use the library's warps and stages.
 inline LaunchShape normal_launch(const TuningValues& tuned, NormalCall call, int asked, int max) {
   if (call == NormalCall::quantising_dispatch)
     return {blocks_of_call(asked, tuned.quantized_dispatch_sms, kDefaultQuantizingSms, max), kMoveWarps, 0};

@@ -6,8 +6,8 @@
 
 namespace switchyard::detail {
 
-/// Blocks of a call: as requested by its caller, else tuned, else `default_value` (each 0 for none), limited to the rank's
-/// maximum.
+/// Number of blocks for a call: as requested by the caller, else tuned, else `default_value` (each 0 if not given), limited to
+/// the rank's maximum.
 inline int blocks_of_call(int asked, int tuned, int default_value, int max) {
   return asked > 0 ? asked : std::min(tuned > 0 ? tuned : default_value, max);
 }

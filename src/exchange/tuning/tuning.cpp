@@ -60,7 +60,7 @@ struct Pair {
   std::string_view key, value;
 };
 
-/// One line of a file, with errors that give its position.
+/// One line of a file, with errors that state its position.
 class Line {
  public:
   Line(const std::string& file, int number, std::string_view text) : file_(file), number_(number), rest_(text) {}
@@ -120,7 +120,7 @@ std::string allowed_keys(TuningMode mode) {
   return names;
 }
 
-/// False if `pair` is not one of the keys common to all entries.
+/// Returns false if the key of `pair` is not common to all entries.
 bool take_key(const Line& line, const Pair& pair, TuningKey& key) {
   if (pair.key == "device") {
     if (pair.value.empty()) line.fail("device = '': must be cpu, cuda or the name of a GPU");

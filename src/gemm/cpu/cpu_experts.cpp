@@ -15,14 +15,14 @@ namespace {
 
 constexpr int64_t kMaxPadding = 15;  // maximum rows that padded_rows() adds
 
-/// Maximum routes of one block of forward_rank_major. A row has at most kMaxTopk routes, so any row fits.
+/// Maximum number of routes in one block of forward_rank_major. A row has at most kMaxTopk routes, so any row fits.
 int64_t route_capacity(const ExpertShape& shape, const ExpertOptions& options) {
   return std::max(kTileRows,
                   static_cast<int64_t>(options.route_scratch_bytes / (static_cast<size_t>(shape.hidden) * sizeof(float))));
 }
 static_assert(kTileRows >= kMaxTopk);
 
-/// One route of the current block, in (row, k) order.
+/// One route in the current block; routes are in (row, k) order.
 struct Route {
   int64_t row;   // in the caller's x
   int64_t slot;  // position of its output: experts ascending, then (row, k) order
@@ -30,7 +30,7 @@ struct Route {
   float weight;
 };
 
-/// Scratch of one object; the sizes never change.
+/// Scratch memory of one object; its sizes never change.
 struct Scratch {
   AlignedBuffer rows;    // bf16 [kTileRows, H]: gathered or padded rows of one tile
   AlignedBuffer act;     // bf16 [kTileRows, I]
@@ -100,14 +100,15 @@ class CpuExperts final : public ExpertMlp::Impl {
   std::vector<int64_t> expert_rows_, next_slot_;  // [L] for the current block; rows and first rows for the current call
 };
 
-/// Applies one expert to rows x [m, H]; out [m, H] is not rounded. m is a value of padded_rows().
+/// Applies one expert to rows x [m, H]; out [m, H] is not rounded. m is a value returned by padded_rows().
 void CpuExperts::mlp_tile(int expert, const uint16_t* x, int64_t m, float* out) {
   uint16_t* const act = scratch_.act.as<uint16_t>();
   tiles_.up(expert, x, m, m, act);
   tiles_.down(expert, act, m, out);
 }
 
-/// Takes rows from `begin` as long as their routes fit. Fills routes, slots and expert_rows_; returns one past the last row.
+/// Adds rows, starting at `begin`, as long as their routes fit. Fills routes, slots and expert_rows_; returns one past the last
+/// row.
 int64_t CpuExperts::plan_block(const ExpertIds& ids, const float* weights, int64_t begin, int64_t* num_routes) {
   Route* routes = scratch_.routes.as<Route>();
   std::fill(expert_rows_.begin(), expert_rows_.end(), 0);
@@ -137,7 +138,7 @@ int64_t CpuExperts::plan_block(const ExpertIds& ids, const float* weights, int64
   return row;
 }
 
-/// Computes the outputs of all routes of the block, slot by slot.
+/// Computes the outputs of all routes in the block, slot by slot.
 void CpuExperts::run_block(const uint16_t* x) {
   const int64_t h = shape.hidden;
   uint16_t* gathered = scratch_.rows.as<uint16_t>();
@@ -148,13 +149,13 @@ void CpuExperts::run_block(const uint16_t* x) {
     for (int64_t i = 0; i < rows; ++i)
       std::memcpy(gathered + i * h, x + slots[slot + i] * h, static_cast<size_t>(h) * sizeof(uint16_t));
     std::fill_n(gathered + rows * h, (m - rows) * h, uint16_t{0});
-    // The padding rows of `out` belong to later slots, which are written later, or are past the last slot.
+    // The padding rows of `out` belong to later slots, which are written afterwards, or lie past the last slot.
     mlp_tile(expert, gathered, m, scratch_.out.as<float>() + slot * h);
     slot += rows;
   });
 }
 
-/// Sums the routes of rows [begin, end), which are in (row, k) order.
+/// Sums the routes for rows [begin, end), which are in (row, k) order.
 void CpuExperts::reduce_block(int64_t begin, int64_t end, int64_t num_routes, uint16_t* y) {
   const int64_t h = shape.hidden;
   const Route* routes = scratch_.routes.as<Route>();

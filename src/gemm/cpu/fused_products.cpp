@@ -16,7 +16,7 @@ size_t rows_bytes(const ExpertShape& s) {
 }
 size_t out_bytes(const ExpertShape& s) { return static_cast<size_t>(kTileRows * s.hidden) * sizeof(float); }
 
-/// Tiles and scratch of one worker.
+/// One worker's tiles and scratch memory.
 struct Worker {
   template <class... Tiles>
   explicit Worker(const ExpertShape& shape, const Tiles&... from)

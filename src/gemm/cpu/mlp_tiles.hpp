@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both products for tiles of rows, on one thread. Used for all experts on the CPU, by ExpertMlp and by the workers of a fused
-// layer.
+// Computes both products for tiles of rows on one thread. Used for all experts on the CPU, both by ExpertMlp and by the workers
+// of a fused layer.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace switchyard::detail {
 
-/// Not thread-safe: one thread at a time per object.
+/// Not thread-safe: use an object from one thread at a time.
 class MlpTiles {
  public:
   MlpTiles(const ExpertShape& shape, WeightStorage storage);
@@ -23,12 +23,12 @@ class MlpTiles {
   void pack(int expert, const uint16_t* w13, const uint16_t* w2);
   void bind(const uint16_t* w13, const uint16_t* w2);
 
-  /// `h` (bf16 [rows, I]) = silu(x W1^T) * (x W3^T) for `x` (bf16 [m, H]), rows <= m. m is a value of padded_rows().
+  /// `h` (bf16 [rows, I]) = silu(x W1^T) * (x W3^T) for `x` (bf16 [m, H]), rows <= m. m is a value returned by padded_rows().
   void up(int expert, const uint16_t* x, int64_t m, int64_t rows, uint16_t* h);
-  /// `out` (float32 [m, H]) = h W2^T for `h` (bf16 [m, I]), not rounded. m is a value of padded_rows().
+  /// `out` (float32 [m, H]) = h W2^T for `h` (bf16 [m, I]), not rounded. m is a value returned by padded_rows().
   void down(int expert, const uint16_t* h, int64_t m, float* out);
 
-  /// Bytes of own weights and of scratch. Keeps no memory allocated.
+  /// Bytes used by the object's own weights and by its scratch. Keeps no memory allocated.
   static ExpertMemory memory_required(const ExpertShape& shape, WeightStorage storage);
   ExpertMemory memory() const;
   std::string implementation() const { return gate_up_.implementation(); }

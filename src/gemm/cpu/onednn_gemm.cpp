@@ -28,13 +28,14 @@ namespace {
 using dnnl::memory;
 using DataType = memory::data_type;
 
-/// Rows of B that are widened at a time: about 4 MiB, which fit in the caches. Larger and smaller panels were slower.
+/// Number of rows of B that are widened at a time: about 4 MiB, which fits in the caches. Larger and smaller panels were
+/// slower.
 int64_t panel_rows(int64_t n, int64_t k) {
   constexpr int64_t kBytes = int64_t{4} << 20, kMultiple = 64;
   return std::min(n, std::max(kMultiple, kBytes / (k * 4) / kMultiple * kMultiple));
 }
 
-/// Multiplication method of an object.
+/// The multiplication method that an object uses.
 enum class Path : uint8_t {
   bf16,         ///< operands unconverted
   f32_blocked,  ///< weights are widened once, when packed, into the blocks of a float32 kernel
@@ -42,8 +43,8 @@ enum class Path : uint8_t {
 };
 
 #if SWITCHYARD_ONEDNN_OPENMP
-/// The two functions of the OpenMP library that oneDNN itself uses, looked up in the same way as the loader does for oneDNN.
-/// The lookup at run time instead of link time keeps a second OpenMP library (another compiler's) out of the process.
+/// Two functions from the OpenMP library that oneDNN itself uses, looked up as the loader does for oneDNN. The lookup at run
+/// time rather than at link time keeps a second OpenMP library (another compiler's) out of the process.
 struct OpenMp {
   int (*max_threads)() = nullptr;
   void (*set_num_threads)(int) = nullptr;
@@ -52,7 +53,7 @@ struct OpenMp {
     Dl_info info{};
     void* onednn = nullptr;
     if (dladdr(reinterpret_cast<const void*>(&dnnl_version), &info) != 0 && info.dli_fname != nullptr) {
-      // Null if oneDNN is linked into the program; then the global scope contains OpenMP.
+      // Null if oneDNN is linked into the program; the global scope then contains OpenMP.
       onednn = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
     }
     max_threads = reinterpret_cast<int (*)()>(find(onednn, "omp_get_max_threads"));
@@ -68,8 +69,8 @@ struct OpenMp {
   }
 };
 
-/// During its lifetime, oneDNN calls of this thread use no other thread. The OpenMP setting is per thread and is restored at
-/// the end.
+/// During its lifetime, oneDNN calls from this thread use no other thread. The OpenMP setting is per thread and is restored by
+/// the destructor.
 class SerialScope {
  public:
   SerialScope() : library_(library()), saved_(library_.max_threads()) { library_.set_num_threads(1); }
@@ -104,18 +105,18 @@ auto guarded(const char* action, Body&& body) {
   }
 }
 
-/// Shared by all objects, so that ranks of one process share compiled kernels through oneDNN's cache.
+/// Shared by all objects, so that ranks in one process share compiled kernels through oneDNN's cache.
 const dnnl::engine& cpu_engine() {
   static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   return engine;
 }
 
 memory::desc row_major(int64_t rows, int64_t cols, int64_t stride, DataType type) { return {{rows, cols}, type, {stride, 1}}; }
-/// B[n, k] as the k x n matrix operand of oneDNN.
+/// B[n, k] as oneDNN's k x n matrix operand.
 memory::desc plain_weights(int64_t n, int64_t k, DataType type) { return {{k, n}, type, {1, k}}; }
 memory::desc any_weights(int64_t n, int64_t k, DataType type) { return {{k, n}, type, memory::format_tag::any}; }
 
-/// Empty if oneDNN has no kernel for these operands.
+/// Returns nullopt if oneDNN has no kernel for these operands.
 std::optional<dnnl::matmul::primitive_desc> describe(const memory::desc& a, const memory::desc& b, const memory::desc& c) {
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -138,7 +139,7 @@ bool is_blockwise(const std::optional<dnnl::matmul::primitive_desc>& description
 }  // namespace
 
 struct OnednnGemm::Impl {
-  /// One compiled product with its operand descriptors; the addresses of the operands change from call to call.
+  /// One compiled product with its operand descriptors; the operand addresses change from call to call.
   struct Product {
     dnnl::matmul primitive;
     memory a, b, c, scratchpad;
@@ -153,7 +154,7 @@ struct OnednnGemm::Impl {
     reserve_scratchpad(chosen->scratchpad_desc().get_size());
   }
 
-  /// Chooses path, panel and kernel. max_rows is representative: the layout of the weights does not depend on m.
+  /// Chooses path, panel and kernel. max_rows is representative, because the layout of the weights does not depend on m.
   void choose(int64_t max_rows) {
     const auto candidate = [&](DataType t, const memory::desc& b, int64_t cols) {
       return describe(row_major(max_rows, k, k, t), b, row_major(max_rows, cols, n, DataType::f32));
@@ -162,8 +163,8 @@ struct OnednnGemm::Impl {
     panel = n;
     chosen = candidate(DataType::bf16, packed ? any_weights(n, k, DataType::bf16) : plain_weights(n, k, DataType::bf16), n);
     if (is_blockwise(chosen)) return;
-    // With packed weights, block-wise float32 kernels are up to twice as fast as with panels. The other kernel (AVX2) is faster
-    // with panels, because pre-widened weights are twice as many bytes to read.
+    // With packed weights, block-wise float32 kernels are up to twice as fast as panels. The other kernel (AVX2) is faster with
+    // panels, because pre-widened weights double the number of bytes to read.
     path = Path::f32_blocked;
     chosen = packed ? candidate(DataType::f32, any_weights(n, k, DataType::f32), n) : std::nullopt;
     if (is_blockwise(chosen)) return;
@@ -177,7 +178,7 @@ struct OnednnGemm::Impl {
     if (bytes > scratchpad.bytes()) scratchpad = AlignedBuffer(bytes, "oneDNN scratchpad");
   }
 
-  /// The product of m rows with `cols` rows of B; created at first use.
+  /// The product of m rows with `cols` rows of B; created on first use.
   Product& product(int64_t m, int64_t cols) {
     const auto found = products.find({m, cols});
     if (found != products.end()) return found->second;

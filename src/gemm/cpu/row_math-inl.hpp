@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Included once per vector instruction set by row_math.cpp: the guard toggles, as Highway requires.
+// Included by row_math.cpp once per vector instruction set; the guard toggles, as Highway requires.
 #if defined(SWITCHYARD_GEMM_CPU_ROW_MATH_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef SWITCHYARD_GEMM_CPU_ROW_MATH_INL
 #undef SWITCHYARD_GEMM_CPU_ROW_MATH_INL
@@ -17,7 +17,7 @@ namespace switchyard::detail {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Stores float32 lanes as bf16, correctly rounded. Highway's own conversion truncates (1.0.3).
+/// Stores float32 lanes as bf16, correctly rounded. Highway's own conversion truncates (as of 1.0.3).
 template <class D>
 HWY_INLINE void store_bf16([[maybe_unused]] D d, hn::Vec<D> value, uint16_t* dst) {
   const hn::RebindToUnsigned<D> du;
@@ -40,7 +40,7 @@ HWY_INLINE void widen_step([[maybe_unused]] D d, const uint16_t* src, float* dst
   hn::StoreU(hn::BitCast(d, bits), d, dst);
 }
 
-/// Computes exp only of numbers <= 0, so that it cannot overflow and both branches of the logistic function keep their
+/// Computes exp only for numbers <= 0, so that it cannot overflow and both branches of the logistic function keep their
 /// precision.
 template <class D>
 HWY_INLINE void swiglu_step(D d, const float* gate, const float* up, uint16_t* dst) {
@@ -58,7 +58,7 @@ HWY_INLINE void add_scaled_step(D d, const float* src, float weight, float* sum)
   hn::StoreU(hn::Add(hn::LoadU(d, sum), product), d, sum);
 }
 
-/// Calls `step(tag, i)` for whole vectors, then for single elements.
+/// Calls `step(tag, i)` for whole vectors, then for the remaining single elements.
 template <class Step>
 HWY_INLINE void for_elements(int64_t n, const Step& step) {
   const hn::ScalableTag<float> d;

@@ -5,7 +5,7 @@
 #include "gemm/announce.hpp"
 
 // Highway 1.0.3 (Debian 12) does not compile if this target is the compiler's baseline (-march=native on Ice Lake and later):
-// it omits the target from those to compile, but then requires it. AVX3 replaces it.
+// it omits the target from the list of targets to compile, but then requires it. AVX3 replaces it.
 #define HWY_DISABLED_TARGETS HWY_AVX3_DL
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "gemm/cpu/row_math-inl.hpp"

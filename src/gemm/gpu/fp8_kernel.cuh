@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM of sm_90a for fp8 e4m3 rows and weights with scales, one per 128 elements of a row and one per 128 x 128
-// weights. Outputs are bf16, or fp8 again. Roles: tile_roles.cuh, plus two warps that load the rows' scales.
+// Grouped GEMM for sm_90a: fp8 e4m3 rows and weights, with one scale per 128 elements of a row and one per 128 x 128 weights.
+// Outputs are bf16 or requantized to fp8. Roles: as in tile_roles.cuh, plus two warps that load the rows' scales.
 //
-// A stage is 128 elements of the sum, the range of one scale. Its product is multiplied by both scales and added in float32,
-// because the tensor cores accumulate fp8 products with fewer bits than float32; none of their sums is longer than a stage. A
-// warpgroup multiplies the halves of its 128 outputs one after the other, because the registers besides the sums hold only one
-// product; meanwhile the other warpgroup keeps the tensor cores busy.
+// A stage covers 128 elements of the inner dimension, the range of one scale. Each stage's product is multiplied by both scales
+// and added in float32. The tensor cores accumulate fp8 products with fewer bits than float32, so their sums never extend
+// beyond one stage. A warpgroup multiplies the two halves of its 128 outputs one after the other, because the registers not
+// used for the sums hold only one product; meanwhile, the other warpgroup keeps the tensor cores busy.
 #pragma once
 
 #include "arch/cuda/cuda_quantize.cuh"
@@ -22,7 +22,7 @@ struct Fp8Kind {
   static constexpr int kStageElements = kFp8Inner;
   static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;
   static constexpr int kScaleThreads = 64, kFirstScaleThread = kMathThreads + 64, kScaledRows = kMaxFp8Rows, kWeightScales = 4;
-  /// Numbers 2 g and 2 g + 1 are for the outputs of warpgroup g. Gated: scales of the gate and of the up half; else the same
+  /// Scales 2 g and 2 g + 1 apply to the outputs of warpgroup g. Gated: scales of the gate and up halves; otherwise the same
   /// scale twice.
   static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
     return kGated ? t.column_tile + (i & 1) * (p.scales.weight_rows / 2) : t.column_tile * 2 + i / 2;
@@ -36,8 +36,7 @@ struct Fp8SharedStorage : SharedStorage {
   __device__ uint32_t scales(uint32_t slot) const { return base - kScaleStorageBytes + slot * kStageScaleBytes; }
 };
 
-/// sums += product * scales of the weights and of the rows; rows are columns of the product. `kAlike`: all weights have the
-/// scale `first`.
+/// sums += product * weight scales * row scales; rows are columns of the product. `kAlike`: all weights have the scale `first`.
 template <int kWidth, bool kAlike>
 __device__ __forceinline__ void add_scaled(float (&sums)[kWidth / 2], const float (&product)[kWidth / 2], uint32_t scales,
                                            float first, float second) {
@@ -53,7 +52,7 @@ __device__ __forceinline__ void add_scaled(float (&sums)[kWidth / 2], const floa
   }
 }
 
-/// Stores 8 columns of a row; one lane of the group also stores its scale.
+/// Stores 8 columns of a row; one lane per group also stores the scale.
 __device__ __forceinline__ void store_group(const GroupedParams& p, int64_t row, int group, int column, bool scale,
                                             const QuantizedColumns<1>& q) {
   *reinterpret_cast<uint2*>(p.quantised.rows + row * p.columns + column) = q.bytes[0];
@@ -65,8 +64,8 @@ __device__ __forceinline__ void store_group(const GroupedParams& p, int64_t row,
     *reinterpret_cast<uint32_t*>(at) = q.scale;
 }
 
-/// Stores a tile's outputs as fp8, with one scale per row: the tile's columns are one group. Outputs are first rounded to bf16,
-/// so that the bytes equal those of a separate quantization. Call from both warpgroups.
+/// Stores a tile's outputs as fp8 with one scale per row: the tile's columns form one group. Outputs are first rounded to bf16,
+/// so that the bytes are identical to those of a separate quantization. Call from both warpgroups.
 template <class K, int kWidth>
 __device__ __forceinline__ void store_quantised(const GroupedParams& p, const SharedStorage& storage, const Tile& t,
                                                 const float (&sums)[2][kWidth / 2]) {

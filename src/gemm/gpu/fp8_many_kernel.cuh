@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM of sm_90a for fp8 rows and weights, for experts with more than kFewFp8Rows rows. Rows are the first operand of
-// the matrix instruction, 64 per unit, and weights the second: a thread has two rows of a unit, and thus two scales, whereas
-// the other kernel (fp8_kernel.cuh) has one scale for each of its columns. Sums and products are the same, and so are the bits.
+// Grouped GEMM for sm_90a: fp8 rows and weights, for experts with more than kFewFp8Rows rows. Rows are the first operand of the
+// matrix instruction, 64 per unit, and weights the second. A thread therefore has two rows of a unit and thus two scales,
+// whereas in the other kernel (fp8_kernel.cuh) it has one scale per column. The products and sums, and thus the output bits,
+// are the same in both kernels.
 //
-// Two blocks form a cluster, which computes tiles of up to three units x 256 weights. Each block has 128 of these weights for
-// all rows, and loads half of the rows into both blocks' shared memory. It has one warpgroup per unit. While a warpgroup adds a
-// stage's product to its sums (there are no registers for another product meanwhile), the others keep the tensor cores busy.
+// Two blocks form a cluster, which computes tiles of up to three units x 256 weights. Each block handles 128 of these weights
+// for all rows and loads half of the rows into the shared memory of both blocks. A block has one warpgroup per unit. While a
+// warpgroup adds a stage's product to its sums (no registers are then available for another product), the others keep the
+// tensor cores busy.
 //
-// Roles: tile_roles.cuh, plus two warps that load scales. Both blocks process the same tiles, which the first block claims. A
-// block waits only for the other block, which runs at the same time: for its tiles, before it overwrites rows that both read,
-// and for outputs of a group that is quantized.
+// Roles: as in tile_roles.cuh, plus two warps that load scales. Both blocks process the same tiles, which the first block
+// claims. A block waits only for the other block, which runs concurrently: for its tiles, before overwriting rows that both
+// read, and for outputs in a group to be quantized.
 #pragma once
 
 #include "arch/cuda/cluster.cuh"
@@ -26,23 +28,23 @@ inline constexpr uint32_t kManyRowBytes = kMaxManyRows * kFp8Inner;
 inline constexpr uint32_t kManyStageBytes = kManyRowBytes + kBlockWeights * kFp8Inner;
 inline constexpr uint16_t kBothBlocks = 3;
 
-/// `kTileFinish`: as in the other kernel.
+/// `kTileFinish` has the same meaning as in the other kernel.
 template <Finish kTileFinish>
 struct ManyKind : Fp8Kind<kTileFinish> {
   using Fp8Kind<kTileFinish>::kGated;
   static constexpr int kScaleThreads = 64, kFirstScaleThread = kManyMathThreads + 64;
   static constexpr int kScaledRows = kMaxManyRows, kWeightScales = 2;
-  /// Staging bytes per warp: 8 rows, of 64 outputs or of a group of 128, as bf16.
+  /// Staging bytes per warp: 8 bf16 rows, either of 64 outputs or of a group of 128.
   static constexpr uint32_t kWarpStaging = Fp8Kind<kTileFinish>::kQuantised ? 2048 : 1024;
   static constexpr uint32_t kFromOther = 1024;  ///< bytes of a group that the other block sends
-  /// Gated: scales of the gate and of the up half; else the same scale twice.
+  /// Gated: scales of the gate and up halves; otherwise the same scale twice.
   static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
     return kGated ? t.column_tile + i * (p.scales.weight_rows / 2) : t.column_tile * 2 + static_cast<int>(ptx::cluster_rank());
   }
 };
 
-/// Shared memory: the barriers and slots of SharedStorage, staging, stages (rows, then weights), scales; the list of first
-/// tickets is last. A kind may fix the number of stages (kStages), which saves registers.
+/// Layout of shared memory: the barriers and slots of SharedStorage, staging, stages (rows, then weights), scales, and finally
+/// the list of first tickets. A kind may fix the number of stages (kStages) to save registers.
 template <class K>
 struct ManySharedStorage : SharedStorage {
   static constexpr uint32_t kFixed = kFixedBytes + kManyMathWarps * K::kWarpStaging;
@@ -71,7 +73,7 @@ __device__ __forceinline__ ManySharedStorage<K> make_many_storage(uint32_t base,
   return {{base, fit < kMaxTileStages ? fit : kMaxTileStages}};
 }
 
-/// Call before a barrier of the cluster. `loaders`, `readers`: as in make_barriers().
+/// Call before a cluster barrier. `loaders` and `readers` have the same meaning as in make_barriers().
 template <class K>
 __device__ __forceinline__ void make_many_barriers(const ManySharedStorage<K>& storage, uint32_t loaders = 1 + K::kScaleThreads,
                                                    uint32_t readers = kManyMathThreads + 1 + K::kScaleThreads) {
@@ -86,10 +88,10 @@ __device__ __forceinline__ void make_many_barriers(const ManySharedStorage<K>& s
   ptx::fence_mbarrier_init();
 }
 
-/// Role of the thread that announces the cluster's tiles. In the first block it claims them, by a ticket as in the other
-/// kernel, and sends the ticket to the same thread of the second block. There are two mailbox slots. The next slot is free when
-/// its tile is claimed: the tile before the previous one was finished with rows that the other block loaded, hence after that
-/// block had read the slot.
+/// Role of the thread that announces the cluster's tiles. The thread in the first block claims tiles with a ticket, as in the
+/// other kernel, and sends the ticket to its counterpart in the second block. There are two mailbox slots. A tile's slot is
+/// free when the tile is claimed: the tile two positions earlier needed rows that the other block loaded only after reading the
+/// slot.
 template <class K>
 __device__ __forceinline__ void announce_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage,
                                                const int* first_tickets) {
@@ -116,8 +118,8 @@ __device__ __forceinline__ void announce_tiles(const GroupedParams& p, const Man
   if (leads && atomicAdd(p.tickets + 1, 1u) == clusters - 1) p.tickets[0] = p.tickets[1] = 0;
 }
 
-/// Role of the loader thread: loads this block's weights (gated: 64 of the gate, 64 of the up half), and half of each unit's
-/// rows into both blocks, which must have read the previous contents.
+/// Role of the loader thread: loads this block's weights (gated: 64 of the gate half and 64 of the up half). Once both blocks
+/// have read the previous contents, also loads half of each unit's rows into both.
 template <class K>
 __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage) {
   constexpr uint32_t kHalfUnit = kUnitBytes / 2, kHalfWeights = kBlockWeights / 2 * kFp8Inner;
@@ -145,8 +147,8 @@ __device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const Ma
   });
 }
 
-/// Sums of a thread. Warp w of a warpgroup has rows [16 w, 16 w + 16) of a unit. A thread has rows lane / 4 and lane / 4 + 8 of
-/// these, and two of every eight of the 128 weights, as defined by Wgmma.
+/// Sums of a thread. Warp w in a warpgroup has rows [16 w, 16 w + 16) of a unit. A thread holds rows lane / 4 and lane / 4 + 8
+/// of these, and two of every eight of the 128 weights, as defined by Wgmma.
 using UnitSums = float[kBlockWeights / 2];
 
 /// sums += product * scales. `kAlike`: all weights have the same scale.
@@ -167,27 +169,27 @@ __device__ __forceinline__ void add_unit(UnitSums& sums, const UnitSums& product
   }
 }
 
-/// Releases a stage that this warp has read, in both blocks, because the other block loads part of it.
+/// Releases a stage that this warp has read, in both blocks, because the other block loads a part of it.
 template <class K>
 __device__ __forceinline__ void release_in_both(const ManySharedStorage<K>& storage, uint32_t slot) {
   if (lane() < 2) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(storage.empty(slot), static_cast<uint32_t>(lane())));
 }
 
-/// Warpgroups issue the products of a stage one after the other, in a ring. Without this order they would share the tensor
-/// cores evenly, finish their products at the same time and add them to their sums at the same time, while the tensor cores are
-/// idle.
+/// Warpgroups take turns issuing the products of a stage, in a ring. Without this order, they would share the tensor cores
+/// evenly, finish their products simultaneously, and then all add them to their sums while the tensor cores are idle.
 inline constexpr int kTurnThreads = 2 * 128;  // the threads that pass a turn and those that take it
 __device__ __forceinline__ void take_turn() { ptx::named_barrier(1 + math_group(), kTurnThreads); }
 __device__ __forceinline__ void pass_turn() { ptx::named_barrier_arrive(1 + (math_group() + 1) % kManyGroups, kTurnThreads); }
 
-/// Computes the sums of this warpgroup's unit. The scales of a stage's rows begin with those of `before` additional rows.
+/// Computes the sums of this warpgroup's unit. The scales for a stage's rows are preceded by the scales for `before` additional
+/// rows.
 template <class K>
 __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const ManySharedStorage<K>& storage, Position& at,
                                               UnitSums& sums, int before = 0) {
 #pragma unroll
   for (int i = 0; i < kBlockWeights / 2; ++i) sums[i] = 0;
-  // Descriptors of the first stage; those of the other stages are at multiples of kNextStage. They are only the low halves,
-  // because the high halves are all equal.
+  // Descriptors of the first stage; those of later stages follow at multiples of kNextStage. Only the low halves of the
+  // descriptors are stored, because all high halves are equal.
   constexpr uint32_t kNextStage = static_cast<uint32_t>(ptx::operand_bytes(kManyStageBytes));
   uint32_t first_rows =
                static_cast<uint32_t>(ptx::operand_at(storage.stage(0) + static_cast<uint32_t>(math_group()) * kUnitBytes)),
@@ -228,8 +230,8 @@ __device__ __forceinline__ void multiply_unit(const GroupedParams& p, const Many
   }
 }
 
-/// Stores 64 columns, starting at `column`, of this warp's 16 rows, of which `rows` exist. `value(i)` is output i of this
-/// thread.
+/// Stores 64 columns, starting at `column`, of this warp's 16 rows, the first `rows` of which exist. `value(i)` is output i of
+/// this thread.
 template <class Value>
 __device__ __forceinline__ void store_warp_rows(const GroupedParams& p, uint32_t staging, int64_t row, int rows, int column,
                                                 Value value) {
@@ -253,15 +255,14 @@ __device__ __forceinline__ void store_warp_rows(const GroupedParams& p, uint32_t
   }
 }
 
-/// Offset in a group of 16 rows of 128 outputs as bf16, which is in the staging of the same warp of both blocks, 8 rows each.
-/// Swizzled.
+/// Offset in a group: 16 rows of 128 bf16 outputs, staged by the same warp of both blocks, 8 rows each. Swizzled.
 __device__ __forceinline__ uint32_t group_at(int row, int byte) {
   return static_cast<uint32_t>(row * 256 + (byte ^ (row & 7) << 4));
 }
 
-/// Stores this warp's 16 rows of a unit as fp8. A group of 128 outputs consists of 64 outputs of each block, so each block gets
-/// all outputs of 8 rows. Outputs are first rounded to bf16, so that the bytes equal those of a separate quantization.
-/// `parity`: of the number of this warp's earlier calls.
+/// Stores this warp's 16 rows of a unit as fp8. A group of 128 outputs consists of 64 outputs from each block, so each block
+/// receives all outputs of 8 rows. Outputs are first rounded to bf16, so that the bytes are identical to those of a separate
+/// quantization. `parity` is the parity of the number of this warp's earlier calls.
 template <class K, class Value>
 __device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, const ManySharedStorage<K>& storage, int64_t row,
                                                      int rows, int column_tile, uint32_t parity, Value value) {
@@ -299,7 +300,7 @@ __device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, con
   if (lane() == 0) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(storage.free(warp), static_cast<uint32_t>(rank) ^ 1));
 }
 
-/// `parity`: of the number of earlier tiles of this warpgroup.
+/// `parity` is the parity of the number of this warpgroup's earlier tiles.
 template <class K>
 __device__ __forceinline__ void multiply_many_tile(const GroupedParams& p, const ManySharedStorage<K>& storage, Position& at,
                                                    uint32_t entry, uint32_t parity) {
@@ -324,7 +325,7 @@ __device__ __forceinline__ void multiply_many_tile(const GroupedParams& p, const
   }
 }
 
-/// Like multiply_unit(), for a tile that has no unit for this warpgroup.
+/// Like multiply_unit(), for a tile in which this warpgroup has no unit.
 template <class K>
 __device__ __forceinline__ void skip_unit(const GroupedParams& p, const ManySharedStorage<K>& storage, Position& at) {
   for (int block = 0; block < p.inner_blocks; ++block) {
@@ -336,7 +337,7 @@ __device__ __forceinline__ void skip_unit(const GroupedParams& p, const ManyShar
   }
 }
 
-/// Role of each warp that multiplies. In tiles of two units the last warpgroup has no unit.
+/// Role of each math warp. In tiles with two units, the last warpgroup has no unit.
 template <class K>
 __device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage) {
   Position at;

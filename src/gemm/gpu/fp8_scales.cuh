@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scales of the fp8 kernels: threads that load scales of rows and weights into shared memory, one stage at a time.
+// Scales for the fp8 kernels: dedicated threads load the scales of rows and weights into shared memory, one stage at a time.
 //
-// K, a kernel's kind, has the following members in addition to those listed in tile_roles.cuh: kScaleThreads, starting at
-// kFirstScaleThread; kScaledRows of its largest tile; kWeightScales per stage; and weight_scale(p, t, i), the row of weight
-// scales for number i.
+// K, a kernel's kind, has members in addition to those listed in tile_roles.cuh. It has kScaleThreads threads, starting at
+// kFirstScaleThread, kScaledRows rows in its largest tile, and kWeightScales weight scales per stage. weight_scale(p, t, i) is
+// the row of the i-th weight scale.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
 
 namespace switchyard::detail::gemm {
 
-/// Bytes of a stage's scales: first those of its rows, then those of its weights; a multiple of 128, as box copies require.
+/// Size in bytes of a stage's scales: those of its rows, followed by those of its weights. It is a multiple of 128, as box
+/// copies require.
 template <class K>
 inline constexpr uint32_t kScaleBytes = (K::kScaledRows * 4 + 32 + 127) / 128 * 128;
 template <class K>
@@ -20,15 +21,15 @@ __device__ __forceinline__ float scale_at(const std::byte* p, bool ue8m0) {
   return ue8m0 ? f32_from_ue8m0(static_cast<uint8_t>(*p)) : *reinterpret_cast<const float*>(p);
 }
 
-/// A thread's scales of four stages: for rows i, i + kScaleThreads, ... of the tile; the first threads also have a scale of the
-/// weights.
+/// A thread's scales for four stages: those of rows i, i + kScaleThreads, ... of the tile; the first threads also hold a weight
+/// scale.
 template <class K>
 struct FourScales {
   static constexpr int kRows = K::kScaledRows / K::kScaleThreads;
   float4 rows[kRows];
   float4 weight;
 };
-/// Addresses of a tile's scales. `weights`: for this thread, or null.
+/// Addresses of a tile's scales. `weights` is the address for this thread, or null.
 struct TileScales {
   const std::byte* rows;
   const std::byte* weights;
@@ -50,13 +51,13 @@ __device__ __forceinline__ float4 four_from_ue8m0(uint32_t bytes) {
   const auto one = [&](int i) { return f32_from_ue8m0(static_cast<uint8_t>(bytes >> (8 * i))); };
   return {one(0), one(1), one(2), one(3)};
 }
-/// Scales of blocks [block, block + 4), of which `left` exist, `stride` bytes apart.
+/// Scales of blocks [block, block + 4), `stride` bytes apart, of which `left` exist.
 __device__ __forceinline__ float4 four_scales(const std::byte* p, int64_t stride, int left, bool ue8m0) {
   const auto one = [&](int i) { return i < left ? scale_at(p + i * stride, ue8m0) : 0.F; };
   return {one(0), one(1), one(2), one(3)};
 }
-/// `block` is a multiple of 4. Rows of scales and packed words are aligned to 16 and 4 bytes, padding included, so that four
-/// scales of a row are one load. Exception: column-major float32, for which the loads of a warp are contiguous.
+/// `block` is a multiple of 4. Rows of scales are aligned to 16 bytes and packed words to 4, including padding, so that four
+/// scales of a row take one load. The exception is column-major float32, where the loads of a warp are contiguous.
 template <class K>
 __device__ __forceinline__ FourScales<K> read_scales(const GroupedParams& p, const TileScales& tile, int block, int thread) {
   FourScales<K> found{};
@@ -86,8 +87,8 @@ __device__ __forceinline__ uint32_t bits_of(const float4& v, int i) {
   return __float_as_uint(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w);
 }
 
-/// Role of the scale threads. They read the scales of the next four stages before they wait for the current four, because
-/// memory latency is longer than a stage. `storage.scales(slot)` is the destination for a stage.
+/// Role of the scale threads. They read the scales of the next four stages before waiting for the current four, because memory
+/// latency exceeds the duration of a stage. `storage.scales(slot)` is the destination for a stage.
 template <class K, class AnyStorage>
 __device__ __forceinline__ void load_scales(const GroupedParams& p, const AnyStorage& storage) {
   const int thread = static_cast<int>(threadIdx.x) - K::kFirstScaleThread;

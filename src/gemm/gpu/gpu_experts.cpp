@@ -13,10 +13,10 @@ namespace {
 
 constexpr const char* kForward = "ExpertMlp::forward";
 
-/// Two grouped GEMMs, and the intermediate rows between them.
+/// Two grouped GEMMs, with the intermediate rows between them.
 class GpuExperts final : public ExpertMlp::Impl {
  public:
-  /// `intermediate`: rows shared with other experts; null: allocates own rows.
+  /// `intermediate`: rows shared with other experts; if null, separate rows are allocated.
   GpuExperts(const ExpertShape& shape_in, const MoeWeights& weights, const ExpertOptions& options_in,
              std::shared_ptr<gemm::GpuMemory> intermediate)
       : Impl(shape_in, options_in), bytes_(intermediate_bytes(shape, options)), intermediate_(std::move(intermediate)) {
@@ -46,7 +46,7 @@ class GpuExperts final : public ExpertMlp::Impl {
     check_aligned(kForward, "y", y.data);
     Rows between{intermediate_->data(), x.rows, shape.intermediate, type};
     if (is_fp8()) {
-      // Scales come first: a row of them is a multiple of 16 bytes, so the rows are also aligned to 16 bytes.
+      // Scales come first: each row of scales is a multiple of 16 bytes, so the data rows are also aligned to 16 bytes.
       between.scales = intermediate_->data();
       between.scale_kind = ScaleKind::f32;
       const size_t scales = static_cast<size_t>(options.max_rows) * scale_row_bytes(shape.intermediate, ScaleKind::f32);

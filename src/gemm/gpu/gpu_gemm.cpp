@@ -80,8 +80,8 @@ class GpuGemm final : public GroupedGemm::Impl {
   }
 
  private:
-  /// fp8: experts with few and with many rows use separate kernels; each kernel is launched if such experts are possible. The
-  /// kernel for many rows needs two multiprocessors.
+  /// For fp8, separate kernels process experts with few and with many rows; each kernel is launched if such experts are
+  /// possible. The kernel for many rows requires two multiprocessors.
   void launch(int blocks, gpu::Stream stream) {
     const RowRanges& r = params_.ranges;
     const bool many = fp8_ && blocks > 1 && (r.first_row != nullptr ? r.end : std::min(r.end, r.rows_per_expert)) > kFewFp8Rows;
@@ -98,9 +98,9 @@ class GpuGemm final : public GroupedGemm::Impl {
 
   static constexpr int64_t kMaxTiles = int64_t{1} << 30;  // tickets are 31-bit numbers
 
-  /// Maximum rows of a tile of `kernel_`, the kernel with the most columns and the fewest rows per tile.
+  /// Maximum rows per tile of `kernel_`, the kernel with the most columns and the fewest rows per tile.
   int max_rows() const { return fp8_ ? kMaxFp8Rows : kMaxRows; }
-  /// Elements of the sum per stage.
+  /// Elements of the inner dimension per stage.
   uint32_t inner() const { return fp8_ ? kFp8Inner : kInner; }
 
   ProductMaps maps() const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU memory of expert-compute objects, and error reports of the runtime.
+// GPU memory for expert-compute objects, and reporting of runtime errors.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace switchyard::detail::gemm {
 
-/// Throws Error(system). `where`: name of the class; `what`: the failed operation.
+/// Throws Error(system). `where` is the class name, and `what` is the failed operation.
 inline void check_gpu(gpu::Status status, const char* where, const std::string& what) {
   if (status == gpu::kOk) return;
   gpu::forget_error();
@@ -23,9 +23,9 @@ inline void check_gpu(gpu::Status status, const char* where, const std::string& 
               std::string(where) + ": " + what + ": " + gpu::text_of(status) + " (" + gpu::name_of(status) + ")");
 }
 
-/// The stream on which expert-compute objects allocate and free memory of the current device, and points of the work that uses
-/// it. There is one per device, for the lifetime of the process: the driver maps streams to few hardware queues, and calls of
-/// two ranks that share a queue wait for each other.
+/// The stream on which expert-compute objects allocate and free memory on the current device, and markers for the work that
+/// uses it. There is one stream per device for the lifetime of the process: the driver maps streams to few hardware queues, and
+/// calls from two ranks that share a queue wait for each other.
 struct MemoryOrder {
   gpu::Stream stream = nullptr;
   std::shared_ptr<StreamPoints> points = std::make_shared<StreamPoints>();
@@ -41,9 +41,9 @@ inline const MemoryOrder& memory_order(const char* where) {
   return order;
 }
 
-/// Zero-initialized memory of the current GPU. Allocated and freed in the order of memory_order(), so that neither waits for
-/// other work of the GPU. It may be destroyed at any time and on any thread: it is freed after the work on all streams that
-/// used it, and after the graphs that use it.
+/// Zero-initialized memory on the current GPU. Allocated and freed in the order of memory_order(), so that neither operation
+/// waits for other work on the GPU. It may be destroyed at any time and on any thread: it is freed after the work on all
+/// streams that used it and after the graphs that use it.
 class GpuMemory {
  public:
   GpuMemory(const char* where, size_t bytes) : held_(std::make_shared<Held>()) {
@@ -65,8 +65,8 @@ class GpuMemory {
   GpuMemory& operator=(const GpuMemory&) = delete;
   void* data() const { return held_->memory.data; }
 
-  /// Marks the memory as used by the work enqueued on `stream` until this object ends; a graph that is captured there keeps the
-  /// memory. The GPU must be current.
+  /// Marks the memory as used by work enqueued on `stream` until this object is destroyed; a graph captured on the stream keeps
+  /// the memory alive. The GPU must be current.
   void used_on(gpu::Stream stream) {
     const CaptureState capture = capture_of(stream);
     const std::lock_guard lock(held_->mutex);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM of sm_90a for bf16 and f16: out[r, :] = f(weights[expert of r] * rows[r, :]). Weights are the first operand of
-// the matrix instruction and rows the second, so that a tile may have any multiple of 16 rows: experts with any number of rows
-// waste little work. Roles: tile_roles.cuh. A stage is kInner elements of the sum.
+// Grouped GEMM for sm_90a in bf16 and f16: out[r, :] = f(weights[expert of r] * rows[r, :]). Weights are the first operand of
+// the matrix instruction and rows the second. A tile may thus have any multiple of 16 rows, and little work is wasted for any
+// number of rows per expert. Roles: tile_roles.cuh. A stage covers kInner elements of the inner dimension.
 //
-// The bits of an output depend only on its row and its weights: sums run over the whole inner dimension in order, in one
+// The bits of an output depend only on its row and its weights: each sum runs over the whole inner dimension in order, in one
 // accumulator, for any tile width and any position in the tile.
 #pragma once
 
@@ -11,7 +11,8 @@
 
 namespace switchyard::detail::gemm {
 
-/// A kernel: element type of rows, weights and outputs; order of the weights; final operation on a tile.
+/// A kernel, identified by the element type of rows, weights and outputs, the order of the weights, and the final operation on
+/// a tile.
 template <class ElementType, ptx::OperandOrder kWeightOrder, Finish kTileFinish>
 struct Kind {
   using Element = ElementType;
@@ -19,11 +20,12 @@ struct Kind {
   static constexpr bool kGated = kTileFinish == Finish::gated, kActivated = kTileFinish == Finish::activated;
   static constexpr int kStageElements = kInner;                              ///< of the sum
   static constexpr int kColumns = kGated ? kTileColumns / 2 : kTileColumns;  ///< of the output, per tile
-  /// Gate and up elements are in the same half of a warpgroup's accumulators, 8 rows apart; otherwise in different halves.
+  /// If true, gate and up elements are in the same half of a warpgroup's accumulators, 8 rows apart; otherwise, they are in
+  /// different halves.
   static constexpr bool kInterleaved = kGated && kOrder == ptx::OperandOrder::inner;
 };
 
-/// Multiplies 16 elements of the sum, for half `half` of this warpgroup's outputs.
+/// Multiplies 16 elements of the inner dimension for half `half` of this warpgroup's outputs.
 template <class K, int kWidth, bool kFirst>
 __device__ __forceinline__ void multiply(float (&d)[kWidth / 2], const Operands& s, int half, int step) {
   constexpr uint64_t kStep = K::kOrder == ptx::OperandOrder::inner ? ptx::kInnerStep : ptx::kOuterStep;
@@ -68,8 +70,8 @@ __device__ __forceinline__ void finish_at_once(const GroupedParams& p, const Sha
                                [&](int i) { return gated(p.gating, d[0][i], d[1][i]); });
 }
 
-/// Finishes all other tiles: the last two blocks are multiplied half by half, so that the first half is stored while the second
-/// is multiplied.
+/// Finishes all other tiles: the last two blocks are multiplied half by half, so that the first half can be stored while the
+/// second is multiplied.
 template <class K, int kWidth>
 __device__ __forceinline__ void finish_by_halves(const GroupedParams& p, const SharedStorage& storage, Position& at,
                                                  uint32_t entry, float (&d)[2][kWidth / 2]) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of the grouped GEMM kernels, all set by the host before the launch.
+// Parameters for the grouped GEMM kernels, all set by the host before the launch.
 #pragma once
 
 #include <cuda.h>
@@ -11,31 +11,31 @@
 
 namespace switchyard::detail::gemm {
 
-/// A block computes tiles of kTileColumns outputs (before gating), kInner elements of the sum at a time.
+/// A block computes tiles of kTileColumns outputs (before gating), kInner elements of the inner dimension at a time.
 inline constexpr int kTileColumns = 256, kInner = 64;
-/// Maximum rows of a tile, limited by the registers of a thread.
+/// Maximum rows per tile, limited by the registers per thread.
 inline constexpr int kMaxRows = 192, kMaxFp8Rows = 128;
-/// fp8: experts with more rows than kFewFp8Rows use a separate kernel, whose tiles consist of one to three units of kUnitRows
-/// rows.
+/// For fp8, experts with more rows than kFewFp8Rows use a separate kernel, whose tiles consist of one to three units of
+/// kUnitRows rows.
 inline constexpr int kFewFp8Rows = 64, kUnitRows = 64, kMaxManyRows = 192;
-/// Threads of a block of that kernel.
+/// Threads per block in that kernel.
 inline constexpr int kManyThreads = 512;
-/// Elements of an fp8 row that share a scale, and elements of a stage.
+/// Number of elements of an fp8 row that share a scale; also the number of elements per stage.
 inline constexpr int kFp8Inner = 128;
-/// Threads of a block: two warpgroups that multiply, and one whose first thread loads.
+/// Threads per block: two math warpgroups, and one whose first thread loads.
 inline constexpr int kThreads = 384;
-/// Maximum number of experts, limited by the space that a block has besides its tiles.
+/// Maximum number of experts, limited by the shared memory that tiles leave in a block.
 inline constexpr int kMaxExperts = 2048;
 
 enum class Activation : int { relu, silu };
 
-/// Parameters of the output for a gate element g0 and an up element u0: g * sigmoid(alpha * g) * (u + shift), with g = min(g0,
-/// limit) and u = u0 clamped to [-limit, limit].
+/// Parameters of the activation for a gate element g0 and an up element u0: g * sigmoid(alpha * g) * (u + shift), with g =
+/// min(g0, limit) and u = u0 clamped to [-limit, limit].
 struct Gating {
   float limit = 0, alpha = 0, shift = 0;
 };
 
-/// Ranges of the experts' rows, in GPU memory; read when the kernel runs.
+/// Row ranges of the experts, in GPU memory; read when the kernel runs.
 struct RowRanges {
   const void* num_rows = nullptr;      ///< [experts] int64_t, or int32_t
   bool wide = false;                   ///< num_rows is int64_t
@@ -44,7 +44,7 @@ struct RowRanges {
   int64_t end = 0;  ///< rows from here on are ignored, regardless of num_rows
 };
 
-/// Scales of fp8 rows and weights: one per 128 elements of a row, one per 128 x 128 weights; float32, or UE8M0 in a byte.
+/// Scales of fp8 rows and weights: one per 128 elements of a row and one per 128 x 128 weights, as float32 or as UE8M0 bytes.
 /// Strides are in bytes.
 struct Fp8Scales {
   /// The scale of block b of row r of expert e is at r * row + (b >> packed) * block + (b & ((1 << packed) - 1)) + e * expert.
@@ -58,7 +58,7 @@ struct Fp8Scales {
   bool weights_ue8m0 = false;
 };
 
-/// Destination of quantized outputs: e4m3 [end, columns]; the scale of block b of row r is at r * row + b * block bytes.
+/// Destination of quantized outputs, e4m3 [end, columns]. The scale of block b of row r is at byte r * row + b * block.
 struct Fp8Outputs {
   std::byte* rows = nullptr;
   std::byte* scales = nullptr;
@@ -72,7 +72,7 @@ struct GroupedParams {
   CUtensorMap many_weights;    ///< fp8: [experts, 2, n / 2, inner] if gated, else [experts, 1, n, inner]; boxes of 64 weights
   CUtensorMap out_64, out_16;  ///< [end, columns], boxes of the columns of one store times 64, or 16, rows
   RowRanges ranges;
-  /// Range of rows per expert; experts with fewer or more rows have no tiles.
+  /// Range of rows per expert; experts with more or fewer rows have no tiles.
   int64_t min = 1, max = INT64_MAX;
   uint16_t* out = nullptr;
   uint32_t* tickets = nullptr;  ///< {claimed, number of blocks that have ended}; 0 before and after a launch

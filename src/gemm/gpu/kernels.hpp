@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the grouped GEMM, one file for each type and order of the weights.
+// The grouped GEMM kernels, one file per element type and weight order.
 #pragma once
 
 #include "arch/gpu_runtime.hpp"
@@ -7,12 +7,13 @@
 
 namespace switchyard::detail::gemm {
 
-/// Treatment of the sums: none; a function of each sum; one output per gate and up element; as gated, quantized to fp8.
+/// Final operation on the sums: none, a function of each sum, one output per gate and up element, or gated and quantized to
+/// fp8.
 enum class Finish : uint8_t { plain, activated, gated, quantised };
 
-/// A kernel, as used by host code.
+/// A kernel as seen by host code.
 struct GroupedKernel {
-  /// Loads the kernel on the current device and grants it this many bytes of shared memory.
+  /// Loads the kernel on the current device and allows it to use this many bytes of shared memory.
   gpu::Status (*prepare)(int shared_bytes);
   gpu::Status (*launch)(const gpu::Grid& grid, gpu::Stream stream, const GroupedParams& params);
 };

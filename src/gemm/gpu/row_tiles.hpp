@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the product of a grouped GEMM is divided into tiles, and the order in which they are computed. Pure functions of the
-// numbers of rows, for host and device, so that a kernel needs no list of tiles.
+// Divides the product of a grouped GEMM into tiles, and defines the order in which they are computed. Pure functions of the row
+// counts, for host and device, so that kernels need no list of tiles.
 //
 // An expert's rows are divided into row tiles of nearly equal width, because a narrow tile costs as much memory traffic as a
-// wide one. The width is a multiple of kRowStep, limited by the registers of a kernel. Tickets count tiles: experts ascending;
-// within an expert, bands of at most kBandTiles row tiles; within a band, the row tiles of one column tile are consecutive, so
-// that its weights are read from memory once while the rows of the band stay in the cache.
+// wide one. The width is a multiple of kRowStep and is limited by a kernel's registers. Tickets number the tiles by ascending
+// expert and, within an expert, by bands of at most kBandTiles row tiles. Within a band, the row tiles of one column tile are
+// consecutive. Its weights are thus read from memory once, while the rows of the band stay in the cache.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ namespace switchyard::detail {
 
 inline constexpr int kRowStep = 16, kBandTiles = 8;
 
-/// Number of row tiles, of at most `max` rows each, of an expert with `rows` rows. `max` is a multiple of kRowStep.
+/// Number of row tiles, each of at most `max` rows, for an expert with `rows` rows. `max` is a multiple of kRowStep.
 SWITCHYARD_INLINE int count_row_tiles(int64_t rows, int max) { return static_cast<int>((rows + max - 1) / max); }
 
-/// Rows [first, first + rows) of the expert; `width`: rows that are computed, i.e. `rows` rounded up to kRowStep.
+/// Rows [first, first + rows) of the expert; `width` is the number of rows computed: `rows` rounded up to kRowStep.
 struct RowTile {
   int64_t first = 0;
   int rows = 0, width = 0;
@@ -35,8 +35,8 @@ SWITCHYARD_INLINE RowTile row_tile(int64_t rows, int index, int max) {
   return {first, static_cast<int>(width < rows - first ? width : rows - first), width};
 }
 
-/// row_tile() in whole units of `unit` rows, at most `max` per tile, for an expert with more than one unit. A tile with an odd
-/// number of units takes as long as a tile with one more unit, so no tile has a single unit, and few have three.
+/// Like row_tile(), but in whole units of `unit` rows, at most `max` per tile, for an expert with more than one unit. A tile
+/// with an odd number of units takes as long as one with an additional unit, so no tile has a single unit and few have three.
 SWITCHYARD_INLINE RowTile unit_tile(int64_t rows, int index, int unit, int max) {
   const int64_t units = (rows + unit - 1) / unit;
   const int64_t tiles = (units + max - 1) / max, last = units - (tiles - 1) * max;
@@ -50,14 +50,15 @@ SWITCHYARD_INLINE RowTile unit_tile(int64_t rows, int index, int unit, int max) 
   return {first, static_cast<int>(width < rows - first ? width : rows - first), static_cast<int>(width)};
 }
 
-/// Width of an expert's widest tile; 0 without rows.
+/// Width of an expert's widest tile; 0 if it has no rows.
 SWITCHYARD_INLINE int widest_row_tile(int64_t rows, int max) { return rows > 0 ? row_tile(rows, 0, max).width : 0; }
 
 struct TilePlace {
   int row_tile = 0, column_tile = 0;
 };
 
-/// Position of ticket `ticket` of an expert, one of row_tiles * column_tiles. Bands have nearly equal size, at most `in_band`.
+/// Position of ticket `ticket` within an expert, one of row_tiles * column_tiles. Bands are of nearly equal size, at most
+/// `in_band`.
 SWITCHYARD_INLINE TilePlace tile_place(int64_t ticket, int row_tiles, int column_tiles, int in_band = kBandTiles) {
   const int bands = (row_tiles + in_band - 1) / in_band;
   const int each = row_tiles / bands, longer = row_tiles % bands;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Common parts of the grouped GEMM kernels. A persistent grid, one block per multiprocessor, with roles: one thread claims
-// tiles (by an atomic ticket, shortly before the tile is needed), computes their positions and announces them through two
-// slots; one thread loads stages; two warpgroups multiply, 128 of a tile's 256 outputs each, and store the results. All waits
-// are for threads and copies of the same block.
+// Code shared by the grouped GEMM kernels. A persistent grid, with one block per multiprocessor. One thread claims tiles (with
+// an atomic ticket, shortly before the tile is needed), computes their positions and announces them through two slots. One
+// thread loads stages. Two warpgroups each multiply 128 of a tile's 256 outputs and store the results. All waits are for
+// threads and copies in the same block.
 //
-// K, a kernel's kind, has: Element, type of outputs; kOrder, order of the weights; kGated, kActivated; kStageElements, elements
-// of the sum per stage, 128 bytes of a row; kColumns, output columns per tile; kInterleaved: gate and up elements are in the
-// same half of a warpgroup's accumulators, 8 rows apart; otherwise in different halves.
+// K, a kernel's kind, has the following members: Element, type of outputs; kOrder, order of the weights; kGated, kActivated;
+// kStageElements, elements of the inner dimension per stage, 128 bytes of a row; kColumns, output columns per tile;
+// kInterleaved, whether gate and up elements are in the same half of a warpgroup's accumulators, 8 rows apart, or in different
+// halves.
 #pragma once
 
 #include <cstdint>
@@ -29,19 +30,19 @@ inline constexpr uint32_t kWeightBytes = kTileColumns * kRowBytes;  // of a stag
 inline constexpr uint32_t kFixedBytes = 1024;                       // barriers and slots
 inline constexpr uint32_t kNoTile = 0;
 
-/// A tile as represented in its block; 16 bytes of shared memory.
+/// A tile, as stored in its block: 16 bytes of shared memory.
 struct Tile {
   int expert, column_tile, row;
   uint32_t shape;  // width | rows << 16; kNoTile: no tile
 };
 
-/// Shared memory: barriers and slots, staging of both warpgroups, stages; the list of first tickets is last. The numbers of
-/// rows determine the size of a stage and thus the number of stages; all other sizes are fixed, to save registers.
+/// Layout of shared memory: barriers and slots, staging for both warpgroups, stages, and finally the list of first tickets. The
+/// row counts determine the size of a stage and thus the number of stages; all other sizes are fixed, to save registers.
 struct SharedStorage {
   uint32_t base;
   uint32_t sizes;  ///< staging_bytes() + num_stages(): one register
 
-  /// Staging of one warpgroup: the widest tile's rows of 128 bytes.
+  /// Staging for one warpgroup: the widest tile's rows, 128 bytes each.
   __device__ uint32_t staging_bytes() const { return sizes & ~uint32_t{kMaxTileStages}; }
   __device__ uint32_t num_stages() const { return sizes & uint32_t{kMaxTileStages}; }
 
@@ -63,8 +64,8 @@ __device__ __forceinline__ SharedStorage make_storage(uint32_t base, uint32_t sh
   return {base, staging + (fit < kMaxTileStages ? fit : kMaxTileStages)};
 }
 
-/// Call from one thread, then `__syncthreads()`. `loaders`: arrivals that fill a stage, including the arrival of the copies.
-/// `readers`: threads that read an entry. `users`: arrivals that release a stage.
+/// Call from one thread, then `__syncthreads()`. `loaders` is the number of arrivals that fill a stage, including that of the
+/// copies. `readers` is the number of threads that read an entry. `users` is the number of arrivals that release a stage.
 __device__ __forceinline__ void make_barriers(const SharedStorage& storage, uint32_t loaders, uint32_t readers,
                                               uint32_t users = kMathWarps) {
   if (threadIdx.x != 0) return;
@@ -94,14 +95,14 @@ __device__ __forceinline__ int64_t rows_of(const RowRanges& r, int expert) {
   return given < 0 || max < 0 ? 0 : given < max ? given : max;
 }
 
-/// rows_of() for this launch: 0 unless the number is in the range [min, max] of the launch.
+/// Like rows_of(), but returns 0 if the number is outside this launch's range [min, max].
 __device__ __forceinline__ int64_t rows_of(const GroupedParams& p, int expert) {
   const int64_t rows = rows_of(p.ranges, expert);
   return rows < p.min || rows > p.max ? 0 : rows;
 }
 
 /// Replaces values[0], ..., values[count - 1] by their exclusive prefix sums, and values[count] by the total. Call from all
-/// threads after `__syncthreads()`; another one is required before the values are read.
+/// threads after `__syncthreads()`; another `__syncthreads()` is required before the values are read.
 __device__ __forceinline__ void sum_before(int* values, int count) {
   if (threadIdx.x < 32) {
     int sum = 0;
@@ -118,8 +119,8 @@ __device__ __forceinline__ void sum_before(int* values, int count) {
   }
 }
 
-/// Sets first_tickets[e] to the number of tickets of the experts before e; the last entry to the number of all tickets. Returns
-/// the width of the widest tile, at least kRowStep. Call from all threads; ends with `__syncthreads()`.
+/// Sets first_tickets[e] to the number of tickets of all experts before e, and the last entry to the total number of tickets.
+/// Returns the width of the widest tile, at least kRowStep. Call from all threads; ends with `__syncthreads()`.
 __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_tickets, int* widest) {
   int mine = kRowStep;
   if (threadIdx.x == 0) *widest = 0;
@@ -137,7 +138,7 @@ __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_
   return *widest;
 }
 
-/// The tile of a ticket. `kUnit`: tiles consist of whole units of this many rows, or 0.
+/// Returns the tile for a ticket. If `kUnit` is not 0, tiles consist of whole units of this many rows.
 template <int kUnit = 0>
 __device__ __forceinline__ Tile tile_of(const GroupedParams& p, const int* first_tickets, uint32_t ticket) {
   if (ticket >= static_cast<uint32_t>(first_tickets[p.num_experts])) return {0, 0, 0, kNoTile};
@@ -167,8 +168,8 @@ __device__ __forceinline__ Tile read_entry(uint32_t entry) {
 }
 
 /// Role of the claimer thread. Each tile is claimed when the loader nears the end of the previous one. If it were claimed
-/// later, the other roles would wait for it; if earlier, at the end a block would hold a tile that another block could already
-/// begin.
+/// later, the other roles would wait for it; if earlier, a block could end up holding a tile that another block could already
+/// start.
 __device__ __forceinline__ void claim_tiles(const GroupedParams& p, const SharedStorage& storage, const int* first_tickets) {
   uint32_t ticket = blockIdx.x;
   for (int i = 0;; ++i) {
@@ -183,15 +184,17 @@ __device__ __forceinline__ void claim_tiles(const GroupedParams& p, const Shared
     ptx::mbarrier_arrive(storage.announced(slot));
     if (t.shape == kNoTile) break;
   }
-  // The last block resets the counters. By then all claims are over, because each block counts itself after its own claims.
+  // The last block resets the counters. All claims have then been made, because each block counts itself only after its own
+  // claims.
   if (atomicAdd(p.tickets + 1, 1u) == gridDim.x - 1) p.tickets[0] = p.tickets[1] = 0;
 }
 
-/// Loads one stage. `output` is the first of a tile's weights, counted in outputs; if gated, it refers to the gate.
-/// - Order inner: one box of 256 weights. Gated: 8 of the gate, 8 of the up half, 8 of the gate, ..., so that both elements of
-///   an output are in one thread's accumulators of one half.
-/// - Order outer: four boxes of 64 weights. Gated: gate, up half, gate, up half, so that the two elements are in the
-///   accumulators of different halves.
+/// Loads one stage. `output` is the first of a tile's weights, counted in outputs; for gated kernels, it refers to the gate
+/// half.
+/// - Order inner: one box of 256 weights. Gated: 8 of the gate half, 8 of the up half, 8 of the gate half, ..., so that both
+///   elements of an output are in one thread's accumulators of the same half.
+/// - Order outer: four boxes of 64 weights. Gated: gate, up, gate, up, so that the two elements are in the accumulators of
+///   different halves.
 template <class K>
 __device__ __forceinline__ void load_stage(const GroupedParams& p, const Tile& t, uint32_t stage, uint32_t bar, int block) {
   const int width = static_cast<int>(t.shape & 0xffff), inner = block * K::kStageElements, output = t.column_tile * K::kColumns;
@@ -238,7 +241,7 @@ __device__ __forceinline__ void load_tiles(const GroupedParams& p, const SharedS
   });
 }
 
-/// Position of a math warp in the ring of stages.
+/// A math warp's position in the ring of stages.
 struct Position {
   uint32_t slot = 0, parity = 0;
 };
@@ -257,7 +260,7 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return *reinterpret_cast<const uint32_t*>(&v);
   }
 }
-/// v / (1 + exp(-alpha * v)) to about 2 units in the last place; branch-free, for any v.
+/// Computes v / (1 + exp(-alpha * v)) to about 2 units in the last place; branch-free, for any v.
 __device__ __forceinline__ float silu(float v, float alpha) {
   constexpr float kLog2e = 1.4426950408889634F;
   return v * ptx::reciprocal(1.f + ptx::exp2(-kLog2e * alpha * v));
@@ -268,18 +271,18 @@ __device__ __forceinline__ float gated(const Gating& g, float gate, float up) {
 template <class K>
 __device__ __forceinline__ float activated(const GroupedParams& p, float v) {
   if constexpr (!K::kActivated) return v;
-  // Computes both and selects one: a branch per element would triple the compile time.
+  // Computes both and selects one: a branch per element would triple compile time.
   const float smooth = silu(v, 1.f), cut = ptx::max_or_nan(v, 0.f);
   return p.activation == Activation::silu ? smooth : cut;
 }
 
-/// Offset of piece `piece` (16 bytes) of a row in staging, `kPieces` pieces per row; swizzled for a tensor copy.
+/// Offset of piece `piece` (16 bytes) of a row in staging, with `kPieces` pieces per row; swizzled for a tensor copy.
 template <int kPieces>
 __device__ __forceinline__ uint32_t staged_at(int row, int piece) {
   return static_cast<uint32_t>(row * kPieces + (kPieces == 8 ? piece ^ (row & 7) : piece ^ (row >> 1 & 3))) * 16;
 }
-/// Writes `kColumns` (64 or 32) outputs of `kWidth` rows of this warpgroup to staging, as rows of 128 or 64 bytes. `value(i)`
-/// is output i of this thread; per 16 rows it has 8 outputs (64 columns) or 4.
+/// Writes `kColumns` (64 or 32) outputs for each of `kWidth` rows of this warpgroup to staging, as rows of 128 or 64 bytes.
+/// `value(i)` is output i of this thread, which has 8 (64 columns) or 4 outputs per 16 rows.
 template <class K, int kWidth, int kColumns, class Value>
 __device__ __forceinline__ void stage_outputs(uint32_t staging, Value value) {
   constexpr int kPieces = kColumns / 8;
@@ -295,8 +298,8 @@ __device__ __forceinline__ void stage_outputs(uint32_t staging, Value value) {
   }
 }
 
-/// Stores outputs, passed as to stage_outputs(), to columns [column, column + kColumns) of the tile's rows. Staging is free
-/// again after the wait of the next call.
+/// Stores outputs, passed as for stage_outputs(), to columns [column, column + kColumns) of the tile's rows. Staging is free
+/// again after the wait in the next call.
 template <class K, int kWidth, int kColumns, class Value>
 __device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t staging, int column, const Tile& t,
                                               Value value) {
@@ -325,7 +328,7 @@ __device__ __forceinline__ void store_outputs(const GroupedParams& p, uint32_t s
   }
 }
 
-/// Output i of this thread, from gate and up elements in one half of its accumulators.
+/// Output i of this thread, computed from gate and up elements in the same half of its accumulators.
 template <int kWidth>
 __device__ __forceinline__ float interleaved_output(const GroupedParams& p, const float (&d)[kWidth / 2], int i) {
   return gated(p.gating, d[i / 2 * 4 + i % 2], d[i / 2 * 4 + i % 2 + 2]);
@@ -345,7 +348,7 @@ __device__ __forceinline__ void store_half(const GroupedParams& p, const SharedS
   });
 }
 
-/// Descriptors of a loaded stage: this warpgroup's weights, and the rows.
+/// Descriptors of a loaded stage: this warpgroup's weights and the rows.
 struct Operands {
   uint64_t weights, rows;
 };
@@ -364,8 +367,8 @@ __device__ __forceinline__ void advance(const AnyStorage& storage, Position& at)
   if (++at.slot == storage.num_stages()) at.slot = 0, at.parity ^= 1;
 }
 
-/// Role of each of the eight warps that multiply: calls `multiply.operator()<width>(position, entry)` for every tile of its
-/// block, with widths up to kMax.
+/// Role of each of the eight math warps: calls `multiply.operator()<width>(position, entry)` for every tile of its block, with
+/// widths up to kMax.
 template <int kMax, class Multiply>
 __device__ __forceinline__ void multiply_tiles(const SharedStorage& storage, Multiply multiply) {
   Position at;

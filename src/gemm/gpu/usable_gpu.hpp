@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU of an expert-compute object, and the first steps of its calls. `where`: name of the class.
+// The GPU of an expert-compute object, and the initial checks of its calls. `where` is the class name.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace switchyard::detail::gemm {
 
-/// The current device. Throws Error(unsupported) if kernels of sm_90a do not run on it.
+/// The current device. Throws Error(unsupported) if it cannot run sm_90a kernels.
 inline gpu::DeviceTraits usable_gpu(const char* where, int* device) {
   gpu::DeviceTraits traits;
   if (const gpu::Status status = gpu::current_device(device); status != gpu::kOk) {
@@ -27,7 +27,7 @@ inline gpu::DeviceTraits usable_gpu(const char* where, int* device) {
   return traits;
 }
 
-/// Blocks of a call of an object on `device`, one per multiprocessor. Throws Error(invalid_argument).
+/// Number of blocks for a call on `device`: num_sms if set, else one per multiprocessor. Throws Error(invalid_argument).
 inline int blocks_of_call(const char* where, int device, const gpu::DeviceTraits& traits, const GroupedGemmOptions& options) {
   if (options.num_sms < 0 || options.num_sms > traits.multiprocessors) {
     throw Error(ErrorCode::invalid_argument, std::string(where) + ": num_sms = " + std::to_string(options.num_sms) +

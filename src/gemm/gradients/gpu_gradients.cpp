@@ -53,7 +53,7 @@ class GpuWeightGradient final : public WeightGradient::Impl {
   static constexpr const char* kWhere = kWeightGradientObject;
   static constexpr int64_t kMaxTiles = int64_t{1} << 30;  // tickets are 31-bit numbers
 
-  /// `mapped`: the rows of the current map. Without rows there is nothing to map, and the kernel reads nothing.
+  /// `mapped` contains the rows of the current map. Without rows, there is nothing to map, and the kernel reads nothing.
   void map(CUtensorMap* map, ConstRows* mapped, const ConstRows& rows, const char* name) const {
     if (rows.rows == 0 || (rows.data == mapped->data && rows.rows == mapped->rows)) return;
     *mapped = {};

@@ -8,7 +8,7 @@
 
 namespace switchyard {
 
-// Arguments of run() have been checked, except for num_sms and the current GPU.
+// The arguments of run() have been checked, except for num_sms and the current GPU.
 
 struct WeightGradient::Impl {
   virtual ~Impl() = default;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores gradients from the registers of a warp to memory: in boxes of 16 rows of 128 bytes, through the warp's shared memory,
-// by tensor copies whose completion is awaited only when their shared memory is needed again. Adding copies add in memory, once
-// for each gradient. No barrier is needed, because one warp writes and sends a box.
+// Stores a warp's gradients from registers to memory, in boxes of 16 rows of 128 bytes, through the warp's shared memory. The
+// tensor copies are awaited only when their shared memory is needed again. Copies that accumulate do so in memory, once per
+// gradient. No barrier is needed, because each box is written and sent by a single warp.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
@@ -9,7 +9,7 @@
 
 namespace switchyard::detail::gemm {
 
-/// The boxes of one warp, used in turn. Lane 0 sends them, and only lane 0 can wait for them.
+/// One warp's boxes, used in turn. Lane 0 sends them and is the only lane that can wait for them.
 template <class K>
 struct Outbox {
   static constexpr uint32_t kBytes = kBoxesOfWarp * kBoxBytes;
@@ -21,18 +21,17 @@ struct Outbox {
   __device__ void advance() { slot = slot + 1 == kBoxesOfWarp ? 0 : slot + 1; }
 };
 
-/// Destination of a warp's gradients: its first row, and the tile's first column.
+/// Destination of a warp's gradients: its first row and the tile's first column.
 struct GradientCorner {
   int expert, n, k;
 };
 
-/// Columns of a box.
+/// Columns per box.
 template <class Output>
 inline constexpr int kBoxColumns = static_cast<int>(kBoxRowBytes / sizeof(Output));
 
-/// Writes box `box` of a warp's accumulators of one half, in a 16-bit type, with the swizzle of the tensor map: piece p (16
-/// bytes) of row r is at p ^ (r % 8). Processes four 8 x 8 matrices at a time: rows 0 ... 7 and 8 ... 15 of two adjacent
-/// pieces.
+/// Writes box `box` of one half of a warp's accumulators, in a 16-bit type, with the tensor map's swizzle: piece p (16 bytes)
+/// of row r is at p ^ (r % 8). Processes four 8 x 8 matrices at a time: rows 0 ... 7 and 8 ... 15 of two adjacent pieces.
 template <class Output, int kCount>
 __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount], int box) {
   const uint32_t l = static_cast<uint32_t>(lane());
@@ -44,8 +43,9 @@ __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount],
                         pack<Output>(d[i + 2], d[i + 3]), pack<Output>(d[i + 4], d[i + 5]), pack<Output>(d[i + 6], d[i + 7]));
   }
 }
-/// write_box() for float32. A store writes 8 bytes per lane, and 16 lanes at a time, i.e. four rows, must cover all banks:
-/// while lanes of even rows store the first of two columns, lanes of odd rows store the column 16 further, and vice versa.
+/// write_box() for float32. A store writes 8 bytes per lane. Each group of 16 lanes (four rows) must cover all banks. While
+/// lanes of even rows store the first of two columns, lanes of odd rows therefore store the column 16 further on, and vice
+/// versa.
 template <class Output, int kCount>
 requires std::is_same_v<Output, float> __device__ __forceinline__ void write_box(uint32_t at, const float (&d)[kCount],
                                                                                  int box) {
@@ -64,7 +64,7 @@ requires std::is_same_v<Output, float> __device__ __forceinline__ void write_box
   }
 }
 
-/// Sends a warp's accumulators of one half. Call from all lanes.
+/// Sends one half of a warp's accumulators. Call from all lanes.
 template <class K, int kCount>
 __device__ __forceinline__ void send_gradients(const WeightGradientParams& p, Outbox<K>& out, const GradientCorner& to,
                                                const float (&d)[kCount]) {

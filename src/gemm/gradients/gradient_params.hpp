@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of the gradient kernels, and their use by host code.
+// Parameters of the gradient kernels, and their host interface.
 #pragma once
 
 #include <cuda.h>
@@ -25,11 +25,12 @@ struct WeightGradientParams {
 };
 
 struct WeightGradientKernel {
-  /// Loads the kernel on the current device and grants it this many bytes of shared memory.
+  /// Loads the kernel on the current device and allows it to use this many bytes of shared memory.
   gpu::Status (*prepare)(int shared_bytes);
   gpu::Status (*launch)(const gpu::Grid& grid, gpu::Stream stream, const WeightGradientParams& params);
 };
-/// `wide`: gradients are float32, else of the type of the rows. `add`: adds to the existing values.
+/// `wide`: gradients are float32; otherwise, they have the element type of the rows. `add`: gradients are added to the existing
+/// values.
 WeightGradientKernel weight_gradient_bf16(bool wide, bool add);
 WeightGradientKernel weight_gradient_f16(bool wide, bool add);
 
@@ -50,7 +51,7 @@ struct RoutingGradientParams {
   int num_experts = 0, columns = 0;
 };
 
-/// Threads of a block of the row-wise kernels, one block per multiprocessor.
+/// Threads per block in the row-wise kernels, which have one block per multiprocessor.
 inline constexpr int kRowThreads = 1024;
 
 /// A row-wise kernel.

@@ -41,7 +41,7 @@ void check_config(const RoutingGradientConfig& c) {
   check_type(kRouting, c.dtype);
 }
 
-/// Checks rows, including the alignment that kernels require.
+/// Checks rows, including the alignment that the kernels require.
 void check_rows(const char* where, const char* name, const ConstRows& given, DType type, int64_t columns) {
   detail::check_rows(where, name, given, type, columns);
   if (given.rows > 0) detail::check_aligned(where, name, given.data);

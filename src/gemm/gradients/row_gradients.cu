@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row-wise gradients: of SwiGLU, and of routing weights. One block per multiprocessor; a warp processes one row at a time, and
+// Row-wise gradients of SwiGLU and of routing weights. One block per multiprocessor; a warp processes one row at a time, and
 // the rows of all experts are assigned to the warps round-robin.
 #include "gemm/gpu/tile_roles.cuh"
 #include "gemm/gradients/gradient_params.hpp"
@@ -58,7 +58,7 @@ struct Eight {
 struct GatedGradient {
   float gate, up, out;
 };
-/// Gradients for one output with gradient `da`. Branch-free.
+/// Gradients for one output, given its gradient `da`. Branch-free.
 __device__ __forceinline__ GatedGradient gated_gradient(const Gating& p, float gate, float up, float da) {
   constexpr float kLog2e = 1.4426950408889634F;
   const float g = ptx::min_or_nan(gate, p.limit);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of experts' weights on sm_90a: dw[e] (+)= dy[rows of e]^T x[rows of e]. The sum runs over rows, so both operands of
-// the matrix instruction have order outer: dy is the first operand, 64 columns at a time, x the second, up to 192 columns.
+// Gradients of expert weights on sm_90a: dw[e] (+)= dy[rows of e]^T x[rows of e]. The sum runs over rows, so both operands of
+// the matrix instruction have order outer: dy is the first operand, 64 columns at a time, and x the second, with up to 192
+// columns.
 //
-// A persistent grid, one block per multiprocessor, with roles. One thread claims tiles, one loads stages, one warp clears the
-// rows of a tile's last stage that belong to no expert or to the next one, and two warpgroups multiply, 128 of a tile's 256
-// columns of dy each, and send the gradients (gradient_boxes.cuh). A tile of an expert with 512 rows has only 16 stages, so the
-// end of a tile matters: the halves of the last stages are multiplied one after the other, so that the first half is sent
-// meanwhile; and the second warpgroup stays kLead stages behind the first, so that one multiplies while the other sends.
+// A persistent grid, with one block per multiprocessor. One thread claims tiles, and one loads stages. One warp clears those
+// rows of a tile's last stage that belong to no expert or to the next one. Two warpgroups each multiply 128 of a tile's 256
+// columns of dy and send the gradients (gradient_boxes.cuh). For an expert with 512 rows, a tile has only 16 stages, so the end
+// of a tile matters. The halves of the last stages are multiplied one after the other, so that the first half is sent while the
+// second is multiplied. The second warpgroup stays kLead stages behind the first, so that one multiplies while the other sends.
 //
 // The bits of a gradient depend only on the expert's rows, which are added in ascending order, in one accumulator.
 #pragma once
@@ -17,7 +18,8 @@
 
 namespace switchyard::detail::gemm {
 
-/// A kernel: element type of dy and x, and of the gradients; whether gradients are added to the existing values.
+/// A kernel, identified by the element type of dy and x, the type of the gradients, and whether gradients are added to the
+/// existing values.
 template <class ElementType, class OutputType, bool kAdding>
 struct GradientKind {
   using Element = ElementType;
@@ -32,20 +34,20 @@ inline constexpr int kChunksOfDy = kGradientTileN / kChunkColumns, kChunksOfX = 
 inline constexpr uint32_t kGradientStageBytes = (kChunksOfDy + kChunksOfX) * kChunkBytes;
 static_assert(kGradientStageBytes == gradient_stage_bytes() && kFixedBytes == kFixedSharedBytes);
 static_assert(kMathWarps == kSendingWarps);
-/// Stages of a tile that the first warpgroup issues before the second one begins.
+/// Number of stages of a tile that the first warpgroup issues before the second one starts.
 inline constexpr int kLead = 2;
 static_assert(kLead >= 1);
 inline constexpr int kRowsOfNoTile = -1;
 
-/// Shared memory: the barriers and entries of SharedStorage, one more barrier per entry, stages, boxes of gradients; the list
-/// of experts is last.
+/// Layout of shared memory: the barriers and entries of SharedStorage, one more barrier per entry, stages, boxes of gradients,
+/// and finally the list of experts.
 struct GradientSharedStorage : SharedStorage {
   __device__ uint32_t clean(uint32_t entry_slot) const { return base + kFixedBytes - 16 + 8 * entry_slot; }
   __device__ uint32_t stage(uint32_t slot) const { return base + kFixedBytes + slot * kGradientStageBytes; }
   __device__ uint32_t boxes() const { return stage(num_stages()); }
 };
 
-/// A tile as represented in its block; 16 bytes of shared memory.
+/// A tile, as stored in its block: 16 bytes of shared memory.
 struct GradientTile {
   int expert, tile_n, tile_k;
   int row, rows;  ///< kRowsOfNoTile: no tile
@@ -58,8 +60,8 @@ __device__ __forceinline__ GradientTile read_tile(uint32_t entry) {
   return {e.x >> 16, e.x & 0xffff, e.y, e.z, e.w};
 }
 
-/// Lists the experts that have tiles: their number in list[0], then their indices. When adding, only experts with rows. Call
-/// from all threads; ends with `__syncthreads()`.
+/// Lists the experts that have tiles: their count in list[0], followed by their indices. When adding, lists only experts that
+/// have rows. Call from all threads; ends with `__syncthreads()`.
 template <class K>
 __device__ __forceinline__ void list_experts(const WeightGradientParams& p, int* list) {
   for (int e = static_cast<int>(threadIdx.x); e < p.num_experts; e += kThreads)
@@ -90,7 +92,7 @@ __device__ __forceinline__ GradientTile gradient_tile_of(const WeightGradientPar
           static_cast<int>(rows_of(p.ranges, expert))};
 }
 
-/// Role of the claimer thread. It claims shortly before the loader ends the previous tile.
+/// Role of the claimer thread. It claims a tile shortly before the loader finishes the previous one.
 __device__ __forceinline__ void claim_gradient_tiles(const WeightGradientParams& p, const GradientSharedStorage& storage,
                                                      const int* list) {
   uint32_t ticket = blockIdx.x;
@@ -106,7 +108,8 @@ __device__ __forceinline__ void claim_gradient_tiles(const WeightGradientParams&
     ptx::mbarrier_arrive(storage.announced(slot));
     if (t.rows == kRowsOfNoTile) break;
   }
-  // The last block resets the counters. By then all claims are over, because each block counts itself after its own claims.
+  // The last block resets the counters. All claims have then been made, because each block counts itself only after its own
+  // claims.
   if (atomicAdd(p.tickets + 1, 1u) == gridDim.x - 1) p.tickets[0] = p.tickets[1] = 0;
 }
 
@@ -152,9 +155,9 @@ __device__ __forceinline__ void clear_rows(uint32_t stage, int rows, int chunks)
   ptx::fence_proxy_async_shared();
 }
 
-/// Role of the cleaner warp. Rows past the expert's last one must be 0 in both operands, because 0 * NaN is NaN. Announces for
-/// every tile that its last stages may be read. The warp goes through every stage, like the warps that multiply, because the
-/// parity of a barrier identifies the previous phase only for threads that have observed every phase.
+/// Role of the cleaner warp. Rows past the expert's last one must be 0 in both operands, because 0 * NaN is NaN. For every
+/// tile, announces that its last stages may be read. The warp passes through every stage, as the math warps do, because the
+/// parity of a barrier identifies the previous phase only to threads that have observed every phase.
 __device__ __forceinline__ void clean_last_stages(const WeightGradientParams& p, const GradientSharedStorage& storage) {
   Position at;
   for (int i = 0;; ++i) {
@@ -186,7 +189,7 @@ __device__ __forceinline__ GradientOperands gradient_operands(const GradientShar
           ptx::operand_at(stage + kChunksOfDy * kChunkBytes, kChunkBytes)};
 }
 
-/// Multiplies 16 rows, for half `half` of this warpgroup's columns of dy.
+/// Multiplies 16 rows for half `half` of this warpgroup's columns of dy.
 template <class K, int kWidth, bool kFirst>
 __device__ __forceinline__ void multiply_rows(float (&d)[kWidth / 2], const GradientOperands& s, int half, int step) {
   constexpr ptx::OperandOrder kOuter = ptx::OperandOrder::outer;
@@ -199,7 +202,7 @@ __device__ __forceinline__ void multiply_rows(float (&d)[kWidth / 2], const Grad
     ptx::Wgmma<kWidth>::template add<typename K::Element, kOuter, kOuter>(d, dy, x);
 }
 
-/// Begins the products of one stage, for both halves.
+/// Starts the products of one stage, for both halves.
 template <class K, int kWidth, bool kFirst>
 __device__ __forceinline__ void issue_stage(const GradientSharedStorage& storage, const Position& at,
                                             float (&d)[2][kWidth / 2]) {
@@ -219,8 +222,8 @@ __device__ __forceinline__ void issue_stage(const GradientSharedStorage& storage
   ptx::wgmma_commit();
 }
 
-/// Multiplies all stages except the last kEndStages; `stages` is their number, at least one. On return the last of them is
-/// still being multiplied; returns its slot, which the caller must release.
+/// Multiplies all stages except the last kEndStages; `stages`, the number of stages to multiply, is at least one. On return,
+/// the last of these is still being multiplied; returns its slot, which the caller must release.
 template <class K, int kWidth>
 __device__ __forceinline__ uint32_t multiply_beginning(const GradientSharedStorage& storage, Position& at, int stages,
                                                        int lead_barrier, float (&d)[2][kWidth / 2]) {
@@ -239,8 +242,8 @@ __device__ __forceinline__ uint32_t multiply_beginning(const GradientSharedStora
   return last;
 }
 
-/// Begins the products of the last kEndStages stages for one half; all of these stages are loaded and clean. Contains no
-/// branches, because with a branch among the products the compiler would wait for each product.
+/// Starts the products of the last kEndStages stages for one half; all of these stages are loaded and cleared. Contains no
+/// branches, because with branches the compiler would wait for each product.
 template <class K, int kWidth>
 __device__ __forceinline__ void issue_end(const GradientOperands (&s)[kEndStages], int half, float (&d)[kWidth / 2]) {
 #pragma unroll
@@ -251,7 +254,7 @@ __device__ __forceinline__ void issue_end(const GradientOperands (&s)[kEndStages
   ptx::wgmma_commit();
 }
 
-/// Destination of this warp's gradients of half `half`.
+/// Destination of this warp's gradients for half `half`.
 __device__ __forceinline__ GradientCorner corner_of(uint32_t entry, int half) {
   const GradientTile t = read_tile(entry);
   return {t.expert, t.tile_n * kGradientTileN + (math_group() * 2 + half) * kChunkColumns + warp_of_group() * 16,
@@ -263,7 +266,7 @@ __device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParam
                                                        Position& at, Outbox<K>& out, uint32_t i) {
   float d[2][kWidth / 2];
   const uint32_t slot = i & 1;
-  // All lanes have the same value. Without the shuffle the compiler cannot prove this and waits for each product separately.
+  // All lanes hold the same value. Without the shuffle, the compiler cannot prove this and waits for each product separately.
   const int rows = __shfl_sync(~0u, ptx::load_shared_16(storage.entry(slot)).w, 0), lead_barrier = 1 + static_cast<int>(slot);
   if (math_group() == 1) ptx::named_barrier(lead_barrier, kMathThreads);
   const uint32_t before = multiply_beginning<K, kWidth>(storage, at, tile_stages(rows) - kEndStages, lead_barrier, d);
@@ -293,7 +296,7 @@ __device__ __forceinline__ void multiply_gradient_tile(const WeightGradientParam
   send_gradients<K>(p, out, corner_of(storage.entry(slot), 1), d[1]);
 }
 
-/// Overwrites the tile of an expert without rows.
+/// Overwrites the tile of an expert that has no rows.
 template <class K>
 __device__ __forceinline__ void send_zeros(const WeightGradientParams& p, const GradientSharedStorage& storage, Outbox<K>& out,
                                            uint32_t i) {
@@ -307,7 +310,7 @@ __device__ __forceinline__ void send_zeros(const WeightGradientParams& p, const 
   for (int half = 0; half < 2; ++half) send_gradients<K>(p, out, corner_of(storage.entry(i & 1), half), d);
 }
 
-/// Role of each of the eight warps that multiply.
+/// Role of each of the eight math warps.
 template <class K>
 __device__ __forceinline__ void multiply_gradient_tiles(const WeightGradientParams& p, const GradientSharedStorage& storage) {
   Position at;

@@ -46,7 +46,7 @@ Preference preference_from_environment() {
   throw Error(ErrorCode::invalid_argument, "SWITCHYARD_CUDA_HEAP = '" + text + "': must be auto, vmm or ipc");
 }
 
-/// A rank's input to the decision on size and kind.
+/// A rank's input to the agreement on size and kind.
 struct Proposal {
   uint64_t bytes = 0;
   uint64_t granularity = kHeapSegmentAlignment;
@@ -118,7 +118,7 @@ Agreement agree(const std::vector<Proposal>& proposals) {
   return result;
 }
 
-/// Returns the proposals of the ranks of `rank`'s host.
+/// Returns the proposals of the ranks on the host of `rank`.
 std::vector<Proposal> proposals_of_host(const std::vector<Proposal>& proposals, const HostMap& hosts, int rank) {
   std::vector<Proposal> here;
   for (const int r : hosts.ranks_of(hosts.host_of(rank))) here.push_back(proposals[static_cast<size_t>(r)]);
@@ -151,7 +151,7 @@ void check_alignment(const DeviceSegment& segment) {
                                      std::to_string(kHeapSegmentAlignment) + " bytes; use SWITCHYARD_CUDA_HEAP=vmm");
 }
 
-/// Allocates memory for a reserved segment of this process, accessible to all its ranks.
+/// Allocates memory for a reserved segment of this process and makes it accessible to all of the process's ranks.
 void fill_mine(VmmSegment& segment, int device, size_t bytes, std::span<const int> users) {
   segment.map(PhysicalMemory::create(device, bytes), users);
   const DeviceGuard guard(device);
@@ -172,7 +172,7 @@ bool is_on_own_host(const Bootstrap& bootstrap, size_t r) {
 }
 
 /// Allocates memory for all reserved segments of this rank: creates its own, passes it to the peers and maps theirs. `finish`
-/// runs when this rank's memory is mapped and zeroed, before any peer continues.
+/// runs once this rank's memory is mapped and zeroed, before any peer continues.
 template <class Finish>
 void fill_by_descriptor(Bootstrap& bootstrap, const Deadline& deadline, int device, size_t bytes, const Segments& segments,
                         const Finish& finish) {
@@ -232,7 +232,7 @@ Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::ve
     for (size_t r = 0; r < proposals.size(); ++r) {
       if (r == me || !is_on_own_host(bootstrap, r)) continue;
       if (proposals[r].process == proposals[me].process) {
-        // A process cannot open its own handle, and does not need to.
+        // A process cannot open its own handle and does not need to.
         enable_peer_access(device, proposals[r].device);
         segments[r] = std::make_shared<BorrowedSegment>(device, reinterpret_cast<std::byte*>(offers[r].address));
       } else {
@@ -244,7 +244,7 @@ Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::ve
   return segments;
 }
 
-/// Threads: every rank makes its own segment, and all ranks of a host share the objects.
+/// Threads: every rank creates its own segment, and all ranks on a host share the objects.
 Segments share_objects(Bootstrap& bootstrap, const Deadline& deadline, const std::vector<Proposal>& proposals,
                        const Agreement& plan) {
   const int device = proposals[static_cast<size_t>(bootstrap.rank())].device;
@@ -375,8 +375,8 @@ void CudaHeap::close() noexcept {
     try {
       bootstrap_->barrier(deadline_);
     } catch (const PeerFailed&) {
-      // That process has closed its mappings, or has ended and lost them. A third process may be late; its mapping stays valid,
-      // because the driver counts references to the memory, although its documentation does not guarantee this.
+      // That process has closed its mappings, or has ended and thereby lost them. A third process may be late; its mapping
+      // stays valid because the driver counts references to the memory, although the documentation does not guarantee this.
     } catch (...) {
       static_cast<MallocSegment&>(*mine).abandon();
     }
@@ -440,7 +440,7 @@ void CudaHeap::wake(Bootstrap& bootstrap, Milliseconds budget) {
     try {
       unmap_mine();
     } catch (const Error&) {
-      // The next attempt retries and reports it.
+      // The next attempt retries this and reports the error.
     }
     throw;
   }

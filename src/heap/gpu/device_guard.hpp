@@ -3,13 +3,13 @@
 
 namespace switchyard::detail {
 
-/// Makes a device current for this thread during its lifetime and restores the caller's device afterwards. It pushes and pops
-/// the device's primary context, unless that is already current. Unlike a pair of cudaSetDevice calls, this creates no context
-/// on a device that is only the caller's default, which would cost some hundred MB there. Primary contexts stay retained until
-/// the process ends.
+/// Makes a device current for this thread during its lifetime and restores the caller's device afterwards. Pushes and pops the
+/// device's primary context unless it is already current. Unlike a pair of cudaSetDevice calls, this creates no context on a
+/// device that is merely the caller's default; such a context would use a few hundred MB there. Primary contexts stay retained
+/// until the process ends.
 class DeviceGuard {
  public:
-  /// Throws Error(invalid_argument) for an index without a device, Error(system) if its context is unavailable.
+  /// Throws Error(invalid_argument) if no device has this index, Error(system) if its context is unavailable.
   explicit DeviceGuard(int device);
   ~DeviceGuard();
   DeviceGuard(const DeviceGuard&) = delete;

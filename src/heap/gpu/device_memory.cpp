@@ -31,7 +31,7 @@ CUdeviceptr address_of(const std::byte* data) { return reinterpret_cast<CUdevice
 
 std::string gpu_text(int device) { return "GPU " + std::to_string(device); }
 
-/// Requires that the device is current.
+/// The device must be current.
 [[noreturn]] void throw_out_of_memory(int device, size_t asked) {
   gpu::forget_error();
   size_t free = 0, total = 0;

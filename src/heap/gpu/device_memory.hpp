@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of one rank's segment on a GPU, and mappings of it: VMM allocations, cudaMalloc, opened cudaIpc handles.
+// Memory of one rank's segment on a GPU and its mappings: VMM allocations, cudaMalloc memory, opened cudaIpc handles.
 #pragma once
 
 #include <array>
@@ -11,13 +11,13 @@
 
 namespace switchyard::detail {
 
-/// Number of times that this process has requested GPU memory from the driver, which calls of an exchange object never do.
-/// Every call site counts its request before making it.
+/// Number of times this process has requested GPU memory from the driver; calls on exchange objects never do. Every call site
+/// counts its request before making it.
 uint64_t num_device_allocations() noexcept;
 void count_device_allocation() noexcept;
 
-/// One reference to a VMM allocation of the driver. The memory lives until its last reference and its last mapping, in any
-/// process, are released.
+/// One reference to a VMM allocation in the driver. The memory lives until its last reference and its last mapping in any
+/// process are released.
 class PhysicalMemory {
  public:
   PhysicalMemory() = default;
@@ -25,9 +25,9 @@ class PhysicalMemory {
   PhysicalMemory& operator=(PhysicalMemory&& other) noexcept;
   ~PhysicalMemory();
 
-  /// `bytes` is a multiple of vmm_granularity(device). Throws Error(system) naming requested, free and total bytes.
+  /// `bytes` is a multiple of vmm_granularity(device). Throws Error(system) naming the requested, free and total bytes.
   static PhysicalMemory create(int device, size_t bytes);
-  /// Imports a descriptor from export_fd, of this or another process. The caller keeps `fd`.
+  /// Imports a descriptor exported with export_fd by this or another process. The caller keeps `fd`.
   static PhysicalMemory import_from(int fd);
   UniqueFd export_fd() const;
   uint64_t handle() const noexcept { return handle_; }
@@ -42,7 +42,7 @@ class PhysicalMemory {
 
 /// True if `device` can allocate VMM memory and export it as a file descriptor.
 bool vmm_supported(int device);
-/// Granularity of sizes and addresses of memory on `device` (2 MiB on the GPUs known so far).
+/// Granularity of the sizes and addresses of memory on `device` (2 MiB on all GPUs known so far).
 size_t vmm_granularity(int device);
 
 /// One mapping of one rank's segment in this process.
@@ -59,16 +59,16 @@ class DeviceSegment {
   std::byte* data_ = nullptr;
 };
 
-/// An address range, reserved for the lifetime of the object, with or without memory mapped to it.
+/// An address range that is reserved for the lifetime of the object, with or without memory mapped to it.
 class VmmSegment final : public DeviceSegment {
  public:
   VmmSegment(int device, size_t bytes, size_t alignment);
   ~VmmSegment() override;
 
-  /// Maps `memory` to the addresses, readable and writable by `devices`. On an exception nothing is mapped. The mapping holds
-  /// its own reference.
+  /// Maps `memory` to the addresses, readable and writable by `devices`. If it throws, nothing is mapped. The mapping holds its
+  /// own reference.
   void map(const PhysicalMemory& memory, std::span<const int> devices);
-  /// Idempotent. Throws Error(system) if the driver refuses.
+  /// Idempotent. Throws Error(system) if the driver call fails.
   void unmap();
   bool mapped() const noexcept { return mapped_; }
 
@@ -87,10 +87,10 @@ class MallocSegment final : public DeviceSegment {
 };
 
 using IpcHandle = std::array<std::byte, 64>;
-/// `base`: the start of a cudaMalloc allocation, whose device is current.
+/// `base` is the start of a cudaMalloc allocation, whose device is current.
 IpcHandle ipc_handle_of(void* base);
 
-/// Memory of another process, mapped for `device` by its cudaIpc handle. The owner must not free it before this object is
+/// Another process's memory, mapped for `device` through its cudaIpc handle. The owner must not free it before this object is
 /// destroyed.
 class IpcSegment final : public DeviceSegment {
  public:
@@ -98,15 +98,15 @@ class IpcSegment final : public DeviceSegment {
   ~IpcSegment() override;
 };
 
-/// Memory owned by another rank of this process.
+/// Memory owned by another rank in this process.
 class BorrowedSegment final : public DeviceSegment {
  public:
   BorrowedSegment(int device, std::byte* data) : DeviceSegment(device) { data_ = data; }
 };
 
-/// Enables access of `device` to cudaMalloc memory of `peer`. Idempotent.
+/// Gives `device` access to cudaMalloc memory on `peer`. Idempotent.
 void enable_peer_access(int device, int peer);
-/// Throws Error(unsupported) naming both devices unless `device` can access memory of `peer`.
+/// Throws Error(unsupported) naming both devices unless `device` can access memory on `peer`.
 void check_peer_access(int device, int peer);
 
 /// Synchronous accesses from the host on a separate stream, so that they do not wait for other work. The device is current.

@@ -61,7 +61,7 @@ Driver load() {
   return d;
 }
 
-/// Returns the device's context, which is retained once created, so that every later call is only a load. First checks the
+/// Returns the device's context, which stays retained once created, so that every later call is a single load. First checks the
 /// index.
 CUcontext primary_context(int device) {
   static std::mutex mutex;
@@ -90,7 +90,7 @@ const Driver& driver() {
 }
 
 gpu::MemoryPlace place_of(const void* memory) {
-  // The driver leaves these unchanged, or sets 0, for unknown memory.
+  // For unknown memory, the driver leaves these unchanged or sets them to 0.
   uint64_t type = 0, managed = 0;
   int device = -1;
   std::array asked = {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Driver entry points of the CUDA heap, looked up at run time: the library does not link libcuda, and can be loaded on machines
+// Driver entry points for the CUDA heap, looked up at run time: the library does not link libcuda and can be loaded on machines
 // without a driver. Host code.
 #pragma once
 
@@ -39,17 +39,17 @@ struct Driver {
   decltype(&::cuEventQuery) event_query;  ///< cudaEventQuery would leave "not ready" as the caller's pending error
 };
 
-/// Looked up and initialized by the first call. Throws Error(unsupported) if there is no driver or it lacks any of them. Any
-/// thread.
+/// Looked up and initialized on the first call. Throws Error(unsupported) if there is no driver or if any entry point is
+/// missing. Any thread.
 const Driver& driver();
 
-/// Like gpu::look_up, but a single driver query that sets no error of the runtime; unknown memory counts as ordinary memory.
+/// Like gpu::look_up, but uses a single driver query that sets no runtime error; unknown memory counts as ordinary memory.
 gpu::MemoryPlace place_of(const void* memory);
 
 /// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
 std::string describe(CUresult result);
 std::string describe(gpu::Status error);
-/// Throw Error(system) "<what>: <error>" unless the result is success. The runtime's pending error is cleared.
+/// Throw Error(system) "<what>: <error>" unless the result is success. Clears the runtime's pending error.
 void check(CUresult result, const std::string& what);
 void check(gpu::Status error, const std::string& what);
 

@@ -26,7 +26,7 @@ constexpr const char* kAllowed =
 
 enum class Allocator : int32_t { none, cuda_malloc, vmm };
 
-/// A rank's contribution: its buffer, and the allocation around it.
+/// A rank's contribution: its buffer and the allocation that contains it.
 struct Offer {
   Allocator allocator = Allocator::none;
   int32_t device = -1;
@@ -64,7 +64,7 @@ void check_placement(const void* p, int device) {
                                                ": must lie on GPU " + std::to_string(device) + ", the one of its rank");
 }
 
-/// The export handle of driver memory, or none if it is not driver memory.
+/// A reference to the driver memory at `p`; empty for other memory.
 PhysicalMemory driver_memory_at(const void* p) {
   CUmemGenericAllocationHandle handle = 0;
   if (driver().retain_handle(&handle, const_cast<void*>(p)) != CUDA_SUCCESS) return {};
@@ -82,7 +82,7 @@ bool has_ipc_handle(CUdeviceptr address) {
          capable != 0;
 }
 
-/// Determines the kind of the buffer. For driver memory, `memory` receives the reference that is passed to the peers.
+/// Determines the kind of the buffer. For driver memory, `memory` receives the reference passed to the peers.
 Offer describe_buffer(void* p, size_t bytes, int device, bool same_process, PhysicalMemory& memory) {
   Offer offer;
   offer.process = ProcessId::mine();
@@ -135,7 +135,7 @@ UniqueFd placeholder_fd() {
   return fd;
 }
 
-/// Threads: lets the GPUs of all ranks use this rank's driver memory.
+/// Threads: gives the GPUs of all ranks access to this rank's driver memory.
 void grant_access(const Offer& mine, const std::vector<Offer>& offers) {
   std::vector<int> devices;
   for (const Offer& offer : offers) devices.push_back(offer.device);
@@ -153,7 +153,7 @@ void grant_access(const Offer& mine, const std::vector<Offer>& offers) {
   check(driver().set_access(mine.base, mine.base_bytes, access.data(), access.size()), "cuMemSetAccess of a buffer");
 }
 
-/// Maps another rank's buffer for `device`, starting at its allocation's base.
+/// Maps another rank's buffer for `device`, starting at the base of its allocation.
 std::shared_ptr<DeviceSegment> map_peer(const Offer& offer, int fd, int device) {
   if (offer.allocator == Allocator::cuda_malloc) return std::make_shared<IpcSegment>(device, offer.handle);
   auto segment = std::make_shared<VmmSegment>(device, offer.base_bytes, vmm_granularity(device));
@@ -189,7 +189,7 @@ std::shared_ptr<PeerRange> PeerRange::create(Bootstrap& bootstrap, int device, v
     for (size_t r = 0; r < offers.size(); ++r) {
       const Offer& offer = offers[r];
       uint64_t address = offer.address;
-      // Memory of ranks of this process already has an address.
+      // Memory of ranks in this process already has an address.
       const bool has_address =
           r == me || bootstrap.same_process() || (offer.allocator == Allocator::cuda_malloc && offer.process == mine.process);
       if (offer.allocator != Allocator::none && !has_address) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The caller's own buffers, mapped by all ranks, so that rows can be transferred without a copy through the symmetric heap.
 //
-// Accepted: memory of cudaMalloc (also blocks of caching allocators on top of it), and driver memory (cuMemCreate) that can be
-// exported as a file descriptor. Each range is within one allocation and on the GPU of its rank.
-// Rejected: host memory, managed memory, memory of stream-ordered pools, other driver memory, and ranges that span several
+// Accepted: cudaMalloc memory (including blocks from caching allocators on top of it), and driver memory (cuMemCreate) that can
+// be exported as a file descriptor. Each range must lie within one allocation and on its rank's GPU.
+// Rejected: host memory, managed memory, memory from stream-ordered pools, other driver memory, and ranges that span several
 // driver allocations (such as the chunks of an expandable segment).
 #pragma once
 
@@ -18,17 +18,17 @@ namespace switchyard::detail {
 class DeviceSegment;
 
 /// One buffer per rank, mapped for this rank's GPU. Destruction is local. The owner of a buffer may free it only after all
-/// ranks have destroyed their ranges (a barrier in between): with cudaMalloc the mapping of a freed buffer is undefined.
+/// ranks have destroyed their ranges, followed by a barrier: with cudaMalloc, the mapping of a freed buffer is undefined.
 class PeerRange {
  public:
-  /// Address of that rank's buffer on this rank's GPU; null if its size is zero.
+  /// Address of the rank's buffer on this rank's GPU; null if its size is zero.
   std::byte* at(int rank) const { return at_.at(static_cast<size_t>(rank)); }
   size_t bytes(int rank) const { return bytes_.at(static_cast<size_t>(rank)); }
   int world() const noexcept { return static_cast<int>(at_.size()); }
 
-  /// Collective. Each rank passes its buffer, in memory of GPU `device`; sizes may differ, and `p` may be null with 0 bytes.
-  /// Throws, on all ranks, Error(invalid_argument or unsupported), whose text gives the detected and the allowed allocators.
-  /// Threads: peers have access to the memory as long as it is mapped, even after the range is destroyed.
+  /// Collective. Each rank passes its buffer, in memory on GPU `device`; sizes may differ, and `p` may be null if `bytes` is 0.
+  /// Throws, on all ranks, Error(invalid_argument) or Error(unsupported); the text names the detected and the accepted
+  /// allocators. Threads: peers retain access to the memory as long as it is mapped, even after the range is destroyed.
   static std::shared_ptr<PeerRange> create(Bootstrap& bootstrap, int device, void* p, size_t bytes, Milliseconds deadline);
 
  private:

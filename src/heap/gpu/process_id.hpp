@@ -8,8 +8,7 @@
 
 namespace switchyard::detail {
 
-/// Distinguishes this process from all others, including forked processes and processes with the same number in another
-/// container.
+/// Distinguishes this process from all others, including forked processes and processes with the same ID in another container.
 struct ProcessId {
   uint64_t random = 0;
   int64_t number = 0;

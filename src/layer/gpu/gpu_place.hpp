@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU of a rank, and a guard that makes it current for a call.
+// A rank's GPU, and a guard that makes it current during a call.
 #pragma once
 
 #include <array>
@@ -8,17 +8,17 @@
 
 namespace switchyard::detail {
 
-/// On the CPU all members are zero, and the device is -1.
+/// On the CPU, all members are zero, and the device is -1.
 struct GpuPlace {
   std::array<char, 16> uuid{};
   int multiprocessors = 0;
   int device = -1;
 };
-/// The GPU of this rank, from GroupOptions::device. Throws Error(system), or Error(unsupported) if the library was built
-/// without CUDA.
+/// This rank's GPU, from GroupOptions::device. Throws Error(system), or Error(unsupported) if the library was built without
+/// CUDA.
 GpuPlace gpu_place_of(const Group& group);
 
-/// Makes a GPU current for this thread during its lifetime, unless it is already current; -1: none. Restores the caller's GPU
+/// Makes a GPU current for this thread during its lifetime, unless it is already current; -1: no GPU. Restores the caller's GPU
 /// afterwards. Throws Error(system).
 class CurrentGpu {
  public:

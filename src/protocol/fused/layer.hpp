@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer after its plan, by warps that perform its steps one after another. Each warp announces its tokens' routes,
-// pulls rows of the rank's experts from their sources, computes tiles of both products, returns outputs to their owners and
-// sums tokens, in that order. Warps take rows, tiles and tokens by counters of the rank. The GPU kernel (exchange/fused) has
-// the same flags and tickets, but separate warps for each of these steps.
+// A complete MoE layer after its plan, executed by warps that perform its steps one after another. In this order, each warp
+// announces its tokens' routes, pulls rows for the rank's experts from their sources, computes tiles of both products, returns
+// outputs to their owners, and sums tokens. Warps claim rows, tiles and tokens through per-rank counters. The GPU kernel
+// (exchange/fused) has the same flags and tickets, but uses separate warps for each step.
 //
 // | flag           | written by                        | read by             | order           | scope  | reuse              |
 // | layer_told     | source's last announcing warp     | all warps           | release/acquire | system | epoch, never reset |
@@ -10,15 +10,16 @@
 // | layer_tiles    | warp that computed the tile       | tiles down, returns | release/acquire | device | epoch, never reset |
 // | layer_returned | warp of the expert's rank, a row  | owner's sums        | release/acquire | system | epoch, never reset |
 //
-// Progress: announcing waits for nothing, and a pull only for `layer_told`. A warp takes tickets only when no row is left to
-// take, so a row that an up tile waits for is held by a warp that waits for nothing. A down tile waits for up tiles with lower
-// tickets (tickets.hpp), a return for tiles, a sum for returns of all ranks; nothing waits for sums. So a rank may have any
-// number of warps, even one, but all of them must eventually run, because each announces its share of the tokens.
+// Progress: announcements do not wait, and pulls wait only for `layer_told`. A warp claims tickets only after all rows have
+// been claimed, so every row that an up tile waits for is held by a warp that is not waiting. A down tile waits for up tiles
+// with lower tickets (tickets.hpp), a return waits for tiles, and a sum waits for returns from all ranks; nothing waits for
+// sums. A rank may therefore have any number of warps, even one, but all of them must eventually run, because each announces
+// its share of the tokens.
 //
-// Buffers: every call follows a plan, in which each rank signals to every other rank that it has ended the previous call. So
-// `source`, `places` and the inbox at another rank may be written at once. When the previous call of this rank has ended, other
-// ranks have finished reading its layout.x(), because it has received the outputs of all its rows. Therefore a call of only the
-// first half must be followed by one of the second half, which has no plan of its own.
+// Buffers: every call follows a plan, in which each rank signals to all other ranks that its previous call has ended. `source`,
+// `places` and the inbox at another rank may therefore be written immediately. When this rank's previous call has ended, other
+// ranks have finished reading its layout.x(), because it has received the outputs of all its rows. A call of the first half
+// alone must therefore be followed by one of the second half, which has no separate plan.
 #pragma once
 
 #include "layout/fused_layout.hpp"
@@ -28,7 +29,7 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. The rows of an expert are contiguous, and so are the experts: there is no padding between them.
+/// Trivially copyable. Each expert's rows are contiguous, and experts follow one another without padding.
 struct FusedLayerParams {
   CallContext call;
   FusedLayout layout;
@@ -46,7 +47,7 @@ struct FusedLayerParams {
   int64_t hidden = 0;
 };
 
-/// A tile, as passed to the products.
+/// A tile as passed to the products.
 struct FusedTile {
   int expert;   ///< index among the rank's experts
   bool down;    ///< reads memory.h and writes memory.y; else reads memory.x_rows and writes memory.h
@@ -56,12 +57,12 @@ struct FusedTile {
   int column_tile;  ///< index among the column tiles of the product
 };
 
-/// Row tile `index` of the rank. The caller sets product and column tile.
+/// Row tile `index` of the rank. The caller sets the product and the column tile.
 SWITCHYARD_FN inline FusedTile fused_row_tile(const FusedLayerParams& p, int expert, int index) {
   const int64_t row = p.tile_row[index];
   return {expert, false, index, row, static_cast<int>(p.tile_row[index + 1] - row), 0};
 }
-/// The row tiles of a column tile have consecutive tickets, so that its weights are read from the cache.
+/// The row tiles of a column tile have consecutive tickets, so that the column tile's weights are read from the cache.
 SWITCHYARD_FN inline FusedTile fused_tile_of(const FusedLayerParams& p, uint32_t ticket) {
   const TicketPlace place = ticket_place(p.order, ticket);
   const int first = p.order.first_tiles[place.expert], row_tiles = p.order.first_tiles[place.expert + 1] - first;
@@ -71,7 +72,7 @@ SWITCHYARD_FN inline FusedTile fused_tile_of(const FusedLayerParams& p, uint32_t
   return tile;
 }
 
-/// Waits for `n` flags of this call, flag(i) written by rank writer(i). A trace records the wait as `event`, unless all flags
+/// Waits for `n` flags of this call; flag(i) is written by rank writer(i). Traces record the wait as `event` unless all flags
 /// were already set.
 template <class A, class Flag, class Writer>
 SWITCHYARD_FN bool wait_layer_flags(typename A::Warp& w, const FusedLayerParams& p, int n, const Flag& flag, Site site,
@@ -81,7 +82,7 @@ SWITCHYARD_FN bool wait_layer_flags(typename A::Warp& w, const FusedLayerParams&
   WarpSpan<A> span(w, p.call, event, writer(missing));
   return wait_for<A>(w, p.call, n, flag, p.call.word(), site, writer, span);
 }
-/// wait_layer_flags() for `range` of the flags at `flags`, which other warps of this rank set.
+/// wait_layer_flags() for those flags at `flags` that are in `range`, which other warps of this rank set.
 template <class A>
 SWITCHYARD_FN bool wait_own_flags(typename A::Warp& w, const FusedLayerParams& p, uint64_t* flags, const FlagRange& range,
                                   Site site, Event event) {
@@ -89,8 +90,8 @@ SWITCHYARD_FN bool wait_own_flags(typename A::Warp& w, const FusedLayerParams& p
       w, p, range.count, [&](int i) { return flags + range.first + i; }, site, event, [&](int) { return p.call.rank(); });
 }
 
-/// Copies this warp's share of the tokens to memory that others read and announces their routes; the last warp releases the
-/// flag at all ranks.
+/// Copies this warp's share of the tokens to memory that other ranks read and announces their routes; the last warp releases
+/// the flag to all ranks.
 template <class A>
 SWITCHYARD_FN void announce_layer(typename A::Warp& w, const FusedLayerParams& p) {
   const CallContext& call = p.call;
@@ -110,8 +111,8 @@ SWITCHYARD_FN void announce_layer(typename A::Warp& w, const FusedLayerParams& p
       Site::layer_told);
 }
 
-/// Copies one row from its source to all its positions, if it is the lowest of its token's rows on this rank. The copies are
-/// pending on return. \returns the bytes that crossed a link
+/// Copies a row from its source to all its positions on this rank, if it is the lowest of its token's rows there. The copies
+/// are pending on return. \returns the bytes that crossed a link
 template <class A>
 SWITCHYARD_FN uint64_t pull_row(typename A::Warp& w, const FusedLayerParams& p, int64_t row, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -130,7 +131,7 @@ SWITCHYARD_FN uint64_t pull_row(typename A::Warp& w, const FusedLayerParams& p, 
   return local ? 0 : bytes;
 }
 
-/// Pulls the rows of this rank's experts that this warp takes, in ascending order. False after a fault (recorded).
+/// Pulls the rows of this rank's experts that this warp claims, in ascending order. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -160,8 +161,8 @@ SWITCHYARD_FN bool pull_layer_rows(typename A::Warp& w, const FusedLayerParams& 
   }
 }
 
-/// Computes the tiles of both products that this warp takes, by tickets. `multiply(w, tile)` computes one tile; its pending
-/// stores are settled here. False after a fault (recorded).
+/// Computes the tiles of both products whose tickets this warp claims. `multiply(w, tile)` computes one tile; its pending
+/// stores are settled by this function. Returns false after recording a fault.
 template <class A, class Multiply>
 SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {
   const auto tickets = static_cast<uint64_t>(count_tickets(p.order));
@@ -184,8 +185,8 @@ SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerPar
   }
 }
 
-/// Returns the outputs of the row tiles that this warp takes: outputs of other owners are copied to the owner's inbox, and each
-/// output is announced to its owner, which may be this rank. False after a fault (recorded).
+/// Returns the outputs of the row tiles that this warp claims. Outputs for other owners are copied to the owner's inbox, and
+/// each output is announced to its owner, which may be this rank. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -224,7 +225,8 @@ SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams
   }
 }
 
-/// Sums the tokens that this warp takes, like combine per_route: k ascending, in float32. False after a fault (recorded).
+/// Sums the tokens that this warp claims, like a per_route combine: k ascending, in float32. Returns false after recording a
+/// fault.
 template <class A>
 SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams& p) {
   const CallContext& call = p.call;
@@ -256,8 +258,8 @@ SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams&
   return true;
 }
 
-/// Kernel body; runs after the plan or, for only the second half, after a call of the first half. `multiply(w, tile)`: see
-/// multiply_layer_tiles. False after a fault (recorded).
+/// Kernel body; runs after the plan or, for the second half alone, after a call of the first half. `multiply(w, tile)`: see
+/// multiply_layer_tiles. Returns false after recording a fault.
 template <class A, class Multiply>
 SWITCHYARD_FN bool fused_layer(typename A::Warp& w, const FusedLayerParams& p, const Multiply& multiply) {
   MoveCounter moved;

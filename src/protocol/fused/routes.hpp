@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routes that the ranks of a fused layer announce to each other before rows move, for host and device.
+// Routes that the ranks of a fused layer announce to each other before any rows are moved; for host and device.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace switchyard::detail {
 
-/// Destinations of a rank's routes, from the plan.
+/// Destinations of a rank's routes, taken from the plan.
 struct RouteTables {
   const int32_t* ids = nullptr;        ///< [T, K] expert, or negative
   const int32_t* route_row = nullptr;  ///< [T, K] row at the expert's rank, or -1: dropped
@@ -16,8 +16,8 @@ struct RouteTables {
   int topk = 1;
 };
 
-/// Writes, to the rank of route f's expert, the source of the row and, if it is the lowest of its token's rows there, its
-/// destination rows. Ordinary stores; Site::layer_told orders them. Writes nothing if the route is dropped.
+/// Writes to the rank of route f's expert the source of the row and, if the row is the lowest of its token's rows there, its
+/// destination rows. Uses ordinary stores, which Site::layer_told orders. Writes nothing if the route is dropped.
 SWITCHYARD_INLINE void publish_route(const HeapView& heap, const FusedLayout& layout, const RouteTables& routes, int64_t f) {
   const int topk = routes.topk;
   const int64_t t = f / topk;

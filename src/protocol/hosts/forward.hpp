@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch over several hosts. A token crosses once to each other destination host, as a crossing row to the proxy of its
-// source. The proxy sends it on like one of its own tokens (send_records, send_row) and sets the flags that the source would
-// set. Rows and records are placed at the positions that the plan of all ranks defines. Rows for ranks of this host are sent as
-// on one host.
+// Dispatch across several hosts. A token crosses to each other destination host once, as a crossing row to its source's proxy.
+// The proxy forwards it like one of its own tokens (send_records, send_row) and sets the flags that the source would set. Rows
+// and records are placed at positions defined by the plan of all ranks. Rows for ranks on this host are sent as in a
+// single-host dispatch.
 //
 // | flag      | written by                               | read by           | order           | scope  | reuse              |
 // | placement | receiver and its proxies                 | all sources       | release/acquire | system | epoch, never reset |
 // | rows      | source's, or its proxy's, last warp      | receiver's warps  | release/acquire | system | epoch, never reset |
 // | network   | warps of one rank: rounds.hpp                                                                            |
 //
-// Progress: crossing waits only for rounds, and sending own rows waits for nothing; a warp waits for `rows` after both.
+// Progress: crossing waits only for rounds, and sending a rank's own rows does not wait; warps wait for `rows` after both.
 #pragma once
 
 #include "plan/hosts.hpp"
@@ -18,14 +18,14 @@
 
 namespace switchyard::detail {
 
-/// A crossing row in a slot: head, places, ids, rows and weights of its routes, then the row and its scales as sent.
+/// A crossing row in a slot: the head, the places, ids, rows and weights of its routes, then the row and its scales as sent.
 struct CrossingHead {
   int64_t token;
   int64_t places;
 };
 struct CrossingLayout {
   int topk = 0;
-  int max_places = 0;   ///< maximum places of a token on its destination host
+  int max_places = 0;   ///< maximum places per token on its destination host
   bool headers = true;  ///< false: cached dispatch, for which proxies have the headers in their handles
   bool expert_major = false;
   bool weights = false;
@@ -40,7 +40,7 @@ struct CrossingLayout {
   SWITCHYARD_FN int64_t bytes() const { return scale_at() + round_up(scale_bytes, 128); }
 };
 
-/// Crossing rows of one source to one host.
+/// Crossing rows from one source to one host.
 struct CrossingRows : ItemsInRounds {
   CrossingLayout layout;
 };
@@ -60,7 +60,7 @@ struct DispatchRail {
   int32_t announced_records[kMaxRanks] = {};
 };
 
-/// Pointers are to this rank's private memory.
+/// Pointers refer to this rank's private memory.
 struct HostDispatchParams {
   DispatchParams move;
   Rounds rounds;
@@ -70,7 +70,7 @@ struct HostDispatchParams {
   const int* host_of = nullptr;  ///< [W]
 };
 
-/// Source side: writes crossing row `slot` of token t, for `host`. The writes are pending on return.
+/// Source side: writes crossing row `slot` of token t for `host`. The writes are pending on return.
 template <class A>
 void pack_token(typename A::Warp& w, const DispatchParams& p, const CrossingLayout& at, const int* host_of, int host, int64_t t,
                 std::byte* slot) {
@@ -98,7 +98,7 @@ void pack_token(typename A::Warp& w, const DispatchParams& p, const CrossingLayo
   if (p.shape.scales) A::copy(w, scale, p.shape.scales + t * at.scale_bytes, static_cast<size_t>(at.scale_bytes));
 }
 
-/// Proxy side: stores the head of crossing row `slot` for token number i.
+/// Proxy side: stores the head of crossing row `slot` under token number i.
 template <class A>
 void keep_token(typename A::Warp& w, const CrossingLayout& at, const std::byte* slot, int64_t i, CrossedTokens& to) {
   const auto number = static_cast<size_t>(i), routes = number * static_cast<size_t>(at.topk);
@@ -164,7 +164,7 @@ class CrossingSteps {
     for (int i = 0; i < p_.num_rails; ++i)
       if (p_.rails[i].is_proxy_of_peer) announce_rows(w, p_.rails[i], p_.rails[i].in.begin(k), p_.rails[i].in.begin(k + 1));
   }
-  /// Announces the rows of sources without tokens that cross to this host, because nothing else announces them. Call from one
+  /// Announces the rows of sources with no tokens crossing to this host, because nothing else announces them. Call from one
   /// warp.
   void announce_empty(typename A::Warp& w) {
     for (int i = 0; i < p_.num_rails; ++i)
@@ -174,7 +174,7 @@ class CrossingSteps {
  private:
   const CallContext& call() const { return p_.move.call; }
 
-  /// Forwards token number `i` of a source from a slot.
+  /// Forwards token number `i` of a source from its slot.
   void forward(typename A::Warp& w, const DispatchRail& rail, int64_t i, const std::byte* slot) {
     const DispatchParams& p = rail.forward;
     const CrossingLayout& at = rail.in.layout;
@@ -186,8 +186,8 @@ class CrossingSteps {
     send_row<A>(w, p, entries, places, slot + at.row_at(), at.scale_bytes > 0 ? slot + at.scale_at() : nullptr);
   }
 
-  /// Call when token numbers [begin, end) of a source have been forwarded: sets its `rows` flags for the chunks that are now
-  /// complete.
+  /// Call after tokens number [begin, end) of a source have been forwarded; sets the source's `rows` flags for the chunks that
+  /// are now complete.
   void announce_rows(typename A::Warp& w, DispatchRail& rail, int64_t begin, int64_t end) {
     const CrossedTokens& crossed = *rail.crossed;
     const auto stride = static_cast<int64_t>(crossed.stride);
@@ -215,7 +215,7 @@ class CrossingSteps {
   MoveCounter& moved_;
 };
 
-/// Sends this rank's rows for the ranks of its host, by all warps, like dispatch_direct.
+/// Sends this rank's rows for the ranks of its host, using all warps, like dispatch_direct.
 template <class A>
 SWITCHYARD_FN void send_own_rows(typename A::Warp& w, const DispatchParams& p, int last, MoveCounter& moved) {
   WorkQueue<A> tokens(p.work.sends_next, A::kTakenAtOnce);
@@ -234,7 +234,7 @@ SWITCHYARD_FN void send_own_rows(typename A::Warp& w, const DispatchParams& p, i
   }
 }
 
-/// Kernel body: dispatch_direct for a group of several hosts.
+/// Kernel body: dispatch_direct for a group that spans several hosts.
 template <class A>
 bool dispatch_hosts(typename A::Warp& w, const HostDispatchParams& h) {
   const DispatchParams& p = h.move;

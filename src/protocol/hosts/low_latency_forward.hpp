@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency dispatch over several hosts. A token crosses once to each other destination host, quantized by its source, to the
-// source's proxy there. The proxy writes the messages that the source would write, to the same places, and sets the source's
-// flags: `call_header`, `expert_count`, and for every message whether it has arrived or is not for the reader.
+// Low-latency dispatch across several hosts. A token crosses to each other destination host once, quantized by its source, and
+// is sent to the source's proxy there. The proxy writes the messages that the source would write, to the same places, and sets
+// the source's flags: `call_header`, `expert_count`, and for every message a flag for whether it has arrived or is not for the
+// reader.
 //
 // | flag         | written by                            | read by           | order           | scope  | reuse               |
 // | call_header  | each rank and its proxies             | all ranks         | release/acquire | system | epoch; two sets     |
@@ -9,9 +10,9 @@
 // | message      | a source's block, or its proxy's warp | receiver's warps  | release/acquire | system | epoch; two sets     |
 // | network      | warps of one rank: rounds.hpp         |                   |                 |        |                     |
 //
-// Buffers: a proxy writes for a call while it is in that call itself, so it is at most one call ahead of its host, like a
-// source on that host. A rank has slots for all its messages, so sending waits for nothing. Progress: a proxy waits for
-// headers, then for rows, which their sources sent before they waited for anything; the ranks of its host wait for the proxy.
+// Buffers: a proxy writes for a call only while it is in that call itself, so it is at most one call ahead of its host, like a
+// source on that host. A rank has slots for all its messages, so sending does not wait. Progress: a proxy waits for headers,
+// then for rows, which their sources send before they wait for anything; the ranks of its host wait for the proxy.
 #pragma once
 
 #include "plan/hosts.hpp"
@@ -45,11 +46,11 @@ struct MessageRail {
   CrossedTokens* crossed = nullptr;  ///< token and ids, which combine needs
   int tokens = 0;                    ///< of the peer
 
-  /// Address of token number i of the peer, in arrived rounds.
+  /// Address of the peer's token number i in the rounds that have arrived.
   const std::byte* arrived(int64_t i) const { return in.slot(i / in.per_round) + i % in.per_round * in.stride; }
 };
 
-/// Pointers are to this rank's private memory.
+/// Pointers refer to this rank's private memory.
 struct MessageRails {
   Rounds out, in;
   MessageRail* rails = nullptr;
@@ -70,7 +71,7 @@ SWITCHYARD_FN void publish_header_of(typename A::Warp& w, const CallContext& cal
       Site::call_header);
 }
 
-/// Announces to the ranks of this host the number of rows from `source`: counts[i] for expert experts[i].
+/// Announces the number of rows from `source` to the ranks of this host: counts[i] for expert experts[i].
 template <class A>
 void post_counts_of(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l, int source,
                     std::span<const int32_t> experts, const int32_t* counts) {
@@ -81,8 +82,8 @@ void post_counts_of(typename A::Warp& w, const CallContext& call, const LowLaten
   }
 }
 
-/// Announces message `unit` of `source` to the ranks of this host: to those in `places` that it has arrived, to the others that
-/// it will not.
+/// Announces message `unit` of `source` to the ranks of this host: to those in `places` that it has arrived, and to the others
+/// that it will not arrive.
 template <class A, class P>
 SWITCHYARD_FN void announce_forwarded(typename A::Warp& w, const P& p, int source, int unit, uint64_t places) {
   A::template publish_to<Scope::system>(
@@ -94,7 +95,7 @@ SWITCHYARD_FN void announce_forwarded(typename A::Warp& w, const P& p, int sourc
       Site::message);
 }
 
-/// Writes the message that `source` would write to the ranks of `places`: the row in `slot`, and the unit's entries. Settled.
+/// Writes the message that `source` would write to the ranks in `places`: the row in `slot` and the unit's entries. Settled.
 template <class A, class P>
 SWITCHYARD_FN void write_message(typename A::Warp& w, const P& p, int source, int unit, const std::byte* slot,
                                  const LowLatencyEntry* entries, uint64_t places) {
@@ -116,7 +117,8 @@ SWITCHYARD_FN void write_message(typename A::Warp& w, const P& p, int source, in
   A::settle(w);
 }
 
-/// Forwards a unit of `source` to the ranks of this host. `slot`: its token, with the `entries` of all its choices.
+/// Forwards a unit of `source` to the ranks of this host. `slot` contains the unit's token, with the `entries` of all its
+/// choices.
 template <class A, class P>
 SWITCHYARD_FN void forward_unit(typename A::Warp& w, const P& p, int source, int unit, const std::byte* slot,
                                 const LowLatencyEntry* entries) {
@@ -129,7 +131,7 @@ SWITCHYARD_FN void forward_unit(typename A::Warp& w, const P& p, int source, int
   announce_forwarded<A>(w, p, source, unit, places);
 }
 
-/// The rounds of a dispatch (rounds.hpp, Steps): outgoing rounds are packed, and the contents of incoming rounds are forwarded.
+/// The rounds of a dispatch (rounds.hpp, Steps): packs outgoing rounds and forwards the contents of incoming ones.
 template <class A>
 class MessageSteps {
  public:
@@ -168,8 +170,8 @@ class MessageSteps {
     return true;
   }
   void took(typename A::Warp&, int64_t) {}
-  /// Announces the messages of sources without tokens that cross to this host, because nothing else announces them. Call from
-  /// one warp.
+  /// Announces the messages of sources with no tokens crossing to this host, because nothing else announces them. Call from one
+  /// warp.
   void announce_empty(typename A::Warp& w) {
     for (int i = 0; i < rails_.num_rails; ++i)
       if (rail(i).is_proxy_of_peer && rail(i).in.count == 0) announce_absent(w, rail(i).peer, 0, rail(i).tokens);
@@ -196,7 +198,7 @@ class MessageSteps {
     moved_.network_bytes += static_cast<uint64_t>(l.payload_bytes + l.scale_bytes);
   }
 
-  /// Forwards token number i of a source, and announces that no messages arrive for the tokens before it that do not cross.
+  /// Forwards token number i of a source, and announces that no messages will arrive for preceding tokens that do not cross.
   void forward(typename A::Warp& w, const MessageRail& from, int64_t i) {
     const LowLatencyLayout& l = p_.layout;
     const std::byte* const slot = from.arrived(i);
@@ -209,7 +211,7 @@ class MessageSteps {
     for (int unit = t * units; unit < (t + 1) * units; ++unit) forward_unit<A>(w, p_, from.peer, unit, slot, entries);
     if (i + 1 == from.in.count) announce_absent(w, from.peer, t + 1, from.tokens);
   }
-  /// Announces that no messages arrive for tokens [begin, end).
+  /// Announces that no messages will arrive for tokens [begin, end).
   void announce_absent(typename A::Warp& w, int source, int begin, int end) {
     const int units = p_.layout.units_per_token();
     for (int unit = begin * units; unit < end * units; ++unit) announce_forwarded<A>(w, p_, source, unit, 0);
@@ -221,7 +223,7 @@ class MessageSteps {
   MoveCounter& moved_;
 };
 
-/// Packs the crossing tokens and begins to send them. Waits for nothing. Call from all warps before low_latency_send.
+/// Packs the crossing tokens and starts sending them. Does not wait. Call from all warps before low_latency_send.
 template <class A>
 bool send_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const MessageRails& rails, MoveCounter& moved) {
   MessageSteps<A> steps(p, rails, moved);
@@ -230,8 +232,8 @@ bool send_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const
   return true;
 }
 
-/// Forwards the messages that arrive for this host, after all ranks have entered the call. Call from all warps before
-/// low_latency_receive. False after a fault (recorded).
+/// Forwards the messages arriving for this host, after all ranks have entered the call. Call from all warps before
+/// low_latency_receive. Returns false after recording a fault.
 template <class A>
 bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, const MessageRails& rails) {
   MoveCounter moved;
@@ -239,7 +241,7 @@ bool forward_crossing(typename A::Warp& w, const LowLatencyDispatchParams& p, co
   if (w.index() == 0) steps.announce_empty(w);
   for (int64_t k = 0; k < rails.in.count; ++k)
     if (!take_round<A>(w, p.call, rails.in, steps, k)) return false;
-  // This rank's own messages have also been sent, and their slots are free.
+  // Waits until this rank's own messages have also been sent and their slots are free.
   if (w.index() != 0) return true;
   return await_round<A>(w, p.call, *rails.in.carrier, rails.in.first + static_cast<uint64_t>(rails.in.count),
                         &rails.in.work->awaited.value);

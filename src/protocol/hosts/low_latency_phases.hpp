@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode over several hosts in phases, for backends on which no kernel may wait for the network: between two phases a
-// round is exchanged, in stream order. low_latency_forward.hpp and low_latency_returns.hpp define the messages and their
-// writers.
+// Low-latency mode across several hosts in phases, for backends on which no kernel may wait for the network. One round is
+// exchanged between two phases, in stream order. low_latency_forward.hpp and low_latency_returns.hpp define the messages and
+// their writers.
 //
 //   dispatch   pack_crossing, low_latency_send  -- round -->  forward_crossing_tokens, low_latency_receive
 //   combine    low_latency_return, collect_returned  -- round -->  announce_entered, low_latency_sum
 //
-// Sizes are those of the maximum number of tokens of a rank, so both ends know them without communication: each token has its
-// own place in a round, and returned rows have places by token. The places of absent tokens and rows are not read.
+// Sizes are based on the maximum number of tokens per rank, so both ends know them without communication: each token has a
+// fixed place in a round, and returned rows are placed by token. Places of absent tokens and rows are not read.
 //
 // | flag         | written by                       | read by           | order           | scope  | reuse                    |
 // | call_header  | each rank and its proxies        | all ranks         | release/acquire | system | epoch; two sets          |
@@ -15,9 +15,9 @@
 // | message      | a source's block or proxy's warp | receiver's warps  | release/acquire | system | epoch; two sets          |
 // | returned     | a warp of an expert's rank       | owner's proxy     | none            | system | zeroed when read; 2 sets |
 //
-// Buffers: the send and receive buffers of a round have the same addresses in every call, because a graph contains them. They
-// are written and read in stream order. Progress: a phase after a round waits for phases of ranks of this host that come before
-// the same round, or after it; collect_returned waits for rows that these ranks send before they wait.
+// Buffers: a round's send and receive buffers have the same addresses in every call, because they are part of a graph. They are
+// written and read in stream order. Progress: a phase after a round waits for phases of this host's ranks that precede the same
+// round or follow it; collect_returned waits for rows that these ranks send before they wait.
 #pragma once
 
 #include "protocol/hosts/low_latency_forward.hpp"
@@ -26,22 +26,23 @@
 
 namespace switchyard::detail {
 
-/// A rank of another host with which this one exchanges rows.
+/// A rank on another host with which this rank exchanges rows.
 struct RemoteRail {
   int rank = -1, host = -1;
   int peer_is_my_proxy = 0, is_proxy_of_peer = 0;
   int source = -1;     ///< index among the ranks whose proxy is this rank, if it is one of them
-  int host_ranks = 0;  ///< number of ranks of the peer's host
+  int host_ranks = 0;  ///< number of ranks on the peer's host
 };
 
-/// One rank's data about other hosts in all calls of an object. Trivially copyable; pointers are to this rank's private memory.
+/// One rank's data about other hosts, for all calls on an object. Trivially copyable; pointers refer to this rank's private
+/// memory.
 struct RemoteRails {
   const RemoteRail* rails = nullptr;  ///< [num_rails]
   const int* host_of = nullptr;       ///< [W]
   const int* rail_of_host = nullptr;  ///< [hosts] rail of this rank's proxy there; -1: this rank's host
   int num_rails = 0;
   int own_host = 0, own_ranks = 1;
-  // Messages of each rail, `stride` bytes apart. A dispatch sends the same message to all rails, from the beginning.
+  // Messages of the rails, `stride` bytes apart. A dispatch sends a single message, at the start of `sent`, over all rails.
   std::byte* sent = nullptr;
   std::byte* received = nullptr;
   int64_t stride = 0;
@@ -50,12 +51,12 @@ struct RemoteRails {
   SWITCHYARD_FN std::byte* in(int rail) const { return received + rail * stride; }
 };
 
-/// End of the head of a message, where the contents begin.
+/// End of a message's head, where its contents begin.
 inline constexpr int64_t kRailHeadBytes = 128;
 static_assert(sizeof(RelayHead) <= kRailHeadBytes);
 
-/// A dispatch message: its head, whose number is the header of the call; row counts for each expert; and its tokens, each in
-/// its own slot, whose row is present only if the token crosses.
+/// A dispatch message: its head, whose number is the header of the call; row counts for each expert; and its tokens, each in a
+/// separate slot. A token's row is present only if the token crosses.
 struct DispatchRound {
   CrossingMessage at;
   int64_t tokens_at, bytes;
@@ -68,13 +69,13 @@ struct DispatchRound {
   SWITCHYARD_FN std::byte* slot(std::byte* message, int t) const { return message + tokens_at + int64_t{t} * at.bytes; }
 };
 
-/// A combine message. To a proxy of this rank: its head, whose number is the header of the call. To a rank whose proxy is this
-/// rank: the rows of that rank's tokens.
+/// A combine message. To a proxy of this rank, it contains its head, whose number is the header of the call. To a rank whose
+/// proxy is this rank, it contains the rows of that rank's tokens.
 struct CombineRound {
-  int max;  ///< maximum rows of a token
+  int max;  ///< maximum rows per token
   int64_t row_stride;
 
-  /// From a host of `ranks` ranks.
+  /// For messages from a host with `ranks` ranks.
   SWITCHYARD_FN CombineRound(CombineOrder order, int topk, int64_t row_bytes, int ranks)
       : max(order == CombineOrder::per_route || topk < ranks ? topk : ranks), row_stride(round_up(row_bytes, 16)) {}
   SWITCHYARD_FN int64_t token_bytes() const { return max * row_stride; }
@@ -84,7 +85,7 @@ struct CombineRound {
   }
 };
 
-/// Data that a dispatch into an output stores for its combine, for the ranks whose proxy is this rank.
+/// Data that a dispatch into an output stores for its combine, for the ranks that use this rank as their proxy.
 struct CrossedIds {
   int32_t* ids = nullptr;  ///< [sources, max_tokens, K]
 
@@ -107,7 +108,7 @@ SWITCHYARD_FN void write_head(typename A::Warp& w, const CallContext& call, std:
                                               0};
   });
 }
-/// True if the message that arrived over a rail belongs to this call. False: a mismatch, which is recorded.
+/// Returns true if the message that arrived over a rail belongs to this call. Otherwise, records a mismatch and returns false.
 template <class A>
 SWITCHYARD_FN bool is_of_call(typename A::Warp& w, const CallContext& call, const RemoteRails& remote, int rail) {
   const RelayHead& head = *reinterpret_cast<const RelayHead*>(remote.in(rail));
@@ -139,7 +140,8 @@ SWITCHYARD_FN void pack_entries(typename A::Warp& w, const P& p, int t, LowLaten
   A::settle(w);
 }
 
-/// Writes some columns of token t's row, and their scales, in the sent format. The writes are pending on return.
+/// Writes some columns of token t's row, and their scales, in the format in which they are sent. The writes are pending on
+/// return.
 template <class A, class P>
 SWITCHYARD_FN void pack_columns(typename A::Warp& w, const P& p, int t, const ColumnRange& range, std::byte* slot) {
   const std::byte* const row = p.x + int64_t{t} * p.src_row_bytes;
@@ -158,7 +160,7 @@ SWITCHYARD_FN void pack_columns(typename A::Warp& w, const P& p, int t, const Co
     A::copy(w, scales, p.scales + int64_t{t} * p.src_scale_bytes + range.scale_at, static_cast<size_t>(range.scale_bytes));
 }
 
-/// Source: packs the data that a dispatch sends to other hosts. Call from all warps; waits for nothing. \returns bytes of this
+/// Source: packs the data that a dispatch sends to other hosts. Call from all warps; does not wait. \returns bytes of this
 /// warp's crossing rows, counted once per host
 template <class A, class P>
 SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const RemoteRails& remote) {
@@ -192,9 +194,8 @@ SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const Remo
   return bytes;
 }
 
-/// Proxy: announces to the ranks of this host the messages from the ranks for which this one is the proxy, forwards their
-/// tokens, and stores the data that their combine needs. Call from all warps; waits for nothing. False after a fault
-/// (recorded).
+/// Proxy: announces the messages from the ranks that use this proxy to the ranks of this host, forwards their tokens, and
+/// stores the data needed by their combine. Call from all warps; does not wait. Returns false after recording a fault.
 template <class A, class P>
 SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, const RemoteRails& remote,
                                            const CrossedIds& crossed) {
@@ -237,7 +238,7 @@ SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, cons
 
 // ---- combine ----
 
-/// Announces the call to the proxies of this rank. Part of the sending half; call from one warp.
+/// Announces the call to this rank's proxies. Part of the sending half; call from one warp.
 template <class A>
 SWITCHYARD_FN void write_combine_heads(typename A::Warp& w, const PhasedCombineParams& p) {
   for (int rail = 0; rail < p.rails.num_rails; ++rail)
@@ -259,8 +260,8 @@ SWITCHYARD_FN bool wait_entered_local(typename A::Warp& w, const PhasedCombinePa
   return A::out_of_line(w, RecordMismatch<A>{}, &call, nth_bit(others, 0));
 }
 
-/// Proxy: collects the rows that the ranks of this host return for tokens of the ranks for which this one is the proxy. Call
-/// from all warps, after this rank has returned its own rows. False after a fault (recorded).
+/// Proxy: collects the rows that the ranks of this host return for tokens of the ranks that use this proxy. Call from all
+/// warps, after this rank has returned its own rows. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombineParams& p) {
   if (!wait_entered_local<A>(w, p)) return false;
@@ -293,8 +294,8 @@ SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombinePara
   return true;
 }
 
-/// Proxy: announces to the ranks of this host that the ranks for which this one is the proxy have entered the call. Call from
-/// one warp. False after a fault (recorded).
+/// Proxy: announces to the ranks of this host that the ranks that use this proxy have entered the call. Call from one warp.
+/// Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool announce_entered(typename A::Warp& w, const PhasedCombineParams& p) {
   for (int rail = 0; rail < p.rails.num_rails; ++rail) {
@@ -306,7 +307,7 @@ SWITCHYARD_FN bool announce_entered(typename A::Warp& w, const PhasedCombinePara
   return true;
 }
 
-/// For returned_row: the address at which a round delivered the row returned for slot `slot` of token t; null: a rank of this
+/// For returned_row: the address at which a round delivered the row returned for slot `slot` of token t; null if a rank of this
 /// host pushes it.
 template <class Ids>
 SWITCHYARD_FN const std::byte* row_in_round(const PhasedCombineParams& p, const Ids& all_ids, int t, int slot) {
@@ -322,7 +323,7 @@ SWITCHYARD_FN const std::byte* row_in_round(const PhasedCombineParams& p, const 
   return round.row(p.rails.in(rail), t, n);
 }
 
-/// Owner: bytes of rows that arrived from other hosts for this warp's share of the tokens.
+/// Owner: number of row bytes that arrived from other hosts for this warp's share of the tokens.
 template <class A>
 SWITCHYARD_FN uint64_t returned_bytes(typename A::Warp& w, const PhasedCombineParams& p) {
   const auto& l = p.layout;

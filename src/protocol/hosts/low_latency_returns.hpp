@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency combine over several hosts. A rank sends its rows for a token of another host to the owner's proxy on the rank's
-// own host, into a slot like the owner's, in memory of the object outside the heap. The proxy collects the rows as they arrive
-// and returns them in rounds of the owner's tokens. The owner stores them in its slots, as if they had been pushed there.
+// Low-latency combine across several hosts. For a token of another host, a rank sends its rows to the owner's proxy on the
+// rank's own host: to a slot like the owner's, in the object's memory outside the heap. The proxy collects the rows as they
+// arrive and returns them in rounds of the owner's tokens. The owner stores them in its slots as if they had been pushed there.
 //
 // | word     | written by                    | read by                | order | scope  | reuse                          |
 // | returned | a warp of an expert's rank    | warps of owner's proxy | none  | system | zero again when read; two sets |
 // | network  | warps of one rank: rounds.hpp |                        |       |        |                                |
 //
-// Buffers: the slots of a set are blank again when a call ends. They are written again two calls later, by ranks that have
-// observed the announcement of the call in between. Progress: all warps send before they wait; a proxy waits for ranks of its
-// host, which have already sent; an owner waits for rounds.
+// Buffers: the slots of a set are blank again at the end of a call. They are written again two calls later, by ranks that have
+// observed the announcement of the intervening call. Progress: all warps send before they wait; a proxy waits for ranks of its
+// host, which have already sent, and an owner waits for rounds.
 #pragma once
 
 #include "protocol/hosts/returned_rows.hpp"
@@ -17,13 +17,13 @@
 
 namespace switchyard::detail {
 
-/// Slots for rows of tokens of other hosts' ranks, and the proxies of these ranks on this host.
+/// Slots for rows of tokens that belong to ranks on other hosts, and these ranks' proxies on this host.
 struct RemoteReturns {
   HeapView heap;
   const int* proxy = nullptr;   ///< [W] the proxy of each rank on this host
   const int* number = nullptr;  ///< [W] index of the rank among those of its proxy
   int max = 0;                  ///< maximum number of ranks per proxy
-  int slots = 1, stride = 0;    ///< slots of a token, and bytes of a slot: those of LowLatencyLayout
+  int slots = 1, stride = 0;    ///< slots per token and bytes per slot, as in LowLatencyLayout
   int64_t bytes_of_owner = 0;
 
   RemoteReturns() = default;
@@ -39,12 +39,12 @@ struct RemoteReturns {
   }
 };
 
-/// LowLatencyCombineParams of a group of several hosts: rows for owners that are not mapped are sent to `remote` (return_slot).
+/// LowLatencyCombineParams for a group that spans several hosts: rows for unmapped owners are sent to `remote` (return_slot).
 struct RemoteCombineParams : LowLatencyCombineParams {
   RemoteReturns remote;
 };
 
-/// Slots (bits) of a token that receive rows from `host`. id(k): expert of the token's choice k, or -1.
+/// Bit mask of a token's slots that receive rows from `host`. id(k): expert of the token's choice k, or -1.
 template <class Ids>
 SWITCHYARD_FN uint64_t slots_from(const LowLatencyLayout& l, CombineOrder order, const Ids& id, const int* host_of, int host) {
   uint64_t slots = 0;
@@ -61,7 +61,7 @@ SWITCHYARD_FN uint64_t slots_from(const LowLatencyLayout& l, CombineOrder order,
   return slots;
 }
 
-/// Waits for `bytes` of a row that rank `writer` returns. False after a fault (recorded).
+/// Waits for `bytes` bytes of a row returned by rank `writer`. Returns false after recording a fault.
 template <class A, class P>
 SWITCHYARD_FN bool wait_returned_row(typename A::Warp& w, const P& p, const std::byte* row, size_t bytes, int writer) {
   if (A::has_arrived(w, row, bytes, sentinel_sums())) return true;
@@ -75,8 +75,8 @@ SWITCHYARD_FN bool wait_returned_row(typename A::Warp& w, const P& p, const std:
   return true;
 }
 
-/// Proxy: takes from its slot `bytes` bytes, starting at `at`, of the row that rank `writer` of this host returns for token t
-/// of `owner`, and copies `copied` bytes of it to `to`. Settled on return. False after a fault (recorded).
+/// Proxy: takes `bytes` bytes, starting at `at`, of the row that rank `writer` of this host returns for token t of `owner`, and
+/// copies `copied` bytes from its slot to `to`. Settled on return. Returns false after recording a fault.
 template <class A, class P>
 SWITCHYARD_FN bool collect_row(typename A::Warp& w, const P& p, int owner, int t, int slot, int writer, int64_t at,
                                size_t bytes, std::byte* to, size_t copied) {
@@ -88,7 +88,7 @@ SWITCHYARD_FN bool collect_row(typename A::Warp& w, const P& p, int owner, int t
   return true;
 }
 
-/// Pointers are to this rank's private memory.
+/// Pointers refer to this rank's private memory.
 struct ReturnRails {
   Rounds rounds;
   ReturnRail* rails = nullptr;
@@ -145,8 +145,8 @@ class ReturnedSteps {
  private:
   const ReturnRail& rail(int i) const { return rails_.rails[i]; }
 
-  /// Proxy: takes the rows that this host returns for token number n of an owner from the owner's slots. Settled on return.
-  /// False after a fault (recorded).
+  /// Proxy: takes the rows that this host returns for an owner's token number n from the owner's slots. Settled on return.
+  /// Returns false after recording a fault.
   bool collect(typename A::Warp& w, const ReturnRail& to, int64_t n, std::byte* out) {
     const LowLatencyLayout& l = p_.layout;
     const int32_t* const ids = to.crossed->ids.data() + n * l.topk;
@@ -182,8 +182,8 @@ class ReturnedSteps {
   const ReturnRails& rails_;
 };
 
-/// Returns rows over the network, after all ranks have entered the call. Call from all warps before low_latency_sum. False
-/// after a fault (recorded).
+/// Returns rows over the network after all ranks have entered the call. Call from all warps before low_latency_sum. Returns
+/// false after recording a fault.
 template <class A>
 bool pull_returned(typename A::Warp& w, const RemoteCombineParams& p, const ReturnRails& rails) {
   ReturnedSteps<A> steps(p, rails);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short messages of a rank to all ranks of other hosts: it sends them to its proxies, which forward them like their own.
-// Executed by one warp of each rank. Used for counts and placements (protocol/counts.hpp).
+// Short messages from a rank to all ranks on other hosts: it sends them to its proxies, which forward them like messages of
+// their own. Executed by one warp of each rank. Used for counts and placements (protocol/counts.hpp).
 //
-// Buffers: those of the carrier's round. Progress: a rank announces itself to its own host before it relays anything, so the
-// report of a failed wait gives the missing rank.
+// Buffers: uses those of the carrier's round. Progress: a rank announces itself to its own host before it relays anything, so
+// the report of a failed wait names the missing rank.
 #pragma once
 
 #include <cstring>
@@ -13,7 +13,7 @@
 
 namespace switchyard::detail {
 
-/// A rank of another host with which this one exchanges rows.
+/// A rank on another host with which this rank exchanges rows.
 struct RailPeer {
   int rank = -1;
   int host = -1;
@@ -22,7 +22,7 @@ struct RailPeer {
   std::vector<std::byte> out, in;  ///< messages
 };
 
-/// Head of a message: its call, and a number from the sender.
+/// Head of a message: its call and a number chosen by the sender.
 struct RelayHead {
   uint64_t call;
   uint64_t operation;
@@ -30,8 +30,8 @@ struct RelayHead {
   uint64_t bytes;
 };
 
-/// Begins to send a message to each proxy of this rank, with number(peer): `out_bytes(peer)` bytes that fill(peer, to) writes.
-/// From each rank whose proxy is this rank, in_bytes(peer) bytes are expected.
+/// Starts sending a message to each proxy of this rank, with number(peer) and `out_bytes(peer)` bytes that fill(peer, to)
+/// writes. Expects in_bytes(peer) bytes from each rank whose proxy is this rank.
 template <class OutBytes, class InBytes, class Number, class Fill>
 void post_relay(const CallContext& call, Carrier& carrier, uint64_t round, std::vector<RailPeer>& peers, OutBytes&& out_bytes,
                 InBytes&& in_bytes, Number&& number, Fill&& fill) {
@@ -50,8 +50,8 @@ void post_relay(const CallContext& call, Carrier& carrier, uint64_t round, std::
   carrier.post(round, transfers, nullptr);
 }
 
-/// Waits for that round and calls deliver(source, number, message) for the message of each rank whose proxy is this rank. False
-/// after a fault (recorded).
+/// Waits for that round and calls deliver(source, number, message) for the message from each rank whose proxy is this rank.
+/// Returns false after recording a fault.
 template <class A, class Deliver>
 bool take_relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round,
                 const std::vector<RailPeer>& peers, Deliver&& deliver) {
@@ -68,8 +68,8 @@ bool take_relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, 
   return true;
 }
 
-/// Sends the same `bytes` bytes, with number(peer), to all proxies of this rank, and receives as many from each rank whose
-/// proxy is this rank. False after a fault (recorded).
+/// Sends the same `bytes` bytes, with number(peer), to all proxies of this rank, and receives the same number of bytes from
+/// each rank whose proxy is this rank. Returns false after recording a fault.
 template <class A, class Number, class Deliver>
 bool relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round, std::vector<RailPeer>& peers,
            const void* message, size_t bytes, Number&& number, Deliver&& deliver) {

@@ -7,14 +7,14 @@
 
 namespace switchyard::detail {
 
-/// Rows that one rank returns for the tokens of an owner: rows of `stride` bytes, whose last bytes are the token's weights if
-/// the owner takes weights. A round covers `tokens_per_round` of the owner's tokens and contains their rows in order.
+/// Rows that one rank returns for an owner's tokens. Rows are `stride` bytes long and end with the token's weights if the owner
+/// takes weights. A round covers `tokens_per_round` of the owner's tokens and contains their rows in order.
 struct ReturnedRows {
   int64_t tokens = 0;  ///< of the owner
   int64_t tokens_per_round = 1;
   int64_t stride = 0;
   bool weights = false;
-  /// Rows of the tokens before each token. Proxy: [count + 1], by number; owner: [T + 1], by token.
+  /// Number of rows of all tokens before each token. Proxy: [count + 1], by number; owner: [T + 1], by token.
   const int64_t* rows_before = nullptr;
   std::byte* slots[kRoundSlots] = {};
 
@@ -44,7 +44,7 @@ struct ReturnRail {
   }
 };
 
-/// Maximum bytes of a round.
+/// Maximum size of a round in bytes.
 template <class Bytes>
 int64_t largest_round(int64_t rounds, Bytes&& bytes) {
   int64_t max = 0;

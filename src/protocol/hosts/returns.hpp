@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine over several hosts. On each other host the proxy of a token's owner reads the token's rows there, like an owner on
-// its own host, and returns them in rounds of the owner's tokens: the exact rows (per_rank, per_route) or their sum (per_host).
-// The owner adds the rows of its own host and the returned ones. Rows that peers of the host cannot read in place are copied
-// first, and per_rank of expert-major rows sums them first (combine_copies.hpp, combine_sums.hpp).
+// Combine across several hosts. On each other host, the proxy of a token's owner reads the token's rows there, as an owner does
+// on its own host. It returns them in rounds of the owner's tokens: the exact rows (per_rank, per_route) or their sum
+// (per_host). The owner adds the rows of its own host and the returned rows. Rows that peers on the host cannot read in place
+// are copied first, or summed first in a per_rank combine of expert-major rows (combine_copies.hpp, combine_sums.hpp).
 //
 // | flag    | written by                               | read by            | order           | scope  | reuse              |
 // | outputs | ranks that copy or sum, each chunk       | owners and proxies | release/acquire | system | epoch, never reset |
 // | pulled  | owner's, or its proxy's, last warp       | expert's warp 0    | release/acquire | system | epoch, never reset |
 // | network | warps of one rank: rounds.hpp                                                                            |
 //
-// All placements have been exchanged, and agree, before the kernel begins. Progress: all warps copy or sum before they wait for
-// anything. Then follow the rounds, in which warps wait for `outputs` of ranks of this host; the wait for `pulled` is last.
+// Before the kernel starts, all placements have been exchanged and agree. Progress: all warps copy or sum before they wait.
+// The rounds follow, in which warps wait for `outputs` from ranks of this host; the wait for `pulled` is last.
 #pragma once
 
 #include "protocol/hosts/returned_rows.hpp"
@@ -23,14 +23,14 @@ struct CombineRail : ReturnRail {
   CombineParams sum;  ///< of this call, with the tables of `crossed`
 };
 
-/// Pointers are to this rank's private memory.
+/// Pointers refer to this rank's private memory.
 struct HostCombineParams {
   CombineParams sum;
   Rounds rounds;
   CombineRail* rails = nullptr;
   PeerTransfer* transfers = nullptr;  ///< [num_rails]
   int num_rails = 0;
-  ReturnedRows own;  ///< rounds of this rank's tokens, equal for each returning peer
+  ReturnedRows own;  ///< rounds of this rank's tokens, identical for all returning peers
   ReturnKind return_kind = ReturnKind::per_rank;
   const int* rail_of_host = nullptr;  ///< [hosts] rail on which its rows are returned; -1: this host
   int hosts = 1;
@@ -51,8 +51,8 @@ SWITCHYARD_FN inline const std::byte* local_weights(const CombineParams& p, cons
   return p.call.heap.base[rank] + place.pull.weights + int64_t{4} * p.shape.topk * rows.entries[i].record;
 }
 
-/// Sums the rows of token t on this host, starting from +0, in the order that the contract defines, to `out`, and their weights
-/// to `out_weights` unless null. The writes are pending on return. False: there are no rows.
+/// Sums the rows of token t on this host to `out`, starting from +0 and in the order defined by the contract, and their weights
+/// to `out_weights` unless it is null. The writes are pending on return. Returns false if there are no rows.
 template <class A>
 SWITCHYARD_FN bool sum_local(typename A::Warp& w, const CombineParams& p, int64_t t, std::byte* out, std::byte* out_weights) {
   const TokenRows rows = rows_of(p, t);
@@ -137,7 +137,7 @@ class ReturnSteps {
  private:
   const CallContext& call() const { return p_.sum.call; }
 
-  /// Waits for the copies or sums of ranks of this host for the owner's tokens of round k.
+  /// Waits until the ranks of this host have copied or summed the rows for the owner's tokens of round k.
   bool wait_chunk(typename A::Warp& w, const ReturnedRows& rows, int64_t k) {
     int c = 0;
     while (c + 1 < kSumChunks && sum_chunk_end(rows.tokens, c) < rows.first_token(k + 1)) ++c;
@@ -177,7 +177,7 @@ class ReturnSteps {
     return in.rows_before[t + 1] - in.rows_before[t];
   }
 
-  /// Owner: sums token t from rows, as on one host. The writes are pending on return.
+  /// Owner: sums token t from rows, as on a single host. The writes are pending on return.
   void add_rows(typename A::Warp& w, int64_t k, int64_t t) {
     const CombineParams& p = p_.sum;
     const TokenRows rows = rows_of(p, t);
@@ -202,7 +202,7 @@ class ReturnSteps {
     moved_.network_bytes += static_cast<uint64_t>(bits(crossed) * row_bytes);
   }
 
-  /// Owner: sums token t from sums of hosts; this host's sum is in the warp's scratch. Settled on return.
+  /// Owner: sums token t from per-host sums; this host's sum is in the warp's scratch. Settled on return.
   void add_hosts(typename A::Warp& w, int64_t k, int64_t t) {
     const CombineParams& p = p_.sum;
     const int64_t row_bytes = p.shape.row_bytes, at = t * row_bytes;
@@ -253,7 +253,7 @@ class ReturnSteps {
   MoveCounter& moved_;
 };
 
-/// Kernel body: combine_direct for a group of several hosts, after placements have been exchanged and agree.
+/// Kernel body: combine_direct for a group that spans several hosts; runs after placements have been exchanged and agree.
 template <class A>
 bool combine_hosts(typename A::Warp& w, const HostCombineParams& h) {
   const CombineParams& p = h.sum;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rounds between hosts, shared by the warps of a rank. All warps pack the outgoing data of a round, warp 0 posts it and drives
-// the carrier while it waits, and all warps take the arrived data. Each direction has a ring of three slots: one is packed, one
-// is in flight, one is taken.
+// the carrier while it waits, and all warps take the data that arrived. Each direction has a ring of three slots: one being
+// packed, one in flight, and one being taken.
 //
 // | flag    | written by                       | read by              | order           | scope  | reuse              |
 // | network | last warp that packed, or took   | warp 0               | release/acquire | device | epoch, never reset |
 // | network | warp 0, when a round has arrived | all warps            | release/acquire | device | epoch, never reset |
 //
-// Buffers: a slot is packed again after its round has been sent, and receives again after all warps have taken its contents:
-// warp 0 posts round k after both. Progress: every warp packs rounds 0, 1, 2 and then in turn takes round j and packs round j +
-// 3, so no warp waits for a round before all warps have packed it. Rounds arrive in the same order at both ends. In between,
-// warps wait only for ranks of this host, and those waits do not depend on the rounds.
+// Buffers: a slot is packed again after its round has been sent and receives again after all warps have taken its contents;
+// warp 0 posts round k after both. Progress: every warp packs rounds 0, 1 and 2, then alternately takes round j and packs round
+// j + 3, so no warp waits for a round before all warps have packed it. Rounds arrive in the same order at both ends. In
+// between, warps wait only for ranks on this host, and these waits do not depend on the rounds.
 #pragma once
 
 #include "carrier/carrier.hpp"
@@ -58,7 +58,7 @@ struct Rounds {
 template <class A>
 bool record_broken(typename A::Warp& w, const CallContext& call, const RoundStatus& status) {
   if (status.state == RoundState::unlike) return record_mismatch<A>(w, call, Site::network, status.peer);
-  // The end of a connection does not prove a death. The monitor of the peer will report the cause shortly.
+  // The end of a connection does not prove that the peer has died. The peer's monitor will report the cause shortly.
   const int peer = status.peer >= 0 ? status.peer : call.rank();
   const uint64_t start = A::now_ns();
   uint64_t word = 0;
@@ -78,8 +78,8 @@ bool record_broken(typename A::Warp& w, const CallContext& call, const RoundStat
   return false;
 }
 
-/// Drives the carrier until `round` has been sent and received. False after a fault (recorded). `awaited`: null, or set to the
-/// awaited rank.
+/// Drives the carrier until `round` has been sent and received. Returns false after recording a fault. `awaited`: if not null,
+/// is set to the awaited rank.
 template <class A>
 bool await_round(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round, uint64_t* awaited = nullptr) {
   RoundStatus status = carrier.advance(round);
@@ -98,7 +98,8 @@ bool await_round(typename A::Warp& w, const CallContext& call, Carrier& carrier,
   return status.state == RoundState::done || record_broken<A>(w, call, status);
 }
 
-/// Waits until `flag`, one of the flags in RoundWork, reaches `rounds`. A fault of any warp of this rank also ends the wait.
+/// Waits until `flag`, one of the flags in RoundWork, has reached `rounds`. A fault in any warp of this rank also ends the
+/// wait.
 template <class A>
 bool await_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r, uint64_t* flag, int64_t rounds) {
   const auto failed = [&](typename A::Warp&, int) { return A::peek(call.fault_claims) != 0; };
@@ -108,21 +109,20 @@ bool await_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r,
       [&](int) { return static_cast<int>(A::peek(&r.work->awaited.value)); }, span, Wait::brief, failed);
 }
 
-/// Announces that this rank has completed `rounds` of the rounds counted by `flag`. Releases everything that was settled
-/// before.
+/// Announces that this rank has completed `rounds` of the rounds counted by `flag`. Releases everything previously settled.
 template <class A>
 void publish_rounds(typename A::Warp& w, const CallContext& call, uint64_t* flag, int64_t rounds) {
   A::template store_release<Scope::device>(w, flag, flag_word(call.epoch, static_cast<uint64_t>(rounds)), Site::network);
 }
 
-/// Steps of a call in its rounds, executed by any warp. Template parameter Steps below:
+/// The steps of a call in its rounds; any warp may execute them. Template parameter Steps below:
 ///   bool pack(Warp&, int64_t k, WorkQueue<A>& items)   this warp's share of the outgoing data of round k; settled on return
 ///   void packed(Warp&, int64_t k)                      the last warp, after all have packed
 ///   std::span<const Leg> legs(int64_t k)               warp 0
 ///   bool take(Warp&, int64_t k, WorkQueue<A>& items)   this warp's share of the arrived data; settled on return
 ///   void took(Warp&, int64_t k)                        the last warp, after all have taken
 
-/// Packs round k and, on warp 0, posts it.
+/// Packs round k; warp 0 also posts it.
 template <class A, class Steps>
 bool pack_round(typename A::Warp& w, const CallContext& call, const Rounds& r, Steps& steps, int64_t k) {
   RoundWork& work = *r.work;
@@ -169,7 +169,7 @@ bool begin_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r,
     if (!pack_round<A>(w, call, r, steps, k)) return false;
   return true;
 }
-/// Completes the rounds that begin_rounds() has not completed.
+/// Takes all rounds, and packs those that begin_rounds() has not packed.
 template <class A, class Steps>
 bool finish_rounds(typename A::Warp& w, const CallContext& call, const Rounds& r, Steps& steps) {
   for (int64_t k = 0; k < r.count; ++k) {

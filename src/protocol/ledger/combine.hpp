@@ -1,34 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine: the ranks that hold experts return rows to the owners of their tokens, at places that the ledger defines.
-// Every owner sums its tokens as their rows arrive.
+// Ledger combine: the ranks that hold experts return rows to the owners of their tokens, at places defined by the ledger. Every
+// owner sums its tokens as their rows arrive.
 //
 // | flag        | written by                    | read by       | order           | scope  | reuse                       |
 // | ledger_rows | see below                     | owner's warps | release/acquire | system | epoch, never reset          |
 // | returned    | a warp of an expert's rank    | owner's warps | none            | system | blank a call later          |
 // | local_sends | each warp with rows for owner | the last one  | acquire-release | device | reset to 0                  |
 //
-// Every rank sets its flag at every owner in every call, even if it has no rows. A call ends only when the flags of all ranks
+// Every rank sets its flag at every owner in every call, even if it has no rows. A call ends only after the flags of all ranks
 // have arrived.
 //
-// *Rows whose size is a multiple of 16 bytes* are sentinel rows (arch/ops.hpp; site `returned`). The flag only announces that a
-// rank has entered the call, and with which ledger. Three return buffers are used in turn. The buffer of call n keeps its
-// contents until call n + 1, which blanks it. It is written again in call n + 3, by a rank that has finished call n + 2. That
-// rank has therefore acquired the owner's flag of call n + 2, which the owner set after it had finished call n + 1, including
-// the blanking.
+// *Rows whose size is a multiple of 16 bytes* are sentinel rows (arch/ops.hpp; site `returned`). The flag announces only that a
+// rank has entered the call, and with which ledger. Three return buffers are used in rotation. The buffer of call n keeps its
+// contents until call n + 1, which blanks it. It is written again in call n + 3 by a rank that has finished call n + 2. That
+// rank has therefore acquired the owner's flag of call n + 2, which the owner set after finishing call n + 1, including the
+// blanking.
 //
-// *Other rows* are followed by the flag, which the last warp with rows for an owner sets. Two buffers are used in turn, by the
-// parity of the call. A rank writes the buffer of call n + 2 at an owner only after the end of its call n + 1. By then it has
-// acquired the owner's flag of call n + 1, which the owner set after all its warps had finished call n. So the overwritten data
-// is no longer read, and nothing needs clearing. A flag that is one call ahead also ends a wait: its writer's rows of call n
-// were complete before it began call n + 1. Signatures are also doubled by parity, for both kinds of rows.
+// *Other rows* are followed by the flag, which is set by the last warp with rows for an owner. Two buffers are used, selected
+// by the parity of the call. A rank writes an owner's buffer of call n + 2 only after its own call n + 1 has ended. By then, it
+// has acquired the owner's flag of call n + 1, which the owner set after all its warps had finished call n. The overwritten
+// data is therefore no longer read, and nothing needs to be cleared. A flag that is one call ahead also ends a wait, because
+// its writer's rows of call n were complete before it began call n + 1. Signatures are also double-buffered by parity, for both
+// kinds of rows.
 //
-// Expert outputs are in the rank's own memory and are read before it announces them, so they may change when the call returns.
+// Expert outputs are in the rank's own memory and are read before the rank announces them, so they may change when the call
+// returns.
 //
-// Ranks whose ledgers differ still write only inside the return buffers, because tables are checked. The resulting sums are
-// unspecified, but the signatures beside the flags make both ranks of such a pair end the call: with a mismatch that they
-// detect, or by the abort of the other rank.
+// Ranks whose ledgers differ still write only within the return buffers, because tables are checked. The resulting sums are
+// unspecified, but the signatures beside the flags make both ranks of such a pair end the call, either with a mismatch that
+// they detect or because the other rank aborts.
 //
-// Progress: returning rows waits for nothing; a warp waits only after it has returned its share. All warps of a rank must run.
+// Progress: returning rows does not wait, and a warp waits only after it has returned its share. All warps of a rank must run.
 #pragma once
 
 #include "layout/ledger_layout.hpp"
@@ -37,12 +39,12 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Pointers are to this rank's memory. The functions below accept any type with these members, so that
-/// kernels for one row type can have some members as constants.
+/// Trivially copyable. Pointers refer to this rank's memory. The functions below accept any type with these members, so that
+/// kernels for one row type can use constants for some of them.
 struct LedgerParams {
   CallContext call;
   LedgerLayout layout;
-  uint64_t signature = 0;  ///< of the call; equal on all ranks
+  uint64_t signature = 0;  ///< of the call; identical on all ranks
   DType type = DType::f16;
   int64_t hidden = 0;
   int64_t row_bytes = 0;
@@ -67,7 +69,7 @@ struct LedgerParams {
   std::byte* out = nullptr;
 };
 
-/// Sets `ledger_rows` at the owners in `owners` (bits). Releases everything that has settled and arrived before.
+/// Sets `ledger_rows` at the owners in the bit mask `owners`. Releases everything that has previously settled and arrived.
 template <class A, class P>
 SWITCHYARD_FN void announce_returned(typename A::Warp& w, const P& p, uint64_t owners) {
   const CallContext& call = p.call;
@@ -84,10 +86,10 @@ SWITCHYARD_FN void announce_returned(typename A::Warp& w, const P& p, uint64_t o
       Site::ledger_rows);
 }
 
-/// Number of parts in which a chunk is copied, so that a few rows keep many multiprocessors busy.
+/// Number of parts in which a chunk is copied; more than one lets a few rows keep many multiprocessors busy.
 inline constexpr int kChunkParts = 4;
 
-/// Returns this warp's share of the chunks; the warp that completes an owner's chunks announces them to the owner. The chunks
+/// Returns this warp's share of the chunks; the warp that completes an owner's chunks announces them to that owner. The chunks
 /// of one owner are contiguous, and each rank begins with a different owner.
 template <class A, class P>
 SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter& moved) {
@@ -128,7 +130,7 @@ SWITCHYARD_FN void return_segments(typename A::Warp& w, const P& p, MoveCounter&
   if (owner >= 0 && !sentinels) arrive();
 }
 
-/// Waits until the ranks in `senders` (bits) have returned this rank's rows.
+/// Waits until the ranks in the bit mask `senders` have returned this rank's rows.
 template <class A, class P>
 SWITCHYARD_FN bool wait_ledger_rows(typename A::Warp& w, const P& p, uint64_t senders) {
   if (senders == 0) return true;
@@ -139,7 +141,7 @@ SWITCHYARD_FN bool wait_ledger_rows(typename A::Warp& w, const P& p, uint64_t se
       p.call.word(), Site::ledger_rows, writer, span);
 }
 
-/// True if a rank has entered this call with a different ledger, so that rows may never arrive. The mismatch is recorded.
+/// True if a rank has entered this call with a different ledger, in which case rows may never arrive. The mismatch is recorded.
 template <class A>
 struct EnteredOtherCall {
   template <class P>
@@ -155,8 +157,8 @@ struct EnteredOtherCall {
   }
 };
 
-/// Waits until missing(looks), which returns the number of a missing row in the return buffer, or -1, finds none. Charges the
-/// time to the rank that returns the row. False after a fault (recorded).
+/// Waits until missing(looks) returns -1; before that, it returns the number of a missing row in the return buffer. Charges the
+/// time to the rank that returns the row. Returns false after recording a fault.
 template <class A, class P, class Missing>
 SWITCHYARD_FN bool wait_for_arrival(typename A::Warp& w, const P& p, Missing&& missing) {
   constexpr int kLooks = 16;
@@ -199,8 +201,8 @@ SWITCHYARD_FN bool sum_if_arrived(typename A::Warp& w, const P& p, const ReduceS
   });
 }
 
-/// Blanks the data of the previous call. Runs after all ranks have entered this call, so all rows that they sent in the
-/// previous call have arrived, including rows that no route uses. Settled on return.
+/// Blanks the data of the previous call. Runs after all ranks have entered this call, so that all rows sent in the previous
+/// call have arrived, including rows that no route uses. Settled on return.
 template <class A, class P>
 SWITCHYARD_FN void blank_last_rows(typename A::Warp& w, const P& p) {
   std::byte* const rows = p.call.heap.local(p.layout.buffer(p.call.epoch - 1));
@@ -210,7 +212,7 @@ SWITCHYARD_FN void blank_last_rows(typename A::Warp& w, const P& p) {
   A::settle(w);
 }
 
-/// If some rows are in no sum: waits for this warp's share of the whole return buffer, so that these rows have also arrived.
+/// If some rows are in no sum, waits for this warp's share of the entire return buffer, so that these rows have also arrived.
 template <class A, class P>
 SWITCHYARD_FN bool wait_unnamed(typename A::Warp& w, const P& p) {
   if (!p.some_unnamed) return true;
@@ -225,12 +227,12 @@ SWITCHYARD_FN bool wait_unnamed(typename A::Warp& w, const P& p) {
   return true;
 }
 
-/// Sums this warp's share of the tokens, each as soon as its own senders have returned its rows. Settled on return.
+/// Sums this warp's share of the tokens, each as soon as its senders have returned its rows. Settled on return.
 template <class A, class P>
 SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
   const std::byte* buffer = p.call.heap.local(p.layout.buffer(p.call.epoch));
   uint64_t here = 0;  // senders whose rows this warp may read
-  // With few tokens, many warps sum parts of them.
+  // With few tokens, warps sum parts of tokens instead of whole ones.
   const bool split = p.tokens < w.total();
   const int64_t width = split ? 512 : p.hidden, parts = split ? (p.hidden + 511) / 512 : 1;
   const auto element = static_cast<int64_t>(dtype_bytes(p.type));
@@ -257,7 +259,7 @@ SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
   return true;
 }
 
-/// After all flags have arrived: records a mismatch if a rank made a different call.
+/// After all flags have arrived, records a mismatch if any rank made a different call.
 template <class A, class P>
 SWITCHYARD_FN bool check_signatures(typename A::Warp& w, const P& p) {
   const CallContext& call = p.call;
@@ -267,7 +269,8 @@ SWITCHYARD_FN bool check_signatures(typename A::Warp& w, const P& p) {
   return record_mismatch<A>(w, call, Site::ledger_rows, nth_bit(other, 0));
 }
 
-/// Kernel body: run by all warps of a rank. False after a fault (recorded). The call is complete when all warps have returned.
+/// Kernel body: run by all warps of a rank. Returns false after recording a fault. The call is complete when all warps have
+/// returned.
 template <class A, class P>
 SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
   const CallContext& call = p.call;
@@ -285,7 +288,7 @@ SWITCHYARD_FN bool ledger_combine(typename A::Warp& w, const P& p) {
     span.set_bytes(moved.remote_bytes);
     call.moved[w.index()] = moved;
   }
-  // Usually all ranks have entered by now, so the data of the last call can be blanked while rows are in flight.
+  // By now, usually all ranks have entered, so the previous call's data can be blanked while rows are in flight.
   const auto entered = [&](int r) { return call.heap.local(p.layout.flag(r)); };
   const bool early =
       sentinels && A::template poll_from<Scope::system>(w, call.world(), entered, call.word(), Site::ledger_rows) < 0;

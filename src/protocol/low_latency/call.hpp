@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Code shared by dispatch and combine of low-latency mode: entering a call, and the loops over pieces.
+// Code shared by low-latency dispatch and combine: entering a call, and iterating over pieces.
 //
 // | flag         | written by | read by      | order           | scope  | reuse                                    |
 // | call_header  | each rank  | all ranks    | release/acquire | system | epoch; two sets by parity of the call    |
 //
-// Functions accept parameters and layouts of any type with these members: kernels for one kind of rows have some of them as
-// constants (exchange/low_latency/known.cuh).
+// Functions accept parameters and layouts of any type with these members; kernels for one kind of rows use constants for some
+// of them (exchange/low_latency/known.cuh).
 //
-// Every rank announces to all peers that it has entered call n before it waits for anything in it, and it leaves call n only
-// after all peers have announced the same. So a peer is at most one call ahead, and its writes of call n + 1 go to the other
-// set.
+// Every rank announces to all peers that it has entered call n before it waits for anything in that call, and leaves it only
+// after all peers have announced the same. A peer is therefore at most one call ahead, and its writes for call n + 1 go to the
+// other set.
 #pragma once
 
 #include <iterator>
@@ -19,7 +19,7 @@
 
 namespace switchyard::detail {
 
-/// A flat index over (item, piece), pieces fastest. All indices are below 2^32.
+/// A flat index over (item, piece), with pieces varying fastest. All indices are below 2^32.
 struct ItemPiece {
   int64_t item;
   int piece;
@@ -30,20 +30,20 @@ SWITCHYARD_FN ItemPiece split_index(int64_t i, const Layout& l) {
   return {item, static_cast<int>(index - item * l.by_pieces.value())};
 }
 
-/// Like spread_index, for received items. The order is reversed, so that the warps that had nothing to send, which are the last
-/// ones, get the first items and already wait while the others send.
+/// Like spread_index, for received items. The order is reversed: the last warps, which had nothing to send, get the first items
+/// and already wait while the others send.
 template <class Warp>
 SWITCHYARD_FN int64_t receiving_index(const Warp& w) {
   return w.total() - 1 - spread_index(w);
 }
 
-/// Kind of call that a rank has entered, 5 bits of its header word. Equal on all ranks that make the same call.
+/// Kind of the call that a rank has entered: 5 bits of its header word. Identical on all ranks that make the same call.
 enum class LowLatencyKind : uint8_t { dispatch = 0, combine = 1, all_to_all = 2 };
 SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, CombineOrder order, DType type) {
   return static_cast<uint64_t>(kind) + 4 * static_cast<uint64_t>(order) + 8 * static_cast<uint64_t>(type);
 }
-/// A header value contains the kind above these bits. The bits below contain T, which differs by rank, or, in a combine, the
-/// low bits of the number of the dispatch whose rows it sums, which are the same on all ranks.
+/// In a header value, the kind is above these bits. The bits below contain T, which differs between ranks, or, in a combine,
+/// the low bits of the number of the dispatch whose rows it sums, which are identical on all ranks.
 inline constexpr int kHeaderDetailBits = kFlagValueBits - 5;
 static_assert(8 * std::size(NamesOf<DType>::kAll) <= 32, "5 bits of a header word hold kind, order and type");
 inline constexpr int64_t kMaxLowLatencyTokens = 65535;  // the maximum that check_config allows
@@ -52,14 +52,15 @@ SWITCHYARD_FN inline uint64_t header_value(uint64_t kind, uint64_t detail) {
   return kind << kHeaderDetailBits | (detail & ((uint64_t{1} << kHeaderDetailBits) - 1));
 }
 
-/// True for the warp that announces to all ranks that this rank has entered a call. It is chosen to have little to send.
+/// True for the warp that announces to all ranks that this rank has entered a call. It is chosen such that it has little to
+/// send.
 template <class Warp>
 SWITCHYARD_FN bool is_announcer(const Warp& w) {
   return w.warp() == 0 && w.block() + 1 == w.num_blocks();
 }
 
 /// Announces to all ranks that this rank has entered the call. Call first, from all warps; the warp for which is_announcer()
-/// holds writes the flags. `value`: header_value.
+/// returns true writes the flags. `value`: header_value.
 template <class A, class Layout>
 SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t value) {
   if (!is_announcer(w)) return;
@@ -79,7 +80,7 @@ struct RecordMismatch {
   }
 };
 
-/// Waits until all ranks have entered the same call, i.e. until their header values equal this rank's in all but the lowest
+/// Waits until all ranks have entered the same call, i.e. until their header values equal this rank's except in the lowest
 /// `own_bits` bits. Every warp waits.
 template <class A, class Layout>
 SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t value,
@@ -95,13 +96,13 @@ SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, co
   return A::out_of_line(w, RecordMismatch<A>{}, &call, nth_bit(others, 0));
 }
 
-/// T of rank r in a dispatch or flat exchange, after wait_entered.
+/// T of rank r in a dispatch or flat exchange; valid after wait_entered.
 SWITCHYARD_FN inline int tokens_of(const CallContext& call, const LowLatencyLayout& layout, int r) {
   const uint64_t word = *call.heap.local(layout.header(call.epoch, r));
   return static_cast<int>(flag_value(word) & ((uint64_t{1} << kHeaderDetailBits) - 1));
 }
 
-/// The user's ids, 32 or 64 bits wide; -1 for anything that is not an expert.
+/// Reads the user's ids, 32 or 64 bits wide; any id that is not an expert is read as -1.
 struct IdReader {
   const void* ids = nullptr;
   bool is_int64 = false;
@@ -111,19 +112,20 @@ struct IdReader {
     return is_int64 ? static_cast<const int64_t*>(ids)[f] : static_cast<const int32_t*>(ids)[f];
   }
   SWITCHYARD_FN int32_t expert_of(int64_t id) const { return id >= 0 && id < experts ? static_cast<int32_t>(id) : -1; }
-  /// True for ids that are neither an expert nor -1.
+  /// True if `id` is neither an expert nor -1.
   SWITCHYARD_FN bool is_invalid(int64_t id) const { return expert_of(id) < 0 && id != -1; }
   SWITCHYARD_FN int32_t operator()(int64_t f) const { return expert_of(raw(f)); }
 };
 
-/// For each expert, one bit per token that chooses it. With the sets, counting is a lookup; without them, ids are scanned.
+/// For each expert, the set of the tokens that choose it, with one bit per token. With the sets, counting is a lookup; without
+/// them, the ids are scanned.
 struct TokenSets {
   const uint32_t* sets = nullptr;  ///< [experts, words]
   int words = 0;                   ///< words_for(tokens)
 
   static SWITCHYARD_FN constexpr int words_for(int tokens) { return (tokens + 31) / 32; }
   SWITCHYARD_FN bool ready() const { return sets != nullptr; }
-  /// Number of tokens among the first `tokens` that choose the expert; each counts once.
+  /// Number of tokens, among the first `tokens`, that choose the expert; each token counts once.
   SWITCHYARD_FN int count(int32_t expert, int tokens) const {
     const uint32_t* const set = sets + int64_t{expert} * words;
     return count_in([set](int i) { return set[i]; }, tokens);

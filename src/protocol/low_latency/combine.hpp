@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency combine: rows, or sums of a rank's rows, are pushed to a slot of their token at its owner, which sums them as
+// Low-latency combine: rows, or a rank's sums of rows, are pushed to a slot of their token at its owner, which sums them as
 // they arrive.
 //
 // | word     | written by                 | read by       | order | scope  | reuse                                        |
 // | returned | a warp of an expert's rank | owner's warps | none  | system | zero again when read; two sets by parity     |
 //
-// No flag follows a row, because it is a sentinel row (arch/ops.hpp): every word of it is a `returned` word.
+// No flag follows a row, because it is a sentinel row (arch/ops.hpp): each of its words is a `returned` word.
 //
-// Slots: per_route (token, first k with the expert), per_rank (token, rank). A slot is read only in the call in which it was
-// written. Progress: all warps send before they wait, and they wait only for remote sends.
+// Slots are indexed by (token, first k with the expert) for per_route and by (token, rank) for per_rank. A slot is read only in
+// the call in which it was written. Progress: all warps send before they wait, and they wait only for remote sends.
 #pragma once
 
 #include "protocol/low_latency/call.hpp"
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Pointers are to this rank's private memory.
+/// Trivially copyable. Pointers refer to this rank's private memory.
 struct LowLatencyCombineParams {
   CallContext call;
   LowLatencyLayout layout;
@@ -40,14 +40,14 @@ struct LowLatencyCombineParams {
 
   std::byte* out = nullptr;
 
-  /// Includes the number of the dispatch, which is compared like the kind. Ranks that combine outputs of different dispatches
-  /// would wait for rows that never arrive, or leave rows in slots that later calls take for their own.
+  /// Includes the number of the dispatch, which is compared like the kind. Ranks combining outputs of different dispatches
+  /// would wait for rows that never arrive, or leave rows in slots that later calls would mistake for their own.
   SWITCHYARD_FN uint64_t header() const {
     return header_value(low_latency_kind(LowLatencyKind::combine, order, type), combined);
   }
 };
 
-/// The number of bytes for `owner` that cross a link: `bytes`, or 0 for this rank.
+/// The number of bytes for `owner` that cross a link: `bytes`, or 0 if the owner is this rank.
 template <class P>
 SWITCHYARD_FN uint64_t remote_part(const P& p, int owner, int64_t bytes) {
   return owner == p.call.rank() ? 0 : static_cast<uint64_t>(bytes);
@@ -68,7 +68,7 @@ SWITCHYARD_FN std::byte* return_slot(const P& p, int owner, int t, int slot) {
   return p.call.heap.at(owner, p.layout.return_row(p.call.epoch, t, slot));
 }
 
-/// Sends a piece of local expert `expert`'s output row, `from`, to slot k of token t. The stores are pending on return.
+/// Sends a piece of an output row of local expert `expert`, at `from`, to slot k of token t. The stores are pending on return.
 template <class A, class P>
 SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int t, int k, int piece, const std::byte* from,
                                 int expert) {
@@ -137,7 +137,7 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& mov
   }
 }
 
-/// Sending half; waits for nothing.
+/// Sending half; does not wait.
 template <class A, class P>
 SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const P& p) {
   enter_call<A>(w, p.call, p.layout, p.header());
@@ -149,7 +149,8 @@ SWITCHYARD_FN void low_latency_return(typename A::Warp& w, const P& p) {
   p.call.moved[w.index()] = moved;
 }
 
-/// Sums `places` returned rows, row_of(i) from rank writer(i), like reduce_if_arrived. False after a fault (recorded).
+/// Sums `places` returned rows like reduce_if_arrived; row_of(i) is returned by rank writer(i). Returns false after recording a
+/// fault.
 template <class A, class P, class Row, class Weight, class Writer>
 SWITCHYARD_FN bool sum_returned(typename A::Warp& w, const P& p, const ReduceSpec& sum, int places, bool weighted, Row&& row_of,
                                 Weight&& weight_of, Writer&& writer) {
@@ -199,7 +200,7 @@ SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_i
         w, p, sum, p.call.world(), false, [&](int r) -> const void* { return ranks >> r & 1 ? slot(r) : nullptr; },
         [](int) { return 1.0f; }, [](int r) { return r; });
   }
-  /// The first choice of the token with the same expert, whose slot has the row.
+  /// The token's first choice of the same expert, whose slot contains the row.
   const auto first = [&](int k) {
     int j = 0;
     SWITCHYARD_ROLLED
@@ -228,7 +229,7 @@ SWITCHYARD_FN SumParts sum_parts(const Warp& w, const P& p, int tokens) {
   return {static_cast<int>(columns), (whole + columns - 1) / columns};
 }
 
-/// Sums this warp's share of the tokens' pieces. False after a fault (recorded).
+/// Sums this warp's share of the tokens' pieces. Returns false after recording a fault.
 template <class A, class P, class Ids>
 SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, int tokens) {
   const auto& l = p.layout;
@@ -246,7 +247,7 @@ SWITCHYARD_FN bool sum_pieces(typename A::Warp& w, const P& p, const Ids& ids, i
   return true;
 }
 
-/// Receiving half. False after a fault (recorded).
+/// Receiving half. Returns false after recording a fault.
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_sum(typename A::Warp& w, const P& p) {
   const auto tokens = static_cast<int>(p.own->tokens);

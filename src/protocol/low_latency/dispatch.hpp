@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency dispatch: rows are sent as messages, and the receiver packs them per expert as they arrive.
+// Low-latency dispatch: rows are sent as messages, and the receiver packs them by expert as they arrive.
 //
 // | flag         | written by        | read by            | order           | scope  | reuse                                 |
 // | expert_count | each rank         | the expert's rank  | none            | system | epoch; two sets by parity of the call |
 //
-// Messages and their flags: low_latency/messages.hpp. Progress: all warps send before they wait, they wait only for remote
-// sends, and no barrier follows a wait.
+// low_latency/messages.hpp documents messages and their flags. Progress: all warps send before they wait; they wait only for
+// remote sends, and no barrier follows a wait.
 #pragma once
 
 #include "protocol/low_latency/messages.hpp"
 
 namespace switchyard::detail {
 
-/// Stores the data about this rank's own routes that combine needs, for a share of the tokens.
+/// For a share of the tokens, stores the data about this rank's own routes that combine needs.
 template <class A, class P>
 SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const P& p, Share share) {
   for (int64_t t = share.index; t < p.tokens; t += share.step) {
@@ -25,7 +25,7 @@ SWITCHYARD_FN void keep_own_routes(typename A::Warp& w, const P& p, Share share)
   if (share.index == 0) A::for_lanes(w, 1, [&](int) { *p.own = {p.tokens, p.call.epoch}; });
 }
 
-/// Sends the number of this rank's rows to the ranks of a share of the experts.
+/// For a share of the experts, sends the number of this rank's rows to the expert's rank.
 template <class A, class P>
 SWITCHYARD_FN void send_counts(typename A::Warp& w, const P& p, Share share) {
   const auto& l = p.layout;
@@ -40,14 +40,14 @@ SWITCHYARD_FN void send_counts(typename A::Warp& w, const P& p, Share share) {
   }
 }
 
-/// Header value of a dispatch of T tokens.
+/// Header value for a dispatch of T tokens.
 SWITCHYARD_FN inline uint64_t dispatch_header(int tokens) {
   return header_value(low_latency_kind(LowLatencyKind::dispatch, CombineOrder::per_route, DType::bf16),
                       static_cast<uint64_t>(tokens));
 }
 
-/// Sending half; waits for nothing. The helpers that have no entries to send count first; if every helper has entries, all
-/// helpers count before they send them. Without helpers, all warps count after they have sent.
+/// Sending half; does not wait. Helpers with no entries to send count first; if every helper has entries, all helpers count
+/// before they send them. Without helpers, all warps count after sending.
 template <class A, class P>
 SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const P& p) {
   MoveCounter moved;
@@ -69,7 +69,8 @@ SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const P& p) {
   p.call.moved[w.index()] = moved;
 }
 
-/// Waits for the counts of all sources before `source` (W: all) for n local experts expert(j), j in [0, n); -1: none.
+/// Waits for the counts from all sources before `source` (W: from all sources) for n local experts expert(j), j in [0, n); -1:
+/// none.
 template <class A, class P, class Expert>
 SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const P& p, int source, int n, const Expert& expert) {
   const auto& l = p.layout;
@@ -83,7 +84,7 @@ SWITCHYARD_FN bool wait_counts_before(typename A::Warp& w, const P& p, int sourc
       p.call.word(), Site::expert_count, [=](int i) { return i % source; }, span);
 }
 
-/// Writes the rows of a message's entries to the warp's scratch: -1 for entries that are not for this rank, -2 - row for
+/// Writes the rows of a message's entries to the warp's scratch: -1 for entries that are not for this rank, and -2 - row for
 /// entries that repeat an earlier one. Waits for counts.
 template <class A, class P>
 SWITCHYARD_FN bool find_rows(typename A::Warp& w, const P& p, const LowLatencyEntry* entries, int source, int64_t* row_of) {
@@ -120,7 +121,7 @@ SWITCHYARD_FN bool find_rows(typename A::Warp& w, const P& p, const LowLatencyEn
   return true;
 }
 
-/// True if the scales of a row are contiguous words, like the row itself.
+/// True if a row's scales are contiguous words, like the row itself.
 template <class P>
 SWITCHYARD_FN bool scales_in_rows(const P& p) {
   return !p.scale_place.column_major && p.scale_element_bytes == 4;
@@ -131,7 +132,7 @@ SWITCHYARD_FN int64_t end_of_scales(const P& p, int piece, const ColumnRange& ra
   return piece + 1 == p.layout.pieces ? p.scale_place.bytes_of_row() : range.scale_at + range.scale_bytes;
 }
 
-/// Writes the scales of a piece, `fetched`, to the non-negative rows row_of[j], j in [0, n). The last piece also writes the
+/// Writes the scales of a piece, `fetched`, to each non-negative row row_of[j], j in [0, n). The last piece also writes the
 /// padding.
 template <class A, class P, class Fetched>
 SWITCHYARD_FN void place_scale_rows(typename A::Warp& w, const P& p, const Fetched& fetched, int piece,
@@ -150,7 +151,7 @@ SWITCHYARD_FN void place_scale_rows(typename A::Warp& w, const P& p, const Fetch
   });
 }
 
-/// Like place_scale_rows, for scales that are single bytes or column-major: each lane processes one scale, row by row. Clobbers
+/// Like place_scale_rows, for scales that are single bytes or column-major; each lane processes one scale, row by row. Clobbers
 /// `row_of`.
 template <class A, class P>
 SWITCHYARD_FN void spread_scales(typename A::Warp& w, const P& p, const std::byte* scales, int piece, const ColumnRange& range,
@@ -210,8 +211,8 @@ SWITCHYARD_FN bool place_piece(typename A::Warp& w, const P& p, int source, int 
   return true;
 }
 
-/// Reports counts and ranges of this rank's experts, and T of all sources. Executed by the warps with the fewest pieces to
-/// place.
+/// Reports the counts and ranges of this rank's experts, and the T of every source. Executed by the warps with the fewest
+/// pieces to place.
 template <class A, class P>
 SWITCHYARD_FN bool report_counts(typename A::Warp& w, const P& p) {
   const auto& l = p.layout;
@@ -234,7 +235,7 @@ SWITCHYARD_FN bool report_counts(typename A::Warp& w, const P& p) {
   return true;
 }
 
-/// Receiving half. False after a fault (recorded).
+/// Receiving half. Returns false after recording a fault.
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const P& p) {
   const auto& l = p.layout;

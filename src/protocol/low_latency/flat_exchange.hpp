@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The whole exchange in one launch: rows are sent once per (token, rank), each expert's result is returned to its token as soon
-// as its row has arrived, and tokens are summed as results arrive. Rows are not packed per expert, so no counts are exchanged.
+// The entire exchange in a single launch: rows are sent once per (token, rank), each expert's result is returned to its token
+// as soon as the row has arrived, and tokens are summed as results arrive. Rows are not packed per expert, so no counts are
+// exchanged.
 //
-// Flags: call_header and message, and sentinel rows, as in dispatch and combine of low-latency mode, all in one call. Buffers:
-// messages and returned rows of one set, see low_latency/call.hpp. Progress: all warps send before they wait, and answer remote
-// sends before they wait for answers. So answers wait only for sends, and sums only for answers.
+// Flags: call_header, message and sentinel rows, as in low-latency dispatch and combine, all in a single call. Buffers:
+// messages and returned rows of one set; see low_latency/call.hpp. Progress: all warps send before they wait, and answer remote
+// sends before they wait for answers. Answers therefore wait only for sends, and sums only for answers.
 #pragma once
 
 #include <type_traits>
@@ -15,23 +16,23 @@
 
 namespace switchyard::detail {
 
-/// Trivially copyable. `d` and `c` have the same call and the same layout.
+/// Trivially copyable. `d` and `c` have the same call and layout.
 struct FlatParams {
   LowLatencyDispatchParams d;  ///< parameters of sending; the other members are unused
   LowLatencyCombineParams c;   ///< used: weights, expert_scale, out, type
 };
 
-/// Header value of a flat exchange.
+/// Header value for a flat exchange.
 template <class P>
 SWITCHYARD_FN uint64_t flat_header(const P& p) {
   return header_value(low_latency_kind(LowLatencyKind::all_to_all, CombineOrder::per_route, p.c.type),
                       static_cast<uint64_t>(p.d.tokens));
 }
 
-/// Result of an expert if the caller passes no function: the row itself, or the row times the expert's scale.
+/// An expert's result if the caller passes no function: the row itself, or the row times the expert's scale.
 struct ScaledRows {};
 
-/// A message and its entries for experts of this rank.
+/// A message, and which of its entries are for experts of this rank.
 struct Message {
   const std::byte* payload;
   const LowLatencyEntry* entries;
@@ -69,8 +70,8 @@ SWITCHYARD_FN void scale_answers(typename A::Warp& w, const P& p, const Message&
       return_piece<A>(w, p.c, source, t, m.entries[j].k, piece, from, m.entries[j].expert - l.first_expert(call.rank()));
 }
 
-/// Computes answers with the caller's function: make(x, n, row, column) transforms x[0 .. n) in place, the elements of `row`
-/// starting at `column`.
+/// Computes answers with the caller's function: make(x, n, row, column) transforms x[0 .. n), the elements of `row` starting at
+/// `column`, in place.
 template <class A, class P, class Make, class Answered>
 SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& make, const Message& m, int source, int t,
                                 const ColumnRange& range, Answered&& answered) {
@@ -86,7 +87,7 @@ SWITCHYARD_FN void make_answers(typename A::Warp& w, const P& p, const Make& mak
   }
 }
 
-/// Returns the results of all local experts of an arrived message, for one piece.
+/// For one piece of an arrived message, returns the results of all local experts.
 template <class A, class P, class Make>
 SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& make, int source, int unit, int piece,
                                 LastWait<A>& last, MoveCounter& moved) {
@@ -112,7 +113,7 @@ SWITCHYARD_FN bool answer_piece(typename A::Warp& w, const P& p, const Make& mak
   return true;
 }
 
-/// `make`: ScaledRows, or a function as described at make_answers. False after a fault (recorded).
+/// `make` is ScaledRows or a function as described at make_answers. Returns false after recording a fault.
 template <class A, class P, class Make>
 SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const P& p, const Make& make) {
   const CallContext& call = p.d.call;

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of low-latency mode: a row, its scales and the data for placing it at the receiver, in a slot fixed by (source,
-// unit).
+// Messages of low-latency mode. A message contains a row, its scales and the data for placing it at the receiver, in a slot
+// determined by (source, unit).
 //
 // | flag         | written by        | read by            | order           | scope  | reuse                                 |
 // | message      | a source's block  | receiver's warps   | release/acquire | system | epoch; two sets by parity of the call |
 //
-// A message's row is sent by `parts` warps of a block, each with some of the columns, and its entries by another warp. After a
-// block barrier one of these warps announces the message, so a message costs one fence. A receiver processes it in pieces, by
-// warps on different multiprocessors. A message of a set is read only in the call in which it was written, so it may be
-// overwritten two calls later (low_latency/call.hpp). Sending waits for nothing.
+// A message's row is sent by `parts` warps of a block, each sending some of the columns, and its entries are sent by another
+// warp. After a block barrier, one of these warps announces the message, so that each message costs one fence. The receiver
+// processes a message in pieces, with warps on different multiprocessors. A message of a set is read only in the call in which
+// it was written, so it may be overwritten two calls later (low_latency/call.hpp). Sending does not wait.
 #pragma once
 
 #include "protocol/low_latency/call.hpp"
 
 namespace switchyard::detail {
 
-/// Trivially copyable. Pointers are to this rank's private memory.
+/// Trivially copyable. Pointers refer to this rank's private memory.
 struct LowLatencyDispatchParams {
   CallContext call;
   LowLatencyLayout layout;
@@ -36,7 +36,7 @@ struct LowLatencyDispatchParams {
   const float* weights = nullptr;  ///< [T * K] or null: all 1
   int parts = 1;                   ///< warps that send a message together, at most those of a block; 1: no block barrier needed
   int part_columns = 0;            ///< columns of each part, a multiple of the scale group
-  int teams = 1;                   ///< messages that a block sends at a time, see Sender
+  int teams = 1;                   ///< messages that a block sends at a time; see Sender
 
   // Stored by the owner for combine.
   int32_t* own_ids = nullptr;    ///< [max_tokens * K], -1: no expert
@@ -54,18 +54,18 @@ struct LowLatencyDispatchParams {
   int64_t* source_tokens = nullptr;  ///< [W]
 };
 
-/// T of a call of at most `bound` tokens: the current value of `stated` unless it is null, else `bound`.
+/// T of a call with at most `bound` tokens: the current value of `stated`, or `bound` if it is null.
 SWITCHYARD_FN inline int tokens_now(int bound, const int32_t* stated) {
   if (stated == nullptr) return bound;
   const int tokens = *stated;
   return tokens < 0 ? 0 : tokens < bound ? tokens : bound;
 }
 
-/// A range of the columns of a row, and its place in a message.
+/// A range of a row's columns, and its place in a message.
 struct ColumnRange {
   int column, columns, payload_at, payload_bytes, scale_at, scale_bytes;
 };
-/// The `index`-th range of `width` columns, a multiple of the scale group; empty past the end of the row.
+/// The `index`-th range of `width` columns, where `width` is a multiple of the scale group; empty past the end of the row.
 template <class P>
 SWITCHYARD_FN ColumnRange column_range(const P& p, int index, int width) {
   const auto& l = p.layout;
@@ -88,7 +88,7 @@ SWITCHYARD_FN ColumnRange piece_range(const P& p, int piece) {
   return column_range(p, piece, p.layout.piece_columns);
 }
 
-/// Number of tokens among the first `tokens` that choose the expert; each counts once.
+/// Number of tokens, among the first `tokens`, that choose the expert; each token counts once.
 template <class A, class P>
 SWITCHYARD_FN int32_t tokens_choosing(typename A::Warp& w, const P& p, int tokens, int32_t expert) {
   if (p.sets.ready()) return p.sets.count(expert, tokens);
@@ -101,7 +101,7 @@ SWITCHYARD_FN int32_t tokens_choosing(typename A::Warp& w, const P& p, int token
   }));
 }
 
-/// The ranks with one of the unit's experts (bits).
+/// Bit mask of the ranks with one of the unit's experts.
 template <class A, class P>
 SWITCHYARD_FN uint64_t ranks_of(typename A::Warp& w, const P& p, int unit) {
   const auto& l = p.layout;
@@ -112,8 +112,8 @@ SWITCHYARD_FN uint64_t ranks_of(typename A::Warp& w, const P& p, int unit) {
   });
 }
 
-/// The message entry for choice k of a token whose choices begin at `begin`. `place(expert)`: number of earlier tokens that
-/// choose the expert.
+/// The message entry for choice k of a token whose choices start at `begin`. `place(expert)` is the number of earlier tokens
+/// that choose the expert.
 template <class P, class Place>
 SWITCHYARD_FN LowLatencyEntry make_entry(const P& p, int begin, int k, const Place& place) {
   const int32_t expert = p.ids(begin + k);
@@ -128,7 +128,7 @@ SWITCHYARD_FN LowLatencyEntry make_entry(const P& p, int begin, int k, const Pla
   return entry;
 }
 
-/// Writes the entries of a message, with which the receivers place the token's routes, at all its destination ranks. Settled on
+/// Writes the entries of a message to all its destination ranks; the receivers use them to place the token's routes. Settled on
 /// return.
 template <class A, class P>
 SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
@@ -159,7 +159,7 @@ SWITCHYARD_FN void send_entries(typename A::Warp& w, const P& p, int unit) {
   A::settle(w);
 }
 
-/// False for a separately sent route that repeats an earlier expert of its token: its message has no row.
+/// False for a separately sent route that repeats an earlier expert of its token; the message of such a route has no row.
 template <class P>
 SWITCHYARD_FN bool carries_row(const P& p, int unit) {
   const auto& l = p.layout;
@@ -171,7 +171,7 @@ SWITCHYARD_FN bool carries_row(const P& p, int unit) {
   return !repeats;
 }
 
-/// Counts the payload for the ranks of `places`, including ranks of other hosts, which get it by another path.
+/// Counts the payload for the ranks in `places`, including ranks on other hosts, which receive it by another path.
 template <class P>
 SWITCHYARD_FN void count_payload(const P& p, const ColumnRange& range, int part, uint64_t places, MoveCounter& moved) {
   const int part_bytes = range.payload_bytes + range.scale_bytes;
@@ -182,7 +182,7 @@ SWITCHYARD_FN void count_payload(const P& p, const ColumnRange& range, int part,
   if (part == 0) moved.payload_rows += static_cast<uint64_t>(bits(places));
 }
 
-/// Sends some columns of the payload to the ranks of `places`.
+/// Sends some columns of the payload to the ranks in `places`.
 template <class A, class P>
 SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t, int part, uint64_t places,
                                 MoveCounter& moved) {
@@ -252,15 +252,15 @@ SWITCHYARD_FN void announce_message(typename A::Warp& w, const P& p, int unit, u
       Site::message);
 }
 
-/// Number of messages that a block of `warps` warps sends at a time, each by `parts` warps: as many as leave one warp free, but
-/// at least one. If each warp sends a whole message: all warps.
+/// Number of messages that a block of `warps` warps sends at a time, using `parts` warps for each: as many as leave one warp
+/// free, but at least one. If each warp sends a whole message, this is the number of warps.
 SWITCHYARD_FN inline int sending_teams(int warps, int parts) {
   if (parts == 1) return warps;
   return warps > 2 * parts ? (warps - 1) / parts : 1;
 }
 
-/// A warp's role for the messages of its block. The warps beyond the teams, the helpers, send entries. If there are no helpers,
-/// a team's first warp sends the entries after its part of the row.
+/// A warp's role in sending the messages of its block. The warps beyond the teams are helpers, which send entries. If there are
+/// no helpers, a team's first warp sends the entries after its part of the row.
 struct Sender {
   int team = 0, part = 0;
   int helpers = 0;                       ///< number in the block
@@ -299,7 +299,7 @@ SWITCHYARD_FN void send_messages(typename A::Warp& w, const P& p, MoveCounter& m
   }
 }
 
-/// Waits for a message. On success sets `here` to whether it is for this rank.
+/// Waits for a message. On success, sets `here` to whether the message is for this rank.
 template <class A, class Layout>
 SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, const Layout& l, int source, int unit, bool& here,
                                 LastWait<A>& last) {
@@ -319,8 +319,8 @@ SWITCHYARD_FN bool wait_message(typename A::Warp& w, const CallContext& call, co
   return true;
 }
 
-/// After wait_entered: calls f(source, unit, piece) for this warp's share of all messages of all ranks, split evenly for any T.
-/// Stops when f returns false, and returns false then.
+/// After wait_entered, calls f(source, unit, piece) for this warp's share of all messages from all ranks, split evenly for any
+/// T. Stops and returns false if f returns false.
 template <class A, class Layout, class F>
 SWITCHYARD_FN bool for_each_message(typename A::Warp& w, const CallContext& call, const Layout& l, F&& f) {
   for (int64_t i = receiving_index(w);; i += w.total()) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine of rank-major rows in ordinary memory: the rank that holds them copies the rows that other ranks read to symmetric
-// memory, and the owners pull them from there (combine_pull.hpp). Copying and pulling overlap, because copies are announced in
-// chunks of their owners' tokens. Some blocks copy first; the others pull from the beginning.
+// Combine of rank-major rows in ordinary memory: the rank that holds the rows copies those that other ranks read to symmetric
+// memory, from which the owners pull them (combine_pull.hpp). Copying and pulling overlap, because copies are announced in
+// chunks of their owners' tokens. Some blocks copy first; the others pull from the start.
 //
 // | flag      | written by                        | read by         | order           | scope  | reuse              |
 // | placement | expert's warp 0, at once          | all owners      | release/acquire | system | epoch, never reset |
@@ -9,15 +9,15 @@
 // | pulled    | owner's last warp                 | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
 // Buffers: peers read a rank's copies between its `outputs` and their `pulled`, so the memory may be reused when the call
-// returns. Progress: copies wait for nothing; a warp pulls chunk c after `outputs` of the ranks that copy; the wait for
-// `pulled` is last.
+// returns. Progress: copies do not wait, a warp pulls chunk c after `outputs` of the ranks that copy, and the wait for `pulled`
+// is last.
 #pragma once
 
 #include "protocol/normal/combine_sums.hpp"
 
 namespace switchyard::detail {
 
-/// Expert side, on several hosts: copies the expert-major rows of `record`. The copies are pending on return.
+/// Expert side, with several hosts: copies the expert-major rows of `record`. The copies are pending on return.
 template <class A>
 SWITCHYARD_FN void copy_route_rows(typename A::Warp& w, const CombineParams& p, int64_t record, MoveCounter& moved) {
   const int32_t* const route = p.tables.record_route + record * p.shape.topk;
@@ -29,7 +29,8 @@ SWITCHYARD_FN void copy_route_rows(typename A::Warp& w, const CombineParams& p, 
   moved.copied_bytes += static_cast<uint64_t>(bits(kept) * p.shape.row_bytes);
 }
 
-/// Expert side: copies row and weights of `record` to symmetric memory if they are staged. The copies are pending on return.
+/// Expert side: copies the row and weights of `record` to symmetric memory if they are staged. The copies are pending on
+/// return.
 template <class A>
 SWITCHYARD_FN void copy_record(typename A::Warp& w, const CombineParams& p, int owner, int64_t record, MoveCounter& moved) {
   const bool copies = p.staging.staged && !(p.staging.own_in_place && owner == p.call.rank());
@@ -50,8 +51,8 @@ SWITCHYARD_FN void copy_record(typename A::Warp& w, const CombineParams& p, int 
   }
 }
 
-/// Expert side: copies the records of all chunks that this warp takes; `warps` warps copy. The warp that completes a chunk
-/// announces it to all ranks. If there are no more records than warps, the copies are one step, after which all chunks are
+/// Expert side: copies the records of all chunks that this warp claims; `warps` warps copy. The warp that completes a chunk
+/// announces it to all ranks. If there are no more records than warps, the copies form a single step after which all chunks are
 /// announced, because more steps would take longer than the copies.
 template <class A>
 SWITCHYARD_FN void make_copies(typename A::Warp& w, const CombineParams& p, int warps, MoveCounter& moved) {
@@ -83,8 +84,9 @@ SWITCHYARD_FN void make_copies(typename A::Warp& w, const CombineParams& p, int 
   span.set_arg(made);
 }
 
-/// Owner side: sums this warp's share of all tokens chunk by chunk, waiting for the rows that ranks copy. False after a fault
-/// (recorded). Settled on return. call.moved then contains `moved` plus the rows and bytes that the warp moved here.
+/// Owner side: sums this warp's share of all tokens chunk by chunk, waiting for the rows that ranks copy. Returns false after
+/// recording a fault. Settled on return. call.moved then contains `moved` plus the rows and bytes that this warp moved in this
+/// function.
 template <class A>
 SWITCHYARD_FN bool pull_copies(typename A::Warp& w, const CombineParams& p, MoveCounter moved) {
   const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);
@@ -105,7 +107,7 @@ SWITCHYARD_FN bool pull_copies(typename A::Warp& w, const CombineParams& p, Move
   return true;
 }
 
-/// Kernel body: like combine_pull, for a rank that stages rows or weights. All warps of a rank must be able to run at the same
+/// Kernel body, like combine_pull, for a rank that stages rows or weights. All warps of a rank must be able to run at the same
 /// time.
 template <class A>
 SWITCHYARD_FN bool combine_copies(typename A::Warp& w, const CombineParams& p) {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine by pulling rank-major rows: each token's owner reads the rows of its experts in place and sums them. A rank whose
-// rows are in memory that peers cannot read runs combine_copies.hpp in the same call. Expert-major rows: combine_sums.hpp
-// (per_rank) and combine_routes.hpp (per_route).
+// rows are in memory that peers cannot read uses combine_copies.hpp in the same call. Expert-major rows are combined by
+// combine_sums.hpp (per_rank) and combine_routes.hpp (per_route).
 //
 // | flag      | written by               | read by         | order           | scope  | reuse              |
 // | placement | expert's warp 0, at once | all owners      | release/acquire | system | epoch, never reset |
 // | outputs   | ranks that copy, each chunk | all owners   | release/acquire | system | epoch, never reset |
 // | pulled    | owner's last warp        | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
-// Buffers: peers read a rank's rows until they set `pulled`, so the rows may change again when the call returns. Progress: a
-// rank that runs this code waits for `outputs` of other ranks, which wait for nothing before they publish it, and for `pulled`
-// at the end.
+// Buffers: peers read a rank's rows until they set `pulled`, so the rows may be changed again when the call returns. Progress:
+// a rank that runs this code waits for `outputs` of other ranks, which do not wait before they publish it, and for `pulled` at
+// the end.
 #pragma once
 
 #include "plan/plan.hpp"
@@ -20,7 +20,7 @@
 
 namespace switchyard::detail {
 
-/// Start of a call. The host sets the context; on a GPU the kernel sets the other members, because only the device knows them.
+/// Start of a call. The host sets the context; on a GPU, the kernel sets the other members, because only the device knows them.
 struct SumStart {
   CallContext call;
   int64_t tokens = 0;
@@ -67,8 +67,8 @@ struct SumStaging {
   const uint64_t* distances = nullptr;  ///< for rows in registered memory: see publish_placement
   Placement place{};                    ///< GPU: the kernel completes its signature
   bool reduce_locally = false;          ///< expert-major per_rank: staged[record] = sum over its rows; else staged = y
-  /// Rank-major, staged: rows of this rank's own tokens are not staged; this rank reads them in `y`. own_rows is the offset of
-  /// `y` for `offered`.
+  /// Rank-major, staged: rows of this rank's own tokens are not staged; this rank reads them from `y`. own_rows is the offset
+  /// of `y` for `offered`.
   bool own_in_place = false;
   uint64_t own_rows = 0;
 };
@@ -83,7 +83,7 @@ struct SumWork {
   BlockCounters of_block;          ///< [kSumChunks + 1]: sums, then pulls
 };
 
-/// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's memory.
+/// Trivially copyable. Each part is set as a whole, in one place. Pointers refer to this rank's memory.
 struct CombineParams : SumStart {
   SumShape shape;
   SumTables tables;
@@ -91,7 +91,7 @@ struct CombineParams : SumStart {
   SumWork work;
 };
 
-/// First record of `owner` whose token is at least `token`. The records of one owner have ascending tokens.
+/// First record of `owner` whose token is at least `token`. The records of one owner are in ascending order of their tokens.
 SWITCHYARD_FN inline int64_t first_record_of(const CombineParams& p, int owner, int64_t token) {
   int64_t low = p.tables.record_begin[owner], high = p.tables.record_begin[owner + 1];
   while (low < high) {
@@ -104,12 +104,13 @@ SWITCHYARD_FN inline int64_t first_record_of(const CombineParams& p, int owner, 
   return low;
 }
 
-/// Address of the memory that rank `r` offers at `offset`: within its segment, or beyond it (registered memory: modulo 2^64).
+/// Address of the memory that rank `r` offers at `offset`: within its segment or, for registered memory, beyond it (modulo
+/// 2^64).
 SWITCHYARD_FN inline const std::byte* offered(const HeapView& heap, int r, uint64_t offset) {
   return reinterpret_cast<const std::byte*>(reinterpret_cast<uint64_t>(heap.base[r]) + offset);
 }
 
-/// Expert side: sums the rows of one record, k ascending, into its staged row. False if the record has no row.
+/// Expert side: sums the rows of one record, with k ascending, into its staged row. Returns false if the record has no rows.
 template <class A>
 SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, int64_t record, void* out) {
   const int32_t* route = p.tables.record_route + record * p.shape.topk;
@@ -122,7 +123,7 @@ SWITCHYARD_FN bool reduce_record(typename A::Warp& w, const CombineParams& p, in
   return true;
 }
 
-/// Sources of the rows of one token, in the order of the sum.
+/// Sources of one token's rows, in summation order.
 struct TokenRows {
   const CombineParams* c;
   int64_t first_route;  ///< of the token
@@ -130,7 +131,7 @@ struct TokenRows {
   int places;     ///< number of routes (by_route) or ranks: at most K
   bool by_route;  ///< a row per route, else one per rank
 
-  /// Rank that holds the row of place i; -1: no row.
+  /// The rank that holds the row of place i; -1: no row.
   SWITCHYARD_FN int rank(int i) const {
     if (!by_route) return entries[i].rank >= 0 && entries[i].row >= 0 ? entries[i].rank : -1;
     const int64_t f = first_route + i;
@@ -142,7 +143,7 @@ SWITCHYARD_FN inline TokenRows rows_of(const CombineParams& p, int64_t t) {
   return {&p, t * p.shape.topk, p.tables.sends.of(t), by_route ? p.shape.topk : p.tables.sends.places(t), by_route};
 }
 
-/// A range of the columns of a row, in bytes; multiples of 16.
+/// A range of a row's columns, in bytes (multiples of 16).
 struct RowPart {
   int64_t begin = 0;
   int64_t bytes;
@@ -153,7 +154,7 @@ SWITCHYARD_FN inline RowPart part_of_row(int64_t row_bytes, int part, int parts)
   return {begin, left < size ? (left < 0 ? 0 : left) : size};
 }
 
-/// Owner side: sums a part of token t from the rows row_of(i), which point to the part's first column, and on request the
+/// Owner side: sums a part of token t from the rows row_of(i), which point to the part's first column, and on request sums the
 /// token's weights from weights_of(i). The stores are pending on return.
 template <class A, class Row, class Weights>
 SWITCHYARD_FN void sum_rows(typename A::Warp& w, const CombineParams& p, int64_t t, const TokenRows& rows, Row&& row_of,
@@ -198,15 +199,15 @@ SWITCHYARD_FN void reduce_token(typename A::Warp& w, const CombineParams& p, int
   sum_rows<A>(w, p, t, rows, row_of, weights_of, moved, part);
 }
 
-/// Owner side: sums the tokens below `end` that this warp takes. The stores are pending on return.
+/// Owner side: sums the tokens below `end` that this warp claims. The stores are pending on return.
 template <class A>
 SWITCHYARD_FN void pull_and_reduce(typename A::Warp& w, const CombineParams& p, WorkQueue<A>& tokens, int64_t end,
                                    MoveCounter& moved) {
   for (int64_t t = 0; (t = tokens.item(w)) < end; tokens.done()) reduce_token<A>(w, p, t, {0, p.shape.row_bytes}, moved);
 }
 
-/// How the warps of a rank share its tokens. Whole tokens are taken as long as each warp gets equally many. The remaining
-/// tokens, which would leave warps idle, are split into parts for these warps, because the round trip of one warp to a peer
+/// How the warps of a rank share its tokens. Whole tokens are claimed as long as each warp gets the same number of them. The
+/// remaining tokens, which would leave warps idle, are split into parts for these warps, because a warp's round trip to a peer
 /// takes longer than its bytes.
 struct PullItems {
   int64_t whole;
@@ -220,9 +221,10 @@ SWITCHYARD_FN inline PullItems pull_items(int64_t tokens, int64_t warps, int64_t
   return {parts > 1 ? whole : tokens, parts};
 }
 
-/// Owner side: sums the parts that this warp takes, from part `item` on, and adds the moved rows and bytes to call.moved.
-/// `left`: number of parts that this warp has taken, the first of which is `item`; 0: it has only `item` and takes no other.
-/// Not inlined, because whole tokens then keep more in registers. Settled on return.
+/// Owner side: sums the parts that this warp claims, starting with part `item`, and adds the rows and bytes moved to
+/// call.moved. `left` is the number of parts that this warp has claimed, the first of which is `item`; if it is 0, the warp has
+/// only `item` and claims no other. Not inlined, so that the code for whole tokens can keep more values in registers. Settled
+/// on return.
 template <class A>
 struct PullParts {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CombineParams* params, int64_t item, int left) const {
@@ -244,8 +246,9 @@ struct PullParts {
   }
 };
 
-/// Owner side: sums this warp's share of the tokens that are taken in parts; the first parts come from `items`, after the whole
-/// tokens. Settled on return. call.moved then contains `moved` plus the rows and bytes that the warp moved here.
+/// Owner side: sums this warp's share of the tokens that are split into parts; the first parts come from `items`, after the
+/// whole tokens. Settled on return. call.moved then contains `moved` plus the rows and bytes that this warp moved in this
+/// function.
 template <class A>
 SWITCHYARD_FN void pull_rest(typename A::Warp& w, const CombineParams& p, const PullItems& share, WorkQueue<A>& items,
                              const MoveCounter& moved) {
@@ -259,7 +262,7 @@ SWITCHYARD_FN void pull_rest(typename A::Warp& w, const CombineParams& p, const 
 }
 
 /// Owner side: sums this warp's share of all tokens. Settled on return. call.moved then contains `moved` plus the rows and
-/// bytes that the warp moved here.
+/// bytes that this warp moved in this function.
 template <class A>
 SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCounter moved) {
   const PullItems share = pull_items(p.tokens, w.total(), p.shape.row_bytes);
@@ -268,10 +271,10 @@ SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCou
   pull_rest<A>(w, p, share, items, moved);
 }
 
-/// The last step of every warp: announces to the ranks whose rows others read in place that this rank has finished pulling;
-/// warp 0 of such a rank waits until all ranks have. No other rank reads from the ranks in `ranks_without_readers`: nothing is
-/// announced to such a rank, because it may have left, and its warp 0 waits only for the warps of its own rank. The caller must
-/// have set call.moved.
+/// The last step of every warp. The rank's last warp announces, to the ranks whose rows others read in place, that this rank
+/// has finished pulling; warp 0 of such a rank waits until all ranks have finished. No other rank reads from the ranks in
+/// `ranks_without_readers`. Nothing is announced to such a rank, because it may have left, and its warp 0 waits only for its
+/// own rank's warps. The caller must have set call.moved.
 template <class A>
 SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64_t ranks_without_readers = 0) {
   const CallContext& call = p.call;
@@ -296,8 +299,8 @@ SWITCHYARD_FN bool end_pulls(typename A::Warp& w, const CombineParams& p, uint64
       Site::pulled, reader, span);
 }
 
-/// Owner side, after all placements have arrived: waits for chunk c, and all earlier chunks, of the rows that were not ready in
-/// place.
+/// Owner side, after all placements have arrived: for the rows that were not ready in place, waits for chunk c and all earlier
+/// chunks.
 template <class A>
 SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p, int c) {
   const CallContext& call = p.call;
@@ -312,9 +315,10 @@ SWITCHYARD_FN bool wait_outputs(typename A::Warp& w, const CombineParams& p, int
       Site::outputs, writer, span);
 }
 
-/// Kernel body: run by all warps of a rank. False after a fault (recorded). If a rank cannot take part (all_agree), nothing is
-/// summed, but the call still ends on all ranks and the host raises the error. The call is complete when all warps have
-/// returned. When warp 0 has returned, all warps of this rank have begun and have finished with the memory that peers read.
+/// Kernel body: run by all warps of a rank. Returns false after recording a fault. If a rank cannot take part (all_agree),
+/// nothing is summed, but the call still ends on all ranks and the host raises the error. The call is complete when all warps
+/// have returned. When warp 0 has returned, all warps of this rank have begun and have finished with the memory that peers
+/// read.
 template <class A>
 SWITCHYARD_FN bool combine_pull(typename A::Warp& w, const CombineParams& p) {
   const CallContext& call = p.call;

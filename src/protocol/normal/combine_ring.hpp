@@ -13,12 +13,12 @@ namespace switchyard::detail {
 struct RingCombineParams {
   CombineParams c;  ///< staging and placement are unused
   RingLayout rings;
-  /// [2 * num_rings + num_channels] producers (of this rank's rows for the tokens of one channel of one owner), consumers (by
-  /// channel, then rank), and the state of each channel of this rank's tokens. Need not be initialized.
+  /// [2 * num_rings + num_channels] the producers (of this rank's rows for one owner's tokens of one channel), the consumers
+  /// (by channel, then rank), and the state of each channel of this rank's tokens. Need not be initialized.
   RingStream* streams = nullptr;
   int send_chunk = 1;
 
-  /// [W] streams into a channel of this rank's tokens.
+  /// [W] the streams into a channel of this rank's tokens.
   SWITCHYARD_FN RingStream* readers(int channel) const {
     return streams + rings.num_rings() + static_cast<int64_t>(channel) * rings.world;
   }
@@ -26,7 +26,7 @@ struct RingCombineParams {
 };
 
 /// Appends the next row of record ring.s.next. Returns false if there is none, because all its rows were dropped or all routes
-/// are sent.
+/// have been sent.
 template <class A>
 SWITCHYARD_FN bool append_output(typename A::Warp& w, const RingCombineParams& p, RingWriter<A>& ring) {
   const CombineParams& c = p.c;
@@ -77,8 +77,7 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingCombineParams& p, Ring
   return true;
 }
 
-/// True once no producer will store to a tail of this channel again, so that this rank may leave the call and destroy the
-/// object.
+/// True once no producer will store to a tail of this channel again; this rank may then leave the call and destroy the object.
 template <class A>
 SWITCHYARD_FN bool streams_ended(const RingCombineParams& p, int channel, RingStall& stall) {
   for (int r = 0; r < p.c.call.world(); ++r) {
@@ -91,14 +90,14 @@ SWITCHYARD_FN bool streams_ended(const RingCombineParams& p, int channel, RingSt
   return true;
 }
 
-/// Sums token `t` and consumes its rows if all have arrived. Otherwise sets `stall` to the missing row and returns false.
+/// Sums token `t` and consumes its rows if all have arrived. Otherwise, sets `stall` to the missing row and returns false.
 template <class A>
 SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, int channel, int64_t t, RingStall& stall,
                              MoveCounter& moved) {
   const CombineParams& c = p.c;
   const TokenRows rows = rows_of(c, t);
   RingStream* const readers = p.readers(channel);
-  // Rows of one rank arrive in the order of k.
+  // Rows from one rank arrive in the order of k.
   const auto ahead = [&](int i) {
     int64_t n = 0;
     for (int j = 0; rows.by_route && j < i; ++j) n += rows.rank(j) == rows.rank(i) ? 1 : 0;
@@ -137,7 +136,7 @@ SWITCHYARD_FN bool sum_token(typename A::Warp& w, const RingCombineParams& p, in
   return true;
 }
 
-/// Sums up to one chunk of tokens of a channel. Returns true if any was summed.
+/// Sums up to one chunk of a channel's tokens. Returns true if any token was summed.
 template <class A>
 SWITCHYARD_FN bool consume(typename A::Warp& w, const RingCombineParams& p, int channel, RingStall& stall, MoveCounter& moved) {
   WarpSpan<A> span(w, p.c.call, Event::ring_receive);
@@ -184,8 +183,8 @@ SWITCHYARD_FN void open_streams(typename A::Warp& w, const RingCombineParams& p)
   A::settle(w);
 }
 
-/// Kernel body: run by all warps of a rank. Producer streams and consumer channels are assigned to the warps round-robin. False
-/// after a fault (recorded). The call is complete when all warps have returned.
+/// Kernel body: run by all warps of a rank. Producer streams and consumer channels are assigned to the warps round-robin.
+/// Returns false after recording a fault. The call is complete when all warps have returned.
 template <class A>
 SWITCHYARD_FN bool combine_ring_kernel(typename A::Warp& w, const RingCombineParams& p) {
   const CallContext& call = p.c.call;

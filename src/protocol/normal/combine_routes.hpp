@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine per_route of expert-major rows: the row of each route is sent to the token's owner, which sums the rows in the order
-// of the routes. A rank either pushes its rows to places in the owner's memory that are determined by token and route, or
-// leaves them in place if owners can read them there. It pushes in chunks of the owners' tokens, while owners sum the chunks
-// that have arrived. Some blocks push first; the others sum from the beginning. Warps take records and tokens dynamically
+// per_route combine of expert-major rows: each route's row is sent to the token's owner, which sums the rows in the order of
+// the routes. A rank either pushes its rows to places in the owner's memory determined by token and route, or leaves them in
+// place if owners can read them there. It pushes in chunks of the owners' tokens, while owners sum the chunks that have
+// arrived. Some blocks push first; the others sum from the start. Records and tokens are assigned to warps dynamically
 // (work_queue.hpp).
 //
 // | flag      | written by                           | read by         | order           | scope  | reuse              |
@@ -14,7 +14,7 @@
 //
 // Buffers: an owner's inbox is written between its `placement` and the writers' last `outputs`. The owner waits for all of
 // these, so the memory may be reused when the call returns. Rows left in place are read until `pulled`. Progress: pushing waits
-// only for placements; a warp sums chunk c after `outputs` of all ranks that push.
+// only for placements, and a warp sums chunk c after `outputs` of all ranks that push.
 #pragma once
 
 #include "protocol/normal/combine_copies.hpp"
@@ -46,8 +46,8 @@ SWITCHYARD_FN int64_t push_record(typename A::Warp& w, const CombineParams& p, i
   return bits(kept) * part.bytes;
 }
 
-/// Expert side: pushes the rows of all records of other owners that this warp takes; `warps` warps push. Owners are served in
-/// turn, so that no link carries more than its share. The warp that completes a chunk announces it to all ranks.
+/// Expert side: pushes the rows of those records of other owners that this warp claims; `warps` warps push. Owners are served
+/// in turn, so that no link carries more than its share. The warp that completes a chunk announces it to all ranks.
 template <class A>
 SWITCHYARD_FN void push_rows(typename A::Warp& w, const CombineParams& p, const int32_t* begins, int warps) {
   const CallContext& call = p.call;
@@ -99,8 +99,8 @@ SWITCHYARD_FN void sum_routes(typename A::Warp& w, const CombineParams& p, int64
       w, p, t, rows, row_of, [](int) -> const void* { return nullptr; }, moved, part);
 }
 
-/// Owner side: sums the tokens that this warp takes, from rows pushed by the ranks in `pushing` and rows in place at the
-/// others. False after a fault (recorded).
+/// Owner side: sums the tokens that this warp claims, from rows pushed by the ranks in `pushing` and rows left in place by the
+/// others. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool sum_tokens(typename A::Warp& w, const CombineParams& p, uint64_t pushing, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -151,7 +151,7 @@ SWITCHYARD_FN bool combine_routes(typename A::Warp& w, const CombineParams& p) {
   return end_pulls<A>(w, p, pushing);
 }
 
-/// Kernel body of combine with direct staging.
+/// Kernel body of a combine with direct staging.
 template <class A>
 SWITCHYARD_FN bool combine_direct(typename A::Warp& w, const CombineParams& p) {
   if (p.shape.layout == Layout::rank_major)

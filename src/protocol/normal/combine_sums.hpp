@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine per_rank of expert-major rows: the rank that holds a token's experts sums their rows; the token's owner pulls these
-// sums and adds them. Both steps overlap, because sums are made and announced in chunks of their owners' tokens. Some blocks
-// make sums first; the others pull from the beginning. Warps take records and tokens dynamically (work_queue.hpp).
+// per_rank combine of expert-major rows: the rank that holds a token's experts sums their rows; the token's owner pulls these
+// sums and adds them. Both steps overlap, because sums are computed and announced in chunks of their owners' tokens. Some
+// blocks compute sums first; the others pull from the start. Records and tokens are assigned to warps dynamically
+// (work_queue.hpp).
 //
 // | flag      | written by                          | read by         | order           | scope  | reuse              |
 // | placement | expert's warp 0, at once            | all owners      | release/acquire | system | epoch, never reset |
@@ -9,14 +10,14 @@
 // | pulled    | owner's last warp                   | expert's warp 0 | release/acquire | system | epoch, never reset |
 //
 // Buffers: peers read a rank's sums between its `outputs` and their `pulled`, so the memory may be reused when the call
-// returns. Progress: sums wait for nothing; a warp pulls chunk c after `outputs` of all ranks; the wait for `pulled` is last.
+// returns. Progress: sums do not wait, a warp pulls chunk c after `outputs` of all ranks, and the wait for `pulled` is last.
 #pragma once
 
 #include "protocol/normal/combine_pull.hpp"
 
 namespace switchyard::detail {
 
-/// Scratch bytes that find_chunks requires in every warp.
+/// Scratch bytes per warp required by find_chunks.
 SWITCHYARD_FN constexpr int64_t sum_scratch_bytes(int world) { return int64_t{4} * (kSumChunks + 1) * world; }
 
 /// Writes the first record of each chunk to the warp's scratch: [kSumChunks + 1, W] by chunk and owner. `chunk_end(T, c)` is
@@ -33,7 +34,7 @@ SWITCHYARD_FN const int32_t* find_chunks(typename A::Warp& w, const CombineParam
   return begins;
 }
 
-/// Expert side: announces to all ranks that chunk c is complete. Releases everything that was settled before.
+/// Expert side: announces to all ranks that chunk c is complete. Releases everything previously settled.
 template <class A>
 SWITCHYARD_FN void publish_chunk(typename A::Warp& w, const CombineParams& p, int c) {
   const CallContext& call = p.call;
@@ -45,8 +46,8 @@ SWITCHYARD_FN void publish_chunk(typename A::Warp& w, const CombineParams& p, in
       Site::outputs);
 }
 
-/// Expert side: makes the sums of all chunks that this warp takes; `warps` warps make sums. The warp that completes a chunk
-/// announces it to all ranks.
+/// Expert side: computes the sums of all chunks that this warp claims; `warps` warps compute sums. The warp that completes a
+/// chunk announces it to all ranks.
 template <class A>
 SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int warps, MoveCounter& moved) {
   const CallContext& call = p.call;
@@ -77,7 +78,7 @@ SWITCHYARD_FN void make_sums(typename A::Warp& w, const CombineParams& p, int wa
   span.set_arg(made);
 }
 
-/// Owner side: waits for chunk c of the sums of all ranks.
+/// Owner side: waits for chunk c of the sums from all ranks.
 template <class A>
 SWITCHYARD_FN bool wait_sums(typename A::Warp& w, const CombineParams& p, int c) {
   WarpSpan<A> span(w, p.call, Event::wait_outputs, -1);
@@ -85,7 +86,7 @@ SWITCHYARD_FN bool wait_sums(typename A::Warp& w, const CombineParams& p, int c)
       w, p.call, [&](int r) { return p.call.heap.local(p.shape.control.outputs_flag(r, c)); }, Site::outputs, span);
 }
 
-/// Owner side: sums the tokens that this warp takes. False after a fault (recorded).
+/// Owner side: sums the tokens that this warp claims. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool pull_sums(typename A::Warp& w, const CombineParams& p, MoveCounter& moved) {
   WorkQueue<A> tokens(p.work.pulls_next);

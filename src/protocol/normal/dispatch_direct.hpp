@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Direct dispatch: each source writes its rows at their final places in the receivers' segments.
+// Direct dispatch: each source writes its rows to their final places in the receivers' segments.
 //
 // | flag      | written by       | read by           | order           | scope  | reuse              |
 // | placement | receiver         | all sources       | release/acquire | system | epoch, never reset |
 // | rows      | source's last warp | receiver's warps | release/acquire | system | epoch, never reset |
 //
-// `rows` is one word per source and chunk of its tokens. If announces_in_chunks there are kRowChunks words per source, of which
-// rank-major uses every third; the value of a word is the number of the source's records at this receiver up to the end of the
-// chunk. Otherwise there is one word per source.
+// `rows` has one word per source and chunk of its tokens. If announces_in_chunks, there are kRowChunks words per source, of
+// which rank-major dispatch uses every third; a word's value is the number of the source's records at this receiver up to the
+// end of the chunk. Otherwise, there is one word per source.
 //
-// Buffers: a receiver publishes a placement only for a block that is not in use, so sources may write as soon as they acquire
-// it. A receiver reads its block after `rows` of the source. Warps take tokens dynamically (work_queue.hpp), and also the
-// records whose repeated routes must be placed or whose rows must be copied.
+// Buffers: a receiver publishes a placement only for a block that is not in use, so sources may write to the block as soon as
+// they acquire the placement. A receiver reads its block after acquiring the source's `rows`. Tokens are assigned to warps
+// dynamically (work_queue.hpp), and so are the records whose repeated routes must be placed or whose rows must be copied.
 //
-// Progress: a sending warp waits for chunk c of the rows only after it has sent its own chunk c + 1, or all chunks, and
-// arrived. A warp that does not send waits for remote sends. Sends wait only for placements, which wait for nothing in this
-// kernel.
+// Progress: a sending warp waits for chunk c of the rows only after it has sent its own chunk c + 1, or all chunks, and has
+// arrived. A warp that does not send waits for remote sends. Sends wait only for placements, which do not wait for anything in
+// this kernel.
 #pragma once
 
 #include "layout/control.hpp"
@@ -26,7 +26,7 @@
 
 namespace switchyard::detail {
 
-/// Start of a call. The host sets the context; on a GPU the kernel fills in the values that only the device knows: the epoch
+/// Start of a call. The host sets the context; on a GPU, the kernel fills in the values that only the device knows: the epoch
 /// and T.
 struct MoveStart {
   CallContext call;
@@ -41,8 +41,8 @@ struct MoveShape {
   const float* weights = nullptr;     ///< [T * K] or null: records carry no weights
   int64_t hidden = 0;
   int64_t src_row_bytes = 0;
-  int64_t row_bytes = 0;    ///< of a sent row
-  int64_t scale_bytes = 0;  ///< of a sent scale row
+  int64_t row_bytes = 0;    ///< per row sent
+  int64_t scale_bytes = 0;  ///< per scale row sent
   DType src_type = DType::bf16;
   ScaleKind quantize = ScaleKind::none;
   Layout layout = Layout::rank_major;
@@ -65,7 +65,7 @@ struct MoveTables {
   float* row_weight = nullptr;    ///< expert-major: [rows] weight of each row, or null like row_source
 };
 
-/// Rank-major rows for the caller's memory: they arrive in symmetric memory and are copied from there as they arrive.
+/// Rank-major rows for the caller's memory; they arrive in symmetric memory and are copied out as they arrive.
 struct MoveCopies {
   const std::byte* rows = nullptr;  ///< memory in which rows arrive: [rows], as published in the placement; null: not copied
   std::byte* to_rows = nullptr;
@@ -82,7 +82,7 @@ struct MoveWork {
   BlockCounters sends_of_block;     ///< [kRowChunks]
 };
 
-/// Trivially copyable. Each part is set as a whole, in one place. Pointers are to this rank's private memory unless noted
+/// Trivially copyable. Each part is set as a whole, in one place. Pointers refer to this rank's private memory unless noted
 /// otherwise.
 struct DispatchParams : MoveStart {
   MoveShape shape;
@@ -101,7 +101,7 @@ SWITCHYARD_FN bool announces_in_chunks(typename A::Warp& w, const DispatchParams
   return p.shape.layout == Layout::expert_major || A::lanes_where(w, p.call.world(), copies) != 0;
 }
 
-/// Number of chunks that one flag announces. The flag of the last of these chunks is set.
+/// Number of chunks announced by one flag. The flag that is set is that of the last of these chunks.
 SWITCHYARD_FN inline int chunks_per_flag(const DispatchParams& p) {
   return p.shape.layout == Layout::expert_major ? 1 : kCopiedTogether;
 }
@@ -125,8 +125,8 @@ SWITCHYARD_FN inline Destination destination(const DispatchParams& p, int r) {
           {place.dispatch.records_allocated, p.shape.topk}};
 }
 
-/// Writes the local expert id of route k of token t at `rank`, and its weight: -1 and 0 if it is for another rank or was
-/// dropped.
+/// Writes the local expert id and the weight of route k of token t at `rank`, or -1 and 0 if the route is for another rank or
+/// was dropped.
 SWITCHYARD_FN inline void write_route(const DispatchParams& p, int64_t t, int k, int rank, int32_t* route, float* weight) {
   const int first = p.shape.map.first(rank), last = first + p.shape.map.count(rank);
   const int64_t f = t * p.shape.topk + k;
@@ -136,7 +136,7 @@ SWITCHYARD_FN inline void write_route(const DispatchParams& p, int64_t t, int k,
   if (p.shape.weights) *weight = here ? p.shape.weights[f] : 0.0f;
 }
 
-/// Writes the records of token t, whose number at its source is `token`, at all its receivers on this host.
+/// Writes the records of token t, whose number at its source is `token`, to all its receivers on this host.
 template <class A>
 SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, int64_t t, int64_t token,
                                 const SendEntry* entries, int places) {
@@ -154,7 +154,7 @@ SWITCHYARD_FN void send_records(typename A::Warp& w, const DispatchParams& p, in
 /// True if this rank sends a row for this entry.
 SWITCHYARD_FN inline bool has_row(const SendEntry& e) { return e.rank >= 0 && e.row >= 0; }
 
-/// Sends a row, and its scales if it has any, to its token's places on this host. The copies are pending on return.
+/// Sends a row, and its scales if any, to its token's places on this host. The copies are pending on return.
 template <class A>
 SWITCHYARD_FN void send_row(typename A::Warp& w, const DispatchParams& p, const SendEntry* entries, int places,
                             const std::byte* row, const std::byte* scale) {
@@ -175,7 +175,7 @@ SWITCHYARD_FN void send_row(typename A::Warp& w, const DispatchParams& p, const 
   A::multicast_to(w, places, scale_to, scale, static_cast<size_t>(p.shape.scale_bytes));
 }
 
-/// Sends the tokens below `end` that this warp takes. All copies are settled on return.
+/// Sends the tokens below `end` that this warp claims. All copies are settled on return.
 template <class A>
 SWITCHYARD_FN void send_rows(typename A::Warp& w, const DispatchParams& p, WorkQueue<A>& tokens, int64_t end,
                              MoveCounter& moved) {
@@ -253,8 +253,8 @@ SWITCHYARD_FN void place_aliases(typename A::Warp& w, const DispatchParams& p, c
   moved.copied_bytes += static_cast<uint64_t>(bits(others)) * static_cast<uint64_t>(p.shape.row_bytes + p.shape.scale_bytes);
 }
 
-/// Announces to all receivers that this rank's rows up to the end of chunk c have arrived. If `in_chunks`, the flags also
-/// contain the number of these records; otherwise all rows are chunk 0 and the number is not used.
+/// Announces to all receivers that this rank's rows up to the end of chunk c have arrived. If `in_chunks` is true, the flags
+/// also contain the number of these records; otherwise, all rows are in chunk 0 and the number is not used.
 template <class A>
 SWITCHYARD_FN void publish_rows(typename A::Warp& w, const DispatchParams& p, int c, bool in_chunks) {
   const CallContext& call = p.call;
@@ -283,7 +283,7 @@ struct PlaceQueue {
   int64_t base = 0;  ///< records of earlier chunks
 };
 
-/// Rank-major: copies row and scales of record r, which arrived from `source`, to the caller's memory.
+/// Rank-major: copies the row and scales of record r, which arrived from `source`, to the caller's memory.
 template <class A>
 SWITCHYARD_FN void copy_record_out(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int source, int64_t r,
                                    MoveCounter& moved) {
@@ -296,8 +296,9 @@ SWITCHYARD_FN void copy_record_out(typename A::Warp& w, const DispatchParams& p,
   if (p.shape.scale_bytes) copy(p.copies.to_scales, p.copies.rows + mine.layout.scales_at(), p.shape.scale_bytes);
 }
 
-/// Processes this warp's part of the records of all sources in chunk c and in the earlier chunks that the same flag announces.
-/// Expert-major: places their repeated routes. Rank-major: copies their rows to the caller's memory. False after a fault.
+/// Processes this warp's part of all sources' records in chunk c and in the earlier chunks announced by the same flag.
+/// Expert-major: places their repeated routes. Rank-major: copies their rows to the caller's memory. Returns false after a
+/// fault.
 template <class A>
 SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, const Destination& mine, int c,
                               PlaceQueue<A>& queue, MoveCounter& moved) {
@@ -307,7 +308,7 @@ SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, cons
   const int earlier = c - chunks_per_flag(p);
   WarpSpan<A> span(w, call, copies ? Event::copy_out : Event::place_aliases);
   int64_t placed = 0;
-  // The flags were acquired, so a plain load suffices.
+  // The flags have been acquired, so a plain load suffices.
   const auto arrived_records = [&](int source, int chunk) {
     const auto sent = static_cast<int64_t>(flag_value(*call.heap.local(p.shape.control.rows_flag(source, chunk))));
     if (!copies) return sent;
@@ -331,9 +332,9 @@ SWITCHYARD_FN bool take_chunk(typename A::Warp& w, const DispatchParams& p, cons
   }
 }
 
-/// Kernel body: run by all warps of a rank after all placements have arrived (wait_placements) and agree. False after a fault
-/// (recorded). On return without a fault all rows for this warp's share of the receiver work are complete; the call is complete
-/// when all warps have returned. Without send_blocks, all warps of this rank have begun by the time warp 0 returns.
+/// Kernel body: run by all warps of a rank after all placements have arrived (wait_placements) and agree. Returns false after
+/// recording a fault. On return without a fault, all rows for this warp's share of the receiver work are complete; the call is
+/// complete when all warps have returned. Without send_blocks, all warps of this rank have begun by the time warp 0 returns.
 template <class A>
 SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p) {
   const CallContext& call = p.call;
@@ -341,7 +342,7 @@ SWITCHYARD_FN bool dispatch_direct(typename A::Warp& w, const DispatchParams& p)
   const int last = announces_in_chunks<A>(w, p) ? kRowChunks - 1 : 0, blocks = w.num_blocks();
   const bool split_roles = p.work.send_blocks > 0;
   const int senders = split_roles ? p.work.send_blocks : blocks;
-  // With so few tokens, multiple steps would take longer than the copies.
+  // With so few tokens, several steps would take longer than the copies.
   const bool one_step = last > 0 && !expert_major && p.tokens <= int64_t{senders} * w.warps_per_block();
   const int per_flag = last > 0 ? chunks_per_flag(p) : 1, step = one_step ? kRowChunks : per_flag;
   const Destination mine = destination(p, call.rank());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch through rings: rows pass through bounded symmetric memory and end in the receiver's private memory, in the same
-// order as with direct dispatch. Flags, reuse and progress: protocol/normal/ring.hpp.
+// Dispatch through rings: rows pass through bounded symmetric memory and end up in the receiver's private memory, in the same
+// order as in direct dispatch. Flags, reuse and progress: protocol/normal/ring.hpp.
 #pragma once
 
 #include "protocol/normal/dispatch_direct.hpp"
@@ -78,7 +78,7 @@ SWITCHYARD_FN bool produce(typename A::Warp& w, const RingDispatchParams& p, Rin
   return true;
 }
 
-/// Copies the row in `slot` to its rows of the output and stores its record.
+/// Copies the row in `slot` to its output rows and stores its record.
 template <class A>
 SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, int source, const std::byte* slot,
                              MoveCounter& moved) {
@@ -114,7 +114,7 @@ SWITCHYARD_FN void place_row(typename A::Warp& w, const RingDispatchParams& p, i
   });
 }
 
-/// Consumes available rows, at most one chunk. Returns true if any row was consumed or the stream ended.
+/// Consumes available rows, up to one chunk. Returns true if any row was consumed or the stream ended.
 template <class A>
 SWITCHYARD_FN bool consume(typename A::Warp& w, const RingDispatchParams& p, RingReader<A>& ring, RingStream& kept,
                            MoveCounter& moved) {
@@ -134,8 +134,8 @@ SWITCHYARD_FN bool consume(typename A::Warp& w, const RingDispatchParams& p, Rin
   return true;
 }
 
-/// Kernel body: run by all warps of a rank. Stream (channel, peer, role) number i belongs to warp i mod total(). False after a
-/// fault (recorded). The call is complete when all warps have returned.
+/// Kernel body: run by all warps of a rank. Stream (channel, peer, role) number i belongs to warp i mod total(). Returns false
+/// after recording a fault. The call is complete when all warps have returned.
 template <class A>
 SWITCHYARD_FN bool dispatch_ring(typename A::Warp& w, const RingDispatchParams& p) {
   const CallContext& call = p.d.call;

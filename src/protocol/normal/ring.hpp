@@ -5,10 +5,10 @@
 // | ring_tail | producer   | consumer | release/acquire | system | epoch, never reset |
 // | ring_head | consumer   | producer | release/acquire | system | epoch, never reset |
 //
-// A ring is empty when a call starts: a producer's stream ends only when the consumer has released all its slots.
-// Progress: a warp owns several streams, as producer or consumer. It never blocks on one of them but polls all in turn. So any
-// number of warps per rank, even one, is deadlock-free, provided that a ring holds all rows of one token in one stream and that
-// all warps of all ranks run: on a GPU all blocks of the launch must be resident at the same time.
+// A ring is empty at the start of a call, because a producer's stream ends only after the consumer has released all its slots.
+// Progress: a warp owns several streams, each as producer or consumer. It never blocks on one of them but polls each in turn.
+// Any number of warps per rank, even one, is therefore free of deadlock, provided that a ring holds all rows of one token in
+// one stream and that all warps of all ranks run. On a GPU, all blocks of the launch must be resident at the same time.
 #pragma once
 
 #include "layout/ring_layout.hpp"
@@ -16,12 +16,12 @@
 
 namespace switchyard::detail {
 
-/// Maximum number of streams of a rank in one role.
+/// Maximum number of streams per rank in each role.
 inline constexpr int kMaxStreams = 1024;
 
-/// One side of a stream between two steps. It is in memory that only the stream's warp uses, because a warp may own more
-/// streams than fit in registers. A step loads it once, works on its copy, and stores it back (keep) before the settle that
-/// ends the step.
+/// State of one side of a stream between two steps. It is in memory used only by the stream's warp, because a warp may own more
+/// streams than fit in registers. A step loads it once, works on a copy, and stores it back (keep) before the settle that ends
+/// the step.
 struct RingStream {
   int64_t moved = 0;          ///< rows appended, or consumed
   int64_t available = 0;      ///< consumer: rows available at the last poll
@@ -55,19 +55,19 @@ struct RingWriter {
   int channel, consumer;
   RingStream s;
 
-  /// Number of slots that may be written now, counted from `s.moved`.
+  /// Number of slots that may now be written, counting from `s.moved`.
   SWITCHYARD_FN int64_t free_slots() const {
     const uint64_t word = A::template load_acquire<Scope::system>(head_flag(), Site::ring_head);
     const int64_t consumed = flag_epoch(word) == call->epoch ? static_cast<int64_t>(flag_value(word)) : 0;
     return rings->slots - (s.moved - consumed);
   }
-  /// True once the consumer has released every appended slot. A stream ends only then, because its head flag is in this rank's
-  /// segment, and the consumer's last store to it must not come after this rank's return from the call, after which the object
-  /// may be destroyed.
+  /// True once the consumer has released every appended slot. A stream ends only then: its head flag is in this rank's segment,
+  /// and the consumer must not store to it after this rank has returned from the call, because the object may then be
+  /// destroyed.
   SWITCHYARD_FN bool drained() const { return free_slots() == rings->slots; }
   SWITCHYARD_FN const uint64_t* head_flag() const { return call->heap.local(rings->head(channel, consumer)); }
   SWITCHYARD_FN std::byte* next_slot() { return call->heap.at(consumer, rings->slot(channel, call->rank(), s.moved++)); }
-  /// Announces all appended rows. Their copies must be settled.
+  /// Announces all appended rows. Their copies must have settled.
   SWITCHYARD_FN void announce(typename A::Warp& w, bool end) {
     const uint64_t value = static_cast<uint64_t>(s.moved) | (end ? kRingEnd : 0);
     A::template store_release<Scope::system>(w, call->heap.at(consumer, rings->tail(channel, call->rank())),
@@ -93,7 +93,7 @@ struct RingReader {
   SWITCHYARD_FN const std::byte* slot(int64_t ahead) const {
     return call->heap.local(rings->slot(channel, producer, s.moved + ahead));
   }
-  /// Releases all consumed slots. All reads from them must be settled.
+  /// Releases all consumed slots. All reads from them must have settled.
   SWITCHYARD_FN void release(typename A::Warp& w) const {
     A::template store_release<Scope::system>(w, call->heap.at(producer, rings->head(channel, call->rank())),
                                              flag_word(call->epoch, static_cast<uint64_t>(s.moved)), Site::ring_head);
@@ -107,9 +107,9 @@ struct RingStall {
   const uint64_t* flag = nullptr;
 };
 
-/// Calls `step(stall, progress)` until it returns that 0 streams are left. `step` polls every stream of this warp once. It sets
-/// `progress` if any stream advanced; otherwise it sets `stall` to one that could not. False after a fault; the deadline counts
-/// from the last progress.
+/// Calls `step(stall, progress)`, which returns the number of streams left, until it returns 0. `step` polls every stream of
+/// this warp once. It sets `progress` if any stream advanced, and otherwise sets `stall` to one that could not. Returns false
+/// after a fault; the deadline is measured from the last progress.
 template <class A, class Step>
 SWITCHYARD_FN bool drive_streams(typename A::Warp& w, const CallContext& call, Step&& step) {
   while (true) {

@@ -7,8 +7,9 @@
 
 namespace switchyard::detail {
 
-/// Returns the abort word if the group has failed, or 0. Call from one thread of a kernel of a round or after one. Also reads
-/// the host's abort word, which is set before a round in flight is ended; the contents of that round are then invalid.
+/// Returns the abort word if the group has failed, or 0. Call from one thread of a kernel that performs or follows a round.
+/// Also reads the host's abort word, which is set before a round in flight is ended; the contents of that round are then
+/// invalid.
 __device__ inline uint64_t load_abort_words(const CallContext& call) {
   const uint64_t abort = ptx::load_acquire<Scope::system>(call.abort_word);
   if (abort != 0 || call.host_abort_word == nullptr) return abort;

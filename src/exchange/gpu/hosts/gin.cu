@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts and signals of a round between hosts, by a kernel. The only file that includes an NCCL header; the library calls no NCCL
-// function that is not defined in that header.
+// Kernel-initiated puts and signals of a round between hosts. This is the only file that includes an NCCL header; the library
+// calls only NCCL functions that are defined in that header.
 #include <nccl_device.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 static_assert(NCCL_VERSION_CODE >= kMinGinVersion,
               "CMake looks for a header of this version, and the compiler finds another one");
 
-// The host code has its own definitions of these structs, because builds without the header share it.
+// The host code has its own definitions of these structs because it is shared with builds that lack the header.
 static_assert(offsetof(ncclCommProperties, ginType) == offsetof(NcclProperties, gin_type) &&
               offsetof(ncclCommProperties, deviceApiSupport) == offsetof(NcclProperties, device_api) &&
               offsetof(ncclCommProperties, nLsaTeams) == offsetof(NcclProperties, lsa_teams) &&
@@ -36,7 +36,7 @@ static_assert(offsetof(ncclDevCommRequirements, ginContextCount) == offsetof(Ncc
 static_assert(NCCL_GIN_CONNECTION_FULL == kNcclGinFull && NCCL_GIN_CONNECTION_RAIL == kNcclGinRail &&
               NCCL_API_MAGIC == kNcclMagic && NCCL_CONFIG_UNDEF_INT == INT_MIN);
 
-/// Words of one carrier, in GPU memory.
+/// Words of one carrier in GPU memory.
 struct GinWords {
   uint64_t ended;  ///< not 0: rounds have been ended, and their data is not read
   uint64_t seen;   ///< last value read by the current wait, for its fault: signals may be anywhere in memory
@@ -58,7 +58,7 @@ __device__ bool has_ended(const GinParams& p) {
   return __shfl_sync(kAllLanes, ptx::load_acquire<Scope::system>(&p.words->ended), 0) != 0;
 }
 
-/// Maximum parts of one lane.
+/// Maximum number of parts per lane.
 constexpr int kPartsOfLane = (kMaxRanks + kLanes - 1) / kLanes;
 
 /// The signal that a part waits for.
@@ -66,7 +66,7 @@ struct Missing {
   bool waits = false;
   uint64_t expected = 0, seen = 0;
 };
-/// Puts once, as soon as the peer is ready; `put` records whether it has. Call from one lane.
+/// Issues the part's put once, as soon as the peer is ready; `put` records whether it has been issued. Call from one lane.
 __device__ Missing move_part(const GinParams& p, const ncclGin& gin, const GinPart& part, bool& put) {
   if (part.send_bytes != 0 && !put) {
     const uint64_t ready = gin.readSignal(gin_ready(part.place));
@@ -91,7 +91,7 @@ __device__ Missing move_part(const GinParams& p, const ncclGin& gin, const GinPa
 
 namespace gin {
 
-/// One warp, one lane for each peer. Arriving data is complete before the kernel ends, so later work may read it.
+/// One warp, with one lane per peer. Arriving data is complete before the kernel ends, so later work may read it.
 __global__ void __launch_bounds__(kLanes) exchange_hosts_kernel(const __grid_constant__ GinParams p) {
   __shared__ CallContext call;
   copy_to_shared(p.call, call);
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kLanes) exchange_hosts_kernel(const __grid_con
   if (awaited >= 0) clock.charge(w, call, awaited);
 }
 
-/// Resets the signals of a new communicator, to which no rank sends yet. One block.
+/// Resets the signals of a new communicator, through which no rank sends yet. One block.
 __global__ void __launch_bounds__(kLanes) reset_hosts_kernel(const __grid_constant__ GinParams p) {
   if (p.ranks == 0) return;  // warm-up
   const ncclGin gin(p.comm, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builds without NCCL's header: rounds between hosts are groups of NCCL sends and receives.
+// In builds without NCCL's header, rounds between hosts are groups of NCCL sends and receives.
 #include "exchange/gpu/hosts/gin.hpp"
 
 namespace switchyard::detail {

@@ -19,9 +19,9 @@ namespace {
 
 constexpr const char* kSubject = "connecting the hosts";
 constexpr std::chrono::milliseconds kPollInterval{1}, kIdlePollInterval{5};
-/// Extra time for the round of a replay, so that an earlier kernel that waits for a rank reports that rank at its own deadline.
+/// Extra time for a replayed round, so that an earlier kernel waiting for a rank can report that rank at its own deadline.
 constexpr std::chrono::milliseconds kReplayGrace{200};
-/// Bytes per transfer of the first round.
+/// Bytes per transfer in the first round.
 constexpr size_t kFirstBytes = 128;
 
 class Marks final : public StreamMarks {
@@ -61,7 +61,7 @@ std::vector<Proposal> share(Bootstrap& link, const Deadline& deadline, const Pro
   return all;
 }
 
-/// agree_on_gin() for the proposals; all ranks throw the same error.
+/// agree_on_gin() for the proposals; if it fails, all ranks throw the same error.
 bool agree(const std::vector<Proposal>& all) try {
   std::vector<GinProposal> proposals;
   for (const Proposal& proposal : all) proposals.push_back(proposal.gin);
@@ -227,7 +227,7 @@ class GpuRounds::Replays {
   uint64_t word(int i) const { return std::atomic_ref(words_.host[i]).load(std::memory_order_acquire); }
 
   std::optional<Pending> captured;  // guarded by GpuRounds::mutex_: data of the last captured round, valid for all of them
-  // Used by the watching thread: the round of a replay in flight.
+  // Used by the watching thread: the replayed round in flight.
   uint64_t seen = 0;
   std::optional<Clock::time_point> since;
 
@@ -301,7 +301,7 @@ void GpuRounds::watch() try {
     if (!over_) poll_front();
     lock.lock();
   }
-} catch (const std::exception&) {  // without memory or a context nothing could end a round
+} catch (const std::exception&) {  // without memory or a context, nothing could end a round
   group_.post_abort(static_cast<int>(ErrorCode::system), 255);
   end();
 }
@@ -309,7 +309,7 @@ void GpuRounds::watch() try {
 void GpuRounds::poll_front() {
   if (group_.abort_word() != 0) return end();
   if (const FaultRecord* const fault = gpu_.fault()) {
-    // A kernel detected the fault. Other hosts are informed now, not when this rank's thread checks.
+    // A kernel detected the fault. Other hosts are informed now rather than when this rank's thread checks.
     if (!fault->aborted)
       group_.post_abort(static_cast<int>(fault->mismatch ? ErrorCode::mismatch : ErrorCode::peer_timeout), fault->awaited_rank);
     return end();
@@ -369,7 +369,7 @@ void GpuRounds::handle_status(const Pending& front, const RoundStatus& status) {
   const auto waited = Clock::now() - since;
   const auto waited_ns = static_cast<uint64_t>(std::chrono::nanoseconds(waited).count());
   if (status.state != RoundState::in_progress) {
-    // The end of a connection does not prove a death. The monitor of the peer will report the cause shortly.
+    // A closed connection does not prove that the peer has died. The peer's monitor will report the cause shortly.
     if (!broken_since_) broken_since_ = Clock::now();
     if (Clock::now() - *broken_since_ < std::chrono::nanoseconds(kInFlightNs)) return;
     record(front, peer, true, waited_ns);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds between hosts of a rank on a GPU. They run in the order of the caller's streams, by NCCL calls or, if all ranks
-// support it, by kernels (carrier/nccl). A thread watches them, because a kernel that waits for the network cannot be ended
-// otherwise.
+// Rounds between hosts for a rank on a GPU. They run in the order of the caller's streams, through NCCL calls or, if all ranks
+// support it, through kernels (carrier/nccl). A thread watches them because a kernel waiting for the network cannot be ended in
+// any other way.
 //
-// All objects of a group share the rounds, because creating communicators takes long and they occupy memory. All ranks make the
-// same calls in the same order, so their rounds are posted in the same order, and rounds of calls on different streams wait for
+// All objects of a group share the rounds because communicators take long to create and occupy memory. All ranks make the same
+// calls in the same order, so their rounds are also posted in the same order; rounds of calls on different streams wait for
 // each other in that order.
 #pragma once
 
@@ -27,12 +27,12 @@
 
 namespace switchyard::detail {
 
-/// Rounds of one rank; its thread makes the calls. Ends with the group (Group::Impl).
+/// Rounds of one rank; called on the rank's thread. Destroyed with the group (Group::Impl).
 class GpuRounds {
  public:
-  /// Returns the rank's rounds. Collective, in Group::Impl::collectively(), with the GPU current. The first object of a group
-  /// loads NCCL, creates the communicators and sends a first round. \throws on all ranks: Error(unsupported); Error(mismatch)
-  /// if ranks have different NCCL versions or different values of SWITCHYARD_NCCL_GIN; and the error of a rank that cannot
+  /// Returns the rank's rounds. Collective, inside Group::Impl::collectively() with the GPU current. The first object of a
+  /// group loads NCCL, creates the communicators and sends a first round. \throws on all ranks: Error(unsupported);
+  /// Error(mismatch) if NCCL versions or values of SWITCHYARD_NCCL_GIN differ between ranks; the error of any rank that cannot
   /// create its communicators.
   static std::shared_ptr<GpuRounds> of(Group::Impl& group, CudaRank& gpu);
   /// Used by of().
@@ -42,19 +42,20 @@ class GpuRounds {
   GpuRounds& operator=(const GpuRounds&) = delete;
 
   /// Enqueues a round, like Carrier::post; later work on the stream follows it. If the round takes longer than `timeout` after
-  /// the stream has reached it, or if the group fails meanwhile, the communicators are ended, and later kernels find the abort
-  /// word.
+  /// the stream has reached it, or if the group fails in the meantime, the communicators are ended, and later kernels see the
+  /// abort word.
   void post(std::span<const PeerTransfer> transfers, gpu::Stream stream, Operation operation, std::chrono::nanoseconds timeout);
-  /// For an object whose calls are captured. Rounds are watched while a reference exists; it may outlive this object. \throws
-  /// Error(unsupported) where rounds cannot be captured.
+  /// For an object whose calls are captured. Rounds are watched as long as a reference exists, which may outlive this object.
+  /// \throws Error(unsupported) where rounds cannot be captured.
   class Replays;
   std::shared_ptr<Replays> watch_replays();
   static RoundWatch words_of(const Replays& replays);
-  /// post() on a captured stream. Kernels of the call before and after the round write the words of `replays`, the only
-  /// information that the host gets about replays. They are ended as in post(), after a slightly longer time.
+  /// post() on a captured stream. The call's kernels before and after the round write the words of `replays`, which are the
+  /// host's only information about replays. These rounds are ended as in post(), but after a slightly longer time.
   void post_captured(Replays& replays, std::span<const PeerTransfer> transfers, gpu::Stream stream, Operation operation,
                      std::chrono::nanoseconds timeout);
-  /// A stream for rounds that run beside the caller's stream. No other work is enqueued on it, and it is never captured.
+  /// Stream for rounds that run concurrently with the caller's stream. No other work is enqueued on it, and it is never
+  /// captured.
   gpu::Stream stream() const { return first_stream_; }
 
  private:
@@ -74,7 +75,7 @@ class GpuRounds {
   /// known.
   void give_up(const Pending& round);
   void watch();
-  /// One check of the watching thread.
+  /// One check by the watching thread.
   void poll_front();
   void handle_status(const Pending& front, const RoundStatus& status);
   void look_at_replays();

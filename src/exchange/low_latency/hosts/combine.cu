@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Combine of low-latency mode over several hosts as kernels: protocol/hosts/low_latency_phases.hpp.
+// The combine kernels of low-latency mode over several hosts: protocol/hosts/low_latency_phases.hpp.
 //
-// Progress: as in exchange/low_latency/combine.cu, for the ranks of one host. All warps return rows before they collect, and
-// they collect only rows returned by ranks of this host. Summing waits for the rows that these ranks return, and that they
-// announce after their rounds.
+// Progress: as in exchange/low_latency/combine.cu, for the ranks of one host. All warps return rows before they collect any,
+// and they collect only rows returned by ranks of this host. Summing waits for the rows that these ranks return and announce
+// after their rounds.
 #include "arch/cuda/cuda_hosts.cuh"
 #include "exchange/gpu/hosts/frame.cuh"
 #include "exchange/low_latency/frame.cuh"
@@ -13,7 +13,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Copies the parameters to shared memory. Call from all threads. False: the group has failed.
+/// Copies the parameters to shared memory. Call from all threads. Returns false if the group has failed.
 __device__ bool begin_combine(const CudaHostsCombine& args, const CudaWarp& w, bool ends_call, PhasedCombineParams& p) {
   const CallWords words = load_hosts_call_words(args.c.call, args.state);
   const uint64_t combined = load_combined(args.c);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch of low-latency mode over several hosts as kernels: protocol/hosts/low_latency_phases.hpp.
+// The dispatch kernels of low-latency mode over several hosts: protocol/hosts/low_latency_phases.hpp.
 //
-// Progress: as in exchange/low_latency/dispatch.cu, for the ranks of one host. Sending and forwarding wait for nothing;
-// receiving waits for rows that ranks of this host send and forward before they wait.
+// Progress: as in exchange/low_latency/dispatch.cu, for the ranks of one host. Sending and forwarding never wait; receiving
+// waits for rows that ranks of this host send and forward before waiting themselves.
 #include "arch/cuda/cuda_hosts.cuh"
 #include "exchange/gpu/hosts/frame.cuh"
 #include "exchange/low_latency/frame.cuh"

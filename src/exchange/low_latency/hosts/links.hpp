@@ -14,7 +14,7 @@
 
 namespace switchyard::detail {
 
-/// Data that a dispatch into an output stores for its combine on several hosts.
+/// Data that a dispatch into an output stores for its combine over several hosts.
 struct CrossedOutput {
   std::vector<int> host_of;            ///< [W] of the group that dispatched
   std::vector<CrossedTokens> crossed;  ///< of each rank for which this one is the proxy, ascending
@@ -24,24 +24,24 @@ class LowLatencyLinks : public HostRails {
  public:
   LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags,
                   const LowLatencyLayout& layout);
-  /// Bytes of a rank's memory for rows that are returned to ranks of other hosts; equal on all ranks.
+  /// Bytes of a rank's memory for rows returned to ranks of other hosts; identical on all ranks.
   int64_t returned_bytes() const { return remote_.bytes(); }
   void set_returned(std::unique_ptr<SymmetricHeap> memory);
 
-  /// Sending half of a dispatch: determines the crossing tokens, announces the call to other hosts, and makes room for its
+  /// The sending half of a dispatch: determines the crossing tokens, announces the call to other hosts and makes room for its
   /// rounds. The result is valid until the call ends.
   const MessageRails& begin(const LowLatencyDispatchParams& p);
-  /// Receiving half, after headers have arrived: makes room for arriving tokens, and posts its rounds.
+  /// The receiving half, after the headers have arrived: makes room for arriving tokens and posts its rounds.
   const MessageRails& receive(const LowLatencyDispatchParams& p, CrossedOutput& output);
   /// Announces a combine to other hosts.
   void begin(const LowLatencyCombineParams& p);
-  /// Returns `p` with the slots of other hosts' ranks.
+  /// Returns `p` with the slots of the ranks on other hosts.
   RemoteCombineParams remote(const LowLatencyCombineParams& p) const { return {p, remote_}; }
-  /// Receiving half of a combine, after headers have arrived.
+  /// The receiving half of a combine, after the headers have arrived.
   const ReturnRails& receive(const RemoteCombineParams& p, const CrossedOutput& output);
 
-  /// Waits for the headers of the ranks for which this one is the proxy, and announces these ranks to this host. Call from one
-  /// warp. False after a fault (recorded).
+  /// Waits for the headers of the ranks for which this one is the proxy and announces these ranks to this host. Call from one
+  /// warp. Returns false after a (recorded) fault.
   template <class A>
   bool meet(typename A::Warp& w, const CallContext& call, const LowLatencyLayout& l) {
     return take_relay<A>(w, call, carrier(), relay_, peers_, [&](int source, int64_t crossing, const std::byte* message) {

@@ -8,7 +8,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// The ranks of other hosts for which `rank` is the proxy, ascending.
+/// The ranks of other hosts for which `rank` is the proxy, in ascending order.
 std::vector<int> proxied_ranks(const HostMap& map, int rank) {
   std::vector<int> ranks;
   for (int r = 0; r < map.world(); ++r)

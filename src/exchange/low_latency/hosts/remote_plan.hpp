@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of other hosts with which a rank communicates in low-latency mode, and the data that its rails transfer where sizes
-// are fixed.
+// The ranks of other hosts with which a rank communicates in low-latency mode, and the data transferred by its rails where
+// sizes are fixed.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// Derived from HostMap; the same for all calls.
+/// Derived from HostMap; identical for all calls.
 struct RemotePlan {
   RemotePlan(const HostMap& map, int rank);
 
@@ -24,10 +24,10 @@ struct RemotePlan {
   std::vector<RemoteRail> rails;
 };
 
-/// RemoteRails::stride for rounds of all calls of a layout.
+/// RemoteRails::stride for the rounds of all calls with a layout.
 int64_t rail_bytes(const LowLatencyLayout& layout);
 
-/// The transfers of a round. `remote`: the places of messages, for the rails of `plan`.
+/// The transfers of a round. `remote`: the places of messages for the rails of `plan`.
 std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const RemoteRails& remote, const LowLatencyLayout& layout);
 std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const RemoteRails& remote,
                                             const LowLatencyCombineParams& params);

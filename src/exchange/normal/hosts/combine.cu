@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Combine over several hosts on GPUs, after all placements agree. First, rows that others cannot read in place are copied or
-// summed; then each round packs returned rows (launch_give_back) and exchanges them through NCCL; then tokens are summed. The
-// steps are those of protocol/hosts/returns.hpp, split where a kernel would wait for the network. Rounds follow the numbers of
-// the crossing tokens, and returned rows are kept until the sum.
+// summed. Each round then packs returned rows (launch_give_back) and exchanges them through NCCL. Finally, tokens are summed.
+// The steps are those of protocol/hosts/returns.hpp, split where a kernel would wait for the network. Rounds follow the order
+// of the crossing tokens' numbers; returned rows are kept until they are summed.
 //
 // | flag    | written by                | read by          | order           | scope  | reuse              |
 // | outputs | ranks that copy or sum    | owners, proxies  | release/acquire | system | epoch, never reset |
 // | pulled  | last warp of owner, proxy | expert's warp 0  | release/acquire | system | epoch, never reset |
 //
-// Progress: a kernel that waits for nothing sets `outputs` of a rank of this host; the wait for `pulled` is the last step.
+// Progress: the `outputs` flags of this host's ranks are set by a kernel that never waits; the wait for `pulled` is the last
+// step.
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/frame.cuh"
 #include "protocol/hosts/returns.hpp"
@@ -18,8 +19,8 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Copies the parameters to shared memory and adds the values that the host does not know. Call from all threads. False: the
-/// group has failed.
+/// Copies the parameters to shared memory and adds the values that the host does not know. Call from all threads. Returns false
+/// if the group has failed.
 __device__ bool begin_sum(const CudaCombineParams& args, CombineParams& c) {
   copy_to_shared(args.c, c);
   __syncthreads();
@@ -68,7 +69,7 @@ __device__ const std::byte* returned_of(const ReturnedRowsOfHosts& in, int host,
   return low < from.count && from.leaving[low] == t ? from.rows + low * from.token_bytes : nullptr;
 }
 
-/// Owner: one past the last token all of whose rows have arrived after `rounds` rounds.
+/// Owner: the first token with a row that has not arrived after `rounds` rounds, or `tokens` if there is none.
 __device__ int64_t tokens_after(const ReturnedRowsOfHosts& in, int64_t rounds, int64_t tokens) {
   int64_t end = tokens;
   for (int host = 0; host < in.num_hosts; ++host) {
@@ -81,7 +82,7 @@ __device__ int64_t tokens_after(const ReturnedRowsOfHosts& in, int64_t rounds, i
   return end;
 }
 
-/// Owner: sums token t from rows, as on one host. The writes may still be pending on return.
+/// Owner: sums token t from individual rows, as on one host. The writes may still be pending on return.
 template <class A>
 __device__ void add_rows(CudaWarp& w, const CombineParams& p, const ReturnedRowsOfHosts& in, int64_t t, MoveCounter& moved) {
   const TokenRows rows = rows_of(p, t);
@@ -106,7 +107,7 @@ __device__ void add_rows(CudaWarp& w, const CombineParams& p, const ReturnedRows
   moved.network_bytes += static_cast<uint64_t>(bits(crossed) * p.shape.row_bytes);
 }
 
-/// Owner: the hosts that hold any kept row of token t, as bits.
+/// Owner: the hosts that hold any kept row of token t, as a bit mask.
 template <class A>
 __device__ uint64_t hosts_with_rows(CudaWarp& w, const CombineParams& p, const ReturnedRowsOfHosts& in, int64_t t) {
   const TokenRows rows = rows_of(p, t);
@@ -114,7 +115,7 @@ __device__ uint64_t hosts_with_rows(CudaWarp& w, const CombineParams& p, const R
                         [&](int i) { return rows.rank(i) >= 0 ? uint64_t{1} << in.host_of[rows.rank(i)] : uint64_t{0}; });
 }
 
-/// Owner: sums token t from the sums of hosts; this host's sum is in `mine`. The writes have settled on return.
+/// Owner: sums token t from the sums of the hosts; this host's sum is computed in `mine`. The writes have settled on return.
 template <class A>
 __device__ void add_hosts(CudaWarp& w, const CombineParams& p, const ReturnedRowsOfHosts& in, int64_t t, std::byte* mine,
                           MoveCounter& moved) {

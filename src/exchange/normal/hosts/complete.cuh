@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters that kernels of normal mode add to those of the host, on one host and on several.
+// Parameters that normal-mode kernels add to those set by the host, on one host and on several.
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
@@ -8,8 +8,8 @@
 
 namespace switchyard::detail {
 
-/// Sets records beyond the received ones to -1 with weight 0, and the sources of padding and of rows beyond the delivered ones
-/// to -1.
+/// Sets records beyond the received ones to -1 with weight 0, and the sources of padding rows and of rows beyond the delivered
+/// ones to -1.
 __device__ inline void fill_rest(CudaWarp& w, Layout layout, const FillRest& rest, int64_t rows, int64_t num_records) {
   const Received& r = rest.received;
   if (r.records == nullptr) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts and placements over several hosts, on GPUs: performs the steps of protocol/hosts/relay.hpp in kernels before and after
+// Counts and placements over several hosts on GPUs: performs the steps of protocol/hosts/relay.hpp in kernels before and after
 // a round.
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/normal/frame.cuh"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kAnnounceThreads = 512;
 
-/// Copies words. Call from all lanes of one warp.
+/// Call from all lanes of one warp.
 __device__ void copy_words(void* to, const void* from, int64_t bytes) {
   for (int64_t i = threadIdx.x % kLanes; i < bytes / 4; i += kLanes)
     static_cast<int32_t*>(to)[i] = static_cast<const int32_t*>(from)[i];
@@ -23,7 +23,7 @@ __device__ RelayHead head_of(const CallContext& call, int64_t number, int64_t by
   return {call.word(), static_cast<uint64_t>(call.operation), number, static_cast<uint64_t>(bytes)};
 }
 
-/// Returns token t's ranks as bits; counts its routes and ranks.
+/// Counts token t's routes and ranks, and returns the ranks as bits.
 __device__ uint64_t count_token(const PlanParams& p, int64_t t, int32_t* columns) {
   uint64_t ranks = 0;
 #pragma unroll 1
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kLanes) judge_hosts_kernel(const __grid_consta
   __syncthreads();
   if (!begin_hosts_block(p.call, p.state, call)) return;
   CudaWarp w(CudaWarp::Bare{});
-  // A trace attributes this kernel to the plan, because the kernels that move rows between hosts do not record.
+  // A trace attributes this kernel to the plan because the kernels that move rows between hosts do not record.
   const KernelTrace<A> trace(w, call.device_trace, Event::plan, pack_launch(call.epoch, p.state, p.header->tokens * p.topk));
   if (!wait_placements<A>(w, call, p.control, Site::placement)) return;
   const uint64_t signature = p.handle != nullptr ? mix_hash(p.place.signature, p.handle->identity) : p.place.signature;
@@ -183,7 +183,7 @@ void launch_announce(const AnnounceParams& p, gpu::Stream stream) {
 void launch_deliver(const DeliverParams& p, gpu::Stream stream) { deliver.launch({1, kLanes, 0}, stream, p); }
 void launch_offer(const OfferParams& p, gpu::Stream stream) { offer.launch({1, kLanes, 0}, stream, p); }
 void launch_judge(const OfferParams& p, gpu::Stream stream) {
-  // The recording kernel if the call is traced.
+  // Selects the recording kernel if the call is traced.
   const auto& kernel = p.call.device_trace.records != nullptr ? judge<TracedArch<CudaHosts>> : judge<CudaHosts>;
   kernel.launch({1, kLanes, 0}, stream, p);
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch over several hosts on GPUs, after all placements agree: own rows; then, for each round, packing, NCCL and
-// forwarding; then completion. The steps are those of protocol/hosts/forward.hpp, split where a kernel would wait for the
+// Dispatch over several hosts on GPUs, after all placements agree: first own rows, then packing, NCCL and forwarding in each
+// round, and finally completion. The steps are those of protocol/hosts/forward.hpp, split where a kernel would wait for the
 // network.
 //
 // | flag | written by                                | read by          | order           | scope  | reuse              |
 // | rows | source's, or its proxy's, last warp       | receiver's warps | release/acquire | system | epoch, never reset |
 //
-// Progress: only the completion waits, for `rows` of all sources. On each rank of this host earlier kernels in stream order set
-// these flags; those kernels wait for no other kernel, and for other ranks only through rounds.
+// Progress: only the completion step waits, for `rows` from all sources. On each rank of this host, these flags are set by
+// earlier kernels in stream order, which wait for no other kernel and for other ranks only through rounds.
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/frame.cuh"
 
@@ -15,8 +15,8 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Copies the parameters to shared memory and adds the values that the host does not know. Call from all threads. False: the
-/// group has failed.
+/// Copies the parameters to shared memory and adds the values that the host does not know. Call from all threads. Returns false
+/// if the group has failed.
 __device__ bool begin_move(const CudaDispatchParams& args, CudaDispatchParams& p) {
   copy_to_shared(args, p);
   __syncthreads();
@@ -61,7 +61,7 @@ __device__ void keep_head(const RailRound& r, int64_t n, const std::byte* slot) 
   __syncwarp();
 }
 
-/// Converts `p` to the source's call as made by its proxy: its tokens are the crossing tokens, by number.
+/// Converts `p` to the source's call as made by its proxy; its tokens are the crossing tokens, by number.
 __device__ void make_forwarding(DispatchParams& p, const RailRound& r) {
   p.tokens = r.count;
   p.shape.weights = r.layout.weights ? r.crossed.weights : nullptr;
@@ -70,8 +70,8 @@ __device__ void make_forwarding(DispatchParams& p, const RailRound& r) {
   p.tables.route_row = r.crossed.route_row;
 }
 
-/// Proxy side: sets the source's flags when all its rows have been forwarded. Receivers treat the rows as the source's first
-/// chunk, and find the other chunks empty. Call from one warp.
+/// Proxy side: sets the source's flags once all its rows have been forwarded. Receivers treat the rows as the source's first
+/// chunk and find the other chunks empty. Call from one warp.
 template <class A>
 __device__ void announce_rows(CudaWarp& w, const DispatchParams& p, const RailRound& r) {
   const CallContext& call = p.call;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prologue and epilogue of kernels of calls over several hosts. Objects are never halted there: the host waits for all
-// placements, so it has the outcome of a call at once.
+// Prologue and epilogue of kernels for calls over several hosts. Objects are never halted in such calls: the host waits for all
+// placements and thus knows a call's outcome at once.
 #pragma once
 
 #include "arch/cuda/cuda_hosts.cuh"
@@ -10,8 +10,8 @@
 
 namespace switchyard::detail {
 
-/// Adds the epoch to `call`, in shared memory. Call first, from all threads of a block. False if the group has failed,
-/// according to load_abort_words().
+/// Adds the epoch to `call`, which is in shared memory. Call first, from all threads of a block. Returns false if the group has
+/// failed, according to load_abort_words().
 __device__ inline bool begin_hosts_block(const CallContext& args, const ObjectState* state, CallContext& call) {
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
@@ -30,7 +30,7 @@ __device__ inline void end_hosts_call(ObjectState* state, uint64_t epoch) {
   if (threadIdx.x % kLanes == 0) state->epoch = epoch;
 }
 
-/// Adds to this warp's counts from earlier kernels of the call.
+/// Adds to this warp's counts from the call's earlier kernels.
 __device__ inline void add_moved(const CudaWarp& w, const CallContext& call, const MoveCounter& moved) {
   if (threadIdx.x % kLanes != 0) return;
   MoveCounter& to = call.moved[w.index()];

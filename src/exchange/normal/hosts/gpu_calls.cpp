@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls on GPUs of several hosts: the enqueued work, the waits of the host, and the errors that all ranks throw.
+// Calls on the GPUs of several hosts: enqueued work, host waits, and errors thrown by all ranks.
 #include <string>
 
 #include "exchange/normal/gpu.hpp"

@@ -13,7 +13,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Numbers [begin, end) of round k.
+/// The token numbers [begin, end) of round k.
 struct Part {
   int64_t begin, end;
 };
@@ -22,7 +22,7 @@ Part part_of(int64_t count, int64_t per_round, int64_t k) {
 }
 int64_t rounds_of(int64_t count, int64_t per_round) { return (count + per_round - 1) / per_round; }
 
-/// Slots of a rail in each direction: while one is packed or read, the others are in flight.
+/// Number of slots per rail and direction: while one is being packed or read, the others are in flight.
 constexpr int64_t kSlots = 3;
 
 }  // namespace
@@ -406,7 +406,7 @@ void GpuHostLinks::sum(const CudaCombineParams& params, const GpuHostTables& tab
   RailRound back;
   back.return_kind = return_kind_of(shape);
   back.weighted = weighted;
-  // All ranks pass weights, or none does; the signature guarantees this.
+  // Either all ranks pass weights or none does; the signature guarantees this.
   back.weights = shape.layout == Layout::rank_major && params.c.staging.place.pull.gives_weights != 0;
   back.row_stride = shape.row_bytes + (back.weights ? round_up(int64_t{4} * topk_, 16) : 0);
   std::vector<BackRail> rails;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's exchange with other hosts on a GPU: rounds by NCCL, the ranks for which it is the proxy, and the phases of its
-// calls.
+// One rank's exchange with other hosts on a GPU: NCCL rounds, the ranks for which it is the proxy, and the phases of its calls.
 //
-// Kernels are enqueued on the call's stream, and rounds that transfer rows on a separate stream, so that one round is in flight
-// while rows of another are packed, forwarded or summed. The host waits for the counts of a dispatch, which determine how many
-// tokens cross, and for the placements of every call. Therefore all ranks obtain the same outcome of a call at once, and both
-// ends of a round know its bytes.
+// Kernels are enqueued on the call's stream, and rounds that transfer rows on a separate stream, so that one round can be in
+// flight while the rows of another are packed, forwarded or summed. The host waits for the counts of a dispatch, which
+// determine how many tokens cross, and for the placements of every call. All ranks therefore learn the outcome of a call at
+// once, and both ends of a round know its size in bytes.
 #pragma once
 
 #include <memory>
@@ -19,7 +18,7 @@
 
 namespace switchyard::detail {
 
-/// The part of a handle for groups of several hosts, in GPU memory. Has room for NormalConfig::max_tokens.
+/// The part of a handle, in GPU memory, for groups that span several hosts. Has room for NormalConfig::max_tokens.
 struct GpuHostTables {
   struct OfPeer {
     int32_t* leaving = nullptr;                    ///< the peer is this rank's proxy
@@ -33,26 +32,27 @@ struct GpuHostTables {
 
 class GpuHostLinks {
  public:
-  /// Collective, in Group::Impl::collectively(), with the GPU current.
+  /// Collective, inside Group::Impl::collectively() with the GPU current.
   GpuHostLinks(Group::Impl& group, CudaRank& gpu, int topk, int64_t max_tokens, bool expert_major,
                const ControlLayout& control);
   ~GpuHostLinks();
   GpuHostLinks(const GpuHostLinks&) = delete;
   GpuHostLinks& operator=(const GpuHostLinks&) = delete;
 
-  /// Returns tables for a fresh dispatch. They are reused when the last holder has released them.
+  /// Returns tables for a fresh dispatch. They are reused once the last holder has released them.
   std::shared_ptr<GpuHostTables> take_tables();
 
-  /// Exchanges the counts of a fresh dispatch, before its plan: enqueues announcements, a round, and the proxies' part.
+  /// Exchanges the counts of a fresh dispatch before its plan; enqueues announcements, a round and the proxies' part.
   void exchange_counts(const PlanParams& plan, const GpuHostTables& tables, gpu::Stream stream);
-  /// Reads the numbers of crossing tokens. Call after waiting for `stream`, after the plan.
+  /// Reads the counts of crossing tokens. Call after the plan, once `stream` has been waited for.
   void read_counts(GpuHostTables& tables) const;
-  /// Exchanges placements and waits for them. A fault is recorded, for Group::Impl::check_alive.
+  /// Exchanges placements and waits for them. Faults are recorded for Group::Impl::check_alive.
   PlacementVerdict exchange_placements(OfferParams offer, gpu::Stream stream);
   /// Enqueues the end of a call that moves nothing.
   void end_call(const CallContext& call, ObjectState* state, gpu::Stream stream) const;
 
-  /// Call after all placements agree. `weights`: rows cross with weights; `counts`: [W] counts rows of the dispatch.
+  /// Call after all placements agree. `weights`: whether rows cross with weights; `counts`: the [W] counts rows of the
+  /// dispatch.
   void move(const CudaDispatchParams& params, const GpuHostTables& tables, bool weights, const std::byte* counts,
             const LaunchShape& launch, gpu::Stream stream);
   /// `weighted`: proxies multiply by the weights sent by the dispatch.
@@ -108,7 +108,7 @@ class GpuHostLinks {
   BackRail prepare_back(size_t i, const GpuHostTables::OfPeer& of, const RailRound& shape);
   /// Copies the places of returned rows to the GPU. The host waits for that copy.
   ReturnedRowsOfHosts prepare_sum(const std::vector<BackRail>& rails, const RailRound& back, const LaunchShape& launch);
-  /// Enqueues the returns of round k, and the round. \returns its end
+  /// Enqueues the returns of round k and the round itself. \returns its end
   Point send_back(const CudaCombineParams& params, std::vector<BackRail>& rails, int64_t k, const LaunchShape& launch,
                   gpu::Stream stream);
 

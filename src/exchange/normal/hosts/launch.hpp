@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface of the kernels of normal mode over several hosts: the phases of a call, between which NCCL's kernels run.
-// Functions as in exchange/normal/launch.hpp. A kernel waits only for ranks of its own host, and does nothing once the group
-// has failed, because the data of a round must then not be read. The kernels add to CallContext::moved, which is 0 before the
-// first of them.
+// Host interface of the normal-mode kernels for several hosts: the phases of a call, between which NCCL's kernels run. The
+// functions follow the conventions of exchange/normal/launch.hpp. A kernel waits only for ranks of its own host and does
+// nothing once the group has failed, because the data of a round must then not be read. The kernels add to CallContext::moved,
+// which is 0 before the first of them.
 #pragma once
 
 #include "exchange/normal/launch.hpp"
@@ -22,8 +22,8 @@ struct CrossedTables {
   int stride = 1;
 };
 
-/// Source: lists the tokens with routes to a host, and writes the message with the source's counts for the receiving rank
-/// there. One block.
+/// Source: lists the tokens with routes to a host and writes the message with the source's counts for the receiving rank there.
+/// One block.
 struct AnnounceParams {
   PlanParams plan;  ///< of the call; call_in() finds its call
   CallContext call;
@@ -35,7 +35,7 @@ struct AnnounceParams {
 };
 void launch_announce(const AnnounceParams& params, gpu::Stream stream);
 
-/// Proxy: writes a message that arrived from a rank of another host to the ranks of this host. One warp.
+/// Proxy: writes a message received from a rank of another host to the ranks of this host. One warp.
 struct DeliverParams {
   CallContext call;
   ObjectState* state = nullptr;
@@ -47,7 +47,7 @@ struct DeliverParams {
 };
 void launch_deliver(const DeliverParams& params, gpu::Stream stream);
 
-/// Common result of all ranks of a host once their placements have arrived.
+/// The result common to all ranks of a host once their placements have arrived.
 struct PlacementVerdict {
   int32_t failed_rank;  ///< the first rank that cannot take part, or -1
   int32_t status;       ///< ErrorCode
@@ -69,12 +69,12 @@ struct OfferParams {
   PlacementVerdict* verdict = nullptr;
 };
 void launch_offer(const OfferParams& params, gpu::Stream stream);
-/// Waits for all placements, and writes the verdict. A rank that made a different call is a fault. One warp.
+/// Waits for all placements and writes the verdict. A rank that made a different call is treated as a fault. One warp.
 void launch_judge(const OfferParams& params, gpu::Stream stream);
-/// Ends a call that moves nothing: counts it. One warp.
+/// Ends and counts a call that moves nothing. One warp.
 void launch_end(const OfferParams& params, gpu::Stream stream);
 
-/// A round of one rail in one direction: numbers [first, end) of the crossing tokens, in `slot`.
+/// One round of a rail in one direction: the crossing tokens numbered [first, end), in `slot`.
 struct RailRound {
   int64_t first = 0, end = 0;
   bool last = false;
@@ -92,22 +92,22 @@ struct RailRound {
   bool weighted = false;  ///< proxy, combine: multiplies by crossed.weights
   bool weights = false;   ///< rows are returned with weights
 };
-/// Sends this rank's rows for the ranks of its host.
+/// Sends this rank's rows to the ranks of its host.
 void launch_send(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
 void launch_pack(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
                  const DeviceLimits& limits, gpu::Stream stream);
-/// Forwards arrived rows like tokens of this rank, and after the last round sets the source's flags.
+/// Forwards received rows like tokens of this rank and, after the last round, sets the source's flags.
 void launch_forward(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
                     const DeviceLimits& limits, gpu::Stream stream);
-/// Waits for all rows, completes the arrived records and ends the call.
+/// Waits for all rows, completes the received records and ends the call.
 void launch_finish(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
 
 /// Copies or sums rows that others cannot read in place.
 void launch_make(const CudaCombineParams& params, const LaunchShape& launch, gpu::Stream stream);
-/// Proxy: writes the rows returned for tokens of a source.
+/// Proxy: writes the rows returned for a source's tokens.
 void launch_give_back(const CudaCombineParams& params, const RailRound& round, const LaunchShape& launch, gpu::Stream stream);
 
-/// Rows that one other host returned.
+/// Rows returned by one other host.
 struct ReturnedHost {
   const int32_t* leaving = nullptr;
   int64_t count = 0;
@@ -115,8 +115,8 @@ struct ReturnedHost {
   const std::byte* rows = nullptr;
   int64_t token_bytes = 0;
 };
-/// Owner: sums the tokens that are complete after round `round` and were not before. `hosts`: [num_hosts], in GPU memory; the
-/// entry own_host is unused.
+/// Owner: sums the tokens that are complete after round `round` but were not before it. `hosts`: [num_hosts], in GPU memory;
+/// the entry own_host is unused.
 struct ReturnedRowsOfHosts {
   const ReturnedHost* hosts = nullptr;
   const int32_t* host_of = nullptr;  ///< [W]

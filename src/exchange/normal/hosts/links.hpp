@@ -16,12 +16,12 @@ class HostLinks : public HostRails {
  public:
   HostLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags);
 
-  /// Sets `leaving` of a fresh dispatch, before the counts are sent, and makes room for its crossing tokens.
+  /// Sets `leaving` of a fresh dispatch before the counts are sent, and makes room for its crossing tokens.
   void list_leaving(const LocalPlan& local, HandleData& h) const;
-  /// Records that `count` tokens of `source` cross to this host. Call when its counts have arrived.
+  /// Records that `count` tokens of `source` cross to this host. Call once its counts have arrived.
   static void set_crossing(const HandleData& h, int source, int64_t count) { crossed_of(h, source).count = count; }
 
-  /// The rounds of a call. Call when placements have arrived. The result is valid until the next call.
+  /// Prepares the rounds of a call. Call once the placements have arrived. The result is valid until the next call.
   const HostDispatchParams& prepare(const DispatchParams& p, const HandleData& h);
   /// `weighted`: CombineOrder::per_host multiplies rows by the weights sent by the dispatch.
   const HostCombineParams& prepare(const CombineParams& p, const HandleData& h, bool weighted);
@@ -33,7 +33,7 @@ class HostLinks : public HostRails {
   void prepare_rail(const CombineParams& p, const HandleData& h, bool weighted, size_t i);
   ReturnedRows rounds_of(const CombineParams& p, int64_t tokens, bool weights) const;
 
-  // By peer.
+  // Indexed by peer.
   std::vector<std::vector<int64_t>> rows_out_, rows_in_;
   std::vector<DispatchRail> dispatch_rails_;
   std::vector<CombineRail> combine_rails_;

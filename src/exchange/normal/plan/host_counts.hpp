@@ -14,9 +14,9 @@
 
 namespace switchyard::detail {
 
-/// Sends the counts of `local` to all ranks, gathers theirs, and fills `counts`. Call from one warp of each rank, with the
-/// epoch in `call`. `row`: scratch of counts_row_bytes(). `*other`: a rank whose signature differs, or -1. False after a fault
-/// (recorded). `relay`: as in exchange_counts.
+/// Sends the counts of `local` to all ranks, gathers theirs and fills `counts`. Call from one warp of each rank, with the epoch
+/// in `call`. `row`: scratch of counts_row_bytes(). `*other`: set to a rank whose signature differs, or -1. Returns false after
+/// a (recorded) fault. `relay`: as in exchange_counts.
 template <class A, class Relay = NoRelay>
 bool exchange_host_counts(CpuWarp& w, const CallContext& call, const ControlLayout& control, const CountsHead& head,
                           const LocalPlan& local, std::vector<std::byte>& row, GatheredCounts& counts, int* other,
@@ -48,8 +48,8 @@ bool exchange_host_counts(CpuWarp& w, const CallContext& call, const ControlLayo
   return true;
 }
 
-/// Overflow::fail: throws on all ranks if one of them would get more rows than its capacity. `call` and `member`, the option
-/// that sets the capacity, are for the text.
+/// With Overflow::fail, throws on all ranks if any would receive more rows than its capacity. `call` and `member`, the option
+/// that sets the capacity, are used in the error message.
 inline void check_capacity(const GatheredCounts& counts, Layout layout, int alignment, const std::string& call,
                            const char* member) {
   for (int r = 0; r < counts.world; ++r) {

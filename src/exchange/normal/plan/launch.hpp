@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host interface of the plan kernel, for normal mode and the fused layer.
+// Host interface of the plan kernel for normal mode and the fused layer.
 #pragma once
 
 #include <algorithm>
@@ -15,11 +15,11 @@
 
 namespace switchyard::detail {
 
-/// Expert limit of the plan kernel: it counts in shared memory, for expert-major rows separately in each warp.
+/// Expert limit of the plan kernel, which counts in shared memory (for expert-major rows, separately in each warp).
 inline constexpr int max_cuda_experts(Layout layout) { return layout == Layout::expert_major ? 4608 : 6144; }
 inline constexpr int64_t kMaxTokensPerPlanBlock = 4096;
 
-/// Parameters of the plan, i.e. of everything that depends on routing: counts, their exchange, addresses. Set by
+/// Parameters of the plan, which covers everything that depends on routing: counts, their exchange, and addresses. Set by
 /// CudaNormal::plan_params.
 struct PlanParams {
   CallContext call;  ///< without the epoch
@@ -42,7 +42,7 @@ struct PlanParams {
   bool fail_on_overflow = false;
   bool static_drops = false;  ///< rank-major without drops: kept counts follow from the plan
   uint64_t signature = 0;
-  uint64_t object = 0;        ///< identity of this object, equal on all ranks
+  uint64_t object = 0;        ///< identity of this object, the same on all ranks
   bool offers_place = false;  ///< `place` is already known and is sent with the counts
   Placement place{};
   uint64_t own_rows = 0;  ///< place.rows for this rank itself
@@ -58,7 +58,7 @@ inline void set_idle(PlanParams& p, const IdleCall& idle) {
   p.tables.header = reinterpret_cast<TablesHeader*>(static_cast<std::byte*>(idle.state) + kObjectStateBytes);
 }
 
-/// Blocks of a plan of `tokens` tokens, at most `max`: each block sums the counts of the blocks before it.
+/// Number of blocks for a plan of `tokens` tokens, at most `max`; each block sums the counts of the blocks before it.
 inline int plan_blocks(int64_t tokens, int max) {
   constexpr int64_t kDefaultTokens = 64, kDefaultMaxBlocks = 64;
   const auto of = [&](int64_t each) { return (tokens + each - 1) / each; };
@@ -67,7 +67,7 @@ inline int plan_blocks(int64_t tokens, int max) {
 }
 
 /// Enqueues on `stream` of the current device and returns without waiting. A launch failure throws Error(system).
-/// `spans_hosts`: counts are sent only to ranks of this host; ranks of other hosts get them through their proxies.
+/// `spans_hosts`: counts are sent only to ranks of this host; ranks of other hosts receive them through their proxies.
 void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream, bool spans_hosts = false);
 
 }  // namespace switchyard::detail

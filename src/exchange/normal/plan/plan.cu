@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan on the device. Each block counts a range of tokens, the last block to finish sends the rank's counts to all ranks,
-// and every block then computes addresses for its tokens from the gathered counts. plan/decisions.hpp makes the decisions, also
-// for the host's plan; the results are equal.
+// The plan on the device. Each block counts a range of tokens. The last block to finish sends the rank's counts to all ranks,
+// and every block then computes addresses for its tokens from the gathered counts. The decisions are made in plan/decisions.hpp
+// for this plan and for the host's; the results are identical.
 //
-// Progress: every block waits for the counts of all ranks, including its own rank, whose last block to arrive sends them. So
-// all blocks must be able to run at the same time; the launcher limits the grid to one block per multiprocessor. Other kernels
-// may delay a block, as long as they end.
+// Progress: every block waits for the counts of all ranks, including its own rank, whose counts are sent by its last block to
+// arrive. All blocks must therefore be able to run concurrently, so the launcher limits the grid to one block per
+// multiprocessor. Other kernels may delay a block as long as they end.
 //
-// Within a block, warps hold consecutive ranges of tokens. "Before" always means: by earlier ranks, then blocks, then warps,
+// Within a block, warps hold consecutive ranges of tokens. "Before" always refers to earlier ranks, then blocks, then warps,
 // then lanes.
 #include <algorithm>
 
@@ -23,7 +23,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// Pass 1 over this warp's routes: writes clean ids and weights to the tables; counts routes per expert, ranks per token and
+/// Pass 1 over this warp's routes: writes clean ids and weights to the tables and counts routes per expert, ranks per token and
 /// tokens per rank.
 __device__ void count_routes(PlanView& v) {
   const Tables& t = v.p.tables;
@@ -61,7 +61,7 @@ __device__ void count_routes(PlanView& v) {
   }
 }
 
-/// Pass 1: adds this block's counts to the rank's, and determines whether this is the last block.
+/// Pass 1: adds this block's counts to those of the rank and determines whether this is the last block.
 __device__ void count_and_send(PlanView& v) {
   const int world = v.p.map.world, experts = v.p.map.experts;
   const int hist_size = v.expert_major() ? kPlanWarps * experts : experts;
@@ -88,8 +88,8 @@ __device__ void count_and_send(PlanView& v) {
   __syncthreads();
 }
 
-/// Sends the counts row and, if already known, the placement, with one fence per peer. Called by the last block; one warp per
-/// peer at a time.
+/// Sends the counts row and, if already known, the placement, with one fence per peer. Called by the last block, with one warp
+/// per peer at a time.
 template <class A>
 __device__ void send_counts(PlanView& v, CudaWarp& w) {
   const PlanParams& p = v.p;
@@ -124,7 +124,7 @@ __device__ void send_counts(PlanView& v, CudaWarp& w) {
   __syncthreads();
 }
 
-/// Waits for all counts and compares the calls of the ranks. Call from one warp. False: the call ends here.
+/// Waits for all counts and compares the calls made by the ranks. Call from one warp. Returns false if the call ends here.
 template <class A>
 __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   const CallContext& call = v.b.call;
@@ -146,7 +146,7 @@ __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   return record_mismatch<A>(w, call, Site::counts, __ffsll(static_cast<long long>(other)) - 1);
 }
 
-/// Adds sums of earlier blocks to start (experts) and record_base (ranks), and of earlier warps to hist and touching.
+/// Adds the sums of earlier blocks to start (experts) and record_base (ranks), and those of earlier warps to hist and touching.
 __device__ void add_earlier_blocks(PlanView& v) {
   const int world = v.p.map.world, experts = v.p.map.experts, rank = v.b.call.rank();
   for (int c = threadIdx.x; c < (v.expert_major() ? v.columns() : world); c += kPlanThreads) {
@@ -173,8 +173,9 @@ __device__ void add_earlier_blocks(PlanView& v) {
   }
 }
 
-/// Expert-major, one warp per destination at a time: computes the first row of this rank's segment of every expert, and the
-/// rows needed there. With this rank as destination, the first block also writes the receiver's data about its experts.
+/// Expert-major layout, one warp per destination at a time: computes the first row of this rank's segment for every expert, and
+/// the number of rows needed there. With this rank as destination, the first block also writes the receiver's data about its
+/// experts.
 __device__ void place_experts(PlanView& v) {
   const PlanParams& p = v.p;
   const int world = p.map.world, rank = v.b.call.rank();
@@ -220,7 +221,7 @@ __device__ void place_experts(PlanView& v) {
   }
 }
 
-/// Rank-major without drops: writes the receiver's data about its experts.
+/// Rank-major layout without drops: writes the receiver's data about its experts.
 __device__ void count_local_experts(const PlanView& v) {
   const int rank = v.b.call.rank(), first = v.p.map.first(rank), here = v.p.map.count(rank);
   for (int el = threadIdx.x; el < here; el += kPlanThreads) {
@@ -234,7 +235,7 @@ __device__ void count_local_experts(const PlanView& v) {
   }
 }
 
-/// Writes the header. Call from one thread of the first block.
+/// Call from one thread of the first block.
 __device__ void write_header(const PlanView& v) {
   TablesHeader& h = *v.p.tables.header;
   const int world = v.p.map.world, rank = v.b.call.rank();
@@ -266,7 +267,7 @@ __device__ void write_header(const PlanView& v) {
                                           v.b.capacity[v.b.overflow], 0, 0});
 }
 
-/// Pass 2, expert-major: writes the row of every route of this warp's tokens; -1 for dropped routes.
+/// Pass 2, expert-major: writes the row of every route of this warp's tokens, or -1 for dropped routes.
 __device__ void write_route_rows(PlanView& v) {
   const int experts = v.p.map.experts;
   for_routes(
@@ -286,7 +287,8 @@ __device__ void write_route_rows(PlanView& v) {
       });
 }
 
-/// Expert-major: the first kept route of token t to each rank is its primary route; writes its row to the entry of that rank.
+/// Expert-major layout: the primary route of token t to each rank is its first kept route there; writes that route's row to the
+/// rank's entry.
 __device__ void write_primaries(const PlanView& v, int64_t t, uint64_t mask, SendEntry* out) {
   uint64_t done = 0;
 #pragma unroll 1
@@ -299,7 +301,7 @@ __device__ void write_primaries(const PlanView& v, int64_t t, uint64_t mask, Sen
   }
 }
 
-/// Rank-major: drops the routes of token t to the ranks in `refused`.
+/// Rank-major layout: drops the routes of token t to the ranks in `refused`.
 __device__ void drop_routes(const PlanView& v, int64_t t, uint64_t refused) {
 #pragma unroll 1
   for (int64_t f = t * v.p.topk; f < (t + 1) * v.p.topk; ++f) {
@@ -310,7 +312,7 @@ __device__ void drop_routes(const PlanView& v, int64_t t, uint64_t refused) {
   }
 }
 
-/// `record`: the first record at rank d of the tokens after the chunks in `ends`.
+/// `record`: the first record at rank d for the tokens after the chunks in `ends`.
 __device__ void write_chunk_records(const PlanView& v, unsigned ends, int d, int32_t record) {
   const int world = v.p.map.world;
   for (int s = 0; s < v.b.call.rank(); ++s) record -= v.gathered[s * world + d];
@@ -318,7 +320,7 @@ __device__ void write_chunk_records(const PlanView& v, unsigned ends, int d, int
     if ((ends >> c & 1u) != 0) v.p.tables.header->chunk_records[c * world + d] = record;
 }
 
-/// Pass 2: writes the send entries of this warp's tokens, ranks ascending.
+/// Pass 2: writes the send entries of this warp's tokens in ascending order of rank.
 __device__ void write_sends(PlanView& v) {
   const int world = v.p.map.world;
   const int64_t end = v.end();
@@ -483,7 +485,7 @@ uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
 }  // namespace
 
 void launch_plan(const PlanParams& p, int blocks, gpu::Stream stream, bool spans_hosts) {
-  // The recording kernel if the call is traced.
+  // Selects the recording kernel if the call is traced.
   const bool traced = p.call.device_trace.records != nullptr;
   const auto& kernel = spans_hosts ? traced ? plan<TracedArch<CudaHosts>> : plan<CudaHosts>
                        : traced ? plan<CudaTraced>

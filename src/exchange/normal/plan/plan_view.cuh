@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block's view in the plan kernel: its share of the tokens, its shared memory, the gathered counts.
+// A block's view in the plan kernel: its share of the tokens, its shared memory and the gathered counts.
 #pragma once
 
 #include <algorithm>
@@ -59,14 +59,14 @@ struct PlanView {
     const int64_t block_end = least(b.first_token + kPlanWarps * b.tokens_per_warp, b.tokens);
     return least(b.first_token + (warp + 1) * b.tokens_per_warp, block_end);
   }
-  /// The expert of route f, or -1. Adds 1 to `invalid` if its id is neither an expert nor -1.
+  /// The expert of route f, or -1. Increments `invalid` if the route's id is neither an expert nor -1.
   __device__ int32_t id(int64_t f, int& invalid) const {
     const int64_t raw = p.ids64 ? static_cast<const int64_t*>(p.ids)[f] : static_cast<const int32_t*>(p.ids)[f];
     const bool expert = raw >= 0 && raw < p.map.experts;
     invalid += !expert && raw != -1 ? 1 : 0;
     return expert ? static_cast<int32_t>(raw) : -1;
   }
-  /// Counts of invalid ids of this rank's calls; null only in idle launches.
+  /// Counts of the invalid ids in this rank's calls; null only in idle launches.
   __device__ InvalidIdCounts* invalid_ids() const { return reinterpret_cast<InvalidIdCounts*>(b.call.invalid_ids); }
   __device__ const CountsHead* head(int rank) const { return b.call.heap.local(p.control.counts_head(b.call.epoch, rank)); }
   __device__ const int32_t* touching_of(int source) const { return reinterpret_cast<const int32_t*>(head(source) + 1); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the demand of a routing on a GPU into memory of the caller. One cluster of blocks counts in shared memory and sums the
-// counts of its blocks, so no memory needs to be zeroed first, no scratch memory is needed, and the result does not depend on
+// Counts the demand of a routing on a GPU into the caller's memory. One cluster of blocks counts in shared memory and sums the
+// counts of its blocks. No memory needs to be zeroed first, no scratch memory is needed, and the result does not depend on
 // timing. GPUs below compute capability 9.0 have no clusters and use one block.
 #include <algorithm>
 #include <array>
@@ -17,7 +17,7 @@ namespace switchyard::detail {
 
 namespace {
 
-/// All fields zero: nothing to do.
+/// If all fields are zero, there is nothing to do.
 struct RoutingLayoutParams {
   const void* ids = nullptr;
   bool ids64 = false;
@@ -28,17 +28,17 @@ struct RoutingLayoutParams {
   uint8_t* where = nullptr;
 };
 
-/// Blocks of the cluster: the maximum that every GPU with clusters supports.
+/// Blocks per cluster: the maximum supported by every GPU with clusters.
 constexpr int kCountBlocks = 8;
 constexpr int kCountThreads = 512, kCountWarps = kCountThreads / 32, kWarpLanes = 32;
 /// Tokens that a warp counts at a time, one per lane.
 constexpr int kTileTokens = kWarpLanes;
-/// Ids that a lane has in flight at a time.
+/// Ids that each lane keeps in flight.
 constexpr int kIdsAhead = 8;
 constexpr unsigned kWholeWarp = 0xffffffffu;
 static_assert(kMaxRanks <= 64, "ranks of a token are the bits of a word");
 
-/// Expert of a route; -1 if it has none.
+/// Expert of a route, or -1 if it has none.
 __device__ int32_t expert_of(const RoutingLayoutParams& p, int64_t route) {
   if (!p.ids64) {
     const int32_t id = static_cast<const int32_t*>(p.ids)[route];
@@ -48,8 +48,8 @@ __device__ int32_t expert_of(const RoutingLayoutParams& p, int64_t route) {
   return id >= 0 && id < p.map.experts ? static_cast<int32_t>(id) : -1;
 }
 
-/// Counts the routes of `tokens` tokens from `first` on and sets the bits of their ranks in `masks`, which must be 0 before.
-/// Call from one warp.
+/// Counts the routes of `tokens` tokens starting at `first` and sets the bits of their ranks in `masks`, which must be 0
+/// initially. Call from one warp.
 __device__ void count_routes_of_tile(const RoutingLayoutParams& p, int64_t first, int tokens, uint32_t* per_expert,
                                      unsigned long long* masks) {
   const int lane = threadIdx.x % kWarpLanes, routes = tokens * p.topk;
@@ -88,7 +88,7 @@ __device__ void write_rows_of_tile(const RoutingLayoutParams& p, int64_t first, 
   }
 }
 
-/// Counts one warp's share of the tokens. `counts`: [W + E] of the block.
+/// Counts one warp's share of the tokens. `counts`: the block's [W + E] counts.
 __device__ void count_tiles(const RoutingLayoutParams& p, uint32_t* counts, unsigned long long* masks) {
   const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes, world = p.map.world;
   for (int64_t tile = int64_t{blockIdx.x} * kCountWarps + warp; tile * kTileTokens < p.tokens;
@@ -136,7 +136,8 @@ __global__ void __launch_bounds__(kCountThreads) SWITCHYARD_ONE_CLUSTER(kCountBl
 
 namespace {
 
-/// Blocks of the kernel on a GPU. The device properties are queried only once, because the query takes longer than the kernel.
+/// Number of blocks of the kernel on a GPU. The device properties are queried only once because the query takes longer than the
+/// kernel.
 int blocks_on(int device) {
   static std::array<std::atomic<int>, 64> known = {};
   std::atomic<int>* const here = device < static_cast<int>(known.size()) ? &known[static_cast<size_t>(device)] : nullptr;
@@ -150,7 +151,8 @@ int blocks_on(int device) {
 }
 
 constexpr int shared_bytes_of(int columns) { return columns * 4; }
-/// Dynamic shared memory below which the kernel needs no opt-in: together with its static shared memory it stays within 48 KiB.
+/// Dynamic shared memory up to which the kernel needs no opt-in: together with its static shared memory, it stays within 48
+/// KiB.
 constexpr int kDefaultSharedBytes = 40 << 10;
 
 const Kernel<const RoutingLayoutParams> routing_layout_of("routing layout", normal::routing_layout_kernel, kCountThreads,
@@ -158,7 +160,7 @@ const Kernel<const RoutingLayoutParams> routing_layout_of("routing layout", norm
                                                             return shared_bytes_of(kMaxCountedExperts + kMaxRanks);
                                                           });
 
-/// The GPU that owns the memory at `p`. Throws Error(invalid_argument) naming the argument.
+/// The GPU that owns the memory at `p`. Throws Error(invalid_argument), naming the argument.
 int device_of(const char* name, const void* p, size_t alignment) {
   gpu::MemoryPlace place;
   if (reinterpret_cast<uintptr_t>(p) % alignment != 0)

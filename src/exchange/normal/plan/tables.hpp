@@ -12,7 +12,7 @@
 
 namespace switchyard::detail {
 
-/// State of one exchange object. The kernels of a call use the successor of `epoch` as the call's epoch; the last warp of its
+/// State of one exchange object. The kernels of a call use the successor of `epoch` as the call's epoch; the last warp of the
 /// last kernel stores it. Counters are 0 between launches.
 struct ObjectState {
   uint64_t epoch;
@@ -21,16 +21,16 @@ struct ObjectState {
   uint64_t sends_next, places_next, sums_next, pulls_next;  ///< counters of protocol/work_queue.hpp
   uint64_t plan_begin_ns, plan_end_ns;  ///< of the last plan kernel: begin of its first block, end of its last block
   // Another rank had no room in a call, and its own host detected this at once. Until the host of this rank has detected it
-  // too, calls do nothing on this rank, because the other rank may make none of them.
+  // too, calls do nothing on this rank, because the other rank may not be making any of them.
   uint64_t halted_by;  ///< number of that fault on this rank, from 1; 0: none
   uint64_t halted_epoch;
   int32_t halted_code, halted_rank;
   uint64_t verdict, leavers;  ///< of the current call, while halted: whether it runs; number of blocks that have left
 };
 enum class Verdict : uint64_t { none, proceeds, is_skipped };
-/// Outcome of a block's checks at the beginning of a call. takes_part: the call runs. resumes: it runs, and the object is no
-/// longer halted. left_out: the call does nothing because the object is halted. unmoved: it does nothing because the dispatch
-/// that made its handle moved nothing.
+/// Outcome of a block's checks at the beginning of a call: takes_part (the call runs), resumes (it runs, and the object is no
+/// longer halted), left_out (it does nothing because the object is halted) or unmoved (it does nothing because the dispatch
+/// that made its handle moved nothing).
 enum class Participation : uint32_t { takes_part, resumes, left_out, unmoved };
 
 inline constexpr size_t kObjectStateBytes = 256;  ///< reserved size of ObjectState
@@ -41,7 +41,7 @@ struct TablesHeader {
   int64_t rows;         ///< delivered here, padding included
   int64_t num_records;  ///< received here
   uint64_t epoch;       ///< of the dispatch that made the tables
-  uint64_t identity;    ///< of that dispatch, equal on all ranks; calls with handles compare it
+  uint64_t identity;    ///< of that dispatch, identical on all ranks; compared by calls with handles
   int32_t status;       ///< ErrorCode that ended it on all ranks, or ok
   int32_t failed_rank;  ///< the first rank that could not take part, if not ok
   int32_t moved;        ///< 1 once its rows and records have arrived
@@ -53,7 +53,7 @@ struct TablesHeader {
   int32_t chunk_records[kRowChunks * kMaxRanks];  ///< records_by_chunk
 };
 
-/// Shape of a handle's tables: all values on which their sizes depend.
+/// Shape of a handle's tables: all values that determine their sizes.
 struct TablesShape {
   int world = 1;
   int experts = 0;
@@ -83,7 +83,7 @@ struct Tables {
   int64_t bytes = 0;
 };
 
-/// Lays out the tables at `base`; null: only `bytes` is valid.
+/// Lays out the tables at `base`; if `base` is null, only `bytes` is valid.
 inline Tables carve_tables(std::byte* base, const TablesShape& s) {
   Tables t;
   Carver carver(base);
@@ -105,7 +105,7 @@ inline Tables carve_tables(std::byte* base, const TablesShape& s) {
   return t;
 }
 
-/// Data that a dispatch stores at its receiver besides rows: records and, for expert-major, the source of each row.
+/// Data that a dispatch stores at its receiver besides rows: records and, if expert-major, the source of each row.
 struct Received {
   std::byte* records = nullptr;
   RecordLayout layout;
