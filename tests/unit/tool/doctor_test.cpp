@@ -172,7 +172,7 @@ TEST(Doctor, MemoryOfNormalMode) {
     const auto need = static_cast<uint64_t>(NormalExchange::memory_required(config, 4, backend).total());
     const uint64_t enough = backend == Backend::cuda ? need : 4 * need;  // a GPU has one rank, the host's memory serves all
     const Finding f = memory_finding(backend, 4, enough);
-    EXPECT_NE(f.value.find(binary_size(static_cast<double>(need)) + " a rank"), std::string::npos) << f.value;
+    EXPECT_NE(f.value.find(binary_size(static_cast<double>(need)) + " per rank"), std::string::npos) << f.value;
     EXPECT_NE(f.value.find("4 ranks"), std::string::npos) << f.value;
     EXPECT_TRUE(f.reason.empty()) << f.reason;
     EXPECT_FALSE(memory_finding(backend, 4, enough - 1).reason.empty());
