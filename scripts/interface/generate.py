@@ -45,8 +45,8 @@ def init_value(member: Member) -> str:
 
 def init_header(interface: Interface) -> str:
     lines = ["// SPDX-License-Identifier: Apache-2.0", f"// {MADE}", "/// \\file",
-             "/// C ABI: the SY_..._INIT macros. Each initialises the struct of its name: struct_size, and the defaults that the struct's",
-             "/// members name with SY_DEFAULT. The headers of the structs include this one.", "#pragma once", "", "#include <stddef.h>", "",
+             "/// C ABI: the SY_..._INIT macros. Each initializes the struct of the same name: struct_size, and the defaults that SY_DEFAULT",
+             "/// marks in the struct. The headers of the structs include this header.", "#pragma once", "", "#include <stddef.h>", "",
              "// clang-format off"]
     for struct in interface.structs.values():
         if struct.sized:
@@ -148,7 +148,7 @@ def conversions(interface: Interface, library: str, includes: list[str], about: 
     lines += ["// Values of the enumerations."]
     for name in mine:
         lines += enumeration_lines(interface, name)
-    lines += ["", "// Members keep their places for ever: new ones are appended. No struct has padding, so that its bytes are its members'."]
+    lines += ["", "// Members never move; new members are appended. No struct has padding, so every byte belongs to a member."]
     for struct in structs:
         lines += layout_lines(struct)
     if library == EXCHANGE:
@@ -172,7 +172,7 @@ LAYER_ENUMERATIONS = ("sy_weight_storage", "sy_weight_order", "sy_epilogue", "sy
 def struct_list(interface: Interface) -> str:
     names = sorted(struct.name for struct in interface.structs.values() if struct.sized)
     return "\n".join(["// SPDX-License-Identifier: Apache-2.0", f"// {MADE}",
-                      "// SY_STRUCT(name) of each struct that begins with struct_size.", *[f"SY_STRUCT({name})" for name in names],
+                      "// SY_STRUCT(name) for each struct that begins with struct_size.", *[f"SY_STRUCT({name})" for name in names],
                       "#undef SY_STRUCT", ""])
 
 
@@ -207,7 +207,7 @@ def python_head(about: str) -> list[str]:
 
 
 def python_structs(interface: Interface) -> str:
-    lines = python_head("The structs of include/switchyard/c, member by member, with the defaults of their SY_..._INIT macros.")
+    lines = python_head("The structs of include/switchyard/c with their members and the defaults of their SY_..._INIT macros.")
     types = sorted({word for struct in interface.structs.values() for member in struct.members for word in [ctype(member).split()[0]]})
     lines += ["import ctypes", *wrapped(types, "    ", ", ", 140)]
     lines[-1] = "from ctypes import " + lines[-1].lstrip()
@@ -242,7 +242,7 @@ def letter(interface: Interface, argument: str) -> str:
 
 def python_signatures(interface: Interface) -> str:
     lines = python_head("The functions of include/switchyard/c that return an sy_code: a letter for each argument.")
-    lines[2:3] = ['"""The functions of include/switchyard/c that return an sy_code, with a letter for each argument: `p` a pointer, `s` a text, `i` an',
+    lines[2:3] = ['"""The functions of include/switchyard/c that return an sy_code, with a letter for each argument: `p` a pointer, `s` a string, `i` an',
                   "int32_t, `u` a uint32_t, `l` an int64_t, `z` a size_t.", '"""']
     for library, name in ((EXCHANGE, "EXCHANGE"), (LAYER, "LAYER")):
         entries = [f'"{each.name}": "{"".join(letter(interface, argument) for argument in each.arguments)}"'
@@ -252,7 +252,7 @@ def python_signatures(interface: Interface) -> str:
 
 
 def python_enumerations(interface: Interface) -> str:
-    lines = python_head("Words and numbers of the enumerations of include/switchyard/c.")
+    lines = python_head("Names and values of the enumerations of include/switchyard/c.")
     for name, (_, prefix, table) in ENUMERATIONS.items():
         if table:
             words = ", ".join(f'"{each[len(prefix):].lower()}": {value}' for each, value in interface.enumerations[name].items())
@@ -264,8 +264,8 @@ def python_enumerations(interface: Interface) -> str:
 
 def made(interface: Interface) -> dict[str, str]:
     """Content of the files generated from the headers, by path."""
-    about = ["// Structs of libswitchyard and their C++ twins. from_c() reads a struct of any version and throws ArgumentError for what the",
-             "// C++ type cannot express; twin_of() converts a struct that was read; fill() fills as much as the caller's version has."]
+    about = ["// Structs of libswitchyard and their C++ counterparts. from_c() reads a struct of any version and throws ArgumentError for a value",
+             "// that the C++ type cannot express; twin_of() converts a struct that has been read; fill() writes the members of the caller's version."]
     unknown = [name for name in interface.enumerations if name not in ENUMERATIONS and name != "sy_bool"]
     unknown += [name for name in (*TAKEN, *FILLED) if name not in interface.structs]
     if unknown:
@@ -279,7 +279,7 @@ def made(interface: Interface) -> dict[str, str]:
         "include/switchyard/c/init.h": init_header(interface),
         "src/capi/structs.hpp": conversions(interface, EXCHANGE, exchange, about),
         "src/capi/layer/structs.hpp": conversions(interface, LAYER, layer,
-                                                  ["// Structs of libswitchyard_layer and their C++ twins, as capi/structs.hpp has those of libswitchyard."]),
+                                                  ["// Structs of libswitchyard_layer and their C++ counterparts; capi/structs.hpp has those of libswitchyard."]),
         "src/capi/structs.def": struct_list(interface),
         "python/switchyard/_abi/structs.py": python_structs(interface),
         "python/switchyard/_abi/signatures.py": python_signatures(interface),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Generated from include/switchyard/c by scripts/interface/generate.py; change the headers and run it.
-// Structs of libswitchyard and their C++ twins. from_c() reads a struct of any version and throws ArgumentError for what the
-// C++ type cannot express; twin_of() converts a struct that was read; fill() fills as much as the caller's version has.
+// Structs of libswitchyard and their C++ counterparts. from_c() reads a struct of any version and throws ArgumentError for a value
+// that the C++ type cannot express; twin_of() converts a struct that has been read; fill() writes the members of the caller's version.
 #pragma once
 
 // clang-format off
@@ -67,7 +67,7 @@ static_assert(SY_TUNING_NORMAL == static_cast<int>(TuningMode::normal) &&
               SY_TUNING_LEDGER == static_cast<int>(TuningMode::ledger) &&
               SY_TUNING_NORMAL_EXPERT_MAJOR == static_cast<int>(TuningMode::normal_expert_major));
 
-// Members keep their places for ever: new ones are appended. No struct has padding, so that its bytes are its members'.
+// Members never move; new members are appended. No struct has padding, so every byte belongs to a member.
 static_assert(sizeof(sy_const_row_view) == 48 && offsetof(sy_const_row_view, data) == 8 &&
               offsetof(sy_const_row_view, rows) == 16 && offsetof(sy_const_row_view, cols) == 24 &&
               offsetof(sy_const_row_view, dtype) == 32 && offsetof(sy_const_row_view, scale_kind) == 36 &&

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Generated from include/switchyard/c by scripts/interface/generate.py; change the headers and run it.
 /// \file
-/// C ABI: the SY_..._INIT macros. Each initialises the struct of its name: struct_size, and the defaults that the struct's
-/// members name with SY_DEFAULT. The headers of the structs include this one.
+/// C ABI: the SY_..._INIT macros. Each initializes the struct of the same name: struct_size, and the defaults that SY_DEFAULT
+/// marks in the struct. The headers of the structs include this header.
 #pragma once
 
 #include <stddef.h>

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from include/switchyard/c by scripts/interface/generate.py; change the headers and run it.
-"""Words and numbers of the enumerations of include/switchyard/c."""
+"""Names and values of the enumerations of include/switchyard/c."""
 from __future__ import annotations
 
 BACKENDS = {"cpu": 0, "cuda": 1}

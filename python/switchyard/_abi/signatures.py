@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from include/switchyard/c by scripts/interface/generate.py; change the headers and run it.
-"""The functions of include/switchyard/c that return an sy_code, with a letter for each argument: `p` a pointer, `s` a text, `i` an
+"""The functions of include/switchyard/c that return an sy_code, with a letter for each argument: `p` a pointer, `s` a string, `i` an
 int32_t, `u` a uint32_t, `l` an int64_t, `z` a size_t.
 """
 from __future__ import annotations

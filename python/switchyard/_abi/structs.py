@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Generated from include/switchyard/c by scripts/interface/generate.py; change the headers and run it.
-"""The structs of include/switchyard/c, member by member, with the defaults of their SY_..._INIT macros."""
+"""The structs of include/switchyard/c with their members and the defaults of their SY_..._INIT macros."""
 from __future__ import annotations
 
 import ctypes

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Generated from include/switchyard/c by scripts/interface/generate.py; change the headers and run it.
-// Structs of libswitchyard_layer and their C++ twins, as capi/structs.hpp has those of libswitchyard.
+// Structs of libswitchyard_layer and their C++ counterparts; capi/structs.hpp has those of libswitchyard.
 #pragma once
 
 // clang-format off
@@ -28,7 +28,7 @@ static_assert(SY_MOE_FORM_AUTOMATIC == static_cast<int>(MoeForm::automatic) &&
               SY_MOE_FORM_SEPARATE == static_cast<int>(MoeForm::separate) &&
               SY_MOE_FORM_FUSED == static_cast<int>(MoeForm::fused));
 
-// Members keep their places for ever: new ones are appended. No struct has padding, so that its bytes are its members'.
+// Members never move; new members are appended. No struct has padding, so every byte belongs to a member.
 static_assert(sizeof(sy_expert_shape) == 32 && offsetof(sy_expert_shape, hidden) == 8 &&
               offsetof(sy_expert_shape, intermediate) == 16 && offsetof(sy_expert_shape, num_local_experts) == 24 &&
               offsetof(sy_expert_shape, reserved) == 28);
