@@ -264,8 +264,9 @@ def python_enumerations(interface: Interface) -> str:
 
 def made(interface: Interface) -> dict[str, str]:
     """Content of the files generated from the headers, by path."""
-    about = ["// Structs of libswitchyard and their C++ counterparts. from_c() reads a struct of any version and throws ArgumentError for a value",
-             "// that the C++ type cannot express; twin_of() converts a struct that has been read; fill() writes the members of the caller's version."]
+    about = ["// Structs of libswitchyard and their C++ counterparts. from_c() reads a struct of any version and throws ArgumentError for a",
+             "// value that the C++ type cannot express; twin_of() converts a struct that has been read; fill() writes the members of the",
+             "// caller's version."]
     unknown = [name for name in interface.enumerations if name not in ENUMERATIONS and name != "sy_bool"]
     unknown += [name for name in (*TAKEN, *FILLED) if name not in interface.structs]
     if unknown:

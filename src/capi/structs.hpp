@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Generated from include/switchyard/c by scripts/interface/generate.py; change the headers and run it.
-// Structs of libswitchyard and their C++ counterparts. from_c() reads a struct of any version and throws ArgumentError for a value
-// that the C++ type cannot express; twin_of() converts a struct that has been read; fill() writes the members of the caller's version.
+// Structs of libswitchyard and their C++ counterparts. from_c() reads a struct of any version and throws ArgumentError for a
+// value that the C++ type cannot express; twin_of() converts a struct that has been read; fill() writes the members of the
+// caller's version.
 #pragma once
 
 // clang-format off
