@@ -12,7 +12,7 @@
 
 namespace oracle {
 
-/// A delivered row: its token, and the token's first choice that names the expert.
+/// A delivered row: its token, and the first of the token's choices that names the expert.
 struct Arrival {
   int source = 0;
   int64_t token = 0;
@@ -37,10 +37,11 @@ struct Traffic {
 Traffic dispatch_traffic(const Problem& problem, int rank, switchyard::Sending sending);
 /// Traffic of a combine after that dispatch: one row per (token, expert) or per (token, rank), counted at the expert's rank.
 Traffic combine_traffic(const Problem& problem, int rank, CombineOrder order);
-/// Rows of a rank's tokens that cross between hosts in a dispatch: one per (token, other host with a route). `host_of`: host of
-/// each rank.
+/// Number of rows of a rank's tokens that cross between hosts in a dispatch: one per (token, other host with a route).
+/// `host_of`: host of each rank.
 uint64_t dispatch_crossings(const Problem& problem, int rank, const std::vector<int>& host_of);
-/// Rows that cross between hosts in a combine after that dispatch: like combine_traffic, but only to ranks of other hosts.
+/// Number of rows that cross between hosts in a combine after that dispatch: as combine_traffic counts them, but only to ranks
+/// on other hosts.
 uint64_t combine_crossings(const Problem& problem, int rank, CombineOrder order, const std::vector<int>& host_of);
 
 /// Byte offset of scale `group` of row `row` of local expert `expert` in Rows::scales. `row_scales`: columns per scale.
@@ -53,8 +54,8 @@ struct ScaleShape {
   int64_t groups() const;
   /// Number of stored groups. Scales of groups beyond groups() are 0.
   int64_t places() const;
-  /// LowLatencyOutput::scale_rows. Column-major: words from one column to the next, in units of 16 bytes. Row-major:
-  /// rows_per_expert.
+  /// LowLatencyOutput::scale_rows. Column-major: number of words from one column to the next, padded to a multiple of 16 bytes.
+  /// Row-major: rows_per_expert.
   int64_t column() const;
   int64_t offset(int64_t expert, int64_t row, int64_t group) const;
 };
