@@ -53,8 +53,8 @@ struct Term {
 };
 /// One combined token. `terms` are ordered by ascending k (per_route; expert-major per_rank) or by ascending rank (rank-major).
 /// `weighted`: rows are multiplied by their weights. `pre_reduced`: there is one row per rank (rank-major), so per_rank has no
-/// inner sum. `host_of`, for `host_of`, for per_host: the host of each rank of the group, where hosts are numbered by their
-/// lowest rank; empty means one host.
+/// inner sum. `host_of`, for per_host: the host of each rank of the group, where hosts are numbered by their lowest rank; empty
+/// means one host.
 struct SumSpec {
   DType type = DType::bf16;
   int64_t hidden = 0;

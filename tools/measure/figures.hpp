@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Code shared by the exchange benchmark and its peer benchmark: summaries of times, byte counts, and the output format.
+// Code shared by the exchange benchmark and the benchmark with which it is compared: summaries of times, byte counts, and the
+// output format.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ struct Times {
 };
 /// Percentiles by nearest rank. \pre not empty
 Times summarize(std::vector<double> seconds);
-/// Name of the tail value for the given number of iterations: "max" if p99 is the maximum, else "p99".
+/// Name of the tail value for the given number of iterations: "max" if p99 would be the maximum, else "p99".
 inline const char* tail_name(int64_t iterations) { return iterations < 100 ? "max" : "p99"; }
 /// Element i is the maximum of element i over all ranks.
 std::vector<double> slowest(const std::vector<std::vector<double>>& per_rank);
@@ -29,7 +30,7 @@ Times times_of(const std::vector<nlohmann::json>& ranks, const std::string& key)
 /// Times of the attempt with the lowest median. The attempts are the elements of the list at `key`.
 Times fastest_of(const std::vector<nlohmann::json>& ranks, const std::string& key);
 
-/// Bytes of one exchange, summed over all ranks.
+/// Bytes moved by one exchange, summed over all ranks.
 struct ExchangeBytes {
   double logical = 0;         ///< one row per route: traffic of an exchange that sends a row for each route
   double payload = 0;         ///< one row per (token, rank), own rank included
@@ -41,8 +42,8 @@ struct ExchangeBytes {
 ExchangeBytes exchange_bytes(int64_t tokens, int64_t pairs, int64_t remote_pairs, int64_t routes, double source_row_bytes,
                              double sent_row_bytes, double result_row_bytes);
 
-/// Number of input sets, between 2 and 32, for a benchmark that cycles through them and must not find them in the caches:
-/// together the sets exceed four times the last-level cache, but not `memory_limit` bytes.
+/// Number of input sets, from 2 to 32, for a benchmark that cycles through them and must not find them in the caches. Together,
+/// the sets exceed four times the last-level cache but not `memory_limit` bytes.
 int rotation_sets(double bytes_per_set, double llc_bytes, double memory_limit);
 
 nlohmann::json to_json(const Times& times);
