@@ -33,7 +33,7 @@ struct LayerSpec {
   int fused_sms = 0;    ///< GPUs: multiprocessors of a fused call; 0: the library's default
 };
 /// The library's reason for not having a fused form of a layer, as far as this can be determined before a group exists; empty
-/// if there is one. See also LayerRank::why_not_fused().
+/// if it has one. See also LayerRank::why_not_fused().
 std::string why_not_fused(const LayerSpec& spec);
 /// Widths accepted by experts on GPUs: multiples of 16 in fp8, otherwise of 8.
 bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quantize);

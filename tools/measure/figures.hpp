@@ -13,7 +13,7 @@
 
 namespace switchyard::measure {
 
-/// Seconds of the slowest rank in each iteration.
+/// The slowest rank's seconds in each iteration.
 struct Times {
   double p50 = 0, p99 = 0, min = 0, max = 0, mean = 0;
   int iterations = 0;
@@ -25,7 +25,7 @@ inline const char* tail_name(int64_t iterations) { return iterations < 100 ? "ma
 /// Element i is the maximum of element i over all ranks.
 std::vector<double> slowest(const std::vector<std::vector<double>>& per_rank);
 
-/// Times at `key` in the ranks' results, in seconds: for each iteration, the time of the slowest rank.
+/// Times at `key` in the ranks' results, in seconds: the slowest rank's time in each iteration.
 Times times_of(const std::vector<nlohmann::json>& ranks, const std::string& key);
 /// Times of the attempt with the lowest median. The attempts are the elements of the list at `key`.
 Times fastest_of(const std::vector<nlohmann::json>& ranks, const std::string& key);
@@ -38,7 +38,7 @@ struct ExchangeBytes {
   double dispatch_limit = 0;  ///< each source row read once, each (token, rank) row written once
   double combine_limit = 0;   ///< each (token, rank) row read once, each token's row written once
 };
-/// `pairs`: number of (token, rank) pairs; `remote_pairs`: pairs with another rank; `routes`: kept routes.
+/// `pairs`: number of (token, rank) pairs; `remote_pairs`: number of pairs with another rank; `routes`: number of kept routes.
 ExchangeBytes exchange_bytes(int64_t tokens, int64_t pairs, int64_t remote_pairs, int64_t routes, double source_row_bytes,
                              double sent_row_bytes, double result_row_bytes);
 
@@ -51,7 +51,7 @@ nlohmann::json to_json(const Machine& machine);
 nlohmann::json to_json(const CopyLimit& limit);
 nlohmann::json to_json(const ExchangeBytes& bytes);
 
-/// Writes `document` and a final newline with write_file.
+/// Writes `document`, followed by a newline, using write_file.
 void write_json(const std::string& path, const nlohmann::json& document);
 
 }  // namespace switchyard::measure
