@@ -20,7 +20,7 @@ struct Arrival {
   int64_t packed() const;  ///< LowLatencyOutput::row_source
 };
 
-/// Data received by one rank. Uses the fields world, experts, topk, max_tokens and ids of the problem.
+/// Data received by one rank. Uses the problem's fields world, experts, topk, max_tokens and ids.
 struct LowLatencyView {
   int64_t rows_per_expert = 0;                 ///< R
   std::vector<std::vector<Arrival>> arrivals;  ///< per local expert, in order
@@ -44,7 +44,7 @@ uint64_t dispatch_crossings(const Problem& problem, int rank, const std::vector<
 /// on other hosts.
 uint64_t combine_crossings(const Problem& problem, int rank, CombineOrder order, const std::vector<int>& host_of);
 
-/// Byte offset of scale `group` of row `row` of local expert `expert` in Rows::scales. `row_scales`: columns per scale.
+/// Byte offset in Rows::scales of scale `group` for row `row` of local expert `expert`. `row_scales`: columns per scale.
 struct ScaleShape {
   switchyard::ScaleOrder order = switchyard::ScaleOrder::row_major;
   ScaleKind kind = ScaleKind::f32;
@@ -52,7 +52,7 @@ struct ScaleShape {
   int row_scales = switchyard::kScaleGroup;
   int64_t rows_per_expert = 0;
   int64_t groups() const;
-  /// Number of stored groups. Scales of groups beyond groups() are 0.
+  /// Number of stored groups. Scales for groups beyond groups() are 0.
   int64_t places() const;
   /// LowLatencyOutput::scale_rows. Column-major: number of words from one column to the next, padded to a multiple of 16 bytes.
   /// Row-major: rows_per_expert.

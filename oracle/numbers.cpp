@@ -17,7 +17,7 @@ int exponent_of(double value) { return static_cast<int>(__builtin_bit_cast(uint6
 
 constexpr int bias_of(int exponent_bits) { return (1 << (exponent_bits - 1)) - 1; }
 
-/// Nearest integer, ties to even, for 0 <= value < 2^51: at that magnitude the intermediate sum has no fraction bits.
+/// Nearest integer (ties go to even) for 0 <= value < 2^51. The intermediate sum is so large that it has no fraction bits.
 double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
 
 /// Inlined so that the formats are constants in loops over rows. These process hundreds of millions of elements, and under a

@@ -14,7 +14,7 @@ using switchyard::Layout;
 using switchyard::Overflow;
 using switchyard::SizePolicy;
 
-/// Experts are split into consecutive ranges; the first E mod W ranks hold one more. For rank == world returns E.
+/// Experts are split into consecutive ranges; the first E mod W ranks hold one more. Returns E for rank == world.
 int first_expert(int experts, int world, int rank);
 int owner(int experts, int world, int64_t expert);
 

@@ -31,7 +31,7 @@ struct RowKey {
   uint64_t a = 0, b = 0, c = 0;
 };
 
-/// Writes row `key` of `hidden` elements.
+/// Writes the row `key`, which has `hidden` elements.
 void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hidden, void* out);
 /// Writes arbitrary scales, one per `group` columns, as a scale row of scale_row_bytes whose padding bytes are zero.
 void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void* out, int group = switchyard::kScaleGroup);

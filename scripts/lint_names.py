@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tokenize
 
-# Words of an identifier, which is split at underscores and capitals -> replacement.
+# Words of identifiers (split at underscores and capitals), with their replacements.
 WORDS = {
     'most': 'max',
     'fewest': 'min',
@@ -71,7 +71,7 @@ ALLOWED.update(dict.fromkeys((
 # Files whose names are renamed separately. This replaces a list of the Python package's private names.
 SEPARATE = ('python/switchyard/', 'python/tests/drop_in/test_deep_ep.py')
 
-# Prose, checked with --prose: pattern -> replacement.
+# Prose patterns, checked with --prose, and their replacements.
 PROSE = {
     r'(?:^|[.:;] )Of (?!course\b)': 'a sentence begins with its subject',
     r'\btold\b': 'announced, reported, named',

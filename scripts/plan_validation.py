@@ -7,11 +7,11 @@ Usage: plan_validation.py PATH-OF-SWITCHYARD [--backend cpu|cuda] [--ranks 1,2] 
 
 In each round, `doctor --measure` writes a topology of this machine, and `bench` measures a dispatch and a combine of 4096 bf16
 tokens and a dispatch of 512 tokens quantized to fp8. With the last number of ranks, it also measures a dispatch of 4096 such
-tokens. `plan` predicts the same calls from that topology alone. The result of each figure is the median over rounds. --hosts
-a,a,b,b: also measures four ranks on two named hosts, whose rows cross this machine's loopback, with one sum per host and with
-exact rows. --add compares other measurements: FILE is the output of `bench --json` for ranks on HOSTS hosts, and `--topology`
-describes those hosts (default: the last topology measured here, as a test bed). Rounds on a busy machine are not meaningful, so
-the load is printed and recorded.
+tokens. `plan` predicts the same calls from that topology alone. The result of each figure is the median over rounds. With
+--hosts a,a,b,b, four ranks on two named hosts are also measured, with one sum per host and with exact rows; their rows cross
+this machine's loopback. With --add, other measurements are compared: FILE is the output of `bench --json` for ranks on HOSTS
+hosts, and `--topology` describes those hosts (default: the last topology measured here, as a test bed). Rounds on a busy
+machine are not meaningful, so the load is printed and recorded.
 
 The exit status is 0 if at least four in five figures are within 15 %.
 """
@@ -51,7 +51,7 @@ def planned(tool, topology, config, hosts):
 
 
 def measured_locally(tool, args, ranks, hosts="", shapes=()):
-    """(rows, calls, run) of each element of SHAPES and of the given shapes."""
+    """Yields (rows, calls, run) for each element of SHAPES and of the given shapes."""
     for order in ("per_host", "per_rank") if hosts else ("per_rank",):
         for rows, tokens, quantize, calls in [*SHAPES, *shapes]:
             if order != "per_rank" and quantize != "none":

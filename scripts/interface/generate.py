@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the code that repeats the contents of the C headers: docs/design/0062-one-description-of-the-interface.md.
+"""Generates the code that repeats the contents of the C headers (docs/design/0062-one-description-of-the-interface.md).
 
 Usage: generate.py [--check] [--new-layout]
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: Sizes of the types that are not pointers. Enumerations are int32_t.
+#: Sizes of the non-pointer types. Enumerations are int32_t.
 SIZES = {"size_t": 8, "int64_t": 8, "uint64_t": 8, "double": 8, "int32_t": 4, "uint32_t": 4, "float": 4}
 
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normal mode on the CPU.
 //
-// Rules: all ranks meet at a barrier before each call. A call's time is measured from entry to exit on the slowest rank. Rows
-// cycle through several input sets and are combined only after all other sets have been dispatched, so no call finds its rows
-// in a cache. Results are checked bit by bit after the timed part.
+// Rules: all ranks meet at a barrier before each call. A call's time is measured from entry to exit on the slowest rank. Calls
+// cycle through several input sets, whose rows are combined only after all other sets have been dispatched, so no call finds
+// its rows in a cache. Results are checked bit by bit after the timed part.
 #include <fmt/core.h>
 
 #include <algorithm>

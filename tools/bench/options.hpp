@@ -67,7 +67,7 @@ RoutingSource routing_source(const BenchOptions& o);
 /// A configuration's scenario without its routes.
 Scenario shape_of(const BenchOptions& o, const RoutingSource& source);
 NormalConfig normal_config(const BenchOptions& o, const Scenario& s);
-/// `s` must have its routes.
+/// The routes of `s` must be set.
 LowLatencyConfig low_latency_config(const BenchOptions& o, const Scenario& s);
 /// Scales of the rows in flight: created by --quantize or included with fp8 input rows.
 ScaleKind sent_scales(const BenchOptions& o);

@@ -31,8 +31,8 @@ class LowLatencyRank {
   /// Device memory that one object needs.
   static size_t device_bytes(const Scenario& s, const LowLatencyConfig& config);
 
-  /// Uploads the inputs of data set `set`. Experts::compute: additionally, the outputs of the experts. Experts::scale:
-  /// additionally, the factors; an expert scales its rows by 1 + rank + index on the rank / 8.
+  /// Uploads the inputs of data set `set`. With Experts::compute, also uploads the experts' outputs. With Experts::scale, also
+  /// uploads the factors: an expert scales its rows by 1 + rank + index on the rank / 8.
   enum class Experts { compute, scale };
   void prepare(uint64_t set, Experts experts = Experts::compute);
   void dispatch(bool split = false);

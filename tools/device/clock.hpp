@@ -57,7 +57,7 @@ inline constexpr int64_t kMaxLateUs = 100'000;
 std::vector<double> time_entered_late(Clock& clock, int self, int64_t late_us, const std::function<void()>& call,
                                       int64_t warmup, int64_t n);
 
-/// Rows moved to measure the limits of a GPU's clock.
+/// Rows that a GPU's clock moves to measure limits.
 struct LimitRows {
   const measure::RowMoves* pushed = nullptr;  ///< by this rank; null: the clock has no limits
   const measure::RowMoves* pulled = nullptr;  ///< null: the rows of `pushed`

@@ -67,10 +67,10 @@ class Mirror {
 };
 
 /// The device of rank `rank` for the calling thread: GPU number `rank` modulo `gpus`, or the host if `gpus` is 0. Never null. A
-/// GPU's stream and arena are created at the first call and kept until the process ends. The reason is that while a kernel
-/// waits for a peer, nothing may be allocated or freed on a GPU shared by the two ranks, and a new stream may share a queue
-/// with that kernel. A larger arena replaces the old one, so request the largest first and then let all ranks meet. \throws
-/// UsageError for GPUs if this build has no CUDA code; Error(system) naming the failed call.
+/// GPU's stream and arena are created at the first call and kept until the process ends. This is necessary because, while a
+/// kernel waits for a peer, nothing may be allocated or freed on a GPU shared by the two ranks, and a new stream might share a
+/// queue with that kernel. A larger arena replaces the old one, so request the largest first and then let all ranks meet.
+/// \throws UsageError for GPUs if this build has no CUDA code; Error(system) naming the failed call.
 std::shared_ptr<RankDevice> rank_device(int rank, int gpus, size_t arena_bytes);
 std::shared_ptr<RankDevice> gpu_device(int rank, int gpus, size_t arena_bytes);
 
@@ -79,12 +79,12 @@ bool built_with_cuda();
 const char* no_cuda_text();
 /// CUDA runtime version of this build, for example 13000 for 13.0; 0 without CUDA.
 int cuda_runtime_version();
-/// Resolution of each GPU's global timer in nanoseconds; empty if this build has no CUDA code. Do not call it in a process that
-/// will fork ranks. \throws std::runtime_error naming the failed call.
+/// Resolution of each GPU's global timer in nanoseconds; empty if this build has no CUDA code. Do not call this function in a
+/// process that will fork ranks. \throws std::runtime_error naming the failed call.
 std::vector<uint64_t> measure_timer_ticks(int gpus);
 /// For each GPU, "" if its memory, passed as a file descriptor, works on the next GPU (or on the GPU itself if there is no
 /// other GPU or no access to it); otherwise the failed step and the reason. Empty if this build has no CUDA code. Do not call
-/// it in a process that will fork ranks.
+/// this function in a process that will fork ranks.
 std::vector<std::string> try_descriptor_exchange(int gpus, const std::vector<std::vector<bool>>& peer_access);
 
 }  // namespace switchyard::tool

@@ -16,7 +16,7 @@ extern const Verb kDoctorVerb;
 
 enum class Verdict { ok, limited, no, note };
 
-/// A line of the report.
+/// One line of the report.
 struct Finding {
   std::string group;
   std::string name;

@@ -32,7 +32,7 @@ struct Fp8WeightForms {
 };
 Fp8WeightForms fp8_weight_forms(uint64_t seed, int64_t hidden, int64_t intermediate);
 
-/// On the host, a bf16 ExpertMlp. On a GPU, two grouped products that can be called separately: up (with SwiGLU) and down.
+/// A bf16 ExpertMlp on the host or, on a GPU, two grouped products that can be called separately: up (with SwiGLU) and down.
 class LayerExperts {
  public:
   /// Experts starting at `first_expert`, for calls with at most `max_rows` rows, on one of `world` ranks, which may share GPUs.

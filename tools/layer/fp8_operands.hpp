@@ -16,7 +16,7 @@ void quantised(const uint16_t* row, int64_t cols, ScaleKind kind, float* out);
 /// boundary between two bf16 values.
 void quantised_range(const float* row, const float* by, int64_t cols, ScaleKind kind, float* range);
 
-/// Values of an fp8 weight matrix: for each scale, indexed by the original bf16 value.
+/// Values of an fp8 weight matrix for each scale, indexed by the original bf16 value.
 class Fp8Values {
  public:
   Fp8Values(const measure::WeightForm& from, const measure::Fp8WeightForm& form);

@@ -60,10 +60,10 @@ class LayerRank {
   void experts() { experts_.forward(exchange_->x(), exchange_->rows(), exchange_->y()); }
   void combine(CombineOrder order) { exchange_->combine(order, out_); }
   void layer(CombineOrder order);
-  /// Runs layer() with CombineOrder::per_route in a single call; only if fuses().
+  /// Runs layer() with CombineOrder::per_route in a single call. Call it only if fuses().
   void fused();
   bool fuses() const { return fused_.has_value(); }
-  /// The two halves, to be called alternately; only if has_halves(). The second half writes the outputs.
+  /// The two halves, to be called alternately and only if has_halves(). The second half writes the outputs.
   void dispatch_up();
   void down_combine();
   bool has_halves() const { return halves_.has_value(); }

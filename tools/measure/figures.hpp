@@ -13,7 +13,7 @@
 
 namespace switchyard::measure {
 
-/// The slowest rank's seconds in each iteration.
+/// The slowest rank's time in each iteration, in seconds.
 struct Times {
   double p50 = 0, p99 = 0, min = 0, max = 0, mean = 0;
   int iterations = 0;

@@ -35,7 +35,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Rows of one worker, in a program's memory or in a heap's (for which large pages are requested from the system).
+/// Rows of one worker, in the memory of a program or of a heap (a heap requests large pages from the system).
 class Rows {
  public:
   Rows(size_t rows, bool heap) : rows_(rows) {

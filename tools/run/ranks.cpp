@@ -242,7 +242,7 @@ void reap(Child& child) {
                    signal == SIGKILL ? ErrorCode::system : ErrorCode::peer_failed};  // typical of the out-of-memory killer
 }
 
-/// Ends the ranks already started. errno contains the reason why the next one cannot be started.
+/// Ends the ranks already started. errno contains the reason why the next rank cannot be started.
 [[noreturn]] void cannot_start(const char* call, int rank, std::vector<Child>& children) {
   const int error = errno;
   for (Child& child : children) {

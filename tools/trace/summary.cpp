@@ -235,7 +235,7 @@ std::map<int, LongestGap> longest_gaps(const std::vector<TraceSlice>& slices, bo
   return out;
 }
 
-/// For each rank, the milliseconds that all workers of all other ranks waited for it.
+/// For each rank, the total time in milliseconds that the workers of all other ranks waited for it.
 std::vector<double> awaited_ms(const std::vector<TraceSlice>& slices, int world) {
   std::vector<double> ms(static_cast<size_t>(world));
   for (const TraceSlice& s : slices)

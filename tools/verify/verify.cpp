@@ -104,7 +104,7 @@ class Report {
     if (!options_.json) print_case(c, checks, seconds, options_.verbose);
   }
 
-  /// Adds a case that could not run.
+  /// Adds a case that could not be run.
   void add(const VerifyCase& c, const Error& error) {
     cases_.push_back(
         {{"case", describe(c)}, {"seconds", 0}, {"problem", error.what()}, {"checks", json::array()}, {"passed", false}});

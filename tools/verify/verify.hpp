@@ -43,7 +43,7 @@ struct VerifyOptions {
   bool json = false;
 };
 
-/// One element of the product of the lists.
+/// One element of the Cartesian product of the lists.
 struct VerifyCase {
   std::string mode, layout, dtype, quantize, staging, routing;
   int ranks = 1, blocks = 1, warps = 1;
