@@ -6,8 +6,8 @@
 
 Two processes with one GPU each act as two hosts with different names, for NCCL as well, so rows travel over NCCL's sockets on
 this machine. torch's profiler reports when each kernel began and ended. For each call, the program prints the time during which
-a round was in flight and how much of that time overlapped with the call's other kernels. The file contains all kernels of both
-ranks.
+a round was in flight and how much of that time overlapped with the call's other kernels. The --json file lists all kernels of
+both ranks.
 """
 import argparse
 import json

@@ -69,7 +69,7 @@ SWITCHYARD_MULTIVERSION void sum_rows(const uint16_t* const* rows, int n, int64_
   }
 }
 
-/// Static data of one input set, and the buffers of its exchange.
+/// Static data for one input set, and the buffers for its exchange.
 struct Set {
   tool::Scenario scenario;
   tool::RowArray x, out;

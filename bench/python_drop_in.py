@@ -14,7 +14,7 @@ Python figures, with their ratio and its upper bound.
 Times are measured between CUDA events; each figure is the median over repetitions of the slowest rank's time. Before each
 repetition, the L2 cache is overwritten, the GPU is kept busy for a millisecond while the host enqueues the call, and a
 one-token call makes the ranks begin together. The results of calls are checked before the calls are timed. A pair that is
-compared with the tool is measured like the tool's: in a graph that contains the events, with a cold L2 cache, and after the
+compared with the tool's is measured in the same way: in a graph that contains the events, with a cold L2 cache, and after the
 ranks have met.
 """
 import argparse
@@ -58,7 +58,7 @@ PAIR_BAR, NORMAL_BAR = 1.03, 1.05
 
 
 def measure_by_tool(given, world, *options):
-    """Runs `switchyard bench` with these options and returns the only run of its JSON output."""
+    """Runs `switchyard bench` with these options and returns the only run in its JSON output."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     environment = {name: value for name, value in os.environ.items() if name not in launcher}
     with tempfile.TemporaryDirectory() as folder:

@@ -13,9 +13,9 @@ For each call, in microseconds, from single calls between two clock readings:
     C        the library's function by itself, called through ctypes with the arguments of the call; without the time of ctypes
     driver   expected time of CUDA in C: number of functions that an enqueue calls (counted in the sources) * time of each
 
-It then measures these functions by themselves on this machine, without the time of ctypes: driver functions (named cu...),
-runtime functions (cuda...) and torch functions. The program waits for the GPU every few calls, so it does not measure a full
-launch queue. Everything is measured on torch's default stream and again on a separate stream.
+It then measures these functions by themselves on this machine, without ctypes overhead: driver functions (named cu...), runtime
+functions (cuda...) and torch functions. The program waits for the GPU every few calls, so it does not measure a full launch
+queue. Everything is measured on torch's default stream and again on a separate stream.
 
 A shared host is slow for seconds at a time. The measurements therefore alternate: each round measures 20 calls of each, and a
 figure is the median over rounds of the rounds' medians. Next to the figure, the program prints the minimum and maximum over

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One expert-parallel layer over four ranks that are threads of this process. No cluster, GPU or launcher is needed.
 //
-// Every token is sent to the ranks that hold its two experts; expert e multiplies the received rows by e + 1; combine returns
+// Every token is sent to the ranks that hold its two experts. Expert e multiplies the received rows by e + 1. Combine returns
 // the results and sums them with the tokens' weights. All numbers are small, so the result can be checked exactly.
 #include <switchyard/normal.hpp>
 
@@ -15,7 +15,7 @@ using namespace switchyard;
 
 constexpr int kRanks = 4, kExperts = 8, kTopk = 2, kTokens = 100, kHidden = 64;
 
-// Element of token t of rank r.
+// One element of token t on rank r.
 float value(int r, int t, int column) { return static_cast<float>((r * 7 + t * 3 + column) % 16); }
 int expert(int r, int t, int k) { return (r + t + 3 * k) % kExperts; }
 float weight(int k) { return k == 0 ? 0.75f : 0.25f; }

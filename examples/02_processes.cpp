@@ -5,7 +5,7 @@
 //   mpirun -n 4 example_02_processes        srun -n 4 example_02_processes
 //
 // A bf16 dispatch in rank-major order: one row per (token, rank). Every rank returns the received rows unchanged, so combine
-// yields each token times the number of ranks that received it.
+// yields each token multiplied by the number of ranks that received it.
 #include <switchyard/normal.hpp>
 
 #include <sys/wait.h>

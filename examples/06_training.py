@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 4 examples/06_training.py
 
 Every rank has its own tokens, a copy of the router, and a share of the experts. Dispatch and combine are differentiable, so
-gradients of the loss flow to the experts, the router's weights and the tokens. Needs the package: ./dev wheel, pip install
-dist/*.whl (docs/python.md).
+gradients of the loss flow to the experts, the router's weights and the tokens. Needs the package, which ./dev wheel builds and
+pip install dist/*.whl installs (docs/python.md).
 """
 import torch
 import torch.distributed as dist

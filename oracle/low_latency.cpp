@@ -10,7 +10,7 @@ namespace oracle {
 
 namespace {
 
-/// The distinct experts of a token.
+/// A token's distinct experts.
 std::set<int64_t> experts_of(const Problem& p, int source, int64_t token) {
   std::set<int64_t> experts;
   for (int k = 0; k < p.topk; ++k) {

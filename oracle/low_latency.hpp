@@ -12,7 +12,7 @@
 
 namespace oracle {
 
-/// A delivered row: its token, and the token's first choice that names the expert.
+/// A delivered row: its token, and the first of the token's choices that names the expert.
 struct Arrival {
   int source = 0;
   int64_t token = 0;
@@ -20,7 +20,7 @@ struct Arrival {
   int64_t packed() const;  ///< LowLatencyOutput::row_source
 };
 
-/// Data received by one rank. Uses the fields world, experts, topk, max_tokens and ids of the problem.
+/// Data received by one rank. Uses the problem's fields world, experts, topk, max_tokens and ids.
 struct LowLatencyView {
   int64_t rows_per_expert = 0;                 ///< R
   std::vector<std::vector<Arrival>> arrivals;  ///< per local expert, in order
@@ -37,13 +37,14 @@ struct Traffic {
 Traffic dispatch_traffic(const Problem& problem, int rank, switchyard::Sending sending);
 /// Traffic of a combine after that dispatch: one row per (token, expert) or per (token, rank), counted at the expert's rank.
 Traffic combine_traffic(const Problem& problem, int rank, CombineOrder order);
-/// Rows of a rank's tokens that cross between hosts in a dispatch: one per (token, other host with a route). `host_of`: host of
-/// each rank.
+/// Number of rows of a rank's tokens that cross between hosts in a dispatch: one per (token, other host with a route).
+/// `host_of`: host of each rank.
 uint64_t dispatch_crossings(const Problem& problem, int rank, const std::vector<int>& host_of);
-/// Rows that cross between hosts in a combine after that dispatch: like combine_traffic, but only to ranks of other hosts.
+/// Number of rows that cross between hosts in a combine after that dispatch: as combine_traffic counts them, but only to ranks
+/// on other hosts.
 uint64_t combine_crossings(const Problem& problem, int rank, CombineOrder order, const std::vector<int>& host_of);
 
-/// Byte offset of scale `group` of row `row` of local expert `expert` in Rows::scales. `row_scales`: columns per scale.
+/// Byte offset in Rows::scales of scale `group` for row `row` of local expert `expert`. `row_scales`: columns per scale.
 struct ScaleShape {
   switchyard::ScaleOrder order = switchyard::ScaleOrder::row_major;
   ScaleKind kind = ScaleKind::f32;
@@ -51,10 +52,10 @@ struct ScaleShape {
   int row_scales = switchyard::kScaleGroup;
   int64_t rows_per_expert = 0;
   int64_t groups() const;
-  /// Number of stored groups. Scales of groups beyond groups() are 0.
+  /// Number of stored groups. Scales for groups beyond groups() are 0.
   int64_t places() const;
-  /// LowLatencyOutput::scale_rows. Column-major: words from one column to the next, in units of 16 bytes. Row-major:
-  /// rows_per_expert.
+  /// LowLatencyOutput::scale_rows. Column-major: number of words from one column to the next, padded to a multiple of 16 bytes.
+  /// Row-major: rows_per_expert.
   int64_t column() const;
   int64_t offset(int64_t expert, int64_t row, int64_t group) const;
 };

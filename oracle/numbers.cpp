@@ -17,11 +17,11 @@ int exponent_of(double value) { return static_cast<int>(__builtin_bit_cast(uint6
 
 constexpr int bias_of(int exponent_bits) { return (1 << (exponent_bits - 1)) - 1; }
 
-/// Nearest integer, ties to even, for 0 <= value < 2^51: at that magnitude the intermediate sum has no fraction bits.
+/// Nearest integer (ties go to even) for 0 <= value < 2^51. The intermediate sum is so large that it has no fraction bits.
 double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
 
-/// Inlined, so the formats are constants in loops over rows: there are hundreds of millions of elements, and under a sanitizer
-/// every call and every read of a Format costs several times as much as the arithmetic.
+/// Inlined so that the formats are constants in loops over rows. These process hundreds of millions of elements, and under a
+/// sanitizer, every call and every read of a Format costs several times as much as the arithmetic.
 [[gnu::always_inline]] inline uint32_t encoded(const Format format, double value) {
   const int bias = bias_of(format.exponent_bits);
   const uint32_t sign = std::signbit(value) ? 1u << (format.exponent_bits + format.mantissa_bits) : 0u;
@@ -31,7 +31,7 @@ double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
     if (format.finite_only) return all_ones << format.mantissa_bits | mantissa_mask;
     return all_ones << format.mantissa_bits | (1u << (format.mantissa_bits - 1));
   }
-  // e4m3 reserves only its last code for NaN; the others reserve a whole exponent for infinity and NaN.
+  // e4m3 reserves only its last code, for NaN; the other formats reserve a whole exponent for infinities and NaNs.
   const uint32_t largest = format.finite_only ? (all_ones << format.mantissa_bits | mantissa_mask) - 1
                                               : ((all_ones - 1) << format.mantissa_bits | mantissa_mask);
   const uint32_t overflow = format.finite_only ? largest : all_ones << format.mantissa_bits;
@@ -42,11 +42,12 @@ double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
   if (magnitude == 0) return sign;
   if (magnitude >= 2 * top) return sign | overflow;
 
-  // Rounds to a multiple of the quantum of the value's binade; for subnormals, of the quantum of the smallest normal binade.
+  // Rounds to a multiple of the quantum of the value's binade or, for subnormals, of the smallest normal binade.
   const int binade = exponent_of(magnitude), exponent = binade < 1 - bias ? 1 - bias : binade;
   const double steps = nearest(magnitude * power_of_two(format.mantissa_bits - exponent));
   if (steps * power_of_two(exponent - format.mantissa_bits) > top) return sign | overflow;
-  // The steps of a normal number include its leading one, which adds one to the exponent, as does a carry into the next binade.
+  // The step count of a normal number includes its leading one, which adds one to the exponent, as does a carry into the next
+  // binade.
   return sign | ((static_cast<uint32_t>(exponent + bias - 1) << format.mantissa_bits) + static_cast<uint32_t>(steps));
 }
 
@@ -66,8 +67,7 @@ double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
          power_of_two(shift + static_cast<int>(exponent) - 1);
 }
 
-// Codes of each type, in one step. bf16 is the upper half of a float32: decoding is a shift, and rounding is an addition whose
-// carry may reach the exponent.
+// bf16 is the upper half of a float32, so decoding is a shift, and rounding is an addition whose carry may reach the exponent.
 [[gnu::always_inline]] inline float bf16_value(uint16_t code) {
   return __builtin_bit_cast(float, static_cast<uint32_t>(code) << 16);
 }
@@ -81,7 +81,7 @@ double nearest(double value) { return (value + 0x1.0p52) - 0x1.0p52; }
 [[gnu::always_inline]] inline float e4m3_value(uint8_t code) { return static_cast<float>(decoded(kE4m3, code)); }
 [[gnu::always_inline]] inline uint8_t e4m3_code(float value) { return static_cast<uint8_t>(encoded(kE4m3, value)); }
 
-// Rows are read and written as a whole, so race detectors observe one access.
+// Rows are read and written as a whole, so race detectors see a single access.
 
 template <class T, class Value>
 [[gnu::always_inline]] inline void load_codes(const void* row, int64_t elements, float* values, const Value& value_of) {

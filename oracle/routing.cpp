@@ -15,14 +15,14 @@ auto& at(V& v, int64_t i) {
 
 int64_t aligned(int64_t n, int alignment) { return (n + alignment - 1) / alignment * alignment; }
 
-/// Rows that `rank` can deliver.
+/// Maximum number of rows that may be delivered to `rank`.
 int64_t row_limit(const Problem& p, int rank) {
   const bool cut = p.size == SizePolicy::capacity && p.overflow == Overflow::drop_and_report;
   return cut ? at(p.capacity, rank) : std::numeric_limits<int64_t>::max();
 }
 
-/// Expert-major, before capacity: the first row of each expert of `rank`, with each expert padded, followed by the total number
-/// of rows.
+/// Expert-major, before capacity: the first row of each expert of `rank`, with each expert's rows padded, followed by the total
+/// number of rows.
 std::vector<int64_t> first_rows(const Problem& p, int rank) {
   const int first = p.first_expert(rank), last = p.first_expert(rank + 1);
   std::vector<int64_t> count(static_cast<size_t>(last - first), 0), rows{0};
@@ -34,9 +34,9 @@ std::vector<int64_t> first_rows(const Problem& p, int rank) {
   return rows;
 }
 
-/// Calls visit(route, pair) for every route to `rank`, by (source, token, k). `pair` is the number of preceding (source, token)
-/// pairs with a route to the rank. Rank-major rows correspond to these pairs; expert-major rows correspond to routes, by
-/// (expert, source, token, k).
+/// Calls visit(route, pair) for every route to `rank`, in order of (source, token, k). `pair` is the number of preceding
+/// (source, token) pairs with a route to the rank. Rank-major rows correspond to these pairs; expert-major rows correspond to
+/// routes, ordered by (expert, source, token, k).
 template <class Visit>
 void each_route_to(const Problem& p, int rank, const Visit& visit) {
   const int first = p.first_expert(rank), last = p.first_expert(rank + 1);
@@ -147,7 +147,7 @@ Owned nothing_kept(const Problem& p, int rank) {
   return v;
 }
 
-/// Adds a route of the owner. Routes must be added by rank, then by token and k.
+/// Adds a route to its owner's view. Routes must be added in order of rank, token and k.
 void add_owned(const Problem& p, const Route& r, int64_t pair, Owned& v) {
   const int64_t f = r.token * p.topk + r.k;
   if (!r.kept) at(v.dropped, f) = 1;

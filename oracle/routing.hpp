@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expected results of a dispatch, by definition: all routes in order, with their placement and counts. Shares no code with
+// Expected results of a dispatch, by definition: all routes in order, with their positions and counts. Shares no code with
 // src/.
 #pragma once
 
@@ -14,11 +14,11 @@ using switchyard::Layout;
 using switchyard::Overflow;
 using switchyard::SizePolicy;
 
-/// Experts are split into consecutive ranges; the first E mod W ranks hold one more. For rank == world returns E.
+/// Experts are split into consecutive ranges; the first E mod W ranks hold one more. Returns E for rank == world.
 int first_expert(int experts, int world, int rank);
 int owner(int experts, int world, int64_t expert);
 
-/// One dispatch, described globally: the inputs of all ranks.
+/// One dispatch, described globally by the inputs of all ranks.
 struct Problem {
   int world = 1;
   int experts = 1;
@@ -52,7 +52,7 @@ struct Route {
   bool kept = true;
 };
 
-/// Origin of one delivered row; source -1: padding. k is -1 for rank-major rows.
+/// Origin of one delivered row; source -1 marks padding. k is -1 for rank-major rows.
 struct Origin {
   int source = -1;
   int64_t token = -1;
@@ -65,14 +65,14 @@ struct Record {
   int64_t token = 0;
 };
 
-/// The routes of a token to one rank.
+/// A token's routes to one rank.
 struct Send {
   int rank;
   int64_t row;     ///< row of the first kept route; -1 if none was kept (expert-major)
   int64_t record;  ///< index of the pair at `rank`
 };
 
-/// View of one rank as receiver. Dispatched and HandleData have the same fields and document their sizes.
+/// One rank's view as a receiver. Dispatched and HandleData have the same fields and document their sizes.
 struct Received {
   int64_t rows = 0;
   int64_t rows_needed = 0;                ///< before capacity
@@ -89,7 +89,7 @@ struct Received {
   std::vector<float> record_weight;   ///< [records, K], with weights
 };
 
-/// View of one rank as owner of its tokens.
+/// One rank's view as the owner of its tokens.
 struct Owned {
   std::vector<int32_t> kept_ids;         ///< [T, K]
   std::vector<int32_t> route_row;        ///< [T, K]
@@ -98,17 +98,17 @@ struct Owned {
   std::vector<std::vector<Send>> sends;  ///< per token, ranks ascending
 };
 
-/// Views of one rank: reads all routes but keeps only those of the rank. Under Overflow::fail capacity is ignored.
+/// The views of one rank: all routes are read but only the rank's are kept. Under Overflow::fail, capacity is ignored.
 Received received(const Problem& problem, int rank);
 Owned owned(const Problem& problem, int rank);
-/// Number of ids of the rank that are neither -1 nor in [0, E).
+/// Number of the rank's ids that are neither -1 nor in [0, E).
 int64_t invalid_ids(const Problem& problem, int rank);
 /// Received::origin before capacity: the rows that `rank` must receive, in order.
 std::vector<Origin> rows_to(const Problem& problem, int rank);
 
 struct RankView : Received, Owned {};
 
-/// Views of all ranks, and their totals.
+/// Views and totals of all ranks.
 
 struct Expected {
   bool capacity_exceeded = false;  ///< under Overflow::fail: the call must fail on all ranks

@@ -53,7 +53,7 @@ float wild_value(uint64_t bits, DType type) {
   return scaled(bits >> 63 ? -mantissa : mantissa, exponent);
 }
 
-/// The cases vary with the row and the group, so a few rows cover all of them.
+/// The cases vary with the row and the group, so a few rows are enough to cover all of them.
 float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
   const uint64_t group = static_cast<uint64_t>(column / switchyard::kScaleGroup);
   const float ordinary = random_value(bits);
@@ -89,7 +89,7 @@ float quantise_case(uint64_t bits, RowKey key, int64_t column, DType type) {
   return 0;
 }
 
-/// Fills a row whose elements are the lower bits of `bits_of(column)`.
+/// Fills a row with elements taken from the lower bits of `bits_of(column)`.
 template <class T, class BitsOf>
 void fill_codes(int64_t hidden, void* out, const BitsOf& bits_of) {
   std::vector<T> codes(static_cast<size_t>(hidden));
@@ -98,7 +98,7 @@ void fill_codes(int64_t hidden, void* out, const BitsOf& bits_of) {
   std::memcpy(out, code, codes.size() * sizeof(T));
 }
 
-/// Column `c` of a row whose pattern consists of values (not bits).
+/// Column `c` of a row whose pattern consists of values rather than bits.
 [[gnu::always_inline]] inline float value_of(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t c, uint64_t bits) {
   switch (pattern) {
     case Pattern::unit_interval: return static_cast<float>(bits >> 40) * 0x1p-24f;
@@ -212,7 +212,7 @@ void combine_row(const SumSpec& spec, const std::vector<Term>& terms, void* out)
   const auto columns = static_cast<size_t>(spec.hidden);
   std::vector<float> row(columns), sum(columns), partial(columns);
   std::vector<std::byte> rounded(columns * sizeof(float));
-  // to = to + factor * from; a factor of 1 changes nothing.
+  // to += factor * from; a factor of 1 leaves the product exact.
   const auto add = [&spec, &row](std::vector<float>& to, const void* from, float factor) {
     load_row(spec.type, from, spec.hidden, row.data());
     add_row(row.data(), factor, spec.hidden, to.data());

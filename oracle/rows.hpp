@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Row contents: closed-form data, quantization and the sums of combine, as defined by the contract. Compile with
-// -ffp-contract=off.
+// Row contents, as defined by the contract: closed-form data, quantization and combine's sums. Compile with -ffp-contract=off.
 #pragma once
 
 #include <cstddef>
@@ -32,29 +31,30 @@ struct RowKey {
   uint64_t a = 0, b = 0, c = 0;
 };
 
-/// Writes row `key` of `hidden` elements.
+/// Writes the row `key`, which has `hidden` elements.
 void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hidden, void* out);
-/// Writes arbitrary scales, one per `group` columns (a scale row of scale_row_bytes, padding bytes zero).
+/// Writes arbitrary scales, one per `group` columns, as a scale row of scale_row_bytes whose padding bytes are zero.
 void fill_scales(uint64_t seed, RowKey key, ScaleKind kind, int64_t hidden, void* out, int group = switchyard::kScaleGroup);
-/// Pseudo-random 64 bits, also used for routings and shapes.
+/// 64 pseudo-random bits, also used for routings and shapes.
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0);
 
-/// Quantizes a bf16, f16 or f32 row into `hidden` e4m3 codes and one scale row (padding bytes zero) with a scale per `group`
-/// columns.
+/// Quantizes a bf16, f16 or f32 row into `hidden` e4m3 codes and one scale row with a scale per `group` columns; padding bytes
+/// are zero.
 void quantise(DType type, const void* row, int64_t hidden, ScaleKind kind, uint8_t* codes, void* scales,
               int group = switchyard::kScaleGroup);
-/// Stored scale of a group, as a float.
+/// A group's stored scale, as a float.
 float scale_value(ScaleKind kind, const void* scales, int64_t group);
 
-/// One term of a sum: a row of the combined type and its weight.
+/// One term of a sum: a row of the combined type, and its weight.
 struct Term {
   const void* row;
   float weight = 1.0f;
   int rank = 0;  ///< the rank that holds the row
 };
-/// One combined token. `terms`: k ascending (per_route; expert-major per_rank) or rank ascending (rank-major). `weighted`:
-/// multiply by the weights. `pre_reduced`: one row per rank (rank-major), so per_rank has no inner sum. `host_of`, for
-/// per_host: the host of each rank of the group, numbered by lowest rank; empty: one host.
+/// One combined token. `terms` are ordered by ascending k (per_route; expert-major per_rank) or by ascending rank (rank-major).
+/// `weighted`: rows are multiplied by their weights. `pre_reduced`: there is one row per rank (rank-major), so per_rank has no
+/// inner sum. `host_of`, for per_host: the host of each rank of the group, where hosts are numbered by their lowest rank; empty
+/// means one host.
 struct SumSpec {
   DType type = DType::bf16;
   int64_t hidden = 0;

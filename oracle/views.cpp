@@ -14,7 +14,7 @@ auto& element(V& v, int64_t i) {
   return v[static_cast<size_t>(i)];
 }
 
-/// 1 for tokens that are sent to one rank.
+/// 1 for tokens that are sent to a given rank.
 using Selection = std::vector<uint8_t>;
 
 /// Channel of a token. Channels are consecutive ranges of ceil(T / C) tokens.

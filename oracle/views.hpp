@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Further views of the plan, by the definitions of the reference systems: DeepEP matrices and the route ledger.
+// Other views of the plan, as defined by the reference systems: DeepEP matrices and the route ledger.
 #pragma once
 
 #include <cstdint>

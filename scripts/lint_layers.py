@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the layers of src (cmake/Layers.cmake): every permission of a SEES list is used by an include, no layer except arch
-queries the target machine of the compilation, and only one file of host code names the GPU runtime.
+"""Checks the layers of src (cmake/Layers.cmake): every permission in a SEES list is used by an include, no layer other than
+arch queries the compilation's target machine, and only one file of host code names the GPU runtime.
 
-The build itself rejects includes that no list permits."""
+The build itself fails on includes not permitted by a list."""
 import re
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"', re.S)
 
 
 def layers():
-    """(folder, permissions) of every layer."""
+    """Yields (folder, permissions) of every layer."""
     for lists in sorted(SRC.rglob("CMakeLists.txt")):
         text = re.sub(r"#[^\n]*", "", lists.read_text())
         for call in re.findall(r"switchyard_layer\(([^)]*)\)", text):
@@ -41,7 +41,7 @@ def sources(folder):
 
 
 def reachable(folder):
-    """Names of all files of src that the layer includes, directly or indirectly."""
+    """Names of all files in src that the layer includes, directly or indirectly."""
     found, left = set(), list(sources(folder))
     while left:
         for name in INCLUDE.findall(left.pop().read_text()):

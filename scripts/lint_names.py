@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Rejects words of the retired vocabulary in identifiers and, with --prose, also in comments and documents.
+"""Rejects words from the retired vocabulary in identifiers and, with --prose, also in comments and documents.
 
-lint_names.py [--prose] [FILE ...]; without files: all files tracked by git. `./dev lint` runs it without --prose.
+lint_names.py [--prose] [FILE ...]; without files, all files tracked by git are checked. `./dev lint` runs it without --prose.
 """
 import keyword
 import re
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tokenize
 
-# Words of an identifier (split at underscores and capitals) -> replacement.
+# Words of identifiers (split at underscores and capitals), with their replacements.
 WORDS = {
     'most': 'max',
     'fewest': 'min',
@@ -39,7 +39,7 @@ WORDS = {
     'yard': 'leftovers',
     'unasked': 'by_default',
 }
-# Adjacent words of an identifier.
+# Adjacent words within an identifier.
 PHRASES = {
     ('let', 'go'): 'release',
     ('i', 'stand'): 'is_proxy_of_peer',
@@ -51,7 +51,7 @@ PHRASES = {
 # Last words of compound identifiers.
 ENDINGS = {'here': 'local_..., own_...', 'there': 'remote_..., file_...'}
 
-# Exact identifiers that may remain, each with its reason.
+# Exact identifiers that may remain, each with the reason.
 PUBLIC = 'public, renamed separately'
 ALLOWED = {
     'at_most': 'an upper bound, in English',
@@ -65,13 +65,13 @@ ALLOWED.update(dict.fromkeys((
     'kMinPieceColumns', 'kMaxChunkKib', 'kMaxCombineWarps', 'kMaxCountedExperts', 'kMaxDecodeRows', 'kMaxDecodeTokens',
     'kMaxDispatchStages', 'kMaxDispatchWarps', 'kMaxGemmColumns', 'kMaxGemmExperts', 'kMaxLedgerWarps',
     'kMaxLowLatencyWarps', 'kMaxPieceColumns', 'kMaxDefaultPieces', 'kDefaultChannels', 'kDefaultChunkKib', 'kDefaultRingRows',
-    # Names of python/switchyard that its tests use.
+    # Names in python/switchyard that its tests use.
     '_most_sms', '_most_tokens',
 ), PUBLIC))
-# Files whose names are renamed separately. Replaces a list of the private names of the Python package.
+# Files whose names are renamed separately. This replaces a list of the Python package's private names.
 SEPARATE = ('python/switchyard/', 'python/tests/drop_in/test_deep_ep.py')
 
-# Prose, with --prose: pattern -> replacement.
+# Prose patterns, checked with --prose, and their replacements.
 PROSE = {
     r'(?:^|[.:;] )Of (?!course\b)': 'a sentence begins with its subject',
     r'\btold\b': 'announced, reported, named',
@@ -86,7 +86,7 @@ SOURCES = ('.c', '.h', '.cpp', '.hpp', '.cu', '.cuh', '.def')
 PIECES = re.compile(r'(?P<comment>//[^\n]*|/\*.*?\*/)|R"(?P<d>\w*)\(.*?\)(?P=d)"|"(?:\\.|[^"\\\n])*"|'
                     r"(?<![0-9A-Fa-f])'(?:\\.|[^'\\\n])+'", re.S)
 IDENTIFIER = re.compile(r'\b[A-Za-z_]\w*')
-# Names of tests are sentences.
+# Test names are sentences.
 TEST = re.compile(r'\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P|INSTANTIATE_TEST_SUITE_P)\(\s*\w+,\s*\w+|'
                   r'\bREGISTER_TYPED_TEST_SUITE_P\([^;]*;')
 PYTHON_TEST = re.compile(r'test_\w+')
@@ -118,7 +118,7 @@ def blank(text):
 
 
 def split_source(text):
-    """Code and comments of C++, CUDA or C, each with all line breaks of the source."""
+    """The code and the comments of a C++, CUDA or C source, each with all its line breaks."""
     code = TEST.sub(lambda m: blank(m[0]), PIECES.sub(lambda m: blank(m[0]), text))
     comments, at = [], 0
     for m in PIECES.finditer(text):
@@ -129,7 +129,7 @@ def split_source(text):
 
 
 def split_python(path):
-    """(line, identifier)s and (line, comment)s of a Python source."""
+    """The (line, identifier) and (line, comment) pairs of a Python source file."""
     names, comments = [], []
     with open(path, 'rb') as file:
         for token in tokenize.tokenize(file.readline):
@@ -155,7 +155,7 @@ def lint(path, with_prose):
         if path.endswith(SOURCES):
             code, comments = split_source(text)
             names = [(n, m[0]) for n, line in enumerate(code.split('\n'), 1) for m in IDENTIFIER.finditer(line)]
-            # Without comment markers, so a pattern can match the beginning of a sentence.
+            # Without comment markers, so that a pattern can match the beginning of a sentence.
             prose = [(n, re.sub(r'^[\s/*<!]+', '', line)) for n, line in enumerate(comments.split('\n'), 1)]
         else:
             prose = list(enumerate(text.split('\n'), 1))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Size rules: files of at most 500 lines, functions of at most 60, kernel entries (__global__) of at most 150.
+"""Size rules: at most 500 lines per file, 60 per function and 150 per kernel entry (__global__).
 
 Usage: lint_sizes.py [FILE...]   (default: every tracked source)
 Exceptions are listed in scripts/lint_sizes.allow, one per line: `path lines reason` or `path:function lines reason`. An
-unnecessary entry is also an error, so the list stays accurate.
+unnecessary entry is also an error, which keeps the list accurate.
 """
 import re
 import subprocess
@@ -21,7 +21,7 @@ CONTROL = {"if", "for", "while", "switch", "catch", "constexpr"}
 
 
 def blank_literals(text):
-    """Replaces comments, strings and preprocessor lines by spaces, keeping every newline."""
+    """Replaces comments, strings and preprocessor lines with spaces but keeps every newline."""
     pattern = re.compile(
         r'//[^\n]*|/\*.*?\*/|R"(?P<d>[^()\\ ]{0,16})\(.*?\)(?P=d)"|"(?:\\.|[^"\\\n])*"|(?<![0-9A-Fa-f])\'(?:\\.|[^\'\\\n])+\''
         r"|^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.S | re.M)
@@ -29,7 +29,7 @@ def blank_literals(text):
 
 
 def signature_name(head):
-    """Name of the function that has the signature `head`, or None if the brace after `head` opens something else."""
+    """Name of the function whose signature is `head`, or None if the brace after `head` opens something else."""
     head = head.strip()
     if "(" not in head or NOT_A_FUNCTION.search(head):
         return None
@@ -51,7 +51,7 @@ def signature_name(head):
 
 
 def functions(text):
-    """Yields (name, first line, number of lines, is_kernel) of every outermost function body."""
+    """Yields (name, first line, number of lines, is_kernel) for every outermost function body."""
     text = blank_literals(text)
     stack, head_from, line_of = [], 0, [0]
     for i, c in enumerate(text):

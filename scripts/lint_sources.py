@@ -12,7 +12,7 @@ SEPARATE = ("tests/abi/consumer/",)  # separate projects
 
 
 def owner(path):
-    """The nearest CMakeLists.txt in the folder of `path` or above it."""
+    """The CMakeLists.txt in the folder of `path`, or the nearest one above it."""
     for folder in path.parents:
         if (ROOT / folder / "CMakeLists.txt").exists():
             return folder / "CMakeLists.txt"

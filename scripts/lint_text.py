@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Text rules: an SPDX line, no leftovers (unfinished-work marks, tabs, trailing blanks, conflict marks), and existence of every file that
-a document or a comment names.
+"""Text rules: an SPDX line is present, there are no leftovers (unfinished-work marks, tabs, trailing blanks, conflict marks),
+and every file named by a document or comment exists.
 
 Usage: lint_text.py [FILE...]   (default: every tracked file)
 """
@@ -15,7 +15,7 @@ SPDX = "SPDX-License-Identifier: Apache-2.0"
 NEEDS_SPDX = {".c", ".h", ".cpp", ".hpp", ".cu", ".cuh", ".def", ".py", ".sh", ".cmake", ".in", ".map", ".js", ".css"}
 NEEDS_SPDX_NAMES = {"CMakeLists.txt", "dev", "run"}
 BINARY = {".safetensors", ".npy", ".png", ".bin", ".gz"}
-# Written in pieces, so this file passes its own check.
+# Written in pieces so that this file passes its own check.
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"]) + r")\b")
 CONFLICT = re.compile(r"^(<{7} |={7}$|>{7} )")
 NAMED_FILE = re.compile(r"(?<![\w./<$-])((?:docs|src|include|oracle|tests|scripts|cmake|tools|bench|examples|data)/[\w./-]+"

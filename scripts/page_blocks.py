@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the shell blocks of the pages like a reader: all blocks of a page in order, in one shell, at the top of the clone.
+"""Runs the shell blocks of the pages as a reader would: all blocks of a page in order, in one shell, at the top of the clone.
 
-A fence of README.md, docs/quickstart.md, docs/start and docs/how_to may have a comment on the line above it:
+A fence in README.md, docs/quickstart.md, docs/start or docs/how_to may have a comment on the line above it:
 
   <!-- not run: REASON -->   above a ```sh fence: the block is not run; REASON states its requirement
   <!-- file: PATH -->        above a fence of another language: a file that the page tells the reader to save, relative to the clone
 
-Without arguments, runs every page. A block with an invalid comment is an error, as is a fence of commands in a language other
-than sh. Files that a page leaves at the top of the clone, except build/ and dist/, are removed afterwards. The last line is `N
-passed, N failed`, in blocks.
+Without arguments, all pages are run. A block with an invalid comment is an error, as is a fence with commands in a language
+other than sh. Files that a page leaves at the top of the clone are removed afterwards, except build/ and dist/. The last line
+is `N passed, N failed`, counting blocks.
 """
 import argparse
 import contextlib
@@ -32,7 +32,7 @@ KEPT = {"build", "dist"}
 
 
 class Block:
-    """A fence: its language, text, place, and the content of the comment above it."""
+    """A fence: its language, text and location, and the content of the comment above it."""
 
     def __init__(self, page, line, language, lines, comment):
         self.place = f"{page}:{line}"
@@ -58,7 +58,7 @@ class Block:
 
 
 def blocks_of(page):
-    """The fences of a page. A comment belongs only to a fence on the next line."""
+    """The fences in a page. A comment applies only to a fence on the next line."""
     blocks, lines, begun, comment = [], None, None, None
     for number, line in enumerate((ROOT / page).read_text(encoding="utf-8").splitlines(keepends=True), 1):
         if lines is not None:
@@ -85,8 +85,8 @@ def all_pages():
 
 
 def script_of(blocks):
-    """One shell script. It writes the place of each block to descriptor 9 when the block begins, and `end` when all blocks have
-    succeeded."""
+    """One shell script. It writes the location of each block to descriptor 9 when the block begins, and `end` when all blocks
+    have succeeded."""
     parts = ["set -e\n"]
     for block in blocks:
         parts.append(f"echo {block.place} >&9\n{block.text}test $? = 0\n")  # -e ignores a failed first part of `a && b`
@@ -94,7 +94,7 @@ def script_of(blocks):
 
 
 def run_page(page, blocks):
-    """Numbers of (passed, failed) blocks of the page."""
+    """Returns the numbers of the page's blocks that passed and failed, as a pair."""
     commands = [b for b in blocks if b.language in COMMANDS and not b.reason]
     if not commands:
         return 0, 0

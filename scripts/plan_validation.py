@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compares `switchyard plan` with measured exchanges: the table of docs/concepts/prediction.md.
+"""Compares `switchyard plan` with measured exchanges; the results are the table in docs/concepts/prediction.md.
 
 Usage: plan_validation.py PATH-OF-SWITCHYARD [--backend cpu|cuda] [--ranks 1,2] [--hosts NAMES]... [--rounds 3] [--seconds 8]
                           [--add HOSTS=FILE]... [--topology FILE] [--json FILE]
 
 In each round, `doctor --measure` writes a topology of this machine, and `bench` measures a dispatch and a combine of 4096 bf16
-tokens, a dispatch of 512 tokens quantized to fp8, and, with the last number of ranks, a dispatch of 4096 such tokens. `plan`
-predicts the same calls from only that topology. The result of each figure is the median over rounds. --hosts a,a,b,b: also
-measures four ranks on two named hosts, whose rows cross this machine's loopback, with one sum per host and with exact rows.
---add compares other measurements: FILE is the output of `bench --json` for ranks on HOSTS hosts, and `--topology` describes
-those hosts (default: the last topology measured here, as a test bed). Rounds on a busy machine are not meaningful; the load is
-printed and recorded.
+tokens and a dispatch of 512 tokens quantized to fp8. With the last number of ranks, it also measures a dispatch of 4096 such
+tokens. `plan` predicts the same calls from that topology alone. The result of each figure is the median over rounds. With
+--hosts a,a,b,b, four ranks on two named hosts are also measured, with one sum per host and with exact rows; their rows cross
+this machine's loopback. With --add, other measurements are compared: FILE is the output of `bench --json` for ranks on HOSTS
+hosts, and `--topology` describes those hosts (default: the last topology measured here, as a test bed). Rounds on a busy
+machine are not meaningful, so the load is printed and recorded.
 
-Exit status 0: at least four of five figures are within 15 %.
+The exit status is 0 if at least four in five figures are within 15 %.
 """
 import argparse
 import datetime
@@ -40,7 +40,7 @@ def run(tool, *args, hosts=""):
 
 
 def planned(tool, topology, config, hosts):
-    """The prediction for the exchange of a run's config on `hosts` hosts."""
+    """The prediction for the exchange described by a run's config, on `hosts` hosts."""
     ranks = config["ranks"]
     args = ["--ranks", str(ranks), "--ranks-per-host", str(-(-ranks // hosts)), "--tokens", str(config["tokens_per_rank"])]
     for flag in ("hidden", "experts", "topk", "dtype", "quantize", "seed"):
@@ -51,7 +51,7 @@ def planned(tool, topology, config, hosts):
 
 
 def measured_locally(tool, args, ranks, hosts="", shapes=()):
-    """(rows, calls, run) of each element of SHAPES and of the given shapes."""
+    """Yields (rows, calls, run) for each element of SHAPES and of the given shapes."""
     for order in ("per_host", "per_rank") if hosts else ("per_rank",):
         for rows, tokens, quantize, calls in [*SHAPES, *shapes]:
             if order != "per_rank" and quantize != "none":

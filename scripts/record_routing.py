@@ -6,7 +6,7 @@
     recorder.record(layer=3, rank=0, topk_ids=ids, topk_weights=weights)    # arrays or tensors [..., K], any number of times
     recorder.save("routing.safetensors")                                    # or a folder, for .npy files
 
-Needs numpy; takes torch tensors of any device and dtype without importing torch. On the command line:
+Needs numpy; accepts torch tensors of any device and dtype without importing torch. On the command line:
 
     record_routing.py info FILE prints the content of a recording
     record_routing.py merge OUT FILE... merges the recordings of several processes
@@ -30,7 +30,7 @@ _DTYPES = {"I8": "|i1", "U8": "|u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "
 
 
 def to_numpy(values):
-    """Array of `values`: anything that numpy accepts, or a torch tensor. bfloat16 and float16 become float32."""
+    """Converts `values` (a torch tensor or anything accepted by numpy) to an array; bfloat16 and float16 become float32."""
     if hasattr(values, "detach"):
         values = values.detach()
         values = (values.float() if values.is_floating_point() else values).cpu().numpy()
@@ -39,9 +39,9 @@ def to_numpy(values):
 
 
 def softmax_topk(topk, renormalize=True):
-    """An `extract` for RoutingRecorder.hook that repeats the choice of gates that return only logits [..., E]. For a torch
-    tensor the choice is that of torch.topk over the float32 softmax, as models compute it. This also holds among equal logits,
-    which are frequent in bfloat16."""
+    """Returns an `extract` for RoutingRecorder.hook that reproduces the choice for gates that return only logits [..., E]. For
+    a torch tensor, the choice is that of torch.topk over the float32 softmax, as computed by models. This also holds for ties
+    between logits, which are frequent in bfloat16."""
     def extract(output):
         logits = output[0] if isinstance(output, (tuple, list)) else output
         if hasattr(logits, "softmax"):
@@ -58,8 +58,8 @@ def softmax_topk(topk, renormalize=True):
 
 
 def ids_and_weights(output):
-    """The default `extract`. Among the values returned by a gate, the only integer tensor is the ids, and the only float tensor
-    of the same shape is the weights. Supports (ids, weights), (weights, ids), (logits, weights, ids) and named tuples of
+    """The default `extract`. Among the values returned by a gate, the ids are the only integer tensor, and the weights are the
+    only float tensor of the same shape. Supports (ids, weights), (weights, ids), (logits, weights, ids) and named tuples of
     these."""
     parts = [to_numpy(part) for part in (output if isinstance(output, (tuple, list)) else [output]) if hasattr(part, "shape")]
     ids = [part for part in parts if part.dtype.kind in "iu" and part.ndim >= 2]
@@ -72,8 +72,8 @@ def ids_and_weights(output):
 
 
 class RoutingRecorder:
-    """Collects the choices of gates by (layer, rank). `max_tokens`: keep only the first `max_tokens` tokens of each;
-    `metadata`: texts to save in addition to `num_experts`. record() may be called from several threads."""
+    """Collects the gates' choices by (layer, rank). `max_tokens`: keep only the first `max_tokens` tokens of each; `metadata`:
+    strings to save in addition to `num_experts`. record() may be called from several threads."""
 
     def __init__(self, num_experts, max_tokens=None, metadata=None):
         if not 1 <= int(num_experts) < 2**31:
@@ -90,8 +90,8 @@ class RoutingRecorder:
         return sum(len(ids) for ids, _ in self._parts.get((layer, rank), []))
 
     def record(self, layer, rank, topk_ids, topk_weights=None):
-        """Appends tokens. Ids [..., K] are integers (outside [0, num_experts): dropped); weights have the same shape or are
-        None, consistently within a layer. `layer` None: the model has only one layer."""
+        """Appends tokens. Ids [..., K] are integers; those outside [0, num_experts) are dropped. Weights have the same shape or
+        are None, consistently within a layer. If `layer` is None, the model has only one layer."""
         ids = to_numpy(topk_ids)
         if ids.dtype.kind not in "iu" or ids.ndim < 2 or not 1 <= ids.shape[-1] <= MAX_TOPK:
             raise ValueError(f"topk_ids is {ids.dtype} {list(ids.shape)}; allowed: integers [..., K], K from 1 to {MAX_TOPK}")
@@ -122,8 +122,9 @@ class RoutingRecorder:
             self._parts.setdefault((layer, rank), []).append((ids, weights))
 
     def record_dense(self, layer, rank, probs, routing_map):
-        """Appends tokens from [T, E] arrays (Megatron Core's router): the chosen experts of a token are those whose boolean in
-        `routing_map` is set, in order of descending probability; tokens with fewer choices than the maximum get ids -1."""
+        """Appends tokens from [T, E] arrays (Megatron Core's router). A token's chosen experts are those whose boolean in
+        `routing_map` is set, in order of descending probability. Tokens with fewer choices than the maximum are padded with ids
+        of -1."""
         probs, chosen = to_numpy(probs), to_numpy(routing_map).astype(bool)
         if probs.ndim != 2 or probs.shape != chosen.shape:
             raise ValueError(f"probs is {list(probs.shape)}, routing_map {list(chosen.shape)}; allowed: both [T, E]")
@@ -133,15 +134,15 @@ class RoutingRecorder:
         self.record(layer, rank, np.where(kept, ids, -1), np.where(kept, np.take_along_axis(probs, ids, 1), 0))
 
     def hook(self, layer, rank=None, extract=ids_and_weights):
-        """A forward hook: `gate.register_forward_hook(recorder.hook(layer))`. `rank` None: recorder.rank at the time of the call.
-        `extract` converts the module's return value to (ids, weights or None)."""
+        """A forward hook: `gate.register_forward_hook(recorder.hook(layer))`. If `rank` is None, recorder.rank at the time of
+        the call is used. `extract` converts the module's return value to (ids, weights), where weights may be None."""
         def forward_hook(_module, _args, output):
             ids, weights = extract(output)
             self.record(layer, self.rank if rank is None else rank, ids, weights)
         return forward_hook
 
     def tensors(self):
-        """name -> array, as saved."""
+        """Maps names to arrays, as saved."""
         found = {}
         order = sorted(self._parts, key=lambda key: (-1 if key[0] is None else key[0], key[1]))
         for layer, rank in order:
@@ -165,7 +166,7 @@ class RoutingRecorder:
 
 
 def save_safetensors(path, tensors, metadata):
-    """Writes int32 and float32 arrays. The file appears complete or not at all."""
+    """Writes int32 and float32 arrays. The file appears either complete or not at all."""
     header, offset = {"__metadata__": {str(key): str(value) for key, value in metadata.items()}}, 0
     for name, array in tensors.items():
         kind = "F32" if array.dtype.kind == "f" else "I32"
@@ -186,7 +187,7 @@ def save_safetensors(path, tensors, metadata):
 
 
 def _header(path, start, size):
-    """Length of the header of a safetensors file of `size` bytes that begins with `start`."""
+    """Header length of a safetensors file of `size` bytes that begins with `start`."""
     kinds = {b"version https://git-lfs": "a Git LFS pointer (git lfs pull fetches the file)", b"\x1f\x8b": "a gzip file (gunzip it)",
              b"PK": "a zip archive (.npz, or of torch.save)", b"\x93NUMPY": "a .npy file (this script reads .safetensors)"}
     found = next((kind for mark, kind in kinds.items() if start.startswith(mark)), "another kind of file")
@@ -197,7 +198,7 @@ def _header(path, start, size):
 
 
 def _array(path, name, entry, data):
-    """Array of one header entry: ids as int32 (values that do not fit become -1, no expert), others as float32."""
+    """Array of one header entry: ids as int32, others as float32; ids that do not fit become -1 (no expert)."""
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise ValueError(f"{path}: tensor {name}: expected entries dtype, shape and data_offsets")
     if entry["dtype"] not in _DTYPES:
@@ -214,7 +215,7 @@ def _array(path, name, entry, data):
 
 
 def load_safetensors(path):
-    """(tensors, metadata) of a recording. Raises ValueError naming the file if it is not a recording."""
+    """Returns (tensors, metadata) of a recording. Raises a ValueError that names the file if it is not a recording."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(64)
@@ -233,7 +234,7 @@ def load_safetensors(path):
 
 
 def experts_of(path, metadata):
-    """E from a recording's metadata, or 0."""
+    """E from a recording's metadata, or 0 if it is missing."""
     text = str(metadata.get("num_experts", "0"))
     if not text.isdecimal():
         raise ValueError(f"{path}: num_experts is '{text}'; allowed: an integer")
@@ -241,7 +242,7 @@ def experts_of(path, metadata):
 
 
 def merge(output, inputs):
-    """Joins recordings of several processes into one. Every tensor may occur only once, and num_experts must agree."""
+    """Joins recordings from several processes into one. Each tensor may occur only once, and num_experts must agree."""
     tensors, metadata = {}, {}
     for path in inputs:
         more, about = load_safetensors(path)
@@ -256,7 +257,7 @@ def merge(output, inputs):
 
 
 def info(path):
-    """Prints the content of a recording: shape, weights and skew of each tensor of ids."""
+    """Prints a recording's contents: shape, weights and skew of each ids tensor."""
     tensors, metadata = load_safetensors(path)
     for key, value in metadata.items():
         print(f"{key}: {value}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Formats result files (bench/results) such that a run is one line, which keeps them small and their differences readable. Numbers, texts
+"""Formats result files (bench/results) with one line per run, which keeps them small and their diffs readable. Numbers, strings
 and the order of keys stay unchanged.
 
 Usage: result_lines.py FILE...           rewrites the files
@@ -26,8 +26,8 @@ def holds_runs(value):
 
 
 def lines_of(value, indent=""):
-    """Text of a value. In an object that contains runs, each member and each run takes one line. A run is one line even if it
-    contains lists (of its checks, for example), unless it has its own `runs`."""
+    """Text of a value. In an object that contains runs, each member and each run takes one line. A run takes one line even if
+    it contains lists (of its checks, for example), unless it has its own `runs`."""
     inner = indent + " "
     if isinstance(value, dict) and holds_runs(value):
         members = [f"{inner}{line_of(key)}: {lines_of(item, inner)}" for key, item in value.items()]
@@ -43,7 +43,7 @@ def laid_out(text):
 
 
 def cited_names():
-    """All Markdown texts, which may cite a result: documents, notes next to the results, and others."""
+    """All Markdown files, any of which may cite a result: documents, notes next to the results, and others."""
     pages = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     return "\n".join((ROOT / page).read_text() for page in pages)
 

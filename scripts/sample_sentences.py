@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws sentences of documents and comments for a blind reading of the English.
+"""Draws sentences from documents and comments for a blind reading of the English.
 
 usage: sample_sentences.py [--count 100] [--planted 20] [--from OLD_COMMIT] FOLDER
 
-Writes FOLDER/sample.txt (numbered: place and text, nothing else) and FOLDER/key.json (seed, commit, which numbers are planted).
-Half of the planted sentences are from documents and half from comments of OLD_COMMIT; none of them is in the tree today. The
-seed is derived from the commit, so each state of the tree has one sample. Readers receive only sample.txt and mark each
-sentence that a native technical editor would rewrite.
+Writes FOLDER/sample.txt (a numbered list of places and sentences, nothing else) and FOLDER/key.json (the seed, the commit, and
+the numbers of the planted sentences). Half of the planted sentences come from documents and half from comments, all of
+OLD_COMMIT; none of them is in the tree today. The seed is derived from the commit, so each state of the tree has exactly one
+sample. Readers receive only sample.txt and mark each sentence that a native technical editor would rewrite.
 """
 import argparse
 import json
@@ -62,7 +62,7 @@ def of_source(name, text):
 
 
 def sentences(commit):
-    """({(place, sentence)} of documents, the same of comments), sorted."""
+    """Two sorted lists of (place, sentence) pairs: one from documents, one from comments."""
     docs, comments = set(), set()
     for name in git("ls-tree", "-r", "--name-only", commit).split():
         if DOCS.match(name) or CODE.match(name):

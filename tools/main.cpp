@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command line tool: verbs, help, and error messages.
+// The command-line tool: verbs, help, and error messages.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -33,7 +33,7 @@ std::vector<std::string> flags_of(const CLI::App& app) {
   return flags;
 }
 
-/// The innermost verb on the command line, and its name: "verify ledger", or "" for none.
+/// The innermost verb on the command line, and its full name: "verify ledger", or "" without a verb.
 struct Chosen {
   const CLI::App* app;
   std::string name;
@@ -64,7 +64,7 @@ std::string explain_switch(const CLI::App& app, const std::string& what) {
                      meaning);
 }
 
-/// Texts for arguments that the parser reports only as extra or missing.
+/// Messages for arguments that the parser reports only as extra or missing.
 std::string explain(const CLI::App& app, const CLI::ParseError& error) {
   const Chosen chosen = chosen_verb(app);
   std::string what = error.what();
@@ -110,7 +110,7 @@ int usage_error(const CLI::App& app, const std::string& text) {
   return kExitUsage;
 }
 
-/// Errors about invalid arguments are usage errors; all others are runtime errors.
+/// Errors about invalid arguments are usage errors; all others are run-time errors.
 int library_error(const CLI::App& app, const Error& error) {
   const std::string text = text_with_flags(error, flags_of(*chosen_verb(app).app));
   if (error.code() == ErrorCode::invalid_argument) return usage_error(app, text);
@@ -187,7 +187,7 @@ static int with_output_written(int status) {
 
 }  // namespace switchyard::tool
 
-/// Accepts `help` and `help VERB`, which people often type first.
+/// Accepts `help` and `help VERB`, which users often type first.
 int main(int argc, char** argv) try {
   std::signal(SIGXFSZ, SIG_IGN);                   // writing beyond `ulimit -f` then fails with an error, as on a full disk
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams of ranks on one GPU must not share a queue

@@ -8,7 +8,7 @@
 
 namespace switchyard::tool {
 
-/// The verbs in the order of --help.
+/// The verbs in the order in which --help lists them.
 std::span<const Verb* const> all_verbs();
 
 }  // namespace switchyard::tool

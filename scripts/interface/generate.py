@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the code that repeats the content of the C headers: docs/design/0062-one-description-of-the-interface.md.
+"""Generates the code that repeats the contents of the C headers (docs/design/0062-one-description-of-the-interface.md).
 
 Usage: generate.py [--check] [--new-layout]
 
---check writes nothing and fails if a generated file is out of date. A moved or removed member is an error, because programs
-compiled against an older header use its old offset; --new-layout allows it.
+With --check, nothing is written, and an out-of-date generated file is an error. A moved or removed member is also an error,
+because programs compiled against an older header use its old offset; --new-layout allows it.
 """
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def python_enumerations(interface: Interface) -> str:
 # ---- All of it ----
 
 def made(interface: Interface) -> dict[str, str]:
-    """Content of the files generated from the headers, by path."""
+    """Contents of the files generated from the headers, by path."""
     about = ["// Structs of libswitchyard and their C++ counterparts. from_c() reads a struct of any version and throws ArgumentError for a",
              "// value that the C++ type cannot express; twin_of() converts a struct that has been read; fill() writes the members of the",
              "// caller's version."]
@@ -289,7 +289,7 @@ def made(interface: Interface) -> dict[str, str]:
 
 
 def moved(interface: Interface) -> list[str]:
-    """Members whose offset differs from the committed assertions. A reserved member, which had to be 0, may be replaced."""
+    """Members whose offsets differ from the committed assertions. A reserved member, which had to be 0, may be replaced."""
     problems = []
     for path in ("src/capi/structs.hpp", "src/capi/layer/structs.hpp"):
         text = (ROOT / path).read_text(encoding="utf-8") if (ROOT / path).is_file() else ""

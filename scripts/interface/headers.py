@@ -9,17 +9,17 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: Sizes of the types that are not pointers. Enumerations are int32_t.
+#: Sizes of the non-pointer types. Enumerations are int32_t.
 SIZES = {"size_t": 8, "int64_t": 8, "uint64_t": 8, "double": 8, "int32_t": 4, "uint32_t": 4, "float": 4}
 
 
 class Refused(Exception):
-    """A header that the generator cannot read, or that breaks a rule of the interface."""
+    """A header that the generator cannot read or that violates a rule of the interface."""
 
 
 @dataclass
 class Member:
-    """A member of a struct. `type` is without const; `count` is the length of an array."""
+    """A member of a struct. `type` omits const; `count` is the array length."""
 
     name: str
     type: str
@@ -70,7 +70,7 @@ def without_comments(text: str) -> str:
 
 
 def table_rows(path: Path, macro: str) -> list[list[str]]:
-    """The rows of a .def file: arguments of each `macro(...)`."""
+    """The rows of a .def file: the arguments of each `macro(...)`."""
     text = without_comments(path.read_text(encoding="utf-8"))
     return [[each.strip() for each in row.split(",")] for row in re.findall(rf"^{macro}\(([^)]*)\)", text, re.M)]
 
@@ -83,8 +83,8 @@ def read_member(struct: str, text: str) -> Member:
 
 
 def lay_out(struct: Struct, interface: Interface) -> None:
-    """Computes offsets and rejects padding: a program compiled against an older header must not set bytes that belong to no
-    member."""
+    """Computes offsets and rejects padding, because a program compiled against an older header must not set bytes that belong
+    to no member."""
     at = 0
     for member in struct.members:
         function = member.type.endswith("_function")

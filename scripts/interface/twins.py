@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ types that correspond to the types of the C headers, and their differences. Everything not listed has the same name
-in both.
+"""The C++ types that correspond to the types in the C headers, and their differences. Anything not listed has the same name in
+both.
 
-A conversion is a list of equal names. `members` lists the exceptions: the C++ expression, or None if the conversion is written
-by hand. A `range` is checked before the conversion, because the C++ type cannot hold other values or because the value has a
-different meaning in C.
+A conversion copies members of the same name. `members` lists the exceptions: the C++ expression, or None if the conversion is
+hand-written. A `range` is checked before the conversion, because the C++ type cannot hold other values or because the value has
+a different meaning in C.
 """
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 INT32_MAX, INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 
-#: Enumerations: the C++ type, the prefix of the enumerators in C, and the table of words in Python (_abi/enumerations.py).
+#: For each enumeration: the C++ type, the prefix of the enumerators in C, and the table of words in Python
+#: (_abi/enumerations.py).
 ENUMERATIONS = {
     "sy_code": ("ErrorCode", "SY_", None),
     "sy_backend": ("Backend", "SY_BACKEND_", "BACKENDS"),
@@ -39,9 +40,9 @@ ENUMERATIONS = {
 
 @dataclass
 class Twin:
-    """`argument`: name of the struct in errors; None: supplied by the caller. `optional`: NULL means defaults. `literal`: the
-    C++ struct is constant-evaluated, so its defaults are compared with those of C at compile time. `needed`: texts that must
-    not be NULL."""
+    """`argument`: name of the struct in errors, or None if the caller supplies it. `optional`: NULL means defaults. `literal`:
+    the C++ struct can be constant-evaluated, so its defaults are compared with those of C at compile time. `needed`: strings
+    that must not be NULL."""
 
     type: str
     argument: str | None = "options"
@@ -95,7 +96,7 @@ TAKEN = {
 
 _TOTAL = {"total_bytes": "total()"}
 
-#: Structs filled by the library. Those with a `storage`, and the views of outputs, are filled by hand-written code.
+#: Structs filled by the library. Those with a `storage` and the views of outputs are filled by hand-written code.
 FILLED = {
     "sy_const_row_view": Twin("ConstRows"),
     "sy_row_view": Twin("Rows"),

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the docstrings of this package for a reference in Markdown: Sphinx roles become code, sentences that explain an
-argument (`name: ...`) become a list, `#:` documents an attribute, and `**config` is replaced by the keywords that it
+"""Converts the docstrings of this package for a Markdown reference. Sphinx roles become code, sentences that explain an
+argument (`name: ...`) become a list, `#:` documents an attribute, and `**config` is replaced with the keywords that it
 represents."""
 import re
 
 import griffe
 
 ROLE = re.compile(r":(?:class|meth|func|exc|attr|data|mod):`~?([^`]+)`")
-#: Beginning of an argument's sentence: at the start of a paragraph or after a full stop.
+#: Start of a sentence about an argument, at the start of a paragraph or after a full stop.
 ARGUMENT = re.compile(r"(?:^|(?<=[.;] ))([a-z]\w*(?:, [a-z]\w*)*): (?=\S)")
 
-#: Functions of the module that accept the collected keywords, by the name of the collecting parameter.
+#: Functions in the module that accept the collected keywords, by the name of the collecting parameter.
 MAKERS = {"config": ("normal_config", "_config"), "options": ("_options",)}
 
 
 def listed(paragraph):
-    """A paragraph with its sentences on arguments as items of a list."""
+    """A paragraph whose sentences about arguments are turned into list items."""
     if re.match(r"\s|[-*|>`]", paragraph):
         return paragraph
     text = " ".join(paragraph.split("\n"))
@@ -28,7 +28,7 @@ def listed(paragraph):
 
 
 def unfold(function):
-    """Replaces `**config` or `**options` by the keywords of the function to which they are passed."""
+    """Replaces `**config` or `**options` with the keywords of the function to which they are passed."""
     kept = [each for each in function.parameters if each.kind != griffe.ParameterKind.var_keyword]
     if len(kept) == len(function.parameters):
         return
@@ -51,7 +51,7 @@ class Docstrings(griffe.Extension):
             obj.public = False  # __enter__ and similar methods need no documentation
 
     def on_attribute_instance(self, *, attr, **_):
-        """The comment after an attribute, or above it."""
+        """The comment after an attribute or above it."""
         if attr.docstring or not attr.lineno or isinstance(attr.filepath, list):
             return
         lines = attr.filepath.read_text(encoding="utf-8").split("\n")

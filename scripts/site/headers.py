@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the public headers with libclang: declarations with the comments that state their contracts.
+"""Reads the public headers with libclang, including the comments that state the declarations' contracts.
 
-A *block* is a documented declaration together with the undocumented declarations on the lines directly below it, to which its
-comment also applies. Fails if a header does not compile by itself.
+A *block* is a documented declaration together with the undocumented declarations directly below it, to which its comment also
+applies. Fails if a header does not compile by itself.
 """
 import re
 import subprocess
@@ -44,13 +44,13 @@ class Header:
 
 
 def comment_text(lines):
-    """The text of /// lines, without the markers but with its own indentation."""
+    """The text of /// lines, without the markers but with its indentation."""
     return "\n".join(re.sub(r"^\s*///<? ?", "", line) for line in lines).strip("\n")
 
 
 def comment_of(lines, first, last):
-    """The comment of a declaration on these lines (counted from 1): above it, else after it and on the lines that continue that
-    comment."""
+    """The comment of a declaration on these lines (counted from 1): the lines above it or, if there are none, the comment after
+    it and its continuation lines."""
     above = []
     while re.match(r"\s*///(?!<)", lines[first - 2 - len(above)]):
         above.insert(0, lines[first - 2 - len(above)])
@@ -64,14 +64,14 @@ def comment_of(lines, first, last):
 
 
 def table_comment(cursor):
-    """The comment of the declaration in a line of a table (.def)."""
+    """The comment of a declaration on a line of a table (.def)."""
     line = Path(cursor.location.file.name).read_text(encoding="utf-8").split("\n")[cursor.location.line - 1]
     found = re.search(r"/\*(.*)\*/", line)
     return found.group(1).strip() if found else ""
 
 
 def strip_body(kind, text):
-    """A declaration without its implementation."""
+    """A declaration without its definition."""
     if kind in FUNCTIONS:
         depth, closed = 0, None
         for i, c in enumerate(text):
@@ -100,7 +100,7 @@ class Reader:
         self.index = Index.create()
 
     def read(self, path):
-        """One header as a Header."""
+        """Reads one header into a Header."""
         unit = self.index.parse(str(path), [*self.flags[path.suffix], *self.common], options=TranslationUnit.PARSE_DETAILED_PROCESSING_RECORD)
         errors = [str(each) for each in unit.diagnostics if each.severity >= each.Error]
         if errors:
@@ -121,7 +121,7 @@ class Reader:
         return self.data[cursor.extent.start.offset:cursor.extent.end.offset].decode()
 
     def declarations(self, parent, top=False):
-        """The declarations for users in one scope of this header."""
+        """The user-facing declarations in one scope of this header."""
         found, structs = [], {}
         for cursor in parent.get_children():
             if not cursor.location.file or cursor.location.file.name != self.path:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MkDocs hooks of this site: pages generated from the headers and the package, files linked by pages, links, lists."""
+"""MkDocs hooks of this site, for pages generated from the headers and the package, files linked by pages, links and lists."""
 import re
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ _made = {}
 
 
 def made_pages():
-    """Generated pages, created once per build."""
+    """The generated pages, which are created once per build."""
     if not _made:
         _made.update({f"reference/{name}": text for name, text in reference.pages(ROOT).items()})
         _made.update({f"reference/python/{name}": text for name, text in python_pages.pages(ROOT).items()})
@@ -30,7 +30,7 @@ def title_of(path):
 
 
 def designs():
-    """The list of design pages. In a clone, the folder itself is the list."""
+    """The list of design pages. In a clone, the folder itself serves as the list."""
     pages = sorted((ROOT / "docs/design").glob("0*.md"))
     return ("# Decisions\n\nEach page asks one question, says what was decided, and what was looked at and rejected.\n\n"
             + "".join(f"- [{title_of(path)}]({path.name})\n" for path in pages))
@@ -43,7 +43,7 @@ def folder_of_navigation(folder):
 
 
 def fill(navigation):
-    """Replaces folders of the navigation by their pages."""
+    """Replaces the navigation's folders with their pages."""
     if isinstance(navigation, list):
         return [fill(each) for each in navigation]
     if isinstance(navigation, dict):
@@ -89,7 +89,8 @@ def on_files(files, config):
 
 
 def separate_lists(markdown):
-    """Adapts lists to GitHub's rules: a list may directly follow a line of text, and is nested by two or three blanks."""
+    """Adapts lists to GitHub's rules: a list may directly follow a line of text, and nested lists are indented by two or three
+    blanks."""
     parts = links.prose_parts(markdown)
     for i in range(0, len(parts), 2):
         parts[i] = re.sub(r"^((?! *[-*] | *\d+\. |\|| {2}).*\S.*)\n(?=[-*] |\d+\. )", r"\1\n\n", parts[i], flags=re.M)

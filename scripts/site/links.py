@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths of repository files in the site. Pages of docs/ link to sources as in a clone; the targets are added to the site."""
+"""Paths of repository files in the site. Pages in docs/ link to sources as in a clone; the targets are added to the site."""
 import posixpath
 import re
 import subprocess
 
 LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
-#: A document that is named but not linked, outside of code.
+#: A document that is named but not linked, outside code.
 NAMED = re.compile(r"(?<!\]\()(?<![\[`\w/-])docs/([\w/-]+\.md(?:#[\w-]+)?)(?![\w`])")
 FENCE = re.compile(r"^(```.*?^```[ \t]*$)", re.M | re.S)
-#: Documents of the root that are separate pages.
+#: Documents in the root that are separate pages.
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
-#: Extensions of sources shown as pages, and their highlighting. Other files (results, traces) are copied.
+#: Extensions of source files shown as pages, and their highlighting languages. Other files (results, traces) are copied.
 SHOWN = {".cpp": "cpp", ".hpp": "cpp", ".cu": "cpp", ".cuh": "cpp", ".c": "c", ".h": "c", ".def": "c", ".py": "python", ".sh": "bash", ".cmake": "cmake",
          ".txt": "text", ".map": "text", ".toml": "toml"}
 
 
 def site_path(path):
-    """Path in the site of a file or, if it ends in /, of a folder, both from the repository's root."""
+    """Path in the site of a file or, if `path` ends in /, of a folder; `path` is relative to the repository's root."""
     if path in PAGES:
         return PAGES[path]
     if path.endswith("/"):
@@ -27,7 +27,7 @@ def site_path(path):
 
 
 def repository_path(page):
-    """The repository file from which a page of the site was generated, if there is one."""
+    """The repository file, if any, from which a page of the site was generated."""
     for path, place in PAGES.items():
         if place == page and path != "README.md":
             return path
@@ -35,13 +35,13 @@ def repository_path(page):
 
 
 def target_of(page, link):
-    """The target of a document's link, as a path from the repository's root; the path of a folder ends in /."""
+    """The target of a document's link, as a path from the repository's root; a folder's path ends in /."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
     return path + "/" if link.endswith("/") else path
 
 
 def prose_parts(markdown):
-    """Alternates between text and fenced code."""
+    """Splits Markdown into parts that alternate between text and fenced code."""
     return FENCE.split(markdown)
 
 
@@ -68,14 +68,14 @@ def relink(page, document, markdown):
 
 
 def listing(root, folder):
-    """A page for a folder: its tracked files."""
+    """A page for a folder, listing its tracked files."""
     names = subprocess.run(["git", "ls-files", folder], cwd=root, capture_output=True, text=True, check=True).stdout.split()
     here = [name[len(folder):] for name in names if "/" not in name[len(folder):]]
     return f"# {folder}\n\n" + "".join(f"- [{name}]({name})\n" for name in sorted(here))
 
 
 def shown(root, path):
-    """A page that displays a source."""
+    """A page that displays a source file."""
     text = (root / path).read_text(encoding="utf-8")
     fence = "`" * 4
     return f"---\nsearch:\n  exclude: true\n---\n# {path}\n\n{fence}{SHOWN[posixpath.splitext(path)[1]]}\n{text}{fence}\n"

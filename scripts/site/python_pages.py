@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the Python reference. This module imports only the standard library, so tests can check the list."""
+"""Pages of the Python reference. This module imports only the standard library, so that tests can check the list."""
 import ast
 from pathlib import Path
 
-#: Module below `switchyard` ("" is the package itself) and title, in the order of the navigation.
+#: Module below `switchyard` ("" is the package itself) and title, in navigation order.
 PAGES = [("group", "Groups"), ("run", "Ranks as threads"), ("exchange", "Normal mode"), ("handle", "Handles"), ("routing", "Routing layout"),
          ("low_latency", "Low latency"), ("ledger", "Ledger combine"), ("layer", "A whole layer"), ("gemm", "Grouped GEMM"),
          ("parallelize", "Models of transformers"), ("row_memory", "Tensors in symmetric memory"), ("graph_memory", "Memory of CUDA graphs"),
@@ -24,8 +24,7 @@ def defined(path):
 
 
 def shown(root, module):
-    """The names documented on the page of `module`. The page of the package documents only names defined in the package
-    itself."""
+    """The names documented on the page of `module`. The package's page documents only names defined in the package itself."""
     package = Path(root) / "python/switchyard"
     if not module:
         top = package / "__init__.py"
@@ -35,7 +34,7 @@ def shown(root, module):
 
 
 def pages(root):
-    """{page below reference/python/: its Markdown}."""
+    """Maps each page below reference/python/ to its Markdown."""
     made = {}
     for module, title in PAGES:
         text = f"# {title}\n\n::: switchyard{'.' if module else ''}{module}\n"
@@ -47,6 +46,6 @@ def pages(root):
 
 
 def missing(root, public):
-    """The names of `public` that no page documents."""
+    """The names in `public` that no page documents."""
     documented = {name for module, _ in PAGES for name in shown(root, module)}
     return sorted(set(public) - documented)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the C and C++ reference, made from the public headers: one page per header, with all declarations and comments."""
+"""Pages of the C and C++ reference, generated from the public headers: one page per header, with all declarations and
+comments."""
 import re
 from pathlib import Path
 
 from headers import VALUES, Kind, Reader
 
 LANGUAGES = {"cpp": ("include/switchyard", "*.hpp", "C++"), "c": ("include/switchyard/c", "*.h", "C")}
-#: Order of the navigation; other headers follow. held.hpp declares nothing for users.
+#: Order in the navigation, followed by the other headers. held.hpp declares nothing for users.
 ORDER = ["switchyard", "group", "normal", "low_latency", "ledger", "layer", "fused", "expert", "gemm", "gemm_gradients", "types", "status"]
 WORD = re.compile(r"`([^`]+)`|(?<![\w`/:])((?:sy_|SY_|SWITCHYARD_)\w+|[A-Z][a-z]+(?:[A-Z]\w*)+(?:::\w+)?|[A-Z]\w+::\w+|k[A-Z]\w+)")
 
@@ -16,7 +17,7 @@ def slug(name):
 
 
 class Index:
-    """Location of each name's declaration."""
+    """Where each name is declared."""
 
     def __init__(self):
         self.places = {}
@@ -25,7 +26,7 @@ class Index:
         self.places.setdefault((language, name), (page, anchor))
 
     def link(self, language, name, page, shown):
-        """`shown` as a link to `name`, or unchanged."""
+        """`shown` as a link to `name`, or unchanged if there is no such name."""
         bare = re.sub(r"\(.*\)$", "", name)
         place = self.places.get((language, bare))
         if place is None:
@@ -34,7 +35,7 @@ class Index:
 
 
 class Writer:
-    """Writes one page. `scope` is the class whose members are written."""
+    """Writes one page. `scope` is the class whose members are being written."""
 
     def __init__(self, language, header, root, index):
         self.language, self.header, self.index = language, header, index
@@ -53,8 +54,8 @@ class Writer:
         return re.sub(r"([*_>\[\]])", r"\\\1", text).replace("<", "&lt;")
 
     def words(self, text, scope, own):
-        """One paragraph whose names are links; everything else is unchanged. `own`: words of the declaration, such as its
-        parameters."""
+        """One paragraph in which names become links; everything else is unchanged. `own`: words that belong to the declaration,
+        such as its parameters."""
         out, at = [], 0
         for match in WORD.finditer(text):
             out.append(self.escape(text[at:match.start()]))
@@ -116,7 +117,7 @@ class Writer:
         return anchor
 
     def items(self, blocks, scope, anchor):
-        """Data members and enumerators, each with its meaning. Links to them lead to `anchor`, the anchor of their type."""
+        """Data members and enumerators, each with its meaning. Links to them point to `anchor`, the anchor of their type."""
         self.lines.append("")
         for each in (each for block in blocks for each in block):
             self.index.add(self.language, self.page, f"{scope}::{each.name}", anchor)
@@ -159,19 +160,19 @@ class Writer:
         return "\n".join(self.lines) + "\n"
 
 
-#: Patterns of names that a header declares at namespace scope, each at the start of a line.
+#: Patterns for names that a header declares at namespace scope, each at the start of a line.
 DECLARED = {
     "c": [r"(?:const )?\w+\** (sy_\w+)\(", r"typedef .*?\b(\w+);", r"\} (\w+);", r"typedef \w+ \(\*(\w+)\)", r"#define (SY_\w+)\s",
           r"  (SY_\w+)(?: = [^,\n]*)?,?(?: *//.*)?$"],
     "cpp": [r"(?:class|struct|enum class) (?:\[\[\w+\]\] )?(\w+)(?: final)?(?: :[^{;]*)? \{", r"using (\w+) =", r"concept (\w+) =",
             r"(?:inline |constexpr |const )*(?:std::)?\w[\w:<>]*(?: const)?[&*]? (\w+)\(", r"inline constexpr [\w:]+ (k\w+)(?:\[\])? ="],
 }
-#: Names of headers whose declarations are internal to the library.
+#: Names in headers whose declarations are internal to the library.
 INTERNAL = {"NamesOf"}
 
 
 def declared(language, text):
-    """The public names of a header, found without a parser, so names that the header reader skips are detected."""
+    """A header's public names, found without a parser so that names skipped by the header reader are detected."""
     text = re.sub(r"^namespace (?:\w+::)?detail \{.*?^\}(?:$|  // namespace)", "", text, flags=re.M | re.S)
     return {name for pattern in DECLARED[language] for name in re.findall("^" + pattern, text, re.M)} - INTERNAL
 
@@ -191,7 +192,7 @@ def order(path):
 
 
 def pages(root):
-    """{page below reference/: its Markdown}, the pages of each language in order."""
+    """Maps each page below reference/ to its Markdown, with the pages of each language in order."""
     root = Path(root)
     reader, index, writers = Reader(root), Index(), []
     for language, (folder, pattern, _) in LANGUAGES.items():

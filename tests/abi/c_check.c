@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the checks of a C program and runs its ranks.
+// Counts a C program's checks and runs its ranks.
 #include "c_check.h"
 
 #include <pthread.h>

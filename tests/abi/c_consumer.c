@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses the C ABI like a C11 program. Two ranks are two threads; expected values are computed by the loops in this file.
+// Uses the C ABI from C11. Two ranks are two threads; expected values are computed by the loops in this file.
 #include <stdlib.h>
 
 #include "c_check.h"
@@ -10,7 +10,7 @@ enum { kWorld = 2, kHidden = 16, kExperts = 3, kTopk = 2, kMaxTokens = 3 };
 
 // ---- Routing and values ----
 
-// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. The id -1 names no expert.
+// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. Id -1 selects no expert.
 static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {-1, 0}}};
 static const int64_t kTokens[kWorld] = {3, 2};
 
@@ -160,7 +160,8 @@ static void check_view(const sy_dispatched_view* v, const Rank* me, float offset
 
 // ---- Combine ----
 
-// Expert e turns a row x into (e + 1) * x. With rank-major rows the "experts" double it. `y` has the rows of the view.
+// Expert e turns a row x into (e + 1) * x. With rank-major rows, the "experts" double x instead. `y` has as many rows as the
+// view.
 static void apply_experts(const sy_dispatched_view* v, const Rank* me, float* y) {
   for (int64_t row = 0; row < v->rows; ++row) {
     float factor = 2.0f;
@@ -230,7 +231,7 @@ static void combine_and_check(const Rank* me, sy_exchange* exchange, const sy_di
   free(memory);
 }
 
-// Delivers the rows of `view` again, into memory of this program that outlives the dispatch.
+// Delivers the rows of `view` again, into memory that this program owns and that outlives the dispatch.
 static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const sy_handle* handle,
                                   const sy_dispatched_view* view) {
   sy_row_view own = SY_ROW_VIEW_INIT;
@@ -247,14 +248,14 @@ static void deliver_to_own_memory(sy_exchange* exchange, const Input* in, const 
   CHECK_OK(sy_dispatched_destroy(delivered));
   const size_t bytes = (size_t)(view->rows * view->x_cols) * sizeof(float);
   CHECK(memcmp(own.data, view->x, bytes) == 0);
-  // Again, without requesting an object to destroy.
+  // Repeats the call without requesting an output object.
   memset(own.data, 0x5a, bytes);
   CHECK_OK(sy_exchange_dispatch_cached(exchange, &in->rows, handle, &options, NULL));
   CHECK(memcmp(own.data, view->x, bytes) == 0);
   free(own.data);
 }
 
-// An exchange that counts invalid ids. On this rank only the last token has any.
+// Tests an exchange that counts invalid ids. Only the last token of this rank has any.
 static void invalid_ids(int rank, sy_group* group) {
   sy_exchange* exchange = NULL;
   sy_normal_config config = make_config(layout_of_run, staging_of_run);
@@ -280,7 +281,8 @@ static void invalid_ids(int rank, sy_group* group) {
   CHECK_OK(sy_exchange_destroy(exchange));
 }
 
-// Dispatch, combine, cached dispatch from a handle that outlives its dispatch and was converted to bytes and back, combine.
+// Runs dispatch and combine, then a cached dispatch and its combine. The cached dispatch uses a handle that outlives its
+// dispatch and was serialized and restored.
 static void round_trip(int own_rank, sy_group* group) {
   const Rank rank_of_run = {own_rank, group, layout_of_run};
   const Rank* me = &rank_of_run;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse, faults and lifetimes through the C ABI.
+// Tests misuse, faults and object lifetimes through the C ABI.
 #define _POSIX_C_SOURCE 200809L  // barriers, nanosleep, unsetenv
 #include <pthread.h>
 #include <stdint.h>
@@ -72,7 +72,7 @@ static void sizes_of_structs(void) {
   CHECK(group == NULL);
 
   // A program compiled against an older header: its struct is shorter, and the memory after it does not belong to the struct.
-  // Missing members have their defaults.
+  // Missing members take their default values.
   size_t* older = malloc(2 * sizeof(size_t));
   if (!older) abort();
   older[0] = 2 * sizeof(size_t);
@@ -112,7 +112,7 @@ static void memory_of_an_exchange(void) {
   size_t heap = 0;
   CHECK_OK(sy_exchange_heap_bytes(&config, 2, SY_BACKEND_CPU, &heap));
   CHECK(heap > need.total_bytes);
-  // On GPUs, tables of handles are added. Needs no GPU.
+  // On GPUs, the requirement also includes handle tables. Computing it needs no GPU.
   sy_memory_requirement on_gpu = SY_MEMORY_REQUIREMENT_INIT;
   CHECK_OK(sy_exchange_memory_required(&config, 2, SY_BACKEND_CUDA, &on_gpu));
   CHECK(on_gpu.control_bytes == need.control_bytes && on_gpu.pool_bytes > need.pool_bytes);
@@ -142,7 +142,7 @@ static void memory_of_an_exchange(void) {
   CHECK(need.pool_bytes == 0 && need.ring_bytes > 0 && need.ring_bytes <= unbounded / 2 && need.private_bytes == 0);
 }
 
-// Structs of programs compiled before these members existed.
+// Structs from programs compiled before these members existed.
 static void shorter_options(void) {
   sy_group* group = NULL;
   sy_group_options options = small(1000);
@@ -172,7 +172,7 @@ static void shorter_options(void) {
   CHECK_OK(sy_group_destroy(group));
 }
 
-// Without a GPU: a typed error that names the option. With a GPU: a group.
+// Without a GPU, creation fails with a typed error that names the option; with a GPU, it returns a group.
 static void gpu_groups(void) {
   sy_group* group = NULL;
   sy_group_options options = small(1000);
@@ -228,7 +228,8 @@ static void null_arguments(void) {
   CHECK_OK(sy_storage_release(NULL));
 }
 
-// Values that the C++ types cannot hold. Each is tested in its own group, because a wrong collective call ends the group.
+// Values that the C++ types cannot represent. Each is tested in a separate group, because an invalid collective call makes its
+// group unusable.
 static void wrong_members(void) {
   sy_group* group = NULL;
   sy_group_options options = small(1000);
@@ -306,7 +307,7 @@ static void routing_without_a_group(void) {
   CHECK(handle == NULL);
 }
 
-// Every object is destroyed before the objects made from it; the rows stay readable until the end.
+// Destroys every object before the objects created from it; the rows stay readable until the end.
 static void destroyed_in_the_wrong_order(void) {
   sy_group* group = alone();
   const sy_normal_config config = make_config();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of gradients through the C ABI that needs no GPU: refusals at creation, and the checks that every call makes before it
-// uses its object.
+// Misuse of the gradient functions through the C ABI, tested without a GPU: configs rejected at creation, and the checks that
+// every call makes before it uses its object.
 #include <math.h>
 #include <stdlib.h>
 
@@ -116,7 +116,7 @@ static void wrong_row_gradients(void) {
 #undef CHECK_REFUSED
 }
 
-// A library without CUDA reports that. A library with CUDA creates objects if there is a supported GPU.
+// A library built without CUDA reports this. A library built with CUDA creates objects if a supported GPU is present.
 static void gpus(void) {
 #if !defined(LIBRARY_HAS_CUDA)
   const sy_weight_gradient_config weight = weight_config();
@@ -143,8 +143,8 @@ static void sizes_of_structs(void) {
   newer.news[3] = 1;
   CHECK_FAILS(sy_weight_gradient_create(&newer.known, &gradient), kWrong, "offset 43");
 
-  // A shorter struct, without the members after the type: they have their defaults, and the memory after the struct is not
-  // read. The rest depends on whether there is a GPU.
+  // A shorter struct lacks the members after the type: they take their default values, and the memory after the struct is not
+  // read. The remaining checks depend on whether a GPU is present.
   const sy_swiglu_gradient_config whole = swiglu_config();
   enum { kOlder = offsetof(sy_swiglu_gradient_config, swiglu_limit) / sizeof(size_t) };
   size_t* older = calloc(kOlder, sizeof(size_t));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of several hosts, from C: two ranks as threads and three as processes, on named hosts. Expected values are computed by
-// the loops in this file.
+// Multi-host groups from C, on named hosts: two ranks as threads, and three as processes. Expected values are computed by the
+// loops in this file.
 #define _POSIX_C_SOURCE 200809L
 
 #include <stddef.h>
@@ -40,7 +40,7 @@ static void exchange_of_one_token(sy_group* group) {
   const sy_expert_ids expert_ids = view_of_ids(ids, 1, world);
   sy_dispatched* dispatched = NULL;
   CHECK_OK(sy_exchange_dispatch(exchange, &rows, &expert_ids, NULL, NULL, &dispatched));
-  // The row was sent once to each other host, regardless of that host's number of ranks.
+  // The row was sent once to each other host, regardless of the number of ranks on that host.
   sy_call_statistics last = SY_CALL_STATISTICS_INIT;
   CHECK_OK(sy_exchange_last_call(exchange, &last));
   CHECK(last.network_bytes == (uint64_t)(hosts - 1) * sizeof x && last.remote_bytes == (uint64_t)(world - 1) * sizeof x);
@@ -100,7 +100,7 @@ static void wrong_options(void) {
   options = options_on(NULL);
   options.reserved2 = 1;
   CHECK_FAILS(sy_group_in_process(1, &options, &group), SY_INVALID_ARGUMENT, "reserved2 = 1");
-  // A program compiled before these members existed: the memory after its struct is not read.
+  // For a program compiled before these members existed, the memory after its struct is not read.
   options = options_on((const char*)1);
   options.struct_size = offsetof(sy_group_options, host);
   options.silence_ms = options.network = options.reserved2 = 99;
@@ -111,9 +111,9 @@ static void wrong_options(void) {
   CHECK_OK(sy_group_destroy(group));
 }
 
-// One of three processes, two of which share a host. The last one does not enter a barrier; the waiting ranks receive an error
-// that contains the time for which its host was silent. The last process stays alive until the others, which hold the other end
-// of `stays`, have ended.
+// Runs one of three processes, two of which share a host. The last one does not enter the barrier; the waiting ranks receive an
+// error that states how long its host was silent. The last process stays alive until the others, which hold the other end of
+// `stays`, have exited.
 static int be_process(int32_t rank, const char* store, const int stays[2]) {
   sy_group* group = NULL;
   sy_group_options options = options_on("a,a,b");

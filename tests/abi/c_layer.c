@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expert compute through the C ABI, used like a C11 program: the CPU's experts give the same bits as the C++ class, both in a
-// separate call and between a dispatch and a combine.
+// Expert compute through the C ABI, called from C11: the CPU experts produce the same bits as the C++ class, both in a separate
+// call and between a dispatch and a combine.
 #include "c_layer.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static mlp_case make_case(int views_weights) {
   return c;
 }
 
-// Rows are weights from another seed: bf16 numbers of all kinds.
+// The rows are weights generated from another seed, which are bf16 numbers of all kinds.
 static void make_numbers(void) {
   const mlp_case c = make_case(0);
   reference_weights(7, &c, w13, w2);
@@ -127,7 +127,7 @@ static void packed_weights_are_copies(void) {
 
 static const int32_t kIds[kTokens * kTopk] = {0, 2, 1, 0, 2, -1, 2, 1, 1, 1, 0, 1, 2, 0, 1, 2, -1, -1, 0, 1, 2, 2, 1, 0};
 
-// Expected results of the experts from the C++ class: the same call on the rows of the dispatch.
+// Checks the expert results against those of the C++ class for the same call on the dispatched rows.
 static void check_experts_of(const void* from, const void* made, int64_t rows, const int64_t* first_row,
                              const int64_t* counts) {
   const mlp_case c = make_case(0);

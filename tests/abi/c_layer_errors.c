@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of the layer library through the C ABI: codes, texts, structs of other versions, threads. No call needs a GPU.
+// Misuse of the layer library through the C ABI: error codes and messages, structs of other versions, and threads. No call
+// needs a GPU.
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 #include <stdlib.h>
@@ -133,7 +134,7 @@ static void wrong_experts(void) {
   CHECK(mlp == NULL);
 }
 
-// GPUs: a library without CUDA reports that; a library with CUDA reports that the requested GPU does not exist.
+// A library built without CUDA reports this; a library built with CUDA reports that the requested GPU does not exist.
 static void gpus(void) {
   const sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
   sy_expert_options options = SY_EXPERT_OPTIONS_INIT;
@@ -256,7 +257,7 @@ static void rows_of_views(void) {
   CHECK(rows.scale_rows == 8);
   output.scale_order = 2;
   CHECK_FAILS(sy_expert_rows_of_low_latency(&output, &rows), kWrong, "output->scale_order = 2");
-  // A program or library without information on the layout of scales must be refused: the layout is not guessed.
+  // A view from a program or library that does not report the layout of its scales must be rejected; the layout is not guessed.
   output.scale_order = SY_SCALES_ROW_MAJOR;
   output.struct_size = offsetof(sy_low_latency_view, scale_order);
   CHECK_FAILS(sy_expert_rows_of_low_latency(&output, &rows), kWrong, "scale_group = 0");
@@ -275,8 +276,8 @@ static void sizes_of_structs(void) {
   newer.news[3] = 1;
   CHECK_FAILS(sy_expert_mlp_create(&newer.known, w13, w2, NULL, &mlp), kWrong, "offset 35");
 
-  // A shorter struct, without the members after num_experts and type: they have their defaults, and the memory after the struct
-  // is not read.
+  // A shorter struct lacks the members after num_experts and type: they take their default values, and the memory after the
+  // struct is not read.
   const sy_grouped_gemm_config whole = gemm_config();
   enum { kOlder = offsetof(sy_grouped_gemm_config, order) / sizeof(size_t) };
   size_t* older = calloc(kOlder, sizeof(size_t));
@@ -304,8 +305,8 @@ static void sizes_of_structs(void) {
   }
 }
 
-// More weights than available memory: the call returns the out-of-memory code, and no exception escapes. A sanitizer's
-// allocator would end the program instead.
+// If the weights exceed the available memory, the call returns SY_SYSTEM, and no exception escapes. A sanitizer's allocator
+// would terminate the program instead.
 static void without_memory(void) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   const sy_expert_shape shape = small_shape(1 << 20, 1 << 20, 1 << 10);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledgers, and combine driven by them, through the C ABI. The ledger is either from a dispatch or handmade. Expert rows are the
-// tokens times (expert + 1), small multiples of a quarter, so every sum is exact.
+// Ledgers and ledger combine through the C ABI. Each ledger comes from a dispatch or from hand-written tables. Each expert row
+// is its token times (expert + 1); all values are small multiples of a quarter, so every sum is exact.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -25,7 +25,7 @@ static sy_ledger_config make_config(void) {
   return c;
 }
 
-// The handmade tables. A rank's expert rows are ordered by (expert, source), its return buffer by (expert, token).
+// The hand-written tables. A rank's expert rows are ordered by (expert, source), and its return buffer by (expert, token).
 static int32_t peer_tokens[kWorld * kPadded] = {1, 1, 1, [kPadded] = 1, 1, 2};
 static int32_t cumsum[kWorld * kPadded] = {1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3,
                                            1, 2, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4};
@@ -131,7 +131,7 @@ static void combines(int rank, sy_group* group) {
   CHECK_OK(sy_prepared_ledger_destroy(prepared));
 }
 
-// The tables of a dispatch equal the handmade tables.
+// The tables of a dispatch equal the hand-written ones.
 static void from_a_dispatch(int rank, sy_group* group) {
   sy_normal_config config = SY_NORMAL_CONFIG_INIT;
   config.hidden = kHidden;
@@ -158,7 +158,7 @@ static void from_a_dispatch(int rank, sy_group* group) {
   CHECK_OK(sy_exchange_destroy(exchange));
 }
 
-// Rank 1's ledger has one more row from rank 0: both ranks receive the error.
+// Rank 1's ledger has one extra row from rank 0, and both ranks receive the error.
 static void different_ledgers(int rank, sy_group* group) {
   const sy_ledger_config config = make_config();
   sy_ledger ledger = make_ledger(rank);
@@ -187,7 +187,7 @@ static void different_ledgers(int rank, sy_group* group) {
   CHECK_OK(sy_ledger_combine_destroy(combine));
 }
 
-// Rank 1 passes bytes that name a row twice: its error names the row; rank 0's error names rank 1.
+// Rank 1 passes bytes that contain a row twice: its own error names the row, and rank 0's error names rank 1.
 static void malformed_bytes(int rank, sy_group* group) {
   const sy_ledger_config config = make_config();
   const sy_ledger ledger = make_ledger(rank);

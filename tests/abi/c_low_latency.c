@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode and the flat exchange through the C ABI, used like a C11 program. Expert e turns x into (e + 1) * x; all
-// numbers are small multiples of a quarter, so every sum is exact.
+// Low-latency mode and the flat exchange through the C ABI, called from C11. Expert e turns x into (e + 1) * x; all numbers are
+// small multiples of a quarter, so every sum is exact.
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -9,7 +9,8 @@
 
 enum { kWorld = 2, kHidden = 384, kGroup = 128, kExperts = 3, kTopk = 2, kMaxTokens = 3, kCapacity = kWorld * kMaxTokens };
 
-// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. The id -1 names no expert; a token of rank 1 names an expert twice.
+// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. Id -1 selects no expert; one token of rank 1 selects the same expert
+// twice.
 static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {-1, -1}, {2, 2}}};
 static const int64_t kTokens[kWorld] = {3, 3};
 
@@ -78,15 +79,15 @@ static sy_const_row_view answers(const Objects* o) {
   return view_of_rows(o->y.data, o->y.rows, o->y.cols);
 }
 
-// Number of rows from `source` for global expert `expert` if `source` has `tokens` tokens: distinct tokens that choose the
-// expert.
+// Number of rows that `source`, with `tokens` tokens, sends to global expert `expert`: one per token that selects this expert.
 static int32_t rows_from(int source, int64_t tokens, int32_t expert) {
   int32_t rows = 0;
   for (int64_t t = 0; t < tokens; ++t) rows += kIds[source][t][0] == expert || kIds[source][t][1] == expert;
   return rows;
 }
 
-// Every row of every local expert is the one named in `row_source`; each (source, token) occurs once, sources ascending.
+// Every row of every local expert is the one named in `row_source`; each (source, token) pair occurs once, with sources in
+// ascending order.
 static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
   const sy_low_latency_view* v = &o->view;
   CHECK(v->num_local_experts == experts_of(rank) && v->world == kWorld && v->rows_per_expert == kCapacity &&
@@ -113,7 +114,7 @@ static void check_delivered(const Objects* o, int rank, const int64_t* tokens) {
   }
 }
 
-// y = (expert + 1) * x for the valid rows. The others stay NaN, which must not affect any sum.
+// y = (expert + 1) * x for the valid rows. All other rows stay NaN, which must not affect any sum.
 static void run_experts(const Objects* o, int rank) {
   memset(o->y.data, 0xff, (size_t)o->y.rows * kHidden * sizeof(float));
   for (int32_t e = 0; e < o->view.num_local_experts; ++e)
@@ -123,7 +124,8 @@ static void run_experts(const Objects* o, int rank) {
     }
 }
 
-// Factor of token t: the sum over its experts of weight * (expert + 1). `extra` multiplies the experts of each rank.
+// Factor of token t: the sum over its experts of weight * (expert + 1). If `extra` is given, each term is also multiplied by
+// extra[expert].
 static float factor(int rank, int64_t t, int weighted, const float* extra) {
   float sum = 0.0f;
   for (int k = 0; k < kTopk; ++k) {
@@ -147,7 +149,7 @@ static void whole_calls(int rank, sy_group* group) {
   check_delivered(&o, rank, kTokens);
   sy_call_statistics statistics = SY_CALL_STATISTICS_INIT;
   CHECK_OK(sy_low_latency_last_call(o.exchange, &statistics));
-  // Token saving: rank 0 sends two tokens to rank 1, and rank 1 sends one to rank 0.
+  // Each token is sent to a rank once: rank 0 sends two tokens to rank 1, and rank 1 sends one to rank 0.
   CHECK(statistics.remote_bytes == (rank == 0 ? 2u : 1u) * kHidden * sizeof(float));
   run_experts(&o, rank);
 
@@ -169,7 +171,7 @@ static void whole_calls(int rank, sy_group* group) {
   CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, &options));
   check_sums(out, rank, kTokens[rank], 0, factors);
 
-  // T as stored in memory: one token on rank 0, none on rank 1.
+  // The token count is read from memory: one token on rank 0, none on rank 1.
   const int32_t now = rank == 0 ? 1 : 0;
   const int64_t tokens[kWorld] = {1, 0};
   in.options.device_tokens = &now;
@@ -205,7 +207,7 @@ static void halves(int rank, sy_group* group) {
   destroy_objects(&o);
 }
 
-// Groups with the largest magnitude 448 have scale 1, and small integers are exact in e4m3.
+// Groups whose largest magnitude is 448 have scale 1, and small integers are exact in e4m3.
 static void quantised(int rank, sy_group* group) {
   Objects o = make_objects(group, SY_SCALE_F32);
   const sy_low_latency_config config = make_config(SY_SCALE_F32);
@@ -230,7 +232,7 @@ static void quantised(int rank, sy_group* group) {
   destroy_objects(&o);
 }
 
-// The layout of scales is part of the view. A program compiled against an earlier header has a shorter view.
+// The view includes the layout of the scales. A program compiled against an earlier header uses a shorter view.
 static void scales_in_views(int rank, sy_group* group) {
   (void)rank;
   sy_low_latency_config config = make_config(SY_SCALE_F32);
@@ -255,7 +257,7 @@ static void scales_in_views(int rank, sy_group* group) {
   free(older);
   CHECK_OK(sy_low_latency_output_destroy(output));
 
-  // The same with memory of the caller.
+  // The same with caller-provided memory.
   sy_row_view own = SY_ROW_VIEW_INIT;
   own.rows = view.x_rows;
   own.cols = view.x_cols;
@@ -306,7 +308,7 @@ static void all_to_all(int rank, sy_group* group) {
   destroy_objects(&o);
 }
 
-// An object may be destroyed before the outputs made from it. Another object of the same config accepts these outputs.
+// An object may be destroyed before the outputs made from it. Another object with the same config accepts these outputs.
 static void in_any_order(int rank, sy_group* group) {
   size_t before = 0, after = 0;
   CHECK_OK(sy_group_heap(group, &before, NULL));
@@ -335,7 +337,8 @@ static void in_any_order(int rank, sy_group* group) {
   CHECK_OK(sy_low_latency_rows_destroy(o.rows));
 }
 
-// The previous call was not received: this rank receives that error, and the other rank's error names the failed peer.
+// Rank 0 starts a call without having received the previous one: it receives that error, and the other rank's error names the
+// failed peer.
 static void unreceived(int rank, sy_group* group) {
   Objects o = make_objects(group, SY_SCALE_NONE);
   Input in;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole layer through the C ABI on two ranks: same bits as the C++ class, memory requirements, and refusals.
+// A complete layer through the C ABI on two ranks: the same bits as the C++ class, memory requirements, and rejected calls.
 #include "c_layer.h"
 #include "c_layer_reference.h"
 
@@ -94,7 +94,7 @@ static void two_calls(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_implementation(layer, &text));
   CHECK(strncmp(text, begin, strlen(begin)) == 0);
 
-  // A layer that shares everything with another layer except the weights (it uses those of the other rank) outlives that layer.
+  // A layer that shares everything but the weights with another layer, and uses the other rank's weights, outlives that layer.
   sy_moe_layer* other = NULL;
   const int peer = 1 - rank;
   CHECK_FAILS(sy_moe_layer_with_weights(NULL, w13[peer], w2[peer], NULL, NULL, NULL, &other), kWrong, "layer is NULL");
@@ -139,7 +139,8 @@ static void drops(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_destroy(layer));
 }
 
-// The fused form: normal mode only, with tokens and returned rows in the heap. On the CPU its weights may be packed.
+// The fused form supports only normal mode and keeps tokens and returned rows in the heap. On the CPU, its weights may be
+// packed.
 static void fused_memory(sy_moe_layer_config config) {
   const sy_code unsupported = SY_UNSUPPORTED;
   const size_t rows = kTokens * (1 + kTopk) * kHidden * sizeof(uint16_t);
@@ -189,7 +190,7 @@ static void memory(int low_latency) {
   CHECK_FAILS(sy_moe_layer_heap_bytes(&config, kWorld, 0, &heap_bytes), kWrong, "MoeLayerConfig::num_experts = 0");
 }
 
-// A config rejected on one rank is an error on all ranks, and the group stays usable; an invalid struct is reported to the
+// A config rejected on one rank causes an error on all ranks, and the group stays usable; an invalid struct is reported to the
 // peers like a failed rank.
 static void refusals(int rank, sy_group* group) {
   sy_moe_layer_config config = make_config(0);

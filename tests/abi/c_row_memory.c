@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric memory for external allocators. Their functions have no state argument.
+// Symmetric memory for external allocators, whose functions take no state argument.
 #include <stdint.h>
 #include <string.h>
 

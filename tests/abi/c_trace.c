@@ -85,7 +85,7 @@ static void record(int rank, sy_group* group) {
   CHECK_OK(sy_trace_clock_error(trace, &error));
   CHECK(lost == 0 && error == 0);
 
-  // As bytes, to the other rank and back.
+  // Serializes the trace and merges the bytes into another trace.
   sy_bytes bytes = SY_BYTES_INIT;
   CHECK_OK(sy_trace_serialize(trace, rank, &bytes));
   CHECK_FAILS(sy_trace_merge(trace, bytes.data, bytes.size / 2), SY_INVALID_ARGUMENT, "");
@@ -99,7 +99,7 @@ static void record(int rank, sy_group* group) {
   CHECK(count_of(other, "dispatch", rank) == 0);
   CHECK_OK(sy_trace_destroy(other));
 
-  // A trace destroyed while it records stays valid as long as the group needs it.
+  // A trace destroyed while recording stays valid as long as the group needs it.
   CHECK_OK(sy_group_set_trace(group, trace));
   CHECK_OK(sy_trace_destroy(trace));
   dispatch(exchange);

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 PUBLIC_CXX = re.compile(r"^(vtable for |typeinfo for |typeinfo name for )?switchyard::(?!detail::)")
-# The demangled name of a template function begins with its result: "switchyard::DType switchyard::detail::f<...>(...)".
+# The demangled name of a template function begins with its return type: "switchyard::DType switchyard::detail::f<...>(...)".
 INNER_CXX = re.compile(r"^[^(]*?\sswitchyard::detail::\w+")
 EXCHANGE = "switchyard"
 INNER_HEADERS = ("keep_exception.hpp", "share_group.hpp")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""one_bool.py SOURCE_DIR: adding a bool to a struct of options changes three generated files, and a moved member is rejected.
-With the five files edited by hand, the addition touches eight: docs/design/0062-one-description-of-the-interface.md names
-them."""
+"""one_bool.py SOURCE_DIR: checks that adding a bool to an options struct changes three generated files and that a moved member
+is rejected. Together with the five files edited by hand, the addition touches eight, listed in
+docs/design/0062-one-description-of-the-interface.md."""
 import shutil
 import subprocess
 import sys

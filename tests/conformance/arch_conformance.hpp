@@ -20,7 +20,7 @@
 
 namespace switchyard::conformance {
 
-/// Memory of the arch between two guard zones. Begins `offset` bytes after a boundary of 256.
+/// Arch memory between two guard zones. Begins `offset` bytes after a 256-byte boundary.
 template <class A>
 class Guarded {
  public:
@@ -56,7 +56,8 @@ class Guarded {
   std::byte* base_ = nullptr;
 };
 
-/// Sizes that every arch supports: `bytes`, or the next lower multiple of 16 for an arch limited to those; 64 places, or 32.
+/// Sizes reduced to what the arch supports: for a reduced op set, bytes rounded down to a multiple of 16, and 32 places instead
+/// of 64.
 template <class A>
 constexpr size_t whole(size_t bytes) {
   return ArchDriver<A>::kWholeRowsOnly ? bytes / 16 * 16 : bytes;

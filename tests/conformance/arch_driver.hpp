@@ -42,13 +42,12 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   { D::allocate(bytes) } -> std::same_as<std::byte*>;  // accessible to host and arch, aligned to 256, freed by release
   D::release(static_cast<std::byte*>(nullptr));
   { D::kUnalignedElements } -> std::convertible_to<bool>;  // arithmetic ops accept rows that are not aligned to their elements
-  // Reduced op set, as in CudaInline. Rows that are copied, announced, summed over places or quantized to places begin at
-  // multiples of 16 bytes and have lengths that are multiples of 16 bytes; rows to quantize are bf16; such sums have no bias;
-  // there are at most 32 places, and lanes_union has 32 bits; locate does not report the distance past the end.
+  // Reduced op set, as in CudaInline. Rows that are copied, announced, summed over places or quantized to places have addresses
+  // and lengths that are multiples of 16 bytes. Rows to quantize are bf16, and sums over places have no bias. There are at most
+  // 32 places, and lanes_union has 32 bits. locate does not report the distance past the end.
   { D::kWholeRowsOnly } -> std::convertible_to<bool>;
 
-  // Implementations of the row ops that this machine can run, and selection of one of them for the following calls (empty: the
-  // default).
+  // Lists the row-op implementations that this machine can run, and selects one for subsequent calls (empty: the default).
   { D::variants() } -> std::same_as<std::vector<std::string>>;
   D::use_variant(std::string());
   { D::variant_in_use() } -> std::same_as<std::string>;
@@ -87,8 +86,8 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   // Both run StoreAndPublish; the second one may run it inline.
   { d.out_of_line(flag, value) } -> std::same_as<bool>;
   { d.out_of_line_if_cheap(flag, value) } -> std::same_as<bool>;
-  // A block of n warps runs n rounds: each warp writes its index and the round to its own word, block_sync, each warp adds up
-  // all words of the block, block_sync. Returns the sums by round and warp.
+  // A block of n warps runs n rounds. In each round, every warp writes its index and the round to its own word, calls
+  // block_sync, sums all words of the block, and calls block_sync again. Returns the sums by round and warp.
   { d.block_sums(n, n) } -> std::same_as<std::vector<uint64_t>>;
   { d.count_lanes(n) } -> std::same_as<std::vector<int>>;  // number of calls by for_lanes(n) for each of 0..n-1
   { d.lanes_where(std::vector<bool>()) } -> std::same_as<uint64_t>;

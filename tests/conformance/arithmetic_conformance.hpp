@@ -38,7 +38,7 @@ inline void fill_row(void* row, DType type, int64_t hidden, Content content, std
   }
 }
 
-/// Equal bits, or both are NaN.
+/// Whether the bits are equal or both values are NaN.
 inline ::testing::AssertionResult same_element(const void* got, const void* want, DType type, int64_t i) {
   const float a = reference_load(got, type, i);
   const float b = reference_load(want, type, i);
@@ -200,7 +200,7 @@ TYPED_TEST_P(ArchConformance, ReduceRoundsTiesToEven) {
   }
 }
 
-// Data for which a fused multiply-add, a double accumulator, or a different order of the rows changes the bits.
+// Data for which a fused multiply-add, a double accumulator, or a different row order changes the bits.
 TYPED_TEST_P(ArchConformance, ReduceAddsInOrderWithoutFusing) {
   constexpr int64_t kHidden = 4096;
   Reduction<TypeParam> work(DType::f32, kHidden, 5, 1, true, 0);
@@ -254,7 +254,7 @@ TYPED_TEST_P(ArchConformance, ReduceKeepsEveryPattern) {
         for (uint32_t code = 0; code < 65536; ++code) {
           uint16_t got;
           std::memcpy(&got, work.out.data() + code * 2, 2);
-          // A row is added to +0, so -0 becomes +0; a bias is the initial value of the sum.
+          // The sum starts at +0, so -0 becomes +0; with a bias, it starts at the bias.
           const uint32_t want = code == 0x8000u && !as_bias ? 0 : code;
           if (format.is_nan(code)) {
             ASSERT_TRUE(format.is_nan(got)) << type_name(type) << " " << code;
@@ -424,7 +424,7 @@ TYPED_TEST_P(ArchConformance, QuantizeMatchesTheReference) {
   }
 }
 
-// Groups of scale 1 (amax = 448) that contain every e4m3 value, every midpoint, and its f32 neighbors.
+// Groups with scale 1 (amax = 448) that contain every e4m3 value and every midpoint with its f32 neighbors.
 TYPED_TEST_P(ArchConformance, QuantizeRoundsTiesToEven) {
   std::vector<float> points;
   for (uint32_t code = 0; code < 0x7E; ++code) {

@@ -102,7 +102,7 @@ static sy_normal_config normal_config(sy_layout layout, int32_t alignment) {
   return c;
 }
 
-// Ordered by (expert, source, token), each expert's rows padded with zeros.
+// Ordered by (expert, source, token), with each expert's rows padded with zeros.
 static void check_expert_major(const Rank* me, const sy_dispatched_view* v) {
   sy_counts counts = SY_COUNTS_INIT;
   CHECK_OK(sy_handle_counts(v->handle, &counts));
@@ -161,7 +161,7 @@ static void normal(const Rank* me, sy_layout layout) {
   CHECK_OK(sy_group_barrier(me->group));
 }
 
-// The ledger of an expert-major dispatch; its rows serve as the experts' answers.
+// Ledger of an expert-major dispatch, whose rows serve as the experts' answers.
 static void ledger(const Rank* me) {
   const sy_normal_config by_expert = normal_config(SY_LAYOUT_EXPERT_MAJOR, 1);
   sy_ledger_config config = SY_LEDGER_CONFIG_INIT;

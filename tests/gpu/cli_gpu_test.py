@@ -52,7 +52,7 @@ class Demo(unittest.TestCase):
             self.assertGreater(rank["up_share"], 0, rank)
 
     def test_as_it_comes(self):
-        """Default sizes: plans of several blocks, and ranks that use their entire share of the GPU."""
+        """Default sizes: plans with several blocks, and ranks that use their entire share of the GPU."""
         with tempfile.TemporaryDirectory() as folder:
             code, out, err = run("demo", *ON, "--out", folder)
             self.assertEqual(code, 0, out + err)
@@ -90,7 +90,7 @@ class Verify(unittest.TestCase):
 
     @unittest.skipUnless(BACKEND == "cuda", "experts on the CPU compute in bf16")
     def test_layer_in_fp8(self):
-        """Partial blocks of scales in both dimensions; both kinds of scales, even if none is requested."""
+        """Tests partial scale blocks in both dimensions, and both kinds of scales, even if none is requested."""
         ragged = ["--mode", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "528", "--experts", "16", "--topk", "4",
                   "--intermediate", "144", "--dtype", "bf16"]
         self.expect_pass(*ON, *ragged, "--routing", "uniform,zipf,drops,duplicates,all_to_one", "--quantize", "f32,ue8m0")
@@ -183,7 +183,7 @@ class Bench(unittest.TestCase):
         self.measured(*self.NORMAL, "--processes")
 
     def launched(self, mode, folder):
-        """Starts two calls, each for one rank, like a launcher: returns (stdout, stderr) and status of each."""
+        """Starts one call for each of two ranks, as a launcher would, and returns (stdout, stderr) and the status of each."""
         calls = []
         for rank in range(2):
             own = {"SWITCHYARD_RANK": str(rank), "SWITCHYARD_WORLD_SIZE": "2", "SWITCHYARD_JOB_TOKEN": "any",

@@ -31,7 +31,8 @@ using switchyard::detail::Site;
 using switchyard::detail::site_name;
 
 constexpr std::chrono::milliseconds kDelay{100};
-/// A rank that is descheduled at that moment begins to wait later, at most by this time. Otherwise the call is repeated.
+/// A rank that is descheduled when the delay starts may begin to wait later, by at most this time. Otherwise the call is
+/// repeated.
 constexpr std::chrono::milliseconds kTolerance{20};
 constexpr int kMaxTrials = 20;
 
@@ -122,11 +123,11 @@ const std::set<Site> kNobodyWaits = {
 
 class LateSites : public testing::TestWithParam<LateSite> {};
 
-/// Milliseconds of the longest span of the late site that names the late rank, in the trace of `rank`.
+/// Duration in milliseconds of the longest span in the trace of `rank` at the late site that names the late rank.
 double longest_wait(const Trace& trace, const LateSite& c, int rank, int late) {
   double longest = 0;
   for (const auto& s : trace.slices())
-    // The bootstrap does not report for which rank a barrier waits.
+    // The bootstrap does not report which rank a barrier waits for.
     if (s.rank == rank && s.name == event_info(c.wait).name && (s.arg == late || c.site == Site::barrier))
       longest = std::max(longest, s.duration_us * 1e-3);
   return longest;

@@ -28,17 +28,17 @@ class BenchCase {
   virtual void fit(std::vector<BenchOptions>& points) = 0;
   /// Validates a fitted point before anything is measured. \throws UsageError, or the library's Error
   virtual void check(const BenchOptions& point) const = 0;
-  /// Title of the document that --json writes.
+  /// Title of the document written by --json.
   virtual std::string what() const = 0;
   virtual void print_head(const std::vector<BenchOptions>& points) const = 0;
-  /// Runs before the first point and after the last one.
+  /// begin() runs before the first point and end() after the last one.
   virtual void begin(Progress&, const BenchOptions&) {}
   virtual void end() {}
   /// Measures a point, stores its results, and returns a short summary. \throws RankError, Error, UsageError
   virtual std::string measure(const BenchOptions& point, Progress& progress) = 0;
-  /// The entry of a measured point in the runs of --json.
+  /// The entry for a measured point in the runs of --json.
   virtual nlohmann::json measured(const BenchOptions& point) = 0;
-  /// Adds all results to the document.
+  /// Adds all results to the JSON document.
   virtual void complete(nlohmann::json& document) const = 0;
   virtual void print() const = 0;
   virtual bool passed() const = 0;
@@ -51,14 +51,14 @@ std::unique_ptr<BenchCase> make_low_latency();
 std::unique_ptr<BenchCase> make_flat();
 std::unique_ptr<BenchCase> make_layer();
 
-/// A measured point: its options with all choices made, and the checks of its results.
+/// A measured point: its options, with all choices resolved, and the checks of its results.
 struct MeasuredPoint {
   BenchOptions options;
   std::vector<CheckResult> checks;
   bool passed() const { return all_passed(checks); }
 };
 
-/// Point handling shared by all cases. `Run` is a MeasuredPoint with its figures.
+/// Handling of points, shared by all cases. `Run` is a MeasuredPoint with figures.
 template <class Run>
 class BenchCaseOf : public BenchCase {
  public:
@@ -82,7 +82,7 @@ class BenchCaseOf : public BenchCase {
   /// The options of the first point.
   const BenchOptions& any() const { return runs_.front().options; }
   const char* tail() const { return measure::tail_name(any().iterations); }
-  /// Prints a note below the table that explains why it has no p99.
+  /// Prints a note below the table that explains why the table has no p99.
   void print_tail_of_table() const { print_tail(any()); }
   void print_failures() const {
     for (const Run& r : runs_)
@@ -93,33 +93,33 @@ class BenchCaseOf : public BenchCase {
   std::vector<Run> runs_;
 };
 
-/// The last cell of a table row.
+/// The last cell in a table row.
 inline std::string checked_cell(const MeasuredPoint& run) {
   if (!run.options.verify) return yellow("no");
   return run.passed() ? green("PASS") : red("FAIL");
 }
-/// Value for documents; null if nothing was checked.
+/// Value for the JSON document; null if nothing was checked.
 inline nlohmann::json verified_json(const MeasuredPoint& run) {
   return run.options.verify ? nlohmann::json(run.passed()) : nlohmann::json(nullptr);
 }
 inline std::string us(double seconds) { return fmt::format("{:.1f}", seconds * 1e6); }
 inline bool on_gpus(const BenchOptions& o) { return backend_named(o.backend) == Backend::cuda; }
-/// Name of the row type in tables: quantized rows travel as fp8.
+/// Name of the row type in tables; quantized rows travel as fp8.
 inline std::string rows_text(const BenchOptions& o) {
   return scales_named(o.quantize) == ScaleKind::none ? o.dtype : o.dtype + ">fp8";
 }
 
-/// Number of multiprocessors per call: a tuning may choose different numbers for dispatch and combine.
+/// Number of multiprocessors per call, or two numbers if a tuning chooses different ones for dispatch and combine.
 inline std::string sms_text(const BenchOptions& o) {
   return o.sms == o.combine_sms ? std::to_string(o.sms) : fmt::format("{}, {}", o.sms, o.combine_sms);
 }
 
-/// Values at `key` in all ranks' results.
+/// The values at `key` in the results of all ranks.
 std::vector<nlohmann::json> part_of(const std::vector<nlohmann::json>& ranks, const char* key);
 
-/// Measures the copy limit of this machine once (it does not depend on the point) and shows the progress.
+/// Measures this machine's copy limit once (it does not depend on the point) and shows progress.
 measure::CopyLimit copy_limit_of(Progress& progress, const BenchOptions& options, const measure::Machine& machine);
-/// Returns why the copy limit is not credible (a share of it is above 1), or "".
+/// Returns why the copy limit is not credible if `largest_share` of it exceeds 1, else "".
 std::string limit_note(double largest_share);
 
 }  // namespace switchyard::tool

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flat mode: the whole exchange with scaling experts, in one launch and in two.
+// Flat mode: the whole exchange with experts that scale their rows, in one launch and in two.
 #include <fmt/core.h>
 
 #include <cmath>
@@ -13,13 +13,13 @@ namespace {
 
 using nlohmann::json;
 
-/// The target on H200s over NVLink: 2 (t + 12 us), where t is the time to transfer the bytes that a rank writes to other ranks,
-/// in both directions, at this rate.
+/// The target on H200s over NVLink is 2 (t + 12 us), where t is the time to transfer, in both directions and at this rate, the
+/// bytes that a rank writes to other ranks.
 constexpr double kLinkBytesPerSecond = 353e9, kOverheadSeconds = 12e-6;
-/// Geometric mean of the five shapes on the contest's machine, 8 MI300X.
+/// Geometric mean over the five shapes on the contest's machine, 8 MI300X.
 constexpr double kPublishedSeconds = 292e-6;
 
-/// The contest draws T of each rank from [1, max - 1].
+/// The contest draws each rank's T from [1, max - 1].
 int64_t tokens_of(const BenchOptions& o, int rank) {
   if (!o.contest || o.tokens < 2) return o.tokens;
   const uint64_t bits = row_key(static_cast<uint64_t>(o.seed), 0, RowKind::token, static_cast<uint64_t>(rank), 0);
@@ -184,7 +184,7 @@ class FlatBench final : public LatencyCase<Run> {
   }
 
  private:
-  /// True if all shapes of the contest were measured.
+  /// True if all shapes from the contest were measured.
   bool has_mean() const { return any().contest && runs_.size() == contest_points(any()).size(); }
 
   double geometric_mean() const {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer: dispatch, expert products and combine in separate calls and, where the form is available, in one call
-// (MoeForm::fused).
+// A whole MoE layer: dispatch, expert products and combine in separate calls and, where the fused form is available, in one
+// call (MoeForm::fused).
 //
-// The rules are those of the mode that moves the rows: in normal mode, GPU calls are timed from event to event; in low-latency
-// mode, in replayed graphs. Before each timed call the L2 cache is filled with unrelated lines and all GPUs meet. The timed
-// sections are the whole layer with its calls enqueued back to back, each call on its own, and both products without the
-// exchange on the rows of the same routing; those products are the limit of the layer. Sections are timed in several turns, so
-// thermal throttling slows all of them alike.
+// The rules are those of the mode that moves the rows. In normal mode, GPU calls are timed from event to event; in low-latency
+// mode, they are timed in replayed graphs. Before each timed call, the L2 cache is filled with unrelated lines and all GPUs
+// meet. The timed sections are the whole layer with its calls enqueued back to back, each call on its own, and both products
+// without the exchange, on the rows of the same routing. These products are the limit for the layer. Sections are timed in
+// several turns so that thermal throttling slows all of them alike.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -40,8 +40,8 @@ constexpr Section kSections[] = {{"dispatch", [](LayerRank& r, CombineOrder) { r
                                  {"fused", [](LayerRank& r, CombineOrder) { r.fused(); }, Section::fuses}};
 constexpr int64_t kTurns = 4;
 
-/// Number of tokens per rank whose results are recomputed. The number of threads is the rank's share of the cores, at most
-/// kMaxThreads, because a thread holds an expert's weights in float32.
+/// Number of tokens per rank whose results are recomputed. The number of threads is the rank's share of the cores, but at most
+/// kMaxThreads, because each thread holds one expert's weights in float32.
 constexpr int64_t kCheckedTokens = 4;
 constexpr int kMaxThreads = 8;
 
@@ -98,7 +98,7 @@ std::unique_ptr<Clock> clock_of(const Point& p, Group& group) {
   return make_gpu_clock(group, &exchange_of(p.options) == &kNormal ? Timing::enqueued : Timing::replayed, {});
 }
 
-/// Collective. Work of the fused form's warps, recorded in a separate run from the timed calls.
+/// Collective. What the fused form's warps do, recorded in a run separate from the timed calls.
 json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDevice& device, int64_t max_sms) {
   constexpr int kCalls = 3;
   const TraceOptions options =
@@ -106,7 +106,7 @@ json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDe
   return layer_times_json(record_layers(group, device, options, kCalls, [&] { rank.fused(); }));
 }
 
-/// Keys of the two halves of the fused form. The halves are timed separately.
+/// JSON keys for the two halves of the fused form. The halves are timed separately.
 constexpr const char *kDispatchUp = "dispatch_up", *kDownCombine = "down_combine";
 
 /// Collective. The halves alternate, because neither can be repeated without the other.
@@ -181,7 +181,7 @@ struct Run : MeasuredPoint {
 
   double p50(const char* key) const { return times.at(key).p50; }
   bool in_parts() const { return times.count("up") > 0; }
-  /// TFLOP/s of a rank with the mean number of rows (one per route), for a section that multiplies each row by `matrices`
+  /// TFLOP/s on a rank with the mean number of rows (one per route), for a section that multiplies each row by `matrices`
   /// matrices of H x I.
   double tflops(const char* key, int matrices) const {
     const double rows = static_cast<double>(routes) / static_cast<double>(options.ranks);
@@ -357,7 +357,7 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
 
  private:
-  /// Fused form: times of its halves, compared with the products in each half.
+  /// Fused form: the times of its halves, compared with the products in each half.
   void print_halves() const {
     if (std::none_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.has_halves(); })) return;
     PointTable table(any(), {"ranks", "tokens", "experts", "sms"},
@@ -377,7 +377,7 @@ class LayerBench final : public BenchCaseOf<Run> {
     fmt::print("\n{}\n  The halves of the fused layer, each in one call; the first includes the plan.\n", table.text());
   }
 
-  /// Fused form: work of its warps. Shares are minima over ranks; times are maxima.
+  /// Fused form: what its warps do. Shares are minima over ranks; times are maxima.
   void print_fused_workers() const {
     if (std::all_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.fused_workers.empty(); })) return;
     PointTable table(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode: decode-sized exchanges, each call timed from entry to exit on the slowest rank.
+// Low-latency mode: decode-sized exchanges, where each call is timed from entry to exit on the slowest rank.
 #include <fmt/core.h>
 
 #include "bench/latency.hpp"
@@ -22,12 +22,12 @@ constexpr Section kSections[] = {
     {"both_per_rank", true, true, CombineOrder::per_rank},
 };
 
-/// Number of sections that are also timed as two halves with arithmetic between them.
+/// Number of sections that are also timed as two halves with computation between them.
 constexpr size_t kSplitSections = 3;
 
 std::vector<int64_t> tokens_of(const BenchOptions& o) { return std::vector<int64_t>(static_cast<size_t>(o.ranks), o.tokens); }
 
-/// Times the arithmetic by itself and between the halves of each kind of call.
+/// Times the computation by itself and between the halves of each kind of call.
 void time_split(const BenchOptions& o, Clock& clock, LowLatencyRank& rank, json& out) {
   const auto compute = [&] { clock.compute(static_cast<double>(o.compute)); };
   compute();  // the first call calibrates the amount of work
@@ -79,8 +79,8 @@ json run_rank(const LatencyPoint& p, Group& group) {
   return out;
 }
 
-/// `added`: seconds that a call adds to the arithmetic between its halves. `hidden`: fraction of the call's own time that the
-/// arithmetic hides.
+/// `added`: seconds that a call adds to the computation between its halves. `hidden`: fraction of the call's own time that is
+/// hidden by the computation.
 struct Overlap {
   double added, hidden;
 };
@@ -207,7 +207,7 @@ class LowLatencyBench final : public LatencyCase<Run> {
   }
 
  private:
-  /// With --compute: times of calls whose halves surround arithmetic.
+  /// With --compute: times of calls with computation between their halves.
   void print_overlap() const {
     if (any().compute == 0) return;
     PointTable table(

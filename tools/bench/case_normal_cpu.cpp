@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normal mode on the CPU.
 //
-// Rules: all ranks meet at a barrier before each call. The time of a call is from entry to exit on the slowest rank. Rows cycle
-// through several input sets and are combined only after all other sets have been dispatched, so no call finds its rows in a
-// cache. Results are checked bit by bit after the timed part.
+// Rules: all ranks meet at a barrier before each call. A call's time is measured from entry to exit on the slowest rank. Calls
+// cycle through several input sets, whose rows are combined only after all other sets have been dispatched, so no call finds
+// its rows in a cache. Results are checked bit by bit after the timed part.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ struct BenchRun : MeasuredPoint {
   size_t heap_bytes = 0;  ///< symmetric memory per rank
 };
 
-/// State common to all ranks.
+/// State shared by all ranks.
 struct Setup {
   BenchOptions options;
   int world = 1;
@@ -168,7 +168,7 @@ int64_t max_rows(const std::vector<Scenario>& scenarios, int world) {
   return max;
 }
 
-/// Pool for the outputs of all sets at once and the rows that a combine stages.
+/// Pool size for the outputs of all sets at once and for the rows staged by a combine.
 size_t pool_bytes(const Setup& setup, int64_t rows) {
   const size_t returned = returned_row_bytes(setup.options);
   const auto count = static_cast<size_t>(rows);
@@ -243,7 +243,7 @@ measure::ExchangeBytes bytes_of(const Setup& setup) {
 BenchOptions with_defaults(BenchOptions o, const measure::Machine& machine) {
   if (o.ranks == 0) o.ranks = default_ranks(machine);
   if (o.warps == 0) o.warps = default_warps(machine, o.ranks * o.blocks);
-  // Workers of thread ranks are created together: only a rank's own thread can be pinned.
+  // The workers of all thread ranks are created together, so only a rank's own thread can be pinned.
   const bool can_pin = o.processes || o.blocks * o.warps == 1;
   if (o.pin == "auto") o.pin = can_pin ? "cores" : "none";
   if (o.pin == "cores" && !can_pin) {
@@ -387,7 +387,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
   }
 
  private:
-  /// Times of dispatch plus combine: the sum of the slowest rank's time in each.
+  /// Times of dispatch plus combine: the sum of the slowest rank's times in the two.
   static measure::Times both_of(const std::vector<json>& ranks) {
     const auto slowest = [&](const char* key) {
       std::vector<std::vector<double>> all;
@@ -407,7 +407,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
           {max, share(r.bytes.dispatch_limit, r.dispatch.p50, gbs()), share(r.bytes.combine_limit, r.combine.p50, gbs())});
     return max;
   }
-  /// Applies to all points together; "" if no cache can hold their rows.
+  /// Applies to all points together; "" if their rows fit into no cache.
   std::string cache_note() const {
     const auto cache = static_cast<double>(machine_.llc_bytes);
     int64_t small = 0;

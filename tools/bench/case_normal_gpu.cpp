@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Normal mode on GPUs.
 //
-// Rules: before each measured call every GPU's L2 cache is filled with unrelated lines and all GPUs meet in a kernel. A time is
-// measured from CUDA event to CUDA event around the whole call (plan included) on the slowest rank. The limits are measured the
-// same way in the same run, with the same routing, bytes and number of multiprocessors; they include the meeting that confirms
-// the arrival of all rows. With several hosts the ranks' threads meet instead, traffic between hosts is counted, and there are
-// no limits, because bare kernels cannot reach other hosts.
+// Rules: before each measured call, every GPU's L2 cache is filled with unrelated lines and all GPUs meet in a kernel. Times
+// are measured with CUDA events around the whole call (plan included), on the slowest rank. The limits are measured in the same
+// way in the same run, with the same routing, bytes and number of multiprocessors. They include the meeting that confirms the
+// arrival of all rows. With several hosts, the ranks' threads meet instead, traffic between hosts is counted, and there are no
+// limits, because bare kernels cannot reach other hosts.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ using nlohmann::json;
 
 constexpr int64_t kMinPlans = 50;  ///< minimum number of timed launches of the plan
 
-/// State common to all ranks.
+/// State shared by all ranks.
 struct Setup {
   BenchOptions options;
   Scenario scenario;
@@ -37,7 +37,7 @@ struct Setup {
   ScaleKind quantize = ScaleKind::none;
   NormalConfig config;
 
-  /// True for per_host too: on one host it equals per_rank.
+  /// Also true for per_host, which equals per_rank on one host.
   bool per_route() const {
     return layout_named(options.layout) == Layout::expert_major && order_named(options.order) != CombineOrder::per_rank;
   }
@@ -128,7 +128,7 @@ class RankBench {
     (void)dispatch();
     out["remote_bytes"] = exchange_.last_call().remote_bytes;
     out["checks"] = encode_checks(checks);
-    // The plan as a separate launch in a replayed graph of a dispatch; the dispatch starts when the plan has ended.
+    // The plan as a separate launch in a replayed graph of a dispatch; the dispatch starts when the plan has finished.
     if (limits)
       out["plan_launch"] =
           clock_->time_first_kernel([&] { (void)dispatch(); }, o.warmup, std::max<int64_t>(o.iterations, kMinPlans));
@@ -218,7 +218,7 @@ struct CudaRun : MeasuredPoint {
   std::optional<RingSettings> ring;  ///< ring staging only
   measure::Times dispatch, cached, combine, plan;
   std::optional<measure::Times> plan_launch, push, pull;
-  /// Time that the plan and the exchange of counts add to a dispatch.
+  /// Time added to a dispatch by the plan and the exchange of counts.
   double over_cached() const { return dispatch.p50 - cached.p50; }
 };
 

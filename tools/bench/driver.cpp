@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-/// The cases of this verb for a mode.
+/// This verb's cases for a mode.
 struct BenchMode {
   const Mode& mode;
   std::unique_ptr<BenchCase> (*on_cpu)();
@@ -29,7 +29,7 @@ constexpr BenchMode kModes[] = {{kNormal, make_normal_on_cpu, make_normal_on_gpu
                                 {kFlat, make_flat, make_flat},
                                 {kLayer, make_layer, make_layer}};
 
-/// Content of --json without the runs.
+/// Contents of --json without the runs.
 json document_of(const std::string& what, const BenchOptions& any, const Stopped& stopped) {
   json document = {{"schema", "switchyard.bench/1"},
                    {"what", what},
@@ -43,7 +43,7 @@ json document_of(const std::string& what, const BenchOptions& any, const Stopped
   return document;
 }
 
-/// Writes --json and --html. Returns an exception instead of throwing it, so the figures are always printed.
+/// Writes --json and --html. Returns an exception instead of throwing it so that the figures are always printed.
 [[nodiscard]] std::exception_ptr write_results(const BenchOptions& options, const json& document) {
   try {
     if (!options.json_path.empty()) measure::write_json(options.json_path, document);
@@ -61,7 +61,7 @@ void print_written(const BenchOptions& options, const std::exception_ptr& proble
     if (!path.empty() && path != measure::kStandardOutput) fmt::print("  written to {}\n", path);
 }
 
-/// Handles a process that is one of several ranks of a launcher. Only the first rank prints.
+/// Handles a process that is one of several ranks started by a launcher. Only the first rank prints.
 void be_one_of(const Membership& me, BenchOptions& o) {
   const std::string started = fmt::format("the launcher started {} ranks", me.world);
   if (mode_named(o.mode).has_layouts && !on_gpus(o))

@@ -10,7 +10,7 @@
 
 namespace switchyard::tool {
 
-/// Traffic of one dispatch and one combine, summed over all ranks; means over the input sets. Zeros on one host.
+/// Traffic of one dispatch and one combine, summed over all ranks and averaged over the input sets. Zeros on one host.
 struct HostTraffic {
   int hosts = 1;
   double tokens = 0;    ///< (token, other host); each crosses once
@@ -23,7 +23,7 @@ struct HostTraffic {
 /// `host_of`: host of each rank. Byte counts are left at 0.
 HostTraffic crossings(const std::vector<Scenario>& scenarios, const std::vector<int>& host_of);
 nlohmann::json to_json(const HostTraffic& traffic);
-/// One line that compares the bytes with one row of `row_bytes` per (token, rank) and per route.
+/// One line that compares the bytes with those of sending one row of `row_bytes` per (token, rank) and per route.
 std::string hosts_line(const HostTraffic& traffic, double sent_row_bytes);
 
 }  // namespace switchyard::tool

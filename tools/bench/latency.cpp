@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Maximum number of bytes that the limits deliver to a rank.
+/// Maximum number of bytes delivered to a rank by the limits.
 size_t limit_bytes(const LatencyPoint& p) {
   size_t rows = 0;
   for (int r = 0; r < p.scenario.world; ++r) rows += static_cast<size_t>(p.scenario.tokens(r));

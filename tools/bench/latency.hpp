@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Code shared by the cases of decode-sized calls (low latency and flat) on the CPU and on GPUs.
+// Code shared by the cases with decode-sized calls (low latency and flat) on the CPU and on GPUs.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace switchyard::tool {
 
-/// A configuration: its options with experts and topk filled in, its scenario, and the config of its exchange.
+/// A configuration: its options (with experts and topk filled in), its scenario, and the config of its exchange.
 struct LatencyPoint {
   BenchOptions options;
   Scenario scenario;
@@ -20,21 +20,21 @@ struct LatencyPoint {
 };
 /// Creates the routes of `tokens[r]` tokens on each rank r.
 LatencyPoint latency_point(const BenchOptions& options, const std::vector<int64_t>& tokens);
-/// The group that measures a point.
+/// The group on which a point is measured.
 RankJob job_of(const LatencyPoint& point);
-/// Throws UsageError if the machine's memory cannot hold `rank_bytes` of inputs and outputs per rank.
+/// Throws UsageError if the machine's memory cannot hold `rank_bytes` of inputs and outputs for each rank.
 void check_latency_memory(const LatencyPoint& point, size_t rank_bytes, const measure::Machine& machine);
-/// Collective. The clock of a rank. On GPUs it also measures the limits for the point's rows.
+/// Collective. A rank's clock. On GPUs, it also measures the limits for the point's rows.
 std::unique_ptr<Clock> latency_clock(const LatencyPoint& point, Group& group);
 /// Symmetric memory per rank.
 size_t symmetric_bytes(const LatencyPoint& point);
 
-/// Resolves the options left on automatic. Returns the GPUs, or nothing on the CPU. \throws UsageError
+/// Resolves options left on automatic. Returns the GPUs, or nothing on the CPU. \throws UsageError
 std::optional<UsedGpus> fit_points(std::vector<BenchOptions>& points, const measure::Machine& machine);
-/// Maximum "remote_bytes" in the results of all ranks.
+/// Maximum of "remote_bytes" in the results of all ranks.
 double max_remote_bytes(const std::vector<nlohmann::json>& ranks);
 
-/// A measured point of decode-sized calls.
+/// A measured point with decode-sized calls.
 struct LatencyRun : MeasuredPoint {
   LatencyPoint point;
   double remote_bytes = 0;  ///< maximum that a rank writes

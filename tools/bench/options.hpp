@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One measured or traced configuration: its options, and the scenario and configs derived from them.
+// A single measured or traced configuration: its options, and the scenario and configs derived from them.
 #pragma once
 
 #include <cstdint>
@@ -61,25 +61,25 @@ struct BenchOptions {
   int64_t limit_ms = 1500;  ///< CPU, normal: duration of one measurement of the copy limit
 };
 
-/// The mode that moves rows: that of the configuration, or --exchange for a layer.
+/// The mode that moves rows: the configuration's mode or, for a layer, --exchange.
 const Mode& exchange_of(const BenchOptions& o);
 RoutingSource routing_source(const BenchOptions& o);
-/// The scenario of a configuration without its routes.
+/// A configuration's scenario without its routes.
 Scenario shape_of(const BenchOptions& o, const RoutingSource& source);
 NormalConfig normal_config(const BenchOptions& o, const Scenario& s);
-/// `s` must have its routes.
+/// The routes of `s` must be set.
 LowLatencyConfig low_latency_config(const BenchOptions& o, const Scenario& s);
-/// Scales of the rows in flight: created by --quantize, or part of fp8 input rows.
+/// Scales of the rows in flight: created by --quantize or included with fp8 input rows.
 ScaleKind sent_scales(const BenchOptions& o);
-/// Bytes of a row on its way to the experts, scales included.
+/// Bytes per row on the way to the experts, scales included.
 size_t sent_row_bytes(const BenchOptions& o);
-/// Bytes of a row on its way back.
+/// Bytes per row on the way back.
 size_t returned_row_bytes(const BenchOptions& o);
 
-/// Throws UsageError for options that exclude each other in the configuration's mode.
+/// Throws UsageError for options that are mutually exclusive in the configuration's mode.
 void check_words(const BenchOptions& o);
-/// CUDA: sets the numbers of multiprocessors that were left on automatic, at most `max`: the tuned value for this GPU and
-/// shape, else the library's default.
+/// CUDA: sets each number of multiprocessors that was left on automatic to the tuned value for this GPU and shape or else to
+/// the library's default, but at most `max`.
 void choose_sms(BenchOptions& o, const std::string& gpu, int64_t max);
 
 }  // namespace switchyard::tool

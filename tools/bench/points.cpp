@@ -37,7 +37,7 @@ constexpr Axis kAxes[] = {
     {"late-us", &BenchOptions::late_us, 0, kMaxLateUs},
 };
 
-/// A sweepable option whose value is a word. With an empty `allowed` it is validated like the flag.
+/// A sweepable option whose value is a word. If `allowed` is empty, it is validated like the flag.
 struct WordAxis {
   const char* name;
   std::string BenchOptions::*target;
@@ -107,7 +107,7 @@ std::vector<std::string> parse_words(const WordAxis& axis, const std::string& te
   return words;
 }
 
-/// Replaces every point by one point per value of `sweep`, "NAME=N,N,...".
+/// Replaces every point with one point per value of `sweep`, "NAME=N,N,...".
 void vary(std::vector<BenchOptions>& points, const std::string& sweep) {
   const size_t equals = sweep.find('=');
   const std::string name = sweep.substr(0, equals);
@@ -136,8 +136,7 @@ void vary(std::vector<BenchOptions>& points, const std::string& sweep) {
   points = std::move(next);
 }
 
-/// Applicability of a flag: whether it has an effect here, the given option that prevents the effect, and where the flag
-/// belongs instead.
+/// Whether a flag has an effect here, which given option prevents the effect, and where the flag belongs instead.
 struct Place {
   bool here;
   std::string given, why;
@@ -168,7 +167,7 @@ Places places_of(const BenchOptions& o) {
   };
 }
 
-/// Throws for flags and sweeps that have no effect in this mode on this backend.
+/// Throws on flags and sweeps that have no effect in this mode on this backend.
 void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>& swept) {
   const BenchOptions defaults;
   const auto [gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, scaled, ring, shape] = places_of(o);

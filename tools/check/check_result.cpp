@@ -15,7 +15,7 @@ CheckResult decode_check(const json& one) {
   return {one[0].get<std::string>(), one[1].get<bool>(), one[2].get<std::string>(), one[3].get<int64_t>(), one[4].get<bool>()};
 }
 
-/// Merges one rank's outcome into that of all ranks.
+/// Merges one rank's outcome into the combined outcome of all ranks.
 void add(CheckResult& all, const CheckResult& one, size_t rank) {
   all.compared += one.compared;
   if (one.skipped && all.passed) {

@@ -12,7 +12,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// The bytes that a row must have after its dispatch.
+/// The bytes required of a row after its dispatch.
 class ExpectedRow {
  public:
   ExpectedRow(const Scenario& s, const SentRows& sent)
@@ -120,7 +120,7 @@ void compare_dropped(Comparison& c, const Dispatched& d, const std::vector<uint8
     c.equal(d.tokens_per_expert[e], expected.tokens_per_expert[e], "tokens_per_expert", static_cast<int64_t>(e));
 }
 
-/// Fails unless `got` and `expected` have the same size and content.
+/// Fails unless `got` and `expected` have the same size and contents.
 template <class Got, class Expected>
 void compare_table(Comparison& c, const Got& got, const std::vector<Expected>& expected, const char* what) {
   if (got.size() != expected.size())

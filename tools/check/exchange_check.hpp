@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collective checks of one exchange against the oracle. Every rank of a group runs them.
+// Collective checks that compare one exchange with the oracle. They run on every rank of a group.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace switchyard::tool {
 
-/// Collects differences: stores the first and counts comparisons.
+/// Collects differences: keeps the first one and counts comparisons.
 class Comparison {
  public:
   explicit Comparison(std::string name) { result_.name = std::move(name); }
@@ -48,14 +48,15 @@ struct SentRows {
   uint64_t set = 0;
 };
 
-/// Checks all results of a dispatch: number, order, bytes, metadata. `capacity` < 0: no capacity.
+/// Checks all results of a dispatch: row counts, order, bytes and metadata. A negative `capacity` means no capacity.
 CheckResult check_dispatched(const std::string& name, const Scenario& s, int rank, const Dispatched& d, const SentRows& sent,
                              bool with_metadata, int64_t capacity = -1);
 /// `out` is [T, H] of type `c.type`.
 CheckResult check_combined(const std::string& name, const Scenario& s, int rank, const void* out, const CombineCase& c);
-/// Writes the experts' outputs for the rows of a dispatch. Padding rows get a NaN pattern, so reading them becomes visible.
+/// Writes the experts' outputs for the rows of a dispatch. Padding rows are filled with a NaN pattern, so any use of them
+/// becomes visible.
 void fill_outputs(const Scenario& s, int rank, uint64_t set, int64_t rows, DType type, void* y);
-/// The handle's other tables and the layout query.
+/// The other tables of the handle, and the layout query.
 CheckResult check_layout_query(const Scenario& s, int rank);
 CheckResult check_matrices(const Scenario& s, int rank, const Handle& handle, int num_channels);
 CheckResult check_ledger(const Scenario& s, int rank, const Handle& handle);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that a routing moves, for the limits of a benchmark.
+// The rows moved by a routing, for a benchmark's limits.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct PlannedMoves {
 };
 PlannedMoves plan_moves(const Scenario& s);
 
-/// One row per route, at its position in the expert-major rows of its rank; ranks ascend within each token.
+/// One row per route, at its position among the expert-major rows of its rank; ranks are in ascending order within each token.
 struct PlannedRoutes {
   std::vector<measure::RowMoves> moves;  ///< by rank
   int64_t max_rows = 0;                  ///< maximum of a rank, padding included

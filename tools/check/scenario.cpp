@@ -15,7 +15,7 @@ std::string code_text(const void* row, DType type, int64_t c) {
   return fmt::format("{:g} (0x{:0{}x})", oracle::load(type, row, c), bits, 2 * dtype_bytes(type));
 }
 
-/// The token's first choice that names the same expert as choice k.
+/// The first of the token's choices that names the same expert as choice k.
 int first_with_expert(const Scenario& s, int source, int64_t token, int k) {
   int first = 0;
   while (s.id(source, token, first) != s.id(source, token, k)) ++first;
@@ -65,7 +65,7 @@ ExpectedSums::ExpectedSums(const Scenario& s, const CombineCase& c, int rank)
   for (int b = 0; b < c.num_bias; ++b) bias_[b].resize(row_bytes_);
 }
 
-/// Adds the row that rank `dest` returns for choice k of the token; k = -1: rank-major.
+/// Adds the row that rank `dest` returns for choice k of the token; k = -1 means rank-major.
 void ExpectedSums::add_term(int dest, int64_t token, int k) {
   std::vector<std::byte>& row = rows_[terms_.size()];
   const auto source = static_cast<uint64_t>(rank_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A global description of an exchange with closed-form rows: the input of the oracle, and the rows of the expected sums.
+// A global description of an exchange with closed-form rows: the oracle's input, and the rows of the expected sums.
 #pragma once
 
 #include <cstdint>
@@ -37,11 +37,12 @@ struct Scenario {
   bool weighted() const { return !routing.empty() && !routing[0].topk_weights.empty(); }
   int64_t tokens(int rank) const { return routing[static_cast<size_t>(rank)].num_tokens; }
 
-  /// The exchange as input of the oracle. `capacity` applies to every rank, and rows beyond it are dropped; < 0: no capacity.
+  /// The exchange as the oracle's input. `capacity` applies to every rank, and rows beyond it are dropped; a negative value
+  /// means no capacity.
   oracle::Problem problem(int64_t capacity = -1) const;
 };
 
-/// Key of an expert output: by (rank, source, token), or for expert-major rows by (expert, source, token, k).
+/// Key of an expert output: (rank, source, token) or, for expert-major rows, (expert, source, token, k).
 uint64_t output_key(const Scenario& s, uint64_t set, int dest, const oracle::Origin& origin);
 
 /// Parameters of a combine.
@@ -63,7 +64,7 @@ class ExpectedSums {
  public:
   /// `s` must outlive this object.
   ExpectedSums(const Scenario& s, const CombineCase& c, int rank);
-  /// Writes the sum of one token of the rank.
+  /// Writes the sum for one of the rank's tokens.
   void make(int64_t token, void* out);
 
  private:
@@ -81,7 +82,7 @@ class ExpectedSums {
   std::vector<oracle::Term> terms_;
 };
 
-/// "" if the rows are equal bit by bit (any NaN equals any NaN), else "column 17: 1.5 (0x3fc0), expected 2 (0x4000)".
+/// "" if the rows are identical bit by bit (any NaN equals any other), else "column 17: 1.5 (0x3fc0), expected 2 (0x4000)".
 std::string row_difference(const void* got, const void* expected, DType type, int64_t hidden);
 
 }  // namespace switchyard::tool

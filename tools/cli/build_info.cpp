@@ -9,7 +9,7 @@
 
 #include "switchyard/version.h"
 
-// CMake sets these; the defaults serve manual builds.
+// CMake sets these; the defaults are for manual builds.
 #ifndef SWITCHYARD_COMMIT
 #define SWITCHYARD_COMMIT "unknown"
 #endif

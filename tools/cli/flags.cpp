@@ -10,7 +10,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// A field of the library's configs and options, and the flag that sets it. -M, -K, --pes and --experts-per-pe belong to
+/// A field in the library's configs and options, and the flag that sets it. -M, -K, --pes and --experts-per-pe belong to
 /// `verify ledger`.
 struct FieldFlag {
   std::string_view field;
@@ -40,7 +40,7 @@ bool contains(const std::vector<std::string>& all, const std::string& one) {
   return std::find(all.begin(), all.end(), one) != all.end();
 }
 
-/// Translates "NormalConfig::hidden" to one of the flags, or returns it unchanged.
+/// Translates "NormalConfig::hidden" into the corresponding flag, or returns it unchanged if there is none.
 std::string as_flag(std::string_view field, const std::vector<std::string>& flags) {
   const size_t colons = field.rfind("::");
   const std::string_view member = colons == std::string_view::npos ? field : field.substr(colons + 2);

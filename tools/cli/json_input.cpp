@@ -18,7 +18,8 @@ namespace {
 
 using nlohmann::json;
 
-/// A parser message without its tag. It is printable, on one line and of limited length, because a file may contain any bytes.
+/// A message from the parser, without its tag. It is printable, on one line and of limited length, because a file may contain
+/// any bytes.
 std::string readable(std::string what) {
   const size_t tag = what.find("[json.exception"), end = what.find("] ", tag);
   if (tag != std::string::npos && end != std::string::npos) what.erase(tag, end + 2 - tag);

@@ -7,7 +7,8 @@
 
 namespace switchyard::tool {
 
-/// A file named on the command line: its flag or argument, its path, and a description of the expected content for errors.
+/// A file named on the command line: its flag or argument, its path, and, for error messages, a description of the expected
+/// contents.
 struct InputFile {
   std::string flag, path, allowed;
 };

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kHelpWidth = 72;  // width of the description column
 
-/// Factor of a size suffix; 0 if unknown.
+/// Factor for a size suffix; 0 if the suffix is unknown.
 int64_t suffix_factor(std::string suffix) {
   suffix = canonical(suffix);
   if (suffix.empty()) return 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of the verbs, with checked values and clear errors. Verbs include this header instead of the parser's, which takes
+// The verbs' options, with validated values and clear errors. Verbs include this header instead of the parser's, which takes
 // seconds to compile.
 #pragma once
 
@@ -27,41 +27,41 @@ std::string parse_choice(const std::string& flag, const std::string& text, const
 std::vector<std::string> parse_choices(const std::string& flag, const std::string& text,
                                        const std::vector<std::string>& allowed);
 
-/// Adds checked options to a verb. Targets must outlive the parse; the help shows their current values as defaults.
+/// Adds validated options to a verb. Targets must outlive parsing; the help shows their current values as defaults.
 class Options {
  public:
   explicit Options(CLI::App& app) : app_(&app) {}
   void group(const std::string& name) { group_ = name; }
   void integer(const std::string& flag, int64_t& target, int64_t min, int64_t max, const std::string& help);
-  /// 0 in `target` means "chosen automatically". The help shows it as auto; the flag accepts auto and 0.
+  /// 0 in `target` means "chosen automatically". The help shows it as auto; the flag accepts both auto and 0.
   void automatic(const std::string& flag, int64_t& target, int64_t min, int64_t max, const std::string& help);
   void integers(const std::string& flag, std::vector<int64_t>& target, int64_t min, int64_t max, const std::string& help);
   void choice(const std::string& flag, std::string& target, const std::vector<std::string>& allowed, const std::string& help);
   void choices(const std::string& flag, std::vector<std::string>& target, const std::vector<std::string>& allowed,
                const std::string& help);
   void text(const std::string& flag, std::string& target, const std::string& type_name, const std::string& help);
-  /// A path, not empty; folder(): the path of a folder.
+  /// A path, which must not be empty; folder(): the path of a folder.
   void folder(const std::string& flag, std::string& target, const std::string& help);
   void file(const std::string& flag, std::string& target, const std::string& help);
   /// A required path without a flag.
   void argument(const std::string& name, std::string& target, const std::string& help);
-  /// May be repeated; with `split_commas` each use also accepts several comma-separated values.
+  /// May be repeated; with `split_commas`, each occurrence also accepts several comma-separated values.
   void texts(const std::string& flag, std::vector<std::string>& target, const std::string& type_name, bool split_commas,
              const std::string& help);
   void toggle(const std::string& flag, bool& target, const std::string& help);
   /// A toggle that sets `target` to false.
   void toggle_off(const std::string& flag, bool& target, const std::string& help);
-  /// --json of a verb that prints either text or JSON on standard output: a toggle that also accepts "-", for consistency with
+  /// --json for a verb that prints either text or JSON to standard output: a toggle that also accepts "-", for consistency with
   /// verbs whose --json names a file.
   void json_output(bool& target, const std::string& help);
-  /// Text below the options in the help.
+  /// Text below the options in the help output.
   void footer(const std::string& text);
 
-  /// A subcommand of this verb, like `ledger` in `verify ledger`.
+  /// A subcommand of this verb, such as `ledger` in `verify ledger`.
   Options verb(const std::string& name, const std::string& help);
-  /// `act` is called when this verb is on the command line, after its options have been parsed.
+  /// `act` is called after the options have been parsed if this verb is on the command line.
   void on_selected(std::function<void()> act);
-  /// For use in on_selected: whether an option is on the command line, and the names of all given options.
+  /// For use in on_selected: whether an option is on the command line, and the names of all options given there.
   bool has(const std::string& flag) const;
   std::vector<std::string> given() const;
 

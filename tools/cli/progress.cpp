@@ -27,7 +27,7 @@ size_t terminal_columns() {
   return 80;
 }
 
-/// The process with an unfinished line, or 0: forked ranks inherit this handler.
+/// The process with an unfinished line, or 0; needed because forked ranks inherit this handler.
 std::atomic<pid_t> drawing{0};
 static_assert(std::atomic<pid_t>::is_always_lock_free);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Progress of long-running work: a bar redrawn in place on a terminal, one line per stage elsewhere.
+// Progress of long-running work: on a terminal, a bar redrawn in place; elsewhere, one line per stage.
 #pragma once
 
 #include <chrono>
@@ -9,14 +9,14 @@
 
 namespace switchyard::tool {
 
-/// Text of a stage in fewer than `columns` columns. The bar shrinks to make room for the note, but does not vanish. `total` 0:
+/// A stage's text in fewer than `columns` columns. The bar shrinks to make room for the note but does not disappear. `total` 0:
 /// no bar. The title is padded to `title_width`.
 inline constexpr size_t kTitleWidth = 30;
 std::string progress_line(const std::string& title, int64_t done, int64_t total, double seconds, const std::string& note,
                           size_t columns, size_t title_width = kTitleWidth);
 
-/// Thread-safe. Writes to stderr, so stdout carries only results. If a signal ends the program while a line is being drawn,
-/// that line is terminated first.
+/// Thread-safe. Writes to stderr so that stdout contains only results. If a signal ends the program while a line is being
+/// drawn, the line is terminated first.
 class Progress {
  public:
   /// With `quiet`, writes nothing.
@@ -24,16 +24,16 @@ class Progress {
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
-  /// Disables the output of all objects from now on.
+  /// Disables all output by objects of this class from now on.
   static void silence();
 
-  /// Pads the titles of all later stages to the longest of these, so columns align.
+  /// Pads the titles of all later stages to the width of the longest of these so that columns align.
   void align(const std::vector<std::string>& titles);
   /// Ends the previous stage, if any. `total` 0: unknown.
   void stage(const std::string& title, int64_t total = 0);
-  /// `done` of the stage's total; `note` follows the bar.
+  /// `done` out of the stage's total; `note` follows the bar.
   void update(int64_t done, const std::string& note = "");
-  /// Ends the stage; its line stays, with `result`.
+  /// Ends the stage; its line stays, followed by `result`.
   void finish(const std::string& result = "");
 
  private:

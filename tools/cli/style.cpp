@@ -16,7 +16,7 @@ std::string coloured(const char* code, const std::string& text) {
   return colour_on() ? fmt::format("\033[{}m{}\033[0m", code, text) : text;
 }
 
-/// Width in terminal columns: escape sequences and UTF-8 continuation bytes occupy none.
+/// Width in terminal columns; escape sequences and UTF-8 continuation bytes occupy none.
 size_t visible_width(const std::string& text) {
   size_t width = 0;
   for (size_t i = 0; i < text.size(); ++i) {

@@ -24,7 +24,8 @@ std::string grouped(int64_t value);
 /// "1 step", "4 steps".
 std::string counted(int64_t n, const std::string& noun);
 
-/// Left-aligned first columns, right-aligned numbers (cells that start with a digit or sign). Color codes have no width.
+/// The first columns are left-aligned, and numbers (cells that start with a digit or sign) are right-aligned. Color codes take
+/// up no width.
 class Table {
  public:
   explicit Table(std::vector<std::string> header) : header_(std::move(header)) {}

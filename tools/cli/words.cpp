@@ -10,7 +10,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// Edit distance with insertions, deletions, substitutions and swaps of neighbors, each at cost 1.
+/// Edit distance with insertions, deletions, substitutions and swaps of neighbors, each at a cost of 1.
 size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words in messages: suggestions, lists, and lines of limited width.
+// Word-related helpers for messages: suggestions, lists, and lines of limited width.
 #pragma once
 
 #include <string>
@@ -7,9 +7,10 @@
 
 namespace switchyard::tool {
 
-/// `text` in lower case with '_' replaced by '-': the form in which command line words are compared.
+/// `text` in lower case with '_' replaced by '-', the form in which command-line words are compared.
 std::string canonical(std::string text);
-/// The candidate with the smallest edit distance (transpositions count once), if it is close enough to be a typo; else "".
+/// The candidate with the smallest edit distance (a transposition counts as one edit) if it is close enough to be a typo, else
+/// "".
 std::string closest(const std::string& text, const std::vector<std::string>& candidates);
 /// " Did you mean '--ranks'?" or "". Also translates "gpu" and flags that have a different name in other verbs.
 std::string did_you_mean(const std::string& text, const std::vector<std::string>& candidates);

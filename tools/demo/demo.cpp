@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// Sizes by number of cores, smallest first.
+/// Sizes by minimum number of cores, smallest first.
 struct Size {
   int min_cores;
   int64_t hidden, intermediate, tokens;
@@ -31,7 +31,7 @@ struct Size {
 constexpr Size kSizes[] = {{1, 256, 64, 128},   {1, 512, 128, 256},    {2, 1024, 256, 256},
                            {8, 2048, 512, 256}, {24, 4096, 1024, 512}, {64, 7168, 2048, 512}};
 
-/// Memory of the whole demo: packed weights on all ranks, rows, and the data of the reference.
+/// Memory for the whole demo: packed weights on all ranks, rows, and the reference's data.
 double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk) {
   const auto h = static_cast<double>(s.hidden);
   const double weights = static_cast<double>(experts) * 3 * h * static_cast<double>(s.intermediate) * 2;
@@ -40,8 +40,9 @@ double bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk)
   return weights * 1.1 + rows + program;
 }
 
-/// Memory of all GPUs: weights and, on each rank, space for any possible routing (received rows, returned rows, and the rows
-/// between the experts' two products). The fused form needs the same again, plus its tokens and returned rows.
+/// Memory on all GPUs: weights and, on each rank, space for any possible routing (received rows, returned rows, and the rows
+/// between the two products of the experts). The fused form needs the same amount again, plus space for its tokens and returned
+/// rows.
 double gpu_bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t topk) {
   const auto h = static_cast<double>(s.hidden), width = static_cast<double>(s.intermediate);
   const double rows = static_cast<double>(ranks * s.tokens * topk) + static_cast<double>(experts);
@@ -50,7 +51,8 @@ double gpu_bytes_needed(const Size& s, int64_t ranks, int64_t experts, int64_t t
          static_cast<double>(ranks) * (2 * rows * (2 * h + width) * 2 + inbox + (64 << 20));
 }
 
-/// Whether a group of all GPUs is expected to work: driver, kernel architecture, and peer access between every pair.
+/// Whether a group of all GPUs is expected to work, judged by the driver, the kernel architecture, and peer access between
+/// every pair.
 bool fits(const GpuProbe& probe) {
   const auto hopper = [](const Gpu& g) { return g.compute_major == 9; };
   bool ok =

@@ -46,7 +46,7 @@ struct DemoOptions {
 /// backend cuda, also at most half of the GPUs' memory. \throws UsageError if requested sizes do not fit
 DemoOptions fit_to_machine(const DemoOptions& options, const measure::Machine& machine, const GpuProbe& probe, int experts);
 
-/// All data that a rank needs, equal on all ranks.
+/// All data needed by a rank, identical on all ranks.
 struct DemoPlan {
   DemoOptions options;
   std::shared_ptr<const RoutingSource> source;
@@ -58,18 +58,18 @@ struct DemoPlan {
   std::string why_not_fused;                  ///< on GPUs: the library's reason if it does not
   bool on_gpus() const { return backend_named(options.backend) == Backend::cuda; }
   bool gated() const { return source->is_gate(); }
-  /// Order of combine's sum: that of the fused form if it runs, because the results are compared bitwise with the separate
-  /// calls.
+  /// Order of combine's sum: that of the fused form if it runs, because its results are compared bit by bit with those of the
+  /// separate calls.
   CombineOrder order() const { return fused ? CombineOrder::per_route : CombineOrder::per_rank; }
 };
 DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const RoutingSource> source, const GpuProbe& probe = {});
 
-/// Seconds of one step on one rank. On a GPU each lasts until the enqueued work has ended.
+/// Seconds for one step on one rank. On a GPU, each measurement lasts until the enqueued work has finished.
 struct StepTimes {
   double gate = 0, dispatch = 0, expert = 0, combine = 0;
   double fused = 0;  ///< the whole layer in one call
 };
-/// Results of one step on one rank.
+/// Results from one step on one rank.
 struct StepResult {
   StepTimes times;
   Routing routing;
@@ -87,9 +87,9 @@ struct DemoOutcome {
   size_t heap_bytes = 0;
   double seconds = 0;  ///< from the start of the ranks to the end of the last step
 };
-/// Starts the ranks, runs all steps and the exact checks of the exchange.
+/// Starts the ranks, and runs all steps and the exact checks of the exchange.
 DemoOutcome run_demo_ranks(const DemoPlan& plan, Progress& progress);
-/// Maximum relative error over all tokens against the single-rank reference, by step.
+/// Maximum relative error over all tokens, compared with the single-rank reference, for each step.
 std::vector<double> compare_with_reference(const DemoPlan& plan, const DemoOutcome& outcome, int threads, Progress& progress);
 
 /// All data for the report.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of the demo: gate, dispatch, experts and combine; on Hopper GPUs also the same layer in one call; and the exact
+// One rank of the demo: gate, dispatch, experts and combine; on Hopper GPUs, the same layer in one call as well; and exact
 // checks of both.
 #include <fmt/core.h>
 
@@ -33,7 +33,7 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
-/// On GPUs traces one warp in each of a few blocks: all others do the same work, and a page cannot show more.
+/// On GPUs, one warp in each of a few blocks is traced: all others do the same work, and a page has no room for more.
 TraceOptions trace_options(const DemoPlan& plan) {
   TraceOptions t;
   t.num_blocks = plan.on_gpus() ? 8 : static_cast<int>(plan.options.blocks);
@@ -54,14 +54,14 @@ NormalConfig config_of(const DemoPlan& plan) {
   c.staging = staging_named(o.staging);
   if (c.staging == Staging::ring) return c;
   if (plan.on_gpus()) return c;  // sizes are worst-case there, as in the default pool
-  // Received rows, expert outputs and the combine's partial sums, each with its metadata.
+  // Received rows, expert outputs, and the partial sums of the combine, each with its metadata.
   const auto row = static_cast<size_t>(o.hidden) * 2;
   const size_t records = at(o.ranks * o.tokens);
   c.pool_bytes = 2 * at(plan.max_rows) * row + records * (row + 16 * at(plan.shape.topk)) + (size_t{1} << 20);
   return c;
 }
 
-/// The same layer in fused form.
+/// The same layer in its fused form.
 MoeLayerConfig fused_config_of(const DemoPlan& plan) {
   MoeLayerConfig c;
   c.hidden = plan.options.hidden;
@@ -74,7 +74,7 @@ MoeLayerConfig fused_config_of(const DemoPlan& plan) {
   return c;
 }
 
-/// Gate weights in closed form, scaled such that logits have about unit variance.
+/// Closed-form gate weights, scaled so that the logits have approximately unit variance.
 RowArray gate_weights(const DemoPlan& plan) {
   RowArray w(plan.shape.experts, plan.options.hidden, DType::f32);
   const float scale = 1.0f / std::sqrt(static_cast<float>(plan.options.hidden));
@@ -181,7 +181,8 @@ class DemoRank {
     return result_of_step;
   }
 
-  /// Seconds of the layer in one call. Its bits must equal those of the separate calls. The last step is also recorded.
+  /// Seconds for the layer in one call. Its output must be identical, bit by bit, to that of the separate calls. The last step
+  /// is also recorded.
   double fused_step(int64_t step, const Inputs& in, const std::vector<uint8_t>& separate, std::vector<CheckResult>& checks) {
     const auto forward = [&] { fused_->forward(in.x.data, in.ids, in.weights, in.out, {.stream = device_.stream()}); };
     device_.fill(in.out, 0xFF, separate.size());
@@ -201,7 +202,7 @@ class DemoRank {
     return seconds;
   }
 
-  /// Creates this rank's experts; on a GPU their weights are in device memory.
+  /// Creates this rank's experts; on a GPU, their weights are in device memory.
   ExpertMlp make_experts() {
     const ExpertShape shape{plan_.options.hidden, plan_.options.intermediate, count_};
     if (device_.on_host()) return {shape, weights_.source(first_)};
@@ -241,7 +242,7 @@ class DemoRank {
     return o;
   }
 
-  /// Seconds of one part of a step; on a GPU, until the enqueued work has ended.
+  /// Seconds for one part of a step; on a GPU, until the enqueued work has finished.
   template <class F>
   double time_until_done(F&& part) {
     const Clock::time_point begin = Clock::now();
@@ -249,13 +250,13 @@ class DemoRank {
     device_.wait();
     return seconds_between(begin, Clock::now());
   }
-  /// Times a part that is not traced otherwise and records a span for it.
+  /// Times a part that is not otherwise traced, and records a span for it.
   template <class F>
   double timed(const char* name, const char* unit, int64_t count, F&& part) {
     const Trace::Span span(&trace_, rank_, trace_.event(name, unit), count);
     return time_until_done(part);
   }
-  /// Ranks of one process may share a GPU: no rank may copy while another rank's kernel waits for that rank's call.
+  /// Ranks in one process may share a GPU, so no rank may copy while another rank's kernel waits for that rank's call.
   void meet() {
     if (device_.on_host()) return;
     device_.wait();
@@ -277,7 +278,7 @@ class DemoRank {
     return rows;
   }
 
-  /// `d` and `out` (the combine of its rows) are in host memory.
+  /// `d` and `out` (the result of combining its rows) are in host memory.
   void add_checks(int64_t step, const Dispatched& d, const RowArray& out, const Routing& routing,
                   std::vector<CheckResult>& checks) {
     Scenario s = plan_.shape;
@@ -292,7 +293,7 @@ class DemoRank {
     checks.push_back(check_combined("combine of identity experts, bit by bit", s, rank_, out.row(0), expected));
   }
 
-  /// The gate's choices on all ranks; each rank has only its own.
+  /// The gate's choices on all ranks, gathered because each rank has only its own.
   std::vector<Routing> gathered(const Routing& mine) {
     const size_t n = mine.topk_ids.size();
     const auto world = at(group_.size());
@@ -367,7 +368,7 @@ DemoPlan make_demo_plan(const DemoOptions& options, std::shared_ptr<const Routin
   s.layout = Layout::expert_major;
   s.alignment = static_cast<int>(options.alignment);
   s.seed = static_cast<uint64_t>(options.seed);
-  // A gate's choices are known only at run time: the pool is sized for the worst case.
+  // A gate's choices are known only at run time, so the pool is sized for the worst case.
   const int64_t num_local_experts = (s.experts + s.world - 1) / s.world;
   plan.max_rows = options.ranks * options.tokens * s.topk + num_local_experts * (options.alignment - 1);
   if (plan.on_gpus()) choose_fused(plan);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data of the demo's report: figures without layout.
+// Data for the demo's report: figures without layout.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Traffic over all steps, between ranks and to the experts.
+/// Traffic between ranks and to the experts, over all steps.
 struct Traffic {
   std::vector<std::vector<int64_t>> rows;    ///< [source][dest], one per (token, rank)
   std::vector<std::vector<int64_t>> routes;  ///< [source][dest], one per (token, expert)
@@ -95,7 +95,7 @@ json tiles(const DemoPlan& plan, const DemoOutcome& outcome, const Traffic& traf
   return out;
 }
 
-/// Bars for the parts of a step. A fused layer is one bar that replaces the others.
+/// Bars for the parts of a step. A fused layer is shown as a single bar that replaces the others.
 json step_times(const DemoPlan& plan, const DemoOutcome& outcome) {
   json items = json::array();
   const auto add = [&](const char* name, double StepTimes::*phase, const char* category) {
@@ -109,7 +109,7 @@ json step_times(const DemoPlan& plan, const DemoOutcome& outcome) {
   return items;
 }
 
-/// Description of a worker's phase for readers of the report; "" for phases that do not occur in the demo.
+/// Description of a worker's phase for readers of the report, or "" for a phase that does not occur in the demo.
 std::string meaning_of(const std::string& phase) {
   static const std::map<std::string, std::string> meanings = {
       {"gate", "logits of the tokens, and the experts that they choose"},

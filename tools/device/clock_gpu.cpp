@@ -9,7 +9,7 @@ namespace {
 
 using measure::GpuRank;
 
-/// Memory and stream of a GpuRank.
+/// The memory and stream of a GpuRank.
 class BenchDevice final : public RankDevice {
  public:
   explicit BenchDevice(GpuRank& gpu) : gpu_(gpu) {}

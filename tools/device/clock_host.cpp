@@ -46,7 +46,7 @@ class HostClock final : public Clock {
     }
     sink_ = b;
   }
-  /// Calibrates with the fastest of several turns, because ranks may disturb each other.
+  /// Uses the fastest of several calibration turns, because ranks may disturb each other.
   void calibrate() {
     constexpr int64_t kRounds = 1 << 16;
     for (int turn = 0; turn < 8; ++turn) {

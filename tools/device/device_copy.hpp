@@ -21,8 +21,8 @@ struct HostDispatched {
   std::vector<uint8_t> dropped;
 };
 
-/// Copies the results of a dispatch from a GPU and waits for it; on the host returns them unchanged. `weighted`: the dispatch
-/// had weights.
+/// Copies a dispatch's results from a GPU and waits for the copies; on the host, returns the results unchanged. `weighted`:
+/// whether the dispatch had weights.
 HostDispatched copy_to_host(const Dispatched& d, bool weighted, const RankDevice& device);
 
 }  // namespace switchyard::tool

@@ -15,7 +15,7 @@
 namespace switchyard::tool {
 namespace {
 
-// The parts of the driver API's C ABI that this file uses. Numbers are CUdevice_attribute and CUdevice_P2PAttribute values.
+// The parts of the driver API's C ABI used in this file. Numbers are CUdevice_attribute and CUdevice_P2PAttribute values.
 constexpr int kMultiprocessors = 16;
 constexpr int kPciBus = 33;
 constexpr int kComputeMajor = 75;
@@ -26,7 +26,7 @@ constexpr int kPosixFileDescriptors = 103;
 constexpr int kP2pPerformanceRank = 1;
 constexpr int kP2pNativeAtomics = 3;
 
-/// A library that may be absent.
+/// A library that may not be installed.
 class Driver {
  public:
   explicit Driver(const char* library) : library_(dlopen(library, RTLD_NOW | RTLD_LOCAL)) {}
@@ -37,7 +37,7 @@ class Driver {
   Driver& operator=(const Driver&) = delete;
   explicit operator bool() const { return library_ != nullptr; }
 
-  /// Calls a driver function. Returns -1 if this driver does not have the function.
+  /// Calls a driver function. Returns -1 if this driver lacks the function.
   template <class... Args>
   int call(const char* name, Args... args) const {
     void* symbol = dlsym(library_, name);
@@ -54,7 +54,7 @@ class Driver {
   void* library_;
 };
 
-/// The first word of the kernel module's banner that contains only digits and dots.
+/// The first word in the kernel module's banner that consists only of digits and dots.
 std::string module_version() {
   std::ifstream in("/proc/driver/nvidia/version");
   std::string line;

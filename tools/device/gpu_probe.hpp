@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs of this machine, queried only through the driver: no CUDA toolkit, no link-time dependency.
+// The GPUs of this machine, queried only through the driver: no CUDA toolkit and no link-time dependency is needed.
 #pragma once
 
 #include <cstdint>
@@ -32,19 +32,19 @@ struct GpuProbe {
   std::vector<std::vector<bool>> native_atomics;  ///< [g][h] all CUDA atomics work over the link: yes on NVLink, no on PCIe
   std::vector<std::vector<int>> link_rank;        ///< [g][h] the driver's ranking of the links, 0 is the fastest; -1: unknown
 
-  /// "4 x NVIDIA H200", or the names separated by commas; "" without a GPU.
+  /// "4 x NVIDIA H200", or a comma-separated list of names; "" without a GPU.
   std::string names() const;
 };
 
-/// Queries the driver in a child process, so this process can still fork ranks that use GPUs. Call it while this process has
-/// one thread.
+/// Queries the driver in a child process so that this process can still fork ranks that use GPUs. Call it while this process
+/// has only one thread.
 GpuProbe probe_gpus();
 
-/// The GPUs of a run.
+/// The GPUs used by a run.
 struct UsedGpus {
   GpuProbe probe;
   int count() const { return static_cast<int>(probe.gpus.size()); }
-  /// Multiprocessors of one GPU, and the share of a rank if `ranks` ranks are distributed over the GPUs.
+  /// Number of multiprocessors of one GPU, and a rank's share of them if `ranks` ranks are distributed over the GPUs.
   int sms() const { return probe.gpus.front().multiprocessors; }
   int64_t sms_of_rank(int64_t ranks) const { return sms() / ((ranks + count() - 1) / count()); }
   const std::string& name() const { return probe.gpus.front().name; }

@@ -30,26 +30,26 @@ std::vector<Finding> check_cpu();
 std::vector<Finding> check_memory();
 std::vector<Finding> check_processes();
 std::vector<Finding> check_gpus();
-/// Findings about GPUs, from a probe of any machine. `heap_choice`: value of SWITCHYARD_CUDA_HEAP, or "".
+/// Findings about GPUs, from a probe of any machine. `heap_choice`: the value of SWITCHYARD_CUDA_HEAP, or "".
 std::vector<Finding> gpu_findings(const GpuProbe& probe, const std::string& heap_choice);
 /// Timers for traces. `ticks`: resolution of each GPU's global timer in nanoseconds.
 Finding timer_finding(const std::vector<uint64_t>& ticks);
-/// GPU memory passed as file descriptors. `problems`: per GPU, "" if it works.
+/// Findings about passing GPU memory as file descriptors. `problems`: for each GPU, "" if it works.
 Finding descriptor_finding(const std::vector<std::string>& problems);
-/// Expert compute on GPUs: each computes a few rows. `problems`: per GPU, "" if the results equal the host's.
+/// Expert computation on GPUs: each computes a few rows. `problems`: for each GPU, "" if its results equal the host's.
 std::vector<std::string> try_experts(int gpus);  ///< empty without CUDA code; not in a process that will fork ranks
 Finding experts_finding(const std::vector<std::string>& problems);
-/// Memory per rank of one normal-mode object: on the CPU, or on CUDA with `available` bytes on each GPU.
+/// Memory per rank for one normal-mode object, either on the CPU or on CUDA with `available` bytes on each GPU.
 Finding memory_finding(Backend backend, int world, uint64_t available);
-/// Judges the backend cuda from the findings above and from whether this build includes it.
+/// Judges the cuda backend by the findings above and by whether this build includes it.
 Finding judge_cuda(const std::vector<Finding>& found, bool in_build);
-/// The tuning that groups would use. `devices`: those of this machine, named like the keys of entries.
+/// The tuning that groups would use. `devices`: the devices of this machine, named as in the keys of entries.
 Finding tuning_finding(const std::vector<std::string>& devices);
 std::vector<Finding> check_tuning();
 std::vector<Finding> check_libraries();
-/// Environment variables of this process: the rank that they define, and the variables themselves.
+/// Environment variables of this process: the rank they define, and the variables themselves.
 std::vector<Finding> check_environment();
-/// Judges the backends from the other findings.
+/// Judges the backends by the other findings.
 std::vector<Finding> judge_backends(const std::vector<Finding>& found);
 
 struct DoctorOptions {

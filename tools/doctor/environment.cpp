@@ -19,12 +19,12 @@ namespace {
 
 constexpr std::string_view kOwn = "SWITCHYARD_";
 
-/// Variables read by the library and this tool, without the prefix SWITCHYARD_.
+/// Variables read by the library and this tool, without the SWITCHYARD_ prefix.
 const std::vector<std::string> kKnown = {"RANK", "WORLD_SIZE", "STORE", "JOB_TOKEN", "TUNING", "CUDA_HEAP", "DATA_DIR"};
-/// Variables read only by scripts and tests of the project, except those that begin with TEST_.
+/// Variables read only by the project's scripts and tests, except those that begin with TEST_.
 const std::vector<std::string> kOfDevelopers = {"WERROR",       "SEED",         "RANDOM_CALLS", "RANDOM_EXCHANGES",
                                                 "QUEUED_CALLS", "GPU_OPTIONAL", "BUNDLE_GPU"};
-/// Each of these variables requests a rank of a group.
+/// Each of these variables requests a rank in a group.
 constexpr const char* kRankVariables[] = {"SWITCHYARD_RANK",      "SWITCHYARD_WORLD_SIZE", "RANK",        "WORLD_SIZE",
                                           "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",  "SLURM_PROCID"};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// doctor's finding about expert compute on GPUs: a small product on each GPU, compared with the host's result.
+// doctor's finding about expert computation on GPUs: a small product on each GPU, compared with the host's result.
 #include <fmt/core.h>
 
 #include <cmath>
@@ -27,7 +27,7 @@ double widened(uint16_t bf16) {
   return static_cast<double>(value);
 }
 
-/// Euclidean norm of the difference, relative to that of `expected`.
+/// Euclidean norm of the difference, divided by that of `expected`.
 double relative_distance(const std::vector<uint16_t>& got, const std::vector<uint16_t>& expected) {
   double error = 0, norm = 0;
   for (size_t i = 0; i < got.size(); ++i) {

@@ -48,7 +48,7 @@ Finding gpu_finding(size_t index, const Gpu& gpu) {
   return f;
 }
 
-/// Ordered pairs, because access may differ by direction.
+/// Lists ordered pairs, because access may differ by direction.
 template <class Test>
 std::string pairs_where(size_t gpus, Test&& test) {
   std::string out;

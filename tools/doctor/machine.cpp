@@ -62,7 +62,7 @@ Finding feature(const std::set<std::string>& flags, const char* name, std::initi
   return f;
 }
 
-/// Creates a memfd segment like the process backend and reports which call failed, if any.
+/// Creates a memfd segment in the same way as the process backend and reports which call failed, if any.
 Finding try_memfd() {
   Finding f{"Processes", "shared memory (memfd)", Verdict::ok, "memfd_create, fallocate and mmap work", "", ""};
   const int fd = memfd_create("switchyard-doctor", MFD_CLOEXEC);

@@ -26,7 +26,7 @@ using nlohmann::json;
 constexpr int kMaxMeasuredRanks = 8;  ///< on a CPU; ranks beyond this share its cores in the same way
 constexpr int64_t kEmptyCalls = 200, kWarmup = 20;
 
-/// Measurements of one rank: calls without tokens.
+/// Measures calls without tokens on one rank.
 json empty_calls(Group& group, const NormalConfig& config, Clock& clock) {
   NormalExchange exchange(group, config);
   void* const stream = clock.device().stream();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU measurements: bare kernels that copy, send, read and quantize rows, as for the limits of `bench`.
+// GPU measurements: bare kernels copy, send, read and quantize rows, as for the limits in `bench`.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ constexpr int64_t kTokens[] = {512, 4096};
 constexpr int64_t kPlaces[] = {1, 2, 4};
 constexpr int64_t kMeasured = 50, kWarmup = 5;
 
-/// Destinations of each token's row on rank `rank`: `places` locations in its own memory, or one on each other rank.
+/// Destinations of each token's row on rank `rank`: `places` locations in its own memory, or one location on each other rank.
 measure::RowMoves moves_of(int rank, int world, int64_t tokens, int64_t places, bool to_others) {
   measure::RowMoves moves;
   moves.begin.push_back(0);
@@ -51,7 +51,7 @@ double best(const LimitTimes& shapes) {
 struct Sms {
   int copy, sum, quantize;
 };
-/// Multiprocessors that calls use by default.
+/// Number of multiprocessors used by calls by default.
 Sms default_sms(const std::string& gpu, int world) {
   const TuningValues tuned = Tuning::from_environment().find({gpu, TuningMode::normal, world, kHidden, kTokens[1]});
   const auto chosen = [](int value, int default_value) { return value > 0 ? value : default_value; };
@@ -59,7 +59,7 @@ Sms default_sms(const std::string& gpu, int world) {
           chosen(tuned.quantized_dispatch_sms, kDefaultQuantizingSms)};
 }
 
-/// Seconds of one rank for push and pull of these rows, without the meeting of all ranks that concludes them.
+/// Seconds taken by one rank to push and pull these rows, without the concluding meeting of all ranks.
 json moved(Group& group, const Sms& sms, int64_t tokens, int64_t places, bool to_others) {
   const int world = group.size();
   const measure::RowMoves moves = moves_of(group.rank(), world, tokens, places, to_others);
@@ -85,14 +85,14 @@ json measured_on(Group& group, const Sms& sms) {
   return out;
 }
 
-/// Time of the slowest rank.
+/// The slowest rank's time.
 double slowest(const std::vector<json>& ranks, const std::string& at) {
   double max = 0;
   for (const json& rank : ranks) max = std::max(max, rank.at(json::json_pointer(at)).get<double>());
   return max;
 }
 
-/// Line through the times of few and of many rows (`per_token` bytes each): microseconds at zero rows, and GB/s.
+/// Line through the times for few and for many rows (`per_token` bytes each): microseconds at zero rows, and GB/s.
 struct Line {
   double start_us, gbs;
 };
@@ -101,7 +101,7 @@ Line line_of(double few, double many, double per_token) {
   return {std::max(0.0, (few - each * static_cast<double>(kTokens[0])) * 1e6), per_token / each * 1e-9};
 }
 
-/// Own memory: rows read once and written to 1, 2 or 4 places, or the reverse.
+/// Own memory: rows are read once and written to 1, 2 or 4 places, or the reverse.
 MoveRate memory_rate(const std::vector<json>& ranks, const char* what, bool many_read) {
   double ns_per_byte[3], start = 0;
   for (size_t p = 0; p < 3; ++p) {
@@ -131,7 +131,7 @@ void measure_gpu_host(HostTopology& host, int gpus, const std::string& name, Pro
   host.sum = memory_rate(ranks, "pull", true);
   host.quantize_gbs = line_of(slowest(ranks, "/quantize/0"), slowest(ranks, "/quantize/1"), kRowBytes).gbs;
   host.link_us = slowest(ranks, "/own/0/meeting") * 1e6 / 2;
-  // One GPU has no links: these placeholders avoid division by zero.
+  // A single GPU has no links, so these placeholders avoid division by zero.
   host.link_gbs = host.copy.write_gbs;
   host.link_read_gbs = host.sum.read_gbs;
   if (gpus > 1) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exchange of a layer in normal or low-latency mode: rows travel to experts and back. Experts read the dispatched rows and
-// write the rows for combine in place: nothing is copied between the calls.
+// A layer's exchange in normal or low-latency mode: rows travel to the experts and back. Experts read the dispatched rows and
+// write the rows for combine in place, so nothing is copied between the calls.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,20 @@
 
 namespace switchyard::tool {
 
-/// Selects the mode by its config. The tokens are bf16.
+/// The config type selects the mode. The tokens are bf16.
 using LayerExchangeConfig = std::variant<NormalConfig, LowLatencyConfig>;
 
-/// Normal mode: bf16 rows of the scenario, expert-major. The scenario must have its routes.
+/// Normal mode with the scenario's bf16 rows, expert-major. The scenario must include its routes.
 NormalConfig layer_normal_config(const Scenario& s);
-/// Low-latency mode for the same rows. `quantize`, if not none: rows travel as fp8 with these scales.
+/// Low-latency mode for the same rows. `quantize`: if not none, rows travel as fp8 with scales of this kind.
 LowLatencyConfig layer_low_latency_config(const Scenario& s, ScaleKind quantize = ScaleKind::none);
 
 /// Symmetric memory per rank.
 size_t exchange_heap_bytes(const LayerExchangeConfig& config, int world, Backend backend);
-/// Maximum number of expert rows on any rank. The array always has that many rows.
+/// Maximum number of expert rows on any rank. The array always has this many rows.
 int64_t exchange_max_rows(const LayerExchangeConfig& config, int world);
 
-/// The tokens of a rank, in memory of the rank's device.
+/// A rank's tokens, in memory of the rank's device.
 struct LayerInput {
   ConstRows x;
   ExpertIds ids;
@@ -41,7 +41,7 @@ class LayerExchange {
   virtual ~LayerExchange() = default;
   /// Collective. Invalidates the results of earlier dispatches.
   virtual void dispatch(const LayerInput& input) = 0;
-  /// Results of the last dispatch, the positions of its rows, and the output rows of the experts.
+  /// Results of the last dispatch, the positions of its rows, and the experts' output rows.
   virtual ConstRows x() const = 0;
   virtual ExpertRows rows() const = 0;
   virtual Rows y() const = 0;
@@ -49,8 +49,8 @@ class LayerExchange {
   virtual void combine(CombineOrder order, void* out) = 0;
 };
 
-/// Collective. Calls are enqueued on `stream`. `quantize`: scales of the rows that a dispatch sends; low-latency mode ignores
-/// it and uses its config.
+/// Collective. Calls are enqueued on `stream`. `quantize`: scales of the rows sent by a dispatch; low-latency mode ignores it
+/// and uses its config.
 std::unique_ptr<LayerExchange> make_layer_exchange(const LayerExchangeConfig& config, ScaleKind quantize, Group& group,
                                                    CallSms sms, void* stream);
 

@@ -9,7 +9,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// Options of experts on the host. Routes are not needed: forward_rank_major is not called.
+/// Options for experts on the host. Routes are not needed, because forward_rank_major is not called.
 ExpertOptions host_options() {
   ExpertOptions o;
   o.route_scratch_bytes = 0;
@@ -40,7 +40,7 @@ measure::Fp8WeightForm fp8_form_of(const measure::WeightForm& from) {
 }
 
 bool fp8(ScaleKind quantize) { return quantize != ScaleKind::none; }
-/// Type of weights and of the products' input rows.
+/// Type of the weights and of the input rows of the products.
 DType type_of(ScaleKind quantize) { return fp8(quantize) ? DType::fp8_e4m3 : kLayerType; }
 
 measure::Fp8WeightSize up_size(const ExpertShape& shape) {

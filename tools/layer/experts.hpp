@@ -21,22 +21,22 @@ struct WeightForms {
   measure::WeightForm gate_up, down;
 };
 WeightForms weight_forms(uint64_t seed, int64_t hidden, int64_t intermediate);
-/// Enqueues on a GPU. Writes the bf16 weights of the experts starting at `first_expert` in the layout of ExpertMlp. H and I are
+/// Enqueues on a GPU. Writes the bf16 weights of the experts from `first_expert` on, in the layout of ExpertMlp. H and I are
 /// multiples of 8.
 void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, void* w13, void* w2, RankDevice& device);
 
-/// The same matrices in e4m3: each bf16 value of ExpertWeights is divided by the float32 scale of its block and rounded once. A
-/// scale is the smallest one that can hold the largest value, or 1.25, 1.5 or 1.75 times that.
+/// The same matrices in e4m3: each bf16 value of ExpertWeights is divided by its block's float32 scale and rounded once. A
+/// scale is the smallest one that can represent the largest value, or 1.25, 1.5 or 1.75 times that.
 struct Fp8WeightForms {
   measure::Fp8WeightForm gate_up, down;
 };
 Fp8WeightForms fp8_weight_forms(uint64_t seed, int64_t hidden, int64_t intermediate);
 
-/// On the host, a bf16 ExpertMlp. On a GPU, two grouped products that can be called separately: up (with SwiGLU) and down.
+/// A bf16 ExpertMlp on the host or, on a GPU, two grouped products that can be called separately: up (with SwiGLU) and down.
 class LayerExperts {
  public:
   /// Experts starting at `first_expert`, for calls with at most `max_rows` rows, on one of `world` ranks, which may share GPUs.
-  /// GPU memory is allocated from `device`, which must outlive this object. `quantize`, on GPUs, if not none: the weights, the
+  /// GPU memory is allocated from `device`, which must outlive this object. `quantize`, on GPUs: if not none, the weights, the
   /// input rows and the rows between the products are fp8 with scales of this kind; H and I are multiples of 16.
   LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, ScaleKind quantize, int world,
                RankDevice& device);
@@ -56,7 +56,7 @@ class LayerExperts {
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y);
 
  private:
-  /// The weights of one product for all experts; in fp8 with scales.
+  /// The weights for one product of all experts; in fp8, with scales.
   struct Weights {
     void* data = nullptr;
     float* scales = nullptr;

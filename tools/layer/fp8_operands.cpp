@@ -11,7 +11,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// Scale of a group with this maximum magnitude, a bf16 value.
+/// Scale for a group whose maximum magnitude is this bf16 value.
 float scale_of(float largest, ScaleKind kind) {
   uint16_t row = 0;
   uint8_t code = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values represented by the operands of an fp8 layer, computed on the host for the single-rank reference.
+// Values represented by an fp8 layer's operands, computed on the host for the single-rank reference.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@
 
 namespace switchyard::tool {
 
-/// Values of a bf16 row after quantization: each is code times scale.
+/// Values of a bf16 row after quantization, each of which is a code times a scale.
 void quantised(const uint16_t* row, int64_t cols, ScaleKind kind, float* out);
-/// Maximum change of the value that an element represents after rounding to bf16 and quantization, if each element changes by
+/// Maximum change in the value represented by an element after rounding to bf16 and quantization if each element changes by
 /// `by`. An element near the boundary between two codes can change; a whole group can change if its maximum is near the
 /// boundary between two bf16 values.
 void quantised_range(const float* row, const float* by, int64_t cols, ScaleKind kind, float* range);
 
-/// Values of a matrix of fp8 weights: for each scale, indexed by the original bf16 value.
+/// Values of an fp8 weight matrix for each scale, indexed by the original bf16 value.
 class Fp8Values {
  public:
   Fp8Values(const measure::WeightForm& from, const measure::Fp8WeightForm& form);
-  /// The values of a block, by original bf16 value.
+  /// The values of a block, indexed by the original bf16 value.
   const float* of(int64_t expert, int64_t block_row, int64_t block_col) const {
     return &values_[static_cast<size_t>(measure::weight_scale_of(expert, block_row, block_col)) * kAll];
   }
@@ -29,7 +29,7 @@ class Fp8Values {
   static constexpr size_t kScales = measure::Fp8WeightForm::kScales, kAll = size_t{1} << 16;
   std::vector<float> values_;
 };
-/// Both matrices of the experts. The seed determines only the position of each value.
+/// Both of the experts' matrices. The seed determines only the position of each value.
 struct Fp8Experts {
   Fp8Experts(int64_t hidden, int64_t intermediate);
   Fp8Values gate_up, down;

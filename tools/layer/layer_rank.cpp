@@ -14,7 +14,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// Shape of a rank's experts; by default of rank 0, which has the maximum number of experts.
+/// Shape of a rank's experts; by default, rank 0's, which has the maximum number of experts.
 ExpertShape shape_of(const LayerSpec& spec, int rank = 0) {
   const Scenario& s = spec.scenario;
   return {s.hidden, spec.intermediate, s.first_expert(rank + 1) - s.first_expert(rank)};

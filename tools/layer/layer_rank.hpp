@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of an MoE layer, on the CPU or a GPU: dispatch, experts and combine in separate calls, and the same layer in one
-// call (MoeForm::fused). Rows and weights have a closed form. Results are checked against a single rank that computes
-// everything without an exchange.
+// One rank of an MoE layer, on the CPU or a GPU: dispatch, experts and combine in separate calls, and the same layer in a
+// single call (MoeForm::fused). Rows and weights are in closed form. Results are checked against those of a single rank that
+// computes everything without an exchange.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace switchyard::tool {
 
-/// A layer, equal on all ranks.
+/// Description of a layer, identical on all ranks.
 struct LayerSpec {
   Scenario scenario;  ///< expert-major, with its routes
   int64_t intermediate = 0;
@@ -32,18 +32,18 @@ struct LayerSpec {
   bool halves = false;  ///< and, on GPUs, also its two halves as separate calls with separate memory
   int fused_sms = 0;    ///< GPUs: multiprocessors of a fused call; 0: the library's default
 };
-/// The library's reason if it has no fused form of a layer, else empty, as far as this can be determined before a group exists.
-/// See also LayerRank::why_not_fused().
+/// The library's reason for not having a fused form of a layer, as far as this can be determined before a group exists; empty
+/// if it has one. See also LayerRank::why_not_fused().
 std::string why_not_fused(const LayerSpec& spec);
-/// Widths that experts on GPUs accept: multiples of 16 in fp8, else of 8.
+/// Widths accepted by experts on GPUs: multiples of 16 in fp8, otherwise of 8.
 bool layer_widths_allowed(int64_t hidden, int64_t intermediate, ScaleKind quantize);
 /// \throws UsageError naming the option
 void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize);
 /// Symmetric memory per rank.
 size_t layer_heap_bytes(const LayerSpec& spec);
-/// Further device memory: the maximum of any rank.
+/// Additional device memory: the maximum over all ranks.
 size_t layer_device_bytes(const LayerSpec& spec);
-/// Memory of the fused form by itself: the maximum of any rank.
+/// Memory of the fused form alone: the maximum over all ranks.
 size_t layer_fused_bytes(const LayerSpec& spec);
 
 class LayerRank {
@@ -51,33 +51,33 @@ class LayerRank {
   /// Collective. `device` must have space for layer_device_bytes(spec). `device` and `spec` must outlive this object.
   LayerRank(const LayerSpec& spec, Group& group, RankDevice& device);
 
-  /// Collective. Sets the inputs of data set `set`, and fills the outputs with NaN.
+  /// Collective. Sets the inputs of data set `set` and fills the outputs with NaN.
   void prepare(uint64_t set);
-  // The calls. Phases must be called in this order; layer() calls all of them.
+  // The calls. The phases must be called in this order; layer() calls all of them.
   void dispatch() { exchange_->dispatch(input_); }
   void up() { experts_.up(exchange_->x(), exchange_->rows()); }
   void down() { experts_.down(exchange_->rows(), exchange_->y()); }
   void experts() { experts_.forward(exchange_->x(), exchange_->rows(), exchange_->y()); }
   void combine(CombineOrder order) { exchange_->combine(order, out_); }
   void layer(CombineOrder order);
-  /// layer() with CombineOrder::per_route in one call; only if fuses().
+  /// Runs layer() with CombineOrder::per_route in a single call. Call it only if fuses().
   void fused();
   bool fuses() const { return fused_.has_value(); }
-  /// The two halves, to be called alternately; only if has_halves(). The second half writes the outputs.
+  /// The two halves, to be called alternately and only if has_halves(). The second half writes the outputs.
   void dispatch_up();
   void down_combine();
   bool has_halves() const { return halves_.has_value(); }
-  /// The library's reason if the spec requests the fused form but the form is unavailable. Equal on all ranks.
+  /// The library's reason if the spec requests the fused form but it is not available. Equal on all ranks.
   const std::string& why_not_fused() const { return why_not_fused_; }
   int rank() const { return rank_; }
-  /// Number of rows in the last dispatch, as far as the host knows it.
+  /// Number of rows in the last dispatch, as far as it is known to the host.
   int64_t delivered() const { return exchange_->x().rows; }
   /// Whether up() and down() can be called instead of experts(); true on GPUs.
   bool in_parts() const { return experts_.in_parts(); }
 
   /// Waits, then returns the outputs, [T, H].
   std::vector<std::byte> outputs() const;
-  /// Local. Compares `outputs`, returned by outputs() after prepare(set) and a layer, with the single-rank reference for
+  /// Local. Compares `outputs`, as returned by outputs() after prepare(set) and a layer, with the single-rank reference for
   /// `max_tokens` evenly spread tokens, using `threads` threads.
   CheckResult check(const std::string& name, const std::vector<std::byte>& outputs, int64_t max_tokens, int threads) const;
 

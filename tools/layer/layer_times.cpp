@@ -18,13 +18,13 @@ struct Interval {
   double length() const { return std::max(0.0, end - begin); }
 };
 
-/// One call, and the parts of the rank's spans that lie inside it.
+/// One call, and the parts of the rank's spans that lie within it.
 struct Call {
   Interval time;
   std::vector<Interval> ups, downs, sums, waits, communication;
 };
 
-/// The kind of a worker's span, or null if it has none.
+/// The kind of a worker's span, or null if the span has none.
 std::vector<Interval> Call::*kind_of(const TraceSlice& s) {
   if (s.name == "expert_up") return &Call::ups;
   if (s.name == "expert_down") return &Call::downs;
@@ -39,7 +39,7 @@ double total(const std::vector<Interval>& all) {
   return sum;
 }
 
-/// Merges intervals: the result ascends, and no two intervals touch.
+/// Merges intervals: the result is in ascending order, and no two intervals in it touch.
 std::vector<Interval> merged(std::vector<Interval> all) {
   std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
   std::vector<Interval> out;
@@ -52,7 +52,7 @@ std::vector<Interval> merged(std::vector<Interval> all) {
   return out;
 }
 
-/// Length of the part of `one` inside `within`, which is a result of merged().
+/// Length of the part of `one` that lies in `within`, a result of merged().
 double inside(const Interval& one, const std::vector<Interval>& within) {
   double sum = 0;
   auto at =
@@ -62,7 +62,7 @@ double inside(const Interval& one, const std::vector<Interval>& within) {
   return sum;
 }
 
-/// The part of a span inside a call; empty if there is none.
+/// The part of a span that lies within a call; empty if there is none.
 Interval part_of(const TraceSlice& s, const Call& call) {
   return {std::max(s.begin_us, call.time.begin), std::min(s.begin_us + s.duration_us, call.time.end)};
 }
@@ -73,7 +73,7 @@ bool computes(const TraceSlice& s) {
 
 using Spans = std::vector<const TraceSlice*>;
 
-/// The calls of a rank, by begin.
+/// A rank's calls, ordered by their beginning.
 std::vector<Call> calls_of(const Spans& spans) {
   std::vector<Call> calls;
   for (const TraceSlice* s : spans)
@@ -82,7 +82,7 @@ std::vector<Call> calls_of(const Spans& spans) {
   return calls;
 }
 
-/// Calls each(call, part) for every part of a span that lies inside a call.
+/// Calls each(call, part) for every part of a span that lies within a call.
 template <class Each>
 void for_each_part(const TraceSlice& s, std::vector<Call>& calls, Each each) {
   auto call =
@@ -91,7 +91,8 @@ void for_each_part(const TraceSlice& s, std::vector<Call>& calls, Each each) {
     if (const Interval part = part_of(s, *call); part.length() > 0) each(*call, part);
 }
 
-/// Adds the parts of spans to their calls and returns the workers that multiply or sum. Waits are added only for these workers.
+/// Adds the parts of spans to their calls and returns the workers that multiply or sum. Only the waits of these workers are
+/// added.
 std::set<int> place(const Spans& spans, std::vector<Call>& calls) {
   std::set<int> workers;
   for (const TraceSlice* s : spans)
@@ -104,7 +105,7 @@ std::set<int> place(const Spans& spans, std::vector<Call>& calls) {
   return workers;
 }
 
-/// Adds the sums of one call.
+/// Adds up the sums of one call.
 void add(LayerTimes& t, const Call& call) {
   t.call_us += call.time.length();
   t.up_share += total(call.ups);

@@ -32,7 +32,7 @@ struct Route {
 
 constexpr int64_t kBlock = 64;  // number of columns whose sums stay in registers or the L1 cache
 
-/// Sums of kRows rows of a [.., depth] with kBlock columns of b [depth, cols], written to out.
+/// Products of kRows rows of a [.., depth] and kBlock columns of b [depth, cols], written to out.
 template <int kRows>
 inline __attribute__((always_inline)) void multiply_block(const float* a, const float* b, float* out, int64_t depth,
                                                           int64_t cols) {
@@ -46,7 +46,7 @@ inline __attribute__((always_inline)) void multiply_block(const float* a, const 
   for (int m = 0; m < kRows; ++m) std::copy_n(sum[m], kBlock, out + m * cols);
 }
 
-/// out [rows, cols] = a [rows, depth] * b [depth, cols], cols a multiple of kBlock.
+/// out [rows, cols] = a [rows, depth] * b [depth, cols], where cols is a multiple of kBlock.
 SWITCHYARD_MULTIVERSION void multiply(const float* a, const float* b, float* out, int64_t rows, int64_t depth, int64_t cols) {
   for (int64_t n = 0; n < cols; n += kBlock) {
     int64_t m = 0;
@@ -66,8 +66,9 @@ int64_t padded(int64_t cols) { return (cols + kBlock - 1) / kBlock * kBlock; }
 
 constexpr int64_t kTile = 32;
 
-/// float32 [cols, padded(rows)] of a bf16 [rows, cols]; padding is zero. Works in tiles, so both sides stay in the cache.
-/// `values_of(row, col)` returns the values represented by the elements from (row, col) to the next multiple of kTile columns.
+/// float32 transpose [cols, padded(rows)] of a bf16 matrix [rows, cols]; padding is zero. Works in tiles so that both sides
+/// stay in the cache. `values_of(row, col)` returns the values represented by the elements from (row, col) up to the next
+/// multiple of kTile columns.
 template <class ValuesOf>
 void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, std::vector<float>& to,
                const ValuesOf& values_of) {
@@ -83,7 +84,7 @@ void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, st
   }
 }
 
-/// Memory of one thread, reused for all its experts. With `fp8` the operands of a layer are quantized.
+/// Memory of one thread, reused for all its experts. With `fp8`, the operands of a layer are quantized.
 class ExpertWorker {
  public:
   ExpertWorker(const ExpertWeights& weights, const Fp8Experts* fp8, int64_t hidden, int64_t intermediate)
@@ -94,7 +95,7 @@ class ExpertWorker {
         w13_(at(2 * intermediate * hidden)),
         w2_(at(hidden * intermediate)) {}
 
-  /// Outputs of the expert for these rows of `input`, float32 [routes, padded(H)].
+  /// The expert's outputs for these rows of `input`, float32 [routes, padded(H)].
   const std::vector<float>& run(int64_t expert, const std::vector<Route>& routes, const ReferenceInput& input) {
     const auto rows = static_cast<int64_t>(routes.size());
     make_weights(expert);
@@ -165,8 +166,8 @@ class ExpertWorker {
     return std::sqrt(moved);
   }
   static double square(float v) { return static_cast<double>(v) * static_cast<double>(v); }
-  /// Maximum deviation of a sum of the first product from the reference, relative to the magnitude of these sums: the tensor
-  /// cores add fp8 products with 14 bits, 128 at a time.
+  /// Maximum deviation of a sum in the first product from the reference, relative to the magnitude of these sums; the tensor
+  /// cores add 128 fp8 products at a time with 14 bits.
   static constexpr double kSumMoves = 1.0 / 2048;
 
   const ExpertWeights& weights_;
@@ -177,8 +178,8 @@ class ExpertWorker {
   std::vector<double> w2_norms_, ambiguity_;  ///< w2_norms_: squared, of columns
 };
 
-/// The weight of route `i` for its token, among the routes of an expert in token order. If a token names an expert several
-/// times, its first route has the sum of their weights.
+/// The weight of route `i` for its token, among the routes to an expert in token order. If a token names an expert several
+/// times, its first route carries the sum of their weights.
 double weight_of_run(const std::vector<Route>& routes, size_t i) {
   const auto same = [&](size_t a, size_t b) { return routes[a].rank == routes[b].rank && routes[a].token == routes[b].token; };
   if (i > 0 && same(i - 1, i)) return 0;
@@ -187,7 +188,7 @@ double weight_of_run(const std::vector<Route>& routes, size_t i) {
   return weight;
 }
 
-/// A lock per group of tokens: experts of different threads add to the same token.
+/// One lock per group of tokens, because experts on different threads may add to the same token.
 class TokenLocks {
  public:
   std::mutex& of(const Route& r) { return locks_[(static_cast<size_t>(r.token) * 31 + static_cast<size_t>(r.rank)) % kLocks]; }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The MoE layer on one rank: all experts, no exchange, plain float32 loops. It is the reference for layers over several ranks.
+// The MoE layer on a single rank: all experts, no exchange, plain float32 loops. It serves as the reference for layers over
+// several ranks.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +12,19 @@
 
 namespace switchyard::tool {
 
-/// Rows of all ranks of one step, in rank order.
+/// The rows of all ranks in one step, in rank order.
 struct ReferenceInput {
   std::vector<const uint16_t*> rows;  ///< per rank, bf16 [T, H]
   std::vector<Routing> routing;       ///< per rank
-  /// If not none, the layer is fp8: the operands are the values represented by codes and scales of this kind. Quantized
-  /// operands are the rows, the intermediate row after rounding to bf16, and the weights of fp8_weight_forms.
+  /// If not none, the layer is fp8: the operands are the values represented by codes and scales of this kind. The quantized
+  /// operands are the rows, the intermediate row after rounding to bf16, and the weights from fp8_weight_forms.
   ScaleKind quantize = ScaleKind::none;
 };
 
-/// out[r] is float32 [T, H]: the sum over k of weight * mlp_expert(x), computed in float32 with no rounding in between except
-/// for fp8. Uses `threads` threads; `on_progress` receives the number of finished experts. `ambiguity` receives a norm for each
+/// out[r] is float32 [T, H]: the sum over k of weight * mlp_expert(x), computed in float32 without intermediate rounding except
+/// in fp8. Uses `threads` threads; `on_progress` receives the number of finished experts. `ambiguity` receives a norm for each
 /// token: the distance by which its result may differ from `out` because elements of intermediate rows are close to a boundary
-/// between two codes, and a different order of summation may select the other code. It is 0 except for fp8.
+/// between two codes, and a different order of summation may select the other code. It is 0 except in fp8.
 std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const ExpertWeights& weights, int64_t hidden,
                                               int64_t intermediate, int threads,
                                               const std::function<void(int64_t)>& on_progress,
@@ -32,17 +33,17 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
 /// Relative distance |got - expected| / |expected| of one token's row in the 2-norm: bf16 against float32.
 double row_error(const uint16_t* got, const float* expected, int64_t hidden);
 
-/// Maximum allowed relative distance of a token's result from the single-rank reference. bf16 keeps 8 significant bits: the
-/// intermediate row, each expert's row, each rank's partial sum and the result are rounded, each by at most 2^-9 of its size,
-/// and errors of many elements grow like the square root of their number: about 2^-8 in total. The tolerance is four times
-/// that. One wrong or missing route of eight with average weights causes an error above 2^-2.
+/// Maximum allowed relative distance between a token's result and the single-rank reference. bf16 keeps 8 significant bits. The
+/// intermediate row, each expert's row, each rank's partial sum and the result are rounded, each by at most 2^-9 of its size.
+/// Errors of many elements grow like the square root of their number, to about 2^-8 in total. The tolerance is four times that.
+/// One wrong or missing route out of eight with average weights causes an error above 2^-2.
 inline constexpr double kLayerTolerance = 1.0 / 64;
-/// Tolerance of an fp8 layer. The relative error of a sum of fp8 products is about 2^-12 because the tensor cores add with 14
-/// bits. Therefore about one in 100 elements of an intermediate row gets the code next to the reference's, 2^-4 away. In long
-/// rows that amounts to 0.5 % of the norm; rounding of the other rows adds little.
+/// Tolerance of an fp8 layer. The relative error of a sum of fp8 products is about 2^-12, because the tensor cores add with 14
+/// bits. About one in 100 elements of an intermediate row therefore gets the code next to the reference's, 2^-4 away. In long
+/// rows, this amounts to 0.5 % of the norm; rounding of the other rows adds little.
 inline constexpr double kFp8LayerTolerance = 1e-2;
-/// In rows with fewer elements than this, one element can be a large part of the norm, so 2^-8 for rounding and the `ambiguity`
-/// from moe_reference() are allowed in addition. `norm`: norm of the token's result.
+/// In rows with fewer elements than this, a single element can be a large part of the norm, so 2^-8 for rounding and the
+/// `ambiguity` from moe_reference() are allowed in addition. `norm`: the norm of the token's result.
 inline constexpr int64_t kFewElements = 1024;
 double layer_tolerance(ScaleKind quantize, int64_t intermediate, double norm, double ambiguity);
 double norm_of(const float* row, int64_t hidden);

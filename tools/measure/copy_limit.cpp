@@ -22,7 +22,7 @@ constexpr size_t kBlock = size_t{8} << 20;  // one memcpy: long enough for the C
 constexpr int kMinPasses = 5;
 constexpr int kMaxPasses = 200;
 
-/// Anonymous memory, on large pages if available.
+/// Anonymous memory, on large pages if they are available.
 class Buffer {
  public:
   explicit Buffer(size_t bytes) : bytes_(bytes) {
@@ -45,8 +45,8 @@ void copy_in_pieces(std::byte* to, const std::byte* from, size_t bytes, size_t p
   for (size_t at = 0; at < bytes; at += piece) std::memcpy(to + at, from + at, std::min(piece, bytes - at));
 }
 
-/// Copies with ordinary 16-byte loads and stores, which allocate in the caches. volatile prevents the loop from becoming a
-/// memcpy.
+/// Copies with ordinary 16-byte loads and stores, which allocate lines in the caches. volatile prevents the compiler from
+/// turning the loop into a memcpy.
 void copy_with_stores(std::byte* to, const std::byte* from, size_t bytes) {
   typedef long long Vector __attribute__((vector_size(16)));
   const auto* source = reinterpret_cast<const Vector*>(from);

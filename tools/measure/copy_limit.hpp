@@ -11,7 +11,7 @@
 
 namespace switchyard::measure {
 
-/// Measurement of one copy method. Bytes are read + written: a copy of n bytes counts 2 n.
+/// Measurement of a single copy method. Bytes are counted as read plus written: a copy of n bytes counts as 2 n.
 struct CopyRate {
   std::string method;
   double gbs = 0;  ///< median pass, slowest thread, 1e9 bytes per second
@@ -36,8 +36,9 @@ struct CopyLimitOptions {
                           ///< GB/s copies twice per method in `seconds`; with little memory or time, caches may hold them
 };
 
-/// Methods: the C library's memcpy over long blocks (which usually bypasses the caches), memcpy row by row, and a loop of
-/// ordinary vector stores. The fastest one defines the limit. `on_progress`, if given, receives the finished fraction.
+/// The methods are the C library's memcpy over long blocks (which usually bypasses the caches), memcpy row by row, and a loop
+/// of ordinary vector stores. The fastest method defines the limit. `on_progress`, if given, receives the fraction that is
+/// finished.
 CopyLimit measure_copy_limit(const Machine& machine, const CopyLimitOptions& options,
                              const std::function<void(double)>& on_progress = {});
 

@@ -68,7 +68,7 @@ std::pair<Socket, Socket> connected() {
   return {std::move(one), std::move(other)};
 }
 
-/// Result of send or recv: number of bytes, or 0 if it would block.
+/// Result of send or recv: the number of bytes, or 0 if the call would block.
 size_t moved(ssize_t n, const char* what) {
   if (n > 0) return static_cast<size_t>(n);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
@@ -77,8 +77,8 @@ size_t moved(ssize_t n, const char* what) {
   return 0;
 }
 
-/// One end of a connection, set up as in a rank: the library's carrier, and as many chunks in each direction as a ring of
-/// rounds has.
+/// One end of a connection, set up as in a rank, with the library's carrier and with as many chunks in each direction as there
+/// are in a ring of rounds.
 class RailEnd {
  public:
   explicit RailEnd(Socket socket) : memory_(2 * kSlots * kChunk, std::byte{1}) {
@@ -87,8 +87,8 @@ class RailEnd {
     carrier_ = detail::make_socket_carrier(std::move(sockets));
   }
 
-  /// Runs at least one round of one chunk in each direction. After each round `last(round)` returns the number of the final
-  /// round. Both ends must receive the same number, at least kSlots after the round in which it is first returned.
+  /// Runs at least one round with one chunk in each direction. After each round, `last(round)` returns the number of the final
+  /// round. It must return the same number at both ends, at least kSlots after the round in which it is first returned.
   template <class Last>
   void rounds(const Last& last) {
     uint64_t posted = 0;
@@ -107,7 +107,7 @@ class RailEnd {
     const detail::PeerTransfer transfer{0, {slot, kChunk}, {slot + kChunk, kChunk}};
     carrier_->post(round, {&transfer, 1}, nullptr);
   }
-  /// Polls as often as a rank does when it waits for a round.
+  /// Polls as often as a rank that waits for a round.
   void await(uint64_t round) {
     const Clock::time_point begin = Clock::now();
     for (int64_t polls = 0;; ++polls) {
@@ -123,7 +123,7 @@ class RailEnd {
   std::unique_ptr<detail::Carrier> carrier_;
 };
 
-/// Runs `work` on threads, one for each end of a connection; rethrows the first error.
+/// Runs `work` on one thread for each end of each connection; rethrows the first error.
 template <class Work>
 void on_both_ends(int pairs, const Work& work) {
   std::vector<std::pair<Socket, Socket>> links;
@@ -149,7 +149,7 @@ void on_both_ends(int pairs, const Work& work) {
   if (problem) std::rethrow_exception(problem);
 }
 
-/// Rate of one direction of one pair in 1e9 bytes per second, while all pairs exchange data.
+/// Rate in one direction for one pair, in 1e9 bytes per second, while all pairs exchange data.
 double swap_rate(int pairs, double seconds) {
   constexpr uint64_t kMore = 8;  ///< rounds after the decision to end; the other end has posted fewer
   struct Pair {
@@ -172,7 +172,7 @@ double swap_rate(int pairs, double seconds) {
   return sum / pairs;
 }
 
-/// Time of one direction, and its part inside the sender's call, in microseconds.
+/// Time in one direction, and the part of it inside the sender's call, in microseconds.
 std::pair<double, double> answer_times() {
   double us = 0, post_us = 0;
   on_both_ends(1, [&](Socket& socket, bool first, int) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loopback network of this machine: the network between two ranks on the "two hosts" of a test bed.
+// The loopback network of this machine, used as the network between two ranks on the "two hosts" of a test bed.
 #pragma once
 
 #include <cstddef>

@@ -26,7 +26,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-/// Value of `key` in a file of "key<separator>value" lines; "" if absent.
+/// Value of `key` in a file with "key<separator>value" lines; "" if absent.
 std::string lookup(const std::string& path, const std::string& key, char separator) {
   std::ifstream in(path);
   for (std::string line; std::getline(in, line);) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine on which a measurement runs: CPU, cores available to this process, caches, memory.
+// The machine on which a measurement runs: CPU, cores available to this process, caches, and memory.
 #pragma once
 
 #include <cstddef>
@@ -27,20 +27,20 @@ struct Machine {
   std::string memory_limit;     ///< the limit that determines memory_available
   std::vector<int> cpus;        ///< allowed CPUs
 
-  /// Cores that this process can keep busy: the affinity mask, capped by the quota. At least 1.
+  /// Number of cores that this process can keep busy: the affinity mask, capped by the quota. At least 1.
   int usable_cores() const;
 };
 
 Machine this_machine();
 
-/// Restricts the calling thread to these CPUs; threads that it creates inherit the restriction. An empty list changes nothing.
+/// Restricts the calling thread to these CPUs; threads created by it inherit the restriction. An empty list changes nothing.
 void pin_thread(const std::vector<int>& cpus);
 
-/// CPUs for worker `index` of `count`: an even, contiguous share of the machine's CPUs, or a single CPU if there are fewer CPUs
+/// CPUs for worker `index` of `count`: a contiguous, equal share of the machine's CPUs, or a single CPU if there are fewer CPUs
 /// than workers.
 std::vector<int> share_of_cpus(const Machine& machine, int index, int count);
 
-/// Current time in UTC, as 2026-01-31T12:00:00Z.
+/// Current time in UTC, formatted like 2026-01-31T12:00:00Z.
 std::string utc_now();
 
 }  // namespace switchyard::measure

@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kExperts = 256, kTopk = 8, kWorld = 2;
 constexpr int64_t kTokens = 4096;
 
-/// Distinct experts for each token, unordered.
+/// The distinct experts of each token, in no particular order.
 std::vector<int32_t> scattered_ids() {
   std::vector<int32_t> ids(kTokens * kTopk);
   uint32_t state = 1;
@@ -34,7 +34,7 @@ std::vector<int32_t> scattered_ids() {
   return ids;
 }
 
-/// The plan of a dispatch in which both ranks have the same ids. As in a program that does other work between calls, each plan
+/// The plan for a dispatch in which both ranks have the same ids. As in a program that does other work between calls, each plan
 /// creates its handle in memory that is not in any cache.
 class Planning {
  public:
@@ -70,9 +70,10 @@ class Planning {
     h.weights.assign(weights_.begin(), weights_.end());
     return seconds_since(begin);
   }
-  /// Writing of records by a sender's workers, interleaved with their rows: the stores to records miss the caches and compete
-  /// with the stores to rows for memory. The arithmetic is that of protocol/normal/dispatch_direct.hpp: each entry looks up the
-  /// address of its destination. \returns the additional seconds that rows with records take compared with rows only
+  /// The cost of records written by a sender's workers, interleaved with their rows: stores to records miss the caches and
+  /// compete with stores to rows for memory bandwidth. The arithmetic is that of protocol/normal/dispatch_direct.hpp: each
+  /// entry looks up the address of its destination. \returns the additional seconds that rows with records take compared with
+  /// rows only
   double write() {
     const double rows = send(false);
     return send(true) - rows;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time for a rank to plan a dispatch on the CPU, using the library's own planning functions, without a group and without rows.
+// Time that a rank takes to plan a dispatch on the CPU with the library's own planning functions, without a group and without
+// rows.
 #pragma once
 
 #include "measure/machine.hpp"
 
 namespace switchyard::measure {
 
-/// Nanoseconds. A record contains the destination of each of its token's K routes.
+/// Nanoseconds. A record contains the destinations of its token's K routes.
 struct PlanningTimes {
   double route_ns = 0;         ///< sender: planning a route
   double record_write_ns = 0;  ///< sender: writing one of the K entries of a record to memory that is not in any cache

@@ -35,7 +35,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Rows of one worker: memory of a program, or of a heap (which requests large pages from the system).
+/// Rows of one worker, in the memory of a program or of a heap (a heap requests large pages from the system).
 class Rows {
  public:
   Rows(size_t rows, bool heap) : rows_(rows) {
@@ -61,7 +61,7 @@ class Rows {
   size_t rows_;
 };
 
-/// Memory of one worker: rows of its program (read by a dispatch, written by a combine) and rows of its heap.
+/// Memory of one worker: rows in its program (read by a dispatch, written by a combine) and rows in its heap.
 struct Worker {
   explicit Worker(size_t rows)
       : program(rows, false), heap(rows, true), scratch(kHidden * 2), scales(rows * kQuantizedPlaces * kScaleBytes) {}
@@ -69,10 +69,10 @@ struct Worker {
   std::vector<std::byte> scratch, scales;
 };
 
-/// A worker's pass over its `n` rows. `next`: the worker whose memory is at the other end of a link.
+/// A pass over `n` of a worker's rows. `next`: the worker whose memory is at the other end of a link.
 using Pass = std::function<void(Worker& mine, Worker& next, size_t n)>;
 
-/// Copies each source row to `places` rows in separate ranges, like those of different ranks' memories.
+/// Copies each source row to `places` rows in separate ranges, as if they were in the memories of different ranks.
 void copy_pass(Worker& mine, size_t n, int places) {
   bool streamed = false;
   for (size_t i = 0; i < n; ++i) {
@@ -83,7 +83,7 @@ void copy_pass(Worker& mine, size_t n, int places) {
   if (streamed) detail::flush_streams();
 }
 
-/// Copies the same few rows, which stay in a cache, to memory of another worker.
+/// Copies the same few rows, which stay in a cache, to another worker's memory.
 void link_pass(Worker& mine, Worker& to, size_t n) {
   constexpr size_t kFew = 8;
   bool streamed = false;
@@ -91,7 +91,7 @@ void link_pass(Worker& mine, Worker& to, size_t n) {
   if (streamed) detail::flush_streams();
 }
 
-/// `n` sums of `places` rows each, from separate ranges.
+/// Computes `n` sums of `places` rows each, taken from separate ranges.
 void sum_pass(Worker& mine, size_t n, int places) {
   bool streamed = false;
   for (size_t i = 0; i < n; ++i) {
@@ -103,7 +103,7 @@ void sum_pass(Worker& mine, size_t n, int places) {
   if (streamed) detail::flush_streams();
 }
 
-/// Like a quantizing dispatch: quantizes into a row that stays in the cache, then copies it with its scales to separate places.
+/// Like a quantizing dispatch, quantizes into a row that stays in the cache, then copies it with its scales to separate places.
 void quantize_pass(Worker& mine, size_t n) {
   auto* const q = reinterpret_cast<uint8_t*>(mine.scratch.data());
   std::byte* const row_scales = mine.scratch.data() + kHidden;
@@ -138,7 +138,7 @@ class Crew {
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
-  /// Median seconds from the gate to the end of the last of the first `active` workers.
+  /// Median seconds from the opening of the gate until the last of the first `active` workers has finished.
   double seconds(const Pass& pass, int active, size_t n, double budget) {
     std::vector<double> all;
     double sum = 0;
@@ -179,7 +179,7 @@ class Crew {
   size_t active_ = 0, rows_ = 0;
 };
 
-/// Sum of the rates of `active` workers.
+/// Combined rate of `active` workers.
 RowRate row_rate(Crew& crew, int active, bool sums, double budget) {
   double ns_per_byte[3] = {};
   for (size_t i = 0; i < 3; ++i) {
@@ -194,7 +194,8 @@ RowRate row_rate(Crew& crew, int active, bool sums, double budget) {
   return rate_of_line(ns_per_byte, sums);
 }
 
-/// Rate in source bytes of `active` workers: the time to quantize and write rows, less the time to write them at `write_gbs`.
+/// Rate of `active` workers in source bytes, from the time to quantize and write rows minus the time to write them at
+/// `write_gbs`.
 double quantize_rate(Crew& crew, int active, double write_gbs, double budget) {
   const size_t n = crew.rows();
   const double seconds = crew.seconds([](Worker& mine, Worker&, size_t rows) { quantize_pass(mine, rows); }, active, n, budget);
@@ -203,7 +204,7 @@ double quantize_rate(Crew& crew, int active, double write_gbs, double budget) {
   return rows * kRowBytes * 1e-9 / std::max(seconds - writing, seconds * 0.1);
 }
 
-/// One-way time in microseconds of two threads that signal each other in turn.
+/// One-way time in microseconds between two threads that signal each other in turn.
 double flag_time(const Machine& machine, int workers) {
   if (workers < 2) return 0;
   constexpr uint64_t kRounds = 20'000;
@@ -234,7 +235,7 @@ double flag_time(const Machine& machine, int workers) {
   return us;
 }
 
-/// Sleeps like a rank's worker that waits for the next call and has stopped polling.
+/// Sleeps like a rank's worker that has stopped polling while it waits for the next call.
 class Sleeper {
  public:
   explicit Sleeper(const std::vector<int>& cpus) : thread_([this, cpus] { sleep(cpus); }) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The primitives of exchanges on a CPU, each measured separately: copies and sums of rows with the library's own row functions,
-// route planning, and flags from one rank to another. No exchange runs here.
+// route planning, and flags sent from one rank to another. No exchange runs here.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace switchyard::measure {
 
-/// Rates of bytes read and of bytes written, in 1e9 per second, for rows that are read once and written several times, or read
-/// several times and written once. The time of a row is the sum of both parts.
+/// Rates at which bytes are read and written, in 1e9 per second, for rows that are read once and written several times, or read
+/// several times and written once. The time for a row is the sum of both parts.
 struct RowRate {
   double read_gbs = 0;
   double write_gbs = 0;
 };
-/// One worker by itself, and the sum of all workers of the machine at once.
+/// One worker by itself, and the combined rate of all workers of the machine running at once.
 struct RowRates {
   RowRate worker;
   RowRate all;
@@ -43,13 +43,13 @@ struct PrimitiveOptions {
   double llc_factor = 4;  ///< bytes read in a pass = factor * last-level cache, at most an eighth of the available memory
 };
 
-/// \throws std::runtime_error if memory is insufficient. `on_progress`, if given, receives the finished fraction.
+/// \throws std::runtime_error if memory is insufficient. `on_progress`, if given, receives the fraction that is finished.
 HostPrimitives measure_primitives(const Machine& machine, const PrimitiveOptions& options,
                                   const std::function<void(double)>& on_progress = {});
 
-/// Rates per byte of a row from the times of one, two and four rows on the other side: a least-squares line through them.
-/// `many_read`: those rows are read, as in a sum; else written. A negative or absurdly high rate is replaced by the overall
-/// rate at one row.
+/// Rates per byte of a row, from a least-squares line through the times with one, two and four rows on the other side.
+/// `many_read`: the rows on the other side are read, as in a sum; otherwise, they are written. A negative or implausibly high
+/// rate is replaced with the overall rate at one row.
 RowRate rate_of_line(const double (&ns_per_byte)[3], bool many_read);
 
 }  // namespace switchyard::measure

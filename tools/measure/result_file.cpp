@@ -27,7 +27,7 @@ fs::path target_of(const std::string& path) {
   return ignored ? fs::path(path) : target;
 }
 
-/// The temporary file of this process.
+/// This process's temporary file.
 fs::path draft_of(const fs::path& target) {
   return target.parent_path() / (".switchyard-" + std::to_string(getpid()) + ".tmp");
 }
@@ -52,7 +52,7 @@ std::string replaced(const fs::path& target, const fs::file_status& before, cons
   return problem;
 }
 
-/// Descriptor of the original standard output, after it was claimed.
+/// Descriptor of the original standard output after it has been claimed.
 int standard_output = STDOUT_FILENO;
 
 std::string written_to_standard_output(const std::string& text) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Result files, written completely or not at all.
+// Result files, written either completely or not at all.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace switchyard::measure {
 /// The path that denotes standard output.
 inline constexpr const char* kStandardOutput = "-";
 /// Redirects stdout to stderr from now on. The original standard output receives only what write_file writes to
-/// kStandardOutput, so a program that reads it gets one document.
+/// kStandardOutput, so a program that reads it receives a single document.
 void claim_standard_output();
 
 /// Writes `text` to a new file next to `path`, which then replaces `path` and keeps the permissions of an existing file. A link
@@ -18,8 +18,8 @@ void claim_standard_output();
 /// path
 void write_file(const std::string& path, const std::string& text);
 
-/// Reason why write_file(path) of at least `least` bytes would fail, as far as it can be determined beforehand; "" if there is
-/// none. Leaves everything unchanged.
+/// Reason why write_file(path) with at least `least` bytes would fail, as far as it can be determined in advance; "" if there
+/// is none. Leaves everything unchanged.
 std::string why_not_writable(const std::string& path, size_t least = 0);
 
 }  // namespace switchyard::measure

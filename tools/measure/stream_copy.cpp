@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kAhead = 1024;  // distance in bytes between load and prefetch: hides part of the memory's latency
 
 // NOLINTBEGIN(bugprone-macro-parentheses): a type cannot be in parentheses
-// One body per vector width. Each is compiled for its own instruction set and chosen at run time.
+// One body per vector width. Each one is compiled for its own instruction set and selected at run time.
 #define SWITCHYARD_STREAM_COPY(name, isa, vector, load, store)                                           \
   __attribute__((target(isa))) void name(std::byte* to, const std::byte* from, size_t bytes) {           \
     constexpr size_t kLine = 64;                                                                         \

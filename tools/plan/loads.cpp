@@ -9,12 +9,12 @@ namespace {
 
 size_t idx(int i) { return static_cast<size_t>(i); }
 
-/// Number of rows of `source` that `dest` receives, or returns.
+/// Number of rows from `source` that `dest` receives (or returns).
 double rows_between(const Traffic& traffic, Variant variant, int source, int dest) {
   return variant == Variant::flat_per_route ? traffic.routes(source, dest) : traffic.pairs(source, dest);
 }
 
-/// Rows of `source` for the ranks of `host`, written by `writer`, one of those ranks.
+/// Adds the rows of `source` for the ranks of `host`, written by `writer`, which is one of those ranks.
 void deliver(CallLoads& loads, const Traffic& traffic, Variant variant, int source, int writer, int host, double row) {
   const HostsOfRanks& where = traffic.where();
   for (int d = where.first(host); d < where.first(host + 1); ++d) {
@@ -55,7 +55,7 @@ double peers_of(const HostsOfRanks& where, Variant variant) {
   return where.world() - min_host_size;
 }
 
-/// Rows of `source` to one other host.
+/// Adds the rows that `source` sends to one other host.
 void send_to_host(CallLoads& loads, const PlanShape& shape, const Traffic& traffic, Variant variant, int source, int host) {
   const HostsOfRanks& where = traffic.where();
   if (is_flat(variant)) {
@@ -75,7 +75,7 @@ void send_to_host(CallLoads& loads, const PlanShape& shape, const Traffic& traff
   deliver(loads, traffic, variant, source, proxy, host, shape.sent_row());
 }
 
-/// Rows of `owner` from one other host.
+/// Adds the rows that `owner` receives from one other host.
 void return_from_host(CallLoads& loads, const PlanShape& shape, const Traffic& traffic, Variant variant, int owner, int host) {
   const HostsOfRanks& where = traffic.where();
   const double row = shape.returned_row();
@@ -137,8 +137,8 @@ CallLoads dispatch_loads(const PlanShape& shape, const Traffic& traffic, Variant
       send_to_host(loads, shape, traffic, variant, s, h);
     }
     deliver(loads, traffic, variant, s, s, own, shape.sent_row());
-    // A token is read (and quantized) once for its own host and once for each other host, because a crossing row is created in
-    // its slot. A flat exchange creates it once for all other hosts. Quantized rows are in a cache afterwards.
+    // A token is read (and quantized) once for its own host and once for each other host, because a row that crosses is created
+    // in its slot. In a flat exchange, the row is created once for all other hosts. Quantized rows are then in a cache.
     const double read = traffic.tokens_to(s, own) + (is_flat(variant) ? std::min(remote, traffic.tokens(s)) : remote);
     (quantises ? loads.quantize : loads.copy.read)[idx(s)] += shape.source_row() * read;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work of each rank in a call, in bytes.
+// Each rank's work in a call, in bytes.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace switchyard::tool {
 
-/// Bytes that a rank's warps read and write.
+/// Bytes read and written by a rank's warps.
 struct MemoryLoad {
   std::vector<double> read, write;  ///< [W]
 };

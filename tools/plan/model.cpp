@@ -18,21 +18,21 @@ constexpr double kCountsHead = 32;  ///< bytes of a row of counts in addition to
 
 double padded(double bytes) { return std::ceil(bytes / 128) * 128; }
 
-/// Combines rates of a worker, of a rank with several workers, and of a host.
+/// Combines the rates of a worker, of a rank with several workers, and of a host.
 class Machines {
  public:
   Machines(const Topology& topology, const HostsOfRanks& where) : t_(topology), where_(where) {}
 
-  /// Number of ranks that share the workers, or the GPUs, of rank `r`.
+  /// Number of ranks that share the workers or GPUs of rank `r`.
   int sharing(int r) const { return t_.one_machine ? where_.world() : where_.size(where_.host_of(r)); }
-  /// Ranks are distributed over the GPUs: with more ranks than GPUs a rank has a fraction of one.
+  /// Ranks are distributed over the GPUs; if there are more ranks than GPUs, each rank has a fraction of a GPU.
   double workers_of(int r) const {
     if (!t_.host.on_gpus()) return std::max(1, t_.host.workers / sharing(r));
     const int on_fullest = (sharing(r) + t_.host.ranks - 1) / t_.host.ranks;
     return 1.0 / on_fullest;
   }
-  /// Maximum over ranks and over hosts. `rank(r)` is the time of one worker of rank r; `host(r)` is the time of rank r's part
-  /// when all workers are busy.
+  /// Maximum over ranks and over hosts. `rank(r)` is the time that one worker of rank r takes; `host(r)` is the time of rank
+  /// r's part when all workers are busy.
   template <class Rank, class Host>
   double slowest(Rank rank, Host host) const {
     double max = 0;
@@ -43,7 +43,7 @@ class Machines {
     }
     return std::max(max, *std::max_element(hosts.begin(), hosts.end()));
   }
-  /// The same for times of workers that do not disturb each other.
+  /// The same for times of workers that do not slow each other down.
   template <class Rank>
   double slowest(Rank rank) const {
     return slowest(rank, [&](int r) { return t_.host.on_gpus() ? 0.0 : rank(r) / t_.host.workers; });
@@ -80,7 +80,7 @@ double message_of(const CallLoads& loads, const PlanBytes& bytes) {
   return loads.peers > 0 ? std::min(kChunk, bytes.network_out / loads.peers) : 0;
 }
 
-/// Maximum of the times of the rails, the hosts, and the middle of the network.
+/// Maximum over the times of the rails, the hosts, and the middle of the network.
 double network_us(const Topology& t, const HostsOfRanks& where, const CallLoads& loads, const PlanBytes& bytes) {
   if (bytes.network_all == 0) return 0;
   const NetworkTopology& n = t.network;
@@ -104,7 +104,7 @@ double network_us(const Topology& t, const HostsOfRanks& where, const CallLoads&
   return kUsPerGb * std::max(max, across / (n.bisection * hosts / 2 * host_gbs));
 }
 
-/// `rounds` rounds of small messages for counts and placements.
+/// Time of `rounds` rounds of small messages for counts and placements.
 double counts_us(const Topology& t, const PlanShape& shape, const HostsOfRanks& where, Variant variant, int rounds) {
   if (where.hosts() == 1) return 0;  // already part of a call that moves nothing
   const double row = kCountsHead + 4.0 * (where.world() + shape.experts + where.hosts());
@@ -123,18 +123,19 @@ double plan_us(const Topology& t, const PlanShape& shape, const Traffic& traffic
     return 1e-3 * shape.topk * (static_cast<double>(shape.tokens) * t.host.route_ns + records * t.host.record_read_ns);
   };
   const Machines machines(t, where);
-  // One thread per rank plans, regardless of the number of workers.
+  // Planning takes one thread per rank, regardless of the number of workers.
   return machines.slowest([&](int r) { return rank(r) * machines.workers_of(r); },
                           [&](int r) { return t.host.on_gpus() ? 0 : rank(r) / t.host.workers; });
 }
 
-/// Additional time for workers to write records along with rows.
+/// Additional time that workers take to write records along with rows.
 double records_us(const Topology& t, const PlanShape& shape, const HostsOfRanks& where, const CallLoads& loads) {
   const double ns = shape.topk * t.host.record_write_ns;
   return Machines(t, where).slowest([&](int r) { return 1e-3 * ns * loads.records[static_cast<size_t>(r)]; });
 }
 
-/// Time until the first chunk has crossed and after the last one has crossed; all other chunks overlap with the longest phase.
+/// Time until the first chunk has crossed plus the time after the last one has crossed; all other chunks overlap with the
+/// longest phase.
 double fill_us(const Topology& t, const CallLoads& loads, const PlanBytes& bytes) {
   const double chunk = message_of(loads, bytes);
   if (chunk == 0) return 0;
@@ -143,7 +144,7 @@ double fill_us(const Topology& t, const CallLoads& loads, const PlanBytes& bytes
   return t.network.us + (t.host.on_gpus() ? kUsPerGb * in_memory : 0);
 }
 
-/// A call that moves nothing, with the same number of ranks.
+/// Time of a call that moves nothing, with the same number of ranks.
 double empty_us(const Topology& t, const HostsOfRanks& where, const std::vector<double>& times) {
   const double wake = Machines(t, where).workers_of(0) > 1 ? t.host.wake_us : 0;
   return wake + call_us(t.host, times, t.one_machine ? where.world() : where.max_host_size());
@@ -162,7 +163,7 @@ void finish(CallPrediction& call, const Topology& t, const HostsOfRanks& where, 
   const double memory = machines.move_us(t.host.copy, loads.copy) + machines.move_us(t.host.sum, loads.sum);
   const double links = machines.links_us(loads, link_gbs);
   add(call, "quantise", machines.rate_us(loads.quantize, t.host.quantize_gbs, t.host.host_quantize_gbs), overlaps);
-  // On a CPU the same threads do all of the work, and writes to other ranks are already counted as written bytes.
+  // On a CPU, the same threads do all of the work, and writes to other ranks are already included in the written bytes.
   add(call, "memory", overlaps || memory >= links ? memory : 0, overlaps);
   add(call, "links", !overlaps ? (links > memory ? links : 0) : links > 0 ? links + link_start_us : 0, overlaps);
   add(call, "network", network_us(t, where, loads, call.bytes), overlaps);
@@ -189,8 +190,8 @@ NormalConfig config_of(const PlanShape& shape) {
   return c;
 }
 
-/// See docs/design/0055-several-hosts.md: for each other host, rings of three chunks in each direction, plus an inbox for a
-/// whole combine.
+/// See docs/design/0055-several-hosts.md: for each other host, there are rings of three chunks in each direction, plus an inbox
+/// for a whole combine.
 double network_memory(const PlanShape& shape, const HostsOfRanks& where, Variant variant) {
   if (where.hosts() == 1) return 0;
   const double hosts = where.hosts() - 1, tokens = static_cast<double>(shape.tokens), row = shape.returned_row();

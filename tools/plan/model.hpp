@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Predicted times, bytes and memory of an exchange, computed from the figures of a topology and the counted rows. All constants
-// are from the topology. docs/concepts/prediction.md gives the formulas.
+// Predicted times, bytes and memory of an exchange, computed from a topology's figures and the counted rows. All constants come
+// from the topology. docs/concepts/prediction.md gives the formulas.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace switchyard::tool {
 
-/// How rows are sent between hosts. On a single host the last three are equal.
+/// How rows are sent between hosts. On a single host, the last three are equal.
 enum class Variant {
   flat_per_route,  ///< a row for each route, from its source to the expert's rank: an all-to-all without deduplication
   flat_per_rank,   ///< a row for each (token, rank)
@@ -26,7 +26,7 @@ inline constexpr Variant kVariants[] = {Variant::flat_per_route, Variant::flat_p
 const char* to_string(Variant variant);
 bool is_flat(Variant variant);
 
-/// The predicted exchange: rank-major rows of normal mode, direct staging.
+/// The predicted exchange, with rank-major rows in normal mode and direct staging.
 struct PlanShape {
   int64_t tokens = 4096;  ///< per rank
   int64_t hidden = 7168;
@@ -38,7 +38,7 @@ struct PlanShape {
   double source_row() const;    ///< bytes of an input row, scales included
   double sent_row() const;      ///< bytes on the way to the experts
   double returned_row() const;  ///< bytes on the way back
-  /// Bytes of a row that crosses to another host once: header, row and scales, each padded. `max_host_size`: number of ranks of
+  /// Bytes of a row that crosses once to another host: header, row and scales, each padded. `max_host_size`: number of ranks on
   /// the largest host.
   double slot(int max_host_size) const;
 };
@@ -50,7 +50,7 @@ struct PlanPhase {
   bool overlaps = false;
 };
 
-/// Bytes of one call. Figures per rank are maxima over ranks.
+/// Bytes of one call. Per-rank figures are maxima over ranks.
 struct PlanBytes {
   double network_out = 0, network_in = 0;  ///< per rank
   double link_out = 0, link_in = 0;        ///< per rank, to and from the other ranks of its host
@@ -66,7 +66,7 @@ struct CallPrediction {
   PlanBytes bytes;
 };
 
-/// Memory per rank, in bytes: the maximum over ranks.
+/// Memory per rank, in bytes, as the maximum over ranks.
 struct PlanMemory {
   MemoryRequirement heap;  ///< NormalExchange::memory_required
   double network = 0;      ///< rings of crossing rows, and the inbox of combine
@@ -84,12 +84,12 @@ struct Prediction {
 /// \pre `traffic` was counted for hosts of the topology. \throws Error(invalid_argument) if the library rejects the shape
 Prediction predict(const Topology& topology, const PlanShape& shape, const Traffic& traffic, Variant variant);
 
-/// NormalExchange::memory_required for groups of any size. Groups have at most kMaxRanks ranks; larger sizes are extrapolated
-/// by the parabola through the values at a quarter, half and all of kMaxRanks, which matches the formulas up to rounding.
+/// NormalExchange::memory_required for groups of any size. Groups have at most kMaxRanks ranks. Larger sizes are extrapolated
+/// using the parabola through the values at a quarter, half and all of kMaxRanks, which matches the formulas up to rounding.
 MemoryRequirement memory_for(const NormalConfig& config, int world, Backend backend);
 
-/// Time of a call that moves nothing with `ranks` ranks on a host. Between measured numbers of ranks it is interpolated
-/// linearly in the logarithm; beyond them it is the nearest measured value.
+/// Time of a call that moves nothing, with `ranks` ranks on a host. Between measured rank counts, it is interpolated linearly
+/// in the logarithm; outside their range, the nearest measured value is used.
 double call_us(const HostTopology& host, const std::vector<double>& times, int ranks);
 
 }  // namespace switchyard::tool

@@ -22,7 +22,7 @@ constexpr const char* kFormat = "switchyard-topology";
 constexpr int kVersion = 1;
 constexpr int kMaxRanksPerHost = 64, kMaxHosts = 2048;
 
-/// An object in the file: fields are read by name, and unread fields are errors.
+/// An object in the file, whose fields are read by name; unread fields are errors.
 class Fields {
  public:
   Fields(const json& object, std::string path) : object_(object), path_(std::move(path)) {
@@ -53,7 +53,7 @@ class Fields {
     if (!whole) fail(name, fmt::format("is {}; allowed: {} to {}", value.dump(), min, max));
     return value.get<int>();
   }
-  /// A finite number above `above`.
+  /// A finite number greater than `above`.
   double number(const std::string& name, double above) {
     const json& value = at(name);
     return number_of(name, value, above);
@@ -152,7 +152,7 @@ NetworkTopology network_from(Fields f) {
   return network;
 }
 
-/// A number of hosts, or a list of the number of ranks of each host.
+/// Either a number of hosts or a list with the number of ranks on each host.
 std::vector<int> hosts_from(Fields& f, const HostTopology& host) {
   const json& value = f.at("hosts");
   if (!value.is_array()) return std::vector<int>(static_cast<size_t>(f.integer("hosts", 1, kMaxHosts)), host.ranks);

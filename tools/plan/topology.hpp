@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A topology file: figures for hosts, their links and the network between them, from which `switchyard plan` predicts. `doctor
-// --measure` writes one for this machine. docs/topology.md describes the format.
+// A topology file: figures for hosts, their links and the network between them, on which the predictions of `switchyard plan`
+// are based. `doctor --measure` writes one for this machine. docs/topology.md describes the format.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,9 +9,9 @@
 
 namespace switchyard::tool {
 
-/// Rates are in 1e9 bytes per second and times in microseconds, unless their names say otherwise.
+/// Rates are in 1e9 bytes per second and times in microseconds unless their names say otherwise.
 
-/// A fixed time, and rates of bytes read and written. The time of rows is the sum of the three parts.
+/// A fixed time, and rates for bytes read and written. The time to move rows is the sum of the three parts.
 struct MoveRate {
   double start_us = 0;
   double read_gbs = 0, write_gbs = 0;            ///< one worker by itself
@@ -53,7 +53,7 @@ struct Topology {
   HostTopology host;
   bool has_network = false;
   NetworkTopology network;
-  /// A test bed: all hosts are on one machine, and the figures of workers and network apply to all hosts together.
+  /// A test bed: all hosts are on one machine, and the figures for workers and network apply to all hosts together.
   bool one_machine = false;
 
   int max_ranks() const;

@@ -22,7 +22,7 @@ int HostsOfRanks::max_host_size() const {
 
 Traffic::Traffic(HostsOfRanks where, int num_experts) : where_(std::move(where)) {
   const auto world = static_cast<size_t>(where_.world()), hosts = static_cast<size_t>(where_.hosts());
-  // As in include/switchyard/normal.hpp: consecutive experts; the first E mod W ranks have one more than the others.
+  // As in include/switchyard/normal.hpp, experts are consecutive, and the first E mod W ranks have one more than the others.
   const int each = num_experts / where_.world(), more = num_experts % where_.world();
   for (int r = 0; r < where_.world(); ++r) {
     const int count = each + (r < more ? 1 : 0);

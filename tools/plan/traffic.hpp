@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of rows between ranks and hosts, counted from the routes of all ranks, for groups of any size.
+// Row counts between ranks and between hosts, for groups of any size, obtained from the routes of all ranks.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace switchyard::tool {
 
-/// Assignment of ranks to hosts: first the ranks of host 0, then those of host 1, ... The ranks of a host have rails, ascending
-/// from 0. On every other host a rank has a proxy: the rank of that host with the same rail, modulo that host's number of ranks
-/// (docs/design/0055-several-hosts.md).
+/// Assignment of ranks to hosts: the ranks of host 0 come first, then those of host 1, and so on. The ranks of a host have
+/// rails, numbered from 0 in ascending order. On every other host, a rank has a proxy: the rank with the same rail modulo that
+/// host's number of ranks (docs/design/0055-several-hosts.md).
 class HostsOfRanks {
  public:
   explicit HostsOfRanks(const std::vector<int>& ranks_of_hosts);
@@ -32,27 +32,27 @@ class HostsOfRanks {
   std::vector<int> host_of_;  ///< [world]
 };
 
-/// Row counts of one call. Repeated experts of a token count as one (token, rank) pair and several routes.
+/// Row counts of one call. A token's repeated experts count as one (token, rank) pair and several routes.
 class Traffic {
  public:
   Traffic(HostsOfRanks where, int num_experts);
   /// Adds the tokens of rank `source`. \pre ids are below num_experts; negative ids are dropped routes
   void add(int source, const Routing& routing);
-  /// Scales all numbers from `counted` tokens per rank to `tokens`.
+  /// Scales all counts from `counted` tokens per rank to `tokens`.
   void scale(int64_t counted, int64_t tokens);
 
   const HostsOfRanks& where() const { return where_; }
-  /// Tokens of `source` with a row for rank `dest`.
+  /// Number of tokens of `source` with a row for rank `dest`.
   double pairs(int source, int dest) const { return scale_ * pairs_[at(source, dest)]; }
-  /// Routes of `source` to experts of `dest`.
+  /// Number of routes from `source` to experts of `dest`.
   double routes(int source, int dest) const { return scale_ * routes_[at(source, dest)]; }
-  /// Tokens of `source` with a row for any rank of `host`.
+  /// Number of tokens of `source` with a row for any rank of `host`.
   double tokens_to(int source, int host) const {
     return scale_ * touching_[static_cast<size_t>(source) * static_cast<size_t>(where_.hosts()) + static_cast<size_t>(host)];
   }
-  /// Tokens of `source` with a row for any rank.
+  /// Number of tokens of `source` with a row for any rank.
   double tokens(int source) const { return scale_ * tokens_[static_cast<size_t>(source)]; }
-  /// Maximum number of tokens of a rank, including tokens without a route.
+  /// Maximum number of tokens on a rank, including tokens without a route.
   double max_tokens() const { return scale_ * static_cast<double>(max_tokens_); }
 
  private:
@@ -68,12 +68,12 @@ class Traffic {
   double scale_ = 1;
 };
 
-/// Maximum number of tokens counted over all ranks: beyond it, only the first tokens of each rank are counted, as
+/// Maximum number of tokens counted over all ranks; if there are more, only the first tokens of each rank are counted, as
 /// representatives.
 inline constexpr int64_t kMaxCountedTokens = int64_t{1} << 24;
 
-/// The traffic of each group with `tokens` tokens per rank. `source_of(world)` returns the routing of a group of at most
-/// kMaxRanks ranks; larger groups reuse the routing of kMaxRanks ranks, each time with further tokens.
+/// The traffic of each group with `tokens` tokens per rank. `source_of(world)` returns the routing for a group of at most
+/// kMaxRanks ranks; larger groups reuse the routing for kMaxRanks ranks, each time with further tokens.
 std::vector<Traffic> count_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens,
                                    const std::function<RoutingSource(int world)>& source_of);
 

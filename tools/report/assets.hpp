@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Web assets of the pages, embedded from assets/ when the tool is built (CMakeLists.txt of this folder).
+// The pages' web assets, embedded from assets/ when the tool is built (CMakeLists.txt in this folder).
 #pragma once
 
 namespace switchyard::tool {

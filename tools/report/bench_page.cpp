@@ -48,7 +48,7 @@ constexpr Axis kAxes[] = {
     {"scale_order", "order of scales", "scale-order", true},
 };
 
-/// A line in a plot: the path of its values in a run, and its style.
+/// A line in a plot: the path of its values within a run, and its style.
 struct Line {
   std::string name;
   std::vector<const char*> path;
@@ -85,7 +85,7 @@ std::string text_of(const json& run, const Axis& axis) {
   return chart_number(static_cast<double>(config.value(axis.key, int64_t{0})));
 }
 
-/// The distinct values of an axis in all runs, in order of appearance.
+/// An axis's distinct values over all runs, in order of appearance.
 std::vector<std::string> texts_of(const json& runs, const Axis& axis) {
   std::vector<std::string> texts;
   for (const json& run : runs) {
@@ -95,7 +95,7 @@ std::vector<std::string> texts_of(const json& runs, const Axis& axis) {
   return texts;
 }
 
-/// The horizontal axis of a plot: numbers at their positions, or evenly spaced words.
+/// The horizontal axis of a plot, with numbers at their positions or evenly spaced words.
 struct Horizontal {
   Horizontal(const json& runs, const Axis& given)
       : axis(given), words(given.words ? texts_of(runs, given) : decltype(words)()) {}
@@ -175,7 +175,7 @@ std::string table_of(const json& runs, const std::vector<size_t>& varied) {
   return out + "</table></div>";
 }
 
-/// A column in the table of fused layers: the minimum of a share or the maximum of a time, over ranks.
+/// A column in the table of fused layers: the minimum of a share or the maximum of a time over ranks.
 struct WorkersColumn {
   const char *title, *key;
   bool share;  ///< minimum over ranks, per cent; otherwise maximum, microseconds
@@ -195,7 +195,7 @@ std::string workers_cell(const json& ranks, const WorkersColumn& column) {
   return duration(*std::max_element(values.begin(), values.end()) * 1e-6);
 }
 
-/// Work of the warps of fused layers; empty if there are none.
+/// What the warps of fused layers do; empty if there are no fused layers.
 std::string fused_section(const json& runs, const std::vector<size_t>& varied) {
   std::string rows;
   for (const json& run : runs) {
@@ -217,7 +217,7 @@ std::string fused_section(const json& runs, const std::vector<size_t>& varied) {
          "maximum.</p></section>\n";
 }
 
-/// Description of the method behind a mode's figures. Normal mode on the CPU names its limit.
+/// Description of the method behind a mode's figures. For normal mode on the CPU, it names the limit.
 struct LimitsText {
   const char* mode;
   bool gpus;
@@ -252,7 +252,8 @@ std::string limits_text(const json& d) {
       d.at("copy_limit").value("gb_per_s", 0.0));
 }
 
-/// Columns of the table: values that differ between runs. A value may depend on another: warps on ranks, SMs on a tuning.
+/// Columns of the table: those whose values differ between runs. A value may depend on another one: warps on ranks, or SMs on a
+/// tuning.
 std::vector<size_t> varied_in(const json& runs) {
   std::vector<size_t> varied;
   for (size_t a = 0; a < std::size(kAxes); ++a)
@@ -260,9 +261,9 @@ std::vector<size_t> varied_in(const json& runs) {
   return varied;
 }
 
-/// Swept quantities. The first one is the horizontal axis: a number if there is one, and the one with the most values. Each
-/// combination of the others has its own plots. Old documents do not name swept quantities: for them, it is the first quantity
-/// that varies.
+/// Swept quantities. The first one is the horizontal axis: numeric quantities take precedence over words, and then the quantity
+/// with the most values is chosen. Each combination of the others has its own plots. Old documents do not name swept
+/// quantities; for these documents, it is the first quantity that varies.
 std::vector<size_t> swept_in(const json& document) {
   const json& runs = document.at("runs");
   if (!document.contains("swept")) {
@@ -281,7 +282,7 @@ std::vector<size_t> swept_in(const json& document) {
   return axes;
 }
 
-/// A value of the config if all runs share it, else null.
+/// A config value if all runs share it, else null.
 json shared(const json& runs, const char* key) {
   json value = runs.at(0).at("config").value(key, json());
   for (const json& run : runs)
@@ -289,7 +290,7 @@ json shared(const json& runs, const char* key) {
   return value;
 }
 
-/// Values that all runs have in common.
+/// Values common to all runs.
 std::string common_text(const json& runs) {
   std::vector<std::string> parts;
   const auto add = [&](const char* key, const std::string& before, const std::string& after) {

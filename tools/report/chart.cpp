@@ -13,7 +13,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// Linear or logarithmic position of values in [from, to] pixels.
+/// Maps values linearly or logarithmically to positions in [from, to] pixels.
 struct Scale {
   double low, high, from, to;
   bool logarithmic;
@@ -23,7 +23,7 @@ struct Scale {
   }
 };
 
-/// 1, 2 or 5 times a power of ten, not below v.
+/// 1, 2 or 5 times a power of ten, at least v.
 double nice(double v) {
   const double power = std::pow(10, std::floor(std::log10(v)));
   for (const double m : {1.0, 2.0, 5.0}) {

@@ -11,7 +11,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// JSON for a script element. It cannot contain the end of the element.
+/// JSON for embedding in a script element. It cannot contain the element's closing tag.
 std::string embedded(const nlohmann::json& data) {
   const std::string text = data.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   std::string out;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report of `switchyard demo`: one self-contained HTML file with data, style and script, without external resources.
+// The report of `switchyard demo`: a single self-contained HTML file with data, style and script, without external resources.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Description of the machine; "" for figures that were not measured.
+/// Description of the machine, or "" for figures that were not measured.
 std::string machine_of(const json& d) {
   std::string out;
   if (!d.contains("machine")) return out;

@@ -42,7 +42,7 @@ ChartAxis ranks_axis() {
   return {"ranks", false, whole, whole};
 }
 
-/// A line for each variant: `value` of its entry at each number of ranks.
+/// One line for each variant: `value` of its entry at each number of ranks.
 std::vector<ChartLine> lines_of(const json& points, const std::function<double(const json&)>& value) {
   std::vector<ChartLine> lines;
   for (const Known& line : kVariantLines) {
@@ -55,14 +55,14 @@ std::vector<ChartLine> lines_of(const json& points, const std::function<double(c
   return lines;
 }
 
-/// Removes points with value 0, because an axis may be logarithmic, and lines without other points.
+/// Removes points with a value of 0, because an axis may be logarithmic, and lines without any other points.
 std::vector<ChartLine> positive(std::vector<ChartLine> lines) {
   for (ChartLine& line : lines) std::erase_if(line.points, [](const ChartPoint& p) { return p.y <= 0; });
   std::erase_if(lines, [](const ChartLine& line) { return line.points.empty(); });
   return lines;
 }
 
-/// A line for each phase of `call` of a variant; dashed: phases that do not overlap.
+/// One line for each phase of a variant's `call`; phases that do not overlap are dashed.
 std::vector<ChartLine> phases_of(const json& points, const std::string& variant, const char* call) {
   std::vector<ChartLine> lines;
   for (const Known& known_phase : kPhaseLines) {
@@ -95,7 +95,7 @@ const json* entry_of(const json& point, const std::string& variant) {
   return nullptr;
 }
 
-/// Speedups of the other variants relative to the first one; empty without the first one.
+/// Speedups of the other variants relative to the first; empty if the first is absent.
 std::vector<ChartLine> gains_of(const json& points) {
   const std::string first = kVariantLines[0].name;
   if (entry_of(points.at(0), first) == nullptr) return {};
@@ -122,7 +122,7 @@ std::string bounds_of(const json& entry) {
   return dispatch == combine ? dispatch : dispatch + " and " + combine;
 }
 
-/// The largest possible group, or the smallest point.
+/// Tiles for the largest possible group or, if there is none, for the smallest point.
 std::string tiles(const json& points) {
   const json* shown = &points.at(0);
   for (const json& point : points)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard plot`: generates the page of an earlier measurement.
+// `switchyard plot`: generates the page for an earlier measurement.
 #pragma once
 
 #include <string>

@@ -21,7 +21,8 @@ std::string value_of(const json& trial) {
   return value == 0 ? "by row size" : std::to_string(value);
 }
 
-/// A bar for each value, starting at 0: green for the chosen value, gray for the library's default if it differs.
+/// One bar for each value, starting at 0; the bar is green for the chosen value, and gray for the library's default if that
+/// differs.
 std::string bars(const std::vector<const json*>& trials) {
   double max = 0;
   for (const json* t : trials) max = std::max(max, t->at("us").get<double>());

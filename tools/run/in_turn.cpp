@@ -19,7 +19,7 @@ namespace {
 
 struct Interrupted : std::exception {};
 
-/// During its lifetime the first Ctrl-C, SIGTERM or SIGHUP is only recorded. The second one ends the program.
+/// During its lifetime, the first Ctrl-C, SIGTERM or SIGHUP is only recorded. The second one ends the program.
 class Interrupts {
  public:
   Interrupts() {
@@ -54,7 +54,7 @@ class Interrupts {
 
   static void remember(int signal) {
     if (last_signal != 0) {
-      // timeout(1) sends its signal to the program and then to its process group: count both as one request.
+      // timeout(1) sends its signal to the program and then to the program's process group; both count as one request.
       if (signal != SIGINT && signal == last_signal && now_ms() - last_signal_ms < 1000) return;
       ::signal(signal, SIG_DFL);
       raise(signal);  // delivered when this handler returns

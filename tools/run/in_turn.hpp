@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A series of measurements that may end early. Results of finished measurements are kept.
+// A series of measurements that may end early. The results of finished measurements are kept.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct Stopped {
 };
 /// Calls one(0), one(1), ..., each of which returns the final text of its stage of `progress`. An exception from the first call
 /// is rethrown; an exception from a later call ends the series and is returned. The first Ctrl-C, SIGTERM or SIGHUP also ends
-/// the series as soon as the current call returns; it ends ranks of a launcher at once.
+/// the series as soon as the current call returns; ranks started by a launcher are ended at once.
 Stopped in_turn(Progress& progress, size_t count, const std::function<std::string(size_t)>& one);
 
 }  // namespace switchyard::tool

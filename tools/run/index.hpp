@@ -6,7 +6,7 @@
 
 namespace switchyard::tool {
 
-/// Converts a signed, non-negative position to a container subscript.
+/// Converts a signed, non-negative position into a container subscript.
 inline size_t at(int64_t i) { return static_cast<size_t>(i); }
 
 }  // namespace switchyard::tool

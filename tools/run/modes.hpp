@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tool's modes: properties of a mode that do not depend on the verb. Properties that only one verb needs are in that verb's
-// own table, in tools/bench/driver.cpp, tools/verify/case.cpp, tools/trace/calls.cpp or tools/tune/tune.cpp.
+// The tool's modes, with those properties of a mode that do not depend on the verb. Properties needed by only one verb are in
+// that verb's own table, in tools/bench/driver.cpp, tools/verify/case.cpp, tools/trace/calls.cpp or tools/tune/tune.cpp.
 #pragma once
 
 #include <string>
@@ -26,8 +26,8 @@ struct Mode {
   TuningMode tuning_of(Layout layout) const { return layout == Layout::expert_major ? expert_major_tuning : tuning; }
 };
 
-/// kLayer is a layer of separate calls: experts between calls of normal or low-latency mode. Its tuning, multiprocessors and
-/// tokens are those of normal mode.
+/// kLayer is a layer made of separate calls, with experts between the calls of normal or low-latency mode. It uses the tuning,
+/// multiprocessors and tokens of normal mode.
 extern const Mode kNormal, kLowLatency, kFlat, kLedger, kLayer;
 
 /// \throws std::invalid_argument if no mode has that name

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words of the command line for the library's types. Names of enumerations are the library's own (switchyard/names.hpp); only
-// this file defines the additional words for rows.
+// Command-line words for the library's types. Enumeration names are the library's own (switchyard/names.hpp); only the
+// additional words for rows are defined in this file.
 #pragma once
 
 #include <iterator>
@@ -15,7 +15,7 @@
 
 namespace switchyard::tool {
 
-/// All names of an enumeration.
+/// All names in an enumeration.
 template <NamedEnum E>
 std::vector<std::string> words_of() {
   std::vector<std::string> words;
@@ -29,7 +29,7 @@ E named(const char* what, const std::string& word) {
   throw std::invalid_argument(std::string(what) + " '" + word + "' is not known");
 }
 
-/// Source rows: their type, and the scales of fp8 rows.
+/// Source rows: their type, and the scales if they are fp8.
 struct SourceRows {
   DType type = DType::bf16;
   ScaleKind scales = ScaleKind::none;
@@ -38,10 +38,10 @@ struct SourceRows {
   /// Type of the result and of the rows returned by experts.
   DType result_type() const { return quantised() ? DType::bf16 : type; }
 };
-/// Words for rows: types without scales under their own names, then `fp8` (float32 scales) and, with `all_scales`, the other
-/// kinds of scales.
+/// Words for rows: the names of the types without scales, then `fp8` (float32 scales) and, with `all_scales`, the other kinds
+/// of scales.
 std::vector<std::string> row_words(bool all_scales);
-/// Words for types whose rows can be summed.
+/// Words for the types whose rows can be summed.
 std::vector<std::string> combined_words();
 
 inline const std::vector<std::string> kBackends = words_of<Backend>(), kLayouts = words_of<Layout>(),

@@ -36,7 +36,7 @@ struct Outcome {  // NOLINT(bugprone-exception-escape): moving a json does not t
   std::string field = {};  ///< Error::field()
 };
 
-/// The outcome of a rank, from the exception that is being handled.
+/// The outcome of a rank, derived from the exception that is being handled.
 Outcome failed(bool joined) {
   try {
     throw;
@@ -63,7 +63,7 @@ Outcome run_body(Group& group, const RankBody& body, RankLink& link) {
   }
 }
 
-/// The results. Throws the error closest to the cause.
+/// The results. Throws the error that is closest to the cause.
 std::vector<json> collect(std::vector<Outcome>&& outcomes) {
   for (const int distance : {0, 1, 2}) {
     for (size_t r = 0; r < outcomes.size(); ++r) {
@@ -99,7 +99,7 @@ std::vector<json> run_threads(const RankJob& job, const RankBody& body, const On
       if (!job.cpus.empty()) pin_thread(job.cpus[r]);
       ThreadLink link(static_cast<int>(r), on_progress);
       outcomes[r] = run_body(groups[r], body, link);
-      // A failed rank leaves the group now, so peers that wait for it at a barrier are notified at once.
+      // A failed rank leaves the group now so that peers waiting for it at a barrier are notified at once.
       if (!outcomes[r].error.empty()) const Group left = std::move(groups[r]);
     });
   }
@@ -109,7 +109,7 @@ std::vector<json> run_threads(const RankJob& job, const RankBody& body, const On
 
 // ------------------------------------------------------------------------------------------------------------------ processes
 
-// A message of a rank's process: a 5-byte header {type, length} and the payload.
+// A message from a rank's process: a 5-byte header {type, length} and the payload.
 constexpr char kProgress = 'P';
 constexpr char kResult = 'R';
 constexpr char kFailure = 'F';
@@ -242,7 +242,7 @@ void reap(Child& child) {
                    signal == SIGKILL ? ErrorCode::system : ErrorCode::peer_failed};  // typical of the out-of-memory killer
 }
 
-/// Ends the ranks already started. errno contains the reason why the next one cannot start.
+/// Ends the ranks already started. errno contains the reason why the next rank cannot be started.
 [[noreturn]] void cannot_start(const char* call, int rank, std::vector<Child>& children) {
   const int error = errno;
   for (Child& child : children) {
@@ -297,13 +297,13 @@ std::vector<json> run_processes(const RankJob& job, const RankBody& body, const 
 
 // ------------------------------------------------------------------------------------------------------------------- launched
 
-/// The rank of this process, set by join_launched_ranks.
+/// This process's rank, set by join_launched_ranks.
 std::optional<Membership>& launched() {
   static std::optional<Membership> me;
   return me;
 }
 
-/// Collective: gathers the values of all ranks.
+/// Collective: gathers all ranks' values.
 std::vector<json> gathered(Group& group, const json& mine) {
   const std::vector<uint8_t> bytes = json::to_cbor(mine);
   const auto world = static_cast<size_t>(group.size());

@@ -20,7 +20,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// A word, the meaning of the number that may follow it, and the meaning of the word.
+/// A word, its meaning, and the meaning of the number that may follow it.
 struct Word {
   const char* name;
   const char* number;
@@ -97,7 +97,7 @@ Routing slice(const Routing& all, int64_t first, int64_t tokens) {
   return part;
 }
 
-/// Fraction of routes of a recorded layer whose id is outside [0, experts).
+/// Fraction of a recorded layer's routes whose id is outside [0, experts).
 double share_without_expert(const RoutingFile& file, int layer, int experts) {
   int64_t routes = 0, without = 0;
   for (int r = 0; r < file.ranks(layer); ++r) {
@@ -109,7 +109,7 @@ double share_without_expert(const RoutingFile& file, int layer, int experts) {
   return routes > 0 ? static_cast<double>(without) / static_cast<double>(routes) : 0;
 }
 
-/// Logits of one token without a model: closed form, spread about like those of a trained gate.
+/// Logits of one token without a model, in closed form and with about the spread of a trained gate's.
 void make_up_logits(uint64_t seed, int rank, int64_t token, float* out, int64_t experts) {
   fill_row(out, DType::f32, experts,
            row_key(seed, 77, RowKind::bias, static_cast<uint64_t>(rank), static_cast<uint64_t>(token)));

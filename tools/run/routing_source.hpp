@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sources of routing: a recording, a generator, or a gate, selected by one word on the command line.
+// Sources of routing: a recording, a generator, or a gate, selected by a single word on the command line.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace switchyard::tool {
 
-/// The project's recording, relative to the data folder.
+/// Path of the project's recording, relative to the data folder.
 inline constexpr const char* kDefaultRecording = "routing/moe_lm_e256_k8_layer3.safetensors";
 
-/// Geometry requested on the command line; 0: that of the recording, or the default.
+/// Geometry requested on the command line; 0 means the recording's value or the default.
 struct RoutingGeometry {
   int64_t experts = 0;
   int64_t topk = 0;
@@ -24,12 +24,13 @@ struct RoutingGeometry {
   int64_t default_experts = 256;  ///< together with 8 experts per token, the geometry of DeepSeek-V3
 };
 
-/// A source of routing for all ranks of a group. Immutable after construction; const functions may be called from any thread.
+/// A source of routing for all ranks in a group. Immutable after construction; const functions may be called from any thread.
 class RoutingSource {
  public:
-  /// `spec` is one of words() with an optional ":number", or the path of a recording with an optional ":layer=N"; the word
-  /// `recorded` also accepts ":layer=N". If a file named exactly `spec` exists, it takes precedence over a word with a suffix.
-  /// \throws UsageError naming `flag`, also for a missing file; switchyard::Error(io) for a file that is not a recording
+  /// `spec` is either one of words() with an optional ":number", or the path of a recording with an optional ":layer=N"; the
+  /// word `recorded` also accepts ":layer=N". If a file named exactly `spec` exists, it takes precedence over a word with a
+  /// suffix. \throws UsageError naming `flag`, also for a missing file; switchyard::Error(io) for a file that is not a
+  /// recording
   RoutingSource(const std::string& flag, const std::string& spec, const RoutingGeometry& geometry);
 
   int experts() const { return experts_; }
@@ -37,19 +38,19 @@ class RoutingSource {
   /// "uniform", "zipf, exponent 1.2", "recorded on 8 ranks (moe_lm_e256_k8_layer3.safetensors, layer 3)".
   const std::string& description() const { return description_; }
   const std::string& spec() const { return spec_; }
-  /// True for `gate` and `softmax`, which compute ids from logits. The demo computes logits from the rows (see gate()); other
-  /// verbs use synthetic ones.
+  /// True for `gate` and `softmax`, which compute ids from logits. The demo computes the logits from the rows (see gate());
+  /// other verbs use synthetic logits.
   bool is_gate() const { return kind_ == Kind::deepseek || kind_ == Kind::softmax; }
   /// Routes by this source's gate. \pre is_gate()
   Routing gate(const float* logits, int64_t tokens) const;
 
-  /// `count` consecutive batches of `tokens` tokens of a rank. The batches of a rank are the same on every rank that requests
+  /// `count` consecutive batches of `tokens` tokens each for a rank. A rank's batches are the same on every rank that requests
   /// them.
   std::vector<Routing> batches(int rank, int64_t tokens, int64_t count) const;
-  /// One batch for every rank.
+  /// One batch for each rank.
   std::vector<Routing> all_ranks(int64_t tokens) const;
 
-  /// The words, and a help text about them.
+  /// The words, and a help text that describes them.
   static std::vector<std::string> words();
   static std::string help();
 

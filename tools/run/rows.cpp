@@ -23,8 +23,8 @@ class Words {
   uint64_t state_;
 };
 
-/// Converts 16 random bits to a 16-bit float with `mantissa` bits: sign, one of five exponents, mantissa; one value in 64 is a
-/// zero.
+/// Converts 16 random bits into a 16-bit float with `mantissa` bits, consisting of a sign, one of five exponents and a
+/// mantissa; one value in 64 is zero.
 uint16_t half_word(uint64_t bits, int mantissa, uint32_t exponent_of_one) {
   const auto r = static_cast<uint32_t>(bits & 0xFFFF);
   const uint32_t sign = r & 0x8000u;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Closed-form rows: every byte is a function of a key, so any rank can compute the expected row of any other rank.
+// Closed-form rows: every byte is a function of a key, so any rank can compute the row expected from any other rank.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace switchyard::tool {
 
-/// Kind of a row; it defines the meaning of the key's other arguments.
+/// Kind of a row, which defines the meaning of the key's other arguments.
 enum class RowKind : uint64_t {
   token = 1,          ///< a token's activation: a = rank, b = token
   token_scales = 2,   ///< scales of a token, fp8
@@ -22,13 +22,14 @@ enum class RowKind : uint64_t {
 /// Key of a row. `set` distinguishes the data of different calls.
 uint64_t row_key(uint64_t seed, uint64_t set, RowKind kind, uint64_t a, uint64_t b, uint64_t c = 0);
 
-/// Fills `hidden` elements with finite values of both signs, magnitudes in [2^-4, 2) with all mantissa bits used, and some +0
-/// and -0. fp8: any code that is not NaN.
+/// Fills `hidden` elements with finite values of both signs, with magnitudes in [2^-4, 2) that use all mantissa bits, and with
+/// some +0 and -0. fp8: any code that is not NaN.
 void fill_row(void* row, DType type, int64_t hidden, uint64_t key);
-/// Fills a scale row of scale_row_bytes(hidden, kind) with normal values, padding included (payload is opaque to a dispatch).
+/// Fills a scale row of scale_row_bytes(hidden, kind) with normal values, including the padding (the payload is opaque to a
+/// dispatch).
 void fill_scales(void* row, int64_t hidden, ScaleKind kind, uint64_t key);
 
-/// Memory for rows, aligned to 64 bytes.
+/// Row memory, aligned to 64 bytes.
 class RowArray {
  public:
   RowArray() = default;

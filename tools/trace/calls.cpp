@@ -95,7 +95,7 @@ class NormalCalls final : public TracedCalls {
   void* out_ = nullptr;
 };
 
-/// Maximum number of routes to the experts of one rank.
+/// Maximum number of routes to the experts of any one rank.
 int64_t max_routes_per_rank(const Scenario& s) {
   std::vector<int64_t> routes(static_cast<size_t>(s.world));
   for (int r = 0; r < s.world; ++r)
@@ -105,7 +105,7 @@ int64_t max_routes_per_rank(const Scenario& s) {
   return *std::max_element(routes.begin(), routes.end());
 }
 
-/// Ledger combines of the rows that a dispatch of the same tokens would deliver, using its ledger.
+/// Ledger combines of the rows that a dispatch of the same tokens would deliver, based on its ledger.
 class LedgerCalls final : public TracedCalls {
  public:
   LedgerCalls(const BenchOptions& o, const Scenario& s, Group& group, RankDevice& device) {
@@ -179,7 +179,7 @@ class LedgerCalls final : public TracedCalls {
   void* out_ = nullptr;
 };
 
-/// A whole layer with normal mode.
+/// A whole layer in normal mode.
 class LayerCalls final : public TracedCalls {
  public:
   LayerCalls(const BenchOptions& o, const Scenario& s, Group& group, RankDevice& device)

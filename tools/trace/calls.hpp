@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls that `switchyard trace` records, on one rank: any mode, on the CPU or on a GPU.
+// The calls recorded by `switchyard trace`, on one rank: any mode, on the CPU or on a GPU.
 #pragma once
 
 #include <memory>
@@ -17,12 +17,12 @@ namespace switchyard::tool {
 class TracedCalls {
  public:
   virtual ~TracedCalls() = default;
-  /// Collective. One dispatch and combine, or the mode's equivalent. `recording`: the group's trace or null, used for spans
-  /// that the library does not record itself.
+  /// Collective. One dispatch and one combine, or the mode's equivalent. `recording`: the group's trace or null, used for spans
+  /// that the library itself does not record.
   virtual void call(Trace* recording) = 0;
 };
 
-/// The calls of this verb for a mode.
+/// This verb's calls for a mode.
 struct TraceMode {
   const Mode& mode;
   /// Collective. `o` and `s` must outlive the result.

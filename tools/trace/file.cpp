@@ -24,7 +24,7 @@ namespace {
 constexpr int kMaxTraceWarps = 1024, kMaxTraceTracks = 1024 * kMaxTraceWarps;  ///< per block, and per rank: the limits of Trace
 constexpr double kMaxMicros = 9e12;                                            ///< times are exact up to 104 days
 
-/// Reads the arguments of a span: its own argument, named by its unit, and optionally the number of bytes that it carried.
+/// Reads a span's arguments: the argument named by the span's unit and, optionally, the number of bytes that it carried.
 void take_arguments(const json& args, TraceSlice& slice) {
   for (const auto& [name, value] : args.items()) {
     if (name == "bytes" && args.size() > 1)
@@ -34,7 +34,7 @@ void take_arguments(const json& args, TraceSlice& slice) {
   }
 }
 
-/// Rounds to the value of a span in the run: files may differ by a tenth of a nanosecond.
+/// Rounds to the value that the span had in the run, because files may deviate by a tenth of a nanosecond.
 double whole_ns(double us) { return std::round(us * 1e3) / 1e3; }
 
 /// A span of a file. \throws BadEvent

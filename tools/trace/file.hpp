@@ -12,7 +12,7 @@
 
 namespace switchyard::tool {
 
-/// An event that no trace can contain: its index, its value, and the allowed values.
+/// An event that cannot occur in a trace: its index, its value, and the allowed values.
 struct BadEvent : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

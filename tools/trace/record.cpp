@@ -34,7 +34,7 @@ Scenario scenario_of(BenchOptions& o) {
   return s;
 }
 
-/// Collective. Microseconds per call over `n` calls on this rank. `recording`: the group's trace, or null.
+/// Collective. Microseconds per call, averaged over `n` calls on this rank. `recording`: the group's trace, or null.
 double time_calls(TracedCalls& calls, int64_t n, Trace* recording, Group& group, RankDevice& device) {
   group.barrier();
   const auto begin = std::chrono::steady_clock::now();
@@ -88,7 +88,7 @@ json traced_rank(const TraceVerbOptions& options, const Scenario& s, const Trace
   return {{"trace", json::binary({raw, raw + bytes.size()})}, {"cost", cost}};
 }
 
-/// Cost of recording, computed from the slowest rank of each round.
+/// Cost of recording, computed from each round's slowest rank.
 TraceCost cost_of(const std::vector<json>& ranks) {
   const auto slowest = [&](const char* which) {
     std::vector<double> max;
@@ -102,13 +102,13 @@ TraceCost cost_of(const std::vector<json>& ranks) {
   return {slowest("plain"), slowest("traced")};
 }
 
-/// A run: its scenario and its number of GPUs (0: on the CPU).
+/// A run: its scenario and its number of GPUs (0 on the CPU).
 struct Fitted {
   Scenario scenario;
   int gpus = 0;
 };
 
-/// Resolves the options left on automatic.
+/// Resolves options left on automatic.
 Fitted fit(TraceVerbOptions& options) {
   BenchOptions& o = options.run;
   const bool on_gpus = backend_named(o.backend) == Backend::cuda, whole_layer = mode_named(o.mode).has_experts;

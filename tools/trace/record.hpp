@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `switchyard trace`: a timeline of the work of every warp of every rank in a few calls, and a summary of it.
+// `switchyard trace`: a timeline of the work of every warp on every rank during a few calls, and a summary of it.
 #pragma once
 
 #include <cstdint>

@@ -43,7 +43,7 @@ Seen seen_of(TraceFile file) {
   return {file.world, file.num_warps, file.lost, file.clock_error_ns, std::move(file.slices), std::move(phases)};
 }
 
-/// Direction of a span's rows: to the experts or back, and from or to its own rank.
+/// Direction of a span's rows: to the experts or back, and from or to the span's own rank.
 struct Direction {
   bool back = false, to_rank = false;
 };
@@ -65,8 +65,8 @@ std::map<int, std::vector<const TraceSlice*>> calls_of(const std::vector<TraceSl
   return calls;
 }
 
-/// The link that carried the most bytes in one direction, according to the spans. Spans do not name the peer: with two ranks it
-/// is the other rank; with more ranks, or if spans were lost, there is no result.
+/// The link that carried the most bytes in one direction, according to the spans. Spans do not name the peer. With two ranks,
+/// it is the other rank; with more ranks, or if spans were lost, there is no result.
 std::optional<Link> busiest_in_trace(const Seen& seen, bool back) {
   if (seen.world != 2 || seen.lost > 0) return std::nullopt;
   const auto calls = calls_of(seen.slices);
@@ -87,7 +87,7 @@ std::optional<Link> busiest_in_trace(const Seen& seen, bool back) {
   return Link{from, 1 - from, bytes[from] / static_cast<double>(n), "trace"};
 }
 
-/// Bytes of rows from or for other ranks, as carried by each rank's spans.
+/// Bytes of rows from or to other ranks, as carried by each rank's spans.
 std::vector<double> carried_bytes(const Seen& seen) {
   std::vector<double> bytes(static_cast<size_t>(seen.world));
   for (const TraceSlice& s : seen.slices)
@@ -95,7 +95,7 @@ std::vector<double> carried_bytes(const Seen& seen) {
   return bytes;
 }
 
-/// Rows that cross from a token's rank to the ranks of its experts: one per rank, or one per route.
+/// Number of rows that cross from a token's rank to the ranks of its experts: one per rank or one per route.
 std::map<std::pair<int, int>, int64_t> link_rows(const Scenario& s, bool per_route) {
   std::map<std::pair<int, int>, int64_t> rows;
   for (int r = 0; r < s.world; ++r) {
@@ -124,7 +124,7 @@ Link busiest_out(const BenchOptions& o, const Scenario& s) {
   return heaviest;
 }
 
-/// The link that carries the most payload back.
+/// The link that carries the most payload back to the tokens' ranks.
 Link busiest_back(const BenchOptions& o, const Scenario& s) {
   const bool per_route = mode_named(o.mode).returns_per_route || order_named(o.order) == CombineOrder::per_route ||
                          (order_named(o.order) == CombineOrder::per_host && layout_named(o.layout) == Layout::expert_major);
@@ -147,7 +147,7 @@ std::map<int, std::map<int, Spans>> workers_of(const std::vector<TraceSlice>& sl
   return workers;
 }
 
-/// The first span of a worker that may extend into a call.
+/// A worker's first span that may extend into a call.
 Spans::const_iterator first_in(const TraceSlice& call, const Spans& spans) {
   const auto first = std::lower_bound(spans.begin(), spans.end(), call.begin_us,
                                       [](const TraceSlice* s, double begin) { return s->begin_us < begin; });
@@ -162,7 +162,7 @@ bool takes_part(const TraceSlice& call, const Spans& spans) {
   return false;
 }
 
-/// Share of the time between a rank's first and last record during which its workers recorded no activity. The time of a call
+/// Share of the time between a rank's first and last records during which its workers recorded no activity. A call's time
 /// counts only for the workers that participate in it.
 struct Gaps {
   double window_us = 0, idle_share = 0;
@@ -195,14 +195,14 @@ std::map<int, Gaps> gaps_of(const std::vector<TraceSlice>& slices) {
   return out;
 }
 
-/// The longest period inside a call during which a participating worker recorded no activity.
+/// The longest period within a call during which a participating worker recorded no activity.
 struct LongestGap {
   std::string call, after, before;
   int track = 0;
   double begin_us = 0, us = -1;  ///< from the begin of the call
 };
 
-/// Updates `longest` with the gaps of one call in the spans of one worker, sorted by begin.
+/// Updates `longest` with the gaps of one call in the spans of one worker, which are sorted by their beginning.
 void find_gap(const TraceSlice& call, const Spans& spans, LongestGap& longest) {
   if (!takes_part(call, spans)) return;
   const double call_end = call.begin_us + call.duration_us;
@@ -223,7 +223,7 @@ void find_gap(const TraceSlice& call, const Spans& spans, LongestGap& longest) {
   if (reached < call_end) offer(call_end, "its end", spans.front()->track);
 }
 
-/// The longest gap of each rank, in calls without lost spans.
+/// Each rank's longest gap, among calls without lost spans.
 std::map<int, LongestGap> longest_gaps(const std::vector<TraceSlice>& slices, bool some_forgotten) {
   const std::map<int, Spans> calls = calls_of(slices);
   std::map<int, std::map<int, Spans>> workers = workers_of(slices);
@@ -235,7 +235,7 @@ std::map<int, LongestGap> longest_gaps(const std::vector<TraceSlice>& slices, bo
   return out;
 }
 
-/// Milliseconds for which all workers of all other ranks waited for each rank.
+/// For each rank, the total time in milliseconds that the workers of all other ranks waited for it.
 std::vector<double> awaited_ms(const std::vector<TraceSlice>& slices, int world) {
   std::vector<double> ms(static_cast<size_t>(world));
   for (const TraceSlice& s : slices)
@@ -244,7 +244,7 @@ std::vector<double> awaited_ms(const std::vector<TraceSlice>& slices, int world)
   return ms;
 }
 
-/// Times of fused layers, by rank.
+/// Times of fused layers by rank.
 void add_layers(json& out, const Seen& seen) {
   if (const std::vector<LayerTimes> layers = layer_times(seen.slices); !layers.empty())
     out["layers"] = layer_times_json(layers);
@@ -358,7 +358,8 @@ void print_clocks(const Seen& seen) {
     fmt::print("  Clocks of GPUs and host agree within {}.\n", duration(static_cast<double>(seen.clock_error_ns) * 1e-9));
 }
 
-/// The value of --events that would keep all spans if workers record equally many: a power of two, at most the flag's maximum.
+/// The value of --events that would keep all spans if all workers recorded the same number: a power of two, at most the flag's
+/// maximum.
 int64_t enough_events(const Trace& trace, int world, int64_t given) {
   const int64_t workers = int64_t{trace.options().num_blocks} * trace.options().num_warps * world;
   const int64_t needed = given + (static_cast<int64_t>(trace.lost()) + workers - 1) / std::max<int64_t>(workers, 1);

@@ -59,7 +59,7 @@ std::string merged(const std::string& text, const std::vector<CommentedEntry>& e
   return out;
 }
 
-// In memory: forked ranks inherit it, and nothing remains wherever this process ends.
+// The file is in memory, so forked ranks inherit it, and nothing is left behind wherever this process ends.
 TuningOverride::TuningOverride() : file_(memfd_create("switchyard-tune", 0)) {
   const char* before = std::getenv(kVariable);
   was_set_ = before != nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file of `switchyard tune`: merging with an older file, and temporary files for single measurements.
+// The file written by `switchyard tune`: merging with an older file, and temporary files for individual measurements.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace switchyard::tool {
 
-/// An entry to write, and the comment lines above it.
+/// An entry to write, with the comment lines above it.
 struct CommentedEntry {
   TuningEntry entry;
   std::vector<std::string> comments;
@@ -19,18 +19,18 @@ struct CommentedEntry {
 /// Error(invalid_argument) if it is not a tuning file
 std::string read_or_new(const std::string& path);
 /// Appends these entries to `text`. Existing entries with the same keys are removed, along with the comments directly above
-/// them; everything else stays.
+/// them; everything else is kept.
 std::string merged(const std::string& text, const std::vector<CommentedEntry>& entries);
 
-/// During its lifetime, groups formed by this process or by processes that it forks read their tuning from a temporary file.
-/// One object at a time; the process must have one thread whenever a member is called.
+/// During its lifetime, groups formed by this process or by processes forked from it read their tuning from a temporary file.
+/// Only one object may exist at a time, and the process must have only one thread whenever a member is called.
 class TuningOverride {
  public:
   TuningOverride();
   ~TuningOverride();
   TuningOverride(const TuningOverride&) = delete;
   TuningOverride& operator=(const TuningOverride&) = delete;
-  /// Groups formed from now on use these entries. If several entries are equally near, the first one counts.
+  /// Groups formed from now on use these entries. If several entries are equally close, the first one counts.
   void set(const std::vector<TuningEntry>& entries);
 
  private:

@@ -31,7 +31,7 @@ TuneDimension sms(const char* name, int TuningValues::*target, int default_value
   return {name, target, std::move(candidates), default_value, std::move(metrics), true};
 }
 
-/// Warps per block of kernels that are compiled for `max`, which is their default.
+/// Warps per block for kernels that are compiled for `max` warps, which is their default.
 TuneDimension warps(const char* name, int TuningValues::*target, int max, std::vector<const char*> metrics) {
   return {name, target, with_default({4, 6, 8, 10, 12, 14}, max, max), max, std::move(metrics), false};
 }
@@ -40,7 +40,7 @@ std::vector<TuneStage> normal_stages(int max) {
   const int default_value = std::min(kDefaultSms, max), default_quantising = std::min(kDefaultQuantizingSms, max);
   const std::vector<const char*> dispatch{"/dispatch/p50_us"}, combine{"/combine/p50_us"},
       quantised{"/quantized_dispatch/p50_us"};
-  // Without tuning, stages follow from the size of the row; 0 selects that.
+  // Without tuning, the number of stages follows from the row size; a value of 0 selects that.
   return {{sms("dispatch_sms", &TuningValues::dispatch_sms, default_value, max, dispatch),
            sms("combine_sms", &TuningValues::combine_sms, default_value, max, combine),
            sms("quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, default_quantising, max, quantised)},
@@ -84,7 +84,7 @@ std::vector<TuneStage> ledger_stages(int max) {
             kDefaultChunkKib, kernel, false}}};
 }
 
-/// The best value of `times` (candidate, microseconds); 0: the default.
+/// The best value in `times` (candidate, microseconds); 0 stands for the default.
 int pick(const TuneDimension& d, const std::vector<std::pair<int, double>>& times, double slack) {
   if (times.empty()) return 0;
   double fastest = times.front().second;
@@ -152,7 +152,7 @@ class Search {
     found.trials.push_back(std::move(trial));
   }
 
-  /// The fastest values must win again when measured side by side with the defaults.
+  /// The fastest values must win again when measured alongside the defaults.
   void confirm(const TuneStage& stage, TuningValues& better) {
     const json by_default = measure_(found.values, "again as usual"), chosen = measure_(better, "again as chosen");
     for (const TuneDimension& d : stage) {

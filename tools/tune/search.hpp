@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The search of `switchyard tune`: the dimensions of each mode, their order, and the selection of values. Independent of clocks
-// and devices: the caller supplies the measurement.
+// The search performed by `switchyard tune`: the dimensions of each mode, their order, and the selection of values. It is
+// independent of clocks and devices, because the caller supplies the measurement.
 #pragma once
 
 #include <functional>
@@ -21,13 +21,13 @@ struct TuneDimension {
   std::vector<const char*> metrics;  ///< of a run, as JSON pointers to microseconds; their sum is compared
   bool smallest;                     ///< choose the smallest value within the slack of the fastest; else the fastest
 };
-/// Dimensions that do not affect each other's metrics. They are varied in the same measurements.
+/// Dimensions that do not affect one another's metrics. They are varied in the same measurements.
 using TuneStage = std::vector<TuneDimension>;
 
-/// Stages of a mode's search; on the CPU only pieces can be tuned. `default_pieces`: untuned. `max_sms`: per rank, 0 on the
-/// CPU.
+/// Stages of a mode's search; on the CPU, only pieces can be tuned. `default_pieces`: untuned. `max_sms`: number per rank, 0 on
+/// the CPU.
 std::vector<TuneStage> tune_stages(TuningMode mode, int64_t hidden, int default_pieces, int max_sms);
-/// Microseconds of a run, summed over the metrics of a dimension.
+/// Microseconds of a run, summed over a dimension's metrics.
 double tune_metric(const TuneDimension& dimension, const nlohmann::json& run);
 
 /// A measured candidate.
@@ -46,28 +46,29 @@ struct TuneFound {
 /// \returns the times of a run with these values, or an object whose "problem" (which may be present and empty) states why they
 /// are impossible
 using TuneMeasure = std::function<nlohmann::json(const TuningValues& values, const std::string& what)>;
-/// Runs the stages in order, each with the values chosen in earlier stages. `slack`: differences up to this share are noise. A
-/// value other than the default must be faster by more than the slack in two measurements, unless the smallest value is sought.
+/// Runs the stages in order, each with the values chosen in earlier stages. `slack`: differences up to this fraction are
+/// treated as noise. A non-default value must be faster by more than the slack in two measurements, unless the smallest value
+/// is sought.
 TuneFound tune_search(const std::vector<TuneStage>& stages, double slack, const TuneMeasure& measure);
 
-/// A figure of a mode: untuned and tuned microseconds.
+/// A figure of a mode, in microseconds before and after tuning.
 struct TuneGain {
   std::string of;
   double before = 0, after = 0;
   std::string text() const;  ///< "+1.2 %"
 };
-/// All figures that matter to a user of the mode, as JSON pointers to microseconds of a run. For low_latency they include the
-/// figures of both calls back to back, which are a metric only in the stage of the pieces.
+/// All figures that matter to a user of the mode, as JSON pointers to a run's microseconds. For low_latency, they include the
+/// figures for both calls back to back, which are a metric only in the stage that tunes the pieces.
 std::vector<std::string> tune_figures(TuningMode mode);
-/// The final decision about the values found.
+/// The final decision about the values that were found.
 struct TuneVerdict {
   std::vector<TuneGain> gains;  ///< of each of tune_figures()
   std::string dropped;          ///< reason why the values do not merit an entry; empty if they do, or if there are none
 };
-/// Measures alternately without and with `values`, three times, and compares the best of each figure. Values merit an entry if
-/// no figure is slower by more than the slack, and either a figure is faster by more than the slack or a call takes fewer
-/// multiprocessors (and none takes more). If there are no values, nothing is measured: the gains compare `untuned` with itself.
-/// `measure(true)` measures with the values.
+/// Measures alternately without and with `values`, three times each, and compares the best of each figure. Values merit an
+/// entry if no figure is slower by more than the slack and, in addition, either a figure is faster by more than the slack or a
+/// call takes fewer multiprocessors (and none takes more). If there are no values, nothing is measured, and the gains compare
+/// `untuned` with itself. `measure(true)` measures with the values.
 TuneVerdict tune_compare(TuningMode mode, const std::vector<TuneStage>& stages, const TuningValues& values, double slack,
                          const nlohmann::json& untuned, const std::function<nlohmann::json(bool with)>& measure);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every measurement is a run of bench (or of `verify ledger`) with SWITCHYARD_TUNING naming a file of candidate values.
+// Each measurement is a run of bench (or of `verify ledger`) in which SWITCHYARD_TUNING names a file with candidate values.
 #include "tune/tune.hpp"
 
 #include <fmt/core.h>
@@ -62,7 +62,7 @@ std::unique_ptr<BenchCase> bench_case(const BenchOptions& o) {
 void check_bench_shape(const BenchOptions& o) { bench_case(o)->check(o); }
 json measured_bench_shape(const BenchOptions& o, int) { return bench_case(o)->measured(o); }
 
-/// Tuning properties of a mode.
+/// A mode's tuning properties.
 struct TuneMode {
   TuningMode tuning;
   const Mode& mode;
@@ -74,7 +74,7 @@ struct TuneMode {
   void (*check)(const BenchOptions& shape);               ///< throws for invalid options before anything is measured
   json (*measured)(const BenchOptions& shape, int gpus);  ///< \throws RankError, UsageError
 };
-/// In tuning order: the values found for low_latency are in force when flat is measured. Expert-major rows of normal mode are
+/// In tuning order: the values found for low_latency are in effect when flat is measured. Normal mode's expert-major rows are
 /// aligned as required by grouped GEMMs.
 constexpr TuneMode kModes[] = {
     {TuningMode::normal, kNormal, Layout::rank_major, 1, 4096, false, false, check_bench_shape, measured_bench_shape},
@@ -91,13 +91,13 @@ const TuneMode& tune_mode_named(const std::string& name) {
   return *std::find_if(std::begin(kModes), std::end(kModes), [&](const TuneMode& m) { return name == to_string(m.tuning); });
 }
 
-/// Scales of quantizing dispatches, which normal mode measures in addition to other dispatches. "" in other modes.
+/// Scales of the quantizing dispatches that normal mode measures in addition to other dispatches. "" in other modes.
 std::string quantised_beside(const TuneOptions& o, const TuneMode& mode) {
   if (&mode.mode != &kNormal) return "";
   return scales_named(o.quantize) == ScaleKind::none ? to_string(ScaleKind::f32) : o.quantize;
 }
 
-/// The device of the tuning, the same for all shapes.
+/// The device on which tuning runs, the same for all shapes.
 struct Place {
   std::string device = "cpu";
   int gpus = 0;       ///< 0: the CPU
@@ -251,7 +251,7 @@ class Tuner {
   json runs = json::array();
 
  private:
-  /// The entries of the future file, including `entry`.
+  /// The entries of the file to be written, including `entry`.
   std::vector<TuningEntry> in_force(const TuningEntry& entry) const {
     std::vector<TuningEntry> all{entry};
     all.insert(all.end(), kept_.begin(), kept_.end());
@@ -436,7 +436,8 @@ std::string old_text(const std::string& path) {
   }
 }
 
-/// Writes the tuning file, --json and --html. Returns an exception instead of throwing it, so the findings are always printed.
+/// Writes the tuning file, --json and --html. Returns an exception instead of throwing it so that the findings are always
+/// printed.
 std::exception_ptr write_all(const TuneOptions& o, const std::string& tuning, const json& document) {
   try {
     measure::write_file(o.out, tuning);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One case of `switchyard verify`: the checks of every rank in each mode, and the merge of all ranks' results.
+// One case of `switchyard verify`: every rank's checks in each mode, and merging of all ranks' results.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Checks of one rank in normal mode. All ranks make every check in the same order, regardless of the outcome. On a GPU the
+/// One rank's checks in normal mode. All ranks make every check in the same order, regardless of the outcome. On a GPU, the
 /// same calls use device memory, and results are copied to the host for the checks.
 class NormalChecks {
  public:
@@ -62,7 +62,7 @@ class NormalChecks {
     return o;
   }
 
-  // Inputs of calls. Each new input frees the arena, because nothing of the previous call is needed any more.
+  // Inputs of calls. Each new input frees the arena, because nothing from the previous call is needed any longer.
   ConstRows given(const RowArray& x) {
     device_.release();
     ConstRows rows = x.view();
@@ -74,7 +74,8 @@ class NormalChecks {
   const T* given(const std::vector<T>& values) {
     return device_.lend(values.data(), values.size() * sizeof(T));
   }
-  /// Ranks of one process may share a GPU: no rank's copies may have to wait for a kernel that itself waits for a later call.
+  /// Ranks in one process may share a GPU, so no rank's copies may have to wait for a kernel that itself waits for a later
+  /// call.
   void meet() {
     if (device_.on_host()) return;
     device_.wait();
@@ -102,8 +103,8 @@ class NormalChecks {
   }
   Dispatched dispatch(uint64_t set) { return dispatch(set, {}); }
 
-  /// Combines the experts' outputs of set `set` from a row buffer (or, if `ordinary`, from memory of the caller). Rows beyond
-  /// the delivered ones hold NaNs, so reading them becomes visible.
+  /// Combines the experts' outputs of set `set` from a row buffer or, if `ordinary`, from the caller's memory. Rows beyond the
+  /// delivered ones contain NaNs, so any use of them becomes visible.
   RowArray combined(const Handle& handle, uint64_t set, CombineOptions o, bool ordinary, int num_bias,
                     float* out_weights = nullptr) {
     RowArray out(s_.tokens(rank_), s_.hidden, out_type_);
@@ -173,7 +174,7 @@ class NormalChecks {
     if (s_.layout == Layout::rank_major && s_.weighted()) returned_weights(d);
   }
 
-  /// Rank-major: each rank returns its part of the weights. The sum of all parts must equal the weights of all valid routes.
+  /// Rank-major: each rank returns its share of the weights. The shares must add up to the weights of all valid routes.
   void returned_weights(const Dispatched& d) {
     Comparison c("combine returns the weights");
     CombineOptions o;
@@ -261,7 +262,7 @@ std::vector<CheckResult> normal_checks(const VerifyCase& c, const Scenario& s, G
   return NormalChecks(c, s, group, device).run();
 }
 
-/// Low-latency mode: both ways of sending, the two halves in one call and separately, scales in both orders.
+/// Low-latency mode: both ways of sending, the two halves in one call and separately, and scales in both orders.
 std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
   std::vector<CheckResult> results;
   for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
@@ -285,7 +286,7 @@ std::vector<CheckResult> low_latency_checks(const VerifyCase& c, const Scenario&
   return results;
 }
 
-/// Flat: the whole exchange in one call, and as a dispatch and an in-place combine, with both ways of sending.
+/// Flat: the whole exchange in one call, and as a dispatch followed by an in-place combine, with both ways of sending.
 std::vector<CheckResult> flat_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
   std::vector<CheckResult> results;
   for (const LowLatencyConfig& config : low_latency_configs(c, s)) {
@@ -308,11 +309,11 @@ std::vector<CheckResult> flat_checks(const VerifyCase& c, const Scenario& s, Gro
   return results;
 }
 
-/// Number of copies of normal mode's rows. With ring staging outputs are not in the heap.
+/// Number of copies of the rows in normal mode. With ring staging, outputs are not in the heap.
 double normal_copies(const VerifyCase& c) { return staging_named(c.staging) == Staging::ring ? 2 : 1; }
 /// The received rows, the experts' outputs, and a copy of one of the two.
 double low_latency_copies(const VerifyCase&) { return 3; }
-/// The experts of a rank, and the reference's experts, widened.
+/// The experts of a rank, and the reference's experts in widened form.
 double layer_copies(const VerifyCase&) { return 3; }
 
 constexpr VerifyMode kModes[] = {

@@ -15,13 +15,14 @@ constexpr const char* kFused = "layer, fused, per_route";
 constexpr const char* kFusedBits = "layer, fused, bits of separate calls";
 constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
 
-/// The fused form is bf16 with combine order per_route.
+/// The fused form requires bf16 and the combine order per_route.
 bool may_fuse(const VerifyCase& c) {
   return scales_named(c.quantize) == ScaleKind::none &&
          std::find(c.orders.begin(), c.orders.end(), kPerRoute) != c.orders.end();
 }
 
-/// A layer for each exchange; in fp8 with low latency and scales in either order. The first one also runs fused if possible.
+/// One layer for each exchange; in fp8, with low latency and scales in either order. The first layer also runs in fused form if
+/// possible.
 std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
   const ScaleKind quantize = scales_named(c.quantize);
   LayerSpec normal{s, c.intermediate, backend_of(c), layer_normal_config(s), {c.sms, c.sms}, quantize};
@@ -43,14 +44,14 @@ std::string exchange_text(const LayerSpec& spec) {
   return std::string(kLowLatency.name) + (masked->scale_order == ScaleOrder::column_major ? ", column-major scales" : "");
 }
 
-/// Maximum of `bytes` over the layers.
+/// Maximum of `bytes` over all layers.
 size_t max_of(const VerifyCase& c, const Scenario& s, size_t (*bytes)(const LayerSpec&)) {
   size_t found = 0;
   for (const LayerSpec& spec : layer_specs(c, s)) found = std::max(found, bytes(spec));
   return found;
 }
 
-/// Collective. Checks the fused form on data set `set` against the reference and bitwise against the separate calls.
+/// Collective. Checks the fused form on data set `set` against the reference and, bit by bit, against the separate calls.
 void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckResult>& results) {
   rank.prepare(set);
   rank.layer(CombineOrder::per_route);
@@ -70,7 +71,7 @@ void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckR
 
 size_t layer_heap_bytes(const VerifyCase& c, const Scenario& s) { return max_of(c, s, layer_heap_bytes); }
 size_t layer_device_bytes(const VerifyCase& c, const Scenario& s) {
-  // On the host the library's own allocations are made from the same memory.
+  // On the host, the library's own allocations are taken from the same memory.
   return max_of(c, s, layer_device_bytes) + (c.gpus > 0 ? 0 : max_of(c, s, layer_fused_bytes));
 }
 

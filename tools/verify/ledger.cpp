@@ -72,7 +72,7 @@ class LedgerRank {
     return {{"prepare", prepares}, {"combine", samples}};
   }
 
-  /// Collective, after run(). Seconds of replays of the call by itself. Checks the output of the last replay.
+  /// Collective, after run(). Seconds for replays of the call by itself. Checks the output of the last replay.
   json time_replayed(Clock& clock, int64_t late_us, int64_t n) {
     LedgerCombineOptions options = options_;
     options.stream = clock.device().stream();
@@ -91,15 +91,15 @@ class LedgerRank {
   /// Findings of all checks so far.
   json findings() const { return {{"problem", problem_}, {"max_diff", max_diff_}, {"compared", compared_}}; }
 
-  /// Device memory of one iteration.
+  /// Device memory for one iteration.
   static size_t device_bytes(const LedgerFixture& f) {
     const auto rows = static_cast<size_t>(f.world * f.routes() + f.tokens);
     return rows * f.row_bytes() + static_cast<size_t>(f.routes()) * 4 + 4096;
   }
 
  private:
-  /// Ledger, expert outputs and probabilities in the memory that the backend requires; recreated for every call with the same
-  /// content.
+  /// Ledger, expert outputs and probabilities in the memory required by the backend; they are recreated with the same contents
+  /// for every call.
   void prepare() {
     prepared_ = ledger_.prepare(tables_);
     rows_ = prepared_.rows();
@@ -111,10 +111,10 @@ class LedgerRank {
     device_.wait();
   }
 
-  /// The row to which route f returns on this rank; -1: none.
+  /// The row to which route f returns on this rank, or -1 if there is none.
   int32_t row_of(int64_t f) const { return tables_.expanded_row_idx[static_cast<size_t>(f)]; }
 
-  /// Rows by (local expert, source, route order), the order in which a dispatch delivers them.
+  /// Rows ordered by (local expert, source, route order), which is the order in which a dispatch delivers them.
   void fill_expert_output() {
     const std::vector<oracle::Origin> rows = oracle::rows_to(f_.problem(), rank_);
     host_y_.resize(rows.size() * f_.row_bytes());
@@ -125,7 +125,7 @@ class LedgerRank {
     }
   }
 
-  /// The return buffer, the results, and their distance from the float32 sums.
+  /// The return buffer, the results, and their maximum difference from the float32 sums.
   struct Golden {
     std::vector<std::byte> returned, out;
     double max_diff = 0;
@@ -148,7 +148,7 @@ class LedgerRank {
       if (const int32_t at = row_of(f); at >= 0)
         f_.fill_row(rank_, f / f_.topk, golden_.returned.data() + static_cast<size_t>(at) * f_.row_bytes());
   }
-  /// The sums of a token in float32.
+  /// A token's sums in float32.
   std::vector<float> golden_sums(int64_t t) const {
     std::vector<float> x(static_cast<size_t>(f_.hidden)), sums(x.size());
     for (size_t c = 0; c < x.size(); ++c) x[c] = oracle::rounded(f_.type, f_.input(rank_, t, static_cast<int64_t>(c)));
@@ -230,7 +230,7 @@ class LedgerRank {
   int64_t compared_ = 0;
 };
 
-/// Mean and maximum of the samples, each the maximum over the ranks.
+/// Mean and maximum of the samples, where each sample is the maximum over the ranks.
 struct Profile {
   double average = 0, largest = 0;
 };
@@ -304,7 +304,7 @@ json report_of(const LedgerVerifyOptions& o, const LedgerFixture& fixture) {
           {"max_diff", 0.0}};
 }
 
-/// Adds the findings and measurements of the ranks.
+/// Adds the findings and measurements from the ranks.
 void add_results(json& report, const std::vector<json>& ranks) {
   std::string problem;
   double max_diff = 0;
@@ -368,7 +368,7 @@ void print_report(const LedgerVerifyOptions& o, const json& r) {
 double host_bytes(const LedgerVerifyOptions& o, int gpus) {
   const LedgerFixture f(o);
   const double heap = gpus > 0 ? 0 : static_cast<double>(LedgerCombine::heap_bytes(f.config(), f.world));
-  // The experts' outputs while they are appended and as a copy, and their check; the results and their check.
+  // The experts' outputs (while they are being appended, as a copy, and for their check), and the results and their check.
   const double rows = 4 * static_cast<double>(f.routes()) + 2 * static_cast<double>(f.tokens);
   return f.world * (heap + rows * static_cast<double>(f.row_bytes()));
 }

@@ -30,10 +30,10 @@ struct LedgerVerifyOptions {
   bool json = false;
 };
 
-/// Host memory of the check for all ranks together: heaps, rows and reference data.
+/// Host memory needed by the check for all ranks together: heaps, rows and reference data.
 double host_bytes(const LedgerVerifyOptions& options, int gpus);
-/// Runs the check on `gpus` GPUs (0: the CPU). Returns the document of --json. `on_progress` receives the number of finished
-/// calls. \throws Error if it could not run
+/// Runs the check on `gpus` GPUs (0 means the CPU). Returns the document for --json. `on_progress` receives the number of
+/// finished calls. \throws Error if it could not run
 nlohmann::json measured_ledger(const LedgerVerifyOptions& options, int gpus,
                                const std::function<void(int64_t)>& on_progress = {});
 /// \returns the exit status

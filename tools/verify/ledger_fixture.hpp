@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The published fixture of the ledger combine for the given options, and the golden ledger of its routing.
+// The published fixture of the ledger combine for the given options, and the golden ledger for its routing.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ RoutingSource source_of(const VerifyCase& c, const VerifyOptions& options) {
   return RoutingSource("--routing", c.routing, {options.experts, options.topk, c.ranks, c.seed, 64});
 }
 
-/// A scenario without routes: the fullest rank has the full number of tokens, the others have none.
+/// A scenario without routes in which the fullest rank has the full number of tokens and the others have none.
 Scenario sizes_of(const VerifyCase& c, const VerifyOptions& options, const RoutingSource& source) {
   Scenario s;
   s.world = c.ranks;
@@ -69,7 +69,7 @@ NormalConfig normal_config(const VerifyCase& c, const Scenario& s) {
   config.staging = staging_named(c.staging);
   config.ring = {3, 2, std::max(4, s.topk)};  // small rings, which wrap and block their producers
   for (int r = 0; r < s.world; ++r) config.max_tokens = std::max(config.max_tokens, s.tokens(r));
-  // Up to three outputs and two row buffers are alive at once.
+  // Up to three outputs and two row buffers are alive at the same time.
   if (const size_t pool = pool_of(config, s.world, backend_of(c)); pool > 0) config.pool_bytes = 4 * pool + (size_t{1} << 16);
   return config;
 }
@@ -126,7 +126,7 @@ size_t device_bytes(const VerifyCase& c, const VerifyOptions& options) {
 double host_bytes(const VerifyCase& c, const VerifyOptions& options) {
   const Scenario s = sizes_of(c, options, source_of(c, options));
   const auto ranks = static_cast<double>(c.ranks), tokens = static_cast<double>(c.tokens);
-  // Ids and weights of all ranks and, on every rank, the kept routes; a rank's logits, or its batches again.
+  // The ids and weights of all ranks and, on every rank, the kept routes; also a rank's logits, or its batches again.
   const double routing = ranks * tokens * s.topk * (8 + ranks) + tokens * std::max(s.experts * 4, s.topk * 8);
   const VerifyMode& mode = verify_mode(c);
   const auto heap = static_cast<double>(mode.heap_bytes(c, s));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Derives the routing, the exchange configs and their memory from a case of `switchyard verify`.
+// Derives the routing, the exchange configs and their memory from a `switchyard verify` case.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +14,16 @@ namespace switchyard::tool {
 
 Backend backend_of(const VerifyCase& c);
 
-/// A scenario with the routing of all ranks. Ranks have different numbers of tokens unless --equal-tokens is given. \throws
-/// UsageError, Error(io)
+/// A scenario that includes the routing of all ranks. Ranks have different numbers of tokens unless --equal-tokens is given.
+/// \throws UsageError, Error(io)
 Scenario scenario_of(const VerifyCase& c, const VerifyOptions& options);
 NormalConfig normal_config(const VerifyCase& c, const Scenario& s);
-/// Configs of a case of low-latency mode. All run on the same data.
+/// Configs for a case of low-latency mode. All of them run on the same data.
 std::vector<LowLatencyConfig> low_latency_configs(const VerifyCase& c, const Scenario& s);
-/// The checks of this verb for a mode.
+/// This verb's checks for a mode.
 struct VerifyMode {
   const Mode& mode;
-  /// Collective. All checks of a rank.
+  /// Collective. All checks for a rank.
   std::vector<CheckResult> (*run)(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device);
   size_t (*heap_bytes)(const VerifyCase& c, const Scenario& s);    ///< symmetric memory of a rank
   size_t (*device_bytes)(const VerifyCase& c, const Scenario& s);  ///< further memory of a rank
@@ -39,8 +39,8 @@ size_t low_latency_device_bytes(const VerifyCase& c, const Scenario& s);
 size_t layer_heap_bytes(const VerifyCase& c, const Scenario& s);
 size_t layer_device_bytes(const VerifyCase& c, const Scenario& s);
 
-/// Collective. A whole layer with either exchange and each order of combine, and its fused form, checked against one rank that
-/// computes everything.
+/// Collective. A whole layer with either exchange and each combine order, as well as its fused form, checked against a single
+/// rank that computes everything.
 std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device);
 
 /// Symmetric memory of a rank. \throws Error(invalid_argument) for sizes that an exchange rejects

@@ -31,7 +31,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Totals over all cases, by name of the check.
+/// Totals over all cases, by check name.
 struct Tally {
   int64_t skipped = 0;
   int64_t passed = 0;
@@ -39,7 +39,7 @@ struct Tally {
   int64_t compared = 0;
 };
 
-/// Replaces every case by one case per value.
+/// Replaces every case with one case per value.
 template <class T, class Set>
 void vary(std::vector<VerifyCase>& cases, const std::vector<T>& values, Set set) {
   std::vector<VerifyCase> next;
@@ -104,7 +104,7 @@ class Report {
     if (!options_.json) print_case(c, checks, seconds, options_.verbose);
   }
 
-  /// Adds a case that could not run.
+  /// Adds a case that could not be run.
   void add(const VerifyCase& c, const Error& error) {
     cases_.push_back(
         {{"case", describe(c)}, {"seconds", 0}, {"problem", error.what()}, {"checks", json::array()}, {"passed", false}});
@@ -167,7 +167,8 @@ class Report {
   int64_t failed_ = 0, not_run_ = 0;
 };
 
-/// Whether a case is run if --quantize is not given: unquantized rows, or a layer whose sizes fp8 allows.
+/// Whether a case is run if --quantize is not given, which is so for unquantized rows and for layers whose sizes are allowed in
+/// fp8.
 bool runs_by_default(const VerifyCase& c) {
   if (scales_named(c.quantize) == ScaleKind::none) return true;
   return mode_named(c.mode).has_experts && layer_widths_allowed(c.hidden, c.intermediate, scales_named(c.quantize));
@@ -196,11 +197,11 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
   if (!o.sms.empty()) vary(cases, o.sms, [](VerifyCase& c, int64_t v) { c.sms = static_cast<int>(v); });
   vary(cases, o.tokens, [](VerifyCase& c, int64_t v) { c.tokens = v; });
   vary(cases, o.hidden, [](VerifyCase& c, int64_t v) { c.hidden = v; });
-  // Low-latency calls have one layout and one kind of staging.
+  // Low-latency calls have only one layout and one kind of staging.
   std::erase_if(cases, [&](const VerifyCase& c) {
     return !mode_named(c.mode).has_layouts && (c.layout != o.layouts.front() || c.staging != o.staging.front());
   });
-  // fp8 rows are already quantized; in some modes rows travel unchanged.
+  // fp8 rows are already quantized, and in some modes, rows travel unchanged.
   std::erase_if(cases, [](const VerifyCase& c) {
     const bool fp8 = rows_named(c.dtype).quantised(), quantised = scales_named(c.quantize) != ScaleKind::none;
     return mode_named(c.mode).plain_rows ? fp8 || quantised : fp8 && quantised;
@@ -216,7 +217,7 @@ std::vector<VerifyCase> verify_cases(const VerifyOptions& o) {
 
 namespace {
 
-/// Throws for --intermediate if no requested mode has experts, and for layer widths that a GPU does not support.
+/// Throws if --intermediate is given but no requested mode has experts, and if a GPU does not support the layer widths.
 void check_intermediate(const VerifyOptions& o) {
   const bool asked =
       std::any_of(o.modes.begin(), o.modes.end(), [](const std::string& mode) { return mode_named(mode).has_experts; });
@@ -229,7 +230,7 @@ void check_intermediate(const VerifyOptions& o) {
   }
 }
 
-/// Resolves options that depend on the GPUs (ranks). Returns the number of GPUs, 0 for the CPU.
+/// Resolves options (ranks) that depend on the GPUs. Returns the number of GPUs, or 0 for the CPU.
 int fit_to_gpus(VerifyOptions& o) {
   if (backend_named(o.backend) == Backend::cpu) {
     if (!o.sms.empty()) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
@@ -253,7 +254,7 @@ std::vector<CheckResult> checks_of(const VerifyCase& c, const VerifyOptions& opt
   }
 }
 
-/// Throws for invalid cases before anything runs. Returns the maximum device_bytes.
+/// Throws on invalid cases before anything runs. Returns the maximum device_bytes.
 size_t check_cases(std::vector<VerifyCase>& cases, int gpus, const VerifyOptions& options) {
   if (cases.empty())
     throw UsageError(

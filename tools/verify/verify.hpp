@@ -43,7 +43,7 @@ struct VerifyOptions {
   bool json = false;
 };
 
-/// One point of the product of the lists.
+/// One element of the Cartesian product of the lists.
 struct VerifyCase {
   std::string mode, layout, dtype, quantize, staging, routing;
   int ranks = 1, blocks = 1, warps = 1;
@@ -57,14 +57,14 @@ struct VerifyCase {
 /// Names of the modes that can be checked.
 std::vector<std::string> verify_modes();
 std::vector<VerifyCase> verify_cases(const VerifyOptions& options);
-/// Device memory of each rank of the case in addition to the heap.
+/// Device memory that each rank of the case needs in addition to the heap.
 size_t device_bytes(const VerifyCase& c, const VerifyOptions& options);
-/// Maximum host memory of the case for all ranks together: heaps, rows and the data of the checks.
+/// Maximum host memory that the case needs for all ranks together: heaps, rows and check data.
 double host_bytes(const VerifyCase& c, const VerifyOptions& options);
-/// Throws for an invalid case before anything runs: UsageError (also if the case does not fit into `available` bytes) or the
+/// Throws on an invalid case before anything runs: UsageError (also if the case does not fit into `available` bytes) or the
 /// library's Error.
 void check_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t available);
-/// Runs one case on all ranks and merges the ranks' results by check. `arena`: the maximum device_bytes of all cases. \throws
+/// Runs one case on all ranks and merges their results by check. `arena`: the maximum device_bytes of all cases. \throws
 /// RankError, Error, UsageError like run_ranks and RoutingSource
 std::vector<CheckResult> run_verify_case(const VerifyCase& c, const VerifyOptions& options, size_t arena = 0);
 /// \returns the exit status

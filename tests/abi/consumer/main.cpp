@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses an installed Switchyard like a user's program: forms a group, calls a barrier, and catches the library's exception type.
+// Uses an installed Switchyard as a user's program would: forms a group, calls a barrier, and catches the library's exception
+// type.
 #include <switchyard/group.hpp>
 #include <switchyard/status.hpp>
 #include <switchyard/version.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses the exchange and the experts from C, and reads errors of both libraries with one function.
+// Uses the exchange and the experts from C, and reads the errors of both libraries with one function.
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>

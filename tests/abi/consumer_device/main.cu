@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Creates its own row function for the current GPU. Without a GPU the library's exception reports that.
+// Creates its own row function for the current GPU. Without a GPU, the library throws an exception that says so.
 #include <switchyard/cuda/row_function.cuh>
 #include <switchyard/low_latency.hpp>
 

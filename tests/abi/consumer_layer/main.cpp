@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uses the other libraries with the exchange: tokens of a generated routing pass through an expert. All errors have one type.
+// Uses the other libraries together with the exchange: tokens with a generated routing pass through an expert. All errors share
+// one exception type.
 #include <switchyard/expert.hpp>
 #include <switchyard/group.hpp>
 #include <switchyard/routing.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the row ops of arch/cuda with the host: copies of every alignment and size through every path, and bitwise sums and
-// quantization. One GPU. Prints "N passed, N failed"; fails if there is no GPU.
+// Compares the row ops of arch/cuda with the host: copies of every alignment and size through every path, and sums and
+// quantization bit by bit. One GPU. Prints "N passed, N failed"; fails if there is no GPU.
 //
 // Build:
 //   nvcc -std=c++20 -O3 --expt-relaxed-constexpr -gencode=arch=compute_90a,code=sm_90a -cudart static -I . -I src -I include
@@ -145,7 +145,7 @@ void zeros() {
   check(out.host() == want, "fill_zero");
 }
 
-/// Random values, including all that are special in rounding or comparison.
+/// Random values, including every special case of rounding and comparison.
 float sample(uint64_t& state) {
   state = state * 6364136223846793005ull + 1442695040888963407ull;
   const auto bits = static_cast<uint32_t>(state >> 32);
@@ -156,7 +156,7 @@ float sample(uint64_t& state) {
   return std::ldexp(unit, static_cast<int>(bits >> 24) % 24 - 12);
 }
 
-// The vendor's host emulations serve as the oracle of the conversions.
+// The vendor's host emulations serve as the oracle for conversions.
 float to_float(const std::byte* at, DType type) {
   if (type == DType::f32) {
     float f;
@@ -294,7 +294,7 @@ void locate(const char* name, int n, bool many) {
   check(same, std::string("locate: ") + name + ", " + std::to_string(n) + " segments");
 }
 
-/// Quantizes rows for three places: `direct`ly, like low-latency dispatch, or into scratch, from which they are copied.
+/// Quantizes rows to three destinations: directly (`direct`), as in low-latency dispatch, or through scratch.
 template <class A>
 __global__ void quantize_kernel(std::byte* out, int64_t out_pitch, const std::byte* src, int64_t src_pitch, int rows,
                                 DType type, int64_t hidden, ScaleKind kind, int group, bool direct, CudaShape shape) {
@@ -324,7 +324,7 @@ __global__ void quantize_kernel(std::byte* out, int64_t out_pitch, const std::by
   Cuda::settle(w);
 }
 
-/// Quantizes one row as defined in the contract, with the vendor's host conversion to e4m3.
+/// Quantizes one row as the contract specifies, using the vendor's host conversion to e4m3.
 void quantize_reference(std::byte* q, std::byte* scales, const std::byte* src, DType type, int64_t hidden, ScaleKind kind,
                         int group) {
   for (int64_t begin = 0; begin < hidden; begin += group) {
@@ -389,8 +389,8 @@ void quantize(DType type, int64_t hidden, ScaleKind kind, int group, bool direct
                                 (direct ? " direct" : ""));
 }
 
-/// Blocks pass a token around a ring of flags and a counter: the payload is written by bulk copy and read by bulk copy after
-/// the acquire.
+/// Blocks pass a token around a ring of flags and a counter: the payload is written by bulk copy and, after the acquire, read
+/// by bulk copy.
 __global__ void relay_kernel(std::byte* slots, uint64_t* flags, uint64_t* counter, int64_t bytes, int rounds,
                              uint64_t* failures, CudaShape shape) {
   CudaWarp w(shared_memory, shape);
@@ -408,7 +408,7 @@ __global__ void relay_kernel(std::byte* slots, uint64_t* flags, uint64_t* counte
         Cuda::pause(w, polls);
       }
     }
-    // At every hop the lanes add one to every word, then a bulk copy passes the row on.
+    // At each hop, the lanes increment every word, and a bulk copy then passes the row on.
     auto* words = reinterpret_cast<uint32_t*>(slots + me * bytes);
     Cuda::for_lanes(w, bytes / 4, [&](int i) { words[i] += 1; });
     Cuda::settle(w);

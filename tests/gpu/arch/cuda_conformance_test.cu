@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the conformance suite for the CUDA archs: bulk copies with every number of stages, copies by the lanes, and inline
-// copies of whole rows.
+// Runs the conformance suite for the CUDA archs: bulk copies with every stage count, lane copies, and inline copies of whole
+// rows.
 #include <gtest/gtest.h>
 
 #include "gpu/arch/cuda_driver.cuh"  // must precede the suite

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The conformance driver of the CUDA archs: every op is a launch of one warp that settles before it ends. Rows are in an arena
-// that exists in both host and device memory; its used part is copied to the device and back with each op, so the ops work on
-// device memory and the suite works on host memory.
+// The conformance driver for the CUDA archs: every op is launched as one warp, which settles before it exits. Rows are in an
+// arena that exists in both host and device memory; its used part is copied to the device before each op and back afterwards.
+// Ops thus work on device memory, and the suite works on host memory.
 #pragma once
 
 #include <cstdio>
@@ -83,7 +83,7 @@ struct OpRequest {
   size_t scratch_bytes = 0;
 };
 
-/// An op of one warp. While the op runs, the warp's scratch holds a copy of the arena's scratch.
+/// Executes one op in one warp. While the op runs, the warp's scratch holds a copy of the arena's scratch.
 template <class A>
 __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
   using detail::Scope;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Message passing between two blocks of one GPU, and of two GPUs if available, with the memory orders used by kernels of the
-// library. ThreadSanitizer cannot check these, because the copy engine's accesses go through a different proxy than loads and
+// Message passing between two blocks of one GPU, and of two GPUs if available, with the memory orders used by the library's
+// kernels. ThreadSanitizer cannot check these, because the copy engine's accesses go through a different proxy than loads and
 // stores.
 //
-// A writer fills a payload and sets a flag to the number of the round. A reader waits for the flag, judges every word of the
-// payload, poisons the payload and returns it. Either side uses the copy engine (bulk copies) or its threads (ordinary loads
-// and stores). With the memory order no word may be wrong. Each case also runs without the order. The number of failures
-// observed then is only printed: hardware may order more than it guarantees.
+// A writer fills a payload and sets a flag to the round number. A reader waits for the flag, checks every word of the payload,
+// poisons the payload and returns it to the writer. Either side uses the copy engine (bulk copies) or its threads (ordinary
+// loads and stores). With the memory order, no word may be wrong. Each case also runs without the order; the number of failures
+// is then only printed, because hardware may order more than it guarantees.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -48,7 +48,7 @@ __device__ uint4 word_of(uint64_t round, int vector) {
 }
 __device__ bool equal(const uint4& a, const uint4& b) { return a.x == b.x && a.y == b.y && a.z == b.z && a.w == b.w; }
 
-/// All lanes: wait until `flag`, read by lane 0, equals `round`. Returns false at the deadline.
+/// All lanes: wait until `flag`, read by lane 0, equals `round`. Returns false if the deadline passes.
 template <Scope S, bool kAcquires>
 __device__ bool await(const uint64_t* flag, uint64_t round) {
   bool there = true;
@@ -65,7 +65,7 @@ __device__ bool await(const uint64_t* flag, uint64_t round) {
   return there;
 }
 
-/// With bulk copies from shared memory: one piece for each lane, which waits for its own copy before lane 0 releases the flag.
+/// With bulk copies from shared memory, each lane copies one piece and waits for its own copy before lane 0 releases the flag.
 template <By kBy, Scope S, bool kOrdered>
 __global__ void __launch_bounds__(32) write_payloads(const __grid_constant__ Litmus l) {
   __shared__ alignas(128) uint4 shared[kVectors];
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(32) write_payloads(const __grid_constant__ Lit
   }
 }
 
-/// All lanes: load the payload to shared memory, one piece for each lane. Returns false at the deadline.
+/// All lanes: load the payload into shared memory, one piece per lane. Returns false if the deadline passes.
 __device__ bool load_payload(uint4* shared, const uint4* payload, uint32_t bar, uint64_t round) {
   if (lane() == 0) ptx::mbarrier_expect(bar, kBytes);
   __syncwarp();
@@ -105,7 +105,7 @@ __device__ bool load_payload(uint4* shared, const uint4* payload, uint32_t bar, 
   return true;
 }
 
-/// With bulk copies: lane 0 has acquired the flag, all lanes fence the proxies, and each loads a piece.
+/// With bulk copies, after lane 0 has acquired the flag, all lanes fence the proxies, and each loads one piece.
 template <By kBy, Scope S, bool kOrdered>
 __global__ void __launch_bounds__(32) read_payloads(const __grid_constant__ Litmus l) {
   __shared__ alignas(128) uint4 shared[kVectors];

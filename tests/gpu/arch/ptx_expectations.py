@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the PTX of tests/gpu/arch/ptx_expectations.cu and checks that every ordered op has its instructions, in order, with the
-right scope, in every arch class (bulk: Cuda, lanes: CudaLanes, inline: CudaInline) on sm_90, sm_100 and, if nothing is copied
-in bulk, sm_80. Needs nvcc, no GPU.
+"""Reads the PTX of tests/gpu/arch/ptx_expectations.cu and checks that every ordered op has its instructions, in order and with
+the right scope. Covers every arch class (bulk: Cuda, lanes: CudaLanes, inline: CudaInline) on sm_90, sm_100 and, without bulk
+copies, sm_80. Needs nvcc, no GPU.
 
 Usage: ptx_expectations.py [NVCC [FOLDER OF GENERATED HEADERS]]
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 TARGETS = ["90a", "100a", "80"]
 
-# Order within one warp; within the block; and between bulk copies and ordinary accesses.
+# Ordering within a warp, within a block, and between bulk copies and ordinary accesses.
 SYNC, BLOCK, PROXY = r"bar\.warp\.sync", r"bar(rier)?\.sync\s", r"fence\.proxy\.async"
 FENCE = {"sys": r"fence\.acq_rel\.sys", "gpu": r"fence\.acq_rel\.gpu"}
 ACQUIRE = {s: rf"ld\.acquire\.{s}\.global\.u64" for s in ("sys", "gpu")}
@@ -44,7 +44,7 @@ def expectations(arch, bulk):
     in bulk."""
     inline = arch == "inline"
     proxy = [PROXY] if bulk else []
-    # After settle: moved rows, and writes of lanes.
+    # After settle: moved rows and lane writes.
     moved = [BULK_LOAD, ARRIVED, BULK_STORE, COMMIT, DONE, SYNC] if bulk else [STORE, SYNC]
     written = [STORE, *proxy, SYNC]
     release = [SYNC, RELEASE["sys"]]
@@ -91,20 +91,20 @@ def expectations(arch, bulk):
         "map_row_sentinel": ([SENTINEL], [STORE]),
         "has_arrived": ([LOOK, FENCE["sys"], SYNC, LOAD], [FENCE["gpu"], r"ld(\.global)?(\.cs)?\.v4"]),
         "blank_row_released": ([*written, *release], []),
-        # Inline: the words read are the words that are summed and then blanked. Otherwise there is a fence before rows are read
-        # again (elsewhere in the text) and blanked.
+        # Inline: the words read are the words that are summed and then blanked. Otherwise a fence precedes the second read of
+        # the rows (elsewhere in the text) and the blanking.
         "reduce_if_arrived": ([LOOK, LOOK_WORD, STORE, SYNC, STORE], [r"ld(\.global)?(\.cs)?\.v4"]) if inline else
                        ([LOOK, LOOK_WORD, FENCE["sys"], SYNC, SYNC, STORE], [FENCE["gpu"]]),
     }
 
 
 def single_expectations(bulk):
-    """Expectations of kernels that exist once."""
+    """Expectations for kernels that exist only once."""
     settled = [DONE] if bulk else [SYNC]
     init = [r"mbarrier\.init", r"fence\.mbarrier_init\.release\.cluster"] if bulk else []
     return {
         "construction": ([*init, SYNC], []),
-        # Tracing: no code if it is off. If it is on: the clock before and after, and the timer of the anchor.
+        # With tracing off, no code; with tracing on, the clock before and after, and the timer for the anchor.
         "span_not_traced": (settled, [r"clock64", r"globaltimer", r"smid"]),
         "span_traced": ([r"clock64", *settled, r"clock64", r"globaltimer"], []),
     }
@@ -123,7 +123,7 @@ def kernels(ptx):
 
 
 def missing(text, order, forbidden):
-    """Returns the error in a kernel's text or an empty string."""
+    """Returns the error in a kernel's text, or an empty string."""
     at = 0
     for pattern in order:
         match = re.compile(pattern).search(text, at)
@@ -156,7 +156,7 @@ def unnoticed(text, order, forbidden):
 
 
 def expected_of(target):
-    """Returns the expectations by kernel."""
+    """Returns the expectations for each kernel."""
     has_bulk = target != "80"
     expected = single_expectations(has_bulk)
     for arch in ("bulk", "lanes", "inline"):
@@ -168,7 +168,7 @@ def expected_of(target):
 
 
 def ops_left_out(source):
-    """Returns the ops of src/arch/ops.hpp that no kernel here calls, although other code may depend on their order."""
+    """Returns the ops in src/arch/ops.hpp that no kernel here calls although other code may depend on their order."""
     listed = re.search(r"//   moving rows(.*?)\n//\n", (ROOT / "src/arch/ops.hpp").read_text(), re.S)[1]
     return [op for op in re.findall(r"A::(\w+)", listed) if op not in WITHOUT_ORDER and not re.search(rf"A::{op}\b", source)]
 

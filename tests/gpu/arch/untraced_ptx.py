@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the PTX of every kernel of the library, and of the kernels that a user's file instantiates through the public header
-(switchyard/cuda/row_function.cuh): without tracing they must not contain tracing code. Needs nvcc, no GPU.
+"""Reads the PTX of every library kernel, and of the kernels that a user's file instantiates through the public header
+switchyard/cuda/row_function.cuh. Without tracing, they must contain no tracing code. Needs nvcc, no GPU.
 
-A span begins and ends with a read of %clock or %clock64, and a record contains its %smid. So neither may occur in a kernel (or
-a function that it calls) that was not compiled for a traced arch. Each traced kernel must contain both, otherwise the check
-would detect nothing.
+A span begins and ends with a read of %clock or %clock64, and a record contains its %smid. Neither may therefore occur in a
+kernel that is not compiled for a traced arch, or in a function that it calls. Each traced kernel must contain both, otherwise
+the check would detect nothing.
 
 Usage: untraced_ptx.py NVCC INCLUDE [NCCL]   (the folder of generated headers; that of NCCL's headers, without which one file is skipped)
 """
@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[3]
 TRACED = "TracedArch"
 # The file that needs NCCL's headers.
 OF_NCCL = ROOT / "src/exchange/gpu/hosts/gin.cu"
-# Files of the library's users.
+# Files written by users of the library.
 USERS = ("tests/gpu/kernels/flat_function.cu",)
 # Kernels that are not part of a call.
 NEVER_TRACED = ("answer_kernel", "copy_out_kernel", "count_kept_kernel", "routing_layout_kernel", "spread_kernel")
-# Phases of a call over several hosts: only the plan and the wait for placements are traced.
+# Phases of a multi-host call: only the plan and the wait for placements are traced.
 NEVER_TRACED += ("_hosts_kernel",)
 
 
@@ -37,7 +37,7 @@ def functions(ptx):
 
 
 def problem_of(kind, name, body):
-    """Returns the error in one function or an empty string."""
+    """Returns the error in one function, or an empty string."""
     marks = [mark for mark in ("%clock", "%smid") if mark in body]
     if TRACED not in name:
         return f"{' and '.join(marks)} where tracing is off" if marks else ""

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward and backward pass of a whole layer in float64, computed from the definition. Shares no code with the library.
+// The forward and backward passes of a whole layer in float64, computed from the definition. Shares no code with the library.
 #pragma once
 
 #include <cmath>
@@ -55,7 +55,7 @@ inline double number_of_bf16(uint16_t bits) {
   return static_cast<double>(f);
 }
 
-/// Inputs of one rank. One id in sixteen is invalid: -1, or E.
+/// Inputs of one rank. One id in sixteen is invalid (-1 or E).
 struct BackwardInput {
   Doubles x, dout;
   std::vector<int32_t> ids;
@@ -114,10 +114,10 @@ inline void add(double* to, double factor, const double* v, size_t n) {
 
 }  // namespace backward
 
-/// All ranks' arguments and the results of every route. Each expert's rank fills in its part of `routes`.
+/// All ranks' arguments and the results for every route. Each expert's rank fills in its part of `routes`.
 class BackwardReference {
  public:
-  /// Results of route f of a rank's tokens.
+  /// Results for route f of a rank's tokens.
   struct Route {
     Doubles y, dx;  ///< w * y; empty: the route has no expert
     double dweight = 0;
@@ -201,7 +201,7 @@ class BackwardReference {
     }
     return work;
   }
-  /// The gradient of the sums before SwiGLU, computed from that of SwiGLU's outputs, in place.
+  /// Computes the gradient of SwiGLU's inputs in place from the gradient of its outputs.
   static void to_sums(Doubles& sums, const Doubles& da) {
     for (size_t i = 0; i < da.size(); ++i) {
       const double gate = sums[i], up = sums[da.size() + i], s = 1 / (1 + std::exp(-gate));

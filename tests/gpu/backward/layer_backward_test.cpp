@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the forward and backward pass of a whole layer in library calls, as in docs/layer.md, with float64: gradients of
-// tokens, of routing weights, and of the weights of all experts. Two ranks, which may share a GPU.
+// Compares the forward and backward passes of a whole layer, made with library calls as in docs/layer.md, with float64: the
+// gradients of tokens, routing weights and all expert weights. Two ranks, which may share a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ using switchyard::WeightOrder;
 
 constexpr double kTolerance = 2e-2;  // several roundings to bf16 in sequence
 
-/// Memory of a rank's GPU for data that does not fit into the test's arena. Allocated and freed while all ranks are idle.
+/// Memory on a rank's GPU for data that does not fit into the test's arena. Allocated and freed while all ranks are idle.
 class OwnMemory {
  public:
   explicit OwnMemory(size_t bytes) { must(cudaMalloc(&p_, bytes), "cudaMalloc"); }
@@ -71,7 +71,7 @@ NormalConfig exchange_config(const BackwardCase& c) {
   config.pool_bytes = 2 * NormalExchange::memory_required(config, c.world(), Backend::cuda).pool_bytes;
   return config;
 }
-/// Rows of one float32 value for each route of a token, padded to whole 16 bytes.
+/// Rows with one float32 value for each route of a token, padded to a multiple of 16 bytes.
 NormalConfig routing_config(const BackwardCase& c) {
   NormalConfig config = exchange_config(c);
   config.hidden = (c.topk + 3) / 4 * 4;
@@ -174,7 +174,7 @@ class TrainedLayer {
     to_owners_.combine(of_rows(placed_), d_.handle, dweights, plain);
   }
 
-  /// Sets memory to NaN to reveal unwritten elements.
+  /// Fills memory with NaNs to reveal unwritten elements.
   void forget() {
     must(cudaMemsetAsync(dw13_.as<void>(), 0xff, size_of(8 * elements_), me_.stream()), "cudaMemset");
     must(cudaMemsetAsync(dw2_.as<void>(), 0xff, size_of(4 * elements_), me_.stream()), "cudaMemset");
@@ -188,7 +188,7 @@ class TrainedLayer {
     me_.read(to.data(), copy, to.size());
     return to;
   }
-  /// Call before the objects are destroyed.
+  /// Must be called before the objects are destroyed.
   void release() {
     d_ = {};
     y_ = {};
@@ -202,7 +202,7 @@ class TrainedLayer {
   float* dweights = nullptr;           ///< [T, columns()]; only the first K columns are used
 
  private:
-  /// Rows of private memory, with the number of rows allocated by the dispatch.
+  /// Rows in private memory, as many as the dispatch allocated.
   Rows of_rows(const Rows& all) const { return {all.data, d_.x.rows, all.cols, all.dtype}; }
   CombineOptions back() const {
     CombineOptions options;
@@ -244,7 +244,7 @@ class TrainedLayer {
   RowBuffer y_;
 };
 
-/// Processes this rank's experts with several threads: compares their gradients and fills in the results of their routes.
+/// Processes this rank's experts in several threads: compares their gradients and fills in the results of their routes.
 void judge_experts(Station& me, const TrainedLayer& layer, BackwardReference& exact) {
   const BackwardCase& c = exact.c;
   const int first = switchyard::first_expert(c.experts, c.world(), me.rank()), here = experts_of(c, me.rank());

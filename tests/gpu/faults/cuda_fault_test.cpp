@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults on GPUs: ranks that never call, are later than the deadline, abort or are killed; errors and delays of the other
-// ranks; and that the GPU is usable afterwards. cuda_soak_test.cpp has a soak without faults.
+// Faults on GPUs: ranks that never call, are later than the deadline, abort or are killed; the errors and delays of the other
+// ranks; and the usability of the GPU afterwards. cuda_soak_test.cpp runs a soak without faults.
 #include <unistd.h>
 
 #include <algorithm>
@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, SilentGpuRank,
 
 class LateGpuRank : public testing::TestWithParam<std::tuple<bool, Width>> {};
 
-/// When the deadline passes, 100 calls are queued on every rank: together they cost about one deadline. The late rank finds
+/// When the deadline passes, 100 calls are queued on every rank; together they take about one deadline. The late rank finds
 /// that all of them have failed, and its host receives the error although no other host has checked yet.
 TEST_P(LateGpuRank, HundredQueuedCallsCostOneDeadline) {
   const auto [in_graph, width] = GetParam();
@@ -159,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, LateGpuRank, testing::Combine(testing::Bool(), tes
                            return std::string(std::get<0>(p.param) ? "in_a_graph" : "calls") + suffix_of(std::get<1>(p.param));
                          });
 
-/// Late, but within the deadline: no fault, and the statistics name the late rank.
+/// A rank that is late but within the deadline causes no fault, and the statistics name it.
 TEST(WaitStatisticsOnGpus, NameTheSlowRank) {
   const auto c = make_case(gpu_scenario("slow rank", 3, Layout::rank_major, 10));
   const NormalConfig config = make_config(*c);
@@ -221,7 +221,7 @@ TEST(AbortOnGpus, EndsQueuedAndWaitingKernels) {
   });
 }
 
-/// Ranks that made different calls: detected by comparison, on all ranks.
+/// Ranks that made different calls: all ranks detect this by comparison.
 TEST(MismatchOnGpus, IsFoundByAllRanks) {
   constexpr int kWorld = 3;
   const auto c = make_case(gpu_scenario("mismatch", kWorld, Layout::rank_major, 10));
@@ -253,8 +253,8 @@ TEST(MismatchOnGpus, IsFoundByAllRanks) {
 
 // --- Killed processes
 
-/// The waits at the moment in which rank 1 is killed: the others wait for it (it has not entered the call); it waits for the
-/// others (which have not entered); or it and rank 0 wait for rank 2.
+/// The waits in progress when rank 1 is killed: the others wait for it (it has not entered the call); it waits for the others
+/// (which have not entered); or it and rank 0 wait for rank 2.
 enum class Killed { others_wait_for_it, it_waits_for_others, they_wait_for_a_third };
 const char* name_of(Killed kind) {
   switch (kind) {
@@ -312,7 +312,7 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledCase& k) {
 
 class KilledGpuProcess : public testing::TestWithParam<Killed> {};
 
-/// A process is killed in the middle of a call, and 100 further calls are queued on every rank that has entered it.
+/// A process is killed in the middle of a call while 100 further calls are queued on every rank that has entered it.
 TEST_P(KilledGpuProcess, OthersEndWithinTheDeadline) { kill_one(KilledCase{GetParam()}, rank_of_killed); }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, KilledGpuProcess,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults of the fused layer on GPUs: a rank never calls, is later than the deadline, is stuck between its plan and its rows, or
-// is killed. Checks the errors of the others, and that the GPU is usable afterwards, also by a new group.
+// is killed. Checks the errors of the other ranks, and that the GPU remains usable, including by a new group.
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,7 +57,7 @@ void expect_refused(Station& me, MoeGpuRank& rank) {
 
 class SilentFusedRank : public testing::TestWithParam<bool> {};
 
-/// In its first call or after a successful one.
+/// The fault occurs in the first call or after a successful one.
 TEST_P(SilentFusedRank, TheOtherReportsIt) {
   const bool after_a_call = GetParam();
   constexpr int kSilent = 1;
@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, SilentFusedRank, testing::Bool(),
 
 class LateFusedRank : public testing::TestWithParam<bool> {};
 
-/// Calls queued on every rank when the deadline passes cost about one deadline together, and the late rank finds that they have
+/// Calls queued on every rank when the deadline passes take about one deadline in total, and the late rank finds that they have
 /// failed.
 TEST_P(LateFusedRank, QueuedCallsCostOneDeadline) {
   const bool in_graph = GetParam();
@@ -135,8 +135,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, LateFusedRank, testing::Bool(),
 
 // ---- a rank whose plan has ended and whose rows do not arrive
 
-/// A call of the layer whose plan runs while the rest waits at the station's gate: the call's captured work, with the gate's
-/// kernel between its two kernels. For one launch.
+/// A layer call whose plan runs while the rest waits at the station's gate: the call's captured work with the gate's kernel
+/// between its two kernels. Can be launched only once.
 class StuckCall {
  public:
   StuckCall(Station& me, MoeGpuRank& rank) : me_(me) {
@@ -253,7 +253,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, StuckFusedRank, testing::Values(Stuck::until_the_d
                            return std::string(p.param == Stuck::until_the_deadline ? "until_the_deadline" : "until_it_aborts");
                          });
 
-/// Late, but within the deadline: no fault, and the statistics of the other rank name the late rank, although its plan was in
+/// A rank that is late but within the deadline causes no fault. The other rank's statistics name it, although its plan was in
 /// time.
 TEST(SlowFusedRank, IsNamedByTheWaitStatistics) {
   constexpr int kSlow = 1;
@@ -320,8 +320,8 @@ TEST(RefusedFusedCall, EndsThePeersCall) {
 
 // ---- killed processes
 
-/// The waits when rank 1 is killed: the other rank waits for its plan; it waits for the other rank's plan; or the other rank
-/// waits for its rows, because it is stuck between its plan and its rows.
+/// The waits in progress when rank 1 is killed: rank 1 waits for the other rank's plan, or the other rank waits for the plan or
+/// the rows of rank 1; in the last case, rank 1 is stuck between the two.
 enum class Killed { other_waits_for_it, it_waits_for_the_other, between_its_plan_and_its_rows };
 const char* name_of(Killed kind) {
   switch (kind) {
@@ -381,7 +381,7 @@ void rank_of_killed(switchyard::test::ChildRank& child, const KilledFused& k) {
 
 class KilledFusedProcess : public testing::TestWithParam<Killed> {};
 
-/// A process is killed in the middle of a call, and further calls are queued on every rank that has entered it.
+/// A process is killed in the middle of a call while further calls are queued on every rank that has entered it.
 TEST_P(KilledFusedProcess, TheOtherEndsWithinTheDeadline) { kill_one(KilledFused{GetParam()}, rank_of_killed); }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, KilledFusedProcess,

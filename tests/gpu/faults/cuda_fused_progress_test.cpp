@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused layer completes with the same bits on one multiprocessor, alongside kernels that hold half of the GPU, with row
-// offsets beyond 32 bits, and in thousands of consecutive calls of all kinds.
+// The fused layer completes and produces the same bits on one multiprocessor, alongside kernels that occupy half of the GPU,
+// with row offsets beyond 32 bits, and in thousands of consecutive calls of all kinds.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -63,7 +63,7 @@ TEST(FusedOnOneMultiprocessor, WithoutAnotherRank) {
 
 class FusedBesideAKernel : public testing::TestWithParam<int> {};
 
-/// A foreign kernel holds half of each GPU's multiprocessors until the layer has ended. A rank with a GPU to itself launches
+/// A foreign kernel occupies half of each GPU's multiprocessors until the layer has ended. A rank with a GPU to itself launches
 /// more blocks than fit; ranks that share a GPU take a quarter each, so all blocks fit.
 TEST_P(FusedBesideAKernel, ThatHoldsHalfOfTheGpu) {
   const int world = GetParam();
@@ -108,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, FusedBesideAKernel, testing::Values(1, 2),
 
 // ---- many rows
 
-/// Device memory for data that does not fit into a station. Allocate it only while no rank waits for another.
+/// Device memory for data that does not fit into a station. Must be allocated while no rank waits for another.
 class BigMemory {
  public:
   template <class T>
@@ -128,8 +128,8 @@ class BigMemory {
   std::vector<void*> all_;
 };
 
-/// 300 000 rows of 14 336 bytes: offsets of rows, tiles and outputs exceed 32 bits. Every word is compared with that of the
-/// separate form.
+/// 300 000 rows of 14 336 bytes: offsets of rows, tiles and outputs exceed 32 bits. Every word is compared with the result of
+/// the separate form.
 TEST(FusedWithManyRows, OffsetsBeyond32Bits) {
   constexpr int64_t kTokens = 37500, kHidden = 7168, kIntermediate = 128;
   constexpr int kExperts = 16, kTopk = 8;
@@ -192,10 +192,10 @@ TEST(FusedWithManyRows, OffsetsBeyond32Bits) {
 
 // ---- thousands of calls
 
-/// Kind of the next call, equal on all ranks. Only the numbers of tokens and multiprocessors may differ.
+/// Kind of the next call, identical on all ranks. Only the token and multiprocessor counts may differ.
 enum class Kind { plain, varying, adding };
 
-/// Calls of one shape, each made directly or by one of three graphs.
+/// Calls with one shape, each made directly or through one of three graphs.
 class ManyCalls {
  public:
   ManyCalls(Station& me, MoeGpuRank& rank, uint32_t seed)
@@ -207,7 +207,8 @@ class ManyCalls {
     for (const auto& graph : graphs_) graph->destroy();
   }
 
-  /// Several consecutive calls, the last of which writes all rows; or a single call of another kind. Returns their number.
+  /// Makes several consecutive calls, the last of which writes all rows, or a single call of another kind. Returns their
+  /// number.
   int round(uint32_t number) {
     rank_.write(number);
     me_.meet();
@@ -270,7 +271,8 @@ std::vector<MoeCase> shapes_of_many_calls() {
   return all;
 }
 
-/// 3000 calls of all kinds. Every fourth round, and every call with other tokens or with rows to add to, is compared bitwise.
+/// 3000 calls of all kinds. Every fourth round, and every call with different tokens or with rows to add to, is compared bit by
+/// bit.
 TEST(FusedCalls, ThousandsOfAllKinds) {
   constexpr int kCalls = 600;  // of each shape
   isolated(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ids on a GPU that are neither -1 nor an expert: calls, including replayed ones, drop their routes and count them; for objects
-// with InvalidIds::raise, Group::check() raises an error with the number. The suites of tests/modes compare the counts of each
+// Ids on a GPU that are neither -1 nor an expert. Calls, including replayed ones, drop and count their routes. For objects with
+// InvalidIds::raise, Group::check() raises an error that states the count. The suites in tests/modes compare the counts of each
 // call with the oracle.
 #include <functional>
 #include <string>
@@ -17,7 +17,7 @@ namespace {
 using switchyard::ExpertIds;
 using switchyard::InvalidIds;
 
-/// Calls of one object with ids on the GPU; T = 6, K = 2, E = 8.
+/// Calls on one object with ids on the GPU; T = 6, K = 2, E = 8.
 struct Counted {
   std::function<void(const ExpertIds&)> call;
   std::function<int64_t()> invalid_ids;
@@ -132,7 +132,7 @@ void PrintTo(const Mode& mode, std::ostream* out) { *out << mode.name; }
 
 class GpuInvalidIds : public testing::TestWithParam<Mode> {};
 
-/// `fresh`: number of invalid ids since the last check.
+/// `fresh`: the number of invalid ids since the last check.
 void expect_check(Station& me, const Mode& mode, int64_t fresh) {
   const Outcome o = outcome_of([&] { me.group.check(); });
   if (fresh == 0) {

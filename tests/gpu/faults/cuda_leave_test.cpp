@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group that ends alongside foreign kernels that never end, for example a collective of another library whose peer has died.
+// A group is destroyed while foreign kernels run that never end, such as a collective of another library whose peer has died.
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults of low-latency calls on GPUs: ranks that never call, are late, are killed, or make different calls; the errors of the
-// other ranks; and that the GPU works afterwards.
+// other ranks; and the usability of the GPU afterwards.
 #include <unistd.h>
 
 #include <chrono>
@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, SilentLowLatencyRank, testing::Combine(testing::Va
 
 class LateLowLatencyRank : public testing::TestWithParam<int> {};
 
-/// When the deadline passes, 100 calls are queued: together they cost about one deadline.
+/// When the deadline passes, 100 calls are queued; together they take about one deadline.
 TEST_P(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
   constexpr int kCalls = 100;
   constexpr auto kDeadline = 1s;
@@ -146,7 +146,7 @@ TEST_P(LateLowLatencyRank, HundredQueuedCallsCostOneDeadline) {
   });
 }
 
-/// Late, but within the deadline: no fault, and the statistics name the late rank.
+/// A rank that is late but within the deadline causes no fault, and the statistics name it.
 TEST_P(LateLowLatencyRank, IsNamedByTheWaitStatistics) {
   const int world = GetParam();
   const StreamedCase c = small_case(world, ScaleKind::f32);
@@ -178,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, LateLowLatencyRank, testing::Values(2, 4, 8),
 
 // --- Different calls
 
-/// Detected by comparison, on all ranks.
+/// All ranks detect this by comparison.
 TEST(LowLatencyMismatchOnGpus, IsFoundByAllRanks) {
   constexpr int kWorld = 3;
   const StreamedCase c = small_case(kWorld);
@@ -210,7 +210,7 @@ TEST(LowLatencyMismatchOnGpus, IsFoundByAllRanks) {
   });
 }
 
-/// Two outputs are filled; then rank 1 sums the rows of the wrong one. In unsplit calls T is in device memory.
+/// Two outputs are filled; then rank 1 sums the rows of the wrong one. In unsplit calls, T is in device memory.
 struct OtherOutput {
   const char* name;
   Calls::Choices dispatches, combine;

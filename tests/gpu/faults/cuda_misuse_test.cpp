@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Invalid arguments on one rank of a CUDA group: a typed error on that rank that names the argument, PeerFailed on the others
-// long before any deadline (a deadline would give PeerTimeout), and a context that the next group can use.
+// Invalid arguments on one rank of a CUDA group: a typed error that names the argument on that rank, PeerFailed on the others
+// long before any deadline (which would cause PeerTimeout), and a context that the next group can use.
 #include <algorithm>
 #include <tuple>
 
@@ -10,7 +10,7 @@
 namespace harness {
 namespace {
 
-/// A valid call, and the way in which it is spoiled.
+/// A valid call, and the change that makes it invalid.
 struct Call {
   Station& me;
   NormalExchange& exchange;
@@ -65,8 +65,8 @@ GpuMisuse of_combine(const char* name, const char* in_text, std::function<void(C
           }};
 }
 
-/// Memory of the GPU after this rank's GPU, or null if there is only one; freed when the process ends. Call while no rank
-/// waits.
+/// Memory on the GPU after this rank's GPU, or null if there is only one; freed when the process ends. Must be called while no
+/// rank waits.
 std::byte* memory_of_another_gpu(const Station& me) {
   int devices = 0;
   must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
@@ -108,7 +108,8 @@ std::vector<GpuMisuse> other_misuses() {
   };
 }
 
-/// A tensor argument: the required alignment of its address, and a call that passes `at` for it (null: a valid address).
+/// A tensor argument: the required alignment of its address, and a call that passes `at` as this argument (null: a valid
+/// address).
 struct Tensor {
   const char* name;
   size_t alignment;
@@ -140,7 +141,7 @@ Tensor in_combine(const char* name, size_t alignment, std::function<void(Call&, 
 std::byte* given(std::byte* at, std::byte* valid) { return at ? at : valid; }
 float* floats(std::byte* p) { return reinterpret_cast<float*>(p); }
 
-/// All tensors of a combine of rank-major rows.
+/// All tensor arguments of a combine with rank-major rows.
 std::vector<Tensor> tensors_of_combine() {
   return {
       in_combine("y.data", 16,
@@ -171,7 +172,7 @@ std::vector<Tensor> tensors_of_combine() {
   };
 }
 
-/// All tensors of a dispatch, and of a cached dispatch.
+/// All tensor arguments of a dispatch and of a cached dispatch.
 std::vector<Tensor> tensors_of_dispatch() {
   return {
       {"x.data", 16,
@@ -237,8 +238,8 @@ std::vector<GpuMisuse> gpu_misuses(Wrong wrong) {
 
 class GpuMisuses : public testing::TestWithParam<std::tuple<int, Wrong>> {};
 
-/// All in one process: each mistake must leave a context in which the group of the next mistake works and, finally, a whole
-/// round.
+/// All mistakes are made in one process: each must leave a context in which the group for the next mistake works and, finally,
+/// a whole round.
 TEST_P(GpuMisuses, ThrowThereAndEndThePeers) {
   const auto [world, wrong] = GetParam();
   const int bad = world - 1;
@@ -298,7 +299,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuMisuses,
                            return "W" + std::to_string(std::get<0>(p.param)) + "_" + name_of(std::get<1>(p.param));
                          });
 
-/// T in device memory that is larger than the capacity of the ids, or negative: it is clamped to all ids, or none.
+/// T in device memory is clamped to all ids if it exceeds their capacity, and to none if it is negative.
 TEST(GpuDeviceTokens, AreClamped) {
   constexpr int kWorld = 3;
   constexpr int64_t kMax = 12;
@@ -345,7 +346,7 @@ TEST(GpuDeviceTokens, AreClamped) {
   }
 }
 
-/// A pool that is too small for any call: an error that says so, and no kernel that runs without memory.
+/// A pool that is too small for any call: the error says so, and no kernel runs without memory.
 TEST(GpuPool, TooSmallIsATypedError) {
   Scenario s = gpu_scenario("small pool", 2, Layout::rank_major, 400);
   const auto c = make_case(s);

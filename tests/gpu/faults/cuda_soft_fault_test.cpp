@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults that leave a CUDA group usable: calls enqueued after a dispatch that moved nothing, on ranks that have detected this
-// and on ranks that have not; errors of other libraries; halves of calls that a capture would separate; the budget of
-// multiprocessors.
+// and on ranks that have not; errors from other libraries; call halves that a capture would separate; and the multiprocessor
+// budget.
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
@@ -62,7 +62,7 @@ struct Calls {
     combine(d, d.handle);
     combine(cached(d.handle), d.handle);
   }
-  /// Fills the memory that the next dispatch takes with leftovers of an earlier call.
+  /// Fills the memory used by the next dispatch with leftovers from an earlier call.
   void leave(int junk) {
     const Dispatched d = dispatch(options);
     const RowBuffer all = exchange.allocate_rows(d.handle, DType::bf16, me.stream());
@@ -108,7 +108,8 @@ struct Calls {
   CombineOptions sum;
 };
 
-/// A dispatch that is too large for a rank's capacity, followed by all calls that use its handle before any host can detect it.
+/// A dispatch that is too large for a rank's capacity, followed by all calls that use its handle before any host can detect the
+/// error.
 TEST_P(GpuSoftFaults, CallsBehindAnOverflowDoNothing) {
   Scenario s = scenario_of(GetParam());
   s.capacity_percent = 100;
@@ -142,7 +143,7 @@ TEST_P(GpuSoftFaults, CallsBehindAnOverflowDoNothing) {
   });
 }
 
-/// `enqueued`: outcome of a rank's calls, one of which found no room on rank `poor`.
+/// `enqueued`: the outcome of a rank's calls, one of which found no room on rank `poor`.
 void expect_exhausted(Station& me, int poor, const Outcome& enqueued) {
   const ErrorCode at_once = me.rank() == poor ? ErrorCode::pool_exhausted : ErrorCode::ok;
   me.f.equal(static_cast<int>(at_once), static_cast<int>(enqueued.code), "enqueued: " + enqueued.text);
@@ -156,8 +157,8 @@ void expect_exhausted(Station& me, int poor, const Outcome& enqueued) {
   me.gather();
 }
 
-/// One rank has no room and throws at once. It makes none of the calls of that layer and the next ones that the others then
-/// enqueue. The others receive the error from check(), and no error is sticky.
+/// One rank has no room and throws at once. The others go on to enqueue the rest of this layer and the following layers; this
+/// rank makes none of these calls. The others receive the error from check(), and no error is sticky.
 TEST_P(GpuSoftFaults, OneRankWithoutRoom) {
   const auto c = make_case(scenario_of(GetParam()));
   const int world = GetParam().world, poor = world - 1;
@@ -219,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuSoftFaults,
                                          Variant{"wide_per_route", 2, Layout::expert_major, kRoute, kDirect, kWide}),
                          [](const auto& variant) { return std::string(variant.param.name); });
 
-/// A pending error of the application itself neither makes a call fail nor is lost.
+/// A pending error from the application's own CUDA calls neither causes a call to fail nor is lost.
 TEST(GpuForeignErrors, AreLeftAlone) {
   const auto c = make_case(gpu_scenario("foreign", 2, Layout::rank_major, 20));
   const NormalConfig config = config_with_large_pool(*c, 3);
@@ -246,7 +247,7 @@ TEST(GpuForeignErrors, AreLeftAlone) {
   });
 }
 
-/// An invalid stream, or a stream of another GPU: an error that says so. The peers receive it too.
+/// An invalid stream, or a stream of another GPU, causes an error that says so. The peers receive it too.
 TEST(GpuForeignErrors, StreamsOfOtherGpusReachThePeers) {
   if (switchyard::test::count_gpus() < 2) GTEST_SKIP() << "needs two GPUs";
   const auto c = make_case(gpu_scenario("streams", 2, Layout::rank_major, 20));
@@ -306,7 +307,7 @@ struct LowLatencyBuffers {
   std::byte* out;
 };
 
-/// A captured half together with a half that is not captured: replays would send one call repeatedly.
+/// One half of a call is captured and the other is not: replays would send one call repeatedly.
 TEST(GpuHalves, AreNotTornApartByACapture) {
   for (const bool sent_in_capture : {true, false}) {
     const auto config = LowLatencyBuffers::config();
@@ -334,7 +335,7 @@ TEST(GpuHalves, AreNotTornApartByACapture) {
   }
 }
 
-/// Outputs and rows of a captured low-latency call belong to its graph.
+/// The outputs and rows of a captured low-latency call belong to its graph.
 TEST(GpuHalves, GraphsHoldWhatTheirCallsFill) {
   const auto config = LowLatencyBuffers::config();
   on_gpus(2, switchyard::LowLatencyExchange::heap_bytes(config, 2), [&](Station& me) {
@@ -405,7 +406,7 @@ std::vector<unsigned> grids_of(Station& me, Call&& call) {
   return grids;
 }
 
-/// No call takes more multiprocessors than the group's budget: defaults respect it, and larger requests are errors.
+/// No call uses more multiprocessors than the group's budget: defaults respect it, and larger requests are errors.
 TEST(GpuBudget, HoldsInEveryMode) {
   isolated([] {
     ::setenv("SWITCHYARD_NUM_SMS", "6", 1);

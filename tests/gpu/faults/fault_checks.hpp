@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Final checks for every test of a fault on GPUs, in all modes. Each runs on all ranks when the calls are done.
+// Final checks for every GPU fault test, in all modes. Each runs on all ranks after the calls.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ inline int slowest(const Group& group) {
   return static_cast<int>(longest - waits.begin());
 }
 
-/// Expected report of a call in which rank `awaited` is missing, with a deadline of 1000 ms.
+/// Expected report for a call with a deadline of 1000 ms in which rank `awaited` is missing.
 struct MissingRank {
   std::string operation;
   std::string site;  ///< empty: any site
@@ -42,12 +42,12 @@ inline void expect_report(Station& me, const Outcome& o, const MissingRank& expe
   me.f.check(o.text.find("rank " + std::to_string(awaited)) != std::string::npos, o.text);
 }
 
-/// Every later call ends with the error, too.
+/// Every later call also ends with this error.
 inline void expect_sticky(Station& me, const Outcome& later) {
   me.f.check(later.code == ErrorCode::peer_failed || later.code == ErrorCode::peer_timeout, "not sticky: " + shown(later));
 }
 
-/// Rank `late` arrived after the others' deadline, in their first call. Its host receives the error although no other host has
+/// In the first call, rank `late` arrived after the others' deadline. Its host receives the error although no other host has
 /// checked yet.
 inline void expect_late_arrival(Station& me, int late) {
   me.gather();

@@ -8,7 +8,7 @@
 enum { kWrong = SY_INVALID_ARGUMENT };
 enum { kDySeed = 11, kXSeed = 12, kGateSeed = 13, kUpSeed = 14 };
 
-// Rows with gaps between them, rows in units of 16, and the number of multiprocessors of calls.
+// Rows with gaps between them, rows in units of 16, and the number of multiprocessors that calls use.
 typedef struct Places {
   void* memory[3];
   sy_expert_rows ranges, masked;
@@ -67,7 +67,7 @@ static void check_weight_gradients(const void* device, sy_dtype output, const in
   CHECK(wrong == 0);
 }
 
-// -1, 0 or 1 as an f16.
+// -1, 0 or 1 as an f16 number.
 static void* f16_on_gpu(int seed, int64_t elements) {
   static const uint16_t codes[3] = {0xbc00, 0x0000, 0x3c00};
   static uint16_t host[kRows * kK];
@@ -88,7 +88,7 @@ static sy_weight_gradient* make_weight_gradient(sy_dtype type, sy_dtype output, 
   return gradient;
 }
 
-// Gradients overwrite memory that holds NaNs; the same values are then added twice; then other rows overwrite them.
+// Gradients first overwrite memory that holds NaNs; then the same values are added twice; finally, other rows overwrite them.
 static void weight_gradients(const Places* p, sy_dtype type, sy_dtype output) {
   const int f16 = type == SY_DTYPE_F16;
   void* const memory[] = {f16 ? f16_on_gpu(kDySeed, kRows * kN) : bf16_on_gpu(kDySeed, kRows * kN),
@@ -174,7 +174,8 @@ static Gradient swiglu_gradient(const sy_swiglu_gradient_config* config, int64_t
   return result;
 }
 
-// `bound` is relative. Rows of no expert keep their content: the byte `untouched` or, if that is 0, the values of h.
+// `bound` is relative. Rows that belong to no expert keep their content: the byte `untouched` or, if that is 0, the values of
+// h.
 static void check_swiglu(const sy_swiglu_gradient_config* config, const void* dh_device, const void* a_device, double bound,
                          uint16_t untouched) {
   static uint16_t dh[kRows * 2 * kWidth], a[kRows * kWidth];
@@ -224,7 +225,7 @@ static void swiglu_gradients(const Places* p, const sy_swiglu_gradient_config* c
 }
 
 // With alpha = 0 the sigmoid is a half everywhere, and gradients of integers are halves of integers: each has one correct
-// value, and some are cut by the limit. With the default alpha the bound allows for rounding to bf16, at most 2^-8 of the
+// value, and some are clamped by the limit. With the default alpha, the bound allows for rounding to bf16, at most 2^-8 of the
 // value, and 2^-16 for the preceding float32 values.
 static void all_swiglu_gradients(const Places* p) {
   sy_swiglu_gradient_config config = SY_SWIGLU_GRADIENT_CONFIG_INIT;

@@ -43,7 +43,7 @@ static float product(sy_weight_order order, int e, int64_t row, int column) {
   return (float)sum;
 }
 
-// Rows of no expert keep their content.
+// Rows that belong to no expert keep their content.
 static void check_products(const void* device, sy_weight_order order, int relu, const int64_t* first, const int64_t* counts) {
   static uint16_t out[kRows * kN];
   CHECK(cudaMemcpy(out, device, sizeof out, cudaMemcpyDeviceToHost) == cudaSuccess);
@@ -195,7 +195,7 @@ static sy_expert_mlp* gpu_experts(const void* w13, const void* w2) {
   return mlp;
 }
 
-// The MLP consists of two products: bitwise equal to separate products.
+// The MLP, which consists of two products, must be bitwise equal to two separate products.
 static void experts(cudaStream_t stream) {
   void* const memory[] = {bf16_on_gpu(5, kExperts * 2 * kWidth * kHidden),
                           bf16_on_gpu(6, kExperts * kHidden * kWidth),

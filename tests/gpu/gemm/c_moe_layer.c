@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole layer of one rank on a GPU through the C ABI: both exchanges give the same bits, and a token with one expert has the
-// bits of ExpertMlp's rows.
+// A whole layer of one rank on a GPU through the C ABI: both exchanges produce the same bits, and a token with a single expert
+// has the bits of the row computed by ExpertMlp.
 #include "gpu/gemm/c_layer_rows.h"
 
 enum { kHidden = 64, kWidth = 48, kTokens = 6, kTopk = 2 };
@@ -23,7 +23,7 @@ static sy_moe_layer_config make_config(sy_moe_exchange exchange) {
   return c;
 }
 
-// One call that writes `out`, or that adds to zeros, which gives the same result.
+// Makes one call that either writes `out` or adds to zeros; both give the same result.
 static void run_layer(sy_moe_exchange exchange, const Arrays* a, int add, cudaStream_t stream, uint16_t* out) {
   const sy_moe_layer_config config = make_config(exchange);
   sy_group_options options = patient_options(0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ExpertMlp in fp8: same bits as its two products called separately, for both kinds of weight scales.
+// ExpertMlp in fp8 produces the same bits as its two products called separately, for both kinds of weight scales.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -18,7 +18,7 @@ using switchyard::ScaleKind;
 constexpr int kExperts = 4;
 constexpr int64_t kHidden = 272, kIntermediate = 400, kRows = 300;
 
-/// e4m3 codes of magnitudes up to 15, no NaN.
+/// e4m3 codes with magnitudes up to 15, without NaNs.
 std::vector<uint8_t> codes(int64_t count, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<uint8_t> v(static_cast<size_t>(count));

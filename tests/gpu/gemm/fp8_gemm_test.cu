@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM of fp8 rows and weights: integers with power-of-two scales, for which every bit of every output is known;
-// normally distributed data, compared with float64 of the dequantized operands; every form of the scales; requantized outputs.
+// Grouped GEMM of fp8 rows and weights with every form of scales, including requantized outputs. Every output bit is known for
+// integers with power-of-two scales; normally distributed data is compared with float64 results from the dequantized operands.
 #include <cuda_fp8.h>
 
 #include <algorithm>
@@ -36,9 +36,9 @@ struct Shape {
   int64_t columns() const { return gated() ? n / 2 : n; }
   int experts() const { return static_cast<int>(rows.size()); }
   int64_t groups() const { return (k + 127) / 128; }
-  /// Rows of scales of an expert's weights; gated: scales of the gate, then of the up half.
+  /// Number of scale rows for an expert's weights; gated: those of the gate half, then those of the up half.
   int64_t weight_rows() const { return gated() ? 2 * ((n / 2 + 127) / 128) : (n + 127) / 128; }
-  /// Rows of one expert in memory if all experts have equal room.
+  /// Number of rows per expert in memory if all experts have equal room.
   int64_t capacity() const { return *std::max_element(rows.begin(), rows.end()) + 3; }
   int64_t total() const { return capacity() * experts(); }
 };
@@ -61,7 +61,8 @@ __global__ void fill_scales(float* p, int64_t count, bool powers, uint64_t seed)
   }
 }
 
-/// Location of scale (row, block) of expert `expert` in the GEMM's input, by independent formulas from docs/concepts.
+/// Location of scale (row, block) of expert `expert` in the GEMM's input, computed independently from the formulas in
+/// docs/concepts.
 struct ScalePlace {
   int64_t capacity, groups, columns_apart;
   bool by_columns, bytes;
@@ -140,7 +141,7 @@ switchyard::GroupedGemmConfig config_of(const Shape& s) {
   return c;
 }
 
-/// Experts with equal room for rows, as in low latency.
+/// Experts with equal room for rows, as in low-latency mode.
 class Fp8Rig {
  public:
   Fp8Rig(const Shape& s, bool exact)

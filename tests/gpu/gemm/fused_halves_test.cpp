@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two halves of a fused layer on GPUs (FusedMoe::dispatch_up, down_combine) give the bits of forward: called directly, in
-// graphs, with T on the device, beyond capacity, and adding to the output. Two ranks, which may share a GPU.
+// The two halves of a fused layer on GPUs (FusedMoe::dispatch_up, down_combine) produce the same bits as forward: called
+// directly, in graphs, with T on the device, beyond capacity, and adding to the output. Two ranks, which may share a GPU.
 #include <cuda_runtime_api.h>
 
 #include <string>
@@ -138,7 +138,7 @@ TEST_P(GpuFusedHalves, GiveTheBitsOfForward) {
   });
 }
 
-// A graph of each half, replayed alternately with other tokens, routing and T; and both halves in one graph.
+// One graph per half, replayed alternately with different tokens, routing and T; and both halves in one graph.
 TEST_P(GpuFusedHalves, InGraphs) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), FusedMoe::heap_bytes(config_of(m), m.c.world()), [&](Station& me) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle of the grouped GEMM: every output in float64, one thread per output, and the comparison, all in GPU memory. Shares
-// no code with the library.
+// The oracle for the grouped GEMM: computes every output in float64, one thread per output, and compares, all in GPU memory.
+// Shares no code with the library.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ enum class Fill : int {
   integers,  ///< -2 ... 2: sums are exact in float32
   normal,    ///< normally distributed, with the given scale
 };
-/// Elements of the problem's type at `p`, a closed form of (seed, index).
+/// Fills `p` with elements of the problem's type, each a closed-form function of (seed, index).
 void fill(void* p, int64_t count, bool f16, Fill kind, uint64_t seed, float scale);
 
 struct Difference {
@@ -31,10 +31,11 @@ struct Difference {
   int64_t unequal = 0;   ///< number of elements whose bits differ from the reference rounded once to the type
   double norm = 0;       ///< |out - reference| / |reference|
 };
-/// Compares rows [first, first + rows) of `x` and `out`, computed with expert `expert`'s weights. The caller adds up calls.
+/// Compares rows [first, first + rows) of `x` and `out`, computed with expert `expert`'s weights. The caller sums the results
+/// of several calls.
 Difference compare(const Problem& p, const void* x, const void* weights, const void* out, int expert, int64_t first,
                    int64_t rows);
-/// A gradient of one expert's weights, [n, k]: float32 if `wide`, else of the type of the rows.
+/// A gradient of one expert's weights, [n, k]: float32 if `wide`, otherwise of the rows' type.
 struct GradientProblem {
   int64_t n = 0, k = 0;
   bool f16 = false, wide = true;
@@ -43,7 +44,7 @@ struct GradientProblem {
 /// and, if `before` is not null, added to `before`.
 Difference compare_gradient(const GradientProblem& p, const void* dy, const void* x, const void* dw, const void* before,
                             int64_t first, int64_t rows);
-/// Number of elements in [0, count) of `p` that are not `bits`.
+/// Number of elements in [0, count) of `p` that differ from `bits`.
 int64_t count_other(const void* p, int64_t count, uint16_t bits);
 /// Number of elements in which a and b differ.
 int64_t count_unequal(const void* a, const void* b, int64_t count);

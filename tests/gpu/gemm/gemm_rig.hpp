@@ -53,7 +53,7 @@ inline switchyard::GroupedGemmConfig config_of(const Problem& p) {
   return c;
 }
 
-/// Rows of all experts one after the other, with `gap` rows between experts and `gap` rows after the last.
+/// The rows of all experts in order, with `gap` rows between experts and after the last one.
 class GemmRig {
  public:
   GemmRig(const Problem& problem, const std::vector<int64_t>& rows, Fill kind, int64_t gap = 0)
@@ -100,7 +100,7 @@ class GemmRig {
   }
   void run(const switchyard::GroupedGemmOptions& options = {}) { gemm_.run(x(), ranges(), out(), options); }
 
-  /// Compares every expert's rows or, with `every` > 1, only the first, the last and each `every`-th row.
+  /// Compares all rows of each expert or, with `every` > 1, only the first, the last and every `every`-th row.
   Difference difference(int64_t every = 1) const {
     Difference sum;
     const auto add = [&](int e, int64_t first, int64_t rows) {

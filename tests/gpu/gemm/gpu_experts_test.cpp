@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts on GPUs between dispatch and combine (unit/expert_layer.hpp), also in a graph, compared with float64 on the host; and
-// arguments that the object rejects.
+// Experts on GPUs between dispatch and combine (unit/expert_layer.hpp), including in a graph, are compared with float64 on the
+// host; and the object rejects invalid arguments.
 #include <cuda_runtime_api.h>
 
 #include <string>
@@ -37,7 +37,7 @@ std::vector<LayerCase> gpu_cases() {
   return all;
 }
 
-/// Makes call `call` directly or by a launch of `graph`; all ranks are idle before and after.
+/// Makes call `call` directly or by launching `graph`; all ranks are idle before and after.
 void run_call(Station& me, ExpertLayer<GpuRig>& layer, uint32_t call, cudaGraphExec_t graph = nullptr) {
   layer.write(call);
   me.meet();
@@ -63,7 +63,7 @@ TEST_P(GpuExpertLayers, OfSeparateCalls) {
   });
 }
 
-// Captured once and replayed with other rows, routing and weights: no count is read on the host.
+// Captured once and replayed with different rows, routing and weights: the host reads no count.
 TEST_P(GpuExpertLayers, InAGraph) {
   const LayerCase& c = GetParam();
   on_gpus(c.world(), c.heap_bytes(Backend::cuda), [&](Station& me) {
@@ -87,7 +87,7 @@ TEST_P(GpuExpertLayers, InAGraph) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuExpertLayers, testing::ValuesIn(gpu_cases()), [](const auto& c) { return c.param.name; });
 
-/// Checks that `call` throws an Error with this code and text.
+/// Checks that `call` throws an Error with the given code and text.
 template <class Call>
 void expect_refused(Station& me, ErrorCode code, const std::string& part, Call&& call) {
   const Outcome found = outcome_of(call);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoeLayer on GPUs (unit/layer/moe_rank.hpp): same bits as separate calls, comparison with float64, graphs, T on the device,
-// rows beyond capacity. Two ranks, which may share a GPU.
+// MoeLayer on GPUs (unit/layer/moe_rank.hpp): bitwise comparison with separate calls, comparison with float64, graphs, T on the
+// device, and rows beyond capacity. Two ranks, which may share a GPU.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -110,7 +110,7 @@ TEST_P(GpuMoeLayers, ReadTheNumberOfTokens) {
   });
 }
 
-// Two graphs of one layer alternate with calls without a graph, each time with other rows, routing, weights and T.
+// Two graphs of one layer alternate with direct calls, each time with different rows, routing, weights and T.
 TEST_P(GpuMoeLayers, InGraphs) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
@@ -258,7 +258,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeForms,
                                          FormCase{"fused", MoeForm::fused, false}, FormCase{"fused_fp8", MoeForm::fused, true}),
                          [](const auto& form) { return std::string(form.param.name); });
 
-/// Enqueues while another GPU is current, if there is one. The layer must not depend on the current GPU.
+/// Enqueues calls while another GPU, if any, is current. The layer must not depend on the current GPU.
 template <class Enqueue>
 void elsewhere(Station& me, const Enqueue& enqueue) {
   int devices = 0, after = -1;

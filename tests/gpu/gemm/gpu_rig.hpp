@@ -21,7 +21,7 @@ class GpuRig {
     if (bytes > 0) must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, station_.stream()), "copy to the device");
     must(cudaStreamSynchronize(station_.stream()), "copy to the device");
   }
-  /// Also supports memory of an object's pool: a kernel makes the copy.
+  /// A kernel makes the copy, so memory from an object's pool is also supported.
   void read(void* to, const void* from, size_t bytes) {
     const std::byte* const copy = station_.keep(from, bytes, station_.stream());
     must(cudaStreamSynchronize(station_.stream()), "copy on the device");

@@ -28,7 +28,7 @@ inline void expect_error(switchyard::ErrorCode code, const std::string& part, co
   }
 }
 
-/// Every class of row counts: none, one, and around 16 (the rows of an instruction), a stage and two stages.
+/// Every class of row counts: none, one, and counts around 16 (the rows per instruction), one stage and two stages.
 inline std::vector<int64_t> gradient_counts() { return {1, 15, 16, 17, 0, 31, 32, 33, 63, 64, 65, 255, 256, 257, 0, 1600}; }
 
 struct GradientCase {
@@ -40,8 +40,8 @@ struct GradientCase {
   switchyard::DType type() const { return f16 ? switchyard::DType::f16 : switchyard::DType::bf16; }
 };
 
-/// Rows of all experts one after the other, with `gap` rows of NaN between experts and `gap` rows after the last. Gradients are
-/// NaN before a call that overwrites, and finite before a call that adds.
+/// The rows of all experts in order, with `gap` rows of NaN between experts and after the last one. Gradients are NaN before a
+/// call that overwrites, and finite before a call that adds.
 class GradientRig {
  public:
   GradientRig(const GradientCase& given, const std::vector<int64_t>& rows, Fill kind, int64_t gap = 0)
@@ -86,7 +86,7 @@ class GradientRig {
     ok(cudaMemset(dy_.as<uint16_t>() + first * case_.n, 0xff, static_cast<size_t>(rows * case_.n * 2)));
     ok(cudaMemset(x_.as<uint16_t>() + first * case_.k, 0xff, static_cast<size_t>(rows * case_.k * 2)));
   }
-  /// Restores the content of the gradients from before the first call.
+  /// Restores the gradients to their content before the first call.
   void forget() const {
     if (case_.add)
       ok(cudaMemcpy(dw_.as(), before_.as(), static_cast<size_t>(bytes()), cudaMemcpyDeviceToDevice));
@@ -125,8 +125,8 @@ class GradientRig {
     return compare_gradient(case_.problem(), dy_.as(), x_.as(), dw_of(expert),
                             case_.add ? before_.as<char>() + expert * expert_bytes() : nullptr, first_[e], counts_[e]);
   }
-  /// Compares all gradients: returns the sum of unequal elements and the largest norm. Written elements after the gradients
-  /// count as unequal.
+  /// Compares all gradients; returns the total number of unequal elements and the largest norm. Written elements after the
+  /// gradients count as unequal.
   Difference difference() const {
     Difference sum;
     for (int e = 0; e < static_cast<int>(counts_.size()); ++e) {
@@ -147,7 +147,7 @@ class GradientRig {
     counts_ = counts;
     num_rows_.set(counts);
   }
-  /// Sets the first rows used by difference(). The kernel's first rows may differ if the caller wants that.
+  /// Sets the first rows used by difference(). They may intentionally differ from those of the kernel.
   void set_first(const std::vector<int64_t>& first) { first_ = first; }
 
  private:

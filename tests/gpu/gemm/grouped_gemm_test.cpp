@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the grouped GEMM with float64: shapes, orders of weights, types, epilogues, memory that must not be written, and
-// bits that must not depend on anything else.
+// Compares the grouped GEMM with float64: shapes, weight orders, types, epilogues, memory that must stay untouched, and bits
+// that must not depend on anything else.
 #include <functional>
 #include <string>
 #include <utility>
@@ -16,7 +16,7 @@ using switchyard::ExpertRows;
 using switchyard::GroupedGemm;
 using switchyard::GroupedGemmOptions;
 
-/// Every class of row counts: none, one, around a step of 16, around one and two tiles.
+/// Every class of row counts: none, one, and counts around a step of 16, one tile and two tiles.
 std::vector<int64_t> many_counts() { return {1, 15, 16, 17, 0, 255, 256, 257, 191, 192, 193, 0, 384, 385, 33, 1600}; }
 
 Problem problem(size_t experts, int64_t n, int64_t k, int variant) {
@@ -135,7 +135,7 @@ TEST(GroupedGemmRows, MaskedRowsOfLowLatency) {
   EXPECT_EQ(rig.touched_outside(), 0);
 }
 
-// Whatever counts a failed dispatch has left, nothing outside the rows is touched.
+// Whatever counts a failed dispatch has left behind, nothing outside the rows is touched.
 TEST(GroupedGemmRows, CountsThatCannotBe) {
   Problem p = problem(4, 256, 128, 0);
   GemmRig rig(p, {20, 20, 20, 20}, Fill::integers);

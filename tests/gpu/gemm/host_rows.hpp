@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of bf16 or f16 as host values, and the backward pass of SwiGLU in float64. Shares no code with the library.
+// bf16 or f16 rows as host values, and the backward pass of SwiGLU in float64. Shares no code with the library.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -56,7 +56,7 @@ struct SwigluNumbers {
     const double g = std::min(gate, limit), u = std::clamp(up, -limit, limit);
     return g / (1 + std::exp(-alpha * g)) * (u + shift);
   }
-  /// Gradients of the gate and of the up half.
+  /// Gradients of the gate and up halves.
   std::pair<double, double> gradient(double gate, double up, double da) const {
     const double g = std::min(gate, limit), u = std::clamp(up, -limit, limit), e = std::exp(-alpha * g);
     const double slope = (1 + e + alpha * g * e) / ((1 + e) * (1 + e));

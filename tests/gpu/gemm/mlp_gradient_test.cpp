@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward pass of an expert MLP, composed of library calls, compared with finite differences of a float64 MLP that
-// implements only the forward pass. Every element of every gradient.
+// The backward pass of an expert MLP, composed of library calls, is compared with finite differences of a float64 MLP that
+// implements only the forward pass. Every element of every gradient is checked.
 #include <string>
 #include <utility>
 
@@ -65,7 +65,7 @@ struct Mlp {
   }
 };
 
-/// The same MLP on a GPU, with every array in the form expected by the library's calls.
+/// The same MLP on a GPU, with every array in the form that the library's calls expect.
 class GpuMlp {
  public:
   GpuMlp(Mlp& mlp, bool f16) : mlp_(mlp), f16_(f16), rows_(mlp.rows()) {
@@ -117,7 +117,7 @@ class GpuMlp {
   int experts() const { return static_cast<int>(mlp_.counts.size()); }
   DType type() const { return f16_ ? DType::f16 : DType::bf16; }
   Rows view(const DeviceBytes& bytes, int64_t columns) const { return {bytes.as(), rows_, columns, type()}; }
-  /// Rounds the host's numbers to those of the type.
+  /// Rounds the host's numbers to the type.
   void fill_all(Numbers& host, const DeviceBytes& device, uint64_t seed, float scale) const {
     fill(device.as(), static_cast<int64_t>(host.size()), f16_, Fill::normal, seed, scale);
     host = read_numbers(device.as(), static_cast<int64_t>(host.size()), f16_);

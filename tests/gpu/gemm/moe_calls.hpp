@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Test helpers for calls of MoeLayer on GPUs, compared with the same calls made separately.
+// Test helpers for MoeLayer calls on GPUs, whose results are compared with those of separate calls.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,7 +15,7 @@ namespace harness {
 
 using MoeGpuRank = switchyard::testing::MoeRank<GpuRig>;
 
-/// The cases of both backends that the fused form supports, using that form.
+/// The cases shared by both backends that the fused form supports, with that form selected.
 inline std::vector<switchyard::testing::MoeCase> fused_cases() {
   std::vector<switchyard::testing::MoeCase> all;
   for (switchyard::testing::MoeCase m : switchyard::testing::moe_cases()) {
@@ -27,8 +27,8 @@ inline std::vector<switchyard::testing::MoeCase> fused_cases() {
   return all;
 }
 
-/// Widths are multiples of 128: a single row tile and several, of one to three units of 64 rows; tokens sent in one piece and
-/// in two; sums as short as a stage and longer than all stages; half a column tile.
+/// Widths are multiples of 128. Covers one and several row tiles, each with one to three units of 64 rows; tokens sent in one
+/// and two pieces; sums as short as one stage and longer than all stages; and half a column tile.
 inline std::vector<switchyard::testing::MoeCase> fused_fp8_cases() {
   std::vector<switchyard::testing::MoeCase> all{
       {.c = {.name = "fused_fp8", .intermediate = 256, .tokens = {44, 61}}},
@@ -46,7 +46,8 @@ inline std::vector<switchyard::testing::MoeCase> fused_fp8_cases() {
   return all;
 }
 
-/// A call in a test: `enqueue()` makes one call of the layer. All ranks are idle before and after. `rows`: as in Rank::judge().
+/// Makes one call in a test: `enqueue()` makes one layer call. All ranks are idle before and after. `rows`: as in
+/// Rank::judge().
 template <class Enqueue>
 void run_call(Station& me, MoeGpuRank& rank, uint32_t call, bool add, const Enqueue& enqueue, int64_t rows = -1) {
   rank.write(call);

@@ -18,7 +18,7 @@ using switchyard::RoutingGradient;
 using switchyard::Rows;
 using switchyard::SwigluGradient;
 
-/// Ranges of experts in GPU memory, with `gap` rows between them.
+/// Expert ranges in GPU memory, with `gap` rows between them.
 struct Ranges {
   Ranges(const std::vector<int64_t>& counts, int64_t gap) : num_rows(16 * 8), first_row(16 * 8) {
     for (const int64_t c : counts) {
@@ -127,7 +127,7 @@ TEST_P(RowTypes, SwigluInPlaceAndWithoutOutputs) {
   EXPECT_EQ(count_unequal(da.bytes.as(), a.bytes.as(), ranges.total * c.columns), 0);
 }
 
-// Clamped elements have gradient 0 for any incoming gradient; at the limit itself the gradient passes.
+// Clamped elements have gradient 0 for any incoming gradient; at the limit itself, the gradient passes.
 TEST_P(RowTypes, ClampedElementsHaveNoGradient) {
   SwigluCase c{{2, 1, 0}, 8};
   const double gates[] = {-5, 1, 2, 2.5, 1, 1, 1, 1}, ups[] = {1, 1, 1, 1, 2, 2.5, -2, -2.5};
@@ -178,7 +178,7 @@ TEST_P(RowTypes, RoutingAgainstFloat64) {
   }
 }
 
-// Counts are read when the kernels run; impossible counts mean no rows; masked rows.
+// Counts are read when the kernels run, and impossible counts mean no rows. Covers masked rows, too.
 TEST_P(RowTypes, RowsOfNobodyAreNotTouched) {
   constexpr int64_t kEach = 10, kColumns = 40;
   DeviceBytes counts(3 * 4);

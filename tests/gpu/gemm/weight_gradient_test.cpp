@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares gradients of experts' weights with float64: shapes, types, accumulation, independence from other data.
+// Compares gradients of experts' weights with float64: shapes, types, accumulation, and independence from other data.
 #include <limits>
 #include <string>
 #include <utility>
@@ -69,8 +69,8 @@ TEST_P(GradientVariants, NeighboursHaveNoInfluence) {
   }
 }
 
-// The bits of an expert's gradients depend neither on its neighbors, nor on the position of its rows, nor on the
-// multiprocessors.
+// The bits of an expert's gradients depend neither on its neighbors, nor on the position of its rows, nor on the multiprocessor
+// count.
 TEST_P(GradientVariants, BitsOfAnExpertDependOnNothingElse) {
   GradientRig rig(case_of(520, 456, GetParam()), {300, 111, 77, 400, 0}, Fill::normal);
   rig.run();
@@ -89,7 +89,7 @@ TEST_P(GradientVariants, BitsOfAnExpertDependOnNothingElse) {
   rig.set_counts({0, 111, 5, 1, 0});
   rig.run();
   expect_same("other neighbours");
-  // The same rows, copied to another expert's position, at another distance from the end of a stage.
+  // The same rows, copied to another expert's position at a different distance from the end of a stage.
   const switchyard::ConstRows dy = rig.dy(), x = rig.x();
   const int64_t to = rig.first()[3] + 13, from = rig.first()[1];
   for (const switchyard::ConstRows& r : {dy, x}) {
@@ -120,7 +120,7 @@ TEST_P(GradientVariants, MaskedRowsOfLowLatency) {
   EXPECT_EQ(rig.difference().unequal, 0);
 }
 
-// Whatever counts a failed dispatch has left, these experts have no rows.
+// Whatever counts a failed dispatch has left behind, these experts have no rows.
 TEST_P(GradientVariants, CountsThatCannotBe) {
   constexpr int64_t kMin = std::numeric_limits<int64_t>::min(), kMax = std::numeric_limits<int64_t>::max();
   GradientRig rig(case_of(256, 128, GetParam()), {20, 20, 20, 20}, Fill::integers);

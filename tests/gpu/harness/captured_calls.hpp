@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency calls of a rank as a graph.
+// A rank's low-latency calls as a graph.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace harness {
 
-/// Calls of a rank as a graph that counts its replays.
+/// A rank's calls as a graph that counts its replays.
 class CapturedCalls {
  public:
   /// `enqueue(replays)` enqueues the calls on the station's first stream.
@@ -33,7 +33,7 @@ class CapturedCalls {
     cudaGraphDestroy(graph_);
   }
 
-  /// Paced by the rig: every node counts as a launch.
+  /// Launches the graph, paced by the rig; every node counts as a launch.
   void launch() const {
     must(cudaGraphLaunch(exec_, stream_), "cudaGraphLaunch");
     rig_.pace(stream_, nodes_);

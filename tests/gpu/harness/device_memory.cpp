@@ -58,8 +58,8 @@ class CudaMemory final : public RankMemory {
     check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "copy to the device");
     check(cudaStreamSynchronize(stream_), "copy to the device");
   }
-  /// Waits for the stream first: a copy to ordinary memory that follows a kernel waiting for a rank of this process may keep
-  /// that rank from launching.
+  /// Waits for the stream first: a copy to ordinary memory queued behind a kernel that waits for a rank of this process may
+  /// keep that rank from launching.
   void read(void* host, const void* device, size_t bytes) override {
     check(cudaStreamSynchronize(stream_), "copy from the device");
     if (bytes > 0) check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "copy from the device");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks on GPUs, as processes or as threads, for tests. The test program itself never uses a GPU, because the processes that it
-// forks afterwards could not use one. Therefore threads also run in a forked process.
+// Test ranks on GPUs, as processes or as threads. The test program itself never uses a GPU, because the processes that it forks
+// afterwards could not use one. Therefore ranks that are threads also run in a forked process.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -138,7 +138,7 @@ inline void require_contains(const std::string& text, const std::string& part) {
   require(text.find(part) != std::string::npos, "'" + text + "' contains '" + part + "'");
 }
 
-/// Compares words of a mapping with the pattern, reading them both with the SMs and with the copy engine.
+/// Compares words in a mapping with the pattern, reading them both with the SMs and with the copy engine.
 inline void require_pattern(const std::byte* at, size_t words, uint32_t seed, const std::string& what) {
   if (words == 0) return;
   std::vector<uint32_t> got(words), again(words);
@@ -174,7 +174,7 @@ inline void write_pattern(std::byte* at, size_t words, uint32_t seed) {
   cuda(cudaDeviceSynchronize(), "write_pattern");
 }
 
-/// Free bytes of the current device.
+/// Free bytes on the current device.
 inline size_t free_bytes() {
   size_t free = 0, total = 0;
   cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -182,8 +182,8 @@ inline size_t free_bytes() {
   return free;
 }
 
-/// Collective: number of descriptors of this process while no rank opens or closes any. Ranks may be threads of one process,
-/// and reading the folder uses a descriptor itself.
+/// Collective: returns the number of open descriptors in this process, counted while no rank opens or closes any. Ranks may be
+/// threads of one process, and reading the folder uses a descriptor itself.
 inline int open_descriptors(const GpuRank& me) {
   static std::mutex one_reader;
   me.meet();

@@ -13,7 +13,7 @@
 
 namespace harness {
 
-/// Runs run_rank(child, k) in k.kWorld processes. Each process prints "<n> calls queued", with k.kCalls of them if
+/// Runs run_rank(child, k) in k.kWorld processes. Each process prints "<n> calls queued", where n is k.kCalls if
 /// k.queues_before(rank); then k.kVictim is killed and the others receive "killed". They must print "done" and exit normally.
 template <class Case>
 void kill_one(const Case& k, void (*run_rank)(switchyard::test::ChildRank&, const Case&)) {
@@ -44,9 +44,9 @@ Group join_killed(const switchyard::test::ChildRank& child, const Case& k, size_
   return Group::connect(child.rank(), k.kWorld, k.store, "token", options);
 }
 
-/// Runs one of the processes, starting with its queued calls. Does not return on the victim. On the other ranks all calls have
-/// failed when this returns, and the time is less than two deadlines together. `queue()` makes calls until k.kCalls are queued,
-/// `queued()` returns the number queued; `release()` releases whatever holds the calls back.
+/// Runs one of the processes, starting with its queued calls. Does not return on the victim. When this returns on the other
+/// ranks, all their calls have failed, after less than two deadlines in total. `queue()` makes calls until k.kCalls are queued,
+/// `queued()` returns the number queued, and `release()` releases whatever holds the calls back.
 template <class Case, class Queue, class Queued>
 void be_killed_or_survive(
     switchyard::test::ChildRank& child, const Case& k, Station& me, const Queue& queue, const Queued& queued,

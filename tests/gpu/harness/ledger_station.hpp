@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine of one rank on a GPU: inputs in device memory, results compared with the oracle.
+// Ledger combine of one rank on a GPU, with inputs in device memory and results compared with the oracle.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ inline size_t heap_of(const LedgerCase& c, int objects = 1) {
   return static_cast<size_t>(objects) * switchyard::LedgerCombine::heap_bytes(make_config(c), c.problem.world, kBackend);
 }
 
-/// One rank's object, inputs of one repetition in device memory, and the results.
+/// One rank's object, the inputs of one repetition in device memory, and the results.
 struct LedgerStation {
   LedgerStation(Station& s, const LedgerCase& c, int repetition = 0)
       : me(s), data(c, s.rank(), repetition), y(data.y()), bytes(data.out().size()) {
@@ -40,7 +40,7 @@ struct LedgerStation {
   void combine(switchyard::LedgerCombine& ledger, const switchyard::PreparedLedger& prepared, int stream = 0) {
     ledger.combine(y, probs, prepared, out, options(stream));
   }
-  /// Call when all ranks are idle.
+  /// Must be called when all ranks are idle.
   void check() {
     if (bytes > 0) me.read(data.out().data(), out, bytes);
     data.check_out(me.f);

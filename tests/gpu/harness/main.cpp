@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// main() of the GPU suites: without a GPU they fail, unless SWITCHYARD_GPU_OPTIONAL=1. If ranks are processes, this process
+// main() of the GPU suites. Without a GPU, they fail unless SWITCHYARD_GPU_OPTIONAL=1. If ranks are processes, this process
 // never uses CUDA, because a child forked from a process with a context has no context. Suites whose ranks are processes run in
 // teams.
 #include <gtest/gtest.h>

@@ -17,9 +17,9 @@ size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 constexpr size_t kArenaBytes = size_t{128} << 20;
 
-/// Kept by rank until the process ends, because an allocation or a new stream may wait for another rank's kernel. `copies` is
-/// shared by the ranks of a GPU: eight ranks with three streams each leave few of its 32 queues, and no queue may serve two
-/// streams.
+/// Kept for each rank until the process ends, because an allocation or a new stream may wait for another rank's kernel.
+/// `copies` is shared by all ranks on a GPU: eight ranks with three streams each leave few of the GPU's 32 queues, and no queue
+/// may serve two streams.
 struct Lasting {
   std::byte* arena = nullptr;
   cudaStream_t streams[Station::kStreams] = {}, copies = nullptr;

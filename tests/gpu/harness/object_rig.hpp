@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tests of exchange objects on GPUs: conditions around the calls (streams, graphs, faults), with every element checked by the
-// harness' scenarios and the oracle.
+// Tests exchange objects on GPUs under varying conditions (streams, graphs, faults), with the harness scenarios and every
+// element checked against the oracle.
 //
 // Every test body runs in a forked process, so a fault that corrupts a CUDA context, or a hang, fails only that test. Its ranks
 // are threads. The host and the copy engines never copy to or from the heap: kernels copy to ordinary device memory in stream
@@ -40,7 +40,7 @@ using switchyard::SizePolicy;
 /// Throws std::runtime_error naming the call. Leaves no error pending.
 void must(cudaError_t status, const char* what);
 
-/// Meeting point of ranks that are threads. A rank never waits for a rank that has left, nor longer than a minute.
+/// Meeting point of ranks that are threads. A rank never waits for a rank that has left, and never longer than a minute.
 class Meeting {
  public:
   explicit Meeting(int ranks) : ranks_(ranks) {}
@@ -55,7 +55,7 @@ class Meeting {
   bool left_ = false;
 };
 
-/// A rank's inputs of one dispatch and combine, in device memory.
+/// A rank's inputs for one dispatch and combine, in device memory.
 struct Inputs {
   switchyard::ConstRows x;
   switchyard::ExpertIds ids;
@@ -64,7 +64,7 @@ struct Inputs {
   size_t x_bytes = 0, ids_bytes = 0, weights_bytes = 0, out_bytes = 0;
 };
 
-/// Copy of a dispatch's output at one point of a stream. Shape and pointers are those of the dispatch; the contents are at
+/// Copy of a dispatch's output at one point in a stream. The shape and pointers are those of the dispatch; the contents are at
 /// `base`.
 struct Shot {
   Dispatched d;
@@ -101,7 +101,7 @@ class Station {
   Inputs upload(const Case& c, RankData& data);
   void read(void* host, const void* device, size_t bytes);
 
-  /// Waits until all streams are idle, and until all ranks have arrived.
+  /// Waits until all streams are idle and all ranks have arrived.
   void meet();
   /// Only waits for the other ranks.
   void gather() { meeting_.arrive(); }
@@ -110,15 +110,15 @@ class Station {
   /// Enqueues the copies.
   Shot shoot(const Dispatched& d, cudaStream_t stream);
   std::byte* keep(const void* device, size_t bytes, cudaStream_t stream);
-  /// Compares with the oracle. `handle` must belong to a dispatch with this routing. Call after meet(), and call meet() again
-  /// before the next call.
+  /// Compares with the oracle. `handle` must belong to a dispatch with this routing. Must be called after meet(), and meet()
+  /// must be called again before the next call.
   void check(const Case& c, const RankData& data, const Shot& shot, const Handle& handle);
   void check_combined(RankData& data, const Inputs& in, const void* out);
   void check_combined(RankData& data, const Inputs& in) { check_combined(data, in, in.out); }
 
   DispatchOptions dispatch_options(const Case& c, cudaStream_t stream) const;
   CombineOptions combine_options(const Case& c, cudaStream_t stream) const;
-  /// Makes one dispatch and one combine of its rows and compares the results. Collective.
+  /// Makes one dispatch and a combine of its rows, and compares the results. Collective.
   void round(NormalExchange& exchange, const Case& c, int repetition = 0);
 
  private:
@@ -130,7 +130,7 @@ class Station {
   Gate gate_;
 };
 
-/// A rank's exchange object and inputs. When the constructor returns, all ranks have theirs.
+/// A rank's exchange object and inputs. When the constructor returns, all ranks have created theirs.
 struct ExchangeRig {
   ExchangeRig(Station& station, const std::shared_ptr<const Case>& given, const NormalConfig& config);
   Dispatched dispatch(int stream = 0);
@@ -145,26 +145,26 @@ struct ExchangeRig {
   Inputs in;
 };
 
-/// Random values, experts that return their rows in place, worst-case sizes.
+/// Random values, experts that return their rows in place, and worst-case sizes.
 Scenario gpu_scenario(const std::string& name, int world, Layout layout, int64_t tokens, uint64_t seed = 1);
 
 /// Row width and number of multiprocessors of a test's calls. narrow: those of gpu_scenario; lanes copy the rows, and all
-/// blocks of a kernel do the same work. wide: rows are copied in bulk, and there are enough multiprocessors that expert-major
-/// calls divide their blocks and up to two ranks push rows of combine per_route; up to four ranks, which fit on a GPU with 132
-/// multiprocessors together with their plans.
+/// blocks of a kernel do the same work. wide: rows are copied in bulk, and the multiprocessors suffice for expert-major calls
+/// to divide their blocks and for up to two ranks to push combine per_route rows. Supports up to four ranks, which fit with
+/// their plans on a GPU with 132 multiprocessors.
 enum class Width { narrow, wide };
 const char* suffix_of(Width width);  ///< of a test's name
 Scenario with_width(Scenario s, Width width);
-/// Bytes of a row of x.
+/// Bytes per row of x.
 size_t row_bytes_of(const Case& c);
 
 /// Number of rows that a dispatch of worst-case size allocates.
 int64_t worst_rows(const Case& c);
-/// make_config with a pool for `times` as many rows.
+/// make_config with a pool for `times` times as many rows.
 NormalConfig config_with_large_pool(const Case& c, int times);
 size_t heap_for(const NormalConfig& config, int world, int objects = 1);
 
-/// Multiprocessors for each of two calls that a rank may have in flight at the same time. Call inside on_gpus().
+/// Number of multiprocessors for each of two calls that a rank may have in flight at the same time. Call inside on_gpus().
 int half_of_a_rank(int world);
 
 using StationBody = std::function<void(Station&)>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rig of streamed_calls.hpp for GPUs, based on a rank of object_rig.hpp.
+// Rig for streamed_calls.hpp on GPUs, based on a rank of object_rig.hpp.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace harness {
 
-/// A GPU's memory and streams; jobs are kernels.
+/// A GPU's memory and streams, with jobs that are kernels.
 class StationRig {
  public:
   explicit StationRig(Station& station) : station_(station), sink_(reinterpret_cast<float*>(station.allocate(4))) {
@@ -31,8 +31,8 @@ class StationRig {
     launch_job(job, static_cast<cudaStream_t>(stream));
   }
   void pause(uint64_t ns, void* stream) const { launch_busy(1, 32, ns, sink_, static_cast<cudaStream_t>(stream)); }
-  /// Call after `launches` launches. The host runs ahead by 96 to 128 launches, because a launch into a full queue prevents
-  /// other ranks of the process from launching. A call with its inputs and its judge is about four launches.
+  /// Call after `launches` launches. The host runs ahead by at most 96 to 128 launches, because a launch into a full queue
+  /// blocks launches by the other ranks of the process. A call, including its inputs and its judge, takes about four launches.
   void pace(void* stream, size_t launches = 4) {
     launched_ += launches;
     if (launched_ < kLaunches) return;
@@ -52,7 +52,7 @@ class StationRig {
 
 using Calls = StreamedCalls<StationRig>;
 
-/// Expects the verdict so far, after `judged` judged calls; call when no rank's kernels wait.
+/// Expects the verdict so far, after `judged` judged calls. Must be called when no rank's kernels wait.
 inline void expect_verdict(Station& me, const Calls& calls, uint64_t judged, bool any_rows) {
   me.meet();
   Verdict verdict{};

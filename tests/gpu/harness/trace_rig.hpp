@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recording on GPUs, and properties that every trace must have.
+// Recording on GPUs, and checks of the properties that every trace must have.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using switchyard::detail::Event;
 using switchyard::detail::Tracer;
 using switchyard::detail::TraceRecord;
 
-/// Capacity for every warp that a GPU can run, for any number of ranks that share the GPU.
+/// Capacity for every warp that a GPU can run, regardless of how many ranks share the GPU.
 inline switchyard::TraceOptions large_trace_options() {
   switchyard::TraceOptions o;
   o.num_blocks = 160;
@@ -33,7 +33,7 @@ struct Interval {
 
 inline std::string name_of(const TraceRecord& r) { return switchyard::detail::event_info(static_cast<Event>(r.event)).name; }
 
-/// Spans of the calls, computed from the begin and end of their kernels.
+/// Spans of the calls, computed from the start and end of their kernels.
 inline std::vector<TraceRecord> calls_of(const Tracer& tracer) {
   std::vector<TraceRecord> calls;
   for (size_t i = 0; i < tracer.size(switchyard::detail::kHostTrack); ++i) {
@@ -46,8 +46,8 @@ inline std::vector<TraceRecord> calls_of(const Tracer& tracer) {
 /// Tolerance among a kernel's clocks: its warps do not begin in the same cycle, and a timer may tick only every microsecond.
 inline constexpr uint64_t kCallTolerance = 2'000;
 
-/// Tolerance of a time in the trace relative to this host's clock: the trace's clock error, the tolerance within a call, and 10
-/// ppm for changes of a clock's rate in the meantime.
+/// Tolerance of a trace time relative to this host's clock: the trace's clock error, the tolerance within a call, and 10 ppm
+/// for intervening changes in clock rate.
 inline uint64_t clock_tolerance(const switchyard::Trace& trace, const Interval& when) {
   return trace.clock_error_ns() + kCallTolerance + (when.end - when.begin) / 100'000;
 }
@@ -105,8 +105,8 @@ void for_each_span(const switchyard::Trace& trace, int rank, F&& f) {
     for (size_t i = 0; i < tracer.size(track); ++i) f(tracer.record(track, i));
 }
 
-/// Checks that no rank leaves a call that another rank has not begun, and that no wait for rows of a rank ends before that rank
-/// has begun to send. For calls that every rank makes in the same order.
+/// Checks that no rank leaves a call that another rank has not begun, and that no wait for rows from a rank ends before that
+/// rank has begun to send. Requires every rank to make the calls in the same order.
 inline void judge_order(Station& me, const switchyard::Trace& trace, const Interval& when) {
   const uint64_t tolerance = 2 * clock_tolerance(trace, when);
   const auto exchanges_of = [&](int rank) {
@@ -140,8 +140,8 @@ inline void judge_order(Station& me, const switchyard::Trace& trace, const Inter
   }
 }
 
-/// Waits of this rank that name `late`, by phase; those longer than `max_wait_ns` also count as "long". `directly`: no other
-/// rank is awaited that long, which does not hold if ranks wait for others that wait for `late`. Call after recording.
+/// Waits of this rank that name `late`, by phase; those longer than `max_wait_ns` also count as "long". `directly`: expects
+/// that no other rank is awaited that long; not valid if ranks wait for others that wait for `late`. Call after recording.
 inline std::map<std::string, int> waits_for(Station& me, const switchyard::Trace& trace, int late, uint64_t max_wait_ns,
                                             bool directly = true) {
   std::map<std::string, int> named;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric heap in GPU memory: the same bytes through every mapping, the same errors on all ranks, no leftovers.
+// The symmetric heap in GPU memory: the same bytes through every mapping, the same errors on all ranks, and no leftovers.
 #include "heap/gpu/cuda_heap.hpp"
 
 #include <cuda.h>
@@ -16,7 +16,7 @@ using namespace detail;
 using namespace test;
 
 constexpr size_t kBytes = 4 * kMiB;
-/// Memory that the driver may allocate for itself (page tables, pools) between two readings of the free memory.
+/// Memory that the driver may allocate for itself (page tables, pools) between two readings of free memory.
 constexpr size_t kSlack = 24 * kMiB;
 
 using Heap = std::unique_ptr<CudaHeap>;
@@ -25,7 +25,7 @@ Heap make_heap(const GpuRank& me, size_t bytes = kBytes) { return CudaHeap::crea
 
 uint32_t seed_of(int writer, int owner, int round = 0) { return static_cast<uint32_t>((round * 64 + writer) * 64 + owner); }
 
-/// Slice of the segments that one writer fills: beyond the header, at an odd offset and with an odd size.
+/// The slice of each segment that one writer fills: beyond the header, at an odd offset and with an odd size.
 struct Slice {
   size_t offset, words;
 };
@@ -334,7 +334,7 @@ TEST_P(CudaHeapSleeps, MemoryGoesAndComesBackAtTheSameAddresses) {
   });
 }
 
-/// On a GPU without room, wake fails on all ranks; later it succeeds and the kept content is intact.
+/// On a full GPU, wake fails on all ranks; later it succeeds, and the kept content is intact.
 TEST_P(CudaHeapSleeps, WakeCanBeTriedAgain) {
   const Setting s = GetParam();
   run_gpu_ranks(s.as, s.world, s.kind, [&](const GpuRank& me) {

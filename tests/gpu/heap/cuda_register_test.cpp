@@ -13,7 +13,7 @@ using namespace test;
 
 constexpr size_t kChunk = 2 * kMiB;
 
-/// The caller's driver memory: `chunks` allocations mapped one after the other.
+/// The caller's driver memory: `chunks` allocations mapped contiguously.
 class CallersVmm {
  public:
   CallersVmm(int device, int chunks, bool exportable) : bytes_(kChunk * static_cast<size_t>(chunks)), chunks_(chunks) {
@@ -62,7 +62,7 @@ std::byte* allocate(size_t bytes) {
 
 uint32_t seed_of(int writer, int owner) { return static_cast<uint32_t>(5000 + writer * 64 + owner); }
 
-/// Every rank writes its share of every buffer; then every rank checks everything.
+/// Every rank writes its share of every buffer, and then checks all shares.
 void exchange(const GpuRank& me, const PeerRange& range) {
   const auto world = static_cast<size_t>(me.world());
   const auto share = [&](int owner) { return range.bytes(owner) / 4 / world; };
@@ -89,7 +89,7 @@ TEST_P(CudaRegister, PartsOfCudaMalloc) {
     for (const size_t allocation : {8 * kMiB, size_t{100000}}) {  // the second shares a block with other allocations
       std::byte* const neighbour = allocate(1000);
       std::byte* const mine = allocate(allocation);
-      // Rank r passes r + 1 steps of 16 KiB; rank 1 passes nothing.
+      // Rank r passes (r + 1) * 16 KiB, except rank 1, which passes nothing.
       const size_t bytes = me.rank() == 1 ? 0 : static_cast<size_t>(me.rank() + 1) * 16384;
       auto range = heap->register_range(me.link, me.rank() == 1 ? nullptr : mine + 4112, bytes, kLong);
       auto second = heap->register_range(me.link, mine, 4096, kLong);  // the same allocation again
@@ -119,7 +119,7 @@ TEST_P(CudaRegister, PartsOfDriverMemory) {
   run_gpu_ranks(s.as, s.world, nullptr, [](const GpuRank& me) {
     auto heap = CudaHeap::create(me.link, 2 * kMiB, me.device, kLong);
     const CallersVmm memory(me.device, 2, true);
-    // The second chunk of two; rank 1 passes cudaMalloc memory.
+    // Ranks pass memory in the second of two chunks; rank 1 passes cudaMalloc memory.
     std::byte* const plain = allocate(kMiB);
     std::byte* const mine = me.rank() == 1 ? plain + 512 : memory.data() + kChunk + 65536;
     auto range = heap->register_range(me.link, mine, 300000, kLong);

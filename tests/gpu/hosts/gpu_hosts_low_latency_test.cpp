@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low latency on GPUs of several named hosts, with ranks as threads: order of enqueued calls, graphs, and reports of silent
-// ranks. No rows are sent: the suites of tests/modes/low_latency cover rows.
+// Low-latency mode on GPUs of several named hosts, with ranks as threads: the order of enqueued calls, graphs, and reports of
+// silent ranks. No rows are sent: the suites in tests/modes/low_latency cover rows.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ void must(cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
 }
 
-/// A stream of the rank's GPU.
+/// A stream on the rank's GPU.
 class Stream {
  public:
   explicit Stream(const Group& group) {
@@ -35,7 +35,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// Calls without tokens: all phases and rounds, but no caller memory except y.
+/// Calls without tokens execute all phases and rounds but use no caller memory except y.
 class EmptyExchange {
  public:
   EmptyExchange(Group& group, cudaStream_t stream)

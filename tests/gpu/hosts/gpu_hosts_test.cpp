@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups on GPUs whose ranks are threads on several named hosts: mappings, refusals, propagation of an abort, and the report of
-// a rank that does not take part in a round. The suites of tests/modes/normal cover rows.
+// Groups on GPUs whose ranks are threads on several named hosts: mappings, rejected calls, the propagation of an abort, and the
+// report of a rank that does not take part in a round. The suites in tests/modes/normal cover rows.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -106,7 +106,7 @@ switchyard::NormalConfig small_config() {
   return config;
 }
 
-/// Calls without tokens: all phases and all control rounds, but no caller memory.
+/// Calls without tokens execute all phases and all control rounds but use no caller memory.
 class EmptyCalls {
  public:
   explicit EmptyCalls(Group& group) : exchange_(group, small_config()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs jobs of closed_form.hpp as kernels.
+// Runs the jobs in closed_form.hpp as kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,7 @@
 
 namespace harness {
 
-/// Enqueues job(i) for all i. For every job of closed_form.hpp.
+/// Enqueues job(i) for all i. Accepts every job in closed_form.hpp.
 template <class Job>
 void launch_job(const Job& job, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A kernel that needs every multiprocessor of a GPU at once, a kernel that holds multiprocessors until it is released, and a
-// wait for the end of a stream with a deadline.
+// wait with a deadline until a stream is idle.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,13 +15,13 @@ namespace harness {
 /// Waits until `stream` is idle or `limit` has passed. Returns whether it is idle.
 bool idle_within(cudaStream_t stream, std::chrono::milliseconds limit);
 
-/// For one station. Construct while no rank waits for another.
+/// For one station. Must be constructed while no rank waits for another.
 class FullGpu {
  public:
   explicit FullGpu(Station& me);
   /// Runs a block that uses all shared memory on every multiprocessor. The blocks end when all of them have begun, or after two
-  /// seconds, which counts as a failure: something else held a multiprocessor. Call while no other work on this GPU can be
-  /// awaited.
+  /// seconds. The latter counts as a failure, because other work held a multiprocessor. Call while no other work on this GPU
+  /// can be awaited.
   void expect_free(const std::string& what);
 
  private:
@@ -32,11 +32,11 @@ class FullGpu {
 };
 
 /// Holds whole multiprocessors of a station's GPU: runs a block that uses all shared memory on each, on the station's second
-/// stream. Construct while no rank waits for another.
+/// stream. Must be constructed while no rank waits for another.
 class HeldMultiprocessors {
  public:
   HeldMultiprocessors(Station& me, int multiprocessors);
-  /// Returns when all blocks have arrived. They stay until release(), but at most for `limit`.
+  /// Returns when all blocks have arrived. They remain until release(), but for at most `limit`.
   void hold(std::chrono::milliseconds limit);
   /// Whether no block has timed out since hold().
   bool holding() const { return *static_cast<volatile uint32_t*>(words_.gave_up) == 0; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A matrix product on tensor cores that occupies all multiprocessors of a GPU, to run concurrently with calls, and marks that
-// show which work was in flight at the same time. All launches enqueue and return; every kernel ends by itself.
+// A tensor-core matrix product that occupies all multiprocessors of a GPU and runs concurrently with calls, and marks that show
+// which work was in flight at the same time. All launches enqueue and return; every kernel ends by itself.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@
 
 namespace harness {
 
-/// In device memory, initially zero. Tickets are numbers starting at 1, in the order in which they were drawn on this GPU.
+/// In device memory, initially zero. Tickets are numbered from 1 in the order in which they were drawn on this GPU.
 struct GemmMarks {
   static constexpr int kMax = 16384;  ///< launches
   uint32_t tickets;                   ///< drawn so far
@@ -38,7 +38,7 @@ struct Gemm {
 int gemm_blocks();
 /// Writes A and B.
 void launch_gemm_inputs(const Gemm& gemm, cudaStream_t stream);
-/// Launches number n, counted from 0 in stream order.
+/// Launches product number n, counted from 0 in stream order.
 void launch_gemm(const Gemm& gemm, int n, cudaStream_t stream);
 /// Draws a ticket in stream order.
 void launch_ticket(GemmMarks* marks, uint32_t* to, cudaStream_t stream);

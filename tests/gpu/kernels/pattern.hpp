@@ -9,7 +9,7 @@
 
 namespace switchyard::test {
 
-/// Word `i` of the pattern of `seed`. Never zero.
+/// Word `i` of the pattern for `seed`. Never zero.
 SWITCHYARD_FN constexpr uint32_t word_of(uint32_t seed, size_t i) {
   return ((static_cast<uint32_t>(i) * 2654435761u) ^ (seed * 0x9e3779b9u + 0x85ebca6bu)) | 1u;
 }

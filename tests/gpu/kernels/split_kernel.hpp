@@ -9,9 +9,9 @@
 
 namespace harness {
 
-/// Enqueues a grid whose warps iterate over their shares as in a call. Device memory, zeroed: `seen` [W, `units`, pieces],
-/// number of warps that received each message; `share` [blocks * warps], number of messages of each warp. `units`: maximum
-/// number of units that a rank sends.
+/// Enqueues a grid whose warps iterate over their shares as in a call. Zeroed device memory: `seen` [W, `units`, pieces] is the
+/// number of warps that received each message; `share` [blocks * warps] is the number of messages for each warp. `units`: the
+/// maximum number of units that a rank sends.
 void launch_split(const switchyard::detail::CallContext& call, const switchyard::detail::LowLatencyLayout& layout, int pieces,
                   int units, uint32_t* seen, uint32_t* share, int blocks, int warps, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flat exchange's split of unbalanced work (E19) among a GPU's warps (on the CPU: flat_object_test); row functions in
-// graphs, and rejected row functions. tests/modes/flat/flat_test.cpp checks the results of the exchange.
+// How the flat exchange splits unbalanced work (E19) among a GPU's warps (flat_object_test tests this on the CPU); row
+// functions in graphs; and rejected row functions. tests/modes/flat/flat_test.cpp checks the results of the exchange.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -95,8 +95,8 @@ StreamedCase function_case(int world) {
 
 class RowFunctionsOnGpus : public testing::TestWithParam<int> {};
 
-/// Replays with other T (in device memory), routing and rows each time, on the library's choice of multiprocessors and on few.
-/// The holder of the function is destroyed before the graph runs.
+/// Each replay has a different T (in device memory), routing and rows. Runs on the number of multiprocessors chosen by the
+/// library, and on few. The holder of the function is destroyed before the graph runs.
 TEST_P(RowFunctionsOnGpus, InGraphs) {
   constexpr uint64_t kReplays = 300;
   const int world = GetParam();
@@ -135,7 +135,7 @@ TEST_P(RowFunctionsOnGpus, InGraphs) {
 INSTANTIATE_TEST_SUITE_P(Gpu, RowFunctionsOnGpus, testing::Values(1, 2, 4, 8),
                          [](const auto& w) { return "W" + std::to_string(w.param); });
 
-/// A function like that of an application compiled elsewhere. Never launched.
+/// A function as passed by an application compiled elsewhere. Never launched.
 struct StrangeFunction final : detail::CudaRowFunction {
   StrangeFunction(uint64_t other_abi, int on_device) {
     abi = other_abi;
@@ -157,7 +157,7 @@ std::ostream& operator<<(std::ostream& out, const RefusedFunction& r) { return o
 RowFunction strange_function(uint64_t abi, int device) {
   return RowFunction(std::make_shared<const StrangeFunction>(abi, device));
 }
-/// With only one GPU, pretends that there are two.
+/// With only one GPU, simulates a second one.
 RowFunction function_of_another_gpu(int device) {
   int devices = 0;
   must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
@@ -181,7 +181,7 @@ const RefusedFunction kRefused[] = {
 
 class RefusedOnGpus : public testing::TestWithParam<RefusedFunction> {};
 
-/// Checks the error of the rank that passes it. The other ranks, whose kernels wait for that rank, end.
+/// Checks the error on the rank that passes the function. The kernels of the other ranks, which wait for that rank, end.
 TEST_P(RefusedOnGpus, NamesTheReason) {
   constexpr int kWorld = 2, kBad = 1;
   const RefusedFunction& refused = GetParam();

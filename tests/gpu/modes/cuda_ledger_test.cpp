@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine: by the tables of a dispatch, captured in graphs, on several streams; memory for prepared ledgers; misuse;
-// ranks with different ledgers; a silent rank. tests/modes/ledger/ledger_test.cpp checks its results.
+// Ledger combine: with the tables of a dispatch, captured in graphs, and on several streams. Also memory for prepared ledgers,
+// misuse, ranks with different ledgers, and a silent rank. tests/modes/ledger/ledger_test.cpp checks its results.
 #include <atomic>
 #include <algorithm>
 #include <map>
@@ -21,7 +21,7 @@ using switchyard::LedgerCombine;
 using switchyard::LedgerTables;
 using switchyard::PreparedLedger;
 
-/// A trace has the phases and each call of this rank.
+/// A trace contains the phases and every call of this rank.
 TEST(GpuLedger, ATraceShowsItsPhases) {
   constexpr int kWorld = 3, kCalls = 4;
   const auto c = gpu_case(kWorld);
@@ -162,7 +162,7 @@ TEST(GpuLedger, OfADispatchGivesTheBitsOfTheHandle) {
   }
 }
 
-/// By packed tables in host memory: gives the oracle's results, with another ledger of the same object in between. Each rank
+/// Packed tables in host memory give the oracle's results, even with another ledger of the same object in between. Each rank
 /// has a GPU to itself, because a call copies to the GPU while peers wait.
 TEST(GpuLedger, ByPackedTables) {
   for (const int world : {1, std::min(3, gpus_of_suite())}) {
@@ -279,7 +279,7 @@ TEST(GpuLedger, NapsBetweenCalls) {
   });
 }
 
-/// Rows of whole 16-byte units at any address: sentinel rows, but handled by another kernel.
+/// Rows of whole 16-byte units at any address: they are sentinel rows but are handled by a different kernel.
 TEST(GpuLedger, RowsThatBeginAnywhere) {
   for (const DType type : {DType::f16, DType::bf16}) {
     const auto c = gpu_case(2, 9, type);
@@ -321,8 +321,8 @@ TEST(GpuLedger, StreamsInTurn) {
   });
 }
 
-/// D7, D11: consecutive calls with three alternating sets of rows and tables, on ranks that are late by varying times. No rank
-/// waits on its host, and no call uses the rows of the previous call.
+/// D7, D11: consecutive calls with three alternating sets of rows and tables, on ranks that are late by varying amounts. No
+/// rank waits on its host, and no call uses the rows of the previous call.
 TEST(GpuLedger, D07_QueuedCallsOfOtherRows) {
   constexpr int kCalls = 200, kSets = 3;
   for (const int world : {1, 2, 4, 8}) {
@@ -403,7 +403,7 @@ TEST(GpuLedger, HostMemoryIsRefused) {
   });
 }
 
-/// Tables and packed tables that are wrong on one rank: its error describes them, and the calls of the other ranks end.
+/// Tables, packed or not, are wrong on one rank: its error describes them, and the calls of the other ranks end.
 TEST(GpuLedger, TablesThatAreRefusedEndThePeers) {
   const auto c = gpu_case(2);
   for (const bool packed : {false, true}) {

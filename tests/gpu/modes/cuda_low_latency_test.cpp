@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thousands of queued low-latency calls on GPUs, also in graphs. Kernels between the calls create their inputs and judge their
-// results in closed form (modes/low_latency/streamed_calls.hpp), so only streams and the calls' own flags keep the ranks in
-// step.
+// Thousands of queued low-latency calls on GPUs, including in graphs. Kernels between the calls create their inputs and judge
+// their results in closed form (modes/low_latency/streamed_calls.hpp), so only streams and the calls' own flags keep the ranks
+// in step.
 //
 // SWITCHYARD_QUEUED_CALLS: number of calls for each number of ranks (default 4000). SWITCHYARD_SEED: seed of the first object.
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 using switchyard::LowLatencyExchange;
 
-/// Runs each case on its own object, with `calls` calls.
+/// Runs each case with `calls` calls on a separate object.
 void expect_all_exact(int world, const std::vector<StreamedCase>& cases, uint64_t calls, std::chrono::milliseconds limit) {
   size_t heap = 0;
   for (const StreamedCase& c : cases) heap = std::max(heap, LowLatencyExchange::heap_bytes(c.config(), world));
@@ -78,8 +78,8 @@ TEST_P(QueuedCalls, OneRankTenMillisecondsLate) {
   expect_all_exact(GetParam(), {c}, 400, 60s);
 }
 
-/// C1: 100 dispatches and 100 combines at its own shape, with the library's choice of multiprocessors, on ranks that are
-/// occasionally late and that no host keeps in step.
+/// C1: 100 dispatches and 100 combines with the shape of this case, on the multiprocessors chosen by the library, and on ranks
+/// that are occasionally late and not kept in step by any host.
 TEST_P(QueuedCalls, C01_AtItsOwnShape) {
   std::vector<StreamedCase> cases;
   for (const int max : {8, 64, 128}) {
@@ -121,8 +121,8 @@ TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
   });
 }
 
-/// Equal stream handles that denote different streams. Two default streams for each of 8 ranks, in addition to the station's
-/// streams, would exceed the GPU's queues.
+/// Identical stream handles that denote different streams. Two default streams for each of 8 ranks, in addition to the
+/// station's streams, would exceed the GPU's queues.
 class CallsOfThreads : public testing::TestWithParam<int> {};
 
 TEST_P(CallsOfThreads, OnTheirOwnDefaultStreams) {
@@ -168,7 +168,8 @@ void enqueue_calls(Calls& streamed, int size, const StreamedCase& c, CallNumber 
   if (size > 1) streamed.combine(next(), lane, 0, size == 2 ? second : first);
 }
 
-/// Graphs of 1, 2 and 3 calls, replayed 1000 times with other T, routing and rows each time; ordinary calls in between.
+/// Graphs with 1, 2 and 3 calls, replayed 1000 times with a different T, routing and rows each time, and with ordinary calls in
+/// between.
 TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
   constexpr uint64_t kReplays = 1000;
   const int world = GetParam();
@@ -209,8 +210,8 @@ TEST_P(LowLatencyGraphs, ReplayWithOtherInputsAndTokens) {
       240s);
 }
 
-/// A dispatch directly followed by a combine, replayed: as dependent launches where the library may use them (a rank has a GPU
-/// to itself and leaves the multiprocessors to the library, or requests all of them), else as ordinary launches.
+/// A dispatch directly followed by a combine, replayed. The library may use dependent launches if a rank has a GPU to itself
+/// and leaves the multiprocessor count to the library or requests all multiprocessors; otherwise the launches are ordinary.
 TEST_P(LowLatencyGraphs, OfDependentLaunches) {
   constexpr uint64_t kReplays = 500;
   const int world = GetParam();
@@ -243,8 +244,8 @@ TEST_P(LowLatencyGraphs, OfDependentLaunches) {
       120s);
 }
 
-/// Three consecutive whole exchanges, replayed and then enqueued one by one: each begins before the previous one ends, where
-/// the library may allow that.
+/// Three consecutive whole exchanges, replayed and then enqueued one by one: where the library may allow that, each begins
+/// before the previous one ends.
 TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
   constexpr uint64_t kReplays = 500, kRounds = 200;
   constexpr int kCalls = 3;
@@ -285,7 +286,7 @@ TEST_P(LowLatencyGraphs, OfWholeExchangesInARow) {
       240s);
 }
 
-/// After sleep, data sent by one half is available to the other half, and so is everything else.
+/// After sleep, the data sent by one half, like everything else, is available to the other half.
 TEST_P(LowLatencyGraphs, NapsBetweenCallsAndHalves) {
   StreamedCase c = decode_case(GetParam(), ScaleKind::f32);
   c.plan = {};

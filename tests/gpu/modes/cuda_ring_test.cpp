@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ring staging on GPUs, beyond the acceptance suites (which run every case with both kinds of staging): streams, graphs, few
+// Ring staging on GPUs, beyond the acceptance suites, which run every case with both kinds of staging: streams, graphs, few
 // warps for many streams, minimum memory, bounded private memory, and a rank that never calls.
 #include <algorithm>
 
@@ -20,8 +20,8 @@ Scenario ring_scenario(const std::string& name, int world, Layout layout, int64_
 
 class GpuRings : public testing::TestWithParam<int> {};
 
-/// The minimum number of slots for a token, one warp's block for all streams or many blocks for few, chunks of one row and of
-/// all.
+/// Covers the minimum number of slots for a token, one single-warp block for all streams or many blocks for few, and chunks of
+/// one row and of all rows.
 TEST_P(GpuRings, AnyNumberOfStreamsOnAnyNumberOfWarps) {
   const int world = GetParam();
   isolated([&] {
@@ -45,7 +45,7 @@ TEST_P(GpuRings, AnyNumberOfStreamsOnAnyNumberOfWarps) {
   });
 }
 
-/// Every order of the sum, with weights and quantized rows, gives the same bits as direct staging.
+/// Every summation order, with weights and quantized rows, gives the same bits as direct staging.
 TEST_P(GpuRings, SameBitsAsDirectStaging) {
   const int world = GetParam();
   for (const Layout layout : kLayouts) {
@@ -77,7 +77,8 @@ TEST_P(GpuRings, SameBitsAsDirectStaging) {
   }
 }
 
-/// Nothing waits for the host, so a graph can be replayed, even after the group has slept; other streams; a stale handle.
+/// Nothing waits for the host, so a graph can be replayed, even after the group has slept. Also tests other streams and a stale
+/// handle.
 TEST_P(GpuRings, StreamsAndGraphs) {
   const int world = GetParam();
   const auto c = make_case(ring_scenario("graph", world, Layout::expert_major, 24));
@@ -124,7 +125,7 @@ TEST_P(GpuRings, StreamsAndGraphs) {
   });
 }
 
-/// Outputs are outside the heap, within memory_required; too many at once is an error on all ranks that is not sticky.
+/// Outputs are outside the heap and within memory_required; too many at once cause an error on all ranks, which is not sticky.
 TEST_P(GpuRings, OutputsArePrivateAndBounded) {
   const int world = GetParam();
   const auto c = make_case(ring_scenario("private", world, Layout::rank_major, 16));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// After its objects are created, a group allocates no driver memory: calls of all kinds and random shapes, including captured
-// calls.
+// After its objects are created, a group allocates no driver memory: this covers calls of all kinds with random shapes,
+// including captured calls.
 #include <algorithm>
 
 #include "gpu/harness/ledger_station.hpp"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kCases = 16, kCalls = 240, kReplays = 50;
 
-/// Driver memory allocated up to now.
+/// Driver memory allocated so far.
 struct Given {
   size_t free_bytes;     ///< of this rank's GPU
   uint64_t allocations;  ///< requested by the library in this process
@@ -34,8 +34,8 @@ void check_nothing_given(Station& me, const Given& before, const std::string& wh
   me.f.equal(before.free_bytes, now.free_bytes, "free bytes of the GPU, " + what);
 }
 
-/// Shapes and formats accepted by one object: bf16, quantized in transport in both ways, fp8 with scales; worst-case and exact
-/// sizes; per rank and per route.
+/// Shapes and formats accepted by one object: bf16, both kinds of quantization in transport, and fp8 with scales; worst-case
+/// and exact sizes; sums per rank and per route.
 std::vector<std::shared_ptr<const Case>> all_kinds(int world, Layout layout, Staging staging) {
   std::vector<std::shared_ptr<const Case>> cases;
   for (uint64_t i = 0; i < kCases; ++i) {
@@ -55,7 +55,7 @@ std::vector<std::shared_ptr<const Case>> all_kinds(int world, Layout layout, Sta
   return cases;
 }
 
-/// An object, its cases, their inputs and the outputs of their experts.
+/// An object, its cases, and their inputs and expert outputs.
 struct Subject {
   void add_inputs(Station& me) {
     for (const auto& c : cases) {
@@ -100,8 +100,8 @@ void call(Station& me, Subject& s, size_t which, bool cached, cudaStream_t strea
   }
 }
 
-/// Captures calls of worst-case size, replays them, and destroys the graph. Only the instantiation, which is the user's call,
-/// may allocate driver memory.
+/// Captures calls of worst-case size, replays them, and destroys the graph. Only the graph instantiation, which is called by
+/// the user, may allocate driver memory.
 void check_graph(Station& me, Subject& s) {
   constexpr size_t kCaptured = 4;
   cudaGraph_t graph = nullptr;
@@ -196,7 +196,7 @@ std::vector<StreamedCase> low_latency_kinds(int world) {
   return cases;
 }
 
-/// A rank's objects of these modes, with everything that their calls need.
+/// A rank's objects for these modes, with everything that their calls need.
 struct OtherModes {
   OtherModes(Station& me, const std::vector<StreamedCase>& cases, const std::shared_ptr<const LedgerCase>& c)
       : rig(me), rows(me, *c), ledger(me.group, make_config(*c)) {
@@ -206,8 +206,8 @@ struct OtherModes {
     }
     prepared = ledger.prepare(rows.data.tables());
   }
-  /// Makes calls first to first + count - 1 of each object in turn on one stream, so each call may take the rank's entire share
-  /// of its GPU.
+  /// Makes calls first to first + count - 1 on each object in turn. All calls use one stream, so each may take the rank's
+  /// entire share of its GPU.
   void run(uint64_t first, uint64_t count) {
     for (uint64_t n = first; n < first + count; n += 4) {
       for (auto& each : calls) each->run(n, 4);

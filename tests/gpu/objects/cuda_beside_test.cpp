@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of two objects at the same time, both without other load and concurrently with matrix products that occupy all
+// Calls on two objects at the same time, both without other load and concurrently with matrix products that occupy all
 // multiprocessors.
 #include <algorithm>
 #include <atomic>
@@ -14,14 +14,14 @@ namespace {
 
 constexpr int kMaxGpus = 16;
 
-/// State shared by the ranks of a test. One rank of each GPU runs the products.
+/// State shared by the ranks of a test. One rank on each GPU runs the products.
 struct SharedByRanks {
   GemmMarks* marks[kMaxGpus] = {};  ///< by GPU
   int launches[kMaxGpus] = {};      ///< total number
   std::atomic<int> done{0};         ///< ranks whose calls have ended, or that have left
 };
 
-/// Counts this rank when its calls have ended in any way.
+/// Counts this rank when its calls have ended, successfully or not.
 class DoneAtLast {
  public:
   explicit DoneAtLast(std::atomic<int>& done) : done_(done) {}
@@ -37,10 +37,10 @@ class DoneAtLast {
   bool said_ = false;
 };
 
-/// Products one after the other on a separate stream. Several are enqueued at any time.
+/// Consecutive products on a separate stream. Several are enqueued at any time.
 class GemmLoad {
  public:
-  /// Runs one product. Call while no rank waits for a call.
+  /// Runs one product. Must be called while no rank waits for a call.
   GemmLoad(Station& me, cudaStream_t stream) : me_(me), stream_(stream) {
     gemm_.blocks = gemm_blocks();
     gemm_.a = me.allocate(size_t{2} * static_cast<size_t>(gemm_.blocks) * Gemm::kTile * Gemm::kDepth);
@@ -64,7 +64,7 @@ class GemmLoad {
   void keep() {
     while (launched_ - static_cast<int>(*gemm_.ended) < kQueued) launch_gemm(gemm_, launched_++, stream_);
   }
-  /// Returns when one more product has begun.
+  /// Returns once another product has begun.
   void begin() {
     const auto before = *gemm_.begun;
     const auto limit = std::chrono::steady_clock::now() + 20s;
@@ -74,7 +74,7 @@ class GemmLoad {
       std::this_thread::yield();
     }
   }
-  /// Checks all elements. Call when all launches have ended. The values repeat after 7 rows and 5 columns.
+  /// Checks all elements. Must be called after all launches have ended. The values repeat after 7 rows and 5 columns.
   void check() {
     float want[7][5] = {};
     for (int row = 0; row < 7; ++row)
@@ -103,9 +103,9 @@ struct Tickets {
   int calls;
 };
 
-/// Decided by the order of tickets, not by times: the products were in flight from before the first call until after the last
-/// one, and some call and some product were in flight at the same time, which means that the product had begun when the call
-/// ended, and the call had begun when the product ended.
+/// Checks by ticket order, not by times, that the products were in flight from before the first call until after the last one,
+/// and that some call overlapped some product: the product had begun when the call ended, and the call had begun when the
+/// product ended.
 void check_together(Station& me, const GemmMarks* marks, int launches, const Tickets& t) {
   const auto calls = static_cast<size_t>(t.calls);
   std::vector<uint32_t> before(calls), after(calls), begun(static_cast<size_t>(launches)), ended(begun.size());
@@ -178,8 +178,8 @@ class TwoObjects : public testing::TestWithParam<Beside> {
   }
 };
 
-/// On two streams, enqueued in the opposite order on odd ranks, where all blocks fit together; without other load, and while
-/// products on another stream fill the GPU.
+/// Calls on two streams, enqueued in the opposite order on odd ranks, where all blocks fit on the GPU together; without other
+/// load, and while products on another stream fill the GPU.
 TEST_P(TwoObjects, InOppositeOrder) {
   const Beside& beside = GetParam();
   SharedByRanks shared;

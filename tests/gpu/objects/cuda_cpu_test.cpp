@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same input on the CPU backend and on GPUs, in one process: every output is bitwise equal.
+// With the same input on the CPU backend and on GPUs in one process, every output is bitwise equal.
 #include <algorithm>
 #include <cstring>
 

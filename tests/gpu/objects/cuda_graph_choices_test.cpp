@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Captured calls with the options of a model: sums per route, bias, a capacity beyond which routes are dropped, outputs of
-// experts in registered memory. They are replayed with other inputs, routings and numbers of tokens, and everything is
-// compared.
+// Captured calls with the options used by models: sums per route, bias, a capacity beyond which routes are dropped, and expert
+// outputs in registered memory. They are replayed with different inputs, routings and token counts, and everything is compared.
 #include <algorithm>
 #include <array>
 
@@ -27,7 +26,7 @@ std::ostream& operator<<(std::ostream& out, const Choice& c) { return out << c.n
 
 using Cases = std::vector<std::shared_ptr<const Case>>;
 
-/// Other routings with other T, but the same room for rows.
+/// Routings with different T but the same room for rows.
 Cases make_variants(const Choice& choice) {
   Cases all;
   for (uint64_t v = 0; v < kVariants; ++v) {
@@ -48,7 +47,7 @@ Cases make_variants(const Choice& choice) {
   return all;
 }
 
-/// One of the graph's two dispatches and its combine: the inputs of all variants, and the captured addresses.
+/// The inputs of all variants and the captured addresses for one of the graph's two dispatches and its combine.
 struct Side {
   Side(Station& me, const Cases& cases, int repetition) : cases_(cases) {
     const size_t row = row_bytes_of(*cases[0]), all = static_cast<size_t>(kMaxTokens) * row;
@@ -107,7 +106,7 @@ class ChosenGraph {
     capture();
     me.meet();
   }
-  /// Collective; call when all replays have ended.
+  /// Collective; must be called after all replays have ended.
   ~ChosenGraph() {
     if (exec_) cudaGraphExecDestroy(exec_);
     if (graph_) cudaGraphDestroy(graph_);

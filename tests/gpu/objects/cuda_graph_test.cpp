@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls captured in CUDA graphs and replayed with other inputs, routings and numbers of tokens.
+// Calls captured in CUDA graphs and replayed with different inputs, routings and token counts.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -106,7 +106,7 @@ Dispatched addresses_of(const Dispatched& d) {
   return a;
 }
 
-/// `eager`: handle of variant 0, for Captured::cached.
+/// `eager`: the handle of variant 0, for Captured::cached.
 Graph capture(Station& me, NormalExchange& exchange, const Buffers& b, const Case& c, Captured kind, const Handle& eager) {
   Graph g;
   g.kind = kind;
@@ -182,7 +182,7 @@ void destroy(Graph& g) {
   must(cudaGraphDestroy(g.graph), "cudaGraphDestroy");
 }
 
-/// 1, 2 and 3 calls per graph, up to 1000 replays each, all compared; an ordinary call in between.
+/// 1, 2 and 3 calls per graph, up to 1000 replays each, all compared, with an ordinary call in between.
 TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
   const Shape& shape = GetParam();
   const int world = shape.world, replayed = shape.replays;
@@ -295,7 +295,7 @@ struct RowForm {
 std::ostream& operator<<(std::ostream& out, const RowForm& f) { return out << f.name; }
 class GraphsOfFp8 : public testing::TestWithParam<RowForm> {};
 
-/// A dispatch and a cached dispatch in a graph, replayed with other rows; every row and scale is compared.
+/// A dispatch and a cached dispatch in a graph, replayed with different rows; every row and scale is compared.
 void replay_rows(Station& me, const std::shared_ptr<const Case>& c, const NormalConfig& config) {
   constexpr int kTurns = 25;
   NormalExchange exchange(me.group, config);
@@ -381,7 +381,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GraphsOfFp8,
                                          RowForm{"made_ue8m0", DType::bf16, ScaleKind::none, ScaleKind::ue8m0}),
                          [](const auto& form) { return std::string(form.param.name); });
 
-/// A typed error; the capture and the stream stay valid.
+/// Exact sizes cause a typed error; the capture and the stream stay valid.
 TEST(GraphCapture, ExactSizesAreRefused) {
   const auto c = make_case(gpu_scenario("exact in capture", 2, Layout::rank_major, 9));
   const NormalConfig config = make_config(*c);
@@ -420,7 +420,7 @@ TEST(GraphCapture, ExactSizesAreRefused) {
   });
 }
 
-/// Memory read by a captured combine is not reused while the graph lives, even if the caller has dropped it.
+/// Memory read by a captured combine is not reused while the graph exists, even if the caller has released it.
 TEST(GraphCapture, RowsThatCombineReadsBelongToTheGraph) {
   const auto c = make_case(gpu_scenario("rows of a graph", 2, Layout::expert_major, kMaxTokens, 77));
   const NormalConfig config = config_with_large_pool(*c, 4);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of low latency, flat and ledger on grids of every size (E18): from one multiprocessor to the rank's entire share of its
+// Low-latency, flat and ledger calls on grids of every size (E18), from one multiprocessor to the rank's entire share of its
 // GPU; larger grids are rejected.
 #include <algorithm>
 #include <set>
@@ -12,7 +12,7 @@ namespace {
 
 using switchyard::LowLatencyExchange;
 
-/// Multiprocessors of the GPU, and of a rank.
+/// Number of multiprocessors of the GPU, and of a rank.
 struct Multiprocessors {
   int all = 0, share = 0;
 };
@@ -99,7 +99,8 @@ void expect_refused(Station& me, const Multiprocessors& m, int sms, const std::f
   me.f.check(o.text.find("[0, " + std::to_string(m.share) + "]") != std::string::npos, o.text);
 }
 
-/// For every kind of call, each in its own group, because an error ends the group. Rank 0 requests too many multiprocessors.
+/// Rank 0 requests too many multiprocessors in every kind of call. Each call uses a separate group, because an error ends the
+/// group.
 TEST_P(Grids, OfMoreThanARankHasAreRefused) {
   const int world = GetParam();
   isolated([&] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles of another group on GPUs: rejected if only some ranks pass one, usable if all ranks do.
+// Handles from another group on GPUs: rejected if only some ranks pass one, usable if all ranks do.
 #include <tuple>
 
 #include "gpu/harness/object_rig.hpp"
@@ -30,7 +30,7 @@ Handle dispatched_by(Group& group, const NormalConfig& config, std::unique_ptr<N
   return handle;
 }
 
-/// The calls of a rank in both groups.
+/// A rank's calls in both groups.
 void give_foreign(Station& me, Group& first, const NormalConfig& config, const Case& c, const Foreign& f) {
   RankData data(c, me.rank(), 0), again(c, me.rank(), 1);
   const Inputs in = me.upload(c, data), more = me.upload(c, again);

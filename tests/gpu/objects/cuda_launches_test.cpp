@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPU work of low-latency and flat calls: one launch each, and no work between the halves of a split call.
+// The GPU work of low-latency and flat calls: one launch per call, and no work between the halves of a split call.
 #include <algorithm>
 
 #include "gpu/harness/graph_nodes.hpp"
@@ -146,7 +146,7 @@ void check_all_to_all_launches(Station& me, LowLatencyExchange& exchange, const 
   all_to_all(" of a row function");
 }
 
-/// No kernel before or after it, no memset, no copy, no host function.
+/// There is no kernel before or after it, no memset, no copy and no host function.
 TEST(LaunchesOfLowLatency, AreOneForEachCall) {
   constexpr int kWorld = 2;
   for (const ScaleKind scales : {ScaleKind::none, ScaleKind::f32, ScaleKind::ue8m0}) {

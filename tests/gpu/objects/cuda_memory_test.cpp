@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a GPU group apart from that of its calls: buffers of the caller that combine reads in place, sleep and wake. With
-// ranks as processes, acceptance case B10 also registers buffers.
+// Memory of a GPU group outside its calls: caller buffers that combine reads in place, and sleep and wake. With ranks as
+// processes, acceptance case B10 also registers buffers.
 #include <algorithm>
 #include <optional>
 
@@ -15,14 +15,15 @@ using switchyard::RegisteredMemory;
 
 constexpr size_t kBallast = size_t{256} << 20;
 
-/// Free bytes of this rank's GPU.
+/// Free bytes on this rank's GPU.
 size_t free_memory() {
   size_t free = 0, total = 0;
   must(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   return free;
 }
 
-/// A dispatch of `c` and a combine of its rows from `y`, both compared. Returns the number of bytes copied by the combine.
+/// Makes a dispatch of `c` and a combine of its rows from `y`, and compares both. Returns the number of bytes copied by the
+/// combine.
 uint64_t round_from(Station& me, NormalExchange& exchange, const Case& c, std::byte* y, int repetition) {
   RankData data(c, me.rank(), repetition);
   const Inputs in = me.upload(c, data);
@@ -79,8 +80,7 @@ TEST_P(GpuMemory, RegisteredRowsAreReadWhereTheyLie) {
   });
 }
 
-/// A rank that has ended its registration cannot read the rows of other ranks: it receives a mismatch and makes no invalid
-/// read.
+/// A rank that has ended its registration cannot read other ranks' rows: it reports a mismatch and makes no invalid read.
 TEST_P(GpuMemory, RegistrationEndedByOneRankOnly) {
   const auto [world, width] = GetParam();
   if (world == 1) return;
@@ -122,7 +122,7 @@ void refuse_calls(Station& me, NormalExchange& exchange, const Case& c, const In
   }
 }
 
-/// While the group sleeps, the GPU's free memory is larger by the heap; handles, the object and a graph stay usable.
+/// While the group sleeps, the heap's memory is free on the GPU; handles, the object and a graph stay usable.
 TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
   const auto [world, width] = GetParam();
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
@@ -178,13 +178,13 @@ TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
   }
 }
 
-/// Memory before and after an object in this rank's heap.
+/// The memory before and after an object in this rank's heap.
 class Neighbours {
  public:
   static constexpr size_t kBytes = size_t{256} << 10;
 
   explicit Neighbours(Station& me) : me_(me), heap_(*me.group.impl().heap), before_(fill(heap_.allocate(kBytes, 4096))) {}
-  /// Call directly after the object was created: allocates the memory after it.
+  /// Allocates the memory after the object. Must be called directly after the object is created.
   void enclose() { behind_ = fill(heap_.allocate(kBytes, switchyard::detail::OffsetAllocator::kGranule)); }
   size_t between() const { return behind_ - before_ - kBytes; }
   /// Call while all ranks are idle.

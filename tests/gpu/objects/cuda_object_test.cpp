@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exchange objects on GPUs: stream order, asynchrony of the host, acceptance cases that concern host memory on the CPU, and
-// misuse. cuda_graph_test.cpp covers graphs, cuda_fault_test.cpp faults.
+// Exchange objects on GPUs: stream order, host asynchrony, acceptance cases that concern host memory on the CPU, and misuse.
+// cuda_graph_test.cpp covers graphs; cuda_fault_test.cpp covers faults.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr Layout kLayouts[] = {Layout::rank_major, Layout::expert_major};
 
-/// One process for each test and entry, for all its worlds and both layouts.
+/// Each test and entry uses one process for all its worlds and both layouts.
 struct Worlds {
   const char* name;
   std::vector<int> all;
@@ -151,7 +151,7 @@ TEST_P(Objects, CommunicationStreamWithUserEvents) {
   });
 }
 
-/// Outputs that another stream still reads when they are destroyed: used_by protects their memory from later calls.
+/// If another stream still reads outputs when they are destroyed, used_by protects their memory from later calls.
 TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
   each_world([&](int world) {
     const auto cases = random_cases("freed while read", world, Layout::rank_major, 8);
@@ -199,7 +199,7 @@ TEST_P(Objects, OutputsFreedWhileAnotherStreamReadsThem) {
   });
 }
 
-/// All calls with default sizes return while a kernel holds the stream; the host ends that kernel only after the calls
+/// All calls with default sizes return while a kernel holds the stream; the host ends that kernel only after the calls have
 /// returned.
 TEST_P(Objects, CallsReturnWithoutWaitingForTheGpu) {
   each([&](int world, Layout layout) {
@@ -247,7 +247,7 @@ TEST_P(Objects, CallsReturnWithoutWaitingForTheGpu) {
   });
 }
 
-/// `exact` waits, and then its outputs have exactly the size of the rows.
+/// `exact` waits, so its outputs have exactly the size of the rows.
 TEST_P(Objects, ExactSizes) {
   each([&](int world, Layout layout) {
     auto cases = random_cases("exact", world, layout, 5);
@@ -304,7 +304,7 @@ TEST_P(Objects, A06_TokensTravelOncePerRank) {
   });
 }
 
-/// Detected by kernels and reported once to every rank's host; not sticky.
+/// Kernels detect the overflow, which is reported once to the host of every rank and is not sticky.
 TEST_P(Objects, A08_OverflowFailsEverywhereAndIsNotSticky) {
   each([&](int world, Layout layout) {
     for (const bool by_counts : {false, true}) {
@@ -343,7 +343,7 @@ TEST_P(Objects, A08_OverflowFailsEverywhereAndIsNotSticky) {
   });
 }
 
-/// Random T, two live handles, dispatch - dispatch - combine - combine, oldest handle first; the epoch wraps.
+/// Random T, and two live handles: dispatch, dispatch, combine, combine, with the oldest handle first. The epoch wraps around.
 TEST_P(Objects, A12_ManyCallsOnOneObject) {
   each([&](int world, Layout layout) {
     const auto cases = random_cases("A12", world, layout, 24);
@@ -375,8 +375,8 @@ TEST_P(Objects, A12_ManyCallsOnOneObject) {
   });
 }
 
-/// A stale handle describes the routing that made it, regardless of later dispatches. Handles are used in any order, also from
-/// bytes.
+/// A stale handle describes the routing that created it, regardless of later dispatches. Handles are used in any order,
+/// including after a round trip through bytes.
 TEST_P(Objects, A13_B11_HandlesAreReusable) {
   each([&](int world, Layout layout) {
     Scenario s = scenario("handles", world, layout, 15);
@@ -472,8 +472,8 @@ TEST_P(Objects, B02_ClosedForm) {
   });
 }
 
-/// Eight ranks with a plan of eight blocks and all multiprocessors of their shares, which fully occupy one GPU: a kernel that
-/// occupied its multiprocessors early would prevent another rank's plan from beginning.
+/// Eight ranks, each with a plan of eight blocks and all multiprocessors of its share, fully occupy one GPU. A kernel that
+/// occupied its multiprocessors early would prevent another rank's plan from starting.
 TEST(RanksOnAllMultiprocessors, LeaveRoomForEachOthersPlans) {
   isolated([] {
     constexpr int kRanks = 8, kRounds = 6;

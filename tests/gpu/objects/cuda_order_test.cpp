@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory is reused in order: the next owner of released memory does not touch it before all work that used it is complete, on
-// any streams, in any objects, inside and outside of graphs. Gates hold streams, so a new owner that does not wait is always
-// too early.
+// Memory is reused in order: the next owner of released memory does not touch it until all work that used it is complete, on
+// any stream, in any object, inside and outside graphs. Gates hold streams, so a new owner that does not wait is always too
+// early.
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -30,7 +30,7 @@ class GpuOrder : public testing::TestWithParam<int> {
     Layout layout = Layout::rank_major;
     int objects = 1;  ///< number of objects that fit into the heap
   };
-  /// Runs `body` on the number of ranks specified by the parameter.
+  /// Runs `body` on as many ranks as the test parameter specifies.
   static void on_ranks(const Shape& shape, const std::function<void(Station&, ExchangeRig&)>& body) {
     const auto c = make_case(gpu_scenario("order", GetParam(), shape.layout, 20));
     const NormalConfig config = config_with_large_pool(*c, shape.times);
@@ -41,7 +41,7 @@ class GpuOrder : public testing::TestWithParam<int> {
   }
 };
 
-/// An enqueued combine still reads the rows when their owner drops them.
+/// An enqueued combine still reads the rows when their owner releases them.
 TEST_P(GpuOrder, RowsComeAfterTheCombineThatReadsTheirMemory) {
   on_ranks({4}, [](Station& me, ExchangeRig& f) {
     const Dispatched d = f.dispatch();
@@ -63,7 +63,7 @@ TEST_P(GpuOrder, RowsComeAfterTheCombineThatReadsTheirMemory) {
   });
 }
 
-/// The next owner of the memory waits for work enqueued before the release, and for no later work.
+/// The next owner of the memory waits only for work enqueued before the release.
 TEST_P(GpuOrder, RowsDoNotComeAfterLaterWork) {
   on_ranks({4}, [](Station& me, ExchangeRig& f) {
     const Dispatched d = f.dispatch();
@@ -90,7 +90,7 @@ TEST_P(GpuOrder, RowsDoNotComeAfterLaterWork) {
   });
 }
 
-/// Without a stream, idle memory is taken even if lower addresses are free.
+/// Without a stream, idle memory is used even if lower addresses are free.
 TEST_P(GpuOrder, RowsForAnyStreamAreIdle) {
   on_ranks({4}, [](Station& me, ExchangeRig& f) {
     const Dispatched d = f.dispatch();
@@ -116,7 +116,7 @@ TEST_P(GpuOrder, RowsForAnyStreamAreIdle) {
   });
 }
 
-/// used_by delays reuse of row buffers. Calls on other streams are ordered after the readers of rows on the delivering stream.
+/// used_by delays reuse of row buffers. Calls on other streams are ordered after reads of the rows on the delivering stream.
 TEST_P(GpuOrder, ReadersOnOtherStreams) {
   on_ranks({5}, [](Station& me, ExchangeRig& f) {
     for (const int reader : {0, 1}) {
@@ -142,7 +142,7 @@ TEST_P(GpuOrder, ReadersOnOtherStreams) {
   });
 }
 
-/// Handles and rows of one object in a call of another object, on another stream.
+/// A call on one object, on another stream, uses handles and rows of a different object.
 TEST_P(GpuOrder, CallsOfOtherObjects) {
   on_ranks({.times = 2, .objects = 2}, [](Station& me, ExchangeRig& f) {
     NormalExchange other(me.group, f.exchange.config());
@@ -207,7 +207,7 @@ class Layers {
     for (const Inputs& in : in_) must(cudaMemsetAsync(in.out, 0xA5, in.out_bytes, f_.me.stream()), "cudaMemsetAsync");
     must(cudaGraphLaunch(exec_, f_.me.stream()), "cudaGraphLaunch");
   }
-  /// Call while all ranks are idle.
+  /// Must be called while all ranks are idle.
   void check() {
     for (size_t l = 0; l < in_.size(); ++l) {
       f_.me.f.set_context("layer " + std::to_string(l));
@@ -224,7 +224,7 @@ class Layers {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-/// Twelve layers in memory for three.
+/// Twelve layers run in memory for three.
 TEST_P(GpuOrder, LayersOfACaptureShareMemory) {
   const auto body = [](Station& me, ExchangeRig& f) {
     Layers layers(f, 12, -1);
@@ -240,7 +240,7 @@ TEST_P(GpuOrder, LayersOfACaptureShareMemory) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) on_ranks({2, layout}, body);
 }
 
-/// Graphs that are never in flight together take the memory of one graph; other graphs each take their own memory.
+/// Graphs that are never in flight together share the memory of one graph; other graphs each use separate memory.
 TEST_P(GpuOrder, GraphsShareMemoryIfTold) {
   on_ranks({2}, [](Station& me, ExchangeRig& f) {
     std::vector<std::unique_ptr<Layers>> graphs;
@@ -304,8 +304,8 @@ TEST_P(GpuOrder, UsersThatAreCapturedNow) {
   });
 }
 
-/// Ranks replay graphs of different sizes than their peers, and one rank captures one graph more than the others: the device
-/// assigns the identities of dispatches.
+/// Ranks replay graphs whose sizes differ from those of their peers, and one rank captures one graph more than the others: the
+/// device assigns the identities of dispatches.
 TEST_P(GpuOrder, RanksReplayGraphsOfOtherSizes) {
   on_ranks({8}, [](Station& me, ExchangeRig& f) {
     std::vector<std::unique_ptr<Layers>> graphs;
@@ -340,8 +340,8 @@ TEST_P(GpuOrder, RanksReplayGraphsOfOtherSizes) {
   });
 }
 
-/// An object ends while its calls are enqueued, without a wait. The next object takes the same block of the heap, but not
-/// before the calls of all ranks are complete.
+/// An object is destroyed without waiting while its calls are enqueued. The next object reuses the same heap block, but only
+/// after the calls of all ranks are complete.
 TEST_P(GpuOrder, AnObjectEndsBeforeItsCallsRun) {
   const auto c = make_case(gpu_scenario("ends", GetParam(), Layout::rank_major, 20));
   const NormalConfig config = config_with_large_pool(*c, 3);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the tables made by the plan kernel with the host's plan of the same routing, for random routings, on every rank,
-// entry by entry. tests/unit/plan/plan_decisions_test.cpp tests only the decisions, without a GPU.
+// Compares the tables created by the plan kernel with the host's plan for the same random routings, entry by entry on every
+// rank. tests/unit/plan/plan_decisions_test.cpp tests only the decisions, without a GPU.
 #include <algorithm>
 
 #include "exchange/normal/gpu.hpp"
@@ -150,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, PlansOfRandomRoutings, testing::ValuesIn(kinds()),
 
 // ---- Counts of a routing, without a plan ----
 
-/// Counts ids of `tokens` tokens on the GPU, into memory filled with ones, and compares the result with the host's counts.
+/// Counts the ids of `tokens` tokens on the GPU, into memory filled with ones, and compares the result with the host's counts.
 template <class Id>
 void compare_layouts(Station& me, int experts, int world, int topk, int64_t tokens) {
   me.f.set_context(std::to_string(tokens) + " tokens, top " + std::to_string(topk) + " of " + std::to_string(experts) +

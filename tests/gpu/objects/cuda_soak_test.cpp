@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thousands of calls of all kinds in random order, with random T, streams and delays on hosts and GPUs.
+// Thousands of calls of all kinds in random order, with random T, streams, and host and GPU delays.
 #include <algorithm>
 #include <chrono>
 #include <deque>
@@ -11,7 +11,7 @@ namespace harness {
 namespace {
 
 constexpr int kCases = 12, kRepetitions = 3;
-/// One of kKeepOneOf calls is saved. After kMeetAfter calls the ranks meet, and the saved calls are compared.
+/// One in kKeepOneOf calls is saved. After kMeetAfter calls, the ranks meet, and the saved calls are compared.
 constexpr int kKeepOneOf = 5, kMeetAfter = 50;
 
 struct Soak {

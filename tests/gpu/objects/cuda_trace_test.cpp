@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Traces of GPUs: recorded calls give the same results; every phase and every call is present for every rank; spans of workers
-// are within a call; times are on this host's clock; nothing is recorded before and after.
+// GPU traces. Recorded calls give the same results. The trace contains every phase and every call of every rank, worker spans
+// lie within a call, and times refer to this host's clock. Nothing is recorded before or after.
 #include <atomic>
 
 #include "gpu/harness/station_rig.hpp"
@@ -76,7 +76,7 @@ constexpr NormalForm kNormalForms[] = {{Layout::rank_major, Staging::direct},
                                        {Layout::rank_major, Staging::ring},
                                        {Layout::expert_major, Staging::ring}};
 
-/// `order` is the order of expert-major rows; rank-major rows are summed per rank.
+/// `order` applies to expert-major rows; rank-major rows are summed per rank.
 std::shared_ptr<const Case> normal_case(const NormalForm& form, CombineOrder order = CombineOrder::per_route) {
   Scenario s = gpu_scenario("traced", kWorld, form.layout, 20);
   if (form.layout == Layout::expert_major) s.order = order;
@@ -156,7 +156,7 @@ TEST(TracesOnGpus, WaitsOfLowLatencyNameTheLateRank) {
   }
 }
 
-/// A late rank is awaited: for its counts in a dispatch, and for its placement in any kind of combine.
+/// Ranks wait for a late rank: for its counts in a dispatch, and for its placement in any kind of combine.
 void expect_late_rank_named(const NormalForm& form, CombineOrder order) {
   constexpr int kLate = 2;
   constexpr uint64_t kDelay = 100'000'000, kTolerance = 20'000'000;  // the other ranks enter when their threads run

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Release tier: the contest's tests and benchmark shapes (E1 to E14) in full size, and its benchmarks with many seeds (E20).
+// Release tier: the contest's tests and benchmark shapes (E1 to E14) at full size, and its benchmarks with many seeds (E20).
 //
 // Executables: flat_full_test (label full), gpu_flat_full (label gpu).
 #include <gtest/gtest.h>
@@ -18,11 +18,11 @@ TEST_P(ContestInFull, IsExact) {
   EXPECT_EQ(run_scripts(Ranks::threads, {2, 1, false}, {script}), "");
 }
 
-/// On GPUs, called like user code: on all multiprocessors of a rank.
+/// On GPUs, the calls use all multiprocessors of a rank, as in user code.
 INSTANTIATE_TEST_SUITE_P(E01toE14, ContestInFull, testing::ValuesIn(contest_runs(0)), contest_run_name);
 
-/// The contest's leaderboard runs its benchmarks repeatedly, increasing the seed by 13 each time: T of every rank, routing,
-/// rows and weights all change. Rows of 48 columns; on 8 ranks, every 25th run has full rows.
+/// The contest's leaderboard runs its benchmarks repeatedly, increasing the seed by 13 each time: the T of every rank, routing,
+/// rows and weights all change. Rows have 48 columns; on 8 ranks, every 25th run uses full rows.
 class ContestSeeds : public testing::TestWithParam<ContestShape> {};
 
 TEST_P(ContestSeeds, E20_EveryThirteenth) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions for the experts of the row function tests. One depends on the element and on all of its arguments: it multiplies,
-// then adds, and rounds after each operation, without contraction. The other has a pointer.
+// Expert functions for the row function tests. One depends on the element and on all of its arguments: it multiplies, then
+// adds, and rounds after each operation, without contraction. The other has a pointer.
 #pragma once
 
 #include "switchyard/row_function.hpp"
@@ -28,7 +28,7 @@ struct FlatFunction {
   }
 };
 
-/// Equivalent of expert_scale as a function: a factor for each expert starting at `first`.
+/// The equivalent of expert_scale as a function, with one factor for each expert starting at `first`.
 struct FactorFunction {
   const float* factors;
   int32_t first;
@@ -40,7 +40,7 @@ struct FactorFunction {
 
 /// FlatFunction{offset} for the backend with which the suite is linked; on a GPU, for the current device.
 switchyard::RowFunction flat_function(float offset);
-/// FactorFunction for the same backend; `factors` is memory of the backend.
+/// FactorFunction for the same backend; `factors` is backend memory.
 switchyard::RowFunction factor_function(const float* factors, int32_t first);
 
 }  // namespace harness

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flat exchange as an object: the balance of its work split (E19), invalid arguments specific to it, different calls.
-// tests/faults/fault_stories_test.cpp has the faults common to all modes.
+// The flat exchange as an object: the balance of its work split (E19), invalid arguments specific to it, and ranks that make
+// different calls. tests/faults/fault_stories_test.cpp covers the faults common to all modes.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -69,14 +69,14 @@ TEST(FlatSplit, E19_MessagesPerWarpDifferByOne) {
   }
 }
 
-/// Ids of a call in which only the first `senders` ranks have tokens, so the warps of the other ranks only answer rows.
+/// Ids for a call in which only the first `senders` ranks have tokens, so the warps of the other ranks only answer rows.
 struct SplitCall {
   int senders, experts, topk;
   std::vector<std::vector<int64_t>> ids;  ///< by rank
 };
 constexpr int kSplitWorld = 8;
 
-/// 1800 tokens on rank 0 and 200 on rank 1.
+/// A call with 1800 tokens on rank 0 and 200 on rank 1.
 SplitCall nine_tenths(int experts, int topk, Routing routing = Routing::uniform) {
   SplitCall call{2, experts, topk, {}};
   const RoutingShape shape{kSplitWorld, experts, topk};
@@ -85,7 +85,8 @@ SplitCall nine_tenths(int experts, int topk, Routing routing = Routing::uniform)
   return call;
 }
 
-/// Number of rows answered by each of `warps` warps of a rank, ascending, if the messages of all ranks are assigned in turn.
+/// Number of rows answered by each of a rank's `warps` warps, in ascending order, if the messages from all ranks are assigned
+/// in turn.
 std::vector<uint64_t> dealt_rows(const SplitCall& call, int rank, int warps) {
   std::vector<uint64_t> rows(static_cast<size_t>(warps));
   size_t message = 0;
@@ -134,7 +135,7 @@ std::vector<std::vector<uint64_t>> answered_rows(const SplitCall& call, int bloc
   return rows;
 }
 
-/// In a call in which every token goes to every rank, the numbers of rows answered by the warps differ by at most one.
+/// If every token goes to every rank, the row counts answered by the warps differ by at most one.
 TEST(FlatSplit, E19_RowsPerWarpDifferByOne) {
   const auto rows = answered_rows(nine_tenths(kSplitWorld, kSplitWorld), 2);
   for (size_t r = 2; r < rows.size(); ++r) {
@@ -143,9 +144,9 @@ TEST(FlatSplit, E19_RowsPerWarpDifferByOne) {
   }
 }
 
-/// If tokens go to only some of the ranks, a warp gets the rows of every n-th message, where n is the number of warps: the
-/// split is as balanced as the routing, regardless of the senders, and no warp has more rows than its share of messages holds.
-/// Design 0014 lists the spread.
+/// If tokens go to only some of the ranks, a warp gets the rows of every n-th message, where n is the number of warps.
+/// Regardless of the senders, the split is as balanced as the routing, and no warp has more rows than its share of messages
+/// contains. Design 0014 lists the resulting spread.
 TEST(FlatSplit, E19_RowsPerWarpOfRoutedTokens) {
   struct Shape {
     int experts, topk;
@@ -268,7 +269,7 @@ TEST(FlatFunctions, MayDifferByRank) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// The contest's expert, x * (1 + its rank), gives the same bits as a function as with the same factor in expert_scale.
+/// The contest's expert, x * (1 + its rank), gives the same bits as a row function and with the same factor in expert_scale.
 TEST(FlatFunctions, TheContestsExpert) {
   const auto all = outcomes(3, options_with(60s), [&](Group& group) {
     FlatRig rig(group);

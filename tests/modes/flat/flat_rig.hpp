@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small whole exchanges for tests of the object and of faults.
+// Small whole exchanges for object and fault tests.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ using switchyard::LowLatencyConfig;
 using switchyard::LowLatencyExchange;
 using switchyard::ScaleKind;
 
-/// An object with valid arguments for every call. A test spoils one of them.
+/// An object with valid arguments for every call. Each test invalidates one of them.
 struct FlatRig : SmallArguments {
   static LowLatencyConfig config() {
     auto c = sized(LowLatencyConfig());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's run of a script of whole exchanges.
+// Runs a script of whole exchanges on one rank.
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -15,11 +15,11 @@ using switchyard::LowLatencyOutput;
 
 namespace {
 
-/// On a GPU the results of all repetitions are stored one after the other if they take no more than this; otherwise each
+/// On a GPU, the results of all repetitions are stored consecutively if they need no more memory than this; otherwise each
 /// repetition overwrites the previous one.
 constexpr size_t kMaxOutBytes = size_t{24} << 20;
 
-/// State of one call: its arguments in the backend's memory, and the location of its results.
+/// State of one call: its arguments in backend memory, and the location of its results.
 struct Prepared {
   std::vector<std::byte> host_out;
   switchyard::ConstRows rows;
@@ -42,8 +42,8 @@ class Rank : LowLatencyRank {
       function_ = flat_function(static_cast<float>(c.script.seed % 4));
   }
 
-  /// On the CPU every call is checked when it returns. On a GPU the calls of all repetitions are checked after the last one was
-  /// enqueued.
+  /// On the CPU, every call is checked when it returns. On a GPU, the calls of all repetitions are checked after the last one
+  /// has been enqueued.
   void run() {
     const auto repeats = static_cast<size_t>(c_.script.repeats);
     int64_t invalid = 0;

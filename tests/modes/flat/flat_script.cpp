@@ -67,7 +67,7 @@ class Expecting {
   }
 
  private:
-  /// round(x * scale), the expert's output.
+  /// Returns the expert's output, round(x * scale).
   std::vector<std::byte> scaled(const std::byte* x, float scale) const {
     oracle::SumSpec one;
     one.type = type_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A script of whole exchanges with scaling experts: every rank makes the script's calls on one object, one after the other
-// without synchronization in between, and every output element is compared with the oracle, bit by bit.
+// A script of whole exchanges with scaling experts: every rank makes the script's calls consecutively on one object without
+// synchronization in between, and every output element is compared with the oracle, bit by bit.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace harness {
 
-/// One exchange of all ranks.
+/// One exchange between all ranks.
 struct FlatCall {
   std::vector<int64_t> tokens;  ///< per rank
   Routing routing = Routing::uniform;
@@ -58,7 +58,7 @@ std::shared_ptr<const FlatCase> make_flat_case(const FlatScript& script);
 
 /// The body of one rank: makes all calls on `exchange` and checks all results. Collective.
 void run_on(switchyard::Group& group, switchyard::LowLatencyExchange& exchange, const FlatCase& c, Failures& failures);
-/// Forms a group, runs all scripts on it, each on its own object, and returns the mismatches as one text.
+/// Forms a group, runs each script on a separate object in it, and returns the mismatches as one string.
 std::string run_scripts(Ranks ranks, const Workers& workers, const std::vector<FlatScript>& scripts);
 
 }  // namespace harness

@@ -25,8 +25,8 @@ inline constexpr ContestShape kContestShapes[] = {
     {128, 8, 4096, 256, 175}, {256, 8, 7168, 256, 4},
 };
 
-/// Script in the contest's form: T in [1, max_tokens - 1], K distinct experts. Makes the calls in both forms, the whole form
-/// first, three times, with ranks that are late by varying times. `columns`: columns of a row.
+/// Script in the contest's form: T in [1, max_tokens - 1], K distinct experts. Makes the calls three times in both forms,
+/// starting with the whole form, on ranks that are late by varying amounts. `columns`: columns per row.
 inline FlatScript contest_script(const ContestShape& shape, int world, int64_t columns) {
   FlatScript s;
   s.name = "E" + std::to_string(shape.experts) + " K" + std::to_string(shape.topk) + " H" + std::to_string(columns) + " max " +
@@ -60,7 +60,7 @@ inline std::ostream& operator<<(std::ostream& out, const ContestRun& r) {
   return out << "W" << r.world << "E" << r.shape.experts << "K" << r.shape.topk << "H" << r.shape.hidden << "max"
              << r.shape.max_tokens;
 }
-/// Every shape on 8 ranks, as in the contest, and on 1, 2 or 4.
+/// Every shape on 8 ranks, as in the contest, and on 1, 2 or 4 ranks.
 inline std::vector<ContestRun> contest_runs(int num_sms) {
   std::vector<ContestRun> runs;
   for (const ContestShape& shape : kContestShapes) {

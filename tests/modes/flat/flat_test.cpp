@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Acceptance cases E1 to E20 of the flat exchange: every sum and, in the two-call form, every row, source and count is compared
-// bitwise, with both ways of sending.
+// bit by bit, with both send methods.
 //
-// Entries: flat_threads and flat_processes; on GPUs gpu_flat_threads and gpu_flat_processes. flat_full_test has the contest's
-// shapes in full size.
+// Entries: flat_threads and flat_processes; on GPUs gpu_flat_threads and gpu_flat_processes. flat_full_test runs the contest's
+// shapes at full size.
 #include <algorithm>
 
 #include "harness/everywhere.hpp"
@@ -36,7 +36,7 @@ class Flat : public testing::TestWithParam<FlatWhere> {
     s.max_delay_us = 100;
     return s;
   }
-  /// Different on every rank, from 0 to `max`.
+  /// Token counts from 0 to `max`, different on every rank.
   std::vector<int64_t> tokens(int64_t max, uint64_t seed) const {
     std::vector<int64_t> t;
     for (int r = 0; r < world(); ++r)
@@ -58,8 +58,8 @@ class Flat : public testing::TestWithParam<FlatWhere> {
   }
 };
 
-/// Sources without rows for some ranks, or without any rows, in consecutive calls on ranks that are late by varying times: no
-/// flag is lost, and none is read too late.
+/// Some sources have no rows for some ranks, or no rows at all, in consecutive calls on ranks that are late by varying amounts:
+/// no flag is lost, and none is read too late.
 TEST_P(Flat, E15_BackToBack) {
   auto s = script("E15", 2 * world(), 2, 5, 48);
   std::vector<int64_t> only_last = all(0);
@@ -146,8 +146,8 @@ TEST_P(Flat, DuplicatesAndDrops) {
   expect_exact(scripts);
 }
 
-/// The experts' function is supplied by the caller: it must be applied to every element with the right row, type and column,
-/// for rows that are cut into pieces and rows of odd sizes, alternating with calls without a function.
+/// The caller supplies the experts' function, which must be applied to every element with the correct row, type and column.
+/// Covers rows that are split into pieces and rows of odd sizes, alternating with calls without a function.
 TEST_P(Flat, RowFunctions) {
   std::vector<FlatScript> scripts;
   for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
@@ -194,8 +194,8 @@ std::vector<FlatWhere> on_few_multiprocessors() {
 INSTANTIATE_TEST_SUITE_P(Everywhere, Flat, testing::ValuesIn(on_few_multiprocessors()), flat_where_name);
 
 #if defined(SWITCHYARD_TEST_CUDA)
-/// Called like user code: with the library's choice of multiprocessors, which is all of a rank. Few processes, because
-/// processes that share a GPU take turns on it.
+/// Calls as in user code, on the multiprocessors chosen by the library, which are all those of a rank. Uses few processes,
+/// because processes that share a GPU take turns on it.
 std::vector<FlatWhere> on_all_multiprocessors() {
   std::vector<FlatWhere> all;
   for (const Where& where : everywhere())
@@ -204,7 +204,7 @@ std::vector<FlatWhere> on_all_multiprocessors() {
 }
 INSTANTIATE_TEST_SUITE_P(AllMultiprocessors, Flat, testing::ValuesIn(on_all_multiprocessors()), flat_where_name);
 
-/// Shared memory has no room for ids: kernels read them, and count places with them, in memory of the caller or of dispatch.
+/// Shared memory has no room for the ids: kernels read them and count places with them in memory of the caller or of dispatch.
 TEST(FlatLarge, MoreIdsThanSharedMemoryHolds) {
   std::vector<FlatScript> scripts;
   for (const DType type : {DType::bf16, DType::f16}) {
@@ -264,7 +264,7 @@ TEST(FlatRanks, Many) {
 
 class Contest : public testing::TestWithParam<ContestRun> {};
 
-/// E1 to E14. Long rows are cut, so a shape takes at most a second.
+/// E1 to E14. Long rows are shortened, so a shape takes at most a second.
 TEST_P(Contest, IsExact) {
   const auto& [shape, world, num_sms] = GetParam();
   const int64_t elements = shape.max_tokens * shape.topk * shape.hidden;
@@ -280,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(E01toE14, Contest, testing::ValuesIn(contest_runs(2)), 
 INSTANTIATE_TEST_SUITE_P(E01toE14_AllMultiprocessors, Contest, testing::ValuesIn(contest_runs(0)), contest_run_name);
 #endif
 
-/// The contest's leaderboard runs repeatedly with other seeds. flat_full_test runs each benchmark with a hundred seeds.
+/// The contest's leaderboard runs repeatedly with different seeds. flat_full_test runs each benchmark with a hundred seeds.
 TEST(ContestSeeds, E20_EveryThirteenth) {
   std::vector<FlatScript> scripts;
   ContestShape shape = kContestShapes[0];

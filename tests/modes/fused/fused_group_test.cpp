@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedMoe on the CPU, with ranks as threads and as processes: every element of every output equals an integer closed form, in
-// every world with every kind of workers. unit/layer/moe_fused_test.cpp tests it with real products.
+// FusedMoe on the CPU, with ranks as threads and as processes: every element of every output equals an integer closed form, for
+// every world size and every kind of worker. unit/layer/moe_fused_test.cpp tests it with real products.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -69,7 +69,7 @@ float token_value(int call, int rank, int64_t t, int64_t c) { return static_cast
 float base_value(int rank, int64_t t, int64_t c) { return static_cast<float>(hash_of(99, rank, t, c) % 100); }
 float weight_value(int call, int rank, int64_t f) { return static_cast<float>(1 + hash_of(call, rank, f, -1) % 3); }
 
-/// Experts chosen for the tokens of a rank.
+/// The experts chosen for a rank's tokens.
 std::vector<int32_t> ids_of(const Scenario& s, int call, int rank) {
   std::vector<int32_t> ids;
   for (int64_t f = 0; f < s.tokens[idx(rank)] * s.config.topk; ++f) {
@@ -125,7 +125,7 @@ std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
   return as_bf16(sums);
 }
 
-/// Makes the calls of a rank one after the other.
+/// Makes a rank's calls one after the other.
 class Caller {
  public:
   Caller(Group& group, const Scenario& s)
@@ -272,7 +272,7 @@ TEST_P(FusedMoes, HaveRanksWithoutExpertsAndWithoutTokens) {
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, FusedMoes, testing::ValuesIn(everywhere()), where_name);
 
-/// One worker of each rank does all work in turn.
+/// A single worker per rank does all work in turn.
 TEST(FusedMoeWorkers, OneSuffices) {
   for (const int world : {1, 2, 3, 8}) {
     Scenario s = scenario(world);
@@ -282,7 +282,7 @@ TEST(FusedMoeWorkers, OneSuffices) {
   }
 }
 
-/// Used for processes; threads of one group have equal numbers of workers.
+/// Ranks are processes, because threads of one group always have the same number of workers.
 TEST(FusedMoeWorkers, MayDifferByRank) {
   const Scenario s = scenario(3);
   Fleet fleet = fleet_of(3, {2, 2, false}, FusedMoe::heap_bytes(s.config, 3));
@@ -298,7 +298,7 @@ TEST(FusedMoeWorkers, MayDifferByRank) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// The heap releases its memory except for flags, and two layers of a group do not interfere.
+/// During sleep, the heap releases its memory except for the flags. Two layers of one group do not interfere.
 TEST(FusedMoeObject, GoesOnAfterSleep) {
   const Scenario s = scenario(3);
   const Fleet fleet = fleet_of(3, {1, 2, false}, 2 * FusedMoe::heap_bytes(s.config, 3));
@@ -344,7 +344,7 @@ TEST(FusedMoeCapacity, IsAnErrorOnAllRanks) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// A half called out of order, or with arguments of the other half, is an error that ends the group.
+/// A half called out of order, or with arguments for the other half, causes an error that ends the group.
 TEST(FusedMoeObject, TakesHalvesInTurn) {
   const auto up = [](FusedMoeRig& rig) { rig.layer.dispatch_up(rig.rows.data(), rig.expert_ids()); };
   const auto down = [](FusedMoeRig& rig, const FusedMoeCall& call = {}) {
@@ -417,7 +417,7 @@ TEST(FusedMoeObject, IsMoved) {
   EXPECT_EQ(rig.layer.config().intermediate, FusedMoeRig::kIntermediate);
 }
 
-/// SWITCHYARD_RANDOM_LAYERS: number of layers, default 30.
+/// SWITCHYARD_RANDOM_LAYERS: the number of layers (default: 30).
 TEST(FusedMoeShapes, AtRandom) {
   const uint64_t layers = from_environment("SWITCHYARD_RANDOM_LAYERS", 30);
   for (uint64_t i = 0; i < layers && !HasFailure(); ++i) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused layer's protocol on the CPU: exact results and no deadlock for any number of workers, ranks and tiles.
+// Tests the fused layer's protocol on the CPU for exact results and freedom from deadlock with any number of workers, ranks and
+// tiles.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -17,7 +18,7 @@ void expect_exact(const FusedScenario& s) {
   EXPECT_EQ(joined(run_fused_layer(s)), "");
 }
 
-/// Unequal T; one rank has 0 if there are several ranks.
+/// T differs by rank; with several ranks, one of them has no tokens.
 std::vector<int64_t> some_tokens(int world) {
   std::vector<int64_t> tokens;
   for (int r = 0; r < world; ++r) tokens.push_back(world > 1 && r == 1 ? 0 : 11 + 7 * r % 5);
@@ -59,7 +60,7 @@ TEST(FusedLayer, ManyWorkers) {
   }
 }
 
-/// Here a copy that is announced before it has settled delivers wrong rows.
+/// In this test, a copy announced before it has settled delivers wrong rows.
 TEST(FusedLayer, DeferredCopies) {
   for (const int world : {1, 3}) {
     for (const int workers : {1, 3}) {
@@ -132,7 +133,7 @@ TEST(FusedLayer, OneRouteOfEachToken) {
   expect_exact(s);
 }
 
-/// SWITCHYARD_RANDOM_LAYERS: number of layers, default 40.
+/// SWITCHYARD_RANDOM_LAYERS: the number of layers (default: 40).
 TEST(FusedLayer, RandomShapes) {
   const uint64_t layers = from_environment("SWITCHYARD_RANDOM_LAYERS", 40);
   for (uint64_t i = 0; i < layers && !HasFailure(); ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedMoe on CPU groups with products of small integers that have a closed form, and small calls for tests of faults.
+// FusedMoe on CPU groups with closed-form products of small integers, and small calls for fault tests.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ namespace harness {
 /// Expert e computes from a row x: h[j] = x[j mod H], y[c] = (h[c mod I] + h[I - 1]) * (e + 1).
 class IntegerProducts final : public switchyard::FusedProducts {
  public:
-  /// `first`: global number of local expert 0. `tile`: rows of a tile.
+  /// `first`: global number of local expert 0. `tile`: rows per tile.
   IntegerProducts(int64_t hidden, int64_t intermediate, int first, int64_t tile)
       : hidden_(hidden), intermediate_(intermediate), first_(first), tile_(tile) {}
 
@@ -51,7 +51,7 @@ class IntegerProducts final : public switchyard::FusedProducts {
   int64_t tile_;
 };
 
-/// A layer with valid arguments for every call. A test spoils one of them.
+/// A layer with valid arguments for every call. Each test invalidates one of them.
 struct FusedMoeRig : SmallArguments {
   static constexpr int64_t kIntermediate = 32;
 

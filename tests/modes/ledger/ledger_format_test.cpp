@@ -37,7 +37,7 @@ void put(std::vector<std::byte>& bytes, size_t begin, const std::vector<int32_t>
   std::memcpy(bytes.data() + begin, values.data(), values.size() * 4);
 }
 
-/// The published fixture: 64 tokens, top-8 of 4 experts, 2 ranks. Built only from the description of the format.
+/// The published fixture: 64 tokens, top-8 of 4 experts, 2 ranks. Built solely from the format description.
 std::vector<std::byte> published_bytes(int32_t rank) {
   std::vector<std::byte> bytes(2432);
   std::vector<int32_t> counts, prefix, rows;
@@ -81,7 +81,7 @@ void expect_equal(const LedgerTables& a, const LedgerTables& b) {
   EXPECT_EQ(a.prev_sum_before_rank, b.prev_sum_before_rank);
 }
 
-/// Ranks with different numbers of tokens and experts, tokens without a route, and ranks without tokens.
+/// Ranks with different token and expert counts, tokens without a route, and ranks without tokens.
 std::shared_ptr<const LedgerCase> uneven_case(int world) {
   LedgerScenario s;
   s.problem.world = world;
@@ -121,7 +121,7 @@ std::vector<Outcome> ledger_outcomes(const LedgerCase& c, const std::function<vo
   return outcomes(world, options_with(std::chrono::seconds(60), heap), body);
 }
 
-/// The operator, driven only by bytes, twice: same bits as with tables, and as the oracle.
+/// The operator is run twice from bytes alone and gives the same bits as with tables and as the oracle.
 TEST(LedgerFormat, CombineByPackedTables) {
   for (const int world : {1, 2, 8}) {
     const auto c = uneven_case(world);
@@ -148,7 +148,7 @@ TEST(LedgerFormat, CombineByPackedTables) {
   }
 }
 
-/// Invalid bytes on one rank: its error names field and index, and the errors of the other ranks name that rank.
+/// If bytes are invalid on one rank, its error names the field and index, and the errors on the other ranks name that rank.
 TEST(LedgerFormat, CombineByBytesThatAreWrong) {
   constexpr int kWorld = 3, kBad = 2;
   const auto c = uneven_case(kWorld);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One ledger combine: its description, its run on every rank, and the bitwise comparison with the oracle.
+// One ledger combine: its description, its execution on every rank, and the bitwise comparison with the oracle.
 #pragma once
 
 #include <cstdint>
@@ -87,12 +87,12 @@ class LedgerRankData {
 };
 
 CaseInfo info_of(const LedgerCase& c);
-/// The body of one rank: makes all repetitions on its own object and checks all results. Collective.
+/// The body of one rank: makes all repetitions on a separate object and checks all results. Collective.
 void run_object(switchyard::Group& group, const LedgerCase& c, Failures& failures);
-/// Forms a group, runs all cases on it, and returns the mismatches as one text.
+/// Forms a group, runs all cases on it, and returns the mismatches as one string.
 std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const LedgerCase>>& cases);
 
-/// Config of the published format. Its rows are f16.
+/// Config for the published format. Its rows are f16.
 inline switchyard::LedgerConfig published_config(int64_t tokens, int64_t hidden, int topk, int experts) {
   switchyard::LedgerConfig c;
   c.max_tokens = tokens;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ledger combine, cases D1 to D7, D10 and D11: returned rows and sums, bit by bit.
 //
-// Entries: ledger_threads, and ledger_processes, label multiproc. Timeout: 120 s.
+// Entries: ledger_threads and ledger_processes (label multiproc). Timeout: 120 s.
 #include <array>
 #include <map>
 #include <set>
@@ -61,13 +61,13 @@ TEST(Ledger, D01_TheFixturesTables) {
   EXPECT_EQ(zero.prev_sum_before_rank, (std::vector<int32_t>{0, 0, 128, 128}));
 }
 
-/// One and several workers, immediate and deferred copies. Groups on GPUs have no workers.
+/// One and several workers, with immediate and deferred copies. Groups on GPUs have no workers.
 std::vector<Workers> kinds_of_workers() {
   if (kBackend == switchyard::Backend::cuda) return {Workers{}};
   return {{1, 1, false}, {2, 1, true}, {2, 2, false}, {2, 3, true}};
 }
 
-/// Records the pairs of values of two draws that occurred together in a case.
+/// Records which pairs of values from two draws occurred together in a case.
 class PairsSeen {
  public:
   using Draws = std::array<int, 6>;
@@ -87,7 +87,7 @@ class PairsSeen {
   std::map<std::pair<size_t, size_t>, std::set<std::pair<int, int>>> pairs_;
 };
 
-/// Type, experts and workers are drawn for each shape, so no two of the six are coupled.
+/// Type, experts and workers are drawn for each shape, so no two of the six draws are coupled.
 TEST(Ledger, D03_ShapesOfAllKinds) {
   const DType types[] = {DType::f16, DType::bf16, DType::f32};
   const int experts[] = {1, 2, 3, 17};
@@ -206,7 +206,7 @@ TEST_P(LedgerAcceptance, D10_RowTypes) {
   expect_exact(all);
 }
 
-/// Any assignment of the returned rows, not only that of a stable sort; and ranks without experts.
+/// Covers any assignment of the returned rows, not only that of a stable sort, and ranks without experts.
 TEST_P(LedgerAcceptance, LedgersOfOtherMakers) {
   std::vector<LedgerScenario> all;
   for (const int64_t hidden : {64, 37}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small ledger combines for tests of objects and of faults.
+// Small ledger combines for object and fault tests.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace harness {
 
-/// An object with valid arguments for every call. A test spoils one of them.
+/// An object with valid arguments for every call. Each test invalidates one of them.
 struct SmallLedger {
   explicit SmallLedger(switchyard::Group& group) : SmallLedger(group, make_case(group.size())) {}
   SmallLedger(switchyard::Group& group, std::shared_ptr<const LedgerCase> c)
@@ -22,7 +22,7 @@ struct SmallLedger {
   void combine() { ledger.combine(y, data.probs(), tables, out); }
   void round() { combine(); }
 
-  /// Five experts, with rows padded to multiples of four. In each call every rank waits for all others.
+  /// Five experts, with rows padded to multiples of four. In each call, every rank waits for all others.
   static std::shared_ptr<const LedgerCase> make_case(int world) {
     LedgerScenario s;
     s.name = "small";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small low-latency calls for tests of objects and of faults.
+// Small low-latency calls for object and fault tests.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace harness {
 
-/// An object with valid arguments for every call. A test spoils one of them.
+/// An object with valid arguments for every call. Each test invalidates one of them.
 struct LowLatencyRig : SmallArguments {
   static switchyard::LowLatencyConfig config() { return sized(switchyard::LowLatencyConfig()); }
 

@@ -82,7 +82,7 @@ using Interlude = std::function<void()>;
 /// The body of one rank: makes all steps on `exchange` and checks all results. Collective.
 void run_on(switchyard::Group& group, switchyard::LowLatencyExchange& exchange, const LowLatencyCase& c, Failures& failures,
             const Interlude& interlude = {});
-/// Forms a group, runs all scripts on it, each on its own object, and returns the mismatches as one text.
+/// Forms a group, runs each script on a separate object in it, and returns the mismatches as one string.
 std::string run_scripts(Ranks ranks, const Workers& workers, const std::vector<LowLatencyScript>& scripts);
 
 }  // namespace harness

@@ -25,7 +25,7 @@ using detail::PhysicalMemory;
 using detail::UniqueFd;
 using detail::VmmSegment;
 
-/// The descriptor as received at the other end of a Unix socket.
+/// The descriptor received at the other end of a Unix socket.
 UniqueFd passed(const UniqueFd& fd) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Each block writes one row; the block of the first row of a weight block also writes its scales.
+/// Each block writes one row; the block for the first row of a weight block also writes its scales.
 __global__ void __launch_bounds__(kThreads) fp8_weights_kernel(const __grid_constant__ Fp8WeightForm form, int64_t first_expert,
                                                                Fp8WeightSize size, uint2* to, float* scales) {
   __shared__ uint8_t codes[Fp8WeightForm::kScales][WeightForm::kLevels];

@@ -14,7 +14,7 @@
 
 namespace switchyard::measure {
 
-/// The matrices of one kind for all experts: gate and up, or down.
+/// One kind of matrix for all experts: gate and up, or down.
 struct WeightForm {
   static constexpr int kLevels = 256;
   uint64_t key = 0;          ///< derived from seed and kind
@@ -29,13 +29,13 @@ SWITCHYARD_WEIGHT_FN uint64_t mix_weight_key(uint64_t x) {
 SWITCHYARD_WEIGHT_FN uint64_t weight_row_key(uint64_t form_key, int64_t expert, int64_t row) {
   return mix_weight_key(mix_weight_key(form_key + static_cast<uint64_t>(expert)) + static_cast<uint64_t>(row));
 }
-/// Eight bytes, one for each column in [8 * group, 8 * group + 8) of a row, lowest column first.
+/// Eight bytes, one for each of columns [8 * group, 8 * group + 8) of a row, lowest column first.
 SWITCHYARD_WEIGHT_FN uint64_t weight_bytes(uint64_t row_key, int64_t group) {
   return mix_weight_key(row_key + static_cast<uint64_t>(group + 1) * 0x9E3779B97F4A7C15u);
 }
 
-/// The same matrices in e4m3, with a scale for each block of 128 x 128. Each scale is one of four, so the scale of one block is
-/// wrong for the next.
+/// The same matrices in e4m3, with one scale per 128 x 128 block. Each scale is one of four, so using one block's scale for the
+/// next gives wrong results.
 struct Fp8WeightForm {
   static constexpr int kScales = 4;
   static constexpr int64_t kBlock = 128;
@@ -48,18 +48,20 @@ SWITCHYARD_WEIGHT_FN int weight_scale_of(int64_t expert, int64_t block_row, int6
   return static_cast<int>(mix_weight_key(weight_row_key(0, expert, block_row) + static_cast<uint64_t>(block_col)) %
                           Fp8WeightForm::kScales);
 }
-/// The row of blocks that contains a row. A new row of blocks begins after `half_rows` rows: the up half of gate and up.
+/// The row of blocks to which a row belongs. A new row of blocks begins after `half_rows` rows, where the up half of gate and
+/// up begins.
 SWITCHYARD_WEIGHT_FN int64_t weight_block_row(int64_t row, int64_t half_rows) {
   const int64_t half_blocks = (half_rows + Fp8WeightForm::kBlock - 1) / Fp8WeightForm::kBlock;
   return row / half_rows * half_blocks + row % half_rows / Fp8WeightForm::kBlock;
 }
 
-/// Enqueues on `stream` (cudaStream_t). Writes [num_experts, rows, cols] bf16 of the experts starting at `first_expert`. `to`
+/// Enqueues on `stream` (cudaStream_t). Writes [num_experts, rows, cols] bf16 for the experts starting at `first_expert`. `to`
 /// is aligned to 16 bytes, cols is a multiple of 8. \throws std::runtime_error
 void write_expert_weights(const WeightForm& form, int64_t first_expert, int64_t num_experts, int64_t rows, int64_t cols,
                           void* to, void* stream);
 
-/// The dimensions of a matrix with scales. `half_rows`: rows before a new row of blocks begins, `rows` or half of them.
+/// The dimensions of a matrix with scales. `half_rows`: number of rows before a new row of blocks begins, either `rows` or half
+/// of it.
 struct Fp8WeightSize {
   int64_t num_experts = 0, rows = 0, cols = 0, half_rows = 0;
   SWITCHYARD_WEIGHT_MEMBER int64_t block_rows() const { return weight_block_row(rows - 1, half_rows) + 1; }

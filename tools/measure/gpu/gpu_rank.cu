@@ -34,8 +34,8 @@ struct DeviceMoves {
   const int32_t* row;
 };
 
-/// One warp. If a rank is missing, the kernel ends after the deadline; the figures are then meaningless, and the next call of
-/// the library reports the missing rank. `meetings`: number of past meetings; it is in device memory because graphs are
+/// One warp. If a rank is missing, the kernel ends after the deadline; its figures are then meaningless, and the next call to
+/// the library reports the missing rank. `meetings` is the number of past meetings, kept in device memory because graphs are
 /// replayed.
 __global__ void meet_kernel(const __grid_constant__ HeapView heap, uint64_t at, uint64_t* meetings) {
   const int lane = static_cast<int>(threadIdx.x);
@@ -100,7 +100,7 @@ __global__ void idle_kernel(uint64_t ns) {
   }
 }
 
-/// `rounds` dependent multiplications and additions in each thread.
+/// Executes `rounds` dependent multiplications and additions in each thread.
 __global__ void compute_kernel(int64_t rounds, float* sink) {
   float a = static_cast<float>(threadIdx.x), b = 1;
   for (int64_t i = 0; i < rounds; ++i) {
@@ -110,7 +110,7 @@ __global__ void compute_kernel(int64_t rounds, float* sink) {
   if (a == -1.0f) *sink = b;  // prevents the compiler from removing the loop
 }
 
-/// Each warp sums the rows of one token: kUnroll vectors of each row are in flight per lane.
+/// Each warp sums the rows of one token; each lane has kUnroll vectors of each row in flight.
 template <int kUnroll, int kMax, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1)
     pull_kernel(const __grid_constant__ HeapView heap, DeviceMoves moves, std::byte* out, uint64_t floor_at, int64_t tokens,
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-/// Calls f.operator()<unroll, max rows of a token, threads>() for the kernel that supports `max` rows per token.
+/// Calls f.operator()<unroll, max rows per token, threads>() for the kernel that supports `max` rows per token.
 template <class F>
 void pull_shaped(int max, int shape, F&& f) {
   if (max > 16) return f.template operator()<1, 32, 256>();
@@ -324,7 +324,7 @@ void GpuRank::wait() const { check(cudaStreamSynchronize(impl_->stream), "wait f
 
 namespace {
 
-/// The node captured last on the stream; it must be a single node.
+/// The node most recently captured on the stream; there must be exactly one.
 cudaGraphNode_t captured_last(cudaStream_t stream) {
   cudaStreamCaptureStatus status{};
   const cudaGraphNode_t* last = nullptr;
@@ -355,7 +355,7 @@ cudaGraphNode_t kernel_behind(cudaGraphNode_t node) {
   return next.nodes[0];
 }
 
-/// Inserts a record of `event` between `node` and all its dependents. The dependents then wait for the end of `node`.
+/// Inserts a record of `event` between `node` and all its dependents. The dependents then wait for `node` to finish.
 void record_behind(cudaGraph_t graph, cudaGraphNode_t node, cudaEvent_t event) {
   const Dependents next = dependents_of(node);
   const size_t count = next.nodes.size();
