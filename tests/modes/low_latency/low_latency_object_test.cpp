@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency objects: split calls and their hooks, other calls between the halves, memory.
+// Low-latency objects: split calls and their hooks, other calls between the halves, and memory.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -236,7 +236,7 @@ TEST(Memory, FormulaAndBar) {
   EXPECT_EQ(LowLatencyExchange::memory_required(c, 64).total(), bytes_by_formula(c, 64));
 }
 
-/// A heap of exactly the computed size suffices, and is free again after the object is destroyed.
+/// A heap of exactly the computed size suffices and is free again after the object is destroyed.
 TEST(Memory, IsTakenOnceAndGivenBack) {
   auto config = LowLatencyRig::config();
   expect_all_ok(outcomes(3, options_with(60s, LowLatencyExchange::heap_bytes(config, 3)), [&](Group& group) {
@@ -272,7 +272,7 @@ TEST(Memory, OfExpertsHasTheShapeOfTheOutput) {
   }));
 }
 
-/// Invalid caller memory for an output is an error that names the member; nothing is changed.
+/// Invalid caller memory for an output causes an error that names the member, and nothing is changed.
 TEST(Memory, OfTheCallerIsChecked) {
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     LowLatencyRig rig(group);
@@ -315,7 +315,7 @@ TEST(Memory, FlagsSurviveSleep) {
   }));
 }
 
-/// Data that was sent but not received survives too.
+/// Data that was sent but not received also survives.
 TEST(Memory, SentRowsSurviveSleep) {
   expect_all_ok(outcomes(2, options_with(5s), [&](Group& group) {
     LowLatencyRig rig(group);
@@ -354,7 +354,7 @@ TEST(LowLatencyCounting, TokensOfASet) {
   }
 }
 
-/// Every warp is a helper or handles one part of one message, and every team's entries are sent once.
+/// Every warp is a helper or handles one part of one message, and each team's entries are sent exactly once.
 TEST(LowLatencyCounting, WarpsOfABlock) {
   struct Warp {
     int index, warps;

@@ -12,7 +12,7 @@
 
 namespace harness {
 
-/// One call of all ranks.
+/// One call made by all ranks.
 struct LowLatencyStep {
   enum class Kind { dispatch, combine } kind = Kind::dispatch;
   int output = 0;      ///< index of the script's output
@@ -72,7 +72,7 @@ struct LowLatencyCase {
 
   /// The step that filled the output of a combine step.
   size_t dispatch_of(size_t step) const;
-  /// Output of the expert for a row: y of a combine step.
+  /// The expert's output for a row, which is y of a combine step.
   std::vector<std::byte> output_row(size_t step, int rank, const oracle::Arrival& from) const;
 };
 std::shared_ptr<const LowLatencyCase> make_low_latency_case(const LowLatencyScript& script);

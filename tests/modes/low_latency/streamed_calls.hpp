@@ -62,14 +62,14 @@ struct StreamedCase {
     c.invalid_ids = switchyard::InvalidIds::count;
     return c;
   }
-  /// The object of this case. Collective.
+  /// Creates the object for this case. Collective.
   switchyard::LowLatencyExchange make(switchyard::Group& group) const {
     switchyard::detail::number_calls_from(group, first_epoch);
     return switchyard::LowLatencyExchange(group, config());
   }
 };
 
-/// Formats of the rows of a case: eight in turn, so eight seeds cover them all.
+/// Row formats of a case: eight formats in turn, so eight seeds cover them all.
 struct Travel {
   ScaleKind scales;
   int group;
@@ -130,7 +130,7 @@ class StreamedCalls {
     for (size_t i = 0; i < lanes_.size(); ++i) make_lane(lanes_[i], static_cast<int>(i));
   }
 
-  /// Makes calls first to first + count - 1, which are equal on all ranks.
+  /// Makes calls first to first + count - 1, which are identical on all ranks.
   void run(uint64_t first, uint64_t count) {
     for (uint64_t n = first; n < first + count; ++n) {
       const uint64_t bits = f_.draw(100, n), mine = f_.draw(101, n, rig_.rank());
@@ -173,7 +173,7 @@ class StreamedCalls {
   Lane& lane(size_t i) { return lanes_[i]; }
   /// Function that replaces the factors in whole exchanges. It must multiply by the same factors. Null: none.
   const switchyard::RowFunction* function = nullptr;
-  /// Excludes outputs that only a graph fills from the combines of run().
+  /// Excludes outputs filled only by a graph from the combines of run().
   void forget() {
     for (Lane& lane : lanes_) {
       for (Filled& filled : lane.filled) filled = {};
@@ -241,7 +241,7 @@ class StreamedCalls {
     judge(JudgeSums{f_, number, filled.number, rig_.rank(), answers, weights, lane.a.out, verdict_}, lane.stream);
   }
 
-  /// A dispatch directly followed by a combine of its rows.
+  /// Enqueues a dispatch directly followed by a combine of its rows.
   void pair(const CallNumber& number, Lane& lane, size_t output, const Choices& choices) {
     rig_.enqueue(MakeInputs{f_, number, rig_.rank(), lane.a}, lane.stream);
     switchyard::LowLatencyDispatchOptions o;
@@ -266,8 +266,8 @@ class StreamedCalls {
     judge_whole(number, lane, choices, lane.stream);
   }
 
-  /// Whole exchanges with the arrays of each lane: calls number, number + 1, ..., directly one after the other on the first
-  /// lane's stream.
+  /// Enqueues whole exchanges with the arrays of each lane, directly one after the other on the first lane's stream: calls
+  /// number, number + 1, ...
   void all_to_all_of_lanes(const CallNumber& number, const Choices& choices) {
     const auto of_lane = [&](size_t i) { return CallNumber{number.first + i, number.replays, number.per_replay}; };
     void* const stream = lanes_[0].stream;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Framework of the acceptance suites. Every scenario runs with direct and with ring staging against the same oracle, which is
+// Framework for the acceptance suites. Every scenario runs with direct and with ring staging against the same oracle, which is
 // case B13 for each of them.
 #pragma once
 
@@ -26,8 +26,8 @@ class Acceptance : public testing::TestWithParam<Where> {
     s.repeats = kSanitizer ? 1 : 3;
     return s;
   }
-  /// Runs every scenario with both kinds of staging on one group. Over several hosts, which do not support rings: in the
-  /// scenario's own order, and with one returned row per host.
+  /// Runs every scenario with both kinds of staging on one group. With several hosts, which do not support rings, each scenario
+  /// runs in its specified order and with one returned row per host.
   void expect_exact(const std::vector<Scenario>& scenarios) const {
     std::vector<std::shared_ptr<const Case>> cases;
     for (Scenario s : scenarios) {
