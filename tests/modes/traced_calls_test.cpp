@@ -254,8 +254,8 @@ TEST(TracedCalls, AWaitForRowsEndsWhereTheirSumBegins) {
   EXPECT_TRUE(seen) << "no call of " << kMaxCalls << " waited for rows";
 }
 
-/// Delay of the late rank: much longer than a call currently takes on this machine, so the others wait for the late rank and
-/// for no other rank. Collective. `call` makes a call.
+/// Delay of the late rank, which is much longer than a call currently takes on this machine, so the other ranks wait only for
+/// the late rank. Collective. `call` makes a call.
 using Slowest = std::atomic<std::chrono::nanoseconds::rep>;
 std::chrono::nanoseconds lateness(Group& group, Slowest& slowest, const std::function<void()>& call) {
   for (int i = 0; i < 4; ++i) {

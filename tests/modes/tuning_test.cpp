@@ -41,7 +41,7 @@ LowLatencyConfig wide(int pieces = 0) {
   return c;
 }
 
-/// Number of pieces into which a dispatch divides a row. Each piece is placed in a separate span.
+/// Number of pieces into which a dispatch divides a row. The placement of each piece has a separate span.
 int64_t pieces_received(Group& group, const LowLatencyConfig& config) {
   LowLatencyExchange exchange(group, config);
   auto output = exchange.make_output();

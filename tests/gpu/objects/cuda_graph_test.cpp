@@ -23,7 +23,7 @@ class Graphs : public testing::TestWithParam<Shape> {};
 
 int64_t max_rows(const Case& c) { return switchyard::max_rows(make_config(c), c.problem.world); }
 
-/// Another routing with a different T on each rank, from none to the maximum.
+/// Creates cases with different routings, each with a different T on every rank, from 0 to the maximum.
 std::vector<std::shared_ptr<const Case>> make_variants(const Shape& shape) {
   const int world = shape.world;
   std::vector<std::shared_ptr<const Case>> all;
@@ -236,7 +236,7 @@ TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
   });
 }
 
-/// All four graphs of one object in random order.
+/// Replays all four graphs of one object in random order.
 TEST_P(Graphs, Interleaved) {
   const int world = GetParam().world, replayed = std::min(GetParam().replays, 200);
   const auto cases = make_variants(GetParam());

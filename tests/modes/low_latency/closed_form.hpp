@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency calls in closed form: the inputs of every rank to call n and its expected results are functions of numbers only.
-// A GPU can therefore create the inputs of thousands of queued calls and judge every element of their results without the host.
-// The CPU backend runs the same code (closed_form_test.cpp), which also shows that the judge detects errors. Shares no code
-// with src/.
+// Low-latency calls in closed form: every rank's inputs to call n and its expected results are functions of numbers only. A GPU
+// can therefore create the inputs of thousands of queued calls and judge every element of their results without the host. The
+// CPU backend runs the same code (closed_form_test.cpp), which also shows that the judge detects errors. Shares no code with
+// src/.
 //
 // All values are integers times powers of two, small enough that every sum is exact in the type of its rows. The suites with an
 // oracle cover rounding.
@@ -132,7 +132,7 @@ struct Form {
   }
 
   // --- Derived from the ids
-  /// The token's first choice that is `expert`; topk: none.
+  /// The token's first choice that is `expert`, or topk if there is none.
   SWITCHYARD_FN int first_choice(uint64_t n, int rank, int t, int expert) const {
     int k = 0;
     while (k < topk && id(n, rank, t, k) != expert) ++k;
@@ -360,7 +360,7 @@ struct JudgeDispatch {
   }
 };
 
-/// Fills the rows with which the local experts answer dispatch `from`, and all other rows with NaN.
+/// Fills the local experts' answers to dispatch `from`, and all other rows with NaN.
 struct MakeAnswers {
   Form f;
   CallNumber number;
@@ -446,7 +446,7 @@ struct CountReplay {
   SWITCHYARD_FN void operator()(int64_t) const { ++*replays; }
 };
 
-/// Weights of call n that replace the weights of its dispatch.
+/// Creates the weights of call n, which replace those of its dispatch.
 struct MakeWeights {
   Form f;
   CallNumber number;

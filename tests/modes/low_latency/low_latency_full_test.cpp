@@ -2,7 +2,7 @@
 // Release tier of low-latency mode: C1 with its specified shape (hidden 7168, top-8 of 256, 1 to 8 ranks) and the C3 grid,
 // compared bit by bit.
 //
-// Executables: low_latency_full_test (label full), gpu_low_latency_full (label gpu).
+// Executables: low_latency_full_test (label full) and gpu_low_latency_full (label gpu).
 #include <gtest/gtest.h>
 
 #include "harness/everywhere.hpp"

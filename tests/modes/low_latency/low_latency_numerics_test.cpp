@@ -70,7 +70,7 @@ Terms make_terms(const Shape& s, DType type, Data data) {
   return t;
 }
 
-/// Results of combine on rank 0.
+/// The results of combine on rank 0.
 struct Sums {
   std::vector<std::byte> per_route, per_rank;
 };
@@ -125,7 +125,7 @@ oracle::ErrorBound bound_of(const Shape& s, DType type, const Terms& terms, int6
   return oracle::error_bound(type, s.world, exact, ranks);
 }
 
-/// Number of steps of a 16-bit type between two values.
+/// Number of representable steps between two values of a 16-bit type.
 int distance(uint16_t a, uint16_t b) {
   const auto place = [](uint16_t bits) { return (bits & 0x8000) != 0 ? -(bits & 0x7FFF) : bits & 0x7FFF; };
   return std::abs(place(a) - place(b));

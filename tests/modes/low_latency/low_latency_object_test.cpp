@@ -47,7 +47,7 @@ LowLatencyScript split_script(int world, uint64_t seed) {
   return s;
 }
 
-/// Whole and split calls of other objects and of another mode, and a barrier, while messages of this object are in flight.
+/// Whole and split calls on other objects and in another mode, and a barrier, run while messages of this object are in flight.
 TEST(SplitCalls, OtherCallsBetweenTheHalves) {
   constexpr int kWorld = 3;
   const auto outer = make_low_latency_case(split_script(kWorld, 1)), inner = make_low_latency_case(split_script(kWorld, 2));
@@ -332,7 +332,7 @@ TEST(Memory, SentRowsSurviveSleep) {
 
 // --- Counts of a call, and the assignment of senders
 
-/// Any number of tokens, near the ends of words. Bits of other experts, and of tokens after the counted ones, are set.
+/// Tests any number of tokens, near the ends of words. Bits for other experts, and for tokens after the counted ones, are set.
 TEST(LowLatencyCounting, TokensOfASet) {
   using switchyard::detail::TokenSets;
   constexpr int kTokens = 100;

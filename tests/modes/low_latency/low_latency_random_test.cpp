@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Randomized low-latency calls: shapes, routings, types, orders, send methods, outputs, split calls, workers and delays are
-// drawn from a seed, and all results are compared bitwise with the oracle. The calls of a script are queued: only their own
+// drawn from a seed, and all results are compared bitwise with the oracle. The calls of a script are queued, so only their own
 // flags keep the ranks in step.
 //
 // SWITCHYARD_SEED: the seed of the first batch (default: 1). SWITCHYARD_RANDOM_CALLS: the number of calls (default: 1000; with

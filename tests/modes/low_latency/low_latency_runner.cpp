@@ -109,7 +109,7 @@ class Rank : LowLatencyRank {
     check_moved(e, static_cast<uint64_t>(c_.script.row_bytes(c_.script.sent_type()) + c_.script.sent_scale_bytes()));
   }
 
-  /// The stored value that represents a T of `counted`.
+  /// The value stored in memory for a T of `counted`.
   int32_t stated_tokens(size_t step, int64_t counted) const {
     const uint64_t way = oracle::mix(c_.script.seed, 177, step, rank_) % 3;
     if (counted == 0 && way > 0) return way == 1 ? -1 : std::numeric_limits<int32_t>::min();

@@ -70,14 +70,14 @@ struct LowLatencyCase {
   LowLatencyScript script;
   std::vector<LowLatencyExpectation> steps;
 
-  /// The step that filled the output of a combine step.
+  /// The step that filled the output used by a combine step.
   size_t dispatch_of(size_t step) const;
   /// The expert's output for a row, which is y of a combine step.
   std::vector<std::byte> output_row(size_t step, int rank, const oracle::Arrival& from) const;
 };
 std::shared_ptr<const LowLatencyCase> make_low_latency_case(const LowLatencyScript& script);
 
-/// Runs on a rank between the halves of its split calls; may be collective.
+/// Code that a rank runs between the halves of its split calls; may be collective.
 using Interlude = std::function<void()>;
 /// The body of one rank: makes all steps on `exchange` and checks all results. Collective.
 void run_on(switchyard::Group& group, switchyard::LowLatencyExchange& exchange, const LowLatencyCase& c, Failures& failures,

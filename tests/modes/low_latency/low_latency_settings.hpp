@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settings shared by all low-latency scripts: of dispatches and combines, and of whole exchanges.
+// Settings shared by all low-latency scripts, both for dispatches and combines and for whole exchanges.
 #pragma once
 
 #include <string>
@@ -50,7 +50,7 @@ struct LowLatencySettings {
 /// The token's first choice that is the same expert as its k-th choice.
 int first_choice(const oracle::Problem& problem, int rank, int64_t token, int k);
 
-/// A low-latency Case has a `script` with these settings, and a run_on.
+/// A low-latency Case has a `script` with these settings and a run_on function.
 template <class Case>
 concept LowLatencyObjectCase = requires(const Case& c) {
   static_cast<const LowLatencySettings&>(c.script);

@@ -2,7 +2,7 @@
 // Acceptance cases C1 to C11 of low-latency mode: every row, scale, count, index and sum is compared bit by bit, with both send
 // methods, in whole and split calls.
 //
-// Entries: low_latency_threads and low_latency_processes; on GPUs as gpu_low_latency_threads and gpu_low_latency_processes.
+// Entries: low_latency_threads and low_latency_processes; on GPUs, gpu_low_latency_threads and gpu_low_latency_processes.
 #include "harness/everywhere.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
 
@@ -344,7 +344,7 @@ TEST_P(Bytes, C11_OfUniformRouting) {
     EXPECT_EQ(per_rank + per_route, 0u) << "nothing crosses a link";
     return;
   }
-  // Distinct ranks of 8 distinct experts out of 256, on 8 ranks.
+  // Distinct ranks among 8 distinct experts out of 256, on 8 ranks.
   const double expected = world() == 8 ? 0.662 : world() == 4 ? 0.452 : 0.249;
   EXPECT_NEAR(static_cast<double>(per_rank) / static_cast<double>(per_route), expected, 0.03);
 }

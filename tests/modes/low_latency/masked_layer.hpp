@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decoding layer in closed form: dispatch, a masked grouped product that reads rows, scales and counts as delivered and
-// writes into make_rows(), and combine of the result. Values are exact in float32, so the sums must equal those of plain
+// A decoding layer in closed form: a dispatch, a masked grouped product that reads rows, scales and counts as delivered and
+// writes to make_rows(), and a combine of the result. Values are exact in float32, so the sums must equal those of plain
 // arithmetic on the host, bit by bit. Runs on a Rig as defined in streamed_calls.hpp. Finds the delivered arrays only through
 // LowLatencyOutput, and shares no code with src/.
 #pragma once
@@ -41,8 +41,8 @@ struct MakeMatrices {
   }
 };
 
-/// Row i of y becomes the product of its expert's matrix and row i of x, for all valid rows. When the job runs, it reads counts
-/// from the memory to which dispatch wrote them.
+/// Sets each valid row i of y to the product of its expert's matrix and row i of x. When the job runs, it reads counts from the
+/// memory to which dispatch wrote them.
 struct MaskedProduct {
   Form f;
   int experts = 0;
@@ -166,7 +166,7 @@ inline std::vector<std::byte> layer_result(const LayerCase& layer, uint64_t n, i
   return out;
 }
 
-/// Memory and calls of one rank. Collective.
+/// The memory and calls of one rank. Collective.
 template <class Rig>
 class MaskedLayer {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Thousands of low-latency calls of one rank, created and judged in closed form (closed_form.hpp) and ordered only by their
-// streams: dispatches, combines and whole exchanges, in one or two halves, on one or several streams.
+// streams: dispatches, combines and whole exchanges, whole or in two halves, on one or several streams.
 //
 // A Rig supplies the place of execution: host memory and loops (closed_form_test.cpp), or a GPU
 // (gpu/modes/cuda_low_latency_test.cpp).
@@ -82,7 +82,7 @@ inline constexpr Travel kTravels[] = {
     {ScaleKind::ue8m0, 128, false, false}, {ScaleKind::f32, 32, false, false},
 };
 
-/// At most 10 choices, for which sums are exact in bf16.
+/// Draws a case with at most 10 choices, for which sums are exact in bf16.
 inline StreamedCase draw_case(uint64_t seed, int world) {
   Draw draw(oracle::mix(seed, 0xC105ED));
   StreamedCase c;
@@ -325,7 +325,7 @@ class StreamedCalls {
   size_t y_bytes() const { return x_bytes() * static_cast<size_t>(f_.world * std::max(1, f_.experts_of(rig_.rank()))); }
   size_t choice_bytes(size_t each) const { return static_cast<size_t>(f_.max_tokens * f_.topk) * each; }
 
-  /// For odd sizes, the last two bytes stay unchanged.
+  /// If the size is not a multiple of 4, the last bytes stay unchanged.
   void spoil(void* memory, size_t bytes, void* stream, uint32_t with = kNaN) {
     rig_.enqueue(Spoil{static_cast<uint32_t*>(memory), static_cast<int64_t>(bytes / 4), with}, stream);
   }
@@ -335,7 +335,7 @@ class StreamedCalls {
     rig_.enqueue(job, stream);
   }
 
-  /// T, passed by the caller or only stored in memory that the call reads when it runs.
+  /// T, either passed by the caller or only stored in memory that the call reads when it runs.
   int64_t given_tokens(const CallNumber& number, const Lane& lane, const Choices& choices, const int32_t** device_tokens) {
     if (number.replays == nullptr && choices.split) return f_.tokens(number(), rig_.rank());
     *device_tokens = lane.a.tokens;

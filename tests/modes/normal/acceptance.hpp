@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Framework for the acceptance suites. Every scenario runs with direct and with ring staging against the same oracle, which is
-// case B13 for each of them.
+// Framework for the acceptance suites. Every scenario runs with direct and ring staging against the same oracle, which is case
+// B13 for each of them.
 #pragma once
 
 #include "harness/everywhere.hpp"
@@ -27,7 +27,7 @@ class Acceptance : public testing::TestWithParam<Where> {
     return s;
   }
   /// Runs every scenario with both kinds of staging on one group. With several hosts, which do not support rings, each scenario
-  /// runs in its specified order and with one returned row per host.
+  /// runs with its specified combine order and with one returned row per host.
   void expect_exact(const std::vector<Scenario>& scenarios) const {
     std::vector<std::shared_ptr<const Case>> cases;
     for (Scenario s : scenarios) {

@@ -108,7 +108,7 @@ TEST_P(A, A06_TokensTravelOncePerRank) {
         rows += static_cast<double>(all[r]);
         tokens += static_cast<double>(all[r + 1]);
       }
-      // Distinct ranks of 8 distinct experts out of 8 W: W * (1 - C(8 W - 8, 8) / C(8 W, 8)).
+      // Expected number of distinct ranks among 8 distinct experts out of 8 W: W * (1 - C(8 W - 8, 8) / C(8 W, 8)).
       double none = 1;
       for (int i = 0; i < 8; ++i) none *= (8.0 * world() - 8 - i) / (8.0 * world() - i);
       const double expected = world() * (1 - none);

@@ -264,8 +264,8 @@ TEST_P(B, B11_HandlesAreReusable) {
   }
 }
 
-/// The criterion of other libraries: 1 - 2<x, y> / (<x, x> + <y, y>) below 5e-6 relative to a sum in double; weights below
-/// 1e-9.
+/// The criterion used by other libraries: 1 - 2<x, y> / (<x, x> + <y, y>) is below 5e-6 relative to a sum in double, or below
+/// 1e-9 for weights.
 TEST_P(B, B12_PeersCriterion) {
   Scenario s = base("B12", 16, 4, 33);
   s.x_pattern = Pattern::random_values;

@@ -2,7 +2,7 @@
 // Dispatches that deliver rows to the caller's memory. The scenarios compare rows and scales bit by bit, with ranks as threads,
 // as processes and on GPUs; the error tests use host memory.
 //
-// Entries: delivery_threads, delivery_processes, gpu_delivery_threads, gpu_delivery_processes.
+// Entries: delivery_threads and delivery_processes; on GPUs, gpu_delivery_threads and gpu_delivery_processes.
 #include "modes/normal/acceptance.hpp"
 #include "modes/normal/normal_rig.hpp"
 
@@ -54,7 +54,7 @@ TEST_P(D, ScalesThatComeAndThatAreMade) {
   expect_exact(all);
 }
 
-// More tokens than a rank has warps: rows are announced, copied and summed in steps, even if only some ranks copy.
+// With more tokens than a rank has warps, rows are announced, copied and summed in steps, even if only some ranks copy.
 TEST_P(D, ManyTokens) {
   const int64_t tokens = kBackend == switchyard::Backend::cuda ? 1500 : 120;
   std::vector<Scenario> all;

@@ -40,8 +40,8 @@ Fleet fleet_of(int world, size_t heap) {
   return fleet;
 }
 
-/// W8 T4096 H7168 K8 E32: layout, rows, ids, weights, counts, every handle field, matrices; cached dispatch; combine. One
-/// exchange at a time.
+/// W8 T4096 H7168 K8 E32: checks the layout, rows, ids, weights, counts, every handle field and the matrices, and the cached
+/// dispatch and combine. Runs one exchange at a time.
 TEST(Full, B01_B02_ReferenceShape) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("B01 full", 8, 32, 8, 4096);
@@ -90,7 +90,7 @@ TEST(Full, B06_IncastOf4096TokensEach) {
 }
 
 #if !defined(SWITCHYARD_TEST_CUDA)
-/// More than 300 000 received rows of 14 336 bytes on one rank, all of them written, compared and combined.
+/// One rank receives more than 300 000 rows of 14 336 bytes, all of them written, compared and combined.
 TEST(Full, A09_RowsBeyond32Bits) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("A09 full", 2, 16, 8, 18800, Layout::expert_major);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of a group outside its calls: registered buffers that combine reads in place, and sleep and wake. Runs twice: with
-// ranks as threads and (SWITCHYARD_TEST_RANKS=processes) with ranks as forked processes.
+// ranks as threads and, with SWITCHYARD_TEST_RANKS=processes, with ranks as forked processes.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>

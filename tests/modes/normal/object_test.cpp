@@ -445,7 +445,7 @@ TEST(Queries, RoutingLayoutAgainstTheOracle) {
   }
 }
 
-/// The sizes of flags, counts and placements are bounded for any shape; rows are accounted for separately.
+/// The memory for flags, counts and placements is bounded for any shape; rows are accounted for separately.
 TEST(Memory, ControlIsBounded) {
   for (const auto backend : {switchyard::Backend::cpu, switchyard::Backend::cuda})
     for (const auto layout : {switchyard::Layout::rank_major, switchyard::Layout::expert_major})

@@ -25,8 +25,8 @@ NormalConfig default_config() {
   return config;
 }
 
-/// default_ring() never returns settings that are not allowed. Its result, passed in again, gives the same settings; otherwise
-/// default_ring() throws and names the required memory.
+/// default_ring() never returns settings that are not allowed. Its result, passed in again, gives the same settings. If
+/// max_bytes is too small, it throws and names the required memory.
 TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   NormalConfig config = default_config();
   constexpr int kWorld = 8;

@@ -92,7 +92,8 @@ struct Case {
 };
 std::shared_ptr<const Case> make_case(const Scenario& scenario);
 
-/// Config for the object of `c`, except for its first epoch. The pool holds two dispatches and their outputs at the same time.
+/// Config for the object of `c`, except for its first epoch. The pool has room for two dispatches and their outputs at the same
+/// time.
 switchyard::NormalConfig make_config(const Case& c);
 switchyard::DispatchOptions make_dispatch_options(const Case& c, int rank);
 
@@ -144,7 +145,7 @@ void run_on(switchyard::Group& group, switchyard::NormalExchange& exchange, cons
 CaseInfo info_of(const Case& c);
 /// Like run_on, on an object created from make_config.
 void run_object(switchyard::Group& group, const Case& c, Failures& failures);
-/// Heap size of a group that runs these cases one after the other.
+/// Heap size for a group that runs these cases one after the other.
 size_t heap_bytes(const std::vector<std::shared_ptr<const Case>>& cases);
 
 /// Forms a group, runs all cases on it, and returns the mismatches as one string.

@@ -233,7 +233,7 @@ void ScenarioCalls::check_handle(const switchyard::Handle& handle) {
   compare_handles(data, back.data(), f_);
 }
 
-/// Checks after a combine of registered rows that they were read in place.
+/// Checks, after a combine of registered rows, that they were read in place.
 void ScenarioCalls::check_nothing_copied() {
   const bool sums = c_.problem.layout == Layout::expert_major && c_.scenario.order == CombineOrder::per_rank;
   if (c_.scenario.staging == Staging::direct && !sums)
