@@ -155,13 +155,13 @@ constexpr Use kUses[] = {
     {Site::local_sends, Phase::sums_back_hosts, Staging::direct},
     {Site::call_header, Phase::low_latency_hosts, Staging::direct},
     {Site::message, Phase::low_latency_hosts, Staging::direct},
-    // `returned` is excluded: ThreadSanitizer treats all sockets as one synchronization object, and ranks use theirs after
-    // their rows.
+    // `returned` is excluded: ThreadSanitizer treats all sockets as one synchronization object, and ranks use their sockets
+    // after their rows.
     {Site::network, Phase::low_latency_hosts, Staging::direct},
     {Site::local_sends, Phase::low_latency_hosts, Staging::direct},
 };
 
-/// Why the weakening of this flag's orders is undetectable; null if it must be detected.
+/// Returns why weakening this flag's orders is undetectable, or null if it must be detected.
 const char* redundant_because(Site site) {
   switch (site) {
     case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
@@ -377,7 +377,7 @@ void run_flat(switchyard::Group& group, Failures& f, const std::optional<Mutant>
   }
 }
 
-/// Whole layers, without a group: nothing between the calls except a substitute for the plan.
+/// Runs complete layers without a group, with nothing between the calls except a substitute for the plan.
 std::vector<std::string> run_fused(const std::optional<Mutant>& mutant) {
   FusedScenario s;
   s.world = 3;
