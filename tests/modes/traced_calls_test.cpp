@@ -326,8 +326,8 @@ TEST(TracedCalls, WaitsOfLowLatencyNameTheLateRank) {
   expect_late_named(named, 4 * rounds);
 }
 
-/// Every token has rows of all ranks, and the rows of the late rank (the highest-numbered rank) arrive some time after its
-/// entry: an implementation that guesses would name the first rank.
+/// Every token has rows from all ranks, and those from the late rank (the highest-numbered one) arrive some time after its
+/// entry. An implementation that guesses would name the first rank.
 TEST(TracedCalls, WaitsOfTheLedgerCombineNameTheLateSender) {
   constexpr int kLate = 2, kCalls = 4;
   for (const int64_t hidden : {8192, 8191}) {  // sentinel rows, and others

@@ -307,7 +307,7 @@ struct LowLatencyBuffers {
   std::byte* out;
 };
 
-/// One half of a call is captured and the other is not: replays would send one call repeatedly.
+/// If one half of a call were captured and the other were not, replays would send one call repeatedly.
 TEST(GpuHalves, AreNotTornApartByACapture) {
   for (const bool sent_in_capture : {true, false}) {
     const auto config = LowLatencyBuffers::config();

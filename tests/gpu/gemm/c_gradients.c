@@ -224,7 +224,7 @@ static void swiglu_gradients(const Places* p, const sy_swiglu_gradient_config* c
   free_all(memory, sizeof memory / sizeof *memory);
 }
 
-// With alpha = 0 the sigmoid is a half everywhere, and gradients of integers are halves of integers: each has one correct
+// With alpha = 0, the sigmoid is a half everywhere, and gradients of integers are halves of integers: each has one correct
 // value, and some are clamped by the limit. With the default alpha, the bound allows for rounding to bf16, at most 2^-8 of the
 // value, and 2^-16 for the preceding float32 values.
 static void all_swiglu_gradients(const Places* p) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Test ranks on GPUs, as processes or as threads. The test program itself never uses a GPU, because the processes that it forks
-// afterwards could not use one. Therefore ranks that are threads also run in a forked process.
+// afterwards could not use one. Ranks that are threads therefore also run in a forked process.
 #pragma once
 
 #include <cuda_runtime_api.h>

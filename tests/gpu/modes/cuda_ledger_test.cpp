@@ -322,7 +322,7 @@ TEST(GpuLedger, StreamsInTurn) {
 }
 
 /// D7, D11: consecutive calls with three alternating sets of rows and tables, on ranks that are late by varying amounts. No
-/// rank waits on its host, and no call uses the rows of the previous call.
+/// rank's host waits, and no call uses the rows of the previous call.
 TEST(GpuLedger, D07_QueuedCallsOfOtherRows) {
   constexpr int kCalls = 200, kSets = 3;
   for (const int world : {1, 2, 4, 8}) {

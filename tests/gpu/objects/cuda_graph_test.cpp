@@ -87,7 +87,7 @@ enum class Captured { dispatch, cached, dispatch_combine, dispatch_cached_combin
 constexpr Captured kAllCaptured[] = {Captured::dispatch, Captured::cached, Captured::dispatch_combine,
                                      Captured::dispatch_cached_combine, Captured::dispatch_to_caller};
 
-/// A graph, and the locations of its calls' results. The objects returned by the calls are destroyed.
+/// A graph, and the locations of its calls' results. The objects returned by the calls no longer exist.
 struct Graph {
   Captured kind;
   Dispatched first, second;  ///< addresses only

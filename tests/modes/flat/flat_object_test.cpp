@@ -28,7 +28,8 @@ using switchyard::Sending;
 using switchyard::detail::Cpu;
 using switchyard::detail::CpuWarp;
 
-/// Messages are numbered across all sources: every warp gets the same number of messages, regardless of who sent them.
+/// Messages are numbered across all sources, so the message counts of the warps differ by at most one, regardless of the
+/// senders.
 TEST(FlatSplit, E19_MessagesPerWarpDifferByOne) {
   namespace detail = switchyard::detail;
   LowLatencyConfig config = FlatRig::config();

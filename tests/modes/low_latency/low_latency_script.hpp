@@ -26,8 +26,8 @@ struct LowLatencyStep {
   bool softmax = false;  ///< weights that sum to 1
   bool int64_ids = true;
   bool quantised = false;  ///< the rows are passed as fp8 with scales
-  /// LowLatencyDispatchOptions::device_tokens, with room for max_tokens: T or, if T is 0 or max_tokens, also a value that is
-  /// clamped to it.
+  /// Passes LowLatencyDispatchOptions::device_tokens, with room for max_tokens. Its value is T or, if T is 0 or max_tokens,
+  /// possibly one that is clamped to T.
   bool tokens_in_memory = false;
   Pattern x_pattern = Pattern::raw_bits;
 

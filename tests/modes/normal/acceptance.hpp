@@ -13,7 +13,7 @@ class Acceptance : public testing::TestWithParam<Where> {
  protected:
   int world() const { return GetParam().world; }
 
-  /// `experts` experts over this world, T = `tokens` on every rank.
+  /// Scenario with `experts` experts in this world, and T = `tokens` on every rank.
   Scenario base(const std::string& name, int experts, int topk, int64_t tokens, Layout layout = Layout::rank_major) const {
     Scenario s;
     s.name = name;
