@@ -51,7 +51,7 @@ inline ::testing::AssertionResult same_element(const void* got, const void* want
   return ::testing::AssertionFailure() << type_name(type) << " element " << i << ": got " << a << ", want " << b;
 }
 
-/// `offset`, or the next lower multiple of the element size if the arch requires aligned elements.
+/// `offset`, rounded down to a multiple of the element size if the arch requires aligned elements.
 template <class A>
 constexpr size_t element_offset(size_t offset, size_t element_bytes) {
   return ArchDriver<A>::kUnalignedElements ? offset : offset / element_bytes * element_bytes;
@@ -480,7 +480,7 @@ TYPED_TEST_P(ArchConformance, QuantizeSpecialGroups) {
   }
 }
 
-// amax on both sides of every power of two times 448: the exponents of UE8M0 and the rounding of the f32 scale.
+// Tests amax on both sides of every power of two times 448, for the UE8M0 exponents and the rounding of the f32 scale.
 TYPED_TEST_P(ArchConformance, QuantizeScaleBoundaries) {
   std::vector<float> row;
   for (int exponent = -149; exponent < 128; ++exponent) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the conformance suite for both CPU archs, and CPU-specific tests: instruction sets, streaming stores, the float mode of
-// the caller's thread, and the queue of the deferred arch.
+// Runs the conformance suite for both CPU archs, and tests specific to the CPU: instruction sets, streaming stores, the float
+// mode of the calling thread, and the queue of the deferred arch.
 #include <gtest/gtest.h>
 
 #if defined(__x86_64__)
@@ -25,8 +25,8 @@ using Driver0 = ArchDriver<detail::Cpu>;
 using DeferredDriver = ArchDriver<detail::CpuDeferred>;
 
 #if defined(__x86_64__)
-// A build that lacks an instruction set (because of flags, or a library that distrusts the compiler) must not pass by testing
-// less.
+// A build that lacks an instruction set, because of its flags or a library that distrusts the compiler, must not pass by
+// testing less.
 TEST(SimdTargets, IncludeWhatTheMachineOffers) {
   const std::vector<std::string> names = Driver0::variants();
   const auto has = [&](const char* name) { return std::count(names.begin(), names.end(), name) == 1; };
@@ -77,7 +77,7 @@ TEST(Streaming, ChangesNoByte) {
         detail::set_streaming(before);
       }
       EXPECT_EQ(std::memcmp(results[0].data(), src.data(), kBytes), 0) << offset;
-      // The sums may contain NaNs of any pattern, but both ways run the same instructions on the same data.
+      // The sums may contain NaNs of any pattern, but both variants execute the same instructions on the same data.
       EXPECT_EQ(results[0], results[1]) << offset;
     }
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The conformance driver of both CPU archs: a warp on the calling thread.
+// Conformance driver for both CPU archs, with its warp on the calling thread.
 #pragma once
 
 #include <new>

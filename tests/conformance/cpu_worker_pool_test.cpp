@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Warps of the CPU: the pool that runs them, their barrier, and the memory-order table of their flag ops.
+// CPU warps: the pool that runs them, their barrier, and the memory-order table of their flag ops.
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
@@ -50,8 +50,8 @@ TEST_P(WorkerPools, RunsEveryWarpOnceAndAgain) {
   }
 }
 
-// Deliberately plain memory: run() must order the caller's writes before the warps' accesses, and the warps' writes before its
-// return (checked by ThreadSanitizer).
+// Uses plain memory deliberately: run() must order the caller's writes before the warps' accesses, and the warps' writes before
+// its return (checked by ThreadSanitizer).
 TEST_P(WorkerPools, OrdersMemoryAroundEachCall) {
   const auto [blocks, warps] = GetParam();
   WorkerPool pool(blocks, warps);
@@ -199,7 +199,8 @@ TEST(WorkerPool, ScratchIsPrivateAlignedAndGrows) {
   pool.run([](CpuWarp& w) { EXPECT_GE(w.scratch_bytes(), 300001u); });
 }
 
-// Eight ranks of six warps on any small number of cores: flags, block barriers and sleeping pools together.
+// Eight ranks with six warps each share any small number of cores, with flags, block barriers and sleeping pools at the same
+// time.
 TEST(WorkerPool, ManyRanksShareFewCores) {
   constexpr int kRanks = 8;
   constexpr int kCalls = 20;

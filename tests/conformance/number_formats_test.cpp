@@ -126,7 +126,7 @@ TEST(NumberFormats, ElementsOfUnalignedRows) {
   }
 }
 
-/// Every significand, at exponents from the smallest to the largest for which quantization uses this division.
+/// Tests every significand at exponents from the smallest to the largest for which quantization uses this division.
 TEST(ExactDivision, ScaleOfEveryMaximum) {
   constexpr float kInverse = 1.0f / detail::kE4m3Max;
   for (const int exponent : {-51, -50, -3, 0, 9, 126, 127}) {
@@ -140,7 +140,8 @@ TEST(ExactDivision, ScaleOfEveryMaximum) {
   }
 }
 
-/// A default-constructed divisor divides by 1: kernels are warmed up with default layouts, and selected by fast().
+/// A default-constructed divisor divides by 1 and is fast(): kernels are warmed up with default layouts, and fast() selects the
+/// kernel.
 TEST(ExactDivision, DivisorBeginsAsOne) {
   const detail::Divisor one;
   EXPECT_TRUE(one.fast());
@@ -150,7 +151,7 @@ TEST(ExactDivision, DivisorBeginsAsOne) {
   }
 }
 
-/// Every divisor of rows and pieces, near changes of the quotient, up to the bound and beyond values that fit.
+/// Tests row and piece divisors near changes of the quotient, with bounds up to and beyond those that permit fast division.
 TEST(ExactDivision, DivisorDividesUpToItsBound) {
   for (uint32_t d = 1; d < 3000; d += d < 300 ? 1 : 7) {
     for (const uint64_t bound :
@@ -171,7 +172,7 @@ TEST(ExactDivision, DivisorDividesUpToItsBound) {
   }
 }
 
-/// Quotients of a group: at rounding points of e4m3, and next to them.
+/// Tests the quotients of a group at the rounding points of e4m3 and next to them.
 TEST(ExactDivision, QuotientsRoundAsDivided) {
   std::mt19937_64 random(17);
   for (int i = 0; i < (kSanitized ? 20000 : 400000); ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the conformance suite for ops that neither move rows nor signal: lanes, statistics, out-of-line code, hints, the
-// warp's block. Included by arch_conformance.hpp only.
+// Conformance tests for ops that neither move rows nor signal: lanes, statistics, out-of-line code, hints, and the warp's
+// block. Included by arch_conformance.hpp only.
 #pragma once
 
 #include "conformance/arch_conformance.hpp"
@@ -69,7 +69,7 @@ TYPED_TEST_P(ArchConformance, LocateFindsEveryIndexOnce) {
   }
 }
 
-// Dozens of segments, some empty, with a total of less than 2^32.
+// Up to 300 segments, some of them empty, with a total length below 2^32.
 TYPED_TEST_P(ArchConformance, LocateManyFindsEveryIndexOnce) {
   for (const int n : {0, 1, 2, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300}) {
     std::vector<int64_t> lengths(static_cast<size_t>(n));
@@ -110,7 +110,7 @@ TYPED_TEST_P(ArchConformance, StatisticsAreCounted) {
   EXPECT_TRUE(memory.guards_intact());
 }
 
-// Called once, with its arguments; its result is returned.
+// The function is called once with its arguments, and its result is returned.
 TYPED_TEST_P(ArchConformance, OutOfLineCodeRuns) {
   typename TestFixture::Memory memory(3 * 8);
   std::memset(memory.data(), 0, memory.size());
@@ -125,7 +125,7 @@ TYPED_TEST_P(ArchConformance, OutOfLineCodeRuns) {
   EXPECT_TRUE(memory.guards_intact());
 }
 
-// Rows of any size at any address. The copy has the current content, even if it has changed since the prefetch.
+// Rows of any size at any address. The copy has the current content of the row, even if it has changed since the prefetch.
 TYPED_TEST_P(ArchConformance, PrefetchChangesNothing) {
   for (const size_t bytes : {size_t{0}, size_t{1}, size_t{127}, size_t{4112}, size_t{65536}}) {
     for (const size_t offset : {0, 1, 16, 63}) {
@@ -145,7 +145,7 @@ TYPED_TEST_P(ArchConformance, PrefetchChangesNothing) {
   }
 }
 
-// After block_sync all warps of a block read what the block's warps wrote before it, round by round.
+// In every round, all warps of a block read after block_sync what the block's warps wrote before it.
 TYPED_TEST_P(ArchConformance, BlocksMeet) {
   constexpr int kRounds = 50;
   for (const int warps : {1, 2, 3, 8}) {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the conformance suite for sums over looked-up rows and for rows transformed by a function. Included by
-// arch_conformance.hpp only.
+// Conformance tests for sums over looked-up rows and for rows transformed by a function. Included by arch_conformance.hpp only.
 #pragma once
 
 #include "conformance/arithmetic_conformance.hpp"
 
 namespace switchyard::conformance {
 
-// Rows at scattered places, in their order.
+// Sums rows at scattered places, in the order of the places.
 TYPED_TEST_P(ArchConformance, ReduceFromPlacesIsTheSameSum) {
   for (const DType type : kRowTypes) {
     for (const int n : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, kMaxRanks}) {
@@ -35,7 +34,7 @@ TYPED_TEST_P(ArchConformance, ReduceFromPlacesIsTheSameSum) {
   }
 }
 
-// Each element is computed with its own column, in two calls whose sources may change once drained.
+// Each element is computed with its own column, in two calls whose sources may change once the calls are drained.
 TYPED_TEST_P(ArchConformance, MapTurnsEveryElement) {
   for (const DType type : kRowTypes) {
     for (const int64_t hidden : {0, 1, 7, 8, 129, 256, 257, 1000}) {

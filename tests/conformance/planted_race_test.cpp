@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Proof that ThreadSanitizer checks the row ops. For each instruction set and each operand of each op a race is planted: one
+// Proves that ThreadSanitizer checks the row ops. A race is planted for each instruction set and each operand of each op: one
 // thread runs the op, and another accesses one byte of the operand without synchronization. Every race must be reported. The
 // same accesses, ordered by a release and an acquire, must not be reported. Builds with -fsanitize=thread only.
 #include <fcntl.h>
@@ -26,7 +26,7 @@ std::atomic<int> num_reports{0};
 
 }  // namespace
 
-// Called by the run-time library for each race report.
+// Called by ThreadSanitizer's runtime library for each race report.
 extern "C" void __tsan_on_report(void*) { num_reports.fetch_add(1, std::memory_order_relaxed); }
 
 // Planted races must neither be merged nor determine the exit status.
@@ -103,7 +103,7 @@ std::vector<Case> all_cases(Operands& m) {
   return cases;
 }
 
-/// Discards stderr: a thousand reports are expected.
+/// Discards stderr, because a thousand reports are expected.
 class Muted {
  public:
   Muted() : saved_(::dup(2)) {
@@ -122,7 +122,7 @@ class Muted {
   int saved_;
 };
 
-/// Runs the op on one thread, then writes the victim on another. The flag between them orders the two in time; only with
+/// Runs the op on one thread, then writes the victim byte on another. The flag between them orders the two in time; only with
 /// `synchronised` does ThreadSanitizer also consider them ordered. Returns the number of reports.
 int run_case(const Case& one, bool synchronised) {
   const int before = num_reports.load(std::memory_order_relaxed);
@@ -155,8 +155,9 @@ class PlantedRace : public ::testing::TestWithParam<std::string> {
   void TearDown() override { force_simd_target(0); }
 };
 
-/// Number of cases, and the reports of one of them, on fresh memory: otherwise accesses of earlier cases would fill
-/// ThreadSanitizer's four shadow cells of an address and displace this case's.
+/// num_cases() counts the cases, and run_fresh() returns the number of reports for one of them. Each case uses fresh memory:
+/// accesses from earlier cases would otherwise fill ThreadSanitizer's four shadow cells per address and displace those of this
+/// case.
 size_t num_cases() { return all_cases(*std::make_unique<Operands>()).size(); }
 int run_fresh(size_t index, bool synchronised, std::string* name) {
   const auto operands = std::make_unique<Operands>();

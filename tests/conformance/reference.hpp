@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Expected results of the arithmetic ops, derived from the definition of the formats: every code is decoded to an exact double,
-// and rounding searches for the nearest code. Shares no code and no technique with src/.
+// and rounding searches for the nearest code. Shares neither code nor techniques with src/.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +41,7 @@ class Format {
   bool is_nan(uint32_t code) const { return std::isnan(decode(code)); }
   uint32_t nan_code() const { return nan_code_; }
 
-  /// Nearest code, ties to the even code. Values are exact in double.
+  /// Returns the nearest code; ties go to the even code. The values of all codes are exact in double.
   uint32_t encode(double value) const {
     if (std::isnan(value)) return nan_code_;
     const uint32_t sign = std::signbit(value) ? sign_ : 0;
@@ -51,7 +51,7 @@ class Format {
     if (above == magnitudes_.end()) {
       const double last = magnitudes_.back();
       const double half_step = (last - magnitudes_[magnitudes_.size() - 2]) / 2;
-      // The largest finite IEEE code is odd, so its tie rounds to infinity.
+      // The largest finite IEEE code is odd, so the halfway case above it rounds to infinity.
       return sign | (has_infinity_ && magnitude >= last + half_step ? infinity_code_ : low);
     }
     const double below_distance = magnitude - magnitudes_[low];
@@ -89,7 +89,7 @@ inline const Format& e4m3_format() {
   return format;
 }
 
-/// Element `i` of a bf16, f16 or f32 row, and its store.
+/// Load and store element `i` of a bf16, f16 or f32 row.
 inline float reference_load(const void* row, DType type, int64_t i) {
   if (type == DType::f32) {
     float value;
@@ -110,7 +110,7 @@ inline void reference_store(void* row, DType type, int64_t i, float value) {
   std::memcpy(static_cast<char*>(row) + i * 2, &code, 2);
 }
 
-/// One element of a reduction. `volatile` prevents the compiler from fusing the product into the sum.
+/// Computes one element of a reduction. `volatile` prevents the compiler from fusing the product into the sum.
 inline float reference_sum(const float* terms, const float* weights, int n, const float* biases, int num_biases) {
   volatile float sum = 0.0f;
   if (num_biases > 0) sum = biases[0];

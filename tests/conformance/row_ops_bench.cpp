@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Speed of the CPU's row ops compared with the machine's copy limit: rows of 14 KiB (hidden 7168, bf16), a working set far
-// larger than the caches, rows in random order. Not a test. Usage: row_ops_bench [threads] [MiB per buffer] [samples]
+// Speed of the CPU row ops compared with the machine's copy limit, for 14 KiB rows (hidden 7168, bf16) in random order and a
+// working set far larger than the caches. Not a test. Usage: row_ops_bench [threads] [MiB per buffer] [samples]
 //
-// Bytes: each row read once plus each row written once (quantization: read only). In a sample all threads together move 8 MiB
-// each; it lasts from the first start to the last end. Samples of all cases alternate, and the best decile is shown, so other
-// load on the machine has little influence. The limit is the best all-core copy, with plain memcpy or the library's copy.
+// Byte counts include each row read and each row written once (for quantization, only the rows read). In each sample, all
+// threads run concurrently and move 8 MiB each; the sample lasts from the first start to the last end. Samples of all cases
+// alternate, and the best decile is shown, so other load on the machine has little influence. The limit is the fastest all-core
+// copy, with either plain memcpy or the library's copy.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The part of the conformance suite for sentinel rows. Included by arch_conformance.hpp only.
+// Conformance tests for sentinel rows. Included by arch_conformance.hpp only.
 #pragma once
 
 #include "conformance/places_conformance.hpp"
 
 namespace switchyard::conformance {
 
-/// Size of a sentinel row of `bytes` bytes, which consists of whole 8-byte words, all zero.
+/// Size of the sentinel row for `bytes` bytes, which consists of whole 8-byte words.
 inline size_t sentinel_bytes(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 /// Whether `row` is a sentinel form of `want`: equal except for the signs of zeros, and without a zero word.
@@ -67,8 +67,8 @@ TYPED_TEST_P(ArchConformance, SentinelRowsHoldNoZeros) {
   });
 }
 
-/// n rows with many zeros, memory for them as sentinel rows, and weights. With five or more rows one place is empty; with three
-/// or more one row is given twice.
+/// n rows with many zeros, memory for their sentinel forms, and weights. With three or more rows, one row is given twice; with
+/// five or more, one place is empty.
 template <class A>
 struct SentinelRowsCase {
   std::vector<std::unique_ptr<Guarded<A>>> given, sentinels;
@@ -102,8 +102,8 @@ struct SentinelRowsCase {
   bool arrives(int i) const { return rows[static_cast<size_t>(i)] != nullptr && !(i == 2 && rows.size() > 2); }
 };
 
-// A sum of rows that have all arrived has the bits of a sum of the rows themselves, and leaves zeros behind. While a row or a
-// word of it is missing, its place is reported and the rows are left unchanged.
+// Once all rows have arrived, their sum has the same bits as the sum of the original rows, and the sentinel rows are zeroed.
+// While a row or one of its words is missing, its place is reported and the rows are left unchanged.
 TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
   this->for_each_variant([&] {
     for (const DType type : kRowTypes) {
@@ -151,8 +151,8 @@ TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
   });
 }
 
-/// Whether `row` is the form of the `bytes` bytes at `want` that sentinel_copies() makes: no 8-byte word is all ones, and only
-/// 4-byte words that were all ones have changed.
+/// Whether `row` is the sentinel form that sentinel_copies() produces from the `bytes` bytes at `want`: no 8-byte word is all
+/// ones, and only 4-byte words that were all ones have changed.
 inline ::testing::AssertionResult detects_copy(const std::byte* row, const std::byte* want, size_t bytes) {
   constexpr uint32_t kOnes = 0xffffffff, kInstead = 0xffff7fff;
   for (size_t at = 0; at < bytes; at += 4) {
@@ -170,7 +170,7 @@ inline ::testing::AssertionResult detects_copy(const std::byte* row, const std::
   return ::testing::AssertionSuccess();
 }
 
-// A blanked row has not arrived; an announced row has arrived, whatever its content; a row with a blank word has not arrived.
+// A blanked row, or a row with a blank word, counts as not arrived; an announced row counts as arrived, whatever its content.
 TYPED_TEST_P(ArchConformance, BlankRowsHaveNotCome) {
   this->for_each_variant([&] {
     for (const size_t size : {1, 4, 8, 15, 16, 130, 512, 4104}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that make different collective calls: every pair of calls (of one mode or of two, on one object or on two, set-up calls
-// included) ends with a mismatch on all ranks, long before the deadline.
+// Ranks that make different collective calls: every pair of calls ends with a mismatch on all ranks, long before the deadline.
+// The pairs cover one mode or two, one object or two, and setup calls.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -134,8 +134,8 @@ const Call kCalls[] = {
 
 class DifferentCalls : public testing::TestWithParam<size_t> {};
 
-/// Rank `odd` makes call a, the others make call b. Afterwards every call reports the mismatch again, unless the only failure
-/// was that an object could not be created.
+/// Rank `odd` makes call a, and the others make call b. Afterwards every call reports the mismatch again, unless the only
+/// failure was that an object could not be created.
 TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
   const Call& a = kCalls[GetParam()];
   for (size_t i = 0; i < std::size(kCalls); ++i) {
@@ -164,7 +164,7 @@ TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
 INSTANTIATE_TEST_SUITE_P(AllPairs, DifferentCalls, testing::Range(size_t{0}, std::size(kCalls)),
                          [](const auto& p) { return std::string(kCalls[p.param].name); });
 
-/// A call that sends and then returns: the next call on this rank may match that of the others.
+/// A mismatched call may return once it has sent its data, even if this rank's next call matches the call of the others.
 TEST(DifferentCallsLater, OfRanksThatHaveOnlySent) {
   const auto all = outcomes(2, options_with(90s), [&](Group& group) {
     LowLatencyRig a(group), b(group), c(group);
@@ -195,7 +195,8 @@ TEST(DifferentCallsLater, WhileTheGroupSleeps) {
   }
 }
 
-/// Ranks that throw before any collective step stay in step: misuse on all ranks, local calls, calls rejected during sleep.
+/// Ranks that throw before any collective step stay in step: after misuse on all ranks, local calls, and calls rejected during
+/// sleep.
 TEST(SameCalls, AfterRefusedOnes) {
   const auto all = outcomes(2, options_with(60s), [&](Group& group) {
     NormalRig rig(group);
@@ -221,8 +222,8 @@ TEST(SameCalls, AfterRefusedOnes) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Ranks that do not number their calls, as on GPUs: a rank that waits for a placement receives the counts of a rank that makes
-/// a new dispatch.
+/// Ranks do not number their calls, as on GPUs: a rank waiting for a placement receives the counts from a rank that makes a new
+/// dispatch.
 TEST(CountsInACallWithoutCounts, AreAMismatch) {
   namespace detail = switchyard::detail;
   constexpr int kRanks = 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Failing constructions: all ranks report the same error, and the group stays usable. Deadlines: where each applies, changes at
-// run time, and no deadline at all.
+// When a construction fails, all ranks report the same error, and the group stays usable. Deadline tests: where each deadline
+// applies, changes at run time, and groups without a deadline.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -61,7 +61,8 @@ std::vector<Mode> modes() {
 
 class Construction : public testing::TestWithParam<Mode> {};
 
-/// Every rank fails, or only one, twice; then a smaller object is created and used, at the same heap offset on all ranks.
+/// Construction fails twice, on every rank or on only one; then a smaller object is created and used, at the same heap offset
+/// on all ranks.
 TEST_P(Construction, FailsAlikeAndLeavesTheGroupUsable) {
   constexpr int kWorld = 3;
   const std::pair<Size, ErrorCode> failures[] = {{Size::too_large, ErrorCode::heap_exhausted},
@@ -103,7 +104,7 @@ TEST_P(Construction, FailsAlikeAndLeavesTheGroupUsable) {
 INSTANTIATE_TEST_SUITE_P(Faults, Construction, testing::ValuesIn(modes()),
                          [](const auto& m) { return std::string(m.param.name); });
 
-/// Each rank has released different objects, like Python ranks before a garbage collection.
+/// Each rank has released different objects, as may happen in Python before a garbage collection.
 TEST_P(Construction, FindsAPlaceThatIsFreeOnAllRanks) {
   constexpr int kWorld = 3, kObjects = 4;
   for (const unsigned seed : {1u, 2u, 3u}) {
@@ -144,7 +145,7 @@ TEST(Place, IsSoughtWhereAllRanksHaveRoom) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// One rank takes longer to load its weights than a call may take.
+/// One rank spends more time loading its weights than a call may take.
 TEST_P(Construction, WaitsForTheRendezvousDeadline) {
   const auto all = outcomes(2, options_with(100ms), [&](Group& group) {
     if (group.rank() == 1) std::this_thread::sleep_for(600ms);
@@ -200,7 +201,7 @@ TEST(Agreement, GathersOrThrowsOnAllRanksAlike) {
 
 // --- Deadlines
 
-/// Functions that construct or wake, other than constructors of objects.
+/// Setup functions other than object constructors, including wake().
 TEST(SetupDeadline, IsThatOfTheRendezvous) {
   const auto all = outcomes(2, options_with(100ms), [](Group& group) {
     int ordinary = 0;

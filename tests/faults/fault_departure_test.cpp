@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Departing ranks: in every mode, each rank that waits for the departed rank is notified, and no other rank is affected.
-// Deadlines exceed this program's time limit. tests/multiproc/exchange_test.cpp has the tests with ranks as processes.
+// When a rank departs, in any mode, each rank that waits for it is notified, and no other rank is affected. All deadlines are
+// longer than the time limit of this program. tests/multiproc/exchange_test.cpp contains the tests with ranks as processes.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -17,7 +17,7 @@ using switchyard::ErrorCode;
 using switchyard::Group;
 using switchyard::GroupOptions;
 
-/// Like outcomes(), but every rank leaves as soon as its body has ended in any way.
+/// Like outcomes(), but every rank leaves as soon as its body has returned or thrown.
 std::vector<Outcome> leaving_outcomes(int world, const std::function<void(Group&)>& body) {
   GroupOptions options = options_with(600s);
   options.rendezvous_timeout = 600s;
@@ -51,7 +51,8 @@ TEST_P(ALeavingRank, IsNoticedByThoseWhoWaitForIt) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// The departed rank's objects and Group live until the other ranks were notified. Deadlines exceed this program's time limit.
+/// The departed rank's objects and Group stay alive until the other ranks have been notified. All deadlines are longer than the
+/// time limit of this program.
 TEST_P(ALeavingRank, IsNoticedWhileItsObjectsLive) {
   GroupOptions options = options_with(600s);
   options.rendezvous_timeout = 600s;
@@ -77,8 +78,8 @@ TEST_P(ALeavingRank, IsNoticedWhileItsObjectsLive) {
 INSTANTIATE_TEST_SUITE_P(Faults, ALeavingRank, testing::ValuesIn(all_calls()),
                          [](const auto& d) { return std::string(d.param.name); });
 
-/// Rank 0 has all data that it needs from the last call, and leaves. Rank 2 has the data that it needs from rank 0, and is
-/// slow.
+/// Rank 0 leaves once it has all data that it needs from the last call. Rank 2, which already has the data that it needs from
+/// rank 0, is slow.
 TEST(ARankThatIsDone, MayLeaveWhileOthersReceive) {
   const auto all = leaving_outcomes(3, [&](Group& group) {
     LowLatencyRig rig(group);
@@ -109,7 +110,7 @@ TEST(ARankThatIsDone, MayLeaveAtAnyTimeAfterItsLastCall) {
   }
 }
 
-/// No action of a rank after leave() reaches a peer: neither its error nor an abort.
+/// Nothing that a rank does after leave() reaches a peer, neither an error nor an abort.
 TEST(ARankThatHasLeft, EndsNoCallOfOthers) {
   std::latch misused(1);
   const auto all = outcomes(3, options_with(600s), [&](Group& group) {
@@ -131,7 +132,7 @@ TEST(ARankThatHasLeft, EndsNoCallOfOthers) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// No rank waits for the departed rank; the awaited rank is late.
+/// No rank waits for the departed rank; the rank being waited for is late.
 TEST(ARankThatIsDone, EndsNoWaitForOthers) {
   const auto all = leaving_outcomes(2, [&](Group& group) {
     group.barrier();

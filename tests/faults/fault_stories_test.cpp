@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults inside calls, with one test for the calls of all modes. Departing ranks are in fault_departure_test.cpp, killed ranks
-// in tests/multiproc/exchange_test.cpp, and calls that differ from those of the peers in different_calls_test.cpp.
+// Faults inside calls; each test covers the calls of all modes. Departing ranks are tested in fault_departure_test.cpp, killed
+// ranks in tests/multiproc/exchange_test.cpp, and calls that differ from those of the peers in different_calls_test.cpp.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -40,8 +40,8 @@ void expect_report(const Outcome& o, const WatchedCall& c, int waiting, int sile
   EXPECT_NE(o.text.find("rank " + std::to_string(silent)), std::string::npos) << o.text;
 }
 
-/// The error is sticky: a hundred later calls return at once (with a deadline each, the test would not end in time), a new
-/// object is rejected, and the silent rank receives the error when it makes the call.
+/// The error is sticky: a hundred later calls return at once; if each waited for its deadline, the test would not end in time.
+/// A new object is rejected, and the silent rank receives the error when it makes the call.
 TEST_P(SilentRank, OthersReportItInFull) {
   const WatchedCall& c = GetParam();
   for (const int world : {2, 4, 8}) {
@@ -94,7 +94,7 @@ TEST_P(SilentInSetUp, IsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(Faults, SilentInSetUp, testing::ValuesIn(set_up_calls()), name_of);
 
-/// Late, but within the deadline: no fault, and the statistics name the late rank.
+/// A rank that is late but within the deadline causes no fault, and the statistics name it.
 class SlowRank : public testing::TestWithParam<WatchedCall> {};
 
 TEST_P(SlowRank, IsNamedByTheWaitStatistics) {
@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(Faults, SlowRank, testing::ValuesIn(exchange_calls()), 
 
 class Abort : public testing::TestWithParam<WatchedCall> {};
 
-/// Deadlines exceed this program's time limit.
+/// All deadlines are longer than the time limit of this program.
 TEST_P(Abort, EndsEveryWaitAndNamesTheRank) {
   auto options = options_with(600s);
   options.rendezvous_timeout = 600s;

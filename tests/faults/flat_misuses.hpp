@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of whole exchanges that the host can check, one case for each.
+// Misuse of the flat exchange that the host can detect, with one case for each kind.
 #pragma once
 
 #include <vector>
@@ -37,7 +37,7 @@ inline std::vector<Misuse> flat_misuses() {
       {"in_place", "out overlaps x.data", [](A& a) { a.out = const_cast<void*>(a.x.data); }},
       {"partly_in_place", "out overlaps x.data",
        [](A& a) { a.out = static_cast<std::byte*>(const_cast<void*>(a.x.data)) - 16; }},
-      // The inputs are moved instead of out, which would also overlap its neighbors in memory.
+      // The inputs are moved instead of `out`, because a moved `out` would also overlap its neighbors in memory.
       {"out_over_ids", "out overlaps topk_ids.data", [](A& a) { a.ids.data = a.out; }},
       {"out_begins_in_ids", "out overlaps topk_ids.data",
        [](A& a) { a.ids.data = static_cast<std::byte*>(a.out) - a.ids.num_tokens * a.ids.topk * 4 + 4; }},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Faults inside a fused layer on the CPU, after its plan: products that throw or take too long, and a rank that dies while
-// computing them. fault_stories_test.cpp has the faults common to all modes.
+// computing them. fault_stories_test.cpp covers the faults common to all modes.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -24,7 +24,7 @@ using switchyard::Group;
 
 constexpr int kWorld = 3, kBad = 1;
 
-/// Makes two calls. In the second call rank kBad runs `action` in a tile.
+/// Makes two calls. In the second call, rank kBad runs `action` in a tile.
 std::vector<Outcome> with_action(std::chrono::milliseconds timeout, const std::function<void()>& action) {
   return outcomes(kWorld, options_with(timeout), [&](Group& group) {
     FusedMoeRig rig(group);
@@ -45,7 +45,7 @@ TEST(FusedFaults, ProductsThatThrowEndTheCallOnAllRanks) {
   }
 }
 
-/// Other workers of the rank may wait for the tile; other ranks wait for its results.
+/// Other workers on that rank may wait for the tile, and other ranks wait for its results.
 TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
   std::atomic<int> ended{0};  // a rank that still received the tile in time would have no error to report
   const auto all = outcomes(kWorld, options_with(kSoon), [&](Group& group) {
@@ -75,7 +75,7 @@ TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// A rank that plans in time but is late with its products: the statistics of the other ranks name it.
+/// A rank plans in time but computes its products late: the other ranks' statistics name it.
 TEST(FusedFaults, SlowProductsAreChargedToTheirRank) {
   const auto all = outcomes(kWorld, options_with(60s), [&](Group& group) {
     FusedMoeRig rig(group);
@@ -102,7 +102,7 @@ TEST(FusedFaults, RanksThatDoNotAllAddAreAMismatch) {
   }));
 }
 
-/// Tiles that do not cover an expert's rows are rejected before any computation.
+/// Tiles that do not exactly cover an expert's rows are rejected before any computation.
 TEST(FusedFaults, TilesOfWrongSizesAreRefused) {
   class Uncut final : public switchyard::FusedProducts {
    public:
@@ -154,7 +154,7 @@ TEST(FusedFaults, ProductsMayOnlyBeMissingWithoutExperts) {
 }
 
 #if !defined(__SANITIZE_THREAD__)
-/// Deadlines exceed this program's time limit.
+/// All deadlines are longer than the time limit of this program.
 TEST(FusedFaults, AProcessThatIsKilledInATileIsNamed) {
   Fleet fleet;
   fleet.world = kWorld;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of a fused layer that the host can check, one case for each.
+// Misuse of a fused layer that the host can detect, with one case for each kind.
 #pragma once
 
 #include <vector>

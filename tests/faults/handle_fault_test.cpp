@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misplaced handles, of another rank, another shape, other dispatches or another group; and correctly used handles restored
-// from bytes.
+// Incorrectly used handles, from another rank, shape, dispatch or group, and correctly used handles restored from bytes.
 #include <gtest/gtest.h>
 
 #include "modes/normal/normal_rig.hpp"
@@ -31,8 +30,8 @@ TEST(Handles, OfAnotherRankOrShapeAreRefused) {
   EXPECT_EQ(all[1].failed_rank, 0);
 }
 
-/// Ranks that pass handles of different dispatches to one call. The dispatches are of one object, or of two objects of the same
-/// shape.
+/// Ranks pass handles from different dispatches to one call. The dispatches belong to one object, or to two objects with the
+/// same shape.
 TEST(Mismatch, HandlesOfOtherDispatches) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     for (const bool cached : {true, false}) {
@@ -54,7 +53,7 @@ TEST(Mismatch, HandlesOfOtherDispatches) {
   }
 }
 
-/// The same call with handles of another group with the same shape.
+/// The same call with handles from another group of the same shape.
 TEST(Mismatch, HandlesOfAnotherGroup) {
   std::vector<std::vector<std::byte>> theirs(2);
   for (const Outcome& o : outcomes(2, options_with(60s), [&](Group& group) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ids that are neither -1 nor an expert, in every mode: InvalidIds::count counts them and gives the same bits as -1 in their
+// Ids that are neither -1 nor an expert, in every mode: InvalidIds::count counts them and produces the same bits as -1 in their
 // place. InvalidIds::raise is covered by the misuse tests of each mode.
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ using switchyard::Staging;
 
 constexpr int64_t kRoutes = SmallArguments::kTokens * SmallArguments::kTopk;
 
-/// Rank r has r + 1 invalid ids and two ids of -1.
+/// Rank r has r + 1 invalid ids and two ids equal to -1.
 struct Ids {
   explicit Ids(int rank) : invalid(rank + 1) {
     const int64_t outside[] = {SmallArguments::kExperts, -2, std::numeric_limits<int32_t>::max(),
@@ -57,7 +57,8 @@ Config counting(Config config) {
   return config;
 }
 
-/// Creates an object that counts, and passes on a function that makes its calls and returns the number of counted invalid ids.
+/// `with` creates an object that counts invalid ids and passes its callback a function that makes the calls and returns the
+/// number counted.
 struct Mode {
   std::string name;
   std::function<void(Group&,
@@ -85,7 +86,7 @@ Mode normal(const std::string& name, Staging staging, Layout layout) {
           }};
 }
 
-/// Cases of a rig; `object(rig)` returns its object.
+/// Creates the Mode for a rig type; `object(rig)` returns the rig's object.
 template <class Rig, class Object, class Call>
 Mode mode(const std::string& name, Object object, Call call) {
   return {name, [=](Group& group, const auto& use) {
@@ -150,7 +151,7 @@ TEST_P(CountedIds, AreNoExpertsAndInvalidIdsOfTheRankAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Faults, CountedIds, testing::ValuesIn(modes()), [](const auto& m) { return m.param.name; });
 
-/// Weights that a combine must not apply.
+/// A combine rejects weights that it would not apply.
 TEST(WeightsOfCombine, ThatAreNotAppliedAreRefused) {
   const auto all = outcomes(1, options_with(60s), [](Group& group) {
     NormalRig rig(group, NormalRig::config(Staging::direct, Layout::expert_major));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine, case D8, and faults specific to this mode: rejected tables, ranks with different ledgers, the named rank
-// among many. fault_stories_test.cpp has the faults common to all modes.
+// Ledger combine (case D8) and faults specific to this mode: rejected tables, ranks with different ledgers, and the rank that
+// is named among many. fault_stories_test.cpp covers the faults common to all modes.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -19,7 +19,7 @@ using switchyard::LedgerConfig;
 using switchyard::LedgerTables;
 using switchyard::PreparedLedger;
 
-/// Two ranks, five experts (three on rank 0), some ids out of range, each expert's rows padded to a multiple of 4.
+/// Two ranks and five experts (three on rank 0), with some ids out of range and each expert's rows padded to a multiple of 4.
 std::shared_ptr<const LedgerCase> small_case(uint64_t seed = 3) {
   LedgerScenario s;
   s.name = "small";
@@ -43,7 +43,7 @@ struct BadTables {
 };
 std::ostream& operator<<(std::ostream& out, const BadTables& b) { return out << b.name; }
 
-/// A route with a row, other than the first.
+/// Returns the last route that has a row.
 size_t late_route(const LedgerTables& t) {
   size_t f = t.expanded_row_idx.size() - 1;
   while (t.expanded_row_idx[f] < 0) --f;
@@ -172,8 +172,8 @@ TEST(Ledger, RanksWithOtherLedgersFindOut) {
   for (const Outcome& o : all) EXPECT_NE(o.text.find("ledgers differ"), std::string::npos) << o.text;
 }
 
-/// The fifth of eight ranks is silent: tokens of other ranks that do not need it are still summed, and the silent rank is
-/// named.
+/// The fifth of eight ranks is silent: the other ranks still sum all tokens that do not need it, and the error names the silent
+/// rank.
 TEST(Ledger, TheSilentOneIsNamedAmongMany) {
   LedgerScenario s;
   s.problem.world = 8;
@@ -197,8 +197,8 @@ TEST(Ledger, TheSilentOneIsNamedAmongMany) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Two rows for the token of rank 0, from ranks 1 and 2. Rank 2 has entered the call but stops before its row, so rank 2 is
-/// named; the row of rank 1 has arrived.
+/// Rank 0's token needs two rows, from ranks 1 and 2. Rank 1's row has arrived. Rank 2 has entered the call but stops before
+/// sending its row, and is therefore named.
 TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
   for (const int64_t hidden : {64, 65}) {  // sentinel rows, and others
     SCOPED_TRACE(hidden);
@@ -233,7 +233,7 @@ TEST(Ledger, TheRankWhoseRowIsMissingIsNamed) {
   }
 }
 
-/// Flags survive, and so do sentinel rows: a word of a sentinel row that became zero would look as if it had arrived.
+/// Flags and sentinel rows survive sleep: a sentinel word that became zero would look as if it had arrived.
 TEST(Ledger, SleepBetweenCalls) {
   const auto c = small_case();
   const auto all = outcomes(2, options_with(60s, size_t{8} << 20), [&](Group& group) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults specific to low-latency mode: misplaced outputs and different calls. fault_stories_test.cpp has the faults common to
-// all modes (case C12).
+// Faults specific to low-latency mode: incorrectly used outputs and different calls. fault_stories_test.cpp covers the faults
+// common to all modes (case C12).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,7 +80,7 @@ TEST(LowLatencyMismatch, OfCallsOrdersAndTypes) {
   }
 }
 
-/// A rig with a second output: call 1 fills the rig's output, call 2 fills b.
+/// A rig with a second output: call 1 fills the rig's output, and call 2 fills b.
 struct TwoOutputs {
   explicit TwoOutputs(Group& group, uint64_t first_epoch = 1)
       : rig(numbered(group, first_epoch)), b(rig.exchange.make_output()) {
@@ -91,7 +91,7 @@ struct TwoOutputs {
     switchyard::detail::number_calls_from(group, first_epoch);
     return group;
   }
-  /// Uses half of the weights, so the sums differ.
+  /// Uses weights half as large, so that the sums differ.
   void fill_b() {
     const std::vector<float> quarters(rig.weights.size(), 0.25f);
     const int32_t tokens = LowLatencyRig::kTokens;
@@ -119,7 +119,7 @@ struct TwoOutputs {
 
 constexpr uint64_t kEpochsOfDetail = uint64_t{1} << switchyard::detail::kHeaderDetailBits;
 
-/// One rank sums the rows of a different dispatch.
+/// One rank combines the rows of a different dispatch.
 TEST(LowLatencyMismatch, OfOutputsOfOtherDispatches) {
   using Use = std::function<void(TwoOutputs&)>;
   struct Case {
@@ -155,8 +155,8 @@ TEST(LowLatencyMismatch, OfOutputsOfOtherDispatches) {
   }
 }
 
-/// Outputs that are alive at the same time may be combined in any order, and repeatedly. Only the dispatch must match: each
-/// rank chooses which of its outputs the dispatch fills.
+/// Outputs that exist at the same time may be combined in any order and repeatedly. Only the dispatch must match: each rank
+/// chooses which of its outputs the dispatch fills.
 TEST(LowLatencyMismatch, NotOfOutputsInAnyOrder) {
   for (const uint64_t first_epoch : {uint64_t{1}, kEpochsOfDetail - 4, (uint64_t{1} << 40) - 4}) {
     const auto all = outcomes(3, options_with(60s), [&](Group& group) {

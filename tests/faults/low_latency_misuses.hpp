@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of low-latency mode that the host can check, one case for each: a valid call, and the way in which one rank spoils it.
+// Misuse of low-latency mode that the host can detect. Each case is a valid call and the way in which one rank makes it
+// invalid.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse that the host can check, one case for each: valid calls of a mode, and the way in which one rank spoils one of them.
+// Misuse that the host can detect. Each case consists of valid calls of a mode and the way in which one rank makes one of them
+// invalid.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +13,7 @@
 
 namespace harness {
 
-/// Misuse of an object held by `Rig`.
+/// Misuse of an object owned by a `Rig`.
 template <class Rig>
 struct MisuseOf {
   const char* name;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank that runs out of memory in a call: each allocation of each collective call fails in turn, on one rank or in one of its
-// workers. The library always throws Error, the peers receive it long before their deadline, and if all ranks fail in step the
+// A rank runs out of memory in a call: each allocation in each collective call fails in turn, on one rank or in one of its
+// workers. The library always throws Error, and the peers receive it long before their deadline. If all ranks fail in step, the
 // group stays usable.
 //
-// Executable: no_memory_test, which replaces all operators new and delete, because a sanitizer with its own operators would
-// report a mismatch for a block allocated by one kind and freed by the other. Label: none. Timeout: 120 s.
+// Executable: no_memory_test, which replaces every operator new and delete, because a sanitizer with its own operators would
+// report a mismatch for a block allocated by one set and freed by the other. Label: none. Timeout: 120 s.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -184,12 +184,12 @@ const Call kCalls[] = {
 
 switchyard::GroupOptions patient() { return options_with(90s); }
 
-/// Results of a call and of the next call, a barrier.
+/// Outcomes of a call and of the barrier that follows it.
 struct Ends {
   Outcome call, next;
 };
 
-/// Makes `call` and a barrier on all ranks, after `arm` on each rank and before `disarm`. Every exception must be an Error.
+/// On each rank, runs `arm`, `call` and `disarm`; then all ranks make a barrier call. Every exception must be an Error.
 std::vector<Ends> ends_of(const Call& call, bool deferred, const std::function<void(int)>& arm,
                           const std::function<void(int)>& disarm) {
   std::vector<Ends> ends(kWorld);
@@ -227,7 +227,7 @@ void expect_reported(const std::vector<Ends>& ends, int poor, const std::string&
       EXPECT_NE(e.call.text, "") << what;
       continue;
     }
-    // A rank that already had all data that it needed receives the error in its next call.
+    // A rank that already had all the data it needed receives the error in its next call.
     const Outcome& failure = e.call.code == ErrorCode::ok ? e.next : e.call;
     EXPECT_EQ(code_name(failure.code), "peer_failed") << what << ", rank " << r << ": " << failure.text;
     EXPECT_EQ(code_name(failure.reason), "system") << what << ", rank " << r << ": " << failure.text;
@@ -308,7 +308,7 @@ TEST(NoMemoryForRows, OfRingStagingIsSharedInStep) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Local calls: the other ranks are not affected.
+/// A failure in a local call does not affect the other ranks.
 TEST(NoMemoryForLocalCalls, NamesTheBytes) {
   const auto all = outcomes(2, patient(), [&](Group& group) {
     Rig rig(group);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults specific to normal mode: differing options, pools and heaps that are too small, counts that do not fit.
-// fault_stories_test.cpp has the faults common to all modes.
+// Faults specific to normal mode: differing options, undersized pools and heaps, and counts that do not fit.
+// fault_stories_test.cpp covers the faults common to all modes.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -150,8 +150,8 @@ TEST(Heap, FormulaIsExact) {
 
 // --- Limits
 
-/// The largest counts in the 24 bits of a flag's value: one record per token of an expert-major source; one row per route, plus
-/// the end mark, in a ring's stream.
+/// The largest counts that fit the 24 bits of a flag's value: one record per token from an expert-major source, or one row per
+/// route plus the end mark in a ring's stream.
 TEST(Construction, CountsFitTheFlagsThatCarryThem) {
   const auto outcome_with = [](Staging staging, Layout layout, int topk, int64_t max_tokens) {
     NormalConfig config = NormalRig::config(staging, layout);

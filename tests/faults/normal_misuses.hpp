@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse of normal mode that the host can check, one case for each: a valid call, and the way in which one rank spoils it.
+// Misuse of normal mode that the host can detect. Each case is a valid call and the way in which one rank makes it invalid.
 #pragma once
 
 #include <functional>

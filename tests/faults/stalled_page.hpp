@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory whose first reader must wait: a rank stops in the middle of its call, at a point chosen by a test.
+// Memory whose first reader must wait. With it, a test stops a rank at a chosen point in the middle of its call.
 #pragma once
 
 #include <signal.h>
@@ -13,7 +13,8 @@
 
 namespace harness {
 
-/// One page, readable after release(). An earlier read is held in a SIGSEGV handler. Only one at a time in a process.
+/// One page, readable after release(). An earlier read blocks in a SIGSEGV handler. Only one such page may exist at a time in a
+/// process.
 class StalledPage {
  public:
   StalledPage() : bytes_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
@@ -35,7 +36,7 @@ class StalledPage {
 
   void* data() const { return page_; }
   size_t size() const { return bytes_; }
-  /// Holds reads from now on. The content is preserved.
+  /// Blocks all reads from now on. The content is preserved.
   void stall() {
     released_ = false;
     mprotect(page_, bytes_, PROT_NONE);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of every mode, each with its preceding calls, for tests of faults inside the call: a rank is silent, leaves, aborts or
+// Calls of every mode, each with its preceding calls, for fault tests inside the call: a rank stays silent, leaves, aborts or
 // is killed. Each test is written once for all calls. Ranks are threads or processes.
 #pragma once
 
@@ -23,7 +23,7 @@ struct OwnError : std::runtime_error {
   OwnError() : std::runtime_error("my expert failed") {}
 };
 
-/// Makes the call or does not; the call may be repeated. The rank's object exists.
+/// Makes the call, repeats it, or skips it. The rank's object already exists.
 using Watch = std::function<void(const std::function<void()>& call)>;
 
 struct WatchedCall {
@@ -33,7 +33,7 @@ struct WatchedCall {
   uint64_t number;        ///< number of the call
   std::function<void(switchyard::Group&, const Watch&)> body;
 
-  /// Creates an object, makes the preceding calls, and then makes the test's call, in which all ranks wait for each other.
+  /// Creates an object, makes the preceding calls, and then makes the call under test, in which all ranks wait for each other.
   void play(switchyard::Group& group, const Watch& watch) const {
     bool called = false;
     body(group, [&](const std::function<void()>& call) {
@@ -45,7 +45,7 @@ struct WatchedCall {
 };
 inline std::ostream& operator<<(std::ostream& out, const WatchedCall& c) { return out << c.name; }
 
-/// A rig has round(), which makes the calls of its mode; `rounds` rounds are made first.
+/// Runs `rounds` rounds before the calls; a rig's round() makes the calls of its mode.
 template <class Rig, class Make>
 std::function<void(switchyard::Group&, const Watch&)> after_rounds(int rounds, Make make, void (*calls)(Rig&, const Watch&)) {
   return [rounds, make, calls](switchyard::Group& group, const Watch& watch) {
@@ -151,7 +151,7 @@ inline std::vector<WatchedCall> set_up_calls() {
           call("register_memory", [](Group& group) { (void)group.register_memory(nullptr, 0); })};
 }
 
-/// Calls of objects of all modes.
+/// Calls on objects of all modes.
 inline std::vector<WatchedCall> exchange_calls() {
   std::vector<WatchedCall> all = calls_of_normal_mode();
   for (const auto& more : {calls_of_low_latency_mode(), calls_of_other_modes()})
@@ -164,7 +164,7 @@ inline std::vector<WatchedCall> all_calls() {
   return all;
 }
 
-/// For a rank that has not left.
+/// Whether the outcome reports that `rank` left the group; for a rank that has not left itself.
 inline bool reports_departure(const Outcome& o, int rank) {
   return o.code == switchyard::ErrorCode::peer_failed && o.failed_rank == rank &&
          o.text.find("rank " + std::to_string(rank) + " left the group") != std::string::npos;

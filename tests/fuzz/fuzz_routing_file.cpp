@@ -2,9 +2,9 @@
 // Fuzz target of the routing file parsers. For any bytes, parsing must end with a RoutingFile whose data can be read, or with
 // Error(io): no other exception, no access outside the image, no disproportionate memory use.
 //
-// With libFuzzer:  clang++ -fsanitize=fuzzer,address ... and run on a folder of files.
-// With -DSWITCHYARD_FUZZ_MAIN:  fuzz_routing_file [iterations] [seed] [file...]  replays the files, then mutated good files;
-// the same arguments give the same inputs.
+// With libFuzzer: compile with clang++ -fsanitize=fuzzer,address ... and run on a folder of files. With -DSWITCHYARD_FUZZ_MAIN:
+// fuzz_routing_file [iterations] [seed] [file...] replays the files and then mutated valid files; the same arguments produce
+// the same inputs.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -163,7 +163,7 @@ class Mutator {
   }
 
  private:
-  /// Changes one digit: the text stays well formed, and only its meaning changes.
+  /// Changes one digit: the text stays well formed, but its meaning changes.
   void change_number(std::string& bytes) {
     std::vector<size_t> digits;
     for (size_t i = 8; i < bytes.size(); ++i) {
@@ -172,7 +172,7 @@ class Mutator {
     if (!digits.empty()) bytes[digits[below(digits.size())]] = static_cast<char>('0' + below(10));
   }
 
-  /// Adjusts the header length of a safetensors file to its text.
+  /// Sets the header length of a safetensors file to match its text.
   static void fix_length(std::string& bytes) {
     const size_t end = bytes.rfind('}');
     if (end == std::string::npos || end < 8 || bytes[0] == '\x93') return;
@@ -205,7 +205,7 @@ int fuzz_main(int argc, char** argv) {
   std::printf("%llu mutated files, seed %llu: %llu accepted, %llu refused\n", static_cast<unsigned long long>(iterations),
               static_cast<unsigned long long>(seed), static_cast<unsigned long long>(accepted),
               static_cast<unsigned long long>(iterations - accepted));
-  // Both outcomes must occur, otherwise the mutations test nothing.
+  // Both outcomes must occur; otherwise, the mutations test nothing.
   return iterations < 1000 || (accepted > 0 && accepted < iterations) ? 0 : 1;
 }
 

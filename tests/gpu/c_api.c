@@ -18,7 +18,7 @@
 
 enum { kWorld = 2, kHidden = 384, kExperts = 3, kTopk = 2, kMaxTokens = 3, kCapacity = kWorld * kMaxTokens, kAlignment = 4 };
 
-// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. The ids 9 and -1 name no expert.
+// Rank 0 holds experts 0 and 1, and rank 1 holds expert 2. Ids 9 and -1 select no expert.
 static const int32_t kIds[kWorld][kMaxTokens * kTopk] = {{0, 2, 1, 0, 2, -1}, {2, 1, 9, 0}};
 static const int64_t kTokens[kWorld] = {3, 2};
 static const float kFactors[kExperts] = {2.0f, 0.5f, 4.0f};

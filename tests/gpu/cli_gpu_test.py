@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The command line tool on GPUs: every verb succeeds, checks its results, and writes files that other programs can read.
+"""The command-line tool on GPUs: every verb succeeds, checks its results, and writes files that other programs can read.
 
 Usage: cli_gpu_test.py PATH-OF-SWITCHYARD [unittest arguments]
 SWITCHYARD_TEST_BACKEND=cpu runs the same tests on the CPU backend, as a check of this file. About sixty processes create their
@@ -27,7 +27,7 @@ MODES = ("normal", "low_latency", "flat", "ledger", "layer")
 
 
 class Demo(unittest.TestCase):
-    """More ranks than most hosts have GPUs: ranks share GPUs."""
+    """Uses more ranks than most hosts have GPUs, so ranks share GPUs."""
 
     SIZE = [*cli_test.Demo.SIZE, *ON]
     check = cli_test.Demo.check
@@ -41,7 +41,7 @@ class Demo(unittest.TestCase):
         self.check_fused(data, 8)
 
     def check_fused(self, data, world):
-        """On GPUs the layer also runs as one kernel, and the page shows the activity of its warps."""
+        """On GPUs, the layer also runs as one kernel, and the page shows the activity of its warps."""
         same = [check for check in data["checks"] if "fused" in check["name"]]
         if BACKEND == "cpu":
             return self.assertEqual((same, data["fused"]), ([], []))
@@ -79,7 +79,7 @@ class Verify(unittest.TestCase):
         self.expect_pass(*SMALL, "--ranks", "1,2,4", "--dtype", "bf16,fp8", "--routing", "uniform,drops")
 
     def test_layer(self):
-        """Dropped routes, ranks without tokens, ranks without experts, skew; GEMMs of ranks that share a GPU."""
+        """Covers dropped routes, ranks without tokens, ranks without experts, skew, and GEMMs of ranks that share a GPU."""
         out = self.expect_pass(*ON, "--mode", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "512", "--experts", "16",
                                "--topk", "4", "--intermediate", "136", "--routing", "uniform,zipf,drops,duplicates,all_to_one")
         if BACKEND == "cuda":

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random draws of the randomized suites.
+// Random draws for the randomized suites.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Worlds and workers of the suites that run twice: with ranks as threads and (SWITCHYARD_TEST_RANKS=processes) with ranks as
-// forked processes.
+// Worlds and workers of the suites that run twice: with ranks as threads and, with SWITCHYARD_TEST_RANKS=processes, as forked
+// processes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,15 +29,15 @@ inline std::ostream& operator<<(std::ostream& out, const Where& w) {
   return out << "W" << w.world << " workers " << to_string(w.workers);
 }
 
-/// SWITCHYARD_TEST_WORKERS=all in the environment: every world runs with every kind of workers (release tier).
+/// Whether the environment has SWITCHYARD_TEST_WORKERS=all: every world then runs with every kind of workers (release tier).
 inline bool all_workers_wanted() {
   const char* const text = std::getenv("SWITCHYARD_TEST_WORKERS");
   return text != nullptr && std::string(text) == "all";
 }
 
 /// Whether the n-th of the worlds below uses this kind of workers. Each world uses two kinds, or one in sanitizer builds. In
-/// sanitizer builds with `more_at_random`, kinds 0 and 1 have one rank, 4 and 5 two, 2 three and 3 four, and larger worlds have
-/// none.
+/// sanitizer builds with `more_at_random`, kinds 0 and 1 run with one rank, kinds 4 and 5 with two, kind 2 with three and kind
+/// 3 with four; larger worlds use no kind.
 constexpr bool is_chosen(int n, int kind, bool more_at_random) {
   if (!kSanitizer) return kind % 3 == n % 3;
   if (!more_at_random) return kind % 3 == n % 3 && (kind >= 3) == (n % 2 == 1);
@@ -45,9 +45,9 @@ constexpr bool is_chosen(int n, int kind, bool more_at_random) {
   return n == kWorldOf[kind];
 }
 
-/// 1, 2, 3, 4, 5 and 8 ranks with workers of 2 blocks of 1, 2 and 3 warps, with immediate and deferred copies: each world uses
-/// some of these six kinds, such that all kinds and all worlds occur. `more_at_random`: the mode also has random calls on up to
-/// 8 ranks, which replace its larger worlds in sanitizer builds, where those worlds would take half of the time. CUDA: 1, 2 or
+/// Worlds of 1, 2, 3, 4, 5 and 8 ranks. Workers have 2 blocks of 1, 2 or 3 warps, with immediate or deferred copies; each world
+/// uses some of these six kinds, and every kind occurs. `more_at_random` means that the mode also has random calls on up to 8
+/// ranks; in sanitizer builds, these replace its larger worlds, which would take half of the time. On CUDA, workers use 1, 2 or
 /// 3 multiprocessors, or the value of SWITCHYARD_TEST_SMS.
 inline std::vector<Where> everywhere(bool more_at_random = false) {
   std::vector<Where> all;
@@ -64,7 +64,7 @@ inline std::vector<Where> everywhere(bool more_at_random = false) {
   return all;
 }
 
-/// Maximum number of ranks; on GPUs at most 12 per GPU, the number that can have their own streams.
+/// Maximum number of ranks; on GPUs, at most 12 per GPU, the number that can have separate streams.
 inline int many_ranks() {
 #if defined(SWITCHYARD_TEST_CUDA)
   return std::min(switchyard::kMaxRanks, 12 * gpus_of_suite());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mismatches as data: ranks are threads or processes, so they collect texts, and the test then asserts that there are none.
+// Mismatches as data: ranks, which are threads or processes, collect messages, and the test then asserts that there are none.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace harness {
 
-/// Mismatches of one rank. The first few are kept, the others only counted.
+/// Mismatches of one rank. The first few are kept; the others are only counted.
 class Failures {
  public:
   explicit Failures(std::string subject = {}) : subject_(std::move(subject)) {}

@@ -70,8 +70,8 @@ void report(int fd, const std::vector<std::string>& failures) {
   }
 }
 
-/// On GPUs: ranks with the same host name share a GPU, and other hosts use other GPUs, as on separate machines. NCCL treats
-/// this process as running on that machine and uses its network.
+/// On GPUs, ranks with the same host name share a GPU, and other hosts use other GPUs, as on separate machines. NCCL treats
+/// each such host as a separate machine and uses its network transport between them.
 void place_on_gpu(int rank, int world, switchyard::GroupOptions& options) {
   if constexpr (kBackend == switchyard::Backend::cuda) {
     if (!spans_hosts(world)) return;
@@ -96,14 +96,14 @@ std::vector<std::string> be_rank(int rank, const Fleet& fleet, const std::string
   return failures.take();
 }
 
-/// Runs in a process that already is a rank. A group smaller than the world excludes the other processes.
+/// Runs in a process that already is a rank. If the group is smaller than the team's world, the other processes do not join it.
 std::vector<std::string> run_in_team(RankTeam& team, const Fleet& fleet, const RankBody& body) {
   if (fleet.world > team.world()) return {"more ranks than the team of " + std::to_string(team.world()) + " has"};
   const bool here = team.rank() < fleet.world;
   return team.gather(here ? be_rank(team.rank(), fleet, team.store(), team.token(), body) : std::vector<std::string>{});
 }
 
-/// Reads until the pipe closes or the deadline passes. Returns true if the child ran to its end.
+/// Reads until the pipe closes or the deadline passes. Returns true if the child ran to completion.
 bool collect(int fd, Clock::time_point deadline, std::string& text) {
   char buffer[4096];
   while (true) {

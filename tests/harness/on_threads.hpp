@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of any kind, run as threads.
+// Runs ranks of any kind as threads.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace harness {
 
-/// Runs body(0) to body(n - 1), each on its own thread. Returns when all have ended. No exception may escape a body.
+/// Runs body(0) to body(n - 1), each on its own thread. Returns when all threads have ended. No exception may escape a body.
 template <class Body>
 void on_threads(size_t n, const Body& body) {
   std::vector<std::thread> threads;

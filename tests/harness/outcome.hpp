@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors as data, and deadlines for tests of errors.
+// Errors as data, and deadlines for error tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -43,11 +43,11 @@ inline switchyard::ErrorCode cause_of(const Outcome& o) {
   return o.code == switchyard::ErrorCode::peer_failed ? o.reason : o.code;
 }
 
-/// Text of an outcome, for messages.
+/// Describes an outcome for messages.
 inline std::string shown(const Outcome& o) { return std::string(switchyard::to_string(o.code)) + ": " + o.text; }
 
-/// Deadline of tests that wait until it has passed: short for the person who runs them, long compared with the pauses that a
-/// loaded machine imposes on a rank. Ranks meet before the failing call, so only delays within the call count.
+/// Deadline for tests that wait until it has passed: short for the person who runs them, but long compared with the pauses that
+/// a loaded machine imposes on a rank. Ranks meet before the failing call, so only delays within the call count.
 inline constexpr std::chrono::milliseconds kSoon{1200};
 
 inline std::string code_name(switchyard::ErrorCode code) { return switchyard::to_string(code); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of a rank around its calls in any mode: pass inputs, fetch results, meet the other ranks, arrive late, and compare the
-// reported traffic.
+// Steps that a rank takes around its calls in any mode: pass inputs, fetch results, meet the other ranks, arrive late, and
+// compare the reported traffic.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ using switchyard::detail::idx;
 std::string first_difference(const char* what, int64_t first, switchyard::DType type, int64_t hidden, const void* expected,
                              const void* got, int64_t elements);
 
-/// Sleeps up to `max_us` microseconds, and not at all in a third of all cases. The other arguments determine the time.
+/// Sleeps for up to `max_us` microseconds; in a third of all cases, does not sleep at all. The other arguments determine the
+/// delay.
 void random_delay(int max_us, uint64_t seed, int rank, uint64_t step);
 
 class RankSteps {

@@ -33,7 +33,7 @@ std::string current_test() {
   return info ? std::string(info->test_suite_name()) + "." + info->name() : "no test";
 }
 
-/// Returns the tests selected by GoogleTest's flags, by the world in their names; 0: none.
+/// Returns the tests selected by GoogleTest's flags, grouped by the world in their names (0 for names without one).
 std::map<int, std::vector<std::string>> selected_tests() {
   const auto listing = switchyard::test::run_ranks(1, [&](ChildRank& me) {
     const fs::path file = fs::temp_directory_path() / ("switchyard-tests-" + std::to_string(::getpid()));
@@ -85,7 +85,7 @@ bool serve(ForkedRanks& members, Milliseconds patience) {
   }
 }
 
-/// Runs `names` in `world` processes. Returns true if all passed on all ranks.
+/// Runs `names` in `world` processes. Returns true if all tests passed on all ranks.
 bool run_team(int world, const std::vector<std::string>& names) {
   const Milliseconds limit = 10 * patience(std::chrono::seconds(30));
   std::string folder = store_prefix() + "XXXXXX";

@@ -19,8 +19,8 @@ namespace harness {
 
 class RankTeam {
  public:
-  /// `folder` is for sockets and result files. `meet` is called with a round's number after this member has written its file of
-  /// that round; it returns when all members have written theirs.
+  /// `folder` holds sockets and result files. `meet` is called with the number of a round after this member has written its
+  /// file for that round; it returns when all members have written theirs.
   RankTeam(int rank, int world, std::string folder, std::function<void(int round)> meet);
   /// The team of this process, or null.
   static RankTeam* mine();
@@ -30,8 +30,8 @@ class RankTeam {
   /// Rendezvous address of this round's group.
   std::string store() const;
   std::string token() const { return "round-" + std::to_string(round_); }
-  /// Ends a round: waits for all members and returns the lines of all of them in rank order, equal on each member. A member
-  /// that runs a different test adds one more line.
+  /// Ends a round: waits for all members and returns all their lines in rank order, identical on every member. For a member
+  /// that runs a different test, one more line is added.
   std::vector<std::string> gather(const std::vector<std::string>& lines);
 
   /// File with the lines of `rank` in this round.
@@ -44,17 +44,17 @@ class RankTeam {
   int round_ = 1;
 };
 
-/// Replaces RUN_ALL_TESTS; call it before this process has threads. Tests whose name contains W<n>_ run in n processes, one
-/// world after the other; all other tests run in this process. Filters and shards apply. Only rank 0 of a team prints, unless
-/// only another rank failed. Returns 0 if all tests passed on all ranks. A member that dies, or is silent for five minutes
-/// (with SWITCHYARD_TEST_DEADLINE_S: ten times that value), ends its team and makes the program fail.
+/// Replaces RUN_ALL_TESTS; call it before this process creates any threads. Tests whose name contains W<n>_ run in n processes,
+/// one world after the other; all other tests run in this process. Filters and shards apply. Only rank 0 of a team prints,
+/// unless only another rank failed. Returns 0 if all tests passed on all ranks. A member that dies, or is silent for five
+/// minutes (with SWITCHYARD_TEST_DEADLINE_S: ten times that value), ends its team and makes the program fail.
 int run_tests_in_teams();
 
 /// Whether mpirun started this process as a member of a team: SWITCHYARD_TEST_TEAM names its folder
 /// (tests/multiproc/mpirun.sh).
 bool is_member_of_launcher();
 /// Replaces RUN_ALL_TESTS in a member of a launcher's team: runs the tests whose name specifies the number of processes started
-/// by mpirun, and those with AnyWorld. Returns 1 if there are none.
+/// by mpirun, and those with AnyWorld. Returns 1 if there are no such tests.
 int run_tests_as_member();
 
 }  // namespace harness

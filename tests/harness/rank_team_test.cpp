@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The framework that runs tests in teams of processes (rank_team.hpp), with ranks on the CPU. Failing tests, which are disabled
-// here and run by a second program that must fail, show that it detects failures.
+// Tests the framework that runs tests in teams of processes (rank_team.hpp), with ranks on the CPU. A second program, which
+// must fail, runs the failing tests that are disabled here and thus shows that the framework detects failures.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

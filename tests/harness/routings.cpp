@@ -18,7 +18,7 @@ double unit(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1.0p-53;
 int64_t draw(uint64_t bits, int low, int high, double skew) {
   if (high <= low) return -1;
   if (skew == 0) return low + static_cast<int64_t>(bits % static_cast<uint64_t>(high - low));
-  // Inverse of the continuous distribution: fast, and sufficiently skewed.
+  // Uses the inverse of the continuous distribution, which is fast and sufficiently skewed.
   const double n = high - low, x = std::exp(unit(bits) * std::log(n + 1)) - 1;
   return low + std::min<int64_t>(high - low - 1, static_cast<int64_t>(x));
 }

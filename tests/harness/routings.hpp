@@ -27,8 +27,8 @@ struct RoutingShape {
   int experts = 1;
   int topk = 1;
 };
-/// Ids [tokens, topk] of one rank. `drop_percent` of the routes get an id outside [0, E), and a tenth of that percentage of the
-/// tokens lose all their routes. Ids beyond int32 occur only if `wide`.
+/// Ids [tokens, topk] of one rank. `drop_percent` percent of the routes get an id outside [0, E), and a tenth of that
+/// percentage of the tokens lose all their routes. Ids beyond int32 occur only if `wide` is true.
 std::vector<int64_t> make_ids(Routing routing, const RoutingShape& shape, uint64_t seed, int rank, int64_t tokens,
                               int drop_percent = 0, bool wide = false);
 /// Weights [tokens, topk] in (-0.5, 1): not normalized, some negative, some tiny.

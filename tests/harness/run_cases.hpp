@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs cases of a mode one after the other on one group. A Case contains the mode's input and the expected results. Its header
-// declares `CaseInfo info_of(const Case&)` and `void run_object(Group&, const Case&, Failures&)`, the body of one rank with its
-// own object.
+// Runs the cases of a mode in sequence on one group. A Case contains the mode's input and the expected results. Its header
+// declares `CaseInfo info_of(const Case&)` and `void run_object(Group&, const Case&, Failures&)`, which is the body of a rank
+// with its own object.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ void run_case(switchyard::Group& group, const Case& c, Failures& failures) {
   failures.equal(before, group.heap_used(), "heap_used after destruction");
 }
 
-/// Heap size of a group that runs these cases one after the other.
+/// Heap size for a group that runs these cases in sequence.
 template <class Case>
 size_t heap_of_largest(const std::vector<std::shared_ptr<const Case>>& cases) {
   size_t bytes = 0;
@@ -42,7 +42,7 @@ size_t heap_of_largest(const std::vector<std::shared_ptr<const Case>>& cases) {
   return bytes;
 }
 
-/// Forms a group, runs all cases on it, and returns the mismatches as one text.
+/// Forms a group, runs all cases on it, and returns the mismatches as one string.
 template <class Case>
 std::string run_each(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const Case>>& cases) {
   const Fleet fleet = fleet_of(info_of(*cases.front()).world, workers, heap_of_largest(cases));

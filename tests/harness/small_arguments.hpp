@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Valid arguments of small calls that a test can spoil.
+// Valid arguments for small calls, which a test can make invalid.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct SmallArguments {
   explicit SmallArguments(int rank, int num_experts = kExperts) {
     for (int64_t f = 0; f < kTokens * kTopk; ++f) ids.push_back(static_cast<int32_t>((f * 3 + rank) % num_experts));
   }
-  /// Sets the sizes of a config to those of these arguments.
+  /// Sets the sizes in a config to match these arguments.
   template <class Config>
   static Config sized(Config c) {
     c.hidden = kHidden;
@@ -29,8 +29,8 @@ struct SmallArguments {
   switchyard::ConstRows x() const { return {rows.data(), kTokens, kHidden, switchyard::DType::bf16}; }
   switchyard::ExpertIds expert_ids() const { return switchyard::ExpertIds::of(ids.data(), kTokens, kTopk); }
 
-  /// Ids in which token 2, k = 1 has `id`, which is neither -1 nor an expert; all others are experts. Usable on any rank; never
-  /// freed.
+  /// Expert ids, all valid except that of token 2, k = 1: this is `id`, which is neither -1 nor an expert. Usable on any rank;
+  /// never freed.
   template <int64_t id>
   static switchyard::ExpertIds ids_with() {
     using Id = std::conditional_t<id == static_cast<int32_t>(id), int32_t, int64_t>;

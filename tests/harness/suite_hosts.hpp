@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hosts of a suite's ranks: SWITCHYARD_HOST in the environment, in the form read by groups (GroupOptions::host).
+// Hosts of a suite's ranks, read from SWITCHYARD_HOST in the environment, in the same format as by groups (GroupOptions::host).
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace harness {
 
-/// [world] the host of each rank; hosts are numbered by their lowest ranks. Without the variable all ranks are on host 0.
+/// Returns the host of each rank, [world]; hosts are numbered by their lowest ranks. Without the variable, all ranks are on
+/// host 0.
 inline std::vector<int> hosts_of_suite(int world) {
   const char* const given = std::getenv("SWITCHYARD_HOST");
   std::vector<std::string> texts(1), met;

@@ -5,8 +5,9 @@
   public    the headers of include/, with g++ and clang++ and nothing else on the include path; C headers also as pedantic C11.
             A header that documents Error includes it, so that callers can catch it
   internal  the headers of src/, each against the view of its layer: an include that points to a higher layer fails.
-            Headers that include CUDA's are checked only if CUDA's are installed; otherwise their names are printed. A header that a
-            source of the build includes before all others has been compiled alone there, and is not compiled again
+            Headers that include CUDA headers are checked only if those are installed; otherwise, their names are printed. A
+            header that a source of the build includes before all others has been compiled alone there, and is not compiled
+            again
   cuda      those of the internal headers that include CUDA's
   baseline  the sources that Highway compiles once per instruction set, for a processor whose instructions exceed the last of them
             (-march=sapphirerapids, what -march=native means there)
@@ -33,7 +34,7 @@ def compilers(names):
 
 
 def public_jobs(build):
-    """Yields (what, command, text to compile)."""
+    """Yields tuples of name, command and text to compile."""
     cxx = [compilers(["g++"])] + [c for c in [shutil.which("clang++") or shutil.which("clang++-14")] if c]
     cc = [compilers(["gcc"])] + [c for c in [shutil.which("clang") or shutil.which("clang-14")] if c]
     print("compilers:", *cxx, *cc)
@@ -54,12 +55,12 @@ def public_jobs(build):
 
 
 def layers_of(build):
-    """Returns (view, folder) of each layer."""
+    """Returns the (view, folder) pair of each layer."""
     return [line.split() for line in (build / "view" / "layers.txt").read_text().splitlines()]
 
 
 def included_first(build):
-    """Returns the headers that some source of the build includes first."""
+    """Returns the headers that are included first by some source file of the build."""
     sources = {Path(entry["file"]) for entry in json.loads((build / "compile_commands.json").read_text())}
     found = set()
     for path in sources:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normal mode over several hosts: its faults, and cases that other suites do not cover. The suites of tests/modes/normal also
-// run over hosts and check the results.
+// Normal mode across hosts: its faults, and cases that other suites do not cover. The suites in tests/modes/normal also run
+// across hosts and check the results.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -36,7 +36,7 @@ std::vector<WatchedCall> direct_calls() {
 class SilentOverHosts : public testing::TestWithParam<WatchedCall> {};
 
 TEST_P(SilentOverHosts, IsNamedByAll) {
-  // The last rank of a host, a proxy for two ranks or for three, and a rank that is not a proxy.
+  // The silent rank is the last rank of a host, a proxy for two or three ranks, or a rank that is not a proxy.
   for (const auto& [hosts, silent] : {std::pair{"a,b", 3}, {"a,a,b,b", 0}, {"a,a,a,b", 3}, {"a,a,a,b", 1}})
     expect_named_when_silent(GetParam(), hosts, silent);
 }
@@ -81,7 +81,7 @@ TEST(OverHosts, OtherOptionsAreFound) {
   expect_mismatch(all);
 }
 
-/// A rank without room for rows causes an error that leaves all ranks usable, including those on other hosts.
+/// A rank without room for its rows causes an error that leaves all ranks usable, including those on other hosts.
 TEST(OverHosts, ARankWithoutRoomEndsTheCallEverywhere) {
   const auto all = outcomes(4, options_on("a,b", std::chrono::seconds(600)), [&](Group& group) {
     NormalRig rig(group);
@@ -146,7 +146,8 @@ std::vector<std::vector<std::byte>> combined(const Case& c, const char* hosts) {
   return all;
 }
 
-/// per_rank and per_route do not depend on hosts. per_host does; on one host it equals per_route or per_rank.
+/// The results of per_rank and per_route do not depend on hosts. Those of per_host do; on a single host, they equal those of
+/// per_route or per_rank.
 TEST(OverHosts, BitsOfOrders) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     Scenario s;

@@ -3,8 +3,8 @@
 // or the network is cut, while rows are exchanged. All other processes must end with a typed error that names a rank at fault,
 // and no process may remain. Several groups receive the same fault concurrently.
 //
-// SWITCHYARD_FAULT_TRIALS: trials of each kind (default 2; the release tier uses 100). Each test prints the number of trials
-// that ended as expected. A separate program, because it moves into a network namespace.
+// SWITCHYARD_FAULT_TRIALS sets the number of trials of each kind (default 2; the release tier uses 100). Each test prints the
+// number of trials that ended as expected. This is a separate program, because it moves into a network namespace.
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -34,7 +34,7 @@ constexpr int kWorld = 4, kSideBySide = 5;
 
 constexpr int host_of(int rank) { return rank / 2; }
 
-/// Call number `call` of a trial: rounds of an exchange, barriers, or both alternately.
+/// Makes call number `call` of a trial, whose calls are exchange rounds, barriers, or both alternately.
 void call_once(int trial, int call, Group& group, harness::NormalRig& rig) {
   const int kind = trial / 4 % 3;
   if (kind == 0 || (kind == 2 && call % 2 == 0))
@@ -43,7 +43,7 @@ void call_once(int trial, int call, Group& group, harness::NormalRig& rig) {
     group.barrier();
 }
 
-/// A fault in a group, and the expected end of the calls of all other ranks.
+/// A fault in a group, and how the calls of all other ranks must end.
 struct Fault {
   const char* name;
   const char* code;
@@ -72,7 +72,7 @@ class Trial {
     for (int r = 0; r < kWorld; ++r)
       if (!is_victim(r)) ranks_.wait_until_said_first(r, "ended ", kLong);
   }
-  /// Lets all others end, then kills the victims. Returns "", or a description of the failure.
+  /// Kills the victims, then lets all other ranks end. Returns a description of the failure, or "" if there was none.
   std::string finish() {
     for (const int r : victims_) ranks_.kill(r);
     ranks_.send_line_to_all("end");
@@ -113,7 +113,7 @@ class Trial {
   }
 
   bool is_victim(int rank) const { return std::find(victims_.begin(), victims_.end(), rank) != victims_.end(); }
-  /// A victim or, for network faults, a rank of the other host.
+  /// Whether a rank blames a victim or, for network faults, a rank of the other host.
   bool blames_rightly(const RankEnd& end) const {
     for (int blamed = -1; blamed < kWorld; ++blamed) {
       const bool right = fault_.code == std::string("ok")
@@ -133,7 +133,7 @@ class Trial {
 };
 using Batch = std::vector<std::unique_ptr<Trial>>;
 
-/// Runs the trials of a kind. `strike` applies the fault to the groups of a batch after all of them have met.
+/// Runs all trials of one kind of fault. `strike` applies the fault to the groups of a batch after all of them have met.
 void run_trials(const Fault& fault, const std::function<void(Batch&, int trial)>& strike) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // orphaned child processes become children of this process
   const int trials = static_cast<int>(harness::from_environment("SWITCHYARD_FAULT_TRIALS", 2));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults between hosts that all modes share: a rank that does not make the call, and a process that is killed.
+// Faults between hosts, common to all modes: a rank that does not make the call, and a process that is killed.
 #pragma once
 
 #include <gtest/gtest.h>

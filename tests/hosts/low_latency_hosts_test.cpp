@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode over several hosts: its faults, calls in two halves, and cases that other suites do not cover. The suites of
-// tests/modes/low_latency also run over hosts and check the results.
+// Low-latency mode across hosts: its faults, calls in two halves, and cases that other suites do not cover. The suites in
+// tests/modes/low_latency also run across hosts and check the results.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -63,7 +63,7 @@ struct Pair {
   void (*there)(LowLatencyRig&);  ///< on host 1
 };
 
-/// Calls of one object are distinguished by the data that the ranks announce.
+/// Different calls on one object are detected from the data that the ranks announce.
 TEST(LowLatencyOverHosts, OtherCallsAreFound) {
   const Pair pairs[] = {
       {"kind", [](LowLatencyRig& rig) { rig.dispatch(); }, [](LowLatencyRig& rig) { rig.combine(); }},
@@ -92,8 +92,8 @@ TEST(LowLatencyOverHosts, RowsOfOtherDispatchesAreFound) {
 
 // --- Calls in two halves
 
-/// Some ranks, including proxies, receive before a call of another object, and others receive after it: sent data is forwarded
-/// when a rank makes another call.
+/// Some ranks, including proxies, receive before a call on another object, and others receive after it; data that has been sent
+/// is forwarded when a rank makes another call.
 TEST(LowLatencyOverHosts, ReceivingHalvesAnywhereBehindTheirSendingHalves) {
   expect_all_ok(outcomes(4, options_on("a,a,b,b", 60s), [&](Group& group) {
     LowLatencyRig first(group), second(group);
@@ -137,7 +137,7 @@ TEST(LowLatencyOverHosts, HalvesOfTwoObjectsOverlap) {
   }));
 }
 
-/// A sending half never waits, whatever the other ranks do. The rows exceed the capacity of sockets.
+/// The sending half of a call never waits, whatever the other ranks do. The rows exceed the capacity of the sockets.
 TEST(LowLatencyOverHosts, SendingHalvesWaitForNobody) {
   switchyard::LowLatencyConfig c = LowLatencyRig::config();
   c.hidden = 1 << 18;
@@ -165,7 +165,7 @@ TEST(LowLatencyOverHosts, SendingHalvesWaitForNobody) {
   }));
 }
 
-/// An object destroyed with an unreceived half leaves nothing behind that affects the next call.
+/// Destroying an object whose sent call has not been received does not affect the next call.
 TEST(LowLatencyOverHosts, ObjectsMayGoBetweenTheHalves) {
   expect_all_ok(outcomes(2, options_on("a,b", 60s), [&](Group& group) {
     LowLatencyRig other(group);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous of ranks in two networks: the effect of a machine's names and of a firewall between the hosts. Skipped with a
-// message if this user cannot create networks.
+// Rendezvous of ranks in two networks: the effects of machine names and of a firewall between the hosts. The tests are skipped
+// with a message if the user cannot create networks.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 
@@ -56,7 +56,7 @@ GroupOptions options_of(Milliseconds rendezvous) {
   return options;
 }
 
-/// Gives this process's machine a name and its own /etc/hosts.
+/// Gives the machine of this process a name and a separate /etc/hosts.
 void be_called(const std::string& name, const std::string& hosts) {
   char file[] = "/tmp/switchyard-hosts-XXXXXX";
   const detail::UniqueFd fd(::mkstemp(file));
@@ -68,7 +68,7 @@ void be_called(const std::string& name, const std::string& hosts) {
   ChildRank::require(made, std::string("names of a machine: ") + std::strerror(errno));
 }
 
-/// Machine 0 is named `first`. It resolves that name to `own`; the other machine resolves it to the address of machine 0. Rank
+/// Machine 0 is named `first` and resolves that name to `own`; the other machine resolves it to the address of machine 0. Rank
 /// r is on machine machines[r] and sets letter r of `places` as its host name.
 std::vector<RankEnd> meet_by_name(const std::string& own, const std::vector<int>& machines, const std::string& places,
                                   int hosts) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A network between two hosts that temporarily drops all packets. Skipped with a message if this user cannot create networks.
+// A network between two hosts that temporarily drops all packets. The tests are skipped with a message if the user cannot
+// create networks.
 #include <gtest/gtest.h>
 
 #include "harness/outcome.hpp"
@@ -13,8 +14,8 @@ using namespace std::chrono_literals;
 using harness::Outcome;
 using harness::outcome_of;
 
-/// Four ranks, two on each host, meet without configured hosts. After the network is cut they call barrier(). `after` runs
-/// further events. Each rank's words report how its call ended.
+/// Four ranks, two on each host, meet without configured hosts. After the network is cut, they call barrier(). `after` runs
+/// further events. Each rank's messages report how its call ended.
 std::vector<RankEnd> barrier_without_network(GroupOptions options, const std::function<void(ForkedRanks&)>& after) {
   const Networks& networks = Networks::get();
   options.heap_bytes = size_t{1} << 20;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two hosts in separate network namespaces, with a bridge between them that can drop all packets. Needs a Linux on which this
-// user can create namespaces, and ip(8); otherwise problem() contains the reason. Only for programs of their own, because they
-// move into a namespace.
+// Two hosts in separate network namespaces, with a bridge between them that can drop all packets. Requires ip(8) and a Linux
+// system on which the user can create namespaces; otherwise, problem() contains the reason. Use only in separate programs,
+// because they move into a namespace.
 #pragma once
 
 #include <fcntl.h>
@@ -19,7 +19,7 @@ namespace switchyard::test {
 
 inline detail::UniqueFd current_network() { return detail::UniqueFd(::open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)); }
 
-/// Becomes root of a new user namespace, or keeps the user if it is root already.
+/// Becomes root in a new user namespace or, if that is impossible, keeps the current user, who must then be root.
 inline bool may_make_networks() {
   const std::string user = std::to_string(::geteuid()), group = std::to_string(::getegid());
   if (::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return ::unshare(CLONE_NEWNET) == 0;
@@ -29,10 +29,11 @@ inline bool may_make_networks() {
   return true;
 }
 
-/// A bridge in this process's network, and for each of two hosts a network with a link to the bridge: 10.77.0.1 and 10.77.0.2.
+/// A bridge in this process's network, and a network for each of two hosts, which has a link to the bridge (10.77.0.1 and
+/// 10.77.0.2).
 class Networks {
  public:
-  /// The reason why there are no such networks, or "".
+  /// The reason why the networks could not be created, or "".
   const std::string& problem() const { return problem_; }
   void enter(int host) const {
     if (::setns(hosts_[host].get(), CLONE_NEWNET) != 0) throw std::runtime_error("setns");
@@ -41,9 +42,9 @@ class Networks {
   void cut() const { run("ip link set port1 down"); }
   void mend() const { run("ip link set port1 up"); }
 
-  /// Until unblock(), only this port is reachable by TCP between the hosts. Returns false if ip(8) does not support that.
+  /// Until unblock(), only this port is reachable by TCP between the hosts. Returns false if ip(8) does not support this.
   bool block_all_but(int port) const {
-    // TCP by its number: the name is defined in /etc/protocols, which minimal systems lack.
+    // TCP is specified by number, because its name is defined in /etc/protocols, which minimal systems lack.
     const std::string only = std::to_string(port), tcp = "ip rule add ipproto 6 ";
     bool done = true;
     for (int h = 0; h < 2; ++h)

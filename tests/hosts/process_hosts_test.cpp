@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of several hosts whose ranks are processes, over loopback: they meet, transfer bytes, and detect ranks that die, stop,
-// leave, abort or make different calls. Deadlines exceed this program's time limit, except where a test waits for one.
+// Multi-host groups over loopback, with processes as ranks. The ranks meet, transfer bytes, and detect ranks that die, stop,
+// leave, abort or make different calls. All deadlines are longer than the time limit of this program, except where a test waits
+// for one.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -95,7 +96,7 @@ std::vector<unsigned char> receive_all(int fd, size_t bytes) {
   return all;
 }
 
-/// Twice: each call creates new sockets. Ranks with more data than a socket accepts send alternately.
+/// Connects twice, because each call creates new sockets. Ranks that have more data than a socket accepts take turns sending.
 TEST_P(ProcessHosts, AreConnectedByRails) {
   const Place place(GetParam().store);
   expect_all_ok(run_ranks(GetParam().world, [&](ChildRank& me) {
@@ -123,7 +124,7 @@ TEST_P(ProcessHosts, AreConnectedByRails) {
 INSTANTIATE_TEST_SUITE_P(Groups, ProcessHosts, testing::ValuesIn(kHosts),
                          [](const auto& d) { return std::string(d.param.name); });
 
-/// Two processes, each of which is a host of two ranks: threads that join separately.
+/// Two processes, each of which is a host with two ranks as threads that join separately.
 TEST(ProcessHostsOfThreads, JoinAndExchangeRows) {
   const Place place("127.0.0.1");
   expect_all_ok(run_ranks(2, [&](ChildRank& me) {
@@ -144,7 +145,7 @@ TEST(ProcessHostsOfThreads, JoinAndExchangeRows) {
   }));
 }
 
-/// The body of all ranks of "a,a,b,b". A rank reports how its call ended.
+/// Reports how a call of this rank ended.
 void say(ChildRank& me, const Outcome& o) {
   me.say(harness::code_name(o.code) + " rank " + std::to_string(std::max(o.failed_rank, o.report.awaited_rank)) + ": " +
          o.text);
@@ -272,7 +273,7 @@ TEST(ProcessHostsFaults, ARankThatLeftIsNoDeath) {
   }
 }
 
-/// The data of a rank that has left remains available to the others, which continue.
+/// The data from a rank that has left remains available to the others, which continue to run.
 TEST(ProcessHostsFaults, ARankThatIsDoneMayLeave) {
   const Place place("127.0.0.1");
   for (int round = 0; round < 10; ++round) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of several hosts whose ranks are threads of one process: the accessible memory and ranks, and the operations that are
-// refused.
+// Multi-host groups whose ranks are threads of one process: the memory and ranks that are accessible, and the operations that
+// are rejected.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank sets one flag 100 ms late, at each site of sites.def and in every mode that has the site. The trace of each rank
+// One rank sets one flag 100 ms late, at each site in sites.def and in every mode that has the site. The trace of each rank
 // that waits for the flag must have a span that covers the delay and names the late rank.
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Traces of real calls on the CPU: every byte that crosses a link is in some span, waits end when sums begin, and a track that
-// is too short keeps the end of the run.
+// Traces of real calls on the CPU: every byte that crosses a link is recorded in some span, waits end when sums begin, and a
+// track that is too short retains the end of the run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,7 +44,8 @@ void expect_all_ok(const std::vector<Outcome>& all) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// Payload over links: as reported by the ranks, as reported by the phases that transport it, and in the spans of these phases.
+/// Payload over links: as reported by the ranks and by the phases that transport it, and as recorded in the spans of these
+/// phases.
 struct Crossed {
   std::atomic<uint64_t> reported{0};
   std::map<std::string, uint64_t> traced(const Trace& trace) const {
@@ -55,14 +56,14 @@ struct Crossed {
   }
 };
 
-/// Config of calls that send rows unchanged.
+/// Config for calls that send rows unchanged.
 switchyard::LowLatencyConfig plain_rows() {
   switchyard::LowLatencyConfig c = LowLatencyRig::config();
   c.scales = switchyard::ScaleKind::none;
   return c;
 }
 
-/// Runs `body` on all ranks while they record, and adds up the values of last_call().
+/// Runs `body` on all ranks while recording, and adds up the values of last_call().
 std::map<std::string, uint64_t> traced_bytes(uint64_t& reported, const std::function<void(Group&, Crossed&)>& body) {
   const auto options = options_with(60s);
   Trace trace = trace_for(options);
@@ -182,7 +183,7 @@ TEST(TracedCalls, SpansOfAFusedLayerCarryEveryByteThatCrosses) {
   EXPECT_EQ(traced.at("pull_rows") + traced.at("return_rows"), reported);
 }
 
-/// Every worker has spans of a call with all kinds of work. A wait that was already satisfied has no span.
+/// For a call, every worker has spans with all kinds of work. A wait that was already satisfied has no span.
 TEST(TracedCalls, AFusedLayerHasItsTilesAndItsCall) {
   const auto options = options_with(60s);
   Trace trace = trace_for(options);
@@ -253,8 +254,8 @@ TEST(TracedCalls, AWaitForRowsEndsWhereTheirSumBegins) {
   EXPECT_TRUE(seen) << "no call of " << kMaxCalls << " waited for rows";
 }
 
-/// Delay of the late rank: much longer than a call currently takes on this machine, so the others wait for the late rank and
-/// for no other rank. Collective. `call` makes a call.
+/// Delay of the late rank, which is much longer than a call currently takes on this machine, so the other ranks wait only for
+/// the late rank. Collective. `call` makes a call.
 using Slowest = std::atomic<std::chrono::nanoseconds::rep>;
 std::chrono::nanoseconds lateness(Group& group, Slowest& slowest, const std::function<void()>& call) {
   for (int i = 0; i < 4; ++i) {
@@ -269,9 +270,9 @@ std::chrono::nanoseconds lateness(Group& group, Slowest& slowest, const std::fun
   return std::max<std::chrono::nanoseconds>(40ms, std::chrono::nanoseconds(4 * slowest.load()));
 }
 
-/// Waits, by phase, of the ranks other than `late` that name it. Long waits are longer than half of its delay: "long" counts
-/// those that name it, and "others" those that name another rank. There must be few of the latter, because the machine may
-/// pause any rank for a while.
+/// Waits on ranks other than `late` that name it, by phase. Long waits are longer than half of its delay: "long" counts those
+/// that name it, and "others" those that name another rank. There must be few of the latter, because the machine may pause any
+/// rank for a while.
 std::map<std::string, int> waits_for(const Trace& trace, int late, std::chrono::nanoseconds delay) {
   std::map<std::string, int> named;
   for (const auto& s : trace.slices()) {
@@ -325,8 +326,8 @@ TEST(TracedCalls, WaitsOfLowLatencyNameTheLateRank) {
   expect_late_named(named, 4 * rounds);
 }
 
-/// Every token has rows of all ranks, and the rows of the late rank (the highest-numbered rank) arrive some time after its
-/// entry: an implementation that guesses would name the first rank.
+/// Every token has rows from all ranks, and those from the late rank (the highest-numbered one) arrive some time after its
+/// entry. An implementation that guesses would name the first rank.
 TEST(TracedCalls, WaitsOfTheLedgerCombineNameTheLateSender) {
   constexpr int kLate = 2, kCalls = 4;
   for (const int64_t hidden : {8192, 8191}) {  // sentinel rows, and others

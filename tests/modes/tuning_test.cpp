@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tuned values in exchange objects: sources and precedence of the values, their effect, and ranks that disagree.
+// Tuned values in exchange objects: their sources, precedence and effect, and ranks that disagree.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ using switchyard::TuningFile;
 
 constexpr int64_t kHidden = 1024;
 
-/// A tuning for CPU rows of kHidden columns.
+/// A tuning for CPU rows with kHidden columns.
 std::shared_ptr<const Tuning> tuning_of(int pieces) {
   const std::string text =
       "switchyard-tuning 1\ndevice=cpu mode=low_latency ranks=2 hidden=1024 tokens=6 pieces=" + std::to_string(pieces);
@@ -41,7 +41,7 @@ LowLatencyConfig wide(int pieces = 0) {
   return c;
 }
 
-/// Number of pieces of a row in a dispatch. Each piece is placed in a separate span.
+/// Number of pieces into which a dispatch divides a row. The placement of each piece has a separate span.
 int64_t pieces_received(Group& group, const LowLatencyConfig& config) {
   LowLatencyExchange exchange(group, config);
   auto output = exchange.make_output();
@@ -119,7 +119,7 @@ TEST(Tuned, RanksThatCutRowsOtherwiseEndWithMismatch) {
   for (const Outcome& o : construct(4)) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// 12 rows of 1024 bytes for one expert. Without tuning, up to 64 of them are sent together, in a chunk of 64 KiB.
+/// 12 rows of 1024 bytes for one expert. Without tuning, up to 64 such rows are sent together in a chunk of 64 KiB.
 TEST(Tuned, ChunksOfALedger) {
   for (const auto& [kib, chunks] : {std::pair(0, 1), {1, 12}, {3, 4}, {5, 3}, {1024, 1}}) {
     const std::string value = kib > 0 ? " chunk_kib=" + std::to_string(kib) : "";

@@ -227,7 +227,7 @@ TEST(Processes, WithoutRankZeroItIsTheOneMissing) {
 
 // ---- death ----
 
-/// All ranks join and watch; then `victim` ends in the way specified by `end`. The others must be notified of exactly that.
+/// All ranks join and watch; then `end` terminates the victim. The others must be notified of exactly that death.
 void expect_death_is_reported(
     const Place& place, const std::function<void(ForkedRanks&, int)>& end,
     const std::function<void(ChildRank&)>& before = [](ChildRank&) {}) {

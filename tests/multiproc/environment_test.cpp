@@ -75,7 +75,7 @@ TEST(Environment, LaunchersGiveRankWorldStoreAndToken) {
     const JoinSpec spec = spec_of(variables);
     EXPECT_EQ(spec.rank, rank);
     EXPECT_EQ(spec.world, world);
-    // In a folder that other users cannot enter, because any user could take an abstract socket name of the kernel.
+    // The store is in a folder that other users cannot enter, because any user could claim an abstract socket name.
     const Endpoint place = parse_endpoint(spec.store);
     ASSERT_EQ(place.kind, Endpoint::Kind::unix_path) << spec.store;
     EXPECT_NE(place.name.find("switchyard-"), std::string::npos) << spec.store;
@@ -165,7 +165,7 @@ TEST(Environment, MalformedValuesAreNamed) {
   expect(with(kSlurm, {{"SLURM_STEP_NUM_NODES", "2"}}), "SLURM_STEP_NUM_NODES = \"2\"", ErrorCode::unsupported);
   expect(with(kSlurm, {{"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "a[1-2]b[1-2]"}}), "SWITCHYARD_STORE",
          ErrorCode::unsupported);
-  // A guessable text is not accepted as a token if other users can connect.
+  // A guessable string is not accepted as a token if other users can connect.
   expect(with(kTorchrun, {{"LOCAL_WORLD_SIZE", "4"}}),
          "SWITCHYARD_JOB_TOKEN is not set, and the ranks meet at tcp://node:29501");
   expect(with(kOpenMpi, {{"SWITCHYARD_STORE", "tcp://h:1"}}),

@@ -55,7 +55,7 @@ std::set<std::string> named_memory() {
   return names;
 }
 
-/// Shared mappings of this process that have no name in any file system.
+/// Number of shared mappings in this process that have no name in any file system.
 int anonymous_segments() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;
@@ -124,8 +124,8 @@ TEST(Killed, WhileFormingTheObject) {
 
 class AKilledProcess : public testing::TestWithParam<WatchedCall> {};
 
-/// A process is killed in a call of any mode, while the others wait for it or still make the previous calls. Deadlines exceed
-/// this program's limit.
+/// A process is killed in a call of any mode, while the others wait for it or are still making the previous calls. All
+/// deadlines are longer than the time limit of this program.
 TEST_P(AKilledProcess, IsNamedByTheOthers) {
   Fleet fleet = fleet_of(3, 600s);
   fleet.options.rendezvous_timeout = 600s;
@@ -164,7 +164,7 @@ TEST(Killed, TwoAtOnce) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// An uncaught exception ends a process without a report.
+/// An uncaught exception terminates a process without a report.
 TEST(Killed, ByAnUncaughtException) {
   const auto failures = run_processes(
       fleet_of(2, 20s),
@@ -184,7 +184,7 @@ TEST(Killed, ByAnUncaughtException) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// A process is alive but not running: only the deadline detects it. When it runs again it is notified that others gave up on
+/// A process is alive but not running: only the deadline detects it. When it resumes, it is notified that the others gave up on
 /// it.
 class Stopped : public testing::TestWithParam<Staging> {};
 
@@ -200,7 +200,7 @@ TEST_P(Stopped, RunsIntoTheDeadlineAndLearnsOfIt) {
       const Outcome o = outcome_of([&] {
         while (true) rig.round();
       });
-      // It may have been waiting for rank 0 when it was stopped, and find that its own deadline has passed.
+      // This rank may have been waiting for rank 0 when it was stopped, and then finds that its own deadline has passed.
       f.check(o.code == ErrorCode::peer_failed || o.code == ErrorCode::peer_timeout, o.text);
       return;
     }
@@ -234,8 +234,8 @@ TEST(Left, InOrderButTooEarly) {
 
 class ALeavingProcess : public testing::TestWithParam<WatchedCall> {};
 
-/// A rank's own code throws, and its objects and its Group are destroyed during unwinding. Deadlines exceed this program's
-/// limit.
+/// A rank's own code throws, and its objects and its Group are destroyed during unwinding. All deadlines are longer than the
+/// time limit of this program.
 TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
   Fleet fleet = fleet_of(3, 600s);
   fleet.options.rendezvous_timeout = 600s;
@@ -255,7 +255,8 @@ TEST_P(ALeavingProcess, IsNoticedByThoseWhoWaitForIt) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// The departed rank's objects and Group live until its peers have ended. Deadlines exceed this program's limit.
+/// The departed rank's objects and Group stay alive until its peers have ended. All deadlines are longer than the time limit of
+/// this program.
 TEST_P(ALeavingProcess, IsNoticedWhileItsObjectsLive) {
   Fleet fleet = fleet_of(3, 600s);
   fleet.options.rendezvous_timeout = 600s;
@@ -313,8 +314,8 @@ struct Inherited {
   }
 };
 
-/// Forks a child that runs `first` and then ends with exit(), which runs destructors of static objects. Returns false if the
-/// child did not end, or was ended by a signal.
+/// Forks a child that runs `first` and then ends with exit(), which runs the destructors of static objects. Returns false if
+/// the child did not end or was terminated by a signal.
 bool child_exits(const std::function<void()>& first) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -331,7 +332,7 @@ bool child_exits(const std::function<void()>& first) {
   return false;
 }
 
-/// Calls of every object, and of the group.
+/// Calls on every object and on the group.
 std::vector<std::function<void()>> calls_of(Inherited& kept) {
   Group& group = kept.groups.back();
   return {[&] { kept.normal[0].dispatch(); },
@@ -413,7 +414,7 @@ TEST(ForkedChild, EndsWithoutTheThreadsOfItsParentsGroups) {
   kept.groups.clear();
 }
 
-/// An orderly departure after the last common call does not disturb other ranks, in any order.
+/// Ranks may leave in any order after the last common call without disturbing other ranks.
 TEST(Left, InOrderWhenDone) {
   const auto failures = run_processes(fleet_of(4, 20s), [&](Group& group, Failures&) {
     NormalRig rig(group);
@@ -423,7 +424,7 @@ TEST(Left, InOrderWhenDone) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// Deadlines may differ: the first to pass ends the calls of all ranks.
+/// Deadlines may differ between ranks: the first one to expire ends the calls of all ranks.
 TEST(Deadlines, MayDifferByRank) {
   Fleet fleet = fleet_of(3, 60s);
   fleet.per_rank.assign(3, fleet.options);
@@ -450,8 +451,8 @@ TEST(Deadlines, MayDifferByRank) {
   EXPECT_EQ(joined(failures), "");
 }
 
-/// The failed rank lives until the others have ended: only its abort notifies them. The deadline exceeds this program's time
-/// limit.
+/// The failed rank stays alive until the others have ended, so only its abort notifies them. The deadline is longer than the
+/// time limit of this program.
 TEST(Misuse, EndsSetUpCallsOfThePeers) {
   int ended[2];  // one byte from each peer
   ASSERT_EQ(::pipe(ended), 0);

@@ -13,7 +13,7 @@
 //   const auto ends = ranks.finish(30s);               // kills what still runs at the deadline
 //   EXPECT_TRUE(ends[0].ok()) << ends[0];
 //
-// Fork before the parent has threads. GoogleTest assertions inside a child are not reported: use me.require or throw.
+// Fork before the parent creates any threads. GoogleTest assertions inside a child are not reported: use me.require or throw.
 #pragma once
 
 #include <fcntl.h>
@@ -130,7 +130,7 @@ class ForkedRanks {
   bool wait_until_said(int rank, const std::string& line, Milliseconds deadline) {
     return wait_until_said(rank, deadline, [&](const std::string& said) { return said == line; });
   }
-  /// Like wait_until_said, for a line with this prefix.
+  /// Like wait_until_said, but for any line with this prefix.
   bool wait_until_said_first(int rank, const std::string& beginning, Milliseconds deadline) {
     return wait_until_said(rank, deadline, [&](const std::string& said) { return said.starts_with(beginning); });
   }
@@ -154,7 +154,7 @@ class ForkedRanks {
     return at(rank).ended;
   }
 
-  /// Waits until all ranks have ended and kills those still running at the deadline. Element r belongs to rank r.
+  /// Waits until all ranks have ended and kills those still running at the deadline. Element r of the result belongs to rank r.
   std::vector<RankEnd> finish(Milliseconds deadline) {
     const auto end = Clock::now() + deadline;
     while (any_running() && Clock::now() < end) pump(end);
@@ -187,7 +187,7 @@ class ForkedRanks {
     return std::any_of(children_.begin(), children_.end(), [](const Child& child) { return !child.ended; });
   }
 
-  /// Records a child's end. Its pipe may stay open longer, in a process forked by the child.
+  /// Records a child's end. The pipe may stay open longer in a process forked by the child.
   static void reap(Child& child, int flags) {
     int status = 0;
     pid_t pid = 0;

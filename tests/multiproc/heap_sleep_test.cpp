@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The heap of threads and processes releases its memory and allocates it again: kept, discarded and resident parts.
+// The heap releases its memory and allocates it again, with ranks as threads and as processes: kept, discarded and resident
+// parts.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -25,7 +26,7 @@ using test::run_ranks;
 constexpr Milliseconds kLong{60000};
 constexpr size_t kMiB = size_t{1} << 20, kPart = kMiB / 2, kPool = kMiB / 2;
 
-/// Expects `body` to throw Error(invalid_argument) with `part` in its text.
+/// Expects `body` to throw Error(invalid_argument) with a text that contains `part`.
 template <class Body>
 void expect_invalid(const std::string& part, const Body& body) {
   try {
@@ -48,8 +49,8 @@ void require_filled(const HeapView& view, int owner, size_t first, size_t end, u
       ChildRank::require(false, what + " of rank " + std::to_string(owner) + " at " + std::to_string(at));
 }
 
-/// Bytes of a segment that the system may convert to huge pages without being asked, whatever their content: flag "hg" of their
-/// mappings.
+/// Number of bytes in a segment that the system may convert to huge pages on its own, whatever their content (mappings with the
+/// flag "hg").
 size_t bytes_for_huge_pages(const std::byte* base, size_t bytes) {
   const auto first = reinterpret_cast<uintptr_t>(base), last = first + bytes;
   std::ifstream maps("/proc/self/smaps");
@@ -69,7 +70,8 @@ size_t bytes_for_huge_pages(const std::byte* base, size_t bytes) {
   return sum;
 }
 
-/// Kept ranges that begin and end inside pages, in blocks and in a pool. Everything else is zero after wake, on all ranks.
+/// Tests kept ranges that begin and end inside pages, in blocks and in a pool. All other bytes are zero after wake, on all
+/// ranks.
 void nap(Bootstrap& link, SymmetricHeap& heap, uint64_t seed) {
   const HeapView& view = heap.view();
   const size_t whole = heap.allocate(10000, 64), part = heap.allocate(kPart, 4096, 8200), none = heap.allocate(kPool, 64, 0);

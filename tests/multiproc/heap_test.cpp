@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric heap of threads and processes: the same object on all ranks, errors instead of signals, no leftovers.
+// Symmetric heap with ranks as threads and as processes: the same object on all ranks, errors instead of signals, and no
+// leftovers.
 #include "heap/heap.hpp"
 
 #include <dirent.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rendezvous addresses for tests, and reports of their results.
+// Rendezvous addresses and result reports for tests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using detail::JoinSpec;
 inline constexpr Milliseconds kLong{60000};
 inline constexpr Milliseconds kShort{300};
 
-/// A new rendezvous address. Paths are in a folder that is removed together with the object.
+/// A new rendezvous address. Paths are in a folder that is removed together with this object.
 class Place {
  public:
   explicit Place(const std::string& kind) {
@@ -65,7 +65,7 @@ inline void expect_ok(const std::vector<RankEnd>& ends) {
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end;
 }
 
-/// Three rounds whose content depends only on rank, round and column.
+/// Exchanges three rounds of data that depends only on rank, round and column.
 inline void exchange_rounds(Bootstrap& link, size_t bytes) {
   for (int round = 0; round < 3; ++round) {
     const auto value = [&](int r, size_t i) {

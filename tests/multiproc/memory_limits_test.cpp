@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory limits of a process: machine, control groups of both versions, address space. The tests read them from folders that
-// replace /.
+// Memory limits of a process: the machine, control groups of both versions, and the address space. The tests read them from
+// folders that replace /.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -72,7 +72,7 @@ TEST(MemoryAvailable, UnderstandsVersionOneAndContainers) {
 
 TEST(MemoryAvailable, FindsGroupsByTheirMounts) {
   const FakeSystem system;
-  // A subtree of the hierarchy, mounted at a path that contains a space, and version 2 at another path.
+  // A subtree of the version 1 hierarchy is mounted at a path that contains a space, and version 2 at another path.
   system.put("/proc/self/mountinfo",
              "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n"
              "35 31 0:32 /docker /groups/of\\040memory rw,relatime shared:7 - cgroup cgroup rw,memory\n"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contract of carriers over MPI. Run by mpirun; each process is two ranks, which are threads. The exit status is 0 if all
-// checks pass.
+// Tests the contract of carriers over MPI. Run it with mpirun; each process holds two ranks, which are threads. The exit status
+// is 0 if all checks pass.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -55,7 +55,8 @@ TEST(MpiCarrier, RoundsComeWholeAndInOrder) {
     on_ranks(kNonce + max, max, [](Carrier& carrier, int rank, int world) { exchange(carrier, rank, world, 25); });
 }
 
-// Rank 0 sends other sizes than its peers expect. None of its bytes may be written, neither in their buffers nor after them.
+// Rank 0 sends sizes that differ from what its peers expect. None of its bytes may be written, neither to the peers' buffers
+// nor past them.
 TEST(MpiCarrier, OtherSizesAreUnlike) {
   struct Sizes {
     size_t sent, awaited, max;
@@ -89,7 +90,7 @@ TEST(MpiCarrier, OtherSizesAreUnlike) {
   }
 }
 
-// No rank sends: the round stays in flight, names the ranks for which it waits, and is ended by an abort from another thread.
+// No rank sends: the round stays in flight, reports which ranks are missing, and ends when another thread aborts it.
 TEST(MpiCarrier, AbortEndsRounds) {
   on_ranks(kNonce + 2, 64, [](Carrier& carrier, int rank, int world) {
     Bytes in(5000);
@@ -105,7 +106,7 @@ TEST(MpiCarrier, AbortEndsRounds) {
   });
 }
 
-// Leftovers of one group are not mistaken for data of another group, because their tags or headers differ.
+// Leftovers from one group are not mistaken for data from another group, because their tags or headers differ.
 TEST(MpiCarrier, GroupsAreToldApart) {
   on_ranks(kNonce + 3, 100000, [](Carrier& carrier, int rank, int world) {
     const Bytes out(30, std::byte{1});
@@ -115,14 +116,14 @@ TEST(MpiCarrier, GroupsAreToldApart) {
   on_ranks(kNonce + 4, 100000, [](Carrier& carrier, int rank, int world) { exchange(carrier, rank, world, 5); });
 }
 
-/// Memory that causes a crash if it is used after its end.
+/// Memory that causes a crash if it is used after being freed.
 std::shared_ptr<std::byte> mapped(size_t bytes) {
   void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) throw std::bad_alloc();
   return {static_cast<std::byte*>(at), [bytes](std::byte* given) { ::munmap(given, bytes); }};
 }
 
-/// Single bytes between two ranks, over a separate carrier.
+/// Sends single bytes between two ranks over a separate carrier.
 class Signals {
  public:
   Signals(int rank, uint64_t nonce) : carrier_(make_carrier(rank, nonce, 64)) {}
@@ -142,7 +143,7 @@ class Signals {
 constexpr size_t kLong = size_t{8} << 20;                 // longer than any message that MPI sends before the receive is posted
 constexpr int kSender = 0, kReceiver = kRanksPerProcess;  // in two different processes
 
-// A carrier ends before its peer receives. The shared memory lives until MPI has sent it, and no longer.
+// A carrier is destroyed before its peer receives. The shared memory stays alive until MPI has sent it, and no longer.
 TEST(MpiCarrier, WhatIsNotSentYetKeepsItsMemory) {
   on_bare_ranks([](int rank, int) {
     if (rank != kSender && rank != kReceiver) return;
@@ -175,8 +176,8 @@ TEST(MpiCarrier, WhatIsNotSentYetKeepsItsMemory) {
   });
 }
 
-// A carrier ends, sooner or later, while it receives from a peer that is not inside MPI at that time. The memory must still
-// exist for later writes by MPI.
+// A carrier is destroyed, sooner or later, while it receives from a peer that is not inside MPI at that time. The memory must
+// still exist for later writes by MPI.
 TEST(MpiCarrier, WhatIsBeingReceivedKeepsItsMemory) {
   uint64_t nonce = kNonce + 300;
   for (const int looks : {0, 1, 3, 20}) {

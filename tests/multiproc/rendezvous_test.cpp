@@ -35,7 +35,7 @@ std::vector<RankEnd> with_intruder(const std::string& kind,
   return processes.finish(kLong);
 }
 
-/// A raw connection to a store that may not be listening yet.
+/// Opens a raw connection to a store that may not be listening yet.
 UniqueFd knock(const std::string& store) {
   for (;;) {
     int error = 0;
@@ -50,7 +50,7 @@ class Intruders : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Stores, Intruders, testing::Values("path", "127.0.0.1"));
 
 TEST_P(Intruders, WithAnotherTokenIsRefused) {
-  // Over TCP a rank cannot distinguish rank 0 from a stranger in its place, and retries until its deadline.
+  // Over TCP, a rank cannot distinguish rank 0 from a stranger in its place, so it retries until its deadline.
   const bool at_once = GetParam() == "path";
   const auto ends = with_intruder(GetParam(), [&](ChildRank& me, const std::string& store) {
     say_outcome(me, {1, 2, store, "another token"}, at_once ? kLong : Milliseconds{1000});
@@ -90,8 +90,8 @@ TEST_P(Intruders, GarbageIsIgnored) {
 }
 
 TEST_P(Intruders, SilenceHoldsNobodyUp) {
-  // More connections than rank 0 serves at a time plus its backlog. They stay open until the end. The ranks must join without
-  // waiting for a handshake deadline of these connections.
+  // More connections than rank 0 serves at a time plus its backlog are opened and stay open until the end. The ranks must join
+  // without waiting for a handshake deadline of these connections.
   const auto start = std::chrono::steady_clock::now();
   const Place place(GetParam());
   ForkedRanks processes(3, [&](ChildRank& me) {
@@ -114,8 +114,8 @@ TEST_P(Intruders, SilenceHoldsNobodyUp) {
   expect_ok(processes.finish(kLong));
 }
 
-/// Strangers occupy the address of rank 0 before it listens and send messages that only rank 0 may send: that the rank is
-/// rejected, that everything has failed, that it is admitted.
+/// Before rank 0 listens, strangers occupy its address and send messages that only rank 0 may send: that a rank is rejected,
+/// that everything has failed, or that a rank is admitted.
 TEST(Rendezvous, AStrangerInThePlaceOfRankZeroEndsNobody) {
   const Place place("127.0.0.1");
   ForkedRanks ranks(3, [&](ChildRank& me) {
@@ -149,7 +149,7 @@ TEST(Rendezvous, AStrangerInThePlaceOfRankZeroEndsNobody) {
   for (size_t r = 0; r < 2; ++r) EXPECT_TRUE(said(ends[r], "joined")) << r << ": " << all_said(ends[r]);
 }
 
-/// At the address given by a launcher's variables, in a folder that is created if necessary.
+/// Ranks meet at the address derived from a launcher's variables, in a folder that is created if necessary.
 TEST(Rendezvous, RanksMeetAtTheDerivedPlace) {
   const std::string run = random_token();
   const auto ends = run_ranks(2, [&](ChildRank& me) {
@@ -231,7 +231,7 @@ TEST(Rendezvous, TheSecondOfTwoEqualRanksIsRefusedAndTheFirstStays) {
   EXPECT_TRUE(said(ends[3], "rank 1 is here already")) << all_said(ends[3]);
 }
 
-/// While ranks 1 and 2 are missing: both processes are notified of each other long before the deadline.
+/// Two processes join as rank 0 while ranks 1 and 2 are missing; both are notified of each other long before the deadline.
 TEST(Rendezvous, TwoRanksZeroEndEachOther) {
   for (const char* const kind : {"path", "abstract", "127.0.0.1"}) {
     const Place place(kind);
@@ -240,7 +240,7 @@ TEST(Rendezvous, TwoRanksZeroEndEachOther) {
   }
 }
 
-/// A rank 0 of another job waits until the address becomes free.
+/// A rank 0 from another job waits until the address becomes free.
 TEST(Rendezvous, ARankZeroOfAnotherJobComesNext) {
   for (const char* const kind : {"path", "127.0.0.1"}) {
     const Place place(kind);
@@ -328,8 +328,8 @@ TEST(Rendezvous, ARankThatDiesWhileTheRanksConnectIsNamedToAll) {
 }
 
 TEST(Rendezvous, AllRanksBlameTheSameOne) {
-  // Rank 1 does not listen because it claims that rank 3 failed. Rank 2, which finds rank 1 gone, may report that to rank 0
-  // before or after that claim; rank 2 then blames the same rank as rank 0.
+  // Rank 1 claims that rank 3 failed, and does not listen. Rank 2, which finds rank 1 gone, may report this to rank 0 before or
+  // after that claim; it then blames the same rank as rank 0.
   for (int round = 0; round < 50; ++round) {
     const Place place("path");
     const auto ends = run_ranks(4, [&](ChildRank& me) {
@@ -422,7 +422,8 @@ TEST(Rendezvous, AnotherServiceAtThePortIsNotMistakenForRankZero) {
 }
 
 TEST(Rendezvous, StrangersInTheMeshAreIgnored) {
-  // Rank 2 has the addresses of the others. Before it connects it sends them silence, garbage, and every kind of wrong hello.
+  // Rank 2 has the addresses of the others. Before it connects, it exposes them to silence, garbage, and every kind of invalid
+  // hello.
   const Place place("path");
   ForkedRanks ranks(3, [&](ChildRank& me) {
     if (me.rank() < 2) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of the rendezvous: pure functions, no sockets.
+// The byte formats of the rendezvous: pure functions without sockets.
 #include "bootstrap/net/wire.hpp"
 
 #include <gtest/gtest.h>
@@ -253,7 +253,7 @@ TEST(Messages, EveryFieldIsUnderTheProof) {
   EXPECT_EQ(judge_mesh_hello(mesh, gate, Nonce{}, 1, greeting), "");
 }
 
-/// Refusal and welcome are invalid without the token, for another hello, or in place of each other.
+/// A refusal or a welcome is invalid without the token, for another hello, or in place of the other.
 TEST(Messages, AnswersToAHelloAreProved) {
   Nonce hello{}, other{};
   other[3] = std::byte{1};

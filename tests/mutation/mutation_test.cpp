@@ -49,7 +49,7 @@ enum class Phase {
   low_latency,
   flat,
   fused,
-  // Two hosts of two ranks, rounds of a few rows.
+  // Two hosts with two ranks each, and rounds of a few rows.
   dispatch_hosts,
   cached_hosts,
   rows_back_hosts,
@@ -145,7 +145,7 @@ constexpr Use kUses[] = {
     {Site::placement, Phase::rows_back_hosts, Staging::direct},
     {Site::outputs, Phase::sums_back_hosts, Staging::direct},
     {Site::pulled, Phase::rows_back_hosts, Staging::direct},
-    // Rounds: slots that all warps pack, receive and take.
+    // Rounds, whose slots are packed, received and taken by all warps.
     {Site::network, Phase::dispatch_hosts, Staging::direct},
     {Site::network, Phase::cached_hosts, Staging::direct},
     {Site::network, Phase::rows_back_hosts, Staging::direct},
@@ -155,13 +155,13 @@ constexpr Use kUses[] = {
     {Site::local_sends, Phase::sums_back_hosts, Staging::direct},
     {Site::call_header, Phase::low_latency_hosts, Staging::direct},
     {Site::message, Phase::low_latency_hosts, Staging::direct},
-    // `returned` is excluded: ThreadSanitizer treats all sockets as one synchronization object, and ranks use theirs after
-    // their rows.
+    // `returned` is excluded: ThreadSanitizer treats all sockets as one synchronization object, and ranks use their sockets
+    // after their rows.
     {Site::network, Phase::low_latency_hosts, Staging::direct},
     {Site::local_sends, Phase::low_latency_hosts, Staging::direct},
 };
 
-/// Why the weakening of this flag's orders is undetectable; null if it must be detected.
+/// Returns why weakening this flag's orders is undetectable, or null if it must be detected.
 const char* redundant_because(Site site) {
   switch (site) {
     case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
@@ -188,7 +188,7 @@ const char* redundant_because(Site site) {
   return nullptr;
 }
 
-/// Real payload through every flag: three ranks, repeated experts (aliases), rings of few slots.
+/// Real payload through every flag: three ranks, repeated experts (aliases), and rings with few slots.
 std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
   Scenario s;
   s.problem.world = 3;
@@ -214,7 +214,7 @@ std::shared_ptr<const Case> scenario_of(Phase phase, Staging staging) {
   return make_case(s);
 }
 
-/// Real payload for ledger combine: several chunks of rows per warp and owner, rows from all ranks for most tokens.
+/// Real payload for ledger combine: several chunks of rows per warp and owner, and rows from all ranks for most tokens.
 std::shared_ptr<const LedgerCase> ledger_scenario(Phase phase) {
   LedgerScenario s;
   s.problem.world = 3;
@@ -225,8 +225,8 @@ std::shared_ptr<const LedgerCase> ledger_scenario(Phase phase) {
   return make_ledger_case(s);
 }
 
-/// All ranks are at the same point when orders change and between the calls. A barrier orders everything, so each call is
-/// tested separately.
+/// All ranks are at the same point when memory orders change and between calls. Because a barrier orders everything, each call
+/// is tested separately.
 class StepRunner {
  public:
   StepRunner(switchyard::Group& group, const std::optional<Mutant>& mutant) : group_(group), mutant_(mutant) {}
@@ -326,8 +326,8 @@ void weaken(switchyard::Group& group, const std::optional<Mutant>& mutant, std::
   group.barrier();
 }
 
-/// Queued low-latency calls: both ways of sending, both orders, repeated experts. There is no barrier between them, because a
-/// flag also orders data that a later call overwrites.
+/// Queued low-latency calls with both ways of sending, both orders, and repeated experts. There is no barrier between them,
+/// because a flag also orders data that a later call overwrites.
 void run_low_latency(switchyard::Group& group, Failures& f, const std::optional<Mutant>& mutant) {
   LowLatencyScript s;
   s.world = group.size();
@@ -354,7 +354,7 @@ void run_low_latency(switchyard::Group& group, Failures& f, const std::optional<
   }
 }
 
-/// Queued whole exchanges, each in one launch.
+/// Queued flat exchanges, each in a single launch.
 void run_flat(switchyard::Group& group, Failures& f, const std::optional<Mutant>& mutant) {
   FlatScript s;
   s.world = 3;
@@ -377,7 +377,7 @@ void run_flat(switchyard::Group& group, Failures& f, const std::optional<Mutant>
   }
 }
 
-/// Whole layers, without a group: nothing between the calls except a substitute for the plan.
+/// Runs complete layers without a group, with nothing between the calls except a substitute for the plan.
 std::vector<std::string> run_fused(const std::optional<Mutant>& mutant) {
   FusedScenario s;
   s.world = 3;
@@ -475,7 +475,7 @@ TEST(Control, IsCleanWithoutAMutation) {
   }
 }
 
-/// Every flag is either tested above or documented as redundant; the latter must indeed be undetectable in every call.
+/// Every flag is either tested above or documented as redundant; weakening a redundant flag must be undetectable in every call.
 TEST(Survivors, AreDocumented) {
   for (int i = 0; i < switchyard::detail::kNumSites; ++i) {
     const Site site = static_cast<Site>(i);

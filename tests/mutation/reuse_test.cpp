@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second purpose of the flags that announce a rank's entry into a call: a rank may overwrite data that it sent some calls
-// ago only because the peers have announced their entry into a call in between. A fast rank sends rows to a slow rank that
-// reads them. If either side of the flag is weakened, ThreadSanitizer must report that the rows are overwritten without being
-// ordered after the owner's use of them. The race on the data next to the flag is reported first, so the run, which has its own
-// process, continues after a report.
+// Tests the second purpose of the flags that announce a rank's entry into a call: a rank may overwrite data that it sent
+// several calls earlier only because the peers have announced their entry into a call in between. A fast rank sends rows to a
+// slow rank that reads them. If either side of the flag is weakened, ThreadSanitizer must report that the rows are overwritten
+// without being ordered after the owner's use of them. The race on the data next to the flag is reported first, so the run,
+// which is a separate process, continues after a report.
 //
-// Low latency: rows in calls 1, 3, 5, ...; the calls in between consist of headers only. Ledger combine: sentinel rows in
-// every call, each buffer overwritten three calls later.
+// Low-latency mode sends rows in calls 1, 3, 5, ...; the calls in between consist of headers only. Ledger combine sends
+// sentinel rows in every call and overwrites each buffer three calls later.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -103,8 +103,7 @@ std::string run_child(const char* side, const char* test) {
   return output;
 }
 
-/// Counts reports of a write by `writer` that races with an earlier access by the owner, `previous` ("read" or "write"), in
-/// `user`.
+/// Counts the reports of a write by `writer` that races with an earlier `access` ("read" or "write") by the owner in `user`.
 int races_on_rows(const std::string& output, const char* writer, const char* access, const char* user) {
   int found = 0;
   for (size_t at = output.find("WARNING: ThreadSanitizer"); at != std::string::npos;) {
@@ -135,7 +134,7 @@ void expect_reuse_ordered_by_flag(const char* test, const char* writer, const ch
 TEST(ReuseOfBuffers, NeedsTheHeaderOfTheCallBetween) {
   expect_reuse_ordered_by_flag("LowLatency", "send_part", "read", "place_piece");
 }
-// The owner's last access to a buffer, in the next call, blanks the buffer.
+// The owner's last access to a buffer occurs in the next call and blanks the buffer.
 TEST(ReuseOfBuffers, NeedsTheEntryIntoTheCallBetween) {
   expect_reuse_ordered_by_flag("Ledger", "return_segments", "write", "blank_last_rows");
 }

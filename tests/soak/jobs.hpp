@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Jobs that the soak runs on GPUs and CPUs between the library's calls: experts that multiply rows by a factor, and judges that
-// derive every result from only the number of the call (modes/low_latency/closed_form.hpp). For token t, a layer of any mode
-// must give exactly x[t] times the sum of the factors of its experts.
+// derive every result from the call number alone (modes/low_latency/closed_form.hpp). For token t, a layer in any mode must
+// return exactly x[t] times the sum of the factors of its experts.
 #pragma once
 
 #include "modes/low_latency/closed_form.hpp"
@@ -47,7 +47,7 @@ struct MakeRows {
   }
 };
 
-/// Rank-major: each row times the sum of the factors of its local experts; 0 for rows without a local expert.
+/// Rank-major layout: multiplies each row by the sum of the factors of its local experts; rows without a local expert become 0.
 struct RankMajorExperts {
   Form f;
   int rank;
@@ -68,8 +68,8 @@ struct RankMajorExperts {
   }
 };
 
-/// A row that source `from >> 48` sent to a local expert in call `number`, routed as in call `routed`: it is judged, then
-/// multiplied by the expert's factor.
+/// Judges a row that source `from >> 48` sent to a local expert in call `number`, routed as in call `routed`, and then
+/// multiplies it by the expert's factor.
 struct ExpertRow {
   Form f;
   CallNumber number, routed;
@@ -113,7 +113,7 @@ struct ExpertMajorExperts {
   }
 };
 
-/// The masked rows of low latency. Rows beyond rows_of_expert become NaN.
+/// Processes the masked rows of low-latency mode. Rows beyond rows_of_expert become NaN.
 struct MaskedExperts {
   ExpertRow expert_row;
   const int32_t* rows_of_expert;
@@ -162,7 +162,7 @@ struct JudgeLayer {
   }
 };
 
-/// Sets a word from which a graph's jobs read the number of their call.
+/// Sets a word from which the jobs in a graph read their call number.
 struct SetNumber {
   uint64_t* word;
   uint64_t value;
@@ -177,7 +177,7 @@ struct ClearVerdict {
   SWITCHYARD_FN void operator()(int64_t) const { *verdict = Verdict{}; }
 };
 
-/// Values that another library adds up concurrently with the exchange.
+/// Fills the values that another library sums concurrently with the exchange.
 struct FillNumbers {
   float* numbers;
   int64_t count;

@@ -108,7 +108,7 @@ Lane::~Lane() {
   try {
     if (compute_) place_.finish(compute_);
   } catch (const std::exception&) {
-    // Without a context nothing runs.
+    // Without a context, nothing is running.
   }
 }
 
@@ -191,7 +191,7 @@ void Lane::end_if_requested() {
   throw OwnError("the rank's own code fails");
 }
 
-/// The kinds of steps, each with its frequency.
+/// Runs one step; each kind of step has its own frequency.
 void Lane::step() {
   if (mine(1) % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(mine(2) % 3000));
   Normal& o = *normals_[all(0) % kNormals];
@@ -215,7 +215,7 @@ void Lane::step() {
   settle();
 }
 
-/// Waits for all work so far and reads the verdicts of the judges.
+/// Waits for all work enqueued so far and reads the judges' verdicts.
 void Lane::settle() {
   count("settled");
   place_.finish(compute_);
@@ -239,7 +239,7 @@ void Lane::settle() {
   place_.run(ClearVerdict{verdict_}, compute_);
 }
 
-/// The error is required unless a peer has ended.
+/// Requires `call` to throw this error, unless a peer has ended.
 void Lane::must_fail(ErrorCode code, const char* what, const std::function<void()>& call) {
   try {
     call();

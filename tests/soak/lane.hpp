@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One thread of a serving worker. It draws its steps from the life's seed, so all ranks make the same calls, but each with its
-// own numbers of tokens, sizes of graphs, releases of memory and delays. Every result is judged.
+// own token counts, graph sizes, memory releases and delays. Every result is judged.
 #pragma once
 
 #include <array>
@@ -22,7 +22,8 @@
 namespace soak {
 
 inline constexpr bool kCuda = kBackend == switchyard::Backend::cuda;
-/// kFamilies: families of graphs, with those of low latency last. kNumbers: values that another library adds up.
+/// kFamilies: number of graph families, of which those for low-latency mode are last. kNumbers: number of values that another
+/// library sums.
 inline constexpr int kTopk = 4, kMaxTokens = 128, kNormals = 3, kFamilies = kNormals + 2;
 inline constexpr size_t kNumbers = size_t{1} << 16;
 inline constexpr std::array<int, 5> kGraphTokens{8, 24, 56, 96, kMaxTokens};
@@ -32,7 +33,7 @@ struct OwnError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Bytes of the symmetric heap of a lane's group.
+/// Size in bytes of the symmetric heap of a lane's group.
 size_t heap_bytes_of(const Life& life);
 
 class Lane {
@@ -41,13 +42,13 @@ class Lane {
   Lane(const Life& life, int lane, switchyard::Group group, Report& report);
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
-  /// Waits for the lane's kernels, which may read rows that are freed now.
+  /// Waits for the lane's kernels, which may still read rows that are about to be freed.
   ~Lane();
 
-  /// Call before run(), while no lane of the process has a waiting call.
+  /// Call before run(), while no lane in the process has a waiting call.
   void capture_graphs();
-  /// Runs all steps. \throws OwnError, or ends by SIGKILL, if the life requires it; \throws Error if a peer's end affects this
-  /// lane; std::runtime_error for a wrong result.
+  /// Runs all steps. \throws OwnError, or terminates by SIGKILL, if the life requires it; \throws Error if a peer's end affects
+  /// this lane; \throws std::runtime_error for a wrong result.
   void run();
 
  private:
@@ -72,7 +73,7 @@ class Lane {
     CallArrays arrays;
     std::unique_ptr<Place::Graph> graph;
   };
-  /// Arguments of a layer call of normal mode.
+  /// Arguments of a layer call in normal mode.
   struct LayerCall {
     Form form;
     CallArrays arrays;

@@ -51,7 +51,7 @@ void Lane::forward(Normal& o, bool again) {
   keep(o, std::move(d));
 }
 
-/// Dispatch, experts, combine and judge: the calls on one stream and the rest on another, or all on one stream.
+/// Runs dispatch, experts, combine and judge, with the calls on one stream and the rest on another, or all on one stream.
 Dispatched Lane::layer(Normal& o, const LayerCall& call) {
   void* const comm = all(4) % 4 == 0 ? compute_ : comm_;
   const bool on_device = call.captured && kCuda;
@@ -125,7 +125,7 @@ int64_t Lane::rows_to(const Normal& o, CallNumber n, int to) const {
   return rows;
 }
 
-/// More rows than a rank accepts: the call either fails on all ranks or drops the routes without room.
+/// Sends more rows than a rank accepts: the call either fails on all ranks or drops the routes that do not fit.
 void Lane::overflow(Normal& o, bool drop) {
   LayerCall call;
   call.form = form_of(kMaxTokens);
@@ -151,7 +151,7 @@ void Lane::overflow(Normal& o, bool drop) {
   });
 }
 
-/// One rank has released too little memory.
+/// Makes a call for which one rank has released too little memory.
 void Lane::exhaust(Normal& o) {
   if (!o.counts_free_buffers()) return;
   count("exhausted");
@@ -202,7 +202,8 @@ void Lane::by_ledger() {
 
 // ---- low latency ----
 
-/// way 0: two calls; 1: halves with work between them; 2: the experts in combine; 3: all in one launch.
+/// `way` is 0 for two calls, 1 for call halves with work between them, 2 for the experts in combine, and 3 for all in one
+/// launch.
 void Lane::low_latency(const Form& form, const CallArrays& arrays, CallNumber n, int way) {
   make_inputs(form, arrays, n);
   void* const comm = all(4) % 4 == 0 ? compute_ : comm_;
@@ -243,7 +244,7 @@ void Lane::low_latency(const Form& form, const CallArrays& arrays, CallNumber n,
 
 // ---- graphs ----
 
-/// Called between two meetings of all lanes of the process. cudaGraphInstantiate waits for all running work on the GPU,
+/// Called between two meetings of all lanes in the process. cudaGraphInstantiate waits for all running work on the GPU,
 /// including another lane's kernels, which may wait for a peer whose host is also instantiating. Therefore, with two lanes, all
 /// captures precede the first step.
 void Lane::capture_graphs() {
@@ -271,7 +272,7 @@ Lane::Sized& Lane::graph_of(int family, int size) {
   return sized;
 }
 
-/// Replays a graph of the family that all ranks are replaying, in a size chosen by this rank.
+/// Replays a graph of the family that all ranks are replaying, with a size chosen by this rank.
 void Lane::replay() {
   const int family = static_cast<int>(all(2) % kFamilies);
   Sized& sized = graph_of(family, static_cast<int>(mine(3) % kGraphTokens.size()));
@@ -280,7 +281,7 @@ void Lane::replay() {
   sized.graph->launch(compute_);
 }
 
-/// Two layers. The second reuses the memory of the first.
+/// Runs two layers, of which the second reuses the memory of the first.
 void Lane::normal_graph(Normal& o, const Form& form, const CallArrays& arrays) {
   for (uint64_t l = 0; l < 2; ++l) {
     LayerCall call;
@@ -295,7 +296,7 @@ void Lane::normal_graph(Normal& o, const Form& form, const CallArrays& arrays) {
 
 // ---- outside the exchange ----
 
-/// The end of a forked child does not release any of this process's resources.
+/// A forked child that exits does not release any of this process's resources.
 void Lane::fork_helper() {
 #if !defined(__SANITIZE_THREAD__)
   if (mine(2) % static_cast<uint64_t>(life_.world) != 0) return;

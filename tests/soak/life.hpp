@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A life in a soak: ranks form groups, work and end, all drawn from one seed.
+// One life in a soak test: ranks form groups, work and end, with all choices drawn from one seed.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ inline constexpr int kMaxLanes = 2;  ///< of each rank, each with its own thread
 enum class End { in_order, throws, killed };
 inline const char* name_of(End end) { return end == End::in_order ? "in_order" : end == End::throws ? "throws" : "killed"; }
 
-/// Number of steps within which all ranks certainly make a call that needs the others.
+/// Number of steps within which all ranks are certain to make a call that needs the others.
 inline constexpr int kStepsToHear = 12;
 
 struct Life {
@@ -27,7 +27,7 @@ struct Life {
   int victim = 0, victim_lane = 0, last_step = 0;  ///< the rank and lane that end before the others, and when
 };
 
-/// Draws numbers that are equal on all ranks, and numbers that are specific to a rank.
+/// Draws numbers that are identical on all ranks, and numbers that are specific to one rank.
 inline uint64_t draw(uint64_t seed, uint64_t a, uint64_t b = 0) {
   uint64_t x = seed * 0xD1342543DE82EF95u + 1;
   for (const uint64_t word : {a, b}) {
@@ -38,7 +38,8 @@ inline uint64_t draw(uint64_t seed, uint64_t a, uint64_t b = 0) {
   return x;
 }
 
-/// `threads`, `processes`: the allowed kinds of ranks; one of several processes may be killed. min_steps > kStepsToHear.
+/// `threads` and `processes` specify the allowed kinds of ranks; one of several processes may be killed. min_steps must exceed
+/// kStepsToHear.
 inline Life draw_life(uint64_t seed, int world, bool threads, bool processes, int min_steps, const int (&widths)[3]) {
   Life life;
   life.seed = seed;
@@ -55,7 +56,7 @@ inline Life draw_life(uint64_t seed, int world, bool threads, bool processes, in
   return life;
 }
 
-/// Activity of a lane: counts by name, and each step.
+/// A lane's activity: counts by name, and each step.
 struct Report {
   std::map<std::string, uint64_t> counts;
   std::map<int, std::string> steps;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A serving worker under soak: life after life, ranks make random calls of all modes on one or two lanes each, inside and
-// outside of lazily captured graphs, with rows that exceed capacities, full pools, garbage collectors, forked helpers, another
-// library's collectives, and ranks that throw or are killed. Every result is judged. Ends with a summary, or with the number of
-// the failed life and its error.
+// A soak test of a serving worker: in life after life, ranks make random calls of all modes on one or two lanes each, inside
+// and outside of lazily captured graphs. They encounter rows that exceed capacities, full pools, garbage collectors, forked
+// helpers, another library's collectives, and ranks that throw or are killed. Every result is judged. Ends with a summary, or
+// with the number of the failed life and its error.
 #include <barrier>
 #include <charconv>
 #include <chrono>
@@ -61,7 +61,7 @@ bool parse(int argc, char** argv, Options& o) {
   return o.ranks <= 16;
 }
 
-/// Runs the lane and returns the error in the way it ended, or "".
+/// Runs the lane. Returns "" if it ended as required, otherwise a description of the error.
 std::string run_lane(const Life& life, int rank, int lane, std::barrier<>& meet, Report& report,
                      const std::function<Group()>& join) {
   const bool hit = life.end == End::killed || (life.end == End::throws && lane == life.victim_lane);
@@ -105,7 +105,7 @@ GroupOptions group_options(const Life& life) {
   return options;
 }
 
-/// Runs the ranks `ranks` of the life, with all lanes, in this process. \throws std::runtime_error with all errors.
+/// Runs the life's ranks `ranks`, with all their lanes, in this process. \throws std::runtime_error with all errors.
 void run_in_process(const Life& life, const std::vector<int>& ranks, const std::string& store, const ChildRank& child) {
   const GroupOptions options = group_options(life);
   std::array<std::vector<Group>, soak::kMaxLanes> groups;
@@ -197,7 +197,8 @@ int main(int argc, char** argv) {
     return 1;
   }
   const int world = options.ranks > 0 ? static_cast<int>(options.ranks) : kCuda ? std::max(2, gpus) : 3;
-  // If ranks are threads and share a GPU, none may allocate, free or capture while another's kernels wait: this is not run.
+  // If ranks are threads and share a GPU, none may allocate, free or capture while another rank's kernels wait, so this is not
+  // run.
   if (kCuda && gpus < world) options.threads = false, options.processes = true;
   constexpr int kMinSteps = kCuda ? 300 : 60;
   constexpr int kWidths[3] = {kCuda ? 256 : 64, kCuda ? 1024 : 128, kCuda ? 2048 : 256};

@@ -8,7 +8,7 @@
 
 namespace soak {
 
-/// Collective, using `gather`. Null on all ranks if any of them has no NCCL.
+/// Collective, using `gather`. Returns null on all ranks if any of them lacks NCCL.
 std::unique_ptr<AllReduce> make_nccl(int rank, int world, void* stream, const Gather& gather);
 
 }  // namespace soak

@@ -20,24 +20,24 @@ inline constexpr auto kBackend = switchyard::Backend::cuda;
 inline constexpr auto kBackend = switchyard::Backend::cpu;
 #endif
 
-/// Number of GPUs of this machine; 0 on the CPU. Does not initialize a GPU in this process.
+/// Number of GPUs in this machine; 0 on the CPU. Does not initialize a GPU in this process.
 int count_gpus();
-/// Multiprocessors for each call of a lane, with `lanes` lanes on each of `world` ranks; 0 on the CPU.
+/// Number of multiprocessors for each call on a lane, with `lanes` lanes on each of `world` ranks; 0 on the CPU.
 int num_sms_for(int world, int lanes);
 
-/// Sum over ranks by another library's collective, on its own stream. Null if unavailable.
+/// Sums over ranks with another library's collective, on its own stream. Null if unavailable.
 class AllReduce {
  public:
   virtual ~AllReduce() = default;  ///< ends work in flight whether or not it can complete
-  /// In place, enqueued on the lane's stream 2.
+  /// Sums in place; enqueued on the lane's stream 2.
   virtual void sum(float* numbers, size_t count) = 0;
 };
-/// Gathers `bytes` of every rank into `all`.
+/// Gathers `bytes` bytes from every rank into `all`.
 using Gather = std::function<void(const void* mine, size_t bytes, void* all)>;
 
 class Place {
  public:
-  /// For rank `rank` of `world`. Construct it in the thread that will use it.
+  /// Creates the resources for rank `rank` of `world`. Construct it in the thread that will use it.
   Place(int rank, int world);
   ~Place();
   Place(const Place&) = delete;
@@ -59,13 +59,13 @@ class Place {
 
   /// \throws std::runtime_error with `what` if `stream` is captured and the capture has been invalidated.
   void check_capture(void* stream, const char* what) const;
-  /// One of three streams; null on the CPU.
+  /// Returns one of three streams; null on the CPU.
   void* stream(int i) const;
   /// Orders later work on `after` after the work enqueued so far on `before`.
   void order(void* before, void* after);
   bool done(void* stream) const;
   void finish(void* stream);
-  /// Runs job(i) for all i. For every job of jobs.hpp, and MakeInputs.
+  /// Runs job(i) for all i. Supports every job in jobs.hpp, and MakeInputs.
   template <class Job>
   void run(const Job& job, void* stream);
 
@@ -78,7 +78,7 @@ class Place {
   /// `enqueue`.
   std::unique_ptr<Graph> capture(void* stream, const std::function<void()>& enqueue);
 
-  /// Collective, using `gather`. Null if there is no such library, or if ranks share a device.
+  /// Collective, using `gather`. Returns null if no such library is available, or if ranks share a device.
   std::unique_ptr<AllReduce> make_all_reduce(const Gather& gather);
 
  private:

@@ -17,7 +17,7 @@ namespace soak {
 namespace {
 
 constexpr int kStreams = 3, kEvents = 64, kThreads = 256, kMaxBlocks = 64;
-/// Allocated at once, so steps do not allocate.
+/// Allocated up front, so that steps do not allocate.
 constexpr size_t kPlaceBytes = size_t{96} << 20;
 
 void must(cudaError_t error, const char* what) {

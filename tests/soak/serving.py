@@ -4,8 +4,8 @@
 are created and destroyed, results that are kept for a while, and garbage collection at random times on every thread. Every
 result is compared.
 
-Ranks of a group draw the same actions from (seed, group, step) and their own inputs from (seed, group, step, rank). Rows and
-weights are small integers in float32, so sums are exact in any order. Ends with a count of the actions, or with the first
+The ranks of a group draw identical actions from (seed, group, step) and individual inputs from (seed, group, step, rank). Rows
+and weights are small integers in float32, so sums are exact in any order. Ends with a count of the actions, or with the first
 difference.
 """
 import argparse
@@ -99,7 +99,7 @@ class LowLatencyCase:
 
 
 class LayerCase:
-    """Experts that return zeros, except one, which is checked against float64."""
+    """A layer in which all experts return zeros except one, which is checked against float64."""
 
     def __init__(self, group, rng):
         self.config = {"hidden": 32, "intermediate": 16, "num_experts": rng.randint(group.size, 8), "topk": 2, "max_tokens": 8,
@@ -139,7 +139,7 @@ def compare(name, got, expected):
 
 
 def collect(rng):
-    """Runs garbage collection like a serving engine, or does nothing."""
+    """Runs garbage collection as a serving engine does, or does nothing."""
     what = rng.random()
     if what < 0.3:
         gc.collect(rng.randrange(3))
@@ -152,7 +152,7 @@ def collect(rng):
 
 
 class Rank:
-    """One rank of a group: its actions in each step."""
+    """One rank of a group, and its actions in each step."""
 
     def __init__(self, group, seed, lane, cases, counts):
         self.group, self.seed, self.lane, self.cases, self.counts = group, seed, lane, cases, counts

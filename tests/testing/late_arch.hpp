@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CpuLate: the CPU arch with one late flag. The first time an armed rank sets a flag of the armed site, or writes a sentinel
-// row, its warp sleeps first. For tests of the records that other ranks make in the meantime.
+// CpuLate: the CPU arch with one late flag. Before an armed rank first sets a flag of the armed site, or writes a sentinel row,
+// its warp sleeps. Used to test the records that other ranks make in the meantime.
 #pragma once
 
 #include <atomic>
@@ -46,7 +46,7 @@ struct CpuLate : Cpu {
   static void publish_entry(Warp& w, int n, F&& f, Site site) {
     publish_to<Scope::system>(w, n, f, site);
   }
-  /// The only op that sets a flag of another rank without an order.
+  /// The only op that sets another rank's flag without a memory order.
   static void post(Warp& w, uint64_t* flag, uint64_t value) {
     lateness_of_site.before(Site::expert_count);
     Cpu::post(w, flag, value);

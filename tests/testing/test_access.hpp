@@ -8,16 +8,16 @@
 
 namespace switchyard::detail {
 
-/// Objects created from `group` from now on number their calls starting at this epoch (modulo 2^40) instead of 1. For tests of
-/// the wrap. Must be equal on all ranks.
+/// Objects subsequently created from `group` number their calls starting at this epoch (modulo 2^40) instead of 1. For
+/// wraparound tests. Must be identical on all ranks.
 void number_calls_from(Group& group, uint64_t first_epoch);
 
-/// Several hosts: objects created from `group` from now on send about `bytes` bytes to a peer at a time (default 4 MiB), so
-/// small calls have many rounds. Must be equal on all ranks. No effect on one host.
+/// On several hosts, objects subsequently created from `group` send about `bytes` bytes to a peer at a time (default 4 MiB), so
+/// that small calls have many rounds. Must be identical on all ranks. Has no effect on one host.
 void cross_in_rounds_of(Group& group, int64_t bytes);
 
-/// CPU: calls of objects created from `group` from now on perform a copy only when it is settled, so a protocol that omits a
-/// settle gives wrong results (arch CpuDeferred). May differ by rank. No effect on groups of GPUs.
+/// CPU: calls on objects subsequently created from `group` perform a copy only when it is settled, so that a protocol that
+/// omits a settle produces wrong results (arch CpuDeferred). May differ by rank. Has no effect on GPU groups.
 void defer_copies(Group& group);
 
 }  // namespace switchyard::detail

@@ -271,7 +271,7 @@ __global__ void locate_kernel(const int* lengths, int n, int total, bool many, L
   }
 }
 
-/// Every index of n segments, some of them empty, and three indices past the end.
+/// Tests every index of n segments, some of them empty, and three indices past the end.
 template <class A>
 void locate(const char* name, int n, bool many) {
   std::vector<int> lengths(static_cast<size_t>(n));
@@ -360,7 +360,7 @@ void quantize(DType type, int64_t hidden, ScaleKind kind, int group, bool direct
   constexpr int kRows = 37;
   const auto src_pitch = hidden * static_cast<int64_t>(dtype_bytes(type));
   auto src = random_rows(type, hidden * kRows, 31);
-  // Row 1: zeros; row 2: one infinity among zeros; row 3: tiny values.
+  // Row 1 contains zeros, row 2 one infinity among zeros, and row 3 tiny values.
   for (int64_t c = 0; c < hidden; ++c) {
     const auto set = [&](int64_t row, float f) {
       from_float(&src[static_cast<size_t>(row * src_pitch + c * static_cast<int64_t>(dtype_bytes(type)))], type, f);

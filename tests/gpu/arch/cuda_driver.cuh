@@ -205,7 +205,7 @@ __global__ void op_kernel(OpRequest r, detail::CudaShape shape) {
   if (lane == 0) r.result[0] = first, r.result[1] = second;
 }
 
-/// See Driver::block_sums. One block. The words are in global memory.
+/// See Driver::block_sums. One block. The words reside in global memory.
 template <class A>
 __global__ void block_sums_kernel(uint64_t* words, uint64_t* sums, int rounds, detail::CudaShape shape) {
   extern __shared__ __align__(128) std::byte conformance_shared[];
@@ -221,7 +221,8 @@ __global__ void block_sums_kernel(uint64_t* words, uint64_t* sums, int rounds, d
   }
 }
 
-/// Memory in two locations with equal offsets. The memory of a block is reused once all later blocks have been released.
+/// Memory in two locations, with the same offsets in both. The memory of a block is reused once all later blocks have been
+/// released.
 class TwinArena {
  public:
   static TwinArena& instance() {

@@ -146,7 +146,7 @@ void must(cudaError_t status, const char* what) {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-/// Memory of a GPU, initially zero, and a stream.
+/// Initially zero memory on a GPU, and a stream.
 class Side {
  public:
   explicit Side(int device) : device_(device) {
@@ -252,13 +252,13 @@ void judge_everywhere() {
   if (have_two()) judge<kWriter, kReader, Scope::system>(1);
 }
 
-// Outputs returned by the mover, and their sum.
+// As when the mover returns outputs that are then summed.
 TEST(OrderLitmus, CopiesToThreads) { judge_everywhere<By::copies, By::threads>(); }
-// Tokens staged by threads, and the mover that pulls them.
+// As when threads stage tokens that the mover then pulls.
 TEST(OrderLitmus, ThreadsToCopies) { judge_everywhere<By::threads, By::copies>(); }
-// Pulled rows, and the loader of their tile.
+// As when rows are pulled and the loader of their tile then reads them.
 TEST(OrderLitmus, CopiesToCopies) { judge_everywhere<By::copies, By::copies>(); }
-// Outputs returned by warps without a tile, and their sum.
+// As when warps without a tile return outputs that are then summed.
 TEST(OrderLitmus, ThreadsToThreads) { judge_everywhere<By::threads, By::threads>(); }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An error of each kind that compute-sanitizer detects, planted in one of two ranks that are processes. scripts/gpu_sanitize.sh
-// trusts a tool that finds nothing elsewhere only if the tool finds this error. Exit status 0 regardless of the kernel's
-// result, 2 if the program could not run.
+// accepts a clean result from a tool only if the tool also finds this error. The exit status is 0 regardless of the kernel's
+// result, or 2 if the program could not run.
 #include <cuda_runtime.h>
 
 #include <cstdio>

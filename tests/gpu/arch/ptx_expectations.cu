@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels that each contain one ordered op, or a few ops whose relative order matters, for ptx_expectations.py, which compiles
-// this file and reads the PTX. Each exists for every arch class: name__bulk (Cuda), name__lanes (CudaLanes), name__inline
+// this file and reads the PTX. Each exists for every arch class: name__bulk (Cuda), name__lanes (CudaLanes) and name__inline
 // (CudaInline). Never run.
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/low_latency/frame.cuh"
@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kRowBytes = 4096;  // one stage: settle or drain_sources waits for the stage's load
 constexpr int64_t kHidden = 4096;   // 16-bit elements
 
-/// Two stages, so a copy refills one while another is in flight; a scratch of one row.
+/// Two stages, so a copy refills one while the other is in flight, and scratch for one row.
 __device__ constexpr CudaShape shape() { return CudaShape{1, 2, kRowBytes, 16384}; }
 
 /// Marks the end of the warp's construction: kernel text before the mark does not belong to the op.
@@ -130,12 +130,12 @@ SWITCHYARD_KERNELS(quantize_row_copied, (void* dst, const void* src, uint64_t* f
                                    ScaleKind::f32);
                    A::copy(w, dst, w.scratch(), kHidden); A::settle(w);
                    A::store_release<Scope::system>(w, flag, 1, Site::none);)
-// Scratch is overwritten once drained.
+// Scratch is overwritten once it is drained.
 SWITCHYARD_KERNELS(copy_drained, (void* dst, std::byte value), A::copy(w, dst, w.scratch(), kRowBytes); A::drain_sources(w);
                    w.scratch()[threadIdx.x] = value;)
 SWITCHYARD_KERNELS(source_drained, (void* dst, std::byte* src, std::byte value), A::copy(w, dst, src, kRowBytes);
                    A::drain_sources(w); src[threadIdx.x] = value;)
-// The first piece already used the stage of the last piece.
+// The last piece reuses the stage of the first piece.
 SWITCHYARD_KERNELS(stage_refilled, (void* dst, const void* src), A::copy(w, dst, src, 3 * kRowBytes); A::settle(w);)
 SWITCHYARD_KERNELS(acquired_then_copied, (const uint64_t* flag, void* dst, const void* src),
                    (void)A::load_acquire<Scope::system>(flag, Site::none);

@@ -40,8 +40,8 @@ WITHOUT_ORDER = {"prefetch", "fetch_words", "lanes_where", "lanes_union", "count
 
 
 def expectations(arch, bulk):
-    """For each op: instructions that must appear in this order, and instructions that must not appear. `bulk`: rows are copied
-    in bulk."""
+    """For each op: instructions that must appear in this order, and instructions that must not appear. `bulk`: whether rows are
+    copied in bulk."""
     inline = arch == "inline"
     proxy = [PROXY] if bulk else []
     # After settle: moved rows and lane writes.

@@ -4,7 +4,7 @@
 switchyard/cuda/row_function.cuh. Without tracing, they must contain no tracing code. Needs nvcc, no GPU.
 
 A span begins and ends with a read of %clock or %clock64, and a record contains its %smid. Neither may therefore occur in a
-kernel that is not compiled for a traced arch, or in a function that it calls. Each traced kernel must contain both, otherwise
+kernel that is not compiled for a traced arch, or in a function that it calls. Each traced kernel must contain both; otherwise
 the check would detect nothing.
 
 Usage: untraced_ptx.py NVCC INCLUDE [NCCL]   (the folder of generated headers; that of NCCL's headers, without which one file is skipped)

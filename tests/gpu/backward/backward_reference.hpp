@@ -10,7 +10,7 @@
 
 namespace harness {
 
-/// A layer in bf16 on several ranks. Every rank can compute the arguments of all ranks.
+/// A bf16 layer on several ranks. Every rank can compute the arguments of all ranks.
 struct BackwardCase {
   std::string name;
   std::vector<int64_t> tokens;  ///< of each rank

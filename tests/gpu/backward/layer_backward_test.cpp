@@ -67,7 +67,8 @@ NormalConfig exchange_config(const BackwardCase& c) {
   config.topk = c.topk;
   config.max_tokens = *std::max_element(c.tokens.begin(), c.tokens.end());
   config.layout = Layout::expert_major;
-  // Rows and gradients of both passes are held at the same time: twice an output plus expert outputs.
+  // The rows and gradients of both passes are held at the same time, which takes twice the memory of an output and its expert
+  // outputs.
   config.pool_bytes = 2 * NormalExchange::memory_required(config, c.world(), Backend::cuda).pool_bytes;
   return config;
 }
@@ -94,7 +95,7 @@ GroupedGemmConfig product(int experts, int64_t n, int64_t k, WeightOrder order, 
   return config;
 }
 
-/// One rank of a layer in training: its weights, objects and memory, and the calls of both passes. Construction is collective.
+/// One rank of a layer in training: its weights, objects and memory, and the calls in both passes. Construction is collective.
 class TrainedLayer {
  public:
   TrainedLayer(Station& me, const BackwardCase& c)
@@ -179,7 +180,7 @@ class TrainedLayer {
     must(cudaMemsetAsync(dw13_.as<void>(), 0xff, size_of(8 * elements_), me_.stream()), "cudaMemset");
     must(cudaMemsetAsync(dw2_.as<void>(), 0xff, size_of(4 * elements_), me_.stream()), "cudaMemset");
   }
-  /// Call while idle. The dropped routes of this rank, [T, K]; empty if nothing can be dropped.
+  /// Call while idle. This rank's dropped routes, [T, K]; empty if nothing can be dropped.
   std::vector<uint8_t> dropped() {
     std::vector<uint8_t> to(d_.dropped.size());
     if (to.empty()) return to;

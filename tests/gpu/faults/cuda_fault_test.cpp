@@ -18,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using switchyard::to_string;
 
-/// A new group on the same GPUs in the same process works.
+/// A new group works on the same GPUs in the same process.
 void round_of_new_group(int world, const std::shared_ptr<const Case>& c) {
   const NormalConfig config = make_config(*c);
   on_gpus(world, heap_for(config, world), [&](Station& me) {
@@ -100,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, SilentGpuRank,
 class LateGpuRank : public testing::TestWithParam<std::tuple<bool, Width>> {};
 
 /// When the deadline passes, 100 calls are queued on every rank; together they take about one deadline. The late rank finds
-/// that all of them have failed, and its host receives the error although no other host has checked yet.
+/// that all these calls have failed, and its host receives the error although no other host has checked yet.
 TEST_P(LateGpuRank, HundredQueuedCallsCostOneDeadline) {
   const auto [in_graph, width] = GetParam();
   constexpr int kWorld = 3, kLate = 2, kCalls = 100;

@@ -32,7 +32,7 @@ int gpus() {
 
 class FusedOnFewMultiprocessors : public testing::TestWithParam<MoeCase> {};
 
-/// One block performs all roles for all tiles of its rank. Ranks may have different numbers of blocks.
+/// One block performs all roles for all tiles of its rank. Block counts may differ by rank.
 TEST_P(FusedOnFewMultiprocessors, GivesTheSameBits) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
@@ -64,7 +64,7 @@ TEST(FusedOnOneMultiprocessor, WithoutAnotherRank) {
 class FusedBesideAKernel : public testing::TestWithParam<int> {};
 
 /// A foreign kernel occupies half of each GPU's multiprocessors until the layer has ended. A rank with a GPU to itself launches
-/// more blocks than fit; ranks that share a GPU take a quarter each, so all blocks fit.
+/// more blocks than fit; ranks that share a GPU use a quarter each, so all blocks fit.
 TEST_P(FusedBesideAKernel, ThatHoldsHalfOfTheGpu) {
   const int world = GetParam();
   MoeCase m{.c = {.name = "beside a kernel", .experts = 9, .topk = 4, .hidden = 512, .tokens = {300}}, .form = MoeForm::fused};

@@ -24,7 +24,7 @@ size_t free_memory() {
   return free;
 }
 
-/// A gate that outlives groups, on its own stream.
+/// A gate on a separate stream that outlives groups.
 struct LastingGate {
   LastingGate() {
     must(cudaSetDevice(0), "cudaSetDevice");
@@ -37,7 +37,7 @@ struct LastingGate {
   cudaStream_t stream = nullptr;
 };
 
-/// A group of one rank with an object.
+/// A single-rank group with an object.
 class Lane {
  public:
   Lane()
@@ -64,7 +64,7 @@ class Lane {
   NormalExchange exchange_;
 };
 
-/// A lane whose GPU is still running the gate's kernel when the lane ends.
+/// Destroys a lane while its GPU is still running the gate's kernel.
 void live_beside(const LastingGate& beside, std::chrono::nanoseconds limit) {
   Lane lane;
   lane.round();

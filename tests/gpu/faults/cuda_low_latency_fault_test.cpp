@@ -32,7 +32,7 @@ StreamedCase small_case(int world, ScaleKind scales = ScaleKind::none) {
 
 size_t heap_of(const StreamedCase& c) { return LowLatencyExchange::heap_bytes(c.config(), c.form.world); }
 
-/// A new group on the same GPUs in the same process works.
+/// A new group works on the same GPUs in the same process.
 void calls_of_new_group(int world) {
   const StreamedCase c = small_case(world);
   on_gpus(world, heap_of(c), [&](Station& me) {
@@ -224,7 +224,7 @@ constexpr OtherOutput kOtherOutputs[] = {
     {"in_a_graph", {}, {}, true},
 };
 
-/// Dispatches into both outputs: calls 1 and 2 of four.
+/// Dispatches into both outputs, as calls 1 and 2 of four.
 void fill_both(Calls& c, const OtherOutput& o, const uint64_t* replays = nullptr) {
   for (const size_t output : {0, 1}) c.dispatch({1 + output, replays, 4}, c.lane(0), output, o.dispatches);
 }

@@ -368,7 +368,7 @@ TEST(GpuPool, TooSmallIsATypedError) {
   });
 }
 
-/// Rank 1 has no room for a dispatch: all ranks receive the error once, and none waits for a deadline.
+/// Rank 1 has no room for a dispatch: every rank receives the error once, and none waits for a deadline.
 void dispatch_without_memory(ExchangeRig& rig) {
   Station& me = rig.me;
   const Dispatched d = rig.dispatch();
@@ -401,7 +401,7 @@ TEST(GpuPool, ExhaustedOnOneRankFailsOnAllAndIsNotSticky) {
   });
 }
 
-/// The same with drop_and_report, where a separate kernel counts the kept routes.
+/// The same case with drop_and_report, where a separate kernel counts the kept routes.
 TEST(GpuPool, ExhaustedWhileDroppingAtCapacity) {
   Scenario s = gpu_scenario("pool and drops", 2, Layout::rank_major, 40);
   s.problem.overflow = switchyard::Overflow::drop_and_report;

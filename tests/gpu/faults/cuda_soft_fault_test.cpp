@@ -43,7 +43,7 @@ void expect_usable(Station& me) {
 
 class GpuSoftFaults : public testing::TestWithParam<Variant> {};
 
-/// An object and valid arguments of a rank.
+/// A rank's object, with valid arguments.
 struct Calls {
   Calls(Station& station, const std::shared_ptr<const Case>& given, const NormalConfig& config)
       : me(station),
@@ -56,7 +56,7 @@ struct Calls {
   Dispatched dispatch(const DispatchOptions& o) { return exchange.dispatch(in.x, in.ids, in.weights, o); }
   Dispatched cached(const Handle& handle) { return exchange.dispatch(in.x, handle, options); }
   void combine(const Dispatched& d, const Handle& handle) { exchange.combine(d.x, handle, in.out, sum); }
-  /// All calls that use a dispatch with these options, without host synchronization in between.
+  /// Makes all calls that use a dispatch with these options, without host synchronization in between.
   void layer(const DispatchOptions& o) {
     const Dispatched d = dispatch(o);
     combine(d, d.handle);
@@ -69,7 +69,7 @@ struct Calls {
     must(cudaMemsetAsync(all.rows().data, junk, static_cast<size_t>(all.rows().rows) * row_bytes_of(*c), me.stream()),
          "memset");
   }
-  /// A layer as a graph that is replayed once.
+  /// Runs a layer as a graph that is replayed once.
   void replay_once() {
     DispatchOptions o = options;
     o.size = SizePolicy::worst_case;
@@ -247,7 +247,7 @@ TEST(GpuForeignErrors, AreLeftAlone) {
   });
 }
 
-/// An invalid stream, or a stream of another GPU, causes an error that says so. The peers receive it too.
+/// An invalid stream, or a stream of another GPU, causes an error that says so. The peers also receive the error.
 TEST(GpuForeignErrors, StreamsOfOtherGpusReachThePeers) {
   if (switchyard::test::count_gpus() < 2) GTEST_SKIP() << "needs two GPUs";
   const auto c = make_case(gpu_scenario("streams", 2, Layout::rank_major, 20));
@@ -307,7 +307,7 @@ struct LowLatencyBuffers {
   std::byte* out;
 };
 
-/// One half of a call is captured and the other is not: replays would send one call repeatedly.
+/// If one half of a call were captured and the other were not, replays would send one call repeatedly.
 TEST(GpuHalves, AreNotTornApartByACapture) {
   for (const bool sent_in_capture : {true, false}) {
     const auto config = LowLatencyBuffers::config();
@@ -385,7 +385,7 @@ TEST(GpuHalves, GraphsHoldWhatTheirCallsFill) {
   });
 }
 
-/// Grids of the kernels that `call` enqueues on the station's first stream. The kernels are not run.
+/// Returns the grids of the kernels that `call` enqueues on the station's first stream. The kernels do not run.
 template <class Call>
 std::vector<unsigned> grids_of(Station& me, Call&& call) {
   cudaGraph_t graph = nullptr;

@@ -199,7 +199,7 @@ static void check_swiglu(const sy_swiglu_gradient_config* config, const void* dh
   CHECK(wrong == 0);
 }
 
-// First with dh next to h and with `a`; then with dh in place of h and without `a`.
+// Runs first with separate dh and h and with `a`, then with dh in place of h and without `a`.
 static void swiglu_gradients(const Places* p, const sy_swiglu_gradient_config* config, double bound) {
   void* const memory[] = {h_on_gpu(), bf16_on_gpu(kDySeed, kRows * kWidth), filled_on_gpu(0xab, kRows * 2 * kWidth * 2),
                           filled_on_gpu(0xab, kRows * kWidth * 2)};
@@ -224,7 +224,7 @@ static void swiglu_gradients(const Places* p, const sy_swiglu_gradient_config* c
   free_all(memory, sizeof memory / sizeof *memory);
 }
 
-// With alpha = 0 the sigmoid is a half everywhere, and gradients of integers are halves of integers: each has one correct
+// With alpha = 0, the sigmoid is a half everywhere, and gradients of integers are halves of integers: each has one correct
 // value, and some are clamped by the limit. With the default alpha, the bound allows for rounding to bf16, at most 2^-8 of the
 // value, and 2^-16 for the preceding float32 values.
 static void all_swiglu_gradients(const Places* p) {

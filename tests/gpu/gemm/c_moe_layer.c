@@ -47,7 +47,7 @@ static void run_layer(sy_moe_exchange exchange, const Arrays* a, int add, cudaSt
   CHECK_OK(sy_moe_layer_destroy(layer));
 }
 
-// Output of expert 2 for token 2, which has no further expert.
+// Computes the output of expert 2 for token 2, which has no other expert.
 static void run_expert(const Arrays* a, cudaStream_t stream, uint16_t* row) {
   sy_expert_shape shape = small_shape(kHidden, kWidth, kExperts);
   sy_expert_options options = SY_EXPERT_OPTIONS_INIT;

@@ -25,7 +25,7 @@ std::vector<uint8_t> codes(int64_t count, uint64_t seed) {
   for (uint8_t& c : v) c = static_cast<uint8_t>((random() & 0x80) | random() % 0x58);
   return v;
 }
-/// `around`, or half or twice that.
+/// Each value is `around`, half of it, or twice it.
 std::vector<float> powers(int64_t count, uint64_t seed, float around) {
   std::mt19937_64 random(seed);
   std::vector<float> v(static_cast<size_t>(count));
@@ -67,7 +67,7 @@ struct Layer {
       w2{kExperts * kHidden * kIntermediate}, s13{4096}, s2{4096}, counts{kExperts * 8}, first{kExperts * 8};
 };
 
-/// Content of y after `call`; unwritten elements are 0xcdcd.
+/// Returns the content of y after `call`; unwritten elements are 0xcdcd.
 template <class Call>
 std::vector<uint16_t> outputs_of(Call&& call) {
   const DeviceBytes y(kRows * kHidden * 2);

@@ -272,7 +272,7 @@ TEST(Fp8Gemm, NormOfNormalShapes) {
   }
 }
 
-/// Bytes and scales equal those of a host quantization of the same product's bf16 result.
+/// The bytes and scales equal those from quantizing the same product's bf16 result on the host.
 TEST(Fp8Gemm, QuantisedOutputsAreThoseOfBf16) {
   for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0}) {
     for (const int64_t n : {int64_t{512}, int64_t{960}, int64_t{3072}}) {

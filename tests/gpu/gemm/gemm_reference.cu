@@ -79,7 +79,7 @@ __device__ double gradient_value(const GradientProblem& p, const void* at, int64
   return p.wide ? static_cast<double>(static_cast<const float*>(at)[i]) : value_of(static_cast<const uint16_t*>(at), i, p.f16);
 }
 
-/// Rounds to the type used in memory.
+/// Rounds `v` to the type used in memory.
 __device__ double rounded_gradient(const GradientProblem& p, double v) {
   if (p.wide) return static_cast<double>(static_cast<float>(v));
   const uint16_t bits = bits_of(v, p.f16);

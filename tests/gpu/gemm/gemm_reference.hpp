@@ -7,7 +7,7 @@
 
 namespace gemm_test {
 
-/// Shapes and options as plain numbers.
+/// Shapes and options, as plain numbers.
 struct Problem {
   int num_experts = 1;
   int64_t n = 0, k = 0;

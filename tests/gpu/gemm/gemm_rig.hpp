@@ -121,7 +121,7 @@ class GemmRig {
     }
     return sum;
   }
-  /// Number of written elements in rows that belong to no expert.
+  /// Returns the number of written elements in rows that belong to no expert.
   int64_t touched_outside() const {
     int64_t at = 0, found = 0;
     const auto look = [&](int64_t end) {

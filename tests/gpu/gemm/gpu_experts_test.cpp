@@ -25,7 +25,7 @@ using switchyard::WeightStorage;
 using switchyard::testing::ExpertLayer;
 using switchyard::testing::LayerCase;
 
-/// The cases of both backends, each also in f16.
+/// The cases shared by both backends, each also in f16.
 std::vector<LayerCase> gpu_cases() {
   std::vector<LayerCase> all = switchyard::testing::layer_cases();
   for (size_t i = 0, n = all.size(); i < n; ++i) {

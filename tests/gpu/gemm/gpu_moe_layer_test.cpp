@@ -22,7 +22,7 @@ using switchyard::MoeLayerConfig;
 using switchyard::Overflow;
 using switchyard::testing::MoeCase;
 
-/// The cases of both backends, and both modes again in f16 and in fp8.
+/// The cases shared by both backends, and both modes again in f16 and fp8.
 std::vector<MoeCase> gpu_cases() {
   std::vector<MoeCase> all = switchyard::testing::moe_cases();
   for (const bool masked : {false, true}) {
@@ -49,7 +49,7 @@ TEST_P(GpuMoeLayers, GiveTheBitsOfTheirCalls) {
   });
 }
 
-// As on the CPU (unit/layer/moe_layer_test.cpp). The second layer also runs in a graph that outlives the first layer.
+// Same as the CPU test in unit/layer/moe_layer_test.cpp. The second layer also runs in a graph that outlives the first layer.
 TEST_P(GpuMoeLayers, ShareAllButTheirWeights) {
   const MoeCase& m = GetParam();
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda, 2), [&](Station& me) {
@@ -271,7 +271,7 @@ void elsewhere(Station& me, const Enqueue& enqueue) {
   must(cudaSetDevice(me.device()), "cudaSetDevice");
 }
 
-// A layer takes exactly the reported amount of heap memory, even if it is never captured.
+// A layer uses exactly the reported amount of heap memory, even if it is never captured.
 TEST(GpuMoeLayer, FitsIntoItsMemory) {
   for (const bool masked : {false, true}) {
     MoeCase m{.c = {.name = masked ? "masked" : "normal", .masked = masked, .tokens = {60, 60}}};

@@ -74,7 +74,7 @@ TEST_P(Variants, ShapesOfModels) {
     int64_t n, k;
     int epilogue;
   };
-  // gpt-oss: hidden 2880; Qwen: 2048 and 768; others: intermediate 480 and 1536.
+  // gpt-oss has hidden 2880; Qwen has 2048 and 768; others have intermediate 480 and 1536.
   for (const Case c : {Case{5760, 2880, 3},
                        {2880, 2880, 0},
                        {1536, 2048, 3},
@@ -195,7 +195,7 @@ TEST(GroupedGemmRows, AsManyExpertsAsThereMayBe) {
   EXPECT_EQ(rig.touched_outside(), 0);
 }
 
-// Rows and outputs of more than 4 GiB.
+// Rows and outputs larger than 4 GiB.
 TEST(GroupedGemmRows, ThreeHundredThousandRows) {
   Problem p = problem(3, 7168, 7168, 0);
   GemmRig rig(p, {100000, 1, 199999}, Fill::normal);

@@ -49,7 +49,7 @@ struct Mlp {
       for (const int64_t end = r + counts[e]; r < end; ++r) sum += loss_of_row(r, e);
     return sum;
   }
-  /// Gradient of the loss with respect to every element of one member.
+  /// Returns the gradient of the loss with respect to every element of one member.
   Numbers differences(Numbers Mlp::*member) {
     constexpr double kStep = 1e-4;
     Numbers found;

@@ -51,7 +51,7 @@ class RowTypes : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(RowGradients, RowTypes, testing::Bool(),
                          [](const testing::TestParamInfo<bool>& i) { return std::string(i.param ? "f16" : "bf16"); });
 
-/// Rows of values in GPU memory.
+/// Rows with values in GPU memory.
 struct Memory {
   Memory(int64_t rows_in, int64_t columns_in, bool f16, uint64_t seed, float scale)
       : bytes(rows_in * columns_in * 2), rows(rows_in), columns(columns_in), type(f16 ? DType::f16 : DType::bf16) {

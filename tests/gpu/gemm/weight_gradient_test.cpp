@@ -195,7 +195,7 @@ TEST(WeightGradientCalls, AsManyExpertsAsThereMayBe) {
   }
 }
 
-// Gradients of more than 4 GiB.
+// Gradients larger than 4 GiB.
 TEST(WeightGradientCalls, FourGiBOfFloats) {
   GradientRig rig(case_of(7168, 7168, 0), {60, 0, 33, 100, 16, 1, 50, 129, 64, 7, 0, 40, 3, 20, 90, 11, 8, 77, 2, 65, 31, 96},
                   Fill::integers);

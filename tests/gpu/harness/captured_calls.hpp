@@ -48,7 +48,7 @@ class CapturedCalls {
   cudaGraphExec_t exec_ = nullptr;
 };
 
-/// Number of edges in a captured graph over which a kernel may begin before the previous kernel ends.
+/// Number of edges in a captured graph that allow a kernel to begin before the previous one ends.
 inline size_t dependent_launches(cudaGraph_t graph) {
   size_t count = 0;
 #if CUDART_VERSION >= 13000

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Test ranks on GPUs, as processes or as threads. The test program itself never uses a GPU, because the processes that it forks
-// afterwards could not use one. Therefore ranks that are threads also run in a forked process.
+// afterwards could not use one. Ranks that are threads therefore also run in a forked process.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -122,7 +122,7 @@ inline void run_gpu_ranks(As as, int world, const char* heap_kind, const RankBod
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << name_of(as) << ", " << end;
 }
 
-/// Returns the text of the Error thrown by `body`. The Error must have `code`.
+/// Returns the message of the Error thrown by `body`. The Error must have `code`.
 template <class Body>
 std::string text_of_error(ErrorCode code, const Body& body) {
   try {
@@ -163,7 +163,7 @@ inline void require_zero(const std::byte* at, size_t bytes, const std::string& w
   if (found != got.end()) throw std::runtime_error(what + ": byte " + std::to_string(found - got.begin()) + " is not zero");
 }
 
-/// Writes the pattern through a mapping: the first half with a kernel, the rest with a copy from the host.
+/// Writes the pattern through a mapping: the first half with a kernel, and the rest with a copy from the host.
 inline void write_pattern(std::byte* at, size_t words, uint32_t seed) {
   auto* const to = reinterpret_cast<uint32_t*>(at);
   const size_t half = words / 2;
@@ -183,7 +183,7 @@ inline size_t free_bytes() {
 }
 
 /// Collective: returns the number of open descriptors in this process, counted while no rank opens or closes any. Ranks may be
-/// threads of one process, and reading the folder uses a descriptor itself.
+/// threads of one process, and reading the folder itself uses a descriptor.
 inline int open_descriptors(const GpuRank& me) {
   static std::mutex one_reader;
   me.meet();

@@ -14,7 +14,7 @@
 namespace harness {
 
 /// Runs run_rank(child, k) in k.kWorld processes. Each process prints "<n> calls queued", where n is k.kCalls if
-/// k.queues_before(rank); then k.kVictim is killed and the others receive "killed". They must print "done" and exit normally.
+/// k.queues_before(rank); then k.kVictim is killed and the others receive "killed". These must print "done" and exit normally.
 template <class Case>
 void kill_one(const Case& k, void (*run_rank)(switchyard::test::ChildRank&, const Case&)) {
   using namespace std::chrono_literals;
@@ -44,7 +44,7 @@ Group join_killed(const switchyard::test::ChildRank& child, const Case& k, size_
   return Group::connect(child.rank(), k.kWorld, k.store, "token", options);
 }
 
-/// Runs one of the processes, starting with its queued calls. Does not return on the victim. When this returns on the other
+/// Runs one of the processes, starting with its queued calls. Never returns on the victim. When this returns on the other
 /// ranks, all their calls have failed, after less than two deadlines in total. `queue()` makes calls until k.kCalls are queued,
 /// `queued()` returns the number queued, and `release()` releases whatever holds the calls back.
 template <class Case, class Queue, class Queued>

@@ -311,7 +311,7 @@ size_t heap_for(const NormalConfig& config, int world, int objects) {
 
 namespace {
 
-/// Number of failures so far, inside isolated().
+/// The failures so far, inside isolated().
 std::vector<std::string>* g_found = nullptr;
 
 }  // namespace

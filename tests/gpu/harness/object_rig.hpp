@@ -3,8 +3,8 @@
 // element checked against the oracle.
 //
 // Every test body runs in a forked process, so a fault that corrupts a CUDA context, or a hang, fails only that test. Its ranks
-// are threads. The host and the copy engines never copy to or from the heap: kernels copy to ordinary device memory in stream
-// order, and that memory is read when all ranks are idle.
+// are threads. The host and the copy engines never access the heap: kernels copy its content to ordinary device memory in
+// stream order, and this memory is read when all ranks are idle.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -37,7 +37,7 @@ using switchyard::NormalConfig;
 using switchyard::NormalExchange;
 using switchyard::SizePolicy;
 
-/// Throws std::runtime_error naming the call. Leaves no error pending.
+/// Throws a std::runtime_error that names the call. Leaves no error pending.
 void must(cudaError_t status, const char* what);
 
 /// Meeting point of ranks that are threads. A rank never waits for a rank that has left, and never longer than a minute.
@@ -94,7 +94,7 @@ class Station {
   cudaStream_t stream(int i = 0) const { return streams_[i % kStreams]; }
   const Gate& gate() const { return gate_; }
 
-  /// Device memory of this test. Makes no CUDA call.
+  /// Device memory for this test. Makes no CUDA call.
   std::byte* allocate(size_t bytes);
   /// Copies from and to the host. Must not be called while ranks wait for this rank.
   void* upload(const void* host, size_t bytes);
@@ -158,7 +158,7 @@ Scenario with_width(Scenario s, Width width);
 /// Bytes per row of x.
 size_t row_bytes_of(const Case& c);
 
-/// Number of rows that a dispatch of worst-case size allocates.
+/// Number of rows allocated by a worst-case-size dispatch.
 int64_t worst_rows(const Case& c);
 /// make_config with a pool for `times` times as many rows.
 NormalConfig config_with_large_pool(const Case& c, int times);
@@ -170,7 +170,7 @@ int half_of_a_rank(int world);
 using StationBody = std::function<void(Station&)>;
 /// Runs `body` in a separate process and expects no failure in any on_gpus() inside it.
 void isolated(const std::function<void()>& body, std::chrono::milliseconds limit = 60s);
-/// Runs `body` on all ranks of one group; if not inside isolated(), in a separate process.
+/// Runs `body` on all ranks of one group, in a separate process unless inside isolated().
 void on_gpus(int world, size_t heap, std::chrono::milliseconds timeout, const StationBody& body);
 inline void on_gpus(int world, size_t heap, const StationBody& body) { on_gpus(world, heap, 10s, body); }
 

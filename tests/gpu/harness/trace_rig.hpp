@@ -79,7 +79,7 @@ inline std::map<std::string, int> judge_spans(Station& me, const switchyard::Tra
   return spans;
 }
 
-/// Expects `wanted` calls of this kind, each with `arg` tokens or routes.
+/// Expects `wanted` calls of the given kind, each with `arg` tokens or routes.
 inline void expect_calls(Station& me, const switchyard::Trace& trace, Event kind, int wanted, int64_t arg) {
   int found = 0;
   for (const TraceRecord& call : calls_of(*trace.tracer(me.rank()))) {
@@ -97,7 +97,7 @@ inline void expect_phases(Station& me, const std::map<std::string, int>& spans, 
   for (const char* name : wanted) me.f.check(spans.count(name) > 0, std::string("no ") + name + " among: " + all);
 }
 
-/// Calls f(record) for every record of the rank's workers.
+/// Calls f(record) for every record from the rank's workers.
 template <class F>
 void for_each_span(const switchyard::Trace& trace, int rank, F&& f) {
   const Tracer& tracer = *trace.tracer(rank);
@@ -158,7 +158,8 @@ inline std::map<std::string, int> waits_for(Station& me, const switchyard::Trace
   return named;
 }
 
-/// Nanoseconds of this rank's longest `event` span that names rank `late`; 0: none. Call after recording.
+/// Duration in nanoseconds of this rank's longest `event` span that names rank `late`, or 0 if there is none. Call after
+/// recording.
 inline uint64_t longest_wait(Station& me, const switchyard::Trace& trace, Event event, int late) {
   uint64_t longest = 0;
   for_each_span(trace, me.rank(), [&](const TraceRecord& r) {

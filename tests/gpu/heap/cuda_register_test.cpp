@@ -199,7 +199,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, CudaRegister,
                                          Setting{As::threads, 2, ""}, Setting{As::threads, 4, ""}),
                          name_of_setting);
 
-/// A buffer on a GPU other than its rank's.
+/// Registers a buffer on a GPU other than its rank's.
 TEST(CudaRegisterErrors, WrongGpu) {
   if (count_gpus() < 2) GTEST_SKIP() << "needs two GPUs";
   run_gpu_ranks(As::processes, 2, nullptr, [](const GpuRank& me) {

@@ -151,7 +151,7 @@ GroupOptions soon(const char* host) {
   return options;
 }
 
-/// Rank 1 does not take part in a round of rank 0, and receives the error that rank 0 gave up on it.
+/// Rank 1 does not take part in a round of rank 0 and receives the error that rank 0 gave up on it.
 void expect_silence_named(const std::vector<Outcome>& all) {
   EXPECT_EQ(code_name(all[0].code), "peer_timeout") << all[0].text;
   EXPECT_EQ(all[0].report.awaited_rank, 1) << all[0].text;

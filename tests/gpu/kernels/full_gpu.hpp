@@ -31,8 +31,8 @@ class FullGpu {
   uint32_t launches_ = 0;
 };
 
-/// Holds whole multiprocessors of a station's GPU: runs a block that uses all shared memory on each, on the station's second
-/// stream. Must be constructed while no rank waits for another.
+/// Holds whole multiprocessors of a station's GPU by running, on the station's second stream, a block on each that uses all its
+/// shared memory. Must be constructed while no rank waits for another.
 class HeldMultiprocessors {
  public:
   HeldMultiprocessors(Station& me, int multiprocessors);

@@ -19,8 +19,8 @@ struct GemmMarks {
   uint32_t begun[kMax], ended[kMax];  ///< ticket of a launch's first block at its begin, and of the last block at its end
 };
 
-/// C = kRounds * A * B, in kRounds passes. A is blocks * kTile x kDepth, B is kDepth x kTile, both bf16; C is float32. All sums
-/// are integers that are exact in float32.
+/// C = kRounds * A * B, in kRounds passes. A is blocks * kTile x kDepth and B is kDepth x kTile, both bf16; C is float32. All
+/// sums are integers that are exact in float32.
 struct Gemm {
   static constexpr int kTile = 128, kDepth = 256, kRounds = 64;
   int blocks = 0;  ///< maximum number that fits the GPU at once
@@ -34,7 +34,7 @@ struct Gemm {
   static SWITCHYARD_FN constexpr int b_value(int k, int column) { return (2 * k + 11 * column) % 5 - 2; }
 };
 
-/// Value of Gemm::blocks for the current GPU.
+/// The value of Gemm::blocks for the current GPU.
 int gemm_blocks();
 /// Writes A and B.
 void launch_gemm_inputs(const Gemm& gemm, cudaStream_t stream);

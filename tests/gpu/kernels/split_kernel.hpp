@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The assignment of a call's messages to the warps of a grid.
+// Records how a call's messages are assigned to the warps of a grid.
 #pragma once
 
 #include <cuda_runtime_api.h>

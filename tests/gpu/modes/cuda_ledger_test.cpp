@@ -51,7 +51,7 @@ TEST(GpuLedger, ATraceShowsItsPhases) {
   });
 }
 
-/// Rank 2 is late by 20 ms: the waits for its rows name it, and no long wait names another rank. The spans contain every byte.
+/// Rank 2 is 20 ms late: the waits for its rows name it, and no long wait names another rank. The spans account for every byte.
 TEST(GpuLedger, ATraceNamesTheLateSenderAndCountsItsBytes) {
   constexpr int kWorld = 3, kLate = 2, kCalls = 6;
   constexpr uint64_t kDelay = 20'000'000;
@@ -184,7 +184,7 @@ TEST(GpuLedger, ByPackedTables) {
   }
 }
 
-/// Graphs of one, two and three calls, replayed with an uncaptured call between them: the host supplies nothing per call.
+/// Graphs with one, two and three calls, replayed with an uncaptured call between them: the host supplies nothing per call.
 TEST(GpuLedger, GraphsAreReplayed) {
   const auto a = gpu_case(2, 5), b = gpu_case(2, 6);
   on_gpus(2, heap_of(*a), [&](Station& me) {
@@ -322,7 +322,7 @@ TEST(GpuLedger, StreamsInTurn) {
 }
 
 /// D7, D11: consecutive calls with three alternating sets of rows and tables, on ranks that are late by varying amounts. No
-/// rank waits on its host, and no call uses the rows of the previous call.
+/// rank's host waits, and no call uses the rows of the previous call.
 TEST(GpuLedger, D07_QueuedCallsOfOtherRows) {
   constexpr int kCalls = 200, kSets = 3;
   for (const int world : {1, 2, 4, 8}) {

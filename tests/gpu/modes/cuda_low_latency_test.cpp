@@ -3,7 +3,8 @@
 // their results in closed form (modes/low_latency/streamed_calls.hpp), so only streams and the calls' own flags keep the ranks
 // in step.
 //
-// SWITCHYARD_QUEUED_CALLS: number of calls for each number of ranks (default 4000). SWITCHYARD_SEED: seed of the first object.
+// SWITCHYARD_QUEUED_CALLS: the number of calls for each number of ranks (default: 4000). SWITCHYARD_SEED: the seed of the first
+// object.
 #include <algorithm>
 #include <thread>
 
@@ -48,7 +49,7 @@ TEST_P(QueuedCalls, OfRandomShapes) {
               GetParam(), static_cast<unsigned long long>(seed));
 }
 
-/// Typical decoding: 7168 columns, 8 of many experts.
+/// A typical decoding shape: 7168 columns, 8 of many experts.
 StreamedCase decode_case(int world, ScaleKind scales) {
   StreamedCase c;
   Form& f = c.form;
@@ -95,8 +96,8 @@ TEST_P(QueuedCalls, C01_AtItsOwnShape) {
 INSTANTIATE_TEST_SUITE_P(Gpu, QueuedCalls, testing::Values(1, 2, 4, 8),
                          [](const auto& w) { return "W" + std::to_string(w.param); });
 
-/// Two objects that fit on the GPU together, each with consecutive calls on its own stream. Every other rank enqueues them in
-/// the opposite order: neither object may prevent the other from beginning.
+/// Two objects that fit on the GPU together, each with consecutive calls on a separate stream. Every other rank enqueues them
+/// in the opposite order: neither object may prevent the other from beginning.
 TEST_P(QueuedCalls, OfTwoObjectsInOppositeOrder) {
   const int world = GetParam();
   StreamedCase c = decode_case(world, ScaleKind::none);
@@ -156,7 +157,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, CallsOfThreads, testing::Values(1, 2, 4),
 
 class LowLatencyGraphs : public testing::TestWithParam<int> {};
 
-/// Enqueues the calls of a graph of `size` calls, numbered from *number.
+/// Enqueues the `size` calls of a graph, numbered from `number`.
 void enqueue_calls(Calls& streamed, int size, const StreamedCase& c, CallNumber number, bool split) {
   auto& lane = streamed.lane(0);
   const auto next = [&] { return CallNumber{number.first++, number.replays, number.per_replay}; };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decoding layer inside one CUDA graph (modes/low_latency/masked_layer.hpp): no count is read on the host, and T, routing and
-// rows differ in each replay. Also checks that tensor maps can describe the delivered rows and scales.
+// A decoding layer inside one CUDA graph (modes/low_latency/masked_layer.hpp): the host reads no count, and T, routing and rows
+// differ in each replay. Also checks that tensor maps can describe the delivered rows and scales.
 #include <cuda.h>
 
 #include <array>

@@ -18,7 +18,7 @@ struct Given {
   uint64_t allocations;  ///< requested by the library in this process
 };
 
-/// Collective. Call while all ranks are idle.
+/// Collective. Must be called while all ranks are idle.
 Given given_now(Station& me) {
   me.meet();
   Given now{0, switchyard::detail::num_device_allocations()};
@@ -81,7 +81,7 @@ struct Subject {
   std::unique_ptr<NormalExchange> exchange;
 };
 
-/// Dispatch, an optional cached dispatch, combine.
+/// Makes a dispatch, an optional cached dispatch, and a combine.
 void call(Station& me, Subject& s, size_t which, bool cached, cudaStream_t stream) {
   const Case& c = *s.cases[which];
   const Inputs& in = s.in[which];
@@ -223,7 +223,7 @@ struct OtherModes {
   std::vector<std::unique_ptr<Calls>> calls;
 };
 
-/// Two sets of objects: after the first set, the driver has allocated memory for all kernels, including those of the test.
+/// Creates two sets of objects; after the first, the driver has allocated memory for all kernels, including those of the test.
 TEST_P(GpuAllocations, NoneAfterConstructionInOtherModes) {
   constexpr uint64_t kOfEach = 200;
   const int world = GetParam();

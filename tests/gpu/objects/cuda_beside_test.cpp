@@ -37,7 +37,7 @@ class DoneAtLast {
   bool said_ = false;
 };
 
-/// Consecutive products on a separate stream. Several are enqueued at any time.
+/// Consecutive products on a separate stream. Several products are enqueued at any time.
 class GemmLoad {
  public:
   /// Runs one product. Must be called while no rank waits for a call.

@@ -64,7 +64,7 @@ DispatchOptions cpu_options(const Case& c, int rank) {
   return o;
 }
 
-/// Dispatch, combine and cached dispatch on the CPU.
+/// Runs dispatch, combine and cached dispatch on the CPU.
 void run_on_cpu(Group& group, const NormalConfig& config, const Case& c, Results& results) {
   const Reader read = [](const void* at, size_t bytes) {
     const auto* const from = static_cast<const std::byte*>(at);
@@ -84,7 +84,7 @@ void run_on_cpu(Group& group, const NormalConfig& config, const Case& c, Results
   results.add_dispatched("cached dispatch", exchange.dispatch(again.x(), d.handle, options), read);
 }
 
-/// The same on a GPU. Memory does not change while it is read, because all ranks have met.
+/// Runs the same calls on a GPU. Memory does not change while it is read, because all ranks have met.
 void run_on_gpu(Station& me, const NormalConfig& config, const Case& c, Results& results) {
   const Reader read = [&me](const void* at, size_t bytes) {
     Bytes to(bytes);

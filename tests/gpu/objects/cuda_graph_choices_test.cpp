@@ -82,7 +82,7 @@ struct Side {
   std::vector<std::array<void*, 2>> bias_;
 };
 
-/// One rank's graph: dispatch, combine, cached dispatch, combine.
+/// One rank's graph: a dispatch, a combine, a cached dispatch and a combine.
 class ChosenGraph {
  public:
   ChosenGraph(Station& me, NormalExchange& exchange, const Cases& cases, bool registered)

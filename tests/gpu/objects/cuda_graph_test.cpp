@@ -23,7 +23,7 @@ class Graphs : public testing::TestWithParam<Shape> {};
 
 int64_t max_rows(const Case& c) { return switchyard::max_rows(make_config(c), c.problem.world); }
 
-/// Another routing with a different T on each rank, from none to the maximum.
+/// Creates cases with different routings, each with a different T on every rank, from 0 to the maximum.
 std::vector<std::shared_ptr<const Case>> make_variants(const Shape& shape) {
   const int world = shape.world;
   std::vector<std::shared_ptr<const Case>> all;
@@ -87,7 +87,7 @@ enum class Captured { dispatch, cached, dispatch_combine, dispatch_cached_combin
 constexpr Captured kAllCaptured[] = {Captured::dispatch, Captured::cached, Captured::dispatch_combine,
                                      Captured::dispatch_cached_combine, Captured::dispatch_to_caller};
 
-/// A graph, and the locations of its calls' results. The objects returned by the calls are destroyed.
+/// A graph, and the locations of its calls' results. The objects returned by the calls no longer exist.
 struct Graph {
   Captured kind;
   Dispatched first, second;  ///< addresses only
@@ -236,7 +236,7 @@ TEST_P(Graphs, ReplayWithOtherInputsAndTokens) {
   });
 }
 
-/// All four graphs of one object in random order.
+/// Replays all four graphs of one object in random order.
 TEST_P(Graphs, Interleaved) {
   const int world = GetParam().world, replayed = std::min(GetParam().replays, 200);
   const auto cases = make_variants(GetParam());

@@ -18,7 +18,7 @@ struct Foreign {
   bool on_all;
 };
 
-/// A dispatch of `c` on a rank of the first group.
+/// Dispatches `c` on a rank of the first group and returns the handle.
 Handle dispatched_by(Group& group, const NormalConfig& config, std::unique_ptr<NormalExchange>& exchange, Station& me,
                      const Case& c, const Inputs& in) {
   exchange = std::make_unique<NormalExchange>(group, config);

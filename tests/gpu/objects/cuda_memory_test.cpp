@@ -111,7 +111,7 @@ TEST_P(GpuMemory, RegistrationEndedByOneRankOnly) {
   });
 }
 
-/// Call while the group sleeps.
+/// Must be called while the group sleeps.
 void refuse_calls(Station& me, NormalExchange& exchange, const Case& c, const Inputs& in, const Dispatched& d) {
   for (const auto& call : std::vector<std::function<void()>>{
            [&] { (void)exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(c, me.stream())); },
@@ -138,7 +138,7 @@ TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
       const Dispatched d = exchange.dispatch(in.x, in.ids, in.weights, me.dispatch_options(*c, me.stream()));
       me.meet();
       const auto counts = d.handle.counts();
-      // A graph created before the sleep: cached dispatch and combine.
+      // A graph with a cached dispatch and a combine, created before the sleep.
       cudaGraph_t graph = nullptr;
       cudaGraphExec_t exec = nullptr;
       must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
@@ -187,7 +187,7 @@ class Neighbours {
   /// Allocates the memory after the object. Must be called directly after the object is created.
   void enclose() { behind_ = fill(heap_.allocate(kBytes, switchyard::detail::OffsetAllocator::kGranule)); }
   size_t between() const { return behind_ - before_ - kBytes; }
-  /// Call while all ranks are idle.
+  /// Must be called while all ranks are idle.
   void check() {
     std::vector<std::byte> got(kBytes);
     for (const size_t at : {before_, behind_}) {
@@ -214,7 +214,7 @@ class Neighbours {
   size_t before_, behind_ = 0;
 };
 
-/// An object takes exactly memory_required from the heap, and no call takes more or writes outside it.
+/// An object uses exactly memory_required from the heap, and no call uses more or writes outside this memory.
 TEST_P(GpuMemory, ObjectsKeepToWhatTheyNeed) {
   const auto [world, width] = GetParam();
   isolated([&] {

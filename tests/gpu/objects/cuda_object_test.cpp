@@ -40,7 +40,7 @@ class Objects : public testing::TestWithParam<Worlds> {
   static Scenario scenario(const std::string& name, int world, Layout layout, int64_t tokens, uint64_t seed = 1) {
     return with_width(gpu_scenario(name, world, layout, tokens, seed), GetParam().width);
   }
-  /// Cases of one object with different routings, and tokens in [0, 20] on each rank.
+  /// Cases for one object, with different routings and 0 to 20 tokens on each rank.
   static std::vector<std::shared_ptr<const Case>> random_cases(const std::string& name, int world, Layout layout, int count) {
     std::vector<std::shared_ptr<const Case>> cases;
     for (int i = 0; i < count; ++i) {
@@ -110,7 +110,8 @@ TEST_P(Objects, CallsAlternateBetweenStreams) {
   });
 }
 
-/// The model's stream writes inputs and runs experts, calls run on a communication stream, and events order the two streams.
+/// Inputs are written and experts run on the model's stream, calls run on a communication stream, and events order the two
+/// streams.
 TEST_P(Objects, CommunicationStreamWithUserEvents) {
   each([&](int world, Layout layout) {
     const auto cases = random_cases("communication stream", world, layout, 10);
@@ -442,7 +443,7 @@ TEST_P(Objects, A13_B11_HandlesAreReusable) {
   });
 }
 
-/// With small integers, identity experts give exactly (ranks reached) * x, without an oracle.
+/// With small integers, identity experts give exactly (ranks reached) * x, so no oracle is needed.
 TEST_P(Objects, B02_ClosedForm) {
   each_world([&](int world) {
     Scenario s = scenario("B02", world, Layout::rank_major, 23);

@@ -14,7 +14,7 @@ namespace {
 
 using switchyard::RowBuffer;
 
-/// Writes the expert outputs of `d`: copies of its rows.
+/// Writes the expert outputs for `d`, which are copies of its rows.
 void compute(const ExchangeRig& f, const Dispatched& d, const RowBuffer& y, int stream) {
   launch_copy(y.rows().data, d.x.data, static_cast<size_t>(d.x.rows) * row_bytes_of(*f.c), f.me.stream(stream));
 }
@@ -167,7 +167,7 @@ TEST_P(GpuOrder, CallsOfOtherObjects) {
 
 // ---- graphs ----
 
-/// A graph of `layers` dispatches and combines through row buffers. Each layer releases its memory; layer l reads in[l] and
+/// A graph with `layers` dispatches and combines through row buffers. Each layer releases its memory; layer l reads in[l] and
 /// writes out[l].
 class Layers {
  public:
@@ -264,7 +264,7 @@ TEST_P(GpuOrder, GraphsShareMemoryIfTold) {
   });
 }
 
-/// A stream that read rows is being captured when the next call takes the rows' memory: the capture stays valid.
+/// A stream that has read rows is being captured when the next call reuses the rows' memory; the capture stays valid.
 TEST_P(GpuOrder, UsersThatAreCapturedNow) {
   on_ranks({4}, [](Station& me, ExchangeRig& f) {
     f.dispatch().used_by(me.stream(1));

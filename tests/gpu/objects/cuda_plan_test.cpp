@@ -42,7 +42,7 @@ std::vector<T> fetch(Station& me, const T* from, int64_t count) {
   return to;
 }
 
-/// The sends of `h` in the form read by GPU kernels: `stride` places per token.
+/// Returns the sends of `h` in the form that GPU kernels read, with `stride` places per token.
 std::vector<SendEntry> places_of(const HandleData& h, int stride) {
   std::vector<SendEntry> places(static_cast<size_t>(h.tokens * stride), SendEntry{-1, -1, -1});
   for (int64_t t = 0; t < h.tokens; ++t)

@@ -119,7 +119,7 @@ TEST(TracesOnGpus, NormalMode) {
 
 // --- A late rank
 
-/// One rank is late by 20 ms in every call: no long wait names another rank, and the waits for its rows and answers name it.
+/// One rank is 20 ms late in every call: no long wait names another rank, and the waits for its rows and answers name it.
 TEST(TracesOnGpus, WaitsOfLowLatencyNameTheLateRank) {
   constexpr int kLate = 2, kCalls = 6;
   constexpr uint64_t kDelay = 20'000'000;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Release tier: the contest's tests and benchmark shapes (E1 to E14) at full size, and its benchmarks with many seeds (E20).
 //
-// Executables: flat_full_test (label full), gpu_flat_full (label gpu).
+// Executables: flat_full_test (label full) and gpu_flat_full (label gpu).
 #include <gtest/gtest.h>
 
 #include "modes/flat/flat_shapes.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Expert functions for the row function tests. One depends on the element and on all of its arguments: it multiplies, then
-// adds, and rounds after each operation, without contraction. The other has a pointer.
+// Expert functions for the row function tests. One depends on the element and all its arguments: it multiplies and then adds,
+// rounding after each operation, without contraction. The other contains a pointer.
 #pragma once
 
 #include "switchyard/row_function.hpp"
@@ -38,7 +38,7 @@ struct FactorFunction {
   }
 };
 
-/// FlatFunction{offset} for the backend with which the suite is linked; on a GPU, for the current device.
+/// FlatFunction{offset} for the backend that the suite is linked with; on a GPU, for the current device.
 switchyard::RowFunction flat_function(float offset);
 /// FactorFunction for the same backend; `factors` is backend memory.
 switchyard::RowFunction factor_function(const float* factors, int32_t first);

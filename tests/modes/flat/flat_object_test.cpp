@@ -28,7 +28,8 @@ using switchyard::Sending;
 using switchyard::detail::Cpu;
 using switchyard::detail::CpuWarp;
 
-/// Messages are numbered across all sources: every warp gets the same number of messages, regardless of who sent them.
+/// Messages are numbered across all sources, so the message counts of the warps differ by at most one, regardless of the
+/// senders.
 TEST(FlatSplit, E19_MessagesPerWarpDifferByOne) {
   namespace detail = switchyard::detail;
   LowLatencyConfig config = FlatRig::config();
@@ -173,7 +174,7 @@ TEST(FlatSplit, E19_RowsPerWarpOfRoutedTokens) {
   }
 }
 
-/// In the two-call form, combine assigns the existing rows, and the shares differ by at most one for any routing.
+/// In the two-call form, combine distributes only the existing rows, and the shares differ by at most one for any routing.
 TEST(FlatSplit, E19_RowsPerWarpOfCombine) {
   for (const Routing routing : {Routing::uniform, Routing::round_robin, Routing::one_rank}) {
     const SplitCall call = nine_tenths(64, 2, routing);
@@ -244,7 +245,8 @@ TEST(FlatMisuse, BetweenTheHalvesOfAnotherCall) {
   expect_misuse(all, 0, ErrorCode::invalid_argument, "call its hook first");
 }
 
-/// Experts may differ by rank: one rank adds 1 to the elements, another multiplies them by 3, another returns them unchanged.
+/// Experts may differ by rank: one rank adds 1 to the elements, another multiplies them by 3, and a third returns them
+/// unchanged.
 TEST(FlatFunctions, MayDifferByRank) {
   const auto all = outcomes(3, options_with(60s), [&](Group& group) {
     FlatRig rig(group);

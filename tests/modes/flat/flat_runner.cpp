@@ -147,7 +147,7 @@ class Rank : LowLatencyRank {
     }
   }
 
-  /// Checks the traffic of call i: rows in both directions, or only the returned rows if combine is a separate call.
+  /// Checks the traffic of call i: rows in both directions, or only the returned rows if combine is called separately.
   void check_moved(size_t i) {
     const FlatExpectation& e = c_.calls[i];
     oracle::Traffic rows = e.returned[rank_];

@@ -17,7 +17,7 @@ uint64_t call_seed(const FlatScript& s, size_t call, uint64_t stream) { return o
 
 double unit(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1.0p-53; }
 
-/// Normally distributed numbers, two at a time (Box and Muller).
+/// Generates normally distributed numbers, two at a time (Box-Muller).
 void fill_normal(uint64_t seed, uint64_t rank, uint64_t token, DType type, int64_t hidden, void* row) {
   for (int64_t c = 0; c < hidden; c += 2) {
     const uint64_t bits = oracle::mix(seed, rank, token, static_cast<uint64_t>(c));

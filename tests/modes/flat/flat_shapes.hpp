@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes of the published all-to-all contest (f16, 8 ranks): its nine tests and its five benchmarks, E1 to E14.
+// The shapes of the published all-to-all contest (f16, 8 ranks), E1 to E14: nine tests and five benchmarks.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 // Acceptance cases E1 to E20 of the flat exchange: every sum and, in the two-call form, every row, source and count is compared
 // bit by bit, with both send methods.
 //
-// Entries: flat_threads and flat_processes; on GPUs gpu_flat_threads and gpu_flat_processes. flat_full_test runs the contest's
+// Entries: flat_threads and flat_processes; on GPUs, gpu_flat_threads and gpu_flat_processes. flat_full_test runs the contest's
 // shapes at full size.
 #include <algorithm>
 
@@ -171,7 +171,7 @@ TEST_P(Flat, RowFunctions) {
   expect_exact(scripts);
 }
 
-/// Runs of 1, 2, 3 and 1 whole calls on one object, each followed by a pair of calls, across the wrap of the epoch.
+/// Runs of 1, 2, 3 and 1 whole calls on one object, each followed by a pair of calls, across the epoch wraparound.
 TEST_P(Flat, InterleavedOverTheWrap) {
   auto s = script("interleaved", world() + 1, 3, 4, 32);
   s.first_epoch = (uint64_t{1} << 40) - 5;
@@ -185,7 +185,7 @@ TEST_P(Flat, InterleavedOverTheWrap) {
 std::string flat_where_name(const testing::TestParamInfo<FlatWhere>& info) {
   return where_name({Where(info.param), info.index});
 }
-/// CUDA: as many multiprocessors as a worker has warps.
+/// On GPUs, uses as many multiprocessors as a worker has warps.
 std::vector<FlatWhere> on_few_multiprocessors() {
   std::vector<FlatWhere> all;
   for (const Where& where : everywhere()) all.push_back({where, where.workers.warps});

@@ -79,7 +79,7 @@ std::vector<int32_t> ids_of(const Scenario& s, int call, int rank) {
   return ids;
 }
 
-/// The routes of `rank` beyond a capacity. Rows of a rank are ordered by expert, source, token and k.
+/// The routes of `rank` that exceed a capacity. A rank's rows are ordered by expert, source, token and k.
 std::vector<uint8_t> drops_of(const Scenario& s, int call, int rank) {
   std::vector<uint8_t> dropped(ids_of(s, call, rank).size());
   if (s.config.capacity == 0) return dropped;
@@ -104,7 +104,7 @@ std::vector<uint16_t> as_bf16(const std::vector<float>& values) {
   return out;
 }
 
-/// The expected rows of `out` for a call: float32 sums of integers, so their order does not matter, rounded once.
+/// The expected rows of `out` for a call: float32 sums of integers, rounded once; their order does not matter.
 std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
   const std::vector<int32_t> ids = ids_of(s, call, rank);
   const std::vector<uint8_t> dropped = drops_of(s, call, rank);

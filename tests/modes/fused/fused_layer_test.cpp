@@ -37,7 +37,7 @@ FusedScenario scenario(int world, int workers) {
   return s;
 }
 
-/// A rank's single worker does all work in turn: it would wait for itself if a tile waited for a higher ticket.
+/// A rank's single worker does all work in turn, so it would wait for itself if a tile waited for a higher ticket.
 TEST(FusedLayer, OneWorkerOfEachRankSuffices) {
   for (const int world : {1, 2, 3, 8}) {
     for (const int lag : {0, 1, 4, 50}) {
@@ -160,7 +160,7 @@ TEST(FusedLayer, RandomShapes) {
   }
 }
 
-/// No rank continues without the tokens of all ranks, and none waits forever.
+/// No rank continues without the tokens from all ranks, and none waits forever.
 TEST(FusedLayer, TheDeadlineNamesARankThatIsMissing) {
   for (const int workers : {1, 3}) {
     FusedScenario s = scenario(3, workers);

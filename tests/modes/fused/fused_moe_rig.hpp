@@ -15,7 +15,7 @@
 
 namespace harness {
 
-/// Expert e computes from a row x: h[j] = x[j mod H], y[c] = (h[c mod I] + h[I - 1]) * (e + 1).
+/// From a row x, expert e computes h[j] = x[j mod H] and y[c] = (h[c mod I] + h[I - 1]) * (e + 1).
 class IntegerProducts final : public switchyard::FusedProducts {
  public:
   /// `first`: global number of local expert 0. `tile`: rows per tile.

@@ -38,15 +38,15 @@ float token_value(int call, int rank, int64_t t, int column) { return static_cas
 float weight_value(int call, int rank, int64_t f) { return static_cast<float>(1 + hash_of(call, rank, f, -1) % 3); }
 float initial_value(int rank, int64_t t, int column) { return static_cast<float>(hash_of(77, rank, t, column) % 100); }
 
-/// Output of an expert: h[j] = x[j mod H] * (e + 1), and y[c] = h[c] + the sum of h + 1. Each down tile therefore needs all up
-/// tiles of its rows.
+/// The output of expert e: h[j] = x[j mod H] * (e + 1), and y[c] = h[c] + the sum of h + 1. Each down tile therefore needs all
+/// up tiles of its rows.
 float expected_output(int call, int rank, int64_t t, int column, int expert) {
   float sum = 0;
   for (int j = 0; j < kInner; ++j) sum += token_value(call, rank, t, j % kHidden);
   return (token_value(call, rank, t, column) + sum) * static_cast<float>(expert + 1) + 1;
 }
 
-/// The plan of one call, for all ranks. Rows of an expert are ordered by source, token and route.
+/// The plan of one call, for all ranks. An expert's rows are ordered by source, token and route.
 struct Plan {
   std::vector<std::vector<int32_t>> ids, route_row;  ///< by rank
   std::vector<std::vector<int64_t>> first_row;       ///< by rank: [its experts + 1]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fused layer on the CPU without a group: ranks are threads, each with its own pool of workers, and products are integers
-// with a closed form, so every sum is exact.
+// A fused layer on the CPU without a group. Ranks are threads, each with a separate worker pool, and products are closed-form
+// integers, so every sum is exact.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct FusedScenario {
 };
 std::string to_string(const FusedScenario& s);
 
-/// Runs the calls and compares every element of every output. Returns all failures; empty means success.
+/// Runs the calls and compares every element of every output. Returns all failures; an empty list means success.
 std::vector<std::string> run_fused_layer(const FusedScenario& s);
 
 }  // namespace harness

@@ -24,7 +24,7 @@ TEST(LedgerFormat, D09_BytesOfThePublishedFormat) {
   EXPECT_EQ(quick.route_meta, 448u);
   EXPECT_EQ(quick.window, 2176u);
   EXPECT_EQ(switchyard::ledger_format_bytes(published_config(8, 64, 2, 2), 2, 1).workspace, 256u);  // the minimum
-  // 8 ranks, 136 experts padded to 144, 17 per rank; routes 3 * 5 = 15.
+  // 8 ranks, 136 experts (17 per rank) padded to 144, and 3 * 5 = 15 routes.
   const auto wide = switchyard::ledger_format_bytes(published_config(3, 50, 5, 136), 8, 40);
   EXPECT_EQ(wide.workspace, 4u * 40 * (8 + 144));
   EXPECT_EQ(wide.route_meta, 2u * 4 * 8 * 144 + 64 + 128 + 576);
@@ -114,7 +114,7 @@ TEST(LedgerFormat, ThereAndBack) {
   }
 }
 
-/// Runs `body` on every rank of a group that has memory for an operator of this case.
+/// Runs `body` on every rank of a group that has memory for an operator for this case.
 std::vector<Outcome> ledger_outcomes(const LedgerCase& c, const std::function<void(switchyard::Group&)>& body) {
   const int world = c.problem.world;
   const size_t heap = switchyard::LedgerCombine::heap_bytes(make_config(c), world);

@@ -65,8 +65,8 @@ class LedgerRankData {
   const float* probs() const { return probs_.empty() ? nullptr : probs_.data(); }
   size_t num_probs() const { return probs_.size(); }
   std::vector<std::byte>& out() { return out_; }
-  /// `rows`: the return buffer in host memory. Compared bit by bit, except for patterns with words that may arrive as other
-  /// NaNs.
+  /// `rows`: the return buffer in host memory. It is compared bit by bit, except for patterns with words that may arrive as
+  /// other NaNs.
   void check_returned(const void* rows, int64_t num_rows, Failures& failures) const;
   void check_out(Failures& failures) const;
   /// Number of rows that a call sends.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ledger combine, cases D1 to D7, D10 and D11: returned rows and sums, bit by bit.
+// Ledger combine, cases D1 to D7, D10 and D11: returned rows and sums are compared bit by bit.
 //
 // Entries: ledger_threads and ledger_processes (label multiproc). Timeout: 120 s.
 #include <array>
@@ -229,7 +229,7 @@ TEST_P(LedgerAcceptance, D11_TokensDiffer) {
   expect_exact({some, none, last});
 }
 
-/// D6: the tables of a dispatch equal the oracle's, and combine with them gives the same bits as combine with the handle.
+/// D6: the tables of a dispatch equal the oracle's, and a combine with them gives the same bits as a combine with the handle.
 TEST_P(LedgerAcceptance, D06_LedgerOfADispatch) {
   if (kBackend == switchyard::Backend::cuda) GTEST_SKIP() << "speaks of host memory; gpu_object_test has it for GPUs";
   LedgerScenario s = base("from a dispatch", 3, 12, 64);

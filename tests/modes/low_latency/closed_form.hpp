@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency calls in closed form: the inputs of every rank to call n and its expected results are functions of numbers only.
-// Therefore a GPU can create the inputs of thousands of queued calls and judge every element of their results without the host.
-// The CPU backend runs the same code (closed_form_test.cpp), which also shows that the judge detects errors. Shares no code
-// with src/.
+// Low-latency calls in closed form: every rank's inputs to call n and its expected results are functions of numbers only. A GPU
+// can therefore create the inputs of thousands of queued calls and judge every element of their results without the host. The
+// CPU backend runs the same code (closed_form_test.cpp), which also shows that the judge detects errors. Shares no code with
+// src/.
 //
 // All values are integers times powers of two, small enough that every sum is exact in the type of its rows. The suites with an
-// oracle cover the bits of rounding.
+// oracle cover rounding.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace harness {
 using switchyard::DType;
 using switchyard::ScaleKind;
 
-/// A job is called for each i in [0, size()), in any order, by threads of a GPU or in a loop.
+/// A job is called for each i in [0, size()), in any order, by GPU threads or in a loop.
 enum class Checked : int32_t { rows_of_expert, source_range, row_source, row, scale, sum, beyond_tokens };
 
 /// The first mismatch, and the number of mismatches. Initially all zero.
@@ -84,14 +84,14 @@ struct Form {
     const int kind = one_of(6, draw(1, n, rank));
     return kind == 0 ? 0 : kind == 1 ? max_tokens : one_of(max_tokens + 1, draw(2, n, rank));
   }
-  /// T as stored in memory: values below 0 or beyond max_tokens are clamped.
+  /// T as stored in memory: calls clamp values below 0 or above max_tokens.
   SWITCHYARD_FN int stated_tokens(uint64_t n, int rank) const {
     const int t = tokens(n, rank), way = one_of(4, draw(15, n, rank));
     if (way < 2 || (t != 0 && t != max_tokens)) return t;
     if (t == 0) return way == 2 ? -1 : static_cast<int>(0x80000000);
     return way == 2 ? max_tokens + 1 : 0x7FFFFFFF;
   }
-  /// An expert, or an id that is not a route.
+  /// Returns an expert, or an id that is not a route.
   SWITCHYARD_FN int id(uint64_t n, int rank, int t, int k) const {
     const int way = one_of(10, draw(3, n));
     if (way < 2 && one_of(3, draw(4, n, rank, t, k)) == 0) return one_of(2, draw(5, n, rank, t, k)) ? -1 : experts + 7;
@@ -103,14 +103,14 @@ struct Form {
   SWITCHYARD_FN float weight(uint64_t n, int rank, int t, int k) const {
     return 0.5f * static_cast<float>(1 << one_of(3, draw(9, n, rank, t, k)));
   }
-  /// The power of two by which a group of columns is scaled. `given`: the caller quantized the rows, unlike any quantizer: with
-  /// other float32 scales, and with groups that have no large element.
+  /// The power of two by which a group of columns is scaled. `given`: the rows were quantized by the caller, unlike any
+  /// quantizer does: with different float32 scales, and with groups that have no large element.
   SWITCHYARD_FN float scale(uint64_t n, int rank, int t, int g, bool given = false) const {
     const float power = static_cast<float>(1 << one_of(8, draw(10, n, rank, t, g))) / 16;
     return given && scales == ScaleKind::f32 ? power * static_cast<float>(8 + one_of(8, draw(16, n, rank, t, g))) : power;
   }
-  /// Element of a row to be quantized; its value is this times the scale. Each group has an element of +-448, so the scale is
-  /// exact.
+  /// Element of a row to be quantized, without its scale: the element's value is this times the scale. Each group has an
+  /// element of +-448, so the scale is exact.
   SWITCHYARD_FN float unscaled(uint64_t n, int rank, int t, int c, bool given = false) const {
     const float value = small(draw(11, n, rank, t, c));
     if (scales == ScaleKind::none) return value;
@@ -132,7 +132,7 @@ struct Form {
   }
 
   // --- Derived from the ids
-  /// The token's first choice that is `expert`; topk: none.
+  /// The token's first choice that is `expert`, or topk if there is none.
   SWITCHYARD_FN int first_choice(uint64_t n, int rank, int t, int expert) const {
     int k = 0;
     while (k < topk && id(n, rank, t, k) != expert) ++k;
@@ -146,7 +146,7 @@ struct Form {
   }
 };
 
-/// The bits of a number that has no more digits than the type.
+/// The bits of a number that is exact in the type.
 SWITCHYARD_FN inline uint32_t exact_bits(DType type, float value) {
   uint32_t bits;
   memcpy(&bits, &value, 4);
@@ -177,7 +177,8 @@ SWITCHYARD_FN inline uint32_t truncated(DType type, uint32_t bits) {
   return type == DType::f32 ? bits : type == DType::fp8_e4m3 ? bits & 0xFF : bits & 0xFFFF;
 }
 
-/// The number of a call: the k-th of `per_replay` calls in a graph that has been replayed *replays times, or just `first`.
+/// The number of a call: that of the k-th of `per_replay` calls in a graph that has been replayed *replays times, or just
+/// `first`.
 struct CallNumber {
   uint64_t first = 0;
   const uint64_t* replays = nullptr;
@@ -185,7 +186,7 @@ struct CallNumber {
   SWITCHYARD_FN uint64_t operator()() const { return first + (replays ? *replays * per_replay : 0); }
 };
 
-/// Arrays of a rank for one call of max_tokens tokens.
+/// A rank's arrays for one call with max_tokens tokens.
 struct CallArrays {
   void* x = nullptr;      ///< [max_tokens, H]
   void* codes = nullptr;  ///< x as fp8 with row-major scales, for rows quantized by the caller
@@ -198,7 +199,7 @@ struct CallArrays {
   bool int64_ids = false;
 };
 
-/// Fills all arrays. `out` is filled with kUntouched; `codes` and `scales` are skipped if they are null. Beyond T there are
+/// Fills all arrays. `out` is filled with kUntouched; `codes` and `scales` are skipped if they are null. Entries beyond T are
 /// rows of NaN, and experts that no token has chosen.
 struct MakeInputs {
   Form f;
@@ -250,7 +251,7 @@ struct MakeInputs {
   }
 };
 
-/// Location of the delivered rows of a dispatch.
+/// Location of the rows delivered by a dispatch.
 struct DeliveredArrays {
   const void* x;
   const void* scales;
@@ -259,10 +260,10 @@ struct DeliveredArrays {
   const int64_t* row_source;
 };
 
-/// Columns that one call of a job judges or fills.
+/// Number of columns that one job call judges or fills.
 inline constexpr int kColumnsAtOnce = 64;
 
-/// The parts of the rows of all local experts.
+/// The row parts of all local experts.
 struct RowParts {
   int rank;
   SWITCHYARD_FN static int parts(const Form& f) { return (f.hidden + kColumnsAtOnce - 1) / kColumnsAtOnce; }
@@ -326,7 +327,7 @@ struct JudgeDispatch {
                    static_cast<uint32_t>(d.rows_of_expert[local]));
   }
   /// The k-th choice of the row's source must be its first choice of this expert, and the expected number of its earlier tokens
-  /// must have chosen the expert too.
+  /// must also have chosen the expert.
   SWITCHYARD_FN void judge_source(uint64_t n, const RowParts::Part& p, int expert, int source, int t, int k) const {
     const int64_t at = int64_t{p.expert} * f.rows_per_expert() + p.row;
     const bool valid = source >= 0 && source < f.world && t >= 0 && t < f.tokens(n, source);
@@ -359,7 +360,7 @@ struct JudgeDispatch {
   }
 };
 
-/// Fills the rows with which the local experts answer dispatch `from`, and all other rows with NaN.
+/// Fills the local experts' answers to dispatch `from`, and all other rows with NaN.
 struct MakeAnswers {
   Form f;
   CallNumber number;
@@ -382,7 +383,7 @@ struct MakeAnswers {
   }
 };
 
-/// The answers of the experts in a combine, and the source of the weights.
+/// The experts' answers in a combine, and the source of the weights.
 enum class Answers : int32_t { made, the_rows, the_rows_times_factors };
 enum class Weights : int32_t { none, of_dispatch, of_combine };
 
@@ -445,7 +446,7 @@ struct CountReplay {
   SWITCHYARD_FN void operator()(int64_t) const { ++*replays; }
 };
 
-/// Weights of call n that replace the weights of its dispatch.
+/// Creates the weights of call n, which replace those of its dispatch.
 struct MakeWeights {
   Form f;
   CallNumber number;

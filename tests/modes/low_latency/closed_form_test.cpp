@@ -19,7 +19,7 @@ namespace {
 using switchyard::Group;
 using switchyard::LowLatencyExchange;
 
-/// Host memory; a job is a loop.
+/// Uses host memory and runs each job as a loop.
 class HostRig {
  public:
   explicit HostRig(int rank) : rank_(rank) {}
@@ -42,7 +42,7 @@ class HostRig {
   std::vector<std::unique_ptr<std::byte[]>> memory_;
 };
 
-/// `given`, if not null: number of dispatches of rank 0 whose rows were passed as fp8.
+/// `given`: if not null, receives the number of dispatches on rank 0 whose rows were passed as fp8.
 std::string run(const StreamedCase& c, uint64_t calls, int* given = nullptr) {
   Fleet fleet;
   fleet.world = c.form.world;
@@ -65,7 +65,7 @@ TEST(ClosedForm, AllKindsOfCalls) {
   }
 }
 
-/// Eight seeds, the number used by QueuedCalls on GPUs, draw every kind of scales in both orders, all groups (mostly 128),
+/// Eight seeds, as many as QueuedCalls uses on GPUs, draw every kind of scale in both orders, all group sizes (mostly 128),
 /// unquantized rows handled by kernels with and without constants, and whole and partial grids.
 TEST(ClosedForm, EightSeedsDrawEveryWay) {
   for (uint64_t first = 1; first < 20; ++first) {
@@ -89,7 +89,7 @@ TEST(ClosedForm, EightSeedsDrawEveryWay) {
   }
 }
 
-/// Some of the dispatches that send fp8 rows receive their rows as fp8.
+/// Some of the dispatches that send fp8 rows are passed rows that are already fp8.
 TEST(ClosedForm, SomeRowsComeQuantised) {
   const StreamedCase c = draw_case(3, 1);
   ASSERT_EQ(c.form.scales, ScaleKind::ue8m0);
@@ -98,7 +98,7 @@ TEST(ClosedForm, SomeRowsComeQuantised) {
   EXPECT_TRUE(given > 0 && given < 60) << given;
 }
 
-/// The calls that gpu/modes/cuda_low_latency_test.cpp queues, both with factors and with a function of the caller.
+/// The calls that gpu/modes/cuda_low_latency_test.cpp queues, both with factors and with a caller-supplied function.
 TEST(ClosedForm, WholeExchangesInARow) {
   for (const bool with_function : {false, true}) {
     StreamedCase c = draw_case(8, 3);
@@ -158,7 +158,7 @@ TEST(ClosedForm, LayersOfMaskedProducts) {
   }
 }
 
-/// One dispatch and one combine on one rank; then each array in turn is spoiled in one place and judged again.
+/// Makes one dispatch and one combine on one rank; then each array in turn is corrupted in one place and judged again.
 class Spoiled : public testing::Test {
  public:
   using Calls = StreamedCalls<HostRig>;
@@ -180,7 +180,7 @@ class Spoiled : public testing::Test {
   }
   Calls::Lane& lane() { return calls_->lane(0); }
 
-  /// The kind of the first mismatch; -1: none.
+  /// The kind of the first mismatch, or -1 if there is none.
   int judged_dispatch() {
     const auto& o = lane().outputs[0];
     Verdict v{};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Release tier of low-latency mode: C1 at its own shape (hidden 7168, top-8 of 256, 1 to 8 ranks) and the grid of C3, compared
-// bitwise.
+// Release tier of low-latency mode: C1 with its specified shape (hidden 7168, top-8 of 256, 1 to 8 ranks) and the C3 grid,
+// compared bit by bit.
 //
-// Executables: low_latency_full_test (label full), gpu_low_latency_full (label gpu).
+// Executables: low_latency_full_test (label full) and gpu_low_latency_full (label gpu).
 #include <gtest/gtest.h>
 
 #include "harness/everywhere.hpp"
@@ -31,7 +31,7 @@ std::string name_of(const At& a) {
 class ReferenceShape : public testing::TestWithParam<At> {};
 
 /// At most M tokens, rows in [0, 1), softmax weights, five dispatches and their combines in both orders, ranks up to 0.3 ms
-/// late: 20 times for M = 8, and fewer times where the oracle takes longer.
+/// late; 20 repetitions for M = 8, and fewer where the oracle takes longer.
 TEST_P(ReferenceShape, C01) {
   const auto [world, max, default_grid] = GetParam();
   LowLatencyScript s;
@@ -55,8 +55,8 @@ TEST_P(ReferenceShape, C01) {
   EXPECT_EQ(run_scripts(Ranks::threads, kOfEach, {s}), "");
 }
 
-/// Every number of ranks with every M. GPUs, whose tests copy the rows of all experts to and from the device, run a part of
-/// them, and the largest M also with the library's choice of grid.
+/// Every number of ranks with every M. On GPUs, where tests copy the rows of all experts to and from the device, only some of
+/// these run; the largest M also runs with the grid chosen by the library.
 std::vector<At> all_shapes() {
   if (kBackend == switchyard::Backend::cuda)
     return {{8, 8}, {8, 64},  {8, 128},       {1, 128},       {2, 8},        {2, 64},

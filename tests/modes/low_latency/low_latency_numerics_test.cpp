@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Maximum distance of a combined element from the exact sum (docs/concepts/low_latency.md, "Order and error of the sum"): the
-// bounds hold, specially constructed data reaches them, and per_rank needs its larger bound. Also the error of rows sent as fp8
-// (case C2), element by element, from the delivered rows.
+// bounds hold, specially constructed data reaches them, and per_rank needs its larger bound. Also checks the error of rows sent
+// as fp8 (case C2), element by element in the delivered rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using namespace std::chrono_literals;
 using switchyard::Group;
 using switchyard::LowLatencyExchange;
 
-/// Pattern of the rows of a token's experts, and of its weights.
+/// Pattern of a token's expert rows, and of its weights.
 enum class Data {
   random,      ///< random signs and magnitudes
   positive,    ///< no signs
@@ -28,7 +28,7 @@ enum class Data {
 };
 constexpr Data kAllData[] = {Data::random, Data::positive, Data::cancelling, Data::worst, Data::worst_cancelling};
 
-/// One token of rank 0 that goes to all experts; each rank has `each` experts.
+/// One token on rank 0 that goes to all experts; each rank has `each` experts.
 struct Shape {
   int world, each;
   int topk() const { return world * each; }
@@ -70,7 +70,7 @@ Terms make_terms(const Shape& s, DType type, Data data) {
   return t;
 }
 
-/// Results of combine on rank 0.
+/// The results of combine on rank 0.
 struct Sums {
   std::vector<std::byte> per_route, per_rank;
 };
@@ -125,7 +125,7 @@ oracle::ErrorBound bound_of(const Shape& s, DType type, const Terms& terms, int6
   return oracle::error_bound(type, s.world, exact, ranks);
 }
 
-/// Number of steps of a 16-bit type between two values.
+/// Number of representable steps between two values of a 16-bit type.
 int distance(uint16_t a, uint16_t b) {
   const auto place = [](uint16_t bits) { return (bits & 0x8000) != 0 ? -(bits & 0x7FFF) : bits & 0x7FFF; };
   return std::abs(place(a) - place(b));
@@ -170,7 +170,7 @@ TEST_P(Numerics, SumsStayWithinTheStatedBounds) {
   }
 }
 
-/// If terms do not cancel to less than about 1/1000 of their size (f16: 1/100), float32 sums affect at most the last place.
+/// Unless terms cancel to less than about 1/1000 of their size (f16: 1/100), float32 summation affects at most the last place.
 TEST_P(Numerics, PerRouteIsTheExactSumRoundedOrItsNeighbour) {
   const Shape s = GetParam();
   for (const DType type : {DType::bf16, DType::f16}) {
@@ -220,7 +220,7 @@ std::vector<Fp8Rows> fp8_rows() {
   return all;
 }
 
-/// Checks one group: x and its codes. Counts the cases.
+/// Checks one group, given x and its codes. Counts the cases.
 struct GroupCheck {
   int zero = 0, bounded = 0;
   void operator()(const std::vector<double>& x, const uint8_t* codes, double scale, ScaleKind kind) {

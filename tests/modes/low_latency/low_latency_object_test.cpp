@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency objects: split calls and their hooks, other calls between the halves, memory.
+// Low-latency objects: split calls and their hooks, other calls between the halves, and memory.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -47,7 +47,7 @@ LowLatencyScript split_script(int world, uint64_t seed) {
   return s;
 }
 
-/// Whole and split calls of other objects and of another mode, and a barrier, while messages of this object are in flight.
+/// Whole and split calls on other objects and in another mode, and a barrier, run while messages of this object are in flight.
 TEST(SplitCalls, OtherCallsBetweenTheHalves) {
   constexpr int kWorld = 3;
   const auto outer = make_low_latency_case(split_script(kWorld, 1)), inner = make_low_latency_case(split_script(kWorld, 2));
@@ -236,7 +236,7 @@ TEST(Memory, FormulaAndBar) {
   EXPECT_EQ(LowLatencyExchange::memory_required(c, 64).total(), bytes_by_formula(c, 64));
 }
 
-/// A heap of exactly the computed size suffices, and is free again after the object is destroyed.
+/// A heap of exactly the computed size suffices and is free again after the object is destroyed.
 TEST(Memory, IsTakenOnceAndGivenBack) {
   auto config = LowLatencyRig::config();
   expect_all_ok(outcomes(3, options_with(60s, LowLatencyExchange::heap_bytes(config, 3)), [&](Group& group) {
@@ -272,7 +272,7 @@ TEST(Memory, OfExpertsHasTheShapeOfTheOutput) {
   }));
 }
 
-/// Invalid caller memory for an output is an error that names the member; nothing is changed.
+/// Invalid caller memory for an output causes an error that names the member, and nothing is changed.
 TEST(Memory, OfTheCallerIsChecked) {
   expect_all_ok(outcomes(2, options_with(60s), [&](Group& group) {
     LowLatencyRig rig(group);
@@ -315,7 +315,7 @@ TEST(Memory, FlagsSurviveSleep) {
   }));
 }
 
-/// Data that was sent but not received survives too.
+/// Data that was sent but not received also survives.
 TEST(Memory, SentRowsSurviveSleep) {
   expect_all_ok(outcomes(2, options_with(5s), [&](Group& group) {
     LowLatencyRig rig(group);
@@ -332,7 +332,7 @@ TEST(Memory, SentRowsSurviveSleep) {
 
 // --- Counts of a call, and the assignment of senders
 
-/// Any number of tokens, near the ends of words. Bits of other experts, and of tokens after the counted ones, are set.
+/// Tests any number of tokens, near the ends of words. Bits for other experts, and for tokens after the counted ones, are set.
 TEST(LowLatencyCounting, TokensOfASet) {
   using switchyard::detail::TokenSets;
   constexpr int kTokens = 100;
@@ -354,7 +354,7 @@ TEST(LowLatencyCounting, TokensOfASet) {
   }
 }
 
-/// Every warp is a helper or handles one part of one message, and every team's entries are sent once.
+/// Every warp is a helper or handles one part of one message, and each team's entries are sent exactly once.
 TEST(LowLatencyCounting, WarpsOfABlock) {
   struct Warp {
     int index, warps;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Randomized low-latency calls: shapes, routings, types, orders, ways of sending, outputs, split calls, workers and delays are
-// drawn from a seed, and all results are compared bitwise with the oracle. The calls of a script are queued: only their own
+// Randomized low-latency calls: shapes, routings, types, orders, send methods, outputs, split calls, workers and delays are
+// drawn from a seed, and all results are compared bitwise with the oracle. The calls of a script are queued, so only their own
 // flags keep the ranks in step.
 //
-// SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_CALLS: number of calls (default 1000, sanitizers
-// 600, GPUs 3000). A failure names the seed of its batch: set it, with SWITCHYARD_RANDOM_CALLS=1, to run only that batch.
+// SWITCHYARD_SEED: the seed of the first batch (default: 1). SWITCHYARD_RANDOM_CALLS: the number of calls (default: 1000; with
+// sanitizers, 600; on GPUs, 3000). A failure message states the seed of its batch; to run only that batch, set this seed and
+// SWITCHYARD_RANDOM_CALLS=1.
 #include <gtest/gtest.h>
 
 #include <iostream>

@@ -16,8 +16,8 @@ void LowLatencyRank::check_shape(const oracle::LowLatencyView& view, const LowLa
   check_alignment(o);
 }
 
-/// Requirements of masked grouped GEMMs and tensor maps: in every expert, rows (of whole 16 bytes), scale rows and columns of
-/// scales begin at multiples of 16 bytes.
+/// Requirements of masked grouped GEMMs and tensor maps: in every expert, scale rows, scale columns, and rows whose size is a
+/// multiple of 16 bytes begin at multiples of 16 bytes.
 void LowLatencyRank::check_alignment(const LowLatencyOutput& o) {
   const auto at = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
   f_.check(at(o.x.data) % 256 == 0 && at(o.rows_of_expert) % 16 == 0, "x or rows_of_expert is not aligned");

@@ -12,7 +12,7 @@ namespace harness {
 
 class LowLatencyRank : protected RankSteps {
  protected:
-  /// Rows or scales in the form in which they are sent, by rank: [T].
+  /// Rows or scales as sent, by rank: [T].
   using ByRank = std::vector<std::vector<std::byte>>;
 
   LowLatencyRank(switchyard::Group& group, switchyard::LowLatencyExchange& exchange, const LowLatencySettings& settings,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's run of a low-latency script.
+// Runs a low-latency script on one rank.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -43,7 +43,7 @@ class Rank : LowLatencyRank {
   }
 
  private:
-  /// Expert output rows have room for rows in the form in which they are sent; further such rows hold their scales.
+  /// Expert output rows have room for the rows as sent; additional expert output rows hold their scales.
   LowLatencyOutput in_own_memory() {
     const auto& script = c_.script;
     own_.push_back(exchange_.make_rows(script.config.dtype));
@@ -109,7 +109,7 @@ class Rank : LowLatencyRank {
     check_moved(e, static_cast<uint64_t>(c_.script.row_bytes(c_.script.sent_type()) + c_.script.sent_scale_bytes()));
   }
 
-  /// The stored value that represents a T of `counted`.
+  /// The value stored in memory for a T of `counted`.
   int32_t stated_tokens(size_t step, int64_t counted) const {
     const uint64_t way = oracle::mix(c_.script.seed, 177, step, rank_) % 3;
     if (counted == 0 && way > 0) return way == 1 ? -1 : std::numeric_limits<int32_t>::min();
@@ -119,7 +119,7 @@ class Rank : LowLatencyRank {
   }
 
   // --- Combine
-  /// Every row that combine may read, and NaN in all others.
+  /// Returns every row that combine may read, with NaN in all others.
   std::vector<std::byte> expert_outputs(size_t i) const {
     const oracle::LowLatencyView& view = c_.steps[c_.steps[i].dispatch].views[rank_];
     const int64_t bytes = c_.script.row_bytes(c_.script.steps[i].y_type);

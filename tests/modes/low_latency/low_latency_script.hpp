@@ -12,7 +12,7 @@
 
 namespace harness {
 
-/// One call of all ranks.
+/// One call made by all ranks.
 struct LowLatencyStep {
   enum class Kind { dispatch, combine } kind = Kind::dispatch;
   int output = 0;      ///< index of the script's output
@@ -26,8 +26,8 @@ struct LowLatencyStep {
   bool softmax = false;  ///< weights that sum to 1
   bool int64_ids = true;
   bool quantised = false;  ///< the rows are passed as fp8 with scales
-  /// LowLatencyDispatchOptions::device_tokens, with room for max_tokens: T or, if T is 0 or max_tokens, also a value that is
-  /// clamped to it.
+  /// Passes LowLatencyDispatchOptions::device_tokens, with room for max_tokens. Its value is T or, if T is 0 or max_tokens,
+  /// possibly one that is clamped to T.
   bool tokens_in_memory = false;
   Pattern x_pattern = Pattern::raw_bits;
 
@@ -70,14 +70,14 @@ struct LowLatencyCase {
   LowLatencyScript script;
   std::vector<LowLatencyExpectation> steps;
 
-  /// The step that filled the output of a combine step.
+  /// The step that filled the output used by a combine step.
   size_t dispatch_of(size_t step) const;
-  /// Output of the expert for a row: y of a combine step.
+  /// The expert's output for a row, which is y of a combine step.
   std::vector<std::byte> output_row(size_t step, int rank, const oracle::Arrival& from) const;
 };
 std::shared_ptr<const LowLatencyCase> make_low_latency_case(const LowLatencyScript& script);
 
-/// Runs on a rank between the halves of its split calls; may be collective.
+/// Code that a rank runs between the halves of its split calls; may be collective.
 using Interlude = std::function<void()>;
 /// The body of one rank: makes all steps on `exchange` and checks all results. Collective.
 void run_on(switchyard::Group& group, switchyard::LowLatencyExchange& exchange, const LowLatencyCase& c, Failures& failures,

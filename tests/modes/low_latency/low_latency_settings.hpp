@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Settings shared by all low-latency scripts: of dispatches and combines, and of whole exchanges.
+// Settings shared by all low-latency scripts, both for dispatches and combines and for whole exchanges.
 #pragma once
 
 #include <string>
@@ -30,7 +30,7 @@ struct LowLatencySettings {
   int max_delay_us = 0;  ///< each rank sleeps a random time before each call
   int num_sms = 2;       ///< CUDA: of every call; 0: the library's choice, with dependent launches if the GPU is not shared
 
-  /// Settings of an object that accepts the ids of make_ids().
+  /// Settings for an object that accepts the ids from make_ids().
   LowLatencyConfig counting() const {
     LowLatencyConfig counts = config;
     counts.invalid_ids = switchyard::InvalidIds::count;
@@ -39,10 +39,10 @@ struct LowLatencySettings {
   /// Without ids and weights.
   oracle::Problem problem() const;
   int64_t row_bytes(DType type) const { return config.hidden * static_cast<int64_t>(switchyard::dtype_bytes(type)); }
-  /// Type of the rows that are sent, and scale bytes per row.
+  /// Type of the rows as sent, and scale bytes per row.
   DType sent_type() const { return config.scales == ScaleKind::none ? config.dtype : DType::fp8_e4m3; }
   int64_t sent_scale_bytes() const;
-  /// Scale bytes of a row as passed by the caller.
+  /// Scale bytes per row as passed by the caller.
   int64_t given_scale_bytes() const;
   oracle::ScaleShape scale_shape() const;
 };
@@ -50,7 +50,7 @@ struct LowLatencySettings {
 /// The token's first choice that is the same expert as its k-th choice.
 int first_choice(const oracle::Problem& problem, int rank, int64_t token, int k);
 
-/// A low-latency Case has a `script` with these settings, and a run_on.
+/// A low-latency Case has a `script` with these settings and a run_on function.
 template <class Case>
 concept LowLatencyObjectCase = requires(const Case& c) {
   static_cast<const LowLatencySettings&>(c.script);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Acceptance cases C1 to C11 of low-latency mode: every row, scale, count, index and sum is compared bitwise, with both ways of
-// sending, in whole and in split calls.
+// Acceptance cases C1 to C11 of low-latency mode: every row, scale, count, index and sum is compared bit by bit, with both send
+// methods, in whole and split calls.
 //
-// Entries: low_latency_threads and low_latency_processes; on GPUs as gpu_low_latency_threads and gpu_low_latency_processes.
+// Entries: low_latency_threads and low_latency_processes; on GPUs, gpu_low_latency_threads and gpu_low_latency_processes.
 #include "harness/everywhere.hpp"
 #include "modes/low_latency/low_latency_script.hpp"
 
@@ -28,7 +28,7 @@ class LowLatency : public testing::TestWithParam<Where> {
     s.seed = oracle::mix(std::hash<std::string>{}(name), static_cast<uint64_t>(world()));
     return s;
   }
-  /// Different on every rank, from 0 to `max`.
+  /// Token counts from 0 to `max`, different on every rank.
   std::vector<int64_t> tokens(int64_t max, uint64_t seed) const {
     std::vector<int64_t> t;
     for (int r = 0; r < world(); ++r)
@@ -37,7 +37,7 @@ class LowLatency : public testing::TestWithParam<Where> {
   }
   std::vector<int64_t> all(int64_t t) const { return std::vector<int64_t>(static_cast<size_t>(world()), t); }
 
-  /// Runs with both ways of sending (sanitizers: alternately); every third call is split into two halves.
+  /// Runs with both send methods, or alternately with sanitizers; every third call is split into two halves.
   void expect_exact(const std::vector<LowLatencyScript>& scripts) const {
     std::vector<LowLatencyScript> both;
     for (LowLatencyScript s : scripts) {
@@ -170,8 +170,8 @@ TEST_P(LowLatency, C07_Routings) {
   expect_exact(scripts);
 }
 
-/// Alternating calls; runs of dispatches only, of odd and even length; outputs combined out of order; across the wrap of the
-/// epoch.
+/// Alternating calls, runs of an odd or even number of dispatches, and outputs combined out of order, across the epoch
+/// wraparound.
 TEST_P(LowLatency, C08_PhasesAndEpochs) {
   std::vector<LowLatencyScript> scripts;
   auto alternating = script("C8 alternating", world() + 1, 2, 4, 32);
@@ -308,8 +308,8 @@ TEST_P(Large, ManyTokensAndPieces) {
 }
 
 #if defined(SWITCHYARD_TEST_CUDA)
-/// GPUs keep ids in shared memory, followed by sets of tokens. Here there is no room for them, so places are counted with the
-/// ids themselves.
+/// GPUs keep ids in shared memory, followed by sets of tokens. Here there is no room for these sets, so places are counted with
+/// the ids themselves.
 TEST_P(Large, MoreIdsThanSharedMemoryHolds) {
   if (world() > 2) GTEST_SKIP() << "takes long on few multiprocessors";
   auto s = script("8192 tokens", 256, 8, 8192, 16);  // more than 56 000 ids: combine has no room for them either
@@ -326,7 +326,7 @@ TEST_P(Large, MoreIdsThanSharedMemoryHolds) {
 }
 #endif
 
-// C11: the savings of token saving. Every test checks the exact bytes of both ways of sending; this one checks the expected
+// C11: the traffic saved by token saving. Every test checks the exact bytes of both send methods; this one checks the expected
 // ratio.
 class Bytes : public LowLatency {};
 
@@ -344,7 +344,7 @@ TEST_P(Bytes, C11_OfUniformRouting) {
     EXPECT_EQ(per_rank + per_route, 0u) << "nothing crosses a link";
     return;
   }
-  // Distinct ranks of 8 distinct experts out of 256, on 8 ranks.
+  // Distinct ranks among 8 distinct experts out of 256, on 8 ranks.
   const double expected = world() == 8 ? 0.662 : world() == 4 ? 0.452 : 0.249;
   EXPECT_NEAR(static_cast<double>(per_rank) / static_cast<double>(per_route), expected, 0.03);
 }

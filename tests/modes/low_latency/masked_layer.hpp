@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decoding layer in closed form: dispatch, a masked grouped product that reads rows, scales and counts as delivered and
-// writes into make_rows(), and combine of the result. Values are exact in float32, so the sums must equal those of plain
-// arithmetic on the host, bit by bit. Runs on a Rig of streamed_calls.hpp. Finds the delivered arrays only through
+// A decoding layer in closed form: a dispatch, a masked grouped product that reads rows, scales and counts as delivered and
+// writes to make_rows(), and a combine of the result. Values are exact in float32, so the sums must equal those of plain
+// arithmetic on the host, bit by bit. Runs on a Rig as defined in streamed_calls.hpp. Finds the delivered arrays only through
 // LowLatencyOutput, and shares no code with src/.
 #pragma once
 
@@ -41,8 +41,8 @@ struct MakeMatrices {
   }
 };
 
-/// Row i of y becomes the product of its expert's matrix and row i of x, for all valid rows. When the job runs, it reads counts
-/// from the memory in which dispatch wrote them.
+/// Sets each valid row i of y to the product of its expert's matrix and row i of x. When the job runs, it reads counts from the
+/// memory to which dispatch wrote them.
 struct MaskedProduct {
   Form f;
   int experts = 0;
@@ -107,7 +107,7 @@ struct LayerCase {
   switchyard::CombineOrder order = switchyard::CombineOrder::per_route;
 };
 
-/// All forms of scales, both types of rows, both orders of the sum. R is not a multiple of 4 on 1, 2 and 3 ranks.
+/// All forms of scales, both row types, and both summation orders. R is not a multiple of 4 on 1, 2 and 3 ranks.
 inline std::vector<LayerCase> layer_cases(int world) {
   std::vector<LayerCase> all;
   for (const ScaleKind kind : {ScaleKind::f32, ScaleKind::ue8m0}) {
@@ -166,7 +166,7 @@ inline std::vector<std::byte> layer_result(const LayerCase& layer, uint64_t n, i
   return out;
 }
 
-/// Memory and calls of one rank. Collective.
+/// The memory and calls of one rank. Collective.
 template <class Rig>
 class MaskedLayer {
  public:
@@ -201,7 +201,7 @@ class MaskedLayer {
     rig_.enqueue(Spoil{reinterpret_cast<uint32_t*>(replays_), 2, 0}, rig_.stream(0));
   }
 
-  /// Enqueues call kFirst + the number of earlier runs, so inputs differ each time, also in a graph.
+  /// Enqueues call kFirst + the number of earlier runs, so the inputs differ each time, even in a graph.
   void enqueue() {
     void* const stream = rig_.stream(0);
     rig_.enqueue(MakeInputs{f_, {kFirst, replays_, 1}, rig_.rank(), a_}, stream);
@@ -226,7 +226,7 @@ class MaskedLayer {
   size_t out_bytes() const { return static_cast<size_t>(f_.max_tokens * f_.hidden) * switchyard::dtype_bytes(f_.type); }
   const switchyard::LowLatencyOutput& output() const { return output_; }
 
-  /// Returns "", or the error in the result of call n, which must have been copied to the host.
+  /// Returns "" or the error in the result of call n, which must already have been copied to the host.
   std::string judge(uint64_t n, const std::vector<std::byte>& out) const {
     for (int t = 0; t < f_.tokens(n, rig_.rank()); ++t) {
       const auto expected = layer_result(layer_, n, rig_.rank(), t);

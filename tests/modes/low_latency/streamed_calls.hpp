@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Thousands of low-latency calls of one rank, created and judged in closed form (closed_form.hpp) and ordered only by their
-// streams: dispatches, combines and whole exchanges, in one or two halves, on one or several streams.
+// streams: dispatches, combines and whole exchanges, whole or in two halves, on one or several streams.
 //
 // A Rig supplies the place of execution: host memory and loops (closed_form_test.cpp), or a GPU
 // (gpu/modes/cuda_low_latency_test.cpp).
@@ -62,14 +62,14 @@ struct StreamedCase {
     c.invalid_ids = switchyard::InvalidIds::count;
     return c;
   }
-  /// The object of this case. Collective.
+  /// Creates the object for this case. Collective.
   switchyard::LowLatencyExchange make(switchyard::Group& group) const {
     switchyard::detail::number_calls_from(group, first_epoch);
     return switchyard::LowLatencyExchange(group, config());
   }
 };
 
-/// Formats of the rows of a case: eight in turn, so eight seeds cover them all.
+/// Row formats of a case: eight formats in turn, so eight seeds cover them all.
 struct Travel {
   ScaleKind scales;
   int group;
@@ -82,7 +82,7 @@ inline constexpr Travel kTravels[] = {
     {ScaleKind::ue8m0, 128, false, false}, {ScaleKind::f32, 32, false, false},
 };
 
-/// At most 10 choices, for which sums are exact in bf16.
+/// Draws a case with at most 10 choices, for which sums are exact in bf16.
 inline StreamedCase draw_case(uint64_t seed, int world) {
   Draw draw(oracle::mix(seed, 0xC105ED));
   StreamedCase c;
@@ -130,7 +130,7 @@ class StreamedCalls {
     for (size_t i = 0; i < lanes_.size(); ++i) make_lane(lanes_[i], static_cast<int>(i));
   }
 
-  /// Makes calls first to first + count - 1, which are equal on all ranks.
+  /// Makes calls first to first + count - 1, which are identical on all ranks.
   void run(uint64_t first, uint64_t count) {
     for (uint64_t n = first; n < first + count; ++n) {
       const uint64_t bits = f_.draw(100, n), mine = f_.draw(101, n, rig_.rank());
@@ -173,7 +173,7 @@ class StreamedCalls {
   Lane& lane(size_t i) { return lanes_[i]; }
   /// Function that replaces the factors in whole exchanges. It must multiply by the same factors. Null: none.
   const switchyard::RowFunction* function = nullptr;
-  /// Excludes outputs that only a graph fills from the combines of run().
+  /// Excludes outputs filled only by a graph from the combines of run().
   void forget() {
     for (Lane& lane : lanes_) {
       for (Filled& filled : lane.filled) filled = {};
@@ -241,7 +241,7 @@ class StreamedCalls {
     judge(JudgeSums{f_, number, filled.number, rig_.rank(), answers, weights, lane.a.out, verdict_}, lane.stream);
   }
 
-  /// A dispatch directly followed by a combine of its rows.
+  /// Enqueues a dispatch directly followed by a combine of its rows.
   void pair(const CallNumber& number, Lane& lane, size_t output, const Choices& choices) {
     rig_.enqueue(MakeInputs{f_, number, rig_.rank(), lane.a}, lane.stream);
     switchyard::LowLatencyDispatchOptions o;
@@ -266,8 +266,8 @@ class StreamedCalls {
     judge_whole(number, lane, choices, lane.stream);
   }
 
-  /// Whole exchanges with the arrays of each lane: calls number, number + 1, ..., directly one after the other on the first
-  /// lane's stream.
+  /// Enqueues whole exchanges with the arrays of each lane, directly one after the other on the first lane's stream: calls
+  /// number, number + 1, ...
   void all_to_all_of_lanes(const CallNumber& number, const Choices& choices) {
     const auto of_lane = [&](size_t i) { return CallNumber{number.first + i, number.replays, number.per_replay}; };
     void* const stream = lanes_[0].stream;
@@ -325,7 +325,7 @@ class StreamedCalls {
   size_t y_bytes() const { return x_bytes() * static_cast<size_t>(f_.world * std::max(1, f_.experts_of(rig_.rank()))); }
   size_t choice_bytes(size_t each) const { return static_cast<size_t>(f_.max_tokens * f_.topk) * each; }
 
-  /// For odd sizes, the last two bytes stay unchanged.
+  /// If the size is not a multiple of 4, the last bytes stay unchanged.
   void spoil(void* memory, size_t bytes, void* stream, uint32_t with = kNaN) {
     rig_.enqueue(Spoil{static_cast<uint32_t*>(memory), static_cast<int64_t>(bytes / 4), with}, stream);
   }
@@ -335,7 +335,7 @@ class StreamedCalls {
     rig_.enqueue(job, stream);
   }
 
-  /// T, passed by the caller or only stored in memory that the call reads when it runs.
+  /// T, either passed by the caller or only stored in memory that the call reads when it runs.
   int64_t given_tokens(const CallNumber& number, const Lane& lane, const Choices& choices, const int32_t** device_tokens) {
     if (number.replays == nullptr && choices.split) return f_.tokens(number(), rig_.rank());
     *device_tokens = lane.a.tokens;

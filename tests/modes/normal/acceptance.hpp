@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Framework of the acceptance suites. Every scenario runs with direct and with ring staging against the same oracle, which is
-// case B13 for each of them.
+// Framework for the acceptance suites. Every scenario runs with direct and ring staging against the same oracle, which is case
+// B13 for each of them.
 #pragma once
 
 #include "harness/everywhere.hpp"
@@ -13,7 +13,7 @@ class Acceptance : public testing::TestWithParam<Where> {
  protected:
   int world() const { return GetParam().world; }
 
-  /// `experts` experts over this world, T = `tokens` on every rank.
+  /// Scenario with `experts` experts in this world, and T = `tokens` on every rank.
   Scenario base(const std::string& name, int experts, int topk, int64_t tokens, Layout layout = Layout::rank_major) const {
     Scenario s;
     s.name = name;
@@ -26,8 +26,8 @@ class Acceptance : public testing::TestWithParam<Where> {
     s.repeats = kSanitizer ? 1 : 3;
     return s;
   }
-  /// Runs every scenario with both kinds of staging on one group. Over several hosts, which do not support rings: in the
-  /// scenario's own order, and with one returned row per host.
+  /// Runs every scenario with both kinds of staging on one group. With several hosts, which do not support rings, each scenario
+  /// runs with its specified combine order and with one returned row per host.
   void expect_exact(const std::vector<Scenario>& scenarios) const {
     std::vector<std::shared_ptr<const Case>> cases;
     for (Scenario s : scenarios) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Acceptance cases A1, A3, A5 to A9, A12 and A13 of normal mode in sizes for every change; full_test.cpp has the full sizes.
+// Acceptance cases A1, A3, A5 to A9, A12 and A13 of normal mode, in sizes suitable for testing every change; full_test.cpp
+// covers the full sizes.
 //
 // Entries: acceptance_a_threads, acceptance_a_processes.
 #include <cmath>
@@ -63,9 +64,9 @@ TEST_P(A, A05_DroppedRoutes) {
   expect_exact(all);
 }
 
-/// One payload per (token, rank), for any number of routes. The harness already compares the byte counters of every dispatch
-/// with that rule; this test checks the figures themselves: exactly T payloads to one rank, and the expected share R / K for
-/// uniform routing.
+/// One payload per (token, rank), regardless of the number of routes. The harness already compares the byte counters of every
+/// dispatch with that rule; this test checks the figures themselves: exactly T payloads to one rank, and the expected share R /
+/// K for uniform routing.
 TEST_P(A, A06_TokensTravelOncePerRank) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("A06", 8 * world(), 8, 50, Layout::expert_major);
@@ -107,7 +108,7 @@ TEST_P(A, A06_TokensTravelOncePerRank) {
         rows += static_cast<double>(all[r]);
         tokens += static_cast<double>(all[r + 1]);
       }
-      // Distinct ranks of 8 distinct experts out of 8 W: W * (1 - C(8 W - 8, 8) / C(8 W, 8)).
+      // Expected number of distinct ranks among 8 distinct experts out of 8 W: W * (1 - C(8 W - 8, 8) / C(8 W, 8)).
       double none = 1;
       for (int i = 0; i < 8; ++i) none *= (8.0 * world() - 8 - i) / (8.0 * world() - i);
       const double expected = world() * (1 - none);
@@ -209,7 +210,8 @@ TEST_P(A, A08_OverflowFailsEverywhereAndIsNotSticky) {
   }
 }
 
-/// Many calls on one object: random T, two live handles, dispatch - dispatch - combine - combine, oldest handle first.
+/// Many calls on one object, with random T and two live handles: dispatch, dispatch, combine, combine, with the oldest handle
+/// first.
 TEST_P(A, A12_ManyCallsOnOneObject) {
   const int calls = kSanitizer ? 6 : 25;
   for (const Staging staging : {Staging::direct, Staging::ring}) {
@@ -270,8 +272,8 @@ TEST_P(A, A13_OutOfContractIdsAreDrops) {
   expect_exact(all);
 }
 
-/// The meaning of a stale handle is defined: it describes the routing that made it, regardless of later dispatches. A handle of
-/// another shape is rejected.
+/// The meaning of a stale handle is defined: it describes the routing that created it, regardless of later dispatches. A handle
+/// with a different shape is rejected.
 TEST_P(A, A13_StaleHandles) {
   Scenario s = base("A13 stale", 8, 2, 12);
   const auto old_case = make_case(s);
@@ -301,7 +303,7 @@ TEST_P(A, A13_StaleHandles) {
   });
 }
 
-/// Rows whose byte and element offsets exceed 32 bits. Untouched padding makes the buffer long: on CPUs it takes only address
+/// Rows whose byte and element offsets exceed 32 bits. Untouched padding makes the buffer long; on CPUs, it takes only address
 /// space.
 class BigOffsets : public Acceptance {
   void SetUp() override {
@@ -336,7 +338,7 @@ TEST_P(BigOffsets, A09_OffsetsBeyond32Bits) {
   });
 }
 
-/// On CPUs one rank or, without a sanitizer (which multiplies the memory), two.
+/// On CPUs, uses at most two ranks, or only one with a sanitizer, which multiplies memory use.
 std::vector<Where> few_ranks() {
   std::vector<Where> all = everywhere(true);
   if (kBackend == switchyard::Backend::cpu) std::erase_if(all, [](const Where& w) { return w.world > (kSanitizer ? 1 : 2); });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Acceptance cases B1 to B13 and C2 of normal mode in sizes for every change; full_test.cpp has the full sizes.
+// Acceptance cases B1 to B13 and C2 of normal mode, in sizes suitable for testing every change; full_test.cpp covers the full
+// sizes.
 //
 // Entries: acceptance_b_threads, acceptance_b_processes.
 #include <cmath>
@@ -48,8 +49,8 @@ TEST_P(B, B02_CombineOfDispatchedRows) {
   expect_exact(all);
 }
 
-/// In addition to the oracle: with small integers, identity experts give exactly (ranks reached) * x, or (valid routes) * x for
-/// per_route.
+/// Checked in addition to the oracle: with small integers, identity experts give exactly (ranks reached) * x, or (valid routes)
+/// * x for per_route.
 TEST_P(B, B02_ClosedForm) {
   for (const Layout layout : kLayouts) {
     Scenario s = base("B02 closed form", 9, 3, 23, layout);
@@ -263,8 +264,8 @@ TEST_P(B, B11_HandlesAreReusable) {
   }
 }
 
-/// The criterion of other libraries: 1 - 2<x, y> / (<x, x> + <y, y>) below 5e-6 relative to a sum in double; weights below
-/// 1e-9.
+/// The criterion used by other libraries: 1 - 2<x, y> / (<x, x> + <y, y>) is below 5e-6 relative to a sum in double, or below
+/// 1e-9 for weights.
 TEST_P(B, B12_PeersCriterion) {
   Scenario s = base("B12", 16, 4, 33);
   s.x_pattern = Pattern::random_values;

@@ -55,7 +55,7 @@ void compare_owner(const oracle::Problem& p, const oracle::RankView& view, int r
   f.equal_range(records, got_records, "handle.sends.record");
 }
 
-/// Source rank of a record: records are ordered by source.
+/// Source rank of a record; records are ordered by source.
 int source_of(const detail::HandleData& h, int64_t record) {
   int source = 0;
   for (int64_t end = h.counts.d(0, h.rank); record >= end && source + 1 < h.counts.world; end += h.counts.d(source, h.rank))

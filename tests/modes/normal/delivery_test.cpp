@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatches that deliver to the caller's memory. The scenarios compare rows and scales bit by bit, with ranks as threads, as
-// processes and on GPUs; the tests of errors use host memory.
+// Dispatches that deliver rows to the caller's memory. The scenarios compare rows and scales bit by bit, with ranks as threads,
+// as processes and on GPUs; the error tests use host memory.
 //
-// Entries: delivery_threads, delivery_processes, gpu_delivery_threads, gpu_delivery_processes.
+// Entries: delivery_threads and delivery_processes; on GPUs, gpu_delivery_threads and gpu_delivery_processes.
 #include "modes/normal/acceptance.hpp"
 #include "modes/normal/normal_rig.hpp"
 
@@ -54,7 +54,7 @@ TEST_P(D, ScalesThatComeAndThatAreMade) {
   expect_exact(all);
 }
 
-// More tokens than a rank has warps: rows are announced, copied and summed in steps, even if only some ranks copy.
+// With more tokens than a rank has warps, rows are announced, copied and summed in steps, even if only some ranks copy.
 TEST_P(D, ManyTokens) {
   const int64_t tokens = kBackend == switchyard::Backend::cuda ? 1500 : 120;
   std::vector<Scenario> all;
@@ -115,7 +115,7 @@ void on_two(const std::function<void(Group&, Failures&)>& body) {
   EXPECT_EQ(joined(run_ranks(ranks_of_suite(), fleet, body)), "");
 }
 
-/// Memory for `rows` rows of a rig, and a view of it.
+/// Memory for `rows` rows in a rig, and a view of it.
 struct RowStorage {
   RowStorage(const NormalExchange& exchange, int64_t rows)
       : data(static_cast<size_t>(rows * exchange.config().hidden) * 4 + 1),
@@ -170,7 +170,7 @@ TEST(DeliveryRules, WhatIsKnownBeforeTheCallIsAnInvalidArgument) {
   }
 }
 
-/// A pool without room for a second output supports any number of dispatches, even if all their rows are kept.
+/// Even with all their rows kept, any number of dispatches fit into a pool without room for a second output.
 TEST(DeliveryRules, ThePoolHasItsRoomBack) {
   on_two([](Group& group, Failures& f) {
     NormalRig rig(group);

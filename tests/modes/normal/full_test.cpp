@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Release tier: the acceptance cases in the test sizes of the reference systems. Needs about 16 GB of memory.
+// Release tier: the acceptance cases at the test sizes of the reference systems. Needs about 16 GB of memory.
 //
-// On GPUs: gpu_full, without the cases that other programs cover there (A09: BigOffsets, A12: GpuSoak of gpu_object_test).
+// On GPUs: gpu_full, without the cases covered there by other programs (A09: BigOffsets; A12: GpuSoak in gpu_object_test).
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -40,8 +40,8 @@ Fleet fleet_of(int world, size_t heap) {
   return fleet;
 }
 
-/// W8 T4096 H7168 K8 E32: layout, rows, ids, weights, counts, every handle field, matrices; cached dispatch; combine. One
-/// exchange at a time.
+/// W8 T4096 H7168 K8 E32: checks the layout, rows, ids, weights, counts, every handle field and the matrices, and the cached
+/// dispatch and combine. Runs one exchange at a time.
 TEST(Full, B01_B02_ReferenceShape) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("B01 full", 8, 32, 8, 4096);
@@ -90,7 +90,7 @@ TEST(Full, B06_IncastOf4096TokensEach) {
 }
 
 #if !defined(SWITCHYARD_TEST_CUDA)
-/// More than 300 000 received rows of 14 336 bytes on one rank, all of them written, compared and combined.
+/// One rank receives more than 300 000 rows of 14 336 bytes, all of them written, compared and combined.
 TEST(Full, A09_RowsBeyond32Bits) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("A09 full", 2, 16, 8, 18800, Layout::expert_major);
@@ -105,7 +105,7 @@ TEST(Full, A09_RowsBeyond32Bits) {
     const auto c = make_case(s);
     ASSERT_GT(c->expected.ranks[1].rows, 300000);
     auto config = make_config(*c);
-    // The rows received by rank 1 and, on each rank, the returned rows, one for each route.
+    // Counts the rows received by rank 1 and the returned rows on each rank, one for each route.
     const size_t rows = static_cast<size_t>(c->expected.ranks[1].rows) + size_t{18800} * 8;
     config.pool_bytes = staging == Staging::ring ? 0 : rows * 7168 * 2 + (size_t{256} << 20);
     const Fleet fleet = fleet_of(2, NormalExchange::heap_bytes(config, 2));
@@ -118,7 +118,8 @@ TEST(Full, A09_RowsBeyond32Bits) {
   }
 }
 
-/// 3000 calls on one object: random T, dispatch - dispatch - combine - combine, two live handles, across the wrap of the epoch.
+/// 3000 calls on one object with random T and two live handles (dispatch, dispatch, combine, combine), across the epoch
+/// wraparound.
 class ManyCalls : public testing::TestWithParam<std::tuple<Ranks, Staging>> {};
 
 TEST_P(ManyCalls, A12) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of a group apart from that of its calls: registered buffers that combine reads in place, sleep and wake. Runs twice:
-// with ranks as threads and (SWITCHYARD_TEST_RANKS=processes) with ranks as forked processes.
+// Memory of a group outside its calls: registered buffers that combine reads in place, and sleep and wake. Runs twice: with
+// ranks as threads and, with SWITCHYARD_TEST_RANKS=processes, with ranks as forked processes.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -120,7 +120,7 @@ TEST_F(Registered, CombineReadsRowsWhereTheyLie) {
   }
 }
 
-/// In one combine, some rows are in registered memory, some in a row buffer, some in neither.
+/// In one combine, some rows are in registered memory, some in a row buffer, and some in neither.
 TEST_F(Registered, EveryRankMayUseOtherMemory) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     const auto c = make_case(base("mixed", 4, layout));
@@ -149,8 +149,7 @@ TEST_F(Registered, EveryRankMayUseOtherMemory) {
   }
 }
 
-/// A rank that has ended its registration cannot read the rows of other ranks: it receives a mismatch and makes no invalid
-/// read.
+/// A rank that has ended its registration cannot read other ranks' rows: it reports a mismatch and makes no invalid read.
 TEST_F(Registered, EndedByOneRankOnly) {
   const auto c = make_case(base("ended", 3));
   EXPECT_EQ(run(3, heap_bytes({c}),
@@ -212,7 +211,7 @@ TEST(RegisteredByProcesses, AreToldWhyNot) {
 
 // --- Sleep and wake
 
-/// Bytes of this rank's segment that are backed by memory.
+/// Number of bytes in this rank's segment that are backed by memory.
 size_t resident_bytes(const Group& group) {
   const auto& view = group.impl().heap->view();
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -223,7 +222,7 @@ size_t resident_bytes(const Group& group) {
   return resident;
 }
 
-/// Sleeps and wakes, and checks the effect: memory in use is released, and it is zero after the wake-up.
+/// Sleeps and wakes, and checks that memory in use is released and is zero after the wake-up.
 void nap(Group& group, Failures& f) {
   constexpr size_t kBallast = size_t{4} << 20;
   auto& heap = *group.impl().heap;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small calls of normal mode for tests of objects and of faults.
+// Small normal-mode calls for object and fault tests.
 #pragma once
 
 #include "harness/outcome.hpp"
@@ -8,7 +8,7 @@
 
 namespace harness {
 
-/// An exchange object with valid arguments for every call. A test spoils one of them.
+/// An exchange object with valid arguments for every call. Each test invalidates one of them.
 struct NormalRig : SmallArguments {
   static switchyard::NormalConfig config(switchyard::Staging staging = switchyard::Staging::direct,
                                          switchyard::Layout layout = switchyard::Layout::rank_major) {

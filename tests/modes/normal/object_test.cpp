@@ -73,7 +73,8 @@ TEST(Ring, StaysWithinTheBytesThatTheCallerNames) {
   }
 }
 
-/// The library's choices: channels depend on tokens and ranks; slots on channels, rows and K; everything fits into max_bytes.
+/// The library's choices: channels depend on tokens and ranks, and slots on channels, rows and K; everything fits into
+/// max_bytes.
 TEST(Ring, UsualSettings) {
   struct Row {
     int world;
@@ -114,7 +115,7 @@ TEST(Ring, UsualSettings) {
   }
 }
 
-/// Fewer tokens than half of the warps, and one or two tokens more than warps, are summed in parts of their rows: with weights
+/// With fewer tokens than half of the warps, or one or two more tokens than warps, rows are summed in parts. Covers weights
 /// that are returned only once, biases, and a part shorter than the others.
 TEST(Combine, FewTokensInParts) {
   for (const DType type : {DType::bf16, DType::f32}) {
@@ -140,7 +141,7 @@ TEST(Ring, UsualSettingsMoveRows) {
   }
 }
 
-/// On GPUs outputs need memory in addition to the rings, outside the heap: the output, a row buffer and the tables of handles.
+/// On GPUs, outputs need memory outside the heap in addition to the rings: for the output, a row buffer and the handle tables.
 TEST(Ring, MemoryOnGpusIsNamed) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     Scenario s = base("memory", 4, layout);
@@ -159,7 +160,7 @@ TEST(Ring, MemoryOnGpusIsNamed) {
     EXPECT_EQ(NormalExchange::heap_bytes(config, 4, switchyard::Backend::cuda), NormalExchange::heap_bytes(config, 4));
     const size_t rows = layout == Layout::rank_major ? 64 : 64 * 3, row = 1024 * 2;
     EXPECT_GT(gpu.private_bytes, 2 * rows * row);
-    // The pool of direct staging also has copies of ordinary rows' weights, and partial sums. Both sizes are rounded to pages.
+    // The direct-staging pool also holds copies of ordinary rows' weights, and partial sums. Both sizes are rounded to pages.
     const size_t staging = 64 * 3 * 4 + (layout == Layout::expert_major ? 64 * row : 0);
     EXPECT_LE(gpu.private_bytes + staging, direct.pool_bytes + 4096);
     EXPECT_LE(direct.pool_bytes, gpu.private_bytes + staging + 4096);
@@ -270,7 +271,7 @@ TEST(Handles, OutliveTheirObjectAndGroup) {
   }
 }
 
-/// A cached dispatch uses the handle's routing; rows may have a different type each time.
+/// A cached dispatch uses the handle's routing; the rows may have a different type each time.
 TEST(Cached, MayChangeTheRowType) {
   for (const Staging staging : {Staging::direct, Staging::ring}) {
     Scenario s = base("bf16 first", 3, Layout::expert_major);
@@ -331,7 +332,7 @@ TEST(StaticSizes, NeverVaryWithTheRouting) {
   }
 }
 
-/// Capacity beyond the needs of any routing is not allocated: the default pool covers the worst case.
+/// Capacity that no routing can need is not allocated: the default pool covers the worst case.
 TEST(StaticSizes, CapacityBeyondTheWorstCase) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     NormalConfig config;
@@ -444,7 +445,7 @@ TEST(Queries, RoutingLayoutAgainstTheOracle) {
   }
 }
 
-/// The sizes of flags, counts and placements are bounded for any shape; rows are accounted for separately.
+/// The memory for flags, counts and placements is bounded for any shape; rows are accounted for separately.
 TEST(Memory, ControlIsBounded) {
   for (const auto backend : {switchyard::Backend::cpu, switchyard::Backend::cuda})
     for (const auto layout : {switchyard::Layout::rank_major, switchyard::Layout::expert_major})

@@ -2,9 +2,9 @@
 // Randomized exchanges: shape, routing, types, layout, staging, sizes, capacity, workers and delays are drawn from a seed, and
 // all results are compared bitwise with the oracle.
 //
-// SWITCHYARD_SEED: seed of the first batch (default: 1). SWITCHYARD_RANDOM_EXCHANGES: number of dispatch + combine pairs
-// (default 2500, sanitizers 1000, GPUs 600). A failure names the seed of its batch: set it, with SWITCHYARD_RANDOM_EXCHANGES=1,
-// to run only that batch.
+// SWITCHYARD_SEED: the seed of the first batch (default: 1). SWITCHYARD_RANDOM_EXCHANGES: the number of dispatch + combine
+// pairs (default: 2500; with sanitizers, 1000; on GPUs, 600). A failure message states the seed of its batch; to run only that
+// batch, set this seed and SWITCHYARD_RANDOM_EXCHANGES=1.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -91,8 +91,8 @@ Scenario draw_scenario(Draw& draw, int world) {
 }
 
 #if defined(SWITCHYARD_TEST_CUDA)
-/// Numbers of multiprocessors for which kernels divide their work in all ways and all ranks fit on one GPU with 132;
-/// occasionally, rows that are copied in bulk.
+/// Multiprocessor counts for which kernels divide their work in all ways and all ranks fit on one GPU with 132 multiprocessors.
+/// Occasionally, rows are copied in bulk.
 void draw_for_gpus(Draw draw, Scenario& s) {
   s.num_sms = draw.one_of({1, 2, 5, 16, s.problem.world <= 2 ? 48 : 16});
   const int64_t tokens = *std::max_element(s.tokens.begin(), s.tokens.end());

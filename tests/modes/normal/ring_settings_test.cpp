@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choices of default_ring() if memory is bounded, and settings that it rejects.
+// Choices made by default_ring() if memory is bounded, and settings that it rejects.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -15,7 +15,7 @@ using switchyard::NormalConfig;
 using switchyard::NormalExchange;
 using switchyard::Staging;
 
-/// A slot: a row of 14336 bytes, 256 for scales, 128 for its record.
+/// A slot holds a row of 14336 bytes, 256 bytes for scales, and 128 for its record.
 NormalConfig default_config() {
   NormalConfig config;
   config.hidden = 7168;
@@ -25,8 +25,8 @@ NormalConfig default_config() {
   return config;
 }
 
-/// default_ring() never returns settings that are not allowed. Its result, passed in again, gives the same settings; otherwise
-/// default_ring() throws and names the required memory.
+/// default_ring() never returns settings that are not allowed. Its result, passed in again, gives the same settings. If
+/// max_bytes is too small, it throws and names the required memory.
 TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   NormalConfig config = default_config();
   constexpr int kWorld = 8;
@@ -66,7 +66,7 @@ TEST(Ring, UsualSettingsAreAllowedOrWhatIsNeededIsSaid) {
   EXPECT_EQ(again.send_chunk, defaults.send_chunk);
 }
 
-/// Specified slots are kept as long as reducing unspecified channels makes room; then they are reduced.
+/// Specified slots are kept as long as reducing unspecified channels makes room; after that, they are reduced too.
 TEST(Ring, NamedSlotsAreLoweredLast) {
   NormalConfig config = default_config();
   config.ring.slots = 64;

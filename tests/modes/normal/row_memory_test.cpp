@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Symmetric memory for external allocators: rows are delivered to it and read from it, and ordinary memory works when it is
+// Symmetric memory for external allocators: rows are delivered to it and read from it, and ordinary memory is usable when it is
 // full.
 #include <gtest/gtest.h>
 
@@ -65,7 +65,7 @@ void exchange_at(NormalExchange& exchange, const Case& c, Group& group, void* to
   check_copies("combine copies rows");
 }
 
-/// Outcome of a construction with this many bytes.
+/// Returns the outcome of a construction with the given number of bytes.
 int code_of(Group& group, size_t bytes) {
   try {
     const RowMemory made(group, bytes);

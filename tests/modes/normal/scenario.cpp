@@ -32,14 +32,14 @@ namespace {
 /// Streams of random numbers.
 enum Stream : uint64_t { kRows = 1, kOutputs, kBias, kReplaced };
 
-/// Element `c` of both rows, as text.
+/// Element `c` of both rows, as a string.
 std::string difference(DType type, const void* expected, const void* actual, int64_t c) {
   std::ostringstream text;
   text << "column " << c << ": expected " << oracle::load(type, expected, c) << ", got " << oracle::load(type, actual, c);
   return text.str();
 }
 
-/// `expected`, followed by `tail` up to the allocated size.
+/// Returns `expected`, padded with `tail` to the allocated size.
 template <class T>
 std::vector<T> padded(std::vector<T> expected, int64_t allocated, T tail) {
   expected.resize(idx(std::max<int64_t>(allocated, static_cast<int64_t>(expected.size()))), tail);
@@ -102,8 +102,8 @@ NormalConfig make_config(const Case& c) {
   return config;
 }
 
-/// Multiprocessors of every call: the scenario's number, or SWITCHYARD_TEST_SMS, at most the rank's share of its GPU. 0: no
-/// number is passed, so the numbers of the tuning apply, with the same limit.
+/// Number of multiprocessors for every call: the scenario's number or SWITCHYARD_TEST_SMS, limited to the rank's share of its
+/// GPU. 0: no number is passed, so the tuned numbers apply, with the same limit.
 static int sms_of(const Case& c) {
 #if defined(SWITCHYARD_TEST_CUDA)
   const char* const wide = std::getenv("SWITCHYARD_TEST_SMS");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One dispatch and combine: its description, its run on every rank, and the bitwise comparison of every element with the
-// oracle.
+// One dispatch and combine: their description, their execution on every rank, and the bitwise comparison of every element with
+// the oracle.
 #pragma once
 
 #include <cstdint>
@@ -92,7 +92,8 @@ struct Case {
 };
 std::shared_ptr<const Case> make_case(const Scenario& scenario);
 
-/// Config of the object of `c`, except for its first epoch. The pool holds two dispatches and their outputs at the same time.
+/// Config for the object of `c`, except for its first epoch. The pool has room for two dispatches and their outputs at the same
+/// time.
 switchyard::NormalConfig make_config(const Case& c);
 switchyard::DispatchOptions make_dispatch_options(const Case& c, int rank);
 
@@ -104,12 +105,12 @@ class RankData {
   switchyard::ConstRows x() const;
   switchyard::ExpertIds ids() const;
   const float* weights() const;  ///< null if the scenario has none
-  /// Fills y for the rows of this rank: every row that combine may read, and NaN in all others.
+  /// Fills y for this rank's rows: every row that combine may read, with NaN in all others.
   void fill_outputs(const switchyard::Rows& y) const;
   /// Frees x and its scales. Results that depend on them are recomputed.
   void forget_rows();
   switchyard::CombineOptions combine_options();
-  /// Memory for results, poisoned: [T, H] of the combined type, and [T, K] weights.
+  /// Poisoned memory for results: [T, H] of the combined type, and [T, K] weights.
   void* out() { return out_.data(); }
   float* out_weights() { return out_weights_.empty() ? nullptr : out_weights_.data(); }
 
@@ -134,9 +135,9 @@ class RankData {
   std::vector<float> replaced_weights_, rank_major_weights_, out_weights_;
 };
 
-/// Payload that crosses between hosts for rank `rank`, by definition. A dispatch sends each token once to each other host that
-/// the token touches, regardless of capacity drops. A combine receives, from other hosts, one row for each rank (per_rank),
-/// route (per_route) or host (per_host) that keeps a route.
+/// Payload that must cross between hosts for rank `rank`, by definition. A dispatch sends each token once to each other host
+/// that the token touches, regardless of capacity drops. A combine receives, from other hosts, one row for each rank
+/// (per_rank), route (per_route) or host (per_host) that keeps a route.
 uint64_t bytes_over_network(const Case& c, int rank, bool combine);
 
 /// The body of one rank: makes all repetitions on `exchange` and checks all results. Collective.
@@ -144,10 +145,10 @@ void run_on(switchyard::Group& group, switchyard::NormalExchange& exchange, cons
 CaseInfo info_of(const Case& c);
 /// Like run_on, on an object created from make_config.
 void run_object(switchyard::Group& group, const Case& c, Failures& failures);
-/// Heap size of a group that runs these cases one after the other.
+/// Heap size for a group that runs these cases one after the other.
 size_t heap_bytes(const std::vector<std::shared_ptr<const Case>>& cases);
 
-/// Forms a group, runs all cases on it, and returns the mismatches as one text.
+/// Forms a group, runs all cases on it, and returns the mismatches as one string.
 std::string run_cases(Ranks ranks, const Workers& workers, const std::vector<std::shared_ptr<const Case>>& cases);
 
 }  // namespace harness

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's run of a scenario.
+// Runs a scenario on one rank.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -87,7 +87,7 @@ Outcome ScenarioCalls::dispatch_at_capacity(RankData& data, int64_t capacity) {
   return outcome;
 }
 
-/// Calls `each` with the offset of the first byte and the size of each run of rows of local routes. A row has `bytes` bytes.
+/// Calls `each` with the byte offset and size of each run of rows from local routes. A row has `bytes` bytes.
 template <class Each>
 void ScenarioCalls::each_run_of_rows(int64_t bytes, const Each& each) const {
   const auto& origin = c_.expected.ranks[rank_].origin;
@@ -99,7 +99,7 @@ void ScenarioCalls::each_run_of_rows(int64_t bytes, const Each& each) const {
   }
 }
 
-// Places inputs in the backend's memory.
+// Places inputs in backend memory.
 switchyard::ConstRows ScenarioCalls::rows_of(RankData& data) {
   switchyard::ConstRows x = data.x();
   x.scales = memory_.give(x.scales, idx(x.rows) * switchyard::scale_row_bytes(x.cols, x.scale_kind));
@@ -121,7 +121,7 @@ const float* ScenarioCalls::weights_of(const RankData& data) {
   return give(data.weights(), idx(count));
 }
 
-/// Options of the next dispatch; it is a cached dispatch if `handle` is not null.
+/// Options for the next dispatch, which is a cached dispatch if `handle` is not null.
 const DispatchOptions& ScenarioCalls::deliver_to(const switchyard::Handle* handle) {
   const Scenario& s = c_.scenario;
   options_.out = nullptr;
@@ -141,7 +141,7 @@ const DispatchOptions& ScenarioCalls::deliver_to(const switchyard::Handle* handl
   return options_;
 }
 
-/// Number of rank-major rows of this rank's own tokens.
+/// Number of rank-major rows for this rank's own tokens.
 int64_t ScenarioCalls::own_rows(const switchyard::Handle& handle) const {
   const auto world = idx(group_.size()), rank = idx(group_.rank());
   const std::vector<int32_t> of_sources = handle.matrices(1).rank_prefix_matrix;
@@ -156,7 +156,7 @@ void ScenarioCalls::check_delivered(const Dispatched& d) {
       row_bytes(c_.scenario, d.x.dtype) + static_cast<int64_t>(switchyard::scale_row_bytes(d.x.cols, d.x.scale_kind));
   const auto rows = static_cast<uint64_t>(d.handle.rows() * bytes), copied = exchange_.last_call().copied_bytes;
   const bool copies = !in_buffer_ || c_.scenario.staging == Staging::ring;
-  // Repeated routes and rings also copy rows; over several hosts all rows are copied after they arrive.
+  // Repeated routes and rings also copy rows; with several hosts, all rows are copied after they arrive.
   const bool own_placed = copies && memory_.on_device() && !spans_hosts(c_.problem.world) &&
                           c_.scenario.staging == Staging::direct && !d.x.scales && c_.problem.layout == Layout::rank_major;
   if (own_placed)
@@ -171,7 +171,8 @@ void ScenarioCalls::fetch_span(std::span<const T>& span, std::vector<T>& to) {
   span = to;
 }
 
-/// Copies the output of a GPU. Weights that no rank passed are omitted: memory for them is allocated on ranks without tokens.
+/// Copies a GPU's output. Weights that no rank passed are omitted, because memory for them is allocated on ranks without
+/// tokens.
 ScenarioCalls::HostCopy ScenarioCalls::host_copy(const Dispatched& d) {
   HostCopy h;
   h.d = d;
@@ -232,7 +233,7 @@ void ScenarioCalls::check_handle(const switchyard::Handle& handle) {
   compare_handles(data, back.data(), f_);
 }
 
-/// Checks after a combine of registered rows that they were read in place.
+/// Checks, after a combine of registered rows, that they were read in place.
 void ScenarioCalls::check_nothing_copied() {
   const bool sums = c_.problem.layout == Layout::expert_major && c_.scenario.order == CombineOrder::per_rank;
   if (c_.scenario.staging == Staging::direct && !sums)
@@ -258,7 +259,7 @@ void ScenarioCalls::make_outputs(const RankData& data, const Dispatched& d, cons
   });
 }
 
-/// Weights of `rows` rows, or of the tokens. Weights of rows that are allocated but not valid are 0.
+/// Weights of `rows` rows, or of the tokens. The weights of allocated but invalid rows are 0.
 const float* ScenarioCalls::give_weights(const float* weights, int64_t rows, int64_t counted) {
   if (!weights) return nullptr;
   const bool of_rows = c_.problem.layout == Layout::rank_major;
@@ -270,7 +271,7 @@ const float* ScenarioCalls::give_weights(const float* weights, int64_t rows, int
 
 void ScenarioCalls::combine(RankData& data, Dispatched d, const switchyard::Handle& handle) {
   const Scenario& s = c_.scenario;
-  // On a GPU this is the number of allocated rows: the host need not know the number of valid rows.
+  // On a GPU, this is the number of allocated rows, because the host need not know the number of valid rows.
   const int64_t rows = memory_.on_device() ? d.x.rows : handle.rows(), bytes = row_bytes(s, s.y_type);
   std::optional<switchyard::RowBuffer> buffer;
   switchyard::RegisteredMemory registered;

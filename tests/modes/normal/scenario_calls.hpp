@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's calls of a scenario, for suites that make them in their own order.
+// A rank's calls in a scenario, for suites that make them in a different order.
 #pragma once
 
 #include <span>
@@ -12,9 +12,9 @@
 
 namespace harness {
 
-/// Makes the calls of a case on an exchange object whose config fits the case: inputs and results are in the backend's memory,
-/// and all results are compared. Calls of several cases may alternate on one object. `c` must outlive this object. All
-/// functions are collective.
+/// Makes the calls of a case on an exchange object whose config fits the case: inputs and results are in backend memory, and
+/// all results are compared. Calls from several cases may alternate on one object. `c` must outlive this object. All functions
+/// are collective.
 class ScenarioCalls : RankSteps {
  public:
   ScenarioCalls(switchyard::Group& group, switchyard::NormalExchange& exchange, const Case& c, Failures& failures);
@@ -22,13 +22,14 @@ class ScenarioCalls : RankSteps {
   /// Makes all repetitions of the scenario.
   void run();
 
-  /// Call before each call: names the call in mismatches, meets the other ranks, and arrives late as specified by the scenario.
+  /// Must be called before each call: names the call in mismatches, meets the other ranks, and arrives late as specified by the
+  /// scenario.
   void at(const std::string& step);
   /// Uses the ids of the case or, for a cached dispatch, `handle`. Frees the rows of `data`.
   switchyard::Dispatched dispatch(RankData& data, const switchyard::Handle* handle = nullptr);
-  /// Outcome of a dispatch with another capacity in this rank's options; on a GPU, after its kernels have completed.
+  /// Outcome of a dispatch with a different capacity in this rank's options; on a GPU, after its kernels have completed.
   Outcome dispatch_at_capacity(RankData& data, int64_t capacity);
-  /// A dispatch and a combine, each preceded by at(). `of` is a suffix of their names. \returns the handle
+  /// Makes a dispatch and a combine, each preceded by at(). `of` is a suffix of their names. \returns the handle
   switchyard::Handle round(RankData& data, const std::string& of = "", const switchyard::Handle* handle = nullptr);
   /// Combines the expert outputs of `d`, which has the handle `handle` or an equal one.
   void combine(RankData& data, switchyard::Dispatched d, const switchyard::Handle& handle);

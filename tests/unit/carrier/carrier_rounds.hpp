@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds whose bytes are determined by (sender, receiver, round), for tests of any carrier.
+// Rounds whose bytes are determined by (sender, receiver, round), for testing any carrier.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ inline Bytes content(int from, int to, uint64_t round) {
   return bytes;
 }
 
-/// All rounds of one rank with `peers`, with three rounds in flight at a time.
+/// Runs all rounds of one rank with `peers`, with three rounds in flight at a time.
 inline void exchange_with(Carrier& carrier, int rank, const std::vector<int>& peers, uint64_t rounds) {
   struct Round {
     std::vector<Bytes> out, in;
@@ -62,7 +62,7 @@ inline void exchange_with(Carrier& carrier, int rank, const std::vector<int>& pe
   }
   for (uint64_t n = rounds > 3 ? rounds - 3 : 0; n < rounds; ++n) check(n);
 }
-/// All rounds of one rank with all other ranks.
+/// Runs all rounds of one rank with all other ranks.
 inline void exchange(Carrier& carrier, int rank, int world, uint64_t rounds) {
   std::vector<int> peers;
   for (int peer = 0; peer < world; ++peer)

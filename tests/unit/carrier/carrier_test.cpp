@@ -18,7 +18,7 @@ namespace {
 
 using carrier_rounds::Bytes, carrier_rounds::exchange, carrier_rounds::finish;
 
-/// Ranks 0 ... n - 1, each connected to every other.
+/// Creates ranks 0 to n - 1, each connected to every other.
 std::vector<std::unique_ptr<Carrier>> make_ranks(int n) {
   std::vector<std::vector<CarrierSocket>> sockets(static_cast<size_t>(n));
   for (int a = 0; a < n; ++a)

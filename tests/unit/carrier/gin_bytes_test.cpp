@@ -23,7 +23,8 @@ namespace switchyard::detail {
 namespace {
 
 /// Networks and streams of several ranks. A rank's operations run in order, in the thread that queries their progress; puts and
-/// signals arrive at once. So a put that does not wait for the peer overwrites data that the peer has not copied yet.
+/// signals arrive immediately. A put that does not wait for the peer therefore overwrites data that the peer has not copied
+/// yet.
 class Net {
  public:
   struct Operation {
@@ -50,12 +51,12 @@ class Net {
     return ran_[rank] >= count;
   }
 
-  /// Indexed by rank and by the communicator's window: its memory, and its signals and counters by number.
+  /// The signals and counters, by number, of a rank's window in a communicator; windows are identified by their memory.
   struct End {
     std::map<uint32_t, uint64_t> signals, counters;
   };
   std::map<std::byte*, End> ends;
-  /// Windows of a communicator, for the ranks of the rail in order.
+  /// The windows of a communicator, in the order of the rail's ranks.
   std::map<std::byte*, std::vector<std::byte*>*> peers_of;
 
  private:
@@ -123,7 +124,7 @@ class NetDevice final : public GinDevice {
   const int rank_;
 };
 
-/// Every rank exchanges rounds of different sizes with every rank with which it shares a rail.
+/// Every rank exchanges rounds of different sizes with every rank that shares a rail with it.
 class GinBytes : public nccl_tests::FakeNcclTest {
  protected:
   GinBytes() : FakeNcclTest("FAKE_NCCL_GIN", kMinGinVersion) {}

@@ -78,7 +78,7 @@ TEST(GinChoices, AllRanksHaveItOrNone) {
   }
 }
 
-/// Records its calls together with those to NCCL.
+/// Records calls to it together with those to NCCL.
 class RecordingDevice final : public GinDevice {
  public:
   explicit RecordingDevice(nccl_tests::FakeNccl* to) : to_(to) {}
@@ -149,7 +149,7 @@ class GinCarrierTest : public nccl_tests::FakeNcclTest {
   std::unique_ptr<Carrier> make(int rank, const std::vector<std::string>& places) {
     return make_gin_carrier(comms(rank, places), device_, kSlot);
   }
-  /// The error of the failed construction.
+  /// Returns the error from the failed construction.
   Error refusal() {
     try {
       (void)make(0, {"a", "b"});
@@ -232,7 +232,7 @@ TEST_F(GinCarrierTest, ARoundIsCopiesAroundOneExchange) {
   const std::span<std::byte> in = in_;
   const std::array<PeerTransfer, 2> transfers{PeerTransfer{0, out.first(48), in.first(32)}, PeerTransfer{2, {}, in.last(16)}};
   carrier->post(7, transfers, stream_);
-  // Slots of rank 1: to and from rank 0, to and from rank 2. Its data for rank 0 arrives in the second slot of rank 0.
+  // Rank 1 has slots to and from rank 0 and to and from rank 2. Its data for rank 0 arrives in the second slot of rank 0.
   EXPECT_EQ(fake_->take_log(),
             (Log{"copy 48 leg -> w+0 on 9",
                  "exchange 1 by c0 on 9; rank 0 = 0: 48 after 0 from 0 to 4096, gets 32 after 0; rank 2 = 2: 0 after 0 from "

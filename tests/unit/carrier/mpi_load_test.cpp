@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors of a process that requests MPI when MPI is unavailable. Nothing here starts MPI.
+// Errors in a process that requests MPI when MPI is unavailable. Nothing here starts MPI.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL as a carrier, without a GPU: the errors of a process for which NCCL is unavailable, and the calls to NCCL for rounds.
+// NCCL as a carrier, without a GPU: the errors in a process for which NCCL is unavailable, and the calls to NCCL for rounds.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -108,7 +108,7 @@ TEST_F(NcclCarrierTest, ARoundWithNoBytesIsDone) {
 }
 
 TEST_F(NcclCarrierTest, RanksOfUnequalHostsHaveACommunicatorForEachRail) {
-  // Host a has ranks 0, 1 and 2; host b has 3 and 4. Rank 3 is the proxy of 0 and 2.
+  // Host a has ranks 0, 1 and 2; host b has ranks 3 and 4. Rank 3 is the proxy for ranks 0 and 2.
   const auto carrier = make(spec_of(3, {"a", "a", "a", "b", "b"}));
   EXPECT_EQ(fake_->take_log(), (Log{"init c0: rank 1 of 2, id i, version 21900, blocking 0",
                                     "init c1: rank 1 of 2, id i, version 21900, blocking 0"}));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Code shared by the tests of carriers over NCCL: a fake library, and carrier specs for named hosts.
+// Code shared by the NCCL carrier tests: a fake library, and carrier specs for named hosts.
 #pragma once
 
 #include <dlfcn.h>
@@ -30,7 +30,7 @@ namespace switchyard::detail::nccl_tests {
 using test::FakeNccl;
 using Log = std::vector<std::string>;
 
-/// Marks that are reached when the test requests it.
+/// Stream marks that count as reached when the test says so.
 struct HandMarks final : StreamMarks {
   std::shared_ptr<const void> mark(void*) override { return captured ? nullptr : std::make_shared<int>(++made); }
   bool reached(const void* mark) noexcept override { return *static_cast<const int*>(mark) <= passed; }
@@ -57,7 +57,7 @@ class FakeNcclTest : public testing::Test {
     fake_->reset();
   }
 
-  /// Threads that end communicators finish within the test that started them.
+  /// Lets the threads that end communicators finish within the test that started them.
   void TearDown() override {
     const auto left = [&] {
       const std::lock_guard lock(fake_->mutex);

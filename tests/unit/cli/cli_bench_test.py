@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`switchyard bench` from the user's side: its measurements, output and files.
+"""`switchyard bench` from the user's perspective: its measurements, output and files.
 
 Usage: cli_bench_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -26,7 +26,7 @@ def short_limit(args):
 
 
 def run_with_small_files(*args, cwd):
-    """One call in which no file may be larger than 16 MiB. This includes the heap segments of ranks that are processes."""
+    """Makes one call in which no file may exceed 16 MiB. This includes the heap segments of ranks that are processes."""
     limit = 16 << 20
     return subprocess.run([cli_test.TOOL, *args], capture_output=True, text=True, timeout=120, cwd=cwd, check=False,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
@@ -138,7 +138,7 @@ class BenchUsage(unittest.TestCase):
 
 
 class Sweeps(unittest.TestCase):
-    """Swept values appear in the rows, in the progress and once in the notes."""
+    """Swept values appear in the rows, in the progress output, and once in the notes."""
 
     def lines(self, *args):
         code, out, err = run("bench", *QUICK, *short_limit(args), *args)
@@ -244,7 +244,7 @@ class Sweeps(unittest.TestCase):
 
 
 class Launched(unittest.TestCase):
-    """Every rank is a separate call, like those of torchrun, mpirun and srun. Only the first rank prints."""
+    """Every rank is a separate call, as with torchrun, mpirun and srun. Only the first rank prints."""
 
     def ranks(self, world, *args, launcher=None, folder="."):
         store = f"unix:@switchyard-test-{os.getpid()}-{launcher}"
@@ -402,7 +402,7 @@ class Bench(unittest.TestCase):
             self.assertLessEqual(times["min_us"], times["p50_us"])
             self.assertLessEqual(times["p50_us"], times["p99_us"])
             self.assertLessEqual(times["p99_us"], times["max_us"])
-        # A median of whole nanoseconds is itself a whole number; a mean is whole in only one of twenty cases.
+        # A median of whole nanoseconds is itself a whole number; a mean is whole in only one case in twenty.
         self.assertAlmostEqual(one["plan_us"] * 1000, round(one["plan_us"] * 1000), places=6)
         sizes, config = one["bytes"], one["config"]
         row = config["hidden"] * 2
@@ -423,7 +423,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(one["counted_remote_bytes"], one["bytes"]["remote"])
 
     def test_hosts(self):
-        # Ranks 0 and 1 share a host, rank 2 has its own. All counts follow from the routing, whatever it is.
+        # Ranks 0 and 1 share a host, and rank 2 has its own. All counts follow from the routing, whatever it is.
         for order in ("per_host", "per_rank"):
             with tempfile.TemporaryDirectory() as folder:
                 code, out, err = run("bench", *QUICK, "--limit-ms", "1", "--sets", "1", "--ranks", "3", "--order", order, "--json", f"{folder}/x",

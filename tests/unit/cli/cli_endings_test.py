@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """How the command line tool ends when something prevents its work: contradictory arguments, an unusable environment, a full
-disk, a signal. Runs with threads and with processes end in the same way.
+disk, or a signal. Runs with threads and with processes end in the same way.
 
 Usage: cli_endings_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -137,7 +137,7 @@ class FullDisk(unittest.TestCase):
 
 
 class Outputs(unittest.TestCase):
-    """Outputs that cannot be written are reported before any measurement, as far as that is known by then; no signal ends the
+    """Outputs that cannot be written are reported before any measurement, if this is known by then; no signal terminates the
     tool."""
     POINT = ["bench", "--mode", "low_latency", "--ranks", "1", "--tokens", "1", "--hidden", "64", "--iterations", "20"]
     TUNE = ["tune", "--ranks", "1", "--tokens", "2", "--hidden", "256", "--iterations", "20"]
@@ -329,7 +329,7 @@ class Signals(unittest.TestCase):
 
     @staticmethod
     def interrupted(*args):
-        """Terminal output and status of a call that Ctrl-C ends while it draws its progress."""
+        """Terminal output and exit status of a call interrupted by Ctrl-C while it draws its progress."""
         pid, terminal = pty.fork()
         if pid == 0:
             os.execve(cli_test.TOOL, [cli_test.TOOL, *args], {**os.environ, "TERM": "xterm"})

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Whole layers from the user's side: `switchyard bench --mode layer`, `verify --mode layer` and `trace --mode layer`.
+"""Complete layers from the user's perspective: `switchyard bench --mode layer`, `verify --mode layer` and `trace --mode layer`.
 
 Usage: cli_layer_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -129,7 +129,7 @@ class Trace(unittest.TestCase):
 
 
 class Bench(unittest.TestCase):
-    """A whole layer, its individual calls, and its experts without the exchange."""
+    """A complete layer, its individual calls, and its experts without the exchange."""
 
     def measure(self, *args):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A table of usage mistakes. Each gives exit status 2, one line on stderr that names the option and the allowed values, and a
-line that refers to --help; nothing on stdout; no file is written or changed.
+"""A table of usage mistakes. Each mistake produces exit status 2, one line on stderr that names the option and the allowed
+values, and a line that refers to --help. Nothing is printed on stdout, and no file is written or changed.
 
 Usage: cli_mistakes_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -19,7 +19,7 @@ TOPOLOGY = json.loads((ROOT / "data/topologies/h100_8_400g.json").read_text())
 TRACE = {"otherData": {"producer": "switchyard", "world": 1, "lost_events": 0}, "traceEvents": []}
 HANG_S = 30  # mistakes are found before anything runs, so only a hang takes this long
 
-# The contents of the folder in which the mistakes are made.
+# Returns the contents of the folder in which the mistaken calls run.
 FILES = {
     "empty.json": b"",
     "binary.json": bytes(range(128, 256)) * 8,

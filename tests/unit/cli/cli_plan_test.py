@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`switchyard plan` and `doctor --measure` from the user's side.
+"""`switchyard plan` and `doctor --measure` from the user's perspective.
 
 Usage: cli_plan_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -21,7 +21,7 @@ VARIANTS = ["flat_per_route", "flat_per_rank", "hierarchical", "per_host"]
 
 
 def changed(folder, name, **fields):
-    """The path of the H100 topology with modified fields, written to `folder`."""
+    """Writes the H100 topology with modified fields to `folder` and returns its path."""
     path = Path(folder, name)
     path.write_text(json.dumps({**json.loads(Path(H100).read_text()), **fields}))
     return str(path)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`switchyard plot` from the user's side.
+"""`switchyard plot` from the user's perspective.
 
 Usage: cli_plot_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -16,7 +16,7 @@ from cli_test import run
 
 
 class Plot(unittest.TestCase):
-    """Pages of figures that were written earlier. The tests of bench and tune compare them with the pages of these commands."""
+    """Pages for figures that were written earlier. The bench and tune tests compare them with the pages from these commands."""
 
     RUN = {"config": {"mode": "normal", "tokens_per_rank": 8, "sms": 8}, "dispatch": {"p50_us": 2.0, "p99_us": 3.0},
            "verified": True}

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The command line tool from the user's side: exit statuses, error texts, written files, and output parsed by other programs.
+"""The command line tool from the user's perspective: exit statuses, error messages, written files, and output parsed by other
+programs.
 
 Usage: cli_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
@@ -25,7 +26,8 @@ def run(*args, env=None, cwd=None):
 
 
 class Usage(unittest.TestCase):
-    """Checks the result of a mistyped command: status 2, one line with the given and the allowed values, a pointer to help."""
+    """Checks the result of a mistyped command: status 2, one line with the given and the allowed values, and a pointer to
+    help."""
 
     def expect(self, args, *texts):
         code, out, err = run(*args)
@@ -103,7 +105,7 @@ class Usage(unittest.TestCase):
 
 
 class Files(unittest.TestCase):
-    """Files that cannot be read or written: the error gives the path and the reason; the tool never crashes."""
+    """Files that cannot be read or written: the error states the path and the reason, and the tool never crashes."""
 
     def test_missing_recording(self):
         code, _, err = run("demo", "--routing", "/nonexistent.safetensors")
@@ -208,7 +210,7 @@ class TraceVerb(unittest.TestCase):
                 self.assertTrue(0 <= rank["idle_share"] <= 1, rank)
 
     def check_counters(self, document, spans):
-        """Bytes in flight: zero at the begin and the end, and never more than the bytes carried by the open spans."""
+        """Bytes in flight: zero at the beginning and the end, and never more than the bytes carried by the open spans."""
         for rank in (0, 1):
             counts = [(e["ts"], e["args"]["bytes"]) for e in document["traceEvents"] if e["ph"] == "C" and e["pid"] == rank]
             carried = sum(s["args"].get("bytes", 0) for s in spans if s["pid"] == rank)
@@ -218,7 +220,8 @@ class TraceVerb(unittest.TestCase):
             self.assertTrue(all(0 <= c[1] <= carried for c in counts), counts)
             self.assertGreater(max(c[1] for c in counts), 0)
 
-    # Spans that end a wait. For each wait: the kinds of spans of the awaited rank, and whether they signal at their begin.
+    # Spans that end a wait. For each wait: the kinds of spans of the rank being waited for, and whether they signal at their
+    # beginning.
     CAUSES = {
         "wait_entered": {"dispatch": True, "combine": True, "all_to_all": True},
         "wait_counts": {"exchange_counts": True, "plan": False},
@@ -234,7 +237,7 @@ class TraceVerb(unittest.TestCase):
     }
 
     def test_arrows_lead_from_signals_to_waits(self):
-        """With more ranks than available cores, in every mode some rank is late in some call."""
+        """With more ranks than available cores, some rank is late in some call in every mode."""
         modes = {"normal": {"wait_counts", "wait_placement", "wait_rows", "wait_pulled"}, "low_latency": {"wait_entered"},
                  "flat": {"wait_entered", "wait_returned"}, "ledger": {"wait_ledger_rows"}, "ring": {"wait_ring"}}
         for mode, awaited in modes.items():
@@ -252,7 +255,8 @@ class TraceVerb(unittest.TestCase):
                 self.assertTrue(waits & awaited, f"arrows into {waits}, none into {awaited}")
 
     def check_arrow(self, start, end, spans):
-        """Checks an arrow: forward in time, from another rank's signal to 3 ns before the end of a wait; returns the wait."""
+        """Checks that an arrow leads forward in time, from another rank's signal to 3 ns before the end of a wait, and returns
+        the wait."""
         self.assertNotEqual(start["pid"], end["pid"])
         self.assertLess(start["ts"], end["ts"])
 

@@ -19,8 +19,8 @@ RECORDED = Path(__file__).resolve().parents[3] / "docs" / "traces"
 
 class WrittenTrace(unittest.TestCase):
     def test_says_what_the_run_said(self):
-        # Every token is sent to all 8 experts, 4 per rank: in each call 16 rows of 64 bf16 columns are sent out, and with
-        # per_route 64 rows return.
+        # Every token is sent to all 8 experts, 4 per rank. In each call, 16 rows of 64 bf16 columns are sent, and with
+        # per_route, 64 rows return.
         with tempfile.TemporaryDirectory() as folder:
             code, out, err = run("trace", *SMALL, "--mode", "low_latency", "--order", "per_route", "--experts", "8", "--topk", "8", "--calls",
                                  "3", "--events", "4096", "--json", "--out", "t.json", cwd=folder)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`switchyard tune` and SWITCHYARD_TUNING from the user's side.
+"""`switchyard tune` and SWITCHYARD_TUNING from the user's perspective.
 
 Usage: cli_tune_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Usage mistakes with ./dev and user-facing scripts: status 2, one message that names the option and the allowed values;
-nothing is installed, built or removed.
+"""Usage mistakes with ./dev and user-facing scripts: exit status 2, and one message that names the option and the allowed
+values; nothing is installed, built or removed.
 
 Usage: dev_mistakes_test.py [unittest arguments]
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of `./dev release`, in a repository of its own with only the files that they read.
+"""The checks of `./dev release`, in a separate repository that contains only the files that they read.
 
 Usage: release_test.py [unittest arguments]
 """
