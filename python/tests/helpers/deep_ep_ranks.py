@@ -87,7 +87,7 @@ def over_groups(where, world, scenario, *arguments):
     each of two processes is a separate group. Processes are spawned, because torch.autograd does not support forks of a process
     that has used it."""
     path = os.path.join(_folder().name, secrets.token_hex(8))
-    run_on_team("spawn", max(world, 2), _rank, path, where, world, scenario, arguments)
+    run_on_team("spawn", max(world, 2), _rank, path, where, world, scenario, arguments, name="deep_ep")
 
 
 def _with_buffer(group, scenario, arguments):

@@ -22,7 +22,7 @@ def _arrives(_rank, _world, message):
     assert callable(scenario)
 
 
-def _send(_method, _world, scenario, *arguments, seconds=0):
+def _send(_method, _world, scenario, *arguments, seconds=0, name=None):
     _run_on_team("spawn", 1, _arrives, pickle.dumps((scenario, arguments)))
 
 

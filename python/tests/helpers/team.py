@@ -175,11 +175,11 @@ class Team:
 _teams = {}
 
 
-def run_on_team(method, world, scenario, *arguments, seconds=150):
+def run_on_team(method, world, scenario, *arguments, seconds=150, name=None):
     """Calls ``scenario(rank, world, *arguments)`` on `world` ranks (processes started by `method`) and fails the test with the
     failure of each rank. Changes to environment variables are undone. Groups created by the scenario must be closed when it
-    returns."""
-    key = (method, world)
+    returns. Scenarios that leave state in the processes, such as a process group of torch, use a team with a separate name."""
+    key = (method, world) if name is None else (method, world, name)
     if key not in _teams:
         _teams[key] = Team(method, world)
     team, found = _teams.pop(key), None
