@@ -314,7 +314,7 @@ TEST(MisusedFunctions, OutsideTheirDomain) {
   EXPECT_EQ(scale_row_bytes(7168, ScaleKind::f32, -1), 0u);
 }
 
-/// Only the configs: 0, -1 and the extremes of every field that is a divisor or a factor.
+/// Tests only the configs, with 0, -1 and the extremes in every field that is a divisor or a factor.
 TEST(MisusedFunctions, ConfigsOutsideTheirDomain) {
   for (const int64_t bad :
        {int64_t{0}, int64_t{-1}, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares tiles of the grouped GEMM with integer arithmetic. Operands are small integers, so every product and sum is exact in
-// float32, and results must be equal whatever the kernel's order of summation.
+// float32, and the results must be equal whatever the kernel's summation order.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -88,7 +88,7 @@ TEST(GemmTile, ExactForAllTileRowsAndSizes) {
   }
 }
 
-// More columns than one panel of widened weights, and a partial panel at the end.
+// Tests more columns than one panel of widened weights holds, with a partial panel at the end.
 TEST(GemmTile, ExactAcrossPanels) {
   for (const WeightStorage storage : kStorages) check_tiles({70, 16500}, storage, {1, 6});
 }
@@ -180,7 +180,7 @@ TEST(GemmThreads, TilesStayOnTheCallingThread) {
   });
 }
 
-// Instruction sets to which oneDNN may be limited: float32 must take over, with the same exact results.
+// Limits oneDNN to various instruction sets: float32 must take over, with the same exact results.
 class GemmIsa : public ::testing::TestWithParam<const char*> {};
 TEST_P(GemmIsa, WidensWithoutBf16Kernels) {
   expect_success_with({{"DNNL_MAX_CPU_ISA", GetParam()}, {"ONEDNN_MAX_CPU_ISA", GetParam()}}, [] {

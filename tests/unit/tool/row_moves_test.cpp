@@ -12,7 +12,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// 5 experts on 2 ranks (0, 1, 2 and 3, 4), top-3, two tokens each; -1 is no expert.
+/// 5 experts on 2 ranks (0 to 2 and 3 to 4), top-3, and two tokens per rank; -1 is not an expert.
 Scenario small(Layout layout, int alignment) {
   Scenario s;
   s.world = 2;
