@@ -227,7 +227,7 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
   EXPECT_NEAR(predict(sleepy, shape(4, 1), one, Variant::per_host).dispatch.us, 60 + copies / 4, 1e-9);
   sleepy.host.workers = 1;
   EXPECT_NEAR(predict(sleepy, shape(4, 1), one, Variant::per_host).dispatch.us, 10 + copies, 1e-9) << "nobody to wake";
-  // Each of two ranks accesses three rows in memory, but data for the other rank uses links of 100 GB/s.
+  // Each of two ranks accesses three rows in memory; the links are too fast to be a limit.
   Topology t = cpu_topology(2);
   t.host.link_gbs = t.host.link_read_gbs = 1e9;
   EXPECT_NEAR(predict(t, shape(4, 2), two, Variant::per_host).dispatch.us, 20 + 3 * kRows / 1e6, 1e-9);

@@ -66,7 +66,7 @@ TEST(TraceSummary, TheLongestGapLiesInsideACall) {
   EXPECT_DOUBLE_EQ(gap.at("begins_us"), 5.0);
   EXPECT_EQ(gap.at("after"), "wait_pulled");
   EXPECT_EQ(gap.at("before"), "its end");
-  // From 1 to 60, the workers are busy for 2 + 5 + 9.5 us and 10.5 + 5 us, of 58 us each.
+  // From 1 to 59 us, the workers are busy for 2 + 5 + 9.5 us and 10.5 + 5 us, of 58 us each.
   EXPECT_DOUBLE_EQ(ranks[0].at("window_us"), 58.0);
   EXPECT_NEAR(ranks[0].at("idle_share").get<double>(), 1 - 32.0 / (2 * 58.0), 1e-9);
 }
