@@ -134,7 +134,7 @@ const Call kCalls[] = {
 
 class DifferentCalls : public testing::TestWithParam<size_t> {};
 
-/// Rank `odd` makes call a, and the others make call b. Afterwards every call reports the mismatch again, unless the only
+/// Rank `odd` makes call a, and the others make call b. Afterwards, every call reports the mismatch again, unless the only
 /// failure was that an object could not be created.
 TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
   const Call& a = kCalls[GetParam()];

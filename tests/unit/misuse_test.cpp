@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse that must cause an Error and not a crash: empty and moved-from objects, and free functions with arguments outside
+// Misuse that must cause an Error rather than a crash: empty and moved-from objects, and free functions with arguments outside
 // their domain.
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@
 namespace switchyard {
 namespace {
 
-/// Expects `call` to throw Error(invalid_argument) whose text contains `part`.
+/// Expects `call` to throw an Error(invalid_argument) whose text contains `part`.
 template <class Call>
 void expect_invalid(const std::string& part, Call&& call) {
   try {

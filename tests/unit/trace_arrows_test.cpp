@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the arrows of a trace file begin and end, by the rules of the programs that read it.
+// Where the arrows of a trace file begin and end, according to the rules of the programs that read it.
 #include <gtest/gtest.h>
 
 #include <algorithm>

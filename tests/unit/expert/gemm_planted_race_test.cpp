@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ThreadSanitizer does not instrument compiled kernels, so tiles announce their operands. Each test creates a race on one
-// operand in a child process and expects ThreadSanitizer's report there; the same accesses in order must not produce one.
+// ThreadSanitizer does not instrument compiled kernels, so the operands of tiles are announced to it. Each test creates a race
+// on one operand in a child process and expects ThreadSanitizer's report there; the same accesses in order must not produce
+// one.
 #if !defined(__SANITIZE_THREAD__)
 #error "build this test with -fsanitize=thread only"
 #endif
@@ -21,9 +22,9 @@ namespace {
 
 constexpr int64_t kN = 48, kK = 80, kM = 8;
 
-/// Runs `first`, then `second` on another thread that exists from the start. They are ordered in time, but only by a relaxed
-/// flag: the memory model does not order them, so conflicting accesses are a race in every run. With `ordered`, the memory
-/// model orders them.
+/// Runs `first`, then `second` on another thread that already exists. They are ordered in time, but only by a relaxed flag: the
+/// memory model does not order them, so conflicting accesses are a race in every run. With `ordered`, the memory model orders
+/// them.
 void run_pair(bool ordered, const std::function<void()>& first, const std::function<void()>& second) {
   std::atomic<bool> done{false};
   std::thread other([&] {

@@ -49,7 +49,7 @@ void expect_product(const uint16_t* a, const std::vector<int32_t>& b, const floa
   }
 }
 
-/// Three groups. Operands start one element off any alignment. Memory around c must stay unchanged.
+/// Three groups. Operands are misaligned by one element. Memory around c must stay unchanged.
 void check_tiles(Size size, WeightStorage storage, const std::vector<int64_t>& rows) {
   constexpr int kGroups = 3;
   constexpr float kCanary = -12345.5f;
@@ -156,7 +156,7 @@ TEST(GemmTiling, TilesCoverEveryRowOnceInOrder) {
   EXPECT_EQ(next, counts);
 }
 
-// Ranks are threads: a tile must not start its own threads, and must restore the thread's OpenMP setting.
+// Because ranks are threads, a tile must not start other threads, and must restore its thread's OpenMP setting.
 TEST(GemmThreads, TilesStayOnTheCallingThread) {
   expect_success_with({{"OMP_NUM_THREADS", "4"}, {"OMP_DYNAMIC", "false"}}, [] {
     const auto num_threads = [] {

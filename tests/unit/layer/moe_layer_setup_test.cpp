@@ -350,7 +350,7 @@ std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&
   });
 }
 
-/// Ranks may load their weights at very different times, although the deadline of calls may be short.
+/// Ranks may load their weights at very different times, although the call deadline may be short.
 TEST(MoeLayerSetup, WaitsForTheRendezvousDeadline) {
   for (const MoeForm form : {MoeForm::separate, MoeForm::fused})
     for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {

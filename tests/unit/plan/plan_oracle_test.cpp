@@ -180,7 +180,7 @@ TEST(Quantise, AShortGroupOfZeros) {
 }
 
 TEST(Combine, OrdersDiffer) {
-  // In f32, 2^24 + 1 = 2^24. Rank 0 holds 2^24 and 1 (k = 0, 2), rank 1 holds 1 (k = 1).
+  // In f32, 2^24 + 1 = 2^24. Rank 0 holds 2^24 and 1 (k = 0, 2), and rank 1 holds 1 (k = 1).
   const float big = 16777216.0f, one = 1.0f;
   const std::vector<oracle::Term> by_k{{&big, 1, 0}, {&one, 1, 1}, {&one, 1, 0}};
   oracle::SumSpec spec;
@@ -261,7 +261,8 @@ TEST(Routing, CapacityByHand) {
   EXPECT_EQ(x.ranks[0].dropped_per_source, (std::vector<int64_t>{0, 1}));
 }
 
-/// 5 experts: 3 on rank 0, 2 on rank 1. Rank 0 has two tokens; rank 1 has one token, which selects the same expert twice.
+/// There are 5 experts: 3 on rank 0 and 2 on rank 1. Rank 0 has two tokens; rank 1 has one token, which selects the same expert
+/// twice.
 oracle::Problem two_ranks(oracle::Layout layout) {
   oracle::Problem p;
   p.world = 2;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Serialized handles: round trip of every field; damage of any kind is rejected with invalid_argument and never misread.
+// Serialized handles: every field survives a round trip, and damage of any kind is rejected with invalid_argument and never
+// misread.
 #include <gtest/gtest.h>
 
 #include <algorithm>
