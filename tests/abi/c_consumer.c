@@ -424,7 +424,7 @@ static void options_of_dispatch(int own_rank, sy_group* group) {
   options.overflow = SY_OVERFLOW_DROP_AND_REPORT;
   CHECK_OK(sy_exchange_dispatch(exchange, &in.rows, &in.ids, in.weights, &options, &d));
   sy_dispatched_view v = get(d);
-  // Both ranks have room for one row, which is token 0 of rank 0. Everything else is dropped.
+  // Both ranks have room for only one row, which is token 0 of rank 0. Everything else is dropped.
   CHECK(v.rows == 1 && v.x_rows == 1 && row_equals(&v, 0, 0, 0, 0.0f) && v.dropped != NULL && v.dropped_per_source != NULL);
   for (int64_t f = 0; f < kTokens[me->rank] * kTopk; ++f)
     CHECK(v.dropped[f] == (owner(kIds[me->rank][f / kTopk][f % kTopk]) >= 0 && !(me->rank == 0 && f < kTopk)));

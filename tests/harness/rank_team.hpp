@@ -30,8 +30,8 @@ class RankTeam {
   /// Rendezvous address of this round's group.
   std::string store() const;
   std::string token() const { return "round-" + std::to_string(round_); }
-  /// Ends a round: waits for all members and returns all their lines in rank order, identical on every member. For a member
-  /// that runs a different test, one more line is added.
+  /// Ends a round: waits for all members and returns all their lines in rank order, identical on every member. One more line is
+  /// added for each member that runs a different test.
   std::vector<std::string> gather(const std::vector<std::string>& lines);
 
   /// File with the lines of `rank` for this round.

@@ -267,7 +267,7 @@ class Cluster {
       for (CpuWarp& w : ranks_[r].warps) EXPECT_TRUE(phase(ranks_[r], r, w)) << "rank " << r << " warp " << w.index();
   }
 
-  /// Transfers the data of all ranks' rounds. Both ends of a leg must specify the leg with the same size.
+  /// Transfers the data of all ranks' rounds. Both ends of a leg must list it with the same size.
   template <class TransfersOf>
   void exchange(const TransfersOf& transfers_of) {
     std::vector<std::vector<PeerTransfer>> all;

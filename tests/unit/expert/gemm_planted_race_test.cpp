@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ThreadSanitizer does not instrument compiled kernels, so the operands of tiles are announced to it. Each test creates a race
-// on one operand in a child process and expects ThreadSanitizer's report there; the same accesses in order must not produce
-// one.
+// ThreadSanitizer does not instrument compiled kernels, so tiles report their operands to it explicitly. Each test creates a
+// race on one operand in a child process and expects ThreadSanitizer's report there; the same accesses in order must not
+// produce one.
 #if !defined(__SANITIZE_THREAD__)
 #error "build this test with -fsanitize=thread only"
 #endif

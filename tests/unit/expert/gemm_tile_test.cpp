@@ -180,7 +180,7 @@ TEST(GemmThreads, TilesStayOnTheCallingThread) {
   });
 }
 
-// Limits oneDNN to various instruction sets: float32 must take over, with the same exact results.
+// Limits oneDNN to various instruction sets: float32 kernels must take over and produce the same exact results.
 class GemmIsa : public ::testing::TestWithParam<const char*> {};
 TEST_P(GemmIsa, WidensWithoutBf16Kernels) {
   expect_success_with({{"DNNL_MAX_CPU_ISA", GetParam()}, {"ONEDNN_MAX_CPU_ISA", GetParam()}}, [] {

@@ -198,8 +198,8 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
               "world = 65: must be in [1, 64]");
 }
 
-// On the CPU, the requirement covers the rows of FusedMoe and the memory for one worker's products. It is enough to construct a
-// layer of this size.
+// On the CPU, the requirement covers the rows of FusedMoe and the memory for one worker's products. This memory is enough to
+// construct a layer of this size.
 TEST(MoeLayerSetup, FusedFormOfTheCpuHasProducts) {
   MoeLayerConfig c = small();
   c.form = MoeForm::fused;
