@@ -10,7 +10,7 @@ enum { kWorld = 2, kHidden = 16, kExperts = 3, kTopk = 2, kMaxTokens = 3 };
 
 // ---- Routing and values ----
 
-// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. Id -1 selects no expert.
+// Rank 0 holds experts 0 and 1, and rank 1 holds expert 2. Id -1 selects no expert.
 static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {-1, 0}}};
 static const int64_t kTokens[kWorld] = {3, 2};
 
@@ -130,7 +130,7 @@ static void check_expert_major(const sy_dispatched_view* v, int rank, float offs
   CHECK(v->rows == row && v->topk_ids == NULL && v->topk_weights == NULL && v->source_token == NULL);
 }
 
-// The same counts in host memory, from the handle.
+// The handle provides the same counts in host memory.
 static void check_counts(const sy_dispatched_view* v, const Rank* me) {
   sy_counts c = SY_COUNTS_INIT;
   CHECK_OK(sy_handle_counts(v->handle, &c));
@@ -424,7 +424,7 @@ static void options_of_dispatch(int own_rank, sy_group* group) {
   options.overflow = SY_OVERFLOW_DROP_AND_REPORT;
   CHECK_OK(sy_exchange_dispatch(exchange, &in.rows, &in.ids, in.weights, &options, &d));
   sy_dispatched_view v = get(d);
-  // There is room for one row: token 0 of rank 0, on both ranks. Everything else is dropped.
+  // Both ranks have room for only one row, which is token 0 of rank 0. Everything else is dropped.
   CHECK(v.rows == 1 && v.x_rows == 1 && row_equals(&v, 0, 0, 0, 0.0f) && v.dropped != NULL && v.dropped_per_source != NULL);
   for (int64_t f = 0; f < kTokens[me->rank] * kTopk; ++f)
     CHECK(v.dropped[f] == (owner(kIds[me->rank][f / kTopk][f % kTopk]) >= 0 && !(me->rank == 0 && f < kTopk)));

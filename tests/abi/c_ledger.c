@@ -9,7 +9,7 @@
 
 enum { kWorld = 2, kHidden = 20, kExperts = 3, kTopk = 2, kTokens = 2, kPadded = 16 };
 
-// Rank 0 holds experts 0 and 1, rank 1 holds expert 2.
+// Rank 0 holds experts 0 and 1, and rank 1 holds expert 2.
 static const int32_t kIds[kWorld][kTokens][kTopk] = {{{0, 2}, {1, -1}}, {{2, 1}, {2, 0}}};
 
 static float value(int rank, int64_t token, int column) { return (float)(16 * rank + 4 * (int)token + column % 7 + 1); }

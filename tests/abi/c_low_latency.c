@@ -9,7 +9,7 @@
 
 enum { kWorld = 2, kHidden = 384, kGroup = 128, kExperts = 3, kTopk = 2, kMaxTokens = 3, kCapacity = kWorld * kMaxTokens };
 
-// Rank 0 holds experts 0 and 1, rank 1 holds expert 2. Id -1 selects no expert; one token of rank 1 selects the same expert
+// Rank 0 holds experts 0 and 1, and rank 1 holds expert 2. Id -1 selects no expert; one token of rank 1 selects the same expert
 // twice.
 static const int32_t kIds[kWorld][kMaxTokens][kTopk] = {{{0, 2}, {1, 0}, {2, -1}}, {{2, 1}, {-1, -1}, {2, 2}}};
 static const int64_t kTokens[kWorld] = {3, 3};
@@ -163,7 +163,7 @@ static void whole_calls(int rank, sy_group* group) {
   CHECK_OK(sy_low_latency_combine(o.exchange, &y, o.output, out, &options));
   check_sums(out, rank, kTokens[rank], 1, NULL);
 
-  // Weights and factors passed to combine.
+  // Passes weights and factors to combine.
   const float ones[kMaxTokens * kTopk] = {1, 1, 1, 1, 1, 1}, factors[kExperts] = {2.0f, 0.5f, 4.0f};
   options.order = SY_ORDER_PER_ROUTE;
   options.topk_weights = ones;
@@ -308,7 +308,7 @@ static void all_to_all(int rank, sy_group* group) {
   destroy_objects(&o);
 }
 
-// An object may be destroyed before the outputs made from it. Another object with the same config accepts these outputs.
+// An object may be destroyed before the outputs created from it. Another object with the same config accepts these outputs.
 static void in_any_order(int rank, sy_group* group) {
   size_t before = 0, after = 0;
   CHECK_OK(sy_group_heap(group, &before, NULL));

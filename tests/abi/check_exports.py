@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""check_exports.py LIBRARY SOURCE_DIR: the shared library exports all C functions of its headers, the public C++ API, and
-nothing else. A public header of a library other than libswitchyard names that library ("Library switchyard_layer"). Exports of
-libswitchyard for libraries that depend on it are declared in the headers of src/capi listed in INNER_HEADERS."""
+"""check_exports.py LIBRARY SOURCE_DIR: checks that the shared library exports all C functions in its headers, the public C++
+API, and nothing else. A public header of a library other than libswitchyard names that library ("Library switchyard_layer").
+Exports of libswitchyard for libraries that depend on it are declared in the headers of src/capi listed in INNER_HEADERS."""
 import re
 import subprocess
 import sys

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""check_struct_sizes.py LIBRARY SOURCE_DIR: sy_struct_bytes supports every struct of the C headers that begins with
+"""check_struct_sizes.py LIBRARY SOURCE_DIR: checks that sy_struct_bytes supports every struct in the C headers that begins with
 struct_size, and nothing else."""
 import ctypes
 import re

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The conformance suite of the warp ops, typed over the arch. A test program specializes ArchDriver for its arch, includes this
-// header (which includes the arithmetic parts) and uses INSTANTIATE_TYPED_TEST_SUITE_P. Every test of a row op runs once for
-// each implementation variant, and fails if a variant available on this machine was not exercised.
+// header (which includes the arithmetic parts) and uses INSTANTIATE_TYPED_TEST_SUITE_P. Every row-op test runs once for each
+// implementation variant, and fails if a variant available on this machine was not exercised.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Interface of an arch to the conformance suite: an ArchDriver<A>, through which the host calls single ops. All functions run
-// on one warp, which lives as long as the driver. When a function returns, its op has been executed (on a GPU: a kernel launch
-// and a synchronization), but has not necessarily settled.
+// Interface of an arch to the conformance suite: an ArchDriver<A>, through which the host calls individual ops. All functions
+// run on one warp, which lives as long as the driver. When a function returns, its op has been executed (on a GPU: a kernel
+// launch and a synchronization), but has not necessarily settled.
 #pragma once
 
 #include <concepts>

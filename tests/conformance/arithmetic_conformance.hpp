@@ -161,7 +161,7 @@ TYPED_TEST_P(ArchConformance, ReduceMatchesTheReference) {
   }
 }
 
-// x + half a step of x, for every finite bf16 and f16 value x: every sum is a tie between two codes.
+// Adds half a step to every finite bf16 and f16 value: every sum is a tie between two codes.
 TYPED_TEST_P(ArchConformance, ReduceRoundsTiesToEven) {
   for (const DType type : {DType::bf16, DType::f16}) {
     const Format& format = type == DType::bf16 ? bf16_format() : f16_format();

@@ -17,7 +17,7 @@ namespace switchyard::conformance {
 /// A binary format of `1 + exponent_bits + mantissa_bits` bits.
 class Format {
  public:
-  /// `has_infinity`: the top exponent holds infinity and NaNs (IEEE). Otherwise only the all-ones code is NaN, and rounding
+  /// `has_infinity`: the top exponent holds infinity and NaNs (IEEE). Otherwise, only the all-ones code is NaN, and rounding
   /// saturates.
   Format(int exponent_bits, int mantissa_bits, bool has_infinity)
       : mantissa_bits_(mantissa_bits), bias_((1 << (exponent_bits - 1)) - 1), has_infinity_(has_infinity) {

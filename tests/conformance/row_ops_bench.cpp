@@ -109,7 +109,7 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-/// Threads that repeatedly run the same body together.
+/// Threads that repeatedly run the same body concurrently.
 class Team {
  public:
   Team(size_t threads, size_t rows_per_buffer) : threads_(threads), begin_(threads), end_(threads), rows_(threads) {

@@ -25,7 +25,7 @@ inline ::testing::AssertionResult is_sentinel_form_of(const std::byte* row, cons
   return ::testing::AssertionSuccess();
 }
 
-/// Rows with many zeros, as produced by experts that clip.
+/// Rows with many zeros, like those from experts that clip.
 template <class Random>
 void fill_with_zeros(std::byte* row, DType type, int64_t hidden, Random& random) {
   fill_row(row, type, hidden, static_cast<Content>(0), random);

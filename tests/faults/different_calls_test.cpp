@@ -134,7 +134,7 @@ const Call kCalls[] = {
 
 class DifferentCalls : public testing::TestWithParam<size_t> {};
 
-/// Rank `odd` makes call a, and the others make call b. Afterwards every call reports the mismatch again, unless the only
+/// Rank `odd` makes call a, and the others make call b. Afterwards, every call reports the mismatch again, unless the only
 /// failure was that an object could not be created.
 TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
   const Call& a = kCalls[GetParam()];
@@ -164,7 +164,7 @@ TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
 INSTANTIATE_TEST_SUITE_P(AllPairs, DifferentCalls, testing::Range(size_t{0}, std::size(kCalls)),
                          [](const auto& p) { return std::string(kCalls[p.param].name); });
 
-/// A mismatched call may return once it has sent its data, even if this rank's next call matches the call of the others.
+/// The mismatch is reported even if the mismatched calls only send and the next calls of all ranks match.
 TEST(DifferentCallsLater, OfRanksThatHaveOnlySent) {
   const auto all = outcomes(2, options_with(90s), [&](Group& group) {
     LowLatencyRig a(group), b(group), c(group);

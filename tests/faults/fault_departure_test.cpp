@@ -132,7 +132,7 @@ TEST(ARankThatHasLeft, EndsNoCallOfOthers) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// No rank waits for the departed rank; the rank being waited for is late.
+/// A departure affects only waits for the departed rank: check() succeeds, and the barrier reports the departure.
 TEST(ARankThatIsDone, EndsNoWaitForOthers) {
   const auto all = leaving_outcomes(2, [&](Group& group) {
     group.barrier();

@@ -164,7 +164,7 @@ inline std::vector<WatchedCall> all_calls() {
   return all;
 }
 
-/// Whether the outcome reports that `rank` left the group; for a rank that has not left itself.
+/// Whether the outcome, on a rank that has not left, reports that `rank` left the group.
 inline bool reports_departure(const Outcome& o, int rank) {
   return o.code == switchyard::ErrorCode::peer_failed && o.failed_rank == rank &&
          o.text.find("rank " + std::to_string(rank) + " left the group") != std::string::npos;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory of a rank. Each input is a separate block of its exact size, so AddressSanitizer detects accesses beyond either
+// A rank's host memory. Each input is a separate block of its exact size, so AddressSanitizer detects accesses beyond either
 // end.
 #include <cstdlib>
 #include <cstring>

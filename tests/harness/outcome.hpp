@@ -52,7 +52,7 @@ inline constexpr std::chrono::milliseconds kSoon{1200};
 
 inline std::string code_name(switchyard::ErrorCode code) { return switchyard::to_string(code); }
 
-/// Expects this code and a text that contains `part`.
+/// Expects this error code and a text that contains `part`.
 inline void expect_text(const Outcome& found, switchyard::ErrorCode code, const std::string& part) {
   EXPECT_EQ(code_name(found.code), code_name(code)) << found.text;
   EXPECT_NE(found.text.find(part), std::string::npos) << "'" << found.text << "' should contain '" << part << "'";

@@ -18,7 +18,7 @@ namespace harness {
 
 using switchyard::detail::idx;
 
-/// Compares rows of `hidden` elements. Returns "" if they are equal, else the first difference: `what`, the number of the row
+/// Compares rows of `hidden` elements. Returns "" if they are equal; otherwise, the first difference: `what`, the row number
 /// (counted from `first`), and the column.
 std::string first_difference(const char* what, int64_t first, switchyard::DType type, int64_t hidden, const void* expected,
                              const void* got, int64_t elements);

@@ -30,11 +30,11 @@ class RankTeam {
   /// Rendezvous address of this round's group.
   std::string store() const;
   std::string token() const { return "round-" + std::to_string(round_); }
-  /// Ends a round: waits for all members and returns all their lines in rank order, identical on every member. For a member
-  /// that runs a different test, one more line is added.
+  /// Ends a round: waits for all members and returns all their lines in rank order, identical on every member. One more line is
+  /// added for each member that runs a different test.
   std::vector<std::string> gather(const std::vector<std::string>& lines);
 
-  /// File with the lines of `rank` in this round.
+  /// File with the lines of `rank` for this round.
   std::string file(int rank) const;
 
  private:
@@ -44,7 +44,7 @@ class RankTeam {
   int round_ = 1;
 };
 
-/// Replaces RUN_ALL_TESTS; call it before this process creates any threads. Tests whose name contains W<n>_ run in n processes,
+/// Replaces RUN_ALL_TESTS; call it before this process creates any threads. Tests whose names contain W<n>_ run in n processes,
 /// one world after the other; all other tests run in this process. Filters and shards apply. Only rank 0 of a team prints,
 /// unless only another rank failed. Returns 0 if all tests passed on all ranks. A member that dies, or is silent for five
 /// minutes (with SWITCHYARD_TEST_DEADLINE_S: ten times that value), ends its team and makes the program fail.
@@ -53,8 +53,8 @@ int run_tests_in_teams();
 /// Whether mpirun started this process as a member of a team: SWITCHYARD_TEST_TEAM names its folder
 /// (tests/multiproc/mpirun.sh).
 bool is_member_of_launcher();
-/// Replaces RUN_ALL_TESTS in a member of a launcher's team: runs the tests whose name specifies the number of processes started
-/// by mpirun, and those with AnyWorld. Returns 1 if there are no such tests.
+/// Replaces RUN_ALL_TESTS in a member of a launcher's team: runs the tests whose names contain AnyWorld or the number of
+/// processes started by mpirun. Returns 1 if there are no such tests.
 int run_tests_as_member();
 
 }  // namespace harness

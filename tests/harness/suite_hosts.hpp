@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hosts of a suite's ranks, read from SWITCHYARD_HOST in the environment, in the same format as by groups (GroupOptions::host).
+// Hosts of a suite's ranks, read from SWITCHYARD_HOST in the environment, in the format that groups use (GroupOptions::host).
 #pragma once
 
 #include <algorithm>

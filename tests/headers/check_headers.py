@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that every header compiles by itself.
 
-  public    the headers of include/, with g++ and clang++ and nothing else on the include path; C headers also as pedantic C11.
-            A header that documents Error includes it, so that callers can catch it
-  internal  the headers of src/, each against the view of its layer: an include that points to a higher layer fails.
-            Headers that include CUDA headers are checked only if those are installed; otherwise, their names are printed. A
-            header that a source of the build includes before all others has been compiled alone there, and is not compiled
-            again
-  cuda      those of the internal headers that include CUDA's
-  baseline  the sources that Highway compiles once per instruction set, for a processor whose instructions exceed the last of them
-            (-march=sapphirerapids, what -march=native means there)
+  public    compiles the headers of include/ with g++ and clang++ and nothing else on the include path, and C headers also as
+            pedantic C11. A header that documents Error must include it, so that callers can catch it.
+  internal  compiles the headers of src/, each with the view of its layer, in which an include that points to a higher layer
+            fails. Headers that include CUDA headers are checked only if those are installed; otherwise, their names are
+            printed. A header that a source of the build includes before all others has been compiled alone there, and is not
+            compiled again.
+  cuda      compiles the internal headers that include CUDA headers.
+  baseline  compiles the sources that Highway compiles once per instruction set, for a processor that supports more than the
+            last of these sets (-march=sapphirerapids, which is what -march=native means there).
 """
 import argparse
 import json
@@ -120,7 +120,7 @@ def baseline_jobs(build):
 
 
 def compile_alone(job):
-    """Returns ("", output) if the text compiles, else the kind of failure: "cuda" for a missing CUDA header."""
+    """Returns ("", output) if the text compiles, otherwise the kind of failure: "cuda" for a missing CUDA header."""
     name, command, text = job
     run = subprocess.run([*command, "-fsyntax-only", "-"], input=text, capture_output=True, text=True, check=False)
     if run.returncode == 0:

@@ -69,7 +69,7 @@ void be_called(const std::string& name, const std::string& hosts) {
 }
 
 /// Machine 0 is named `first` and resolves that name to `own`; the other machine resolves it to the address of machine 0. Rank
-/// r is on machine machines[r] and sets letter r of `places` as its host name.
+/// r is on machine machines[r] and uses letter r of `places` as its host name.
 std::vector<RankEnd> meet_by_name(const std::string& own, const std::vector<int>& machines, const std::string& places,
                                   int hosts) {
   return ForkedRanks(static_cast<int>(machines.size()),

@@ -145,7 +145,7 @@ TEST(ProcessHostsOfThreads, JoinAndExchangeRows) {
   }));
 }
 
-/// Reports how a call of this rank ended.
+/// Reports to the parent how a call on this rank ended.
 void say(ChildRank& me, const Outcome& o) {
   me.say(harness::code_name(o.code) + " rank " + std::to_string(std::max(o.failed_rank, o.report.awaited_rank)) + ": " +
          o.text);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reports about ranks of other hosts are delivered in the order of their arrival, including reports that arrived before the
-// first query.
+// Reports about ranks on other hosts are delivered in order of arrival, including reports that arrived before the first query.
 #include "bootstrap/mesh/remote_ranks.hpp"
 
 #include <gtest/gtest.h>

@@ -148,7 +148,7 @@ TEST_P(ProcessRanks, MeetExchangeAndLeave) {
   const auto& [world, kind] = GetParam();
   const Place place(kind);
   const auto ends = run_ranks(world, [&](ChildRank& me) {
-    // Twice in a row at the same address: a rank may return before rank 0 listens again.
+    // The ranks meet twice in a row at the same address: a rank may return before rank 0 listens again.
     for (int group = 0; group < 2; ++group) {
       const auto link = connect_processes({me.rank(), me.world(), place.store(), "token"}, kLong);
       me.require(link->rank() == me.rank() && link->world() == me.world() && !link->same_process(), "identity");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory limits of a process: the machine, control groups of both versions, and the address space. The tests read them from
-// folders that replace /.
+// folders that stand in for /.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -20,7 +20,7 @@ using namespace detail;
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-/// A folder of files that replace /proc and /sys.
+/// A folder of files that stand in for /proc and /sys.
 class FakeSystem {
  public:
   FakeSystem() {

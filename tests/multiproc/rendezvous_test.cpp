@@ -21,7 +21,7 @@ namespace {
 using namespace detail;
 using namespace test;
 
-/// Both ranks of a group of two join while a third process runs `intrude`.
+/// Both ranks of a two-rank group join while a third process runs `intrude`.
 std::vector<RankEnd> with_intruder(const std::string& kind,
                                    const std::function<void(ChildRank&, const std::string&)>& intrude) {
   const Place place(kind);

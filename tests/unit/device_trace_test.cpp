@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversion of kernel records to a timeline on the host's clock: anchors, multiprocessors with separate clocks, full tracks,
+// Conversion of kernel records to a timeline on the host clock: anchors, multiprocessors with separate clocks, full tracks,
 // calls, and clocks that drift apart.
 #include "trace/device_trace.hpp"
 
@@ -36,7 +36,8 @@ struct Buffers {
 
 TEST(DeviceTrace, CyclesBecomeHostTimeByMultiprocessor) {
   Buffers b;
-  // Multiprocessor 7 counts 2 cycles per nanosecond, starting at 1000; multiprocessor 9 counts 1, starting at 1,000,000.
+  // Multiprocessor 7 counts 2 cycles per nanosecond, starting at 1000; multiprocessor 9 counts 1 cycle per nanosecond, starting
+  // at 1,000,000.
   b.anchor(0, 7, 1000, 100);
   b.span(0, 7, Event::send_rows, 1200, 1400, 3, 14336);
   b.anchor(0, 7, 3000, 1100);
@@ -173,13 +174,13 @@ TEST(DeviceTrace, SpansWhoseAnchorsWereReplacedAreOfNoCall) {
   EXPECT_EQ(t.lost(0), 4u);
 }
 
-/// A GPU timer that runs `ppm` faster than the host's clock: its value at a given host time.
+/// A GPU timer that runs `ppm` parts per million faster than the host clock; at() returns its value at a given host time.
 struct DriftingTimer {
   double ppm;
   uint64_t at(uint64_t host_ns) const {
     return 1'700'000'000'000'000'000 + static_cast<uint64_t>(static_cast<double>(host_ns) * (1 + ppm * 1e-6));
   }
-  /// A reading at a given time; its error is less than half of the round trip.
+  /// Returns a reading at a given time, with an error of less than half of the round trip.
   TimerReading read(uint64_t host_ns, uint64_t round_trip_ns, int64_t error_ns) const {
     return {at(host_ns), static_cast<int64_t>(host_ns - at(host_ns)) + error_ns, round_trip_ns};
   }

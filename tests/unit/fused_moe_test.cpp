@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// FusedMoe without a call: its memory, the fields that it rejects, and the error of a CPU group without products, equal on all
-// ranks. Its results are tested in modes/fused/fused_group_test.cpp and, on GPUs, in gpu/gemm/gpu_moe_layer_test.cpp.
+// FusedMoe without a call: its memory, the fields that it rejects, and the error in a CPU group without products, which is
+// identical on all ranks. Its results are tested in modes/fused/fused_group_test.cpp and, on GPUs, in
+// gpu/gemm/gpu_moe_layer_test.cpp.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -30,7 +31,7 @@ FusedMoeConfig small() {
   return c;
 }
 
-/// Additional memory for two ranks caused by the change of one field.
+/// Returns the additional memory for two ranks that is caused by changing one field.
 FusedMoeMemory added_by(const std::function<void(FusedMoeConfig&)>& change, FusedMoeConfig c = small()) {
   const FusedMoeMemory before = FusedMoe::memory_required(c, 2);
   change(c);
@@ -41,7 +42,7 @@ FusedMoeMemory added_by(const std::function<void(FusedMoeConfig&)>& change, Fuse
 // The formulas of docs/layer.md. Sizes are chosen to avoid rounding except where noted.
 TEST(FusedMoeMemory, FollowsTheFormula) {
   constexpr size_t kRows = 2 * 64 * 2, kElement = 2, kFlag = 8;
-  // The rows in memory, twice as wide: tokens and inbox in the heap, x and y outside.
+  // Rows twice as wide: tokens and inbox are in the heap, x and y outside.
   FusedMoeMemory more = added_by([](auto& c) { c.hidden = 512; });
   EXPECT_EQ(more.heap_bytes, (64 + 64 * 2) * 256 * kElement);
   const size_t tiles = kRows / 176 + 2;
@@ -50,12 +51,13 @@ TEST(FusedMoeMemory, FollowsTheFormula) {
   more = added_by([](auto& c) { c.intermediate = 1280; });
   EXPECT_EQ(more.heap_bytes, 0u);
   EXPECT_EQ(more.private_bytes, kRows * 1152 * kElement + rounded(10 * tiles * kFlag) - rounded(tiles * kFlag));
-  // Twice the tokens: twice the rows.
+  // Twice as many tokens require twice as many rows.
   more = added_by([](auto& c) { c.max_tokens = 128; });
   EXPECT_EQ(more.heap_bytes, 64 * 3 * 256 * kElement + 64 * 2 * kFlag + kRows * (8 + 4 * 2));
   EXPECT_GE(more.private_bytes, kRows * (2 * 256 + 128) * kElement + kRows * kFlag);
   EXPECT_LE(more.private_bytes, kRows * (2 * 256 + 128) * kElement + kRows * kFlag + 64 * 64 + 1024);  // plus tables
-  // No capacity; a capacity that never binds; and one that does: only the experts' rows decrease.
+  // A capacity that is never reached requires the same memory as no capacity; one that can be reached reduces only the experts'
+  // rows.
   more = added_by([](auto& c) { c.capacity = 1 << 20; });
   EXPECT_EQ(more.heap_bytes + more.private_bytes, 0u);
   FusedMoeConfig bounded = small();
@@ -80,13 +82,14 @@ TEST(FusedMoeMemory, OfTheCpuFollowsItsFormula) {
   expect_text(wrong, ErrorCode::invalid_argument, "backend = 7: must be cpu (0) or cuda (1)");
 }
 
-// One byte and a scale for each multiplied element, and weight scales at four times their given size.
+// Each multiplied element takes one byte plus its share of a scale, and weight scales take four times their given size.
 TEST(FusedMoeMemory, OfFp8FollowsItsFormula) {
   constexpr size_t kRows = 2 * 64 * 2, kFlag = 8;
   FusedMoeConfig c = small();
   c.dtype = DType::fp8_e4m3;
   FusedMoeMemory more = added_by([](auto& changed) { changed.hidden = 512; }, c);
-  // A token is 256 bytes and two scales, padded to 384; or 512 and four, padded to 640. Its output is bf16.
+  // A token has 256 bytes and two scales, padded to 384 bytes, or 512 bytes and four scales, padded to 640 bytes. Its output is
+  // bf16.
   EXPECT_EQ(more.heap_bytes, 64 * (640 - 384) + 64 * 2 * 256 * 2);
   const size_t tiles = 2 * (kRows / 192 + 2), weights = 2 * 2 * (1 * 2 + 1 * 2) * 16;  // up: twice the blocks; down: the tiles
   const auto rounded = [](size_t bytes) { return (bytes + 127) / 128 * 128; };
@@ -151,7 +154,7 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
   refused("FusedMoeConfig::max_tokens = 536870912: must be in [0, ", [](auto& c) { c.max_tokens = 536870912; });
   refused("FusedMoeConfig::capacity = -1: must be in [0, 2147483647]", [](auto& c) { c.capacity = -1; });
   refused("FusedMoeConfig::capacity = 2147483648: must be in [0, ", [](auto& c) { c.capacity = int64_t{1} << 31; });
-  // Tile numbers have 20 bits, tickets 30: (2^20 - 2) * 176 and, for 4095 + 4095 columns of tiles, fewer.
+  // Tile numbers have 20 bits and tickets 30, which permits (2^20 - 2) * 176 rows, and fewer for 4095 + 4095 columns of tiles.
   refused("FusedMoeConfig::capacity = 184549025: must be at most 184549024 rows of a rank", [](auto& c) {
     c.max_tokens = 100 << 20;
     c.capacity = 184549025;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The low-latency phases across hosts, which GPUs run as kernels between rounds. Here they run on the CPU: one thread runs each
 // phase for all warps of all ranks in turn and copies the data of the rounds. For any assignment of ranks to hosts, every byte
-// of every output must equal that on one host. The mode's own suites test the outputs on one host.
+// of every output must be the same as on one host. The mode's own suites test the outputs on one host.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -137,7 +137,7 @@ class Cluster {
     return {reinterpret_cast<const char*>(at(r).output.data()), static_cast<size_t>(at(r).output_bytes)};
   }
   uint64_t network_bytes(int r) const { return sum_moved(at(r).moved).network_bytes; }
-  /// Number of rows of rank r's tokens that cross hosts in a dispatch, and in a combine of this order.
+  /// Number of rows for rank r's tokens that cross hosts in a dispatch and, from rows_back(), in a combine with this order.
   uint64_t crossings(int r) const {
     return count(r, [&](int32_t e) { return map_.host_of(layout_.owner(e)); });
   }
@@ -157,7 +157,7 @@ class Cluster {
     return oracle::mix(shape_.seed, static_cast<uint64_t>(r * 8 + what), static_cast<uint64_t>(i));
   }
 
-  /// Choices repeat, and some are not experts. Row values have few significant bits in every type.
+  /// Some expert choices repeat, and some are not experts. Row values have few significant bits in every type.
   void give_inputs(int r) {
     const auto tokens = shape_.tokens[static_cast<size_t>(r)];
     for (int64_t f = 0; f < int64_t{tokens} * layout_.topk; ++f) {
@@ -260,14 +260,14 @@ class Cluster {
     return p;
   }
 
-  /// One phase, for all warps of all ranks.
+  /// Runs one phase for all warps of all ranks.
   template <class F>
   void each(const F& phase) {
     for (size_t r = 0; r < ranks_.size(); ++r)
       for (CpuWarp& w : ranks_[r].warps) EXPECT_TRUE(phase(ranks_[r], r, w)) << "rank " << r << " warp " << w.index();
   }
 
-  /// The data transfer of all ranks' rounds. Both ends of a leg must have it, with the same size.
+  /// Transfers the data of all ranks' rounds. Both ends of a leg must list it with the same size.
   template <class TransfersOf>
   void exchange(const TransfersOf& transfers_of) {
     std::vector<std::vector<PeerTransfer>> all;
@@ -310,7 +310,7 @@ class Cluster {
   uint64_t epoch_ = 0;
 };
 
-/// Calls on `shape`'s hosts and on a single host give the same results.
+/// Expects calls on `shape`'s hosts and on a single host to produce the same results.
 void expect_alike(const Shape& shape) {
   Shape one = shape;
   one.hosts.assign(shape.hosts.size(), 'a');

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Misuse that must cause an Error and not a crash: empty and moved-from objects, and free functions with arguments outside
+// Misuse that must cause an Error rather than a crash: empty and moved-from objects, and free functions with arguments outside
 // their domain.
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@
 namespace switchyard {
 namespace {
 
-/// Expects `call` to throw Error(invalid_argument) whose text contains `part`.
+/// Expects `call` to throw an Error(invalid_argument) whose text contains `part`.
 template <class Call>
 void expect_invalid(const std::string& part, Call&& call) {
   try {
@@ -314,7 +314,7 @@ TEST(MisusedFunctions, OutsideTheirDomain) {
   EXPECT_EQ(scale_row_bytes(7168, ScaleKind::f32, -1), 0u);
 }
 
-/// Only the configs: 0, -1 and the extremes of every field that is a divisor or a factor.
+/// Tests only the configs, with 0, -1 and the extremes in every field that is a divisor or a factor.
 TEST(MisusedFunctions, ConfigsOutsideTheirDomain) {
   for (const int64_t bad :
        {int64_t{0}, int64_t{-1}, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max()}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Free memory and its order, compared with a table that records the uses of every granule.
+// Compares free memory and its order with a table that records the uses of every granule.
 #include "heap/ordered_ranges.hpp"
 
 #include <gtest/gtest.h>
@@ -105,7 +105,7 @@ class Table {
       if (g == 0 || taken_[g - 1] || uses_[g - 1] != uses_[g]) least = std::min(least, price(g, granules, cost));
     return least;
   }
-  /// Marks the memory returned by take(); \returns the uses of all of it.
+  /// Marks a block returned by take() as taken; \returns all uses of its granules.
   std::set<int> take(size_t offset, size_t granules) {
     std::set<int> wanted;
     for (size_t g = offset / kGranule; g < offset / kGranule + granules; ++g) {
@@ -122,7 +122,8 @@ class Table {
   std::vector<bool> taken_ = std::vector<bool>(kGranules, false);
 };
 
-/// 20 000 random calls: no other place into which a block fits costs less, and the uses of a block are those of its granules.
+/// Makes 20 000 random calls: no other place that a block fits into costs less, and the uses of a block are those of its
+/// granules.
 TEST(OrderedRanges, EqualTheTable) {
   std::mt19937_64 random(7);
   Table table;

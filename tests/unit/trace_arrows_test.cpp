@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the arrows of a trace file begin and end, by the rules of the programs that read it.
+// Where the arrows of a trace file begin and end, according to the rules of the programs that read it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,19 +28,19 @@ struct Slice {
   int awaited = -1;
 };
 
-/// The innermost slices at both ends of an arrow, and the slice around the second of them.
+/// The innermost slices at both ends of an arrow, and the slice that encloses the second one.
 struct Arrow {
   Slice from, to, around;
 };
 
-/// Nanoseconds of a time in the file: rounded as intended, or truncated as in importers that multiply a double by 1000.
+/// Converts a time in the file to nanoseconds, rounded as intended or truncated as by importers that multiply a double by 1000.
 int64_t read_ns(const json& micros, bool cut) {
   const double ns = micros.get<double>() * 1000.0;
   return static_cast<int64_t>(cut ? ns : std::round(ns));
 }
 
-/// Events in order of time; at equal times slices first, longer slices first. A slice is open until its end, exclusive; an end
-/// of an arrow belongs to the innermost open slice on its track.
+/// Processes events in time order; at equal times, slices come first, and longer slices precede shorter ones. A slice is open
+/// until just before its end; each end of an arrow belongs to the innermost open slice on its track.
 std::vector<Arrow> arrows_of(const json& document, bool cut) {
   std::vector<std::tuple<int64_t, int, int64_t, const json*>> order;  // time, slice first, longer first
   for (const json& e : document["traceEvents"]) {
@@ -79,8 +79,8 @@ std::vector<Arrow> arrows_of(const json& document, bool cut) {
   return arrows;
 }
 
-/// Every arrow must lead from a span of the awaited rank that is not a wait into a marker in a wait, or into the wait itself,
-/// whether the reader takes the arrow's own begin as its source or the slice that begins first.
+/// Every arrow must lead from a span of the rank being waited for, which is not itself a wait, to a marker in a wait or to the
+/// wait itself. This must hold whether the reader takes the arrow's own beginning or the slice that begins first as the source.
 void expect_arrows(const Trace& trace, size_t wanted, const std::string& from = "") {
   const json document = json::parse(trace.chrome_json());
   for (const bool cut : {false, true}) {
@@ -169,7 +169,7 @@ TEST(TraceArrows, MarkersAreNoSpansOfTheTrace) {
   EXPECT_EQ(slices(trace.chrome_json(false)), 2);
 }
 
-/// Two ranks whose workers do one thing after another, with no gap of even a nanosecond, for times of any length.
+/// Two ranks whose workers have consecutive spans of any length, without a gap of even a nanosecond.
 TEST(TraceArrows, OfManySpansAllLeadFromSendsToWaits) {
   std::mt19937 random(1);
   Trace trace = two_ranks();

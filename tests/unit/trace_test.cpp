@@ -209,7 +209,7 @@ TEST(Trace, FlowsLeadFromTheLastPossibleSendToTheWait) {
 }
 
 TEST(Trace, FlowsIntoWaitsForPlacementsStartInTheirCall) {
-  // Dispatch publishes its placement after the counts, combine publishes it when a rank enters the call.
+  // Dispatch publishes its placement after the counts; combine publishes it when a rank enters the call.
   Trace trace(2, small(1, 1));
   put_span(trace, 0, detail::kHostTrack, Event::combine, 1'000, 1'500, 1);  // the previous one
   put_span(trace, 0, detail::kHostTrack, Event::dispatch, 2'000, 5'000, 1);
@@ -380,7 +380,7 @@ TEST(TickClock, TimesAreBetweenAnchors) {
   EXPECT_EQ(clock.ns(2030 + 1030), 7120u);
 }
 
-/// A kernel's end and the next kernel's begin may be a few ticks apart, yet at the same time of a coarse clock.
+/// The end of a kernel and the beginning of the next may be a few ticks apart, yet have the same time on a coarse clock.
 TEST(TickClock, OutsideItsAnchorsTheWholeRecordingSaysHowFastItCounts) {
   detail::TickClock clock;
   clock.add(100'000, 60'000);

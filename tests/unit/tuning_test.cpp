@@ -257,7 +257,7 @@ TEST(TuningLaunch, WarpsAndStagesGoWithTheMultiprocessorsThatAreInForce) {
   for (const int asked : {1, 24, 48, 132}) EXPECT_EQ(combine_of(tuned, asked), (Launch{asked, 20, 0})) << asked;
 }
 
-/// As measured by `tune`: bench reports the number in effect, even if the entry leaves it to the default.
+/// The launch is as measured by `tune`: bench reports the number in effect, even if the entry leaves it to the default.
 TEST(TuningLaunch, AnEntryThatLeavesTheMultiprocessorsToTheDefaultHasItsWarpsThere) {
   const TuningValues tuned = normal_values(0, 0);
   for (const int asked : {0, 24}) {
@@ -291,7 +291,7 @@ TEST(TuningLaunch, WithoutATuningNothingChanges) {
   EXPECT_EQ(combine_of(sms, 64), (Launch{64, 20, 0}));
 }
 
-/// A tuning's values for combine were determined with rows that are read in place.
+/// The tuned values for combine were determined with rows that are read in place.
 TEST(TuningLaunch, CombinesThatCopyTakeTheirDefaultUnlessTunedToMore) {
   const auto copying_combine_of = [](const TuningValues& tuned, int asked, int max) {
     return launch_of(switchyard::detail::NormalCall::copying_combine, tuned, asked, max);
@@ -304,7 +304,7 @@ TEST(TuningLaunch, CombinesThatCopyTakeTheirDefaultUnlessTunedToMore) {
   EXPECT_EQ(copying_combine_of(normal_values(48, 100), 24, 132), (Launch{24, 20, 0}));
 }
 
-/// Files older than this key have no value for such dispatches; the dispatches use their default.
+/// Files older than this key have no value for such dispatches, which then use their default.
 TEST(TuningLaunch, DispatchesThatQuantiseHaveTheirOwnValueOrTheirOwnDefault) {
   TuningValues tuned = normal_values(48, 40);
   for (const auto& [max, blocks] : {std::pair(132, 64), std::pair(66, 64), std::pair(16, 16), std::pair(1, 1)}) {

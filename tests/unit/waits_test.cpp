@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which warps of a GPU poll the host's memory while they wait: never many at the same time, and each one repeatedly.
+// Tests which warps of a GPU poll host memory while they wait: never many at the same time, and each one repeatedly.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -78,7 +78,7 @@ TEST(GinChoices, AllRanksHaveItOrNone) {
   }
 }
 
-/// Records calls to it together with those to NCCL.
+/// Records the calls to this device together with those to NCCL.
 class RecordingDevice final : public GinDevice {
  public:
   explicit RecordingDevice(nccl_tests::FakeNccl* to) : to_(to) {}

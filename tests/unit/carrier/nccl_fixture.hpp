@@ -67,7 +67,7 @@ class FakeNcclTest : public testing::Test {
     EXPECT_EQ(left(), 0);
   }
 
-  /// The spec of rank `rank` among hosts with these names.
+  /// The carrier spec of rank `rank` among hosts with these names.
   NcclCarrierSpec spec_of(int rank, const std::vector<std::string>& places) {
     const HostMap map{std::span<const std::string>(places)};
     NcclCarrierSpec spec;

@@ -20,8 +20,8 @@ QUICK = [*SMALL, "--iterations", "20", "--warmup", "1"]
 
 
 def short_limit(args):
-    """Arguments that shorten the measurement of the copy limit, for calls whose rates do not matter. The flag exists only for
-    normal mode on the CPU."""
+    """Arguments that shorten the copy-limit measurement, for calls whose rates do not matter. The flag exists only for normal
+    mode on the CPU."""
     return [] if "--mode" in args and "normal" not in args else ["--limit-ms", "1"]
 
 

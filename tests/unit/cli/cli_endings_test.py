@@ -69,7 +69,7 @@ class Usage(unittest.TestCase):
 
 
 class Environment(unittest.TestCase):
-    """A missing tuning file: nothing can run, and nothing is reported as a failed check."""
+    """If a tuning file is missing, nothing can run, and nothing is reported as a failed check."""
     ENV = {"SWITCHYARD_TUNING": "/nonexistent/f"}
     TEXT = "SWITCHYARD_TUNING: /nonexistent/f: cannot be read: No such file or directory"
 

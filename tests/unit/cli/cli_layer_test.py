@@ -43,7 +43,7 @@ class Verify(unittest.TestCase):
 
 
     def check_fused(self, checks):
-        """The fused form is checked if the library supports it; otherwise the reason is reported."""
+        """The fused form is checked if the library supports it; otherwise, the reason is reported."""
         fused = [check for check in checks if check["name"].startswith(FUSED)]
         if len(fused) == 1:
             self.assertEqual((fused[0]["skipped"], fused[0]["passed"], fused[0]["compared"]), (True, True, 0), fused)

@@ -192,7 +192,7 @@ MISTAKES = [
     ("plot bench.json --html bench.json", "--html: 'bench.json' given, which is FILE itself", "allowed: another file"),
     ("doctor --measure none/x.json", "--measure: cannot write 'none/x.json': No such file or directory"),
 ]
-# The same with environment variables.
+# The same, with mistakes in environment variables.
 VARIABLES = [
     ({"SWITCHYARD_TUNING": "none.tuning"}, ("bench", *SMALL), "SWITCHYARD_TUNING", "none.tuning"),
     ({"SWITCHYARD_TUNING": "bad.tuning"}, ("bench", *SMALL), "SWITCHYARD_TUNING", "bad.tuning, line 1", "sideways"),

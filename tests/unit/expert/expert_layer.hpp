@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer in separate calls (dispatch, ExpertMlp, combine) with nothing copied between them, and its float64 reference result.
-// The code is shared by both backends and both modes: tests of a backend supply a Rig, which has a rank's memory and stream.
+// A layer as separate calls (dispatch, ExpertMlp, combine), with nothing copied between them, and its float64 reference result.
+// The code is shared by both backends and both modes: the tests for each backend supply a Rig, which has a rank's memory and
+// stream.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +48,7 @@ struct LayerCase {
     config.layout = Layout::expert_major;
     config.expert_alignment = 4;
     config.dtype = type;
-    // A graph retains the allocations of its calls, in addition to earlier ones.
+    // A graph retains the allocations made by its calls, in addition to earlier ones.
     config.pool_bytes = 2 * NormalExchange::memory_required(config, world(), Backend::cuda).pool_bytes;
     return config;
   }
@@ -70,7 +71,7 @@ struct LayerCase {
 /// For GoogleTest.
 inline void PrintTo(const LayerCase& c, std::ostream* out) { *out << c.name; }
 
-/// Two ranks: both have tokens; one has none; an expert has no rows; a rank has no experts.
+/// Cases with two ranks: both have tokens, one has no tokens, an expert has no rows, or a rank has no experts.
 inline std::vector<LayerCase> layer_cases() {
   std::vector<LayerCase> all;
   for (const bool masked : {false, true}) {
@@ -92,7 +93,7 @@ inline std::vector<std::byte> normal_rows(DType type, int64_t n, double deviatio
   return out;
 }
 
-/// Input of rank `rank` to call `call`. One choice in twelve is not an expert.
+/// Input of rank `rank` for call `call`. One choice in twelve is not an expert.
 struct LayerInput {
   std::vector<std::byte> x;
   std::vector<int32_t> ids;
@@ -111,7 +112,7 @@ struct LayerInput {
   }
 };
 
-/// Weights of one expert; equal on every rank.
+/// Weights of one expert, identical on every rank.
 struct LayerWeights {
   std::vector<std::byte> w13, w2;
   LayerWeights(const LayerCase& c, int expert)
@@ -121,8 +122,8 @@ struct LayerWeights {
                        static_cast<uint32_t>(7001 + 2 * expert))) {}
 };
 
-/// [tokens, H] of `rank` in call `call`: float64 without intermediate rounding. `dropped`: [tokens, topk], routes that
-/// contribute nothing; may be empty.
+/// Returns the result [tokens, H] of `rank` in call `call`, in float64 without intermediate rounding. `dropped` [tokens, topk]
+/// marks routes that contribute nothing; it may be empty.
 inline std::vector<double> layer_reference(const LayerCase& c, uint32_t call, int rank,
                                            const std::vector<uint8_t>& dropped = {}) {
   const auto h = static_cast<size_t>(c.hidden), width = static_cast<size_t>(c.intermediate);
@@ -159,8 +160,8 @@ inline std::vector<double> layer_reference(const LayerCase& c, uint32_t call, in
 
 /// Objects and memory of one rank. Construction and destruction are collective: all ranks are idle at those points.
 ///
-/// Rig: static constexpr Backend kBackend; void* room(bytes), memory that lasts as long as the Rig; write(to, from, bytes) and
-/// read(to, from, bytes), to and from that memory, while no call is in flight; void* stream().
+/// A Rig has: static constexpr Backend kBackend; void* room(bytes), which returns memory that lasts as long as the Rig;
+/// write(to, from, bytes) and read(to, from, bytes), which access this memory while no call is in flight; and void* stream().
 template <class Rig>
 class ExpertLayer {
  public:
@@ -210,7 +211,7 @@ class ExpertLayer {
     normal_->combine(y.rows(), d.handle, out_, back);
   }
 
-  /// Returns an empty string, or the difference between the result and that of call `call`.
+  /// Returns an empty string, or how the result differs from the expected result of call `call`.
   std::string judge(uint32_t call) {
     const std::vector<double> exact = layer_reference(c_, call, rank_);
     std::vector<std::byte> got(exact.size() * dtype_bytes(c_.type));

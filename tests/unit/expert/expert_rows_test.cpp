@@ -32,13 +32,13 @@ struct Small {
   ExpertMlp mlp{{kHidden, kWidth, 3}, w13.data(), w2.data()};
   ConstRows input(int64_t rows = kRows) const { return {x.data(), rows, kHidden, DType::bf16}; }
 
-  /// The content of y after a call with `rows` of its rows.
+  /// Returns the content of y after a call that receives `rows` rows of it.
   std::vector<uint16_t> run(const ExpertRows& ranges, int64_t rows = kRows, int64_t x_rows = kRows) {
     std::vector<uint16_t> y(x.size(), kCanary);
     mlp.forward(input(x_rows), ranges, {y.data(), rows, kHidden, DType::bf16});
     return y;
   }
-  /// The same, through the overload for host arrays.
+  /// Returns the same through the overload for host arrays.
   std::vector<uint16_t> expected(const std::vector<int64_t>& first, const std::vector<int64_t>& counts) {
     std::vector<uint16_t> y(x.size(), kCanary);
     mlp.forward(x.data(), first, counts, y.data());
@@ -62,7 +62,7 @@ TEST(ExpertRows, MaskedRows) {
   EXPECT_EQ(s.run(ranges), s.expected({0, 13, 26}, {4, 0, 12}));
 }
 
-// Negative counts; counts beyond the next expert's rows; rows beyond the end of x, and of y.
+// Tests negative counts, counts beyond the next expert's rows, and rows beyond the end of x or y.
 TEST(ExpertRows, RowsThatAreNotThereAreLeftOut) {
   Small s;
   const std::vector<int32_t> counts{-4, 20, 99};
@@ -84,7 +84,7 @@ TEST(ExpertRows, NoRowsAndNoExperts) {
   none.forward({nullptr, 0, kHidden, DType::bf16}, {}, {nullptr, 0, kHidden, DType::bf16});
 }
 
-/// Code and text of the Error thrown by `call`.
+/// Returns the code and the text of the Error thrown by `call`.
 template <class Call>
 std::pair<ErrorCode, std::string> error_of(Call&& call) {
   try {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ExpertMlp compared with a naive float64 reference, and its contracts: which memory is written, the order of the weighted sum,
-// errors, memory use.
+// errors, and memory use.
 #include "switchyard/expert.hpp"
 
 #include <gtest/gtest.h>
@@ -61,7 +61,7 @@ std::vector<double> reference_row(const Model& model, int64_t expert, const uint
   return y;
 }
 
-/// Accumulates the deviation of results from a reference: relative error of the whole (Euclidean norms) and the worst element.
+/// Accumulates the deviation of results from a reference: the overall relative error (Euclidean norms) and the worst element.
 /// An element may deviate by 1 % of its value plus 1 % of the output's root mean square: twice the bf16 rounding of the output,
 /// plus an allowance for intermediate elements that round to the other side of a tie.
 class Comparison {
@@ -91,7 +91,7 @@ class Comparison {
   std::vector<double> got_, exact_;
 };
 
-/// Experts with the given counts, each preceded by `gap` unused rows (NaN in x).
+/// Checks experts with the given row counts, each preceded by `gap` unused rows (NaN in x).
 void check_forward(const Model& model, const std::vector<int64_t>& counts, int64_t gap, const ExpertOptions& options) {
   const int64_t h = model.shape.hidden;
   std::vector<int64_t> first;
@@ -171,7 +171,7 @@ TEST(ExpertForward, ExpertsInAnyOrderOfRows) {
   comparison.expect_close();
 }
 
-// Gate values across the whole range, each in its own column. Swapped gate and up rows would be detected.
+// Tests gate values across the whole range, each in its own column. Swapped gate and up rows would be detected.
 TEST(ExpertForward, ExtremeGates) {
   constexpr int64_t kH = 32, kI = 32;
   Model model(kH, kI, 1);
@@ -191,7 +191,7 @@ TEST(ExpertForward, ExtremeGates) {
   mlp.forward(x.data(), std::vector<int64_t>{0}, std::vector<int64_t>{1}, y.data());
   for (int64_t i = 0; i < kH; ++i) {
     const double gate = value_of(x[static_cast<size_t>(i)]), exact = gate / (1.0 + std::exp(-gate)) * 0.5;
-    // Below 2^-126 kernels may flush to zero.
+    // Below 2^-126, kernels may flush to zero.
     ASSERT_NEAR(value_of(y[static_cast<size_t>(i)]), exact, std::abs(exact) * 0.0040 + 1.2e-38) << "gate " << gate;
   }
 }
@@ -268,7 +268,7 @@ void check_all_rank_major() {
 
 TEST(ExpertRankMajor, MatchesTheReference) { check_all_rank_major(); }
 
-// 256 routes at a time, however little scratch was requested: many blocks give the same results as one block.
+// Processes 256 routes at a time, however little scratch was requested; many blocks produce the same results as one block.
 TEST(ExpertRankMajor, BlocksOfRows) {
   const Model model(24, 16, 5);
   const RankMajorCase c = rank_major_case(400, 32, 5, 9);
@@ -392,7 +392,7 @@ TEST(ExpertMlp, MemoryRequired) {
   }
 }
 
-/// The text of the Error thrown by `call`.
+/// Returns the text of the Error thrown by `call`.
 template <class Call>
 std::string error_text(Call&& call) {
   try {
@@ -450,7 +450,7 @@ TEST(ExpertMlp, ErrorsNameTheArgument) {
   EXPECT_EQ(y, std::vector<uint16_t>(64, kCanary)) << "a refused call wrote something";
 }
 
-// Ranks are threads: four concurrent objects give the same bits as a single one.
+// With ranks as threads, four concurrent objects produce the same bits as a single one.
 TEST(ExpertMlp, ObjectsOfConcurrentThreads) {
   const Model model(128, 80, 3);
   const std::vector<int64_t> first{0, 70, 71}, counts{70, 1, 40};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weights of the demos: their closed form, their spread, and the magnitude of the resulting outputs.
+// The demo weights: their closed form, their spread, and the magnitude of the resulting outputs.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ struct Width {
   int64_t hidden, intermediate;
 };
 
-// Computed once by an independent program from the documented closed form.
+// The expected values were computed once by an independent program from the documented closed form.
 TEST(ExpertWeights, ClosedForm) {
   const ExpertWeights weights(42, 64, 48);
   EXPECT_EQ(weights.w13(0, 0, 0), 0xBD08);

@@ -18,7 +18,7 @@ TEST(GradientTiles, ByHand) {
   EXPECT_EQ(gradient_tiles_n(264), 2);
   EXPECT_EQ(gradient_tiles_k(192), 1);
   EXPECT_EQ(gradient_tiles_k(200), 2);
-  // 7168 columns are 37 tiles of 192, and one of 64.
+  // 7168 columns form 37 tiles of 192 and one of 64.
   EXPECT_EQ(gradient_tiles_k(7168), 38);
   EXPECT_EQ(gradient_tile_width(7168, 36), 192);
   EXPECT_EQ(gradient_tile_width(7168, 37), 64);
@@ -69,11 +69,11 @@ TEST(GradientTiles, TicketsReachEveryTileOnce) {
   }
 }
 
-// 16 tiles along N form one band: the tiles of a range of K are neighbors, so x passes through the cache once.
+// 16 tiles along N form one band: the tiles for the same range of K are adjacent, so x passes through the cache once.
 TEST(GradientTiles, BandsShareX) {
   for (int64_t ticket = 0; ticket < 16; ++ticket) EXPECT_EQ(gradient_place(ticket, 16, 38).tile_k, 0);
   EXPECT_EQ(gradient_place(16, 16, 38).tile_k, 1);
-  // 17 form bands of 9 and 8.
+  // 17 tiles form bands of 9 and 8 tiles.
   EXPECT_EQ(gradient_place(9, 17, 38).tile_k, 1);
   EXPECT_EQ(gradient_place(9 * 38, 17, 38).tile_n, 9);
 }

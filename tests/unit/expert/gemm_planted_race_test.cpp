@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ThreadSanitizer does not instrument compiled kernels, so tiles announce their operands. Each test creates a race on one
-// operand in a child process and expects ThreadSanitizer's report there; the same accesses in order must give none.
+// ThreadSanitizer does not instrument compiled kernels, so tiles report their operands to it explicitly. Each test creates a
+// race on one operand in a child process and expects ThreadSanitizer's report there; the same accesses in order must not
+// produce one.
 #if !defined(__SANITIZE_THREAD__)
 #error "build this test with -fsanitize=thread only"
 #endif
@@ -21,9 +22,9 @@ namespace {
 
 constexpr int64_t kN = 48, kK = 80, kM = 8;
 
-/// Runs `first`, then `second` on another thread that exists from the start. They are ordered in time, but only by a relaxed
-/// flag: the memory model does not order them, so conflicting accesses are a race in every run. With `ordered`, they are
-/// ordered.
+/// Runs `first`, then `second` on another thread that already exists. They are ordered in time, but only by a relaxed flag: the
+/// memory model does not order them, so conflicting accesses are a race in every run. With `ordered`, the memory model orders
+/// them.
 void run_pair(bool ordered, const std::function<void()>& first, const std::function<void()>& second) {
   std::atomic<bool> done{false};
   std::thread other([&] {
@@ -37,7 +38,7 @@ void run_pair(bool ordered, const std::function<void()>& first, const std::funct
 
 bool failed(int status) { return WIFEXITED(status) && WEXITSTATUS(status) != 0; }
 
-/// `plant(ordered)` makes the accesses in a child process.
+/// Expects a race report for the accesses that `plant(ordered)` makes in a child process.
 template <class Plant>
 void expect_race_report(Plant&& plant) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
@@ -108,7 +109,7 @@ TEST_P(GemmRace, WeightsReplacedWhileATileReadsThem) {
   });
 }
 
-// One level up: the rows that an expert call reads and writes, with and without padded copies.
+// Tests one level higher: the rows that an expert call reads and writes, with and without padded copies.
 TEST_P(GemmRace, ExpertRows) {
   for (const int64_t rows : {int64_t{4}, int64_t{5}}) {
     for (const bool input : {true, false}) {

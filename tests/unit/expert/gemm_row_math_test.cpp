@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions, SwiGLU and the weighted sum, element by element.
+// Tests conversions, SwiGLU and the weighted sum, element by element.
 #include "gemm/cpu/row_math.hpp"
 
 #include <gtest/gtest.h>
@@ -36,8 +36,8 @@ uint16_t swiglu_one(float gate, float up) {
   return result;
 }
 
-/// The bf16 nearest to silu(gate) * up, or the other candidate in a near-tie: float32 steps may have an error of 2e-6 before
-/// the rounding.
+/// Expects the bf16 value nearest to silu(gate) * up, or the other candidate in a near-tie: float32 steps may have an error of
+/// 2e-6 before the rounding.
 void expect_swiglu(uint16_t result, double gate, double up) {
   const double exact = gate / (1.0 + std::exp(-gate)) * up;
   const double half_step = std::abs(value_of(nearest_bf16(exact)) - exact);
@@ -53,7 +53,7 @@ TEST(RowMath, WidensEveryBf16Exactly) {
 }
 
 TEST(RowMath, RoundsToNearestEvenEverywhere) {
-  // Below, at and above the tie of every bf16 interval: normal, subnormal, and across the overflow to infinity.
+  // Values below, at and above the midpoint of every bf16 interval: normal, subnormal, and across the overflow to infinity.
   std::vector<float> in;
   for (uint32_t top = 0; top < 65536; ++top) {
     for (const uint32_t low : {0u, 1u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) in.push_back(float_of(top << 16 | low));
@@ -120,7 +120,7 @@ TEST(RowMath, AddScaledMultipliesThenAdds) {
   for (const float element : sum) ASSERT_EQ(element, 0x1p-11f);
 }
 
-// All lengths around the vector sizes, odd addresses; nothing is written outside.
+// Tests all lengths around the vector sizes, at odd addresses; nothing is written outside the output.
 TEST(RowMath, TailsAndAlignment) {
   for (int64_t n = 0; n <= 70; ++n) {
     for (int64_t shift = 0; shift < 3; ++shift) {

@@ -16,7 +16,7 @@ TEST(RowTiles, ByHand) {
   EXPECT_EQ(count_row_tiles(0, 192), 0);
   EXPECT_EQ(count_row_tiles(192, 192), 1);
   EXPECT_EQ(count_row_tiles(193, 192), 2);
-  // 512 rows are 32 steps: tiles of 11, 11 and 10.
+  // 512 rows are 32 steps, which form tiles of 11, 11 and 10 steps.
   EXPECT_EQ(count_row_tiles(512, 192), 3);
   EXPECT_EQ(row_tile(512, 0, 192).width, 176);
   EXPECT_EQ(row_tile(512, 1, 192).first, 176);
@@ -53,7 +53,8 @@ TEST(RowTiles, CoverEveryRowOnce) {
 }
 
 TEST(RowTiles, UnitsByHand) {
-  // In units of 64, three per tile: seven give 3, 2 and 2, because no tile has a single unit; eight give 3, 3 and 2.
+  // With up to three units of 64 per tile, seven units form tiles of 3, 2 and 2, because no tile has a single unit; eight units
+  // form tiles of 3, 3 and 2.
   EXPECT_EQ(unit_tile(7 * 64, 0, 64, 3).width, 192);
   EXPECT_EQ(unit_tile(7 * 64, 1, 64, 3).first, 192);
   EXPECT_EQ(unit_tile(7 * 64, 1, 64, 3).width, 128);
@@ -97,7 +98,7 @@ TEST(RowTiles, TicketsReachEveryTileOnce) {
 }
 
 TEST(RowTiles, BandsShareWeights) {
-  // 9 row tiles form bands of 5 and 4; within a band the row tiles of a column tile are neighbors.
+  // 9 row tiles form bands of 5 and 4; within a band, the row tiles of a column tile are adjacent.
   for (int64_t ticket = 0; ticket < 5; ++ticket) EXPECT_EQ(tile_place(ticket, 9, 3).column_tile, 0);
   EXPECT_EQ(tile_place(5, 9, 3).column_tile, 1);
   EXPECT_EQ(tile_place(5, 9, 3).row_tile, 0);

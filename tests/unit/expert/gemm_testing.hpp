@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Code shared by the GEMM and expert tests: an independent bf16 implementation, independent data, child processes with a
+// Code shared by the GEMM and expert tests: an independent bf16 implementation, independent data, and child processes with a
 // different environment.
 #pragma once
 
@@ -23,8 +23,8 @@ inline double value_of(uint16_t bf16) {
   return value;
 }
 
-/// Nearest bf16 to a double, ties to even, by search among the neighbors: shares no method with the library. Finite values
-/// only.
+/// Returns the bf16 value nearest to a double (ties to even), found by a search among its neighbors; shares no method with the
+/// library. Finite values only.
 inline uint16_t nearest_bf16(double value) {
   const auto rounded_to_float = static_cast<float>(value);
   uint32_t bits;
@@ -58,8 +58,8 @@ inline std::vector<uint16_t> normal_bf16(size_t n, double deviation, uint32_t se
   return out;
 }
 
-/// Runs `body` in a new process of this test (re-executed, so libraries read the environment again) with the variables set, and
-/// expects it to finish without a failed assertion. `body` runs only in the child.
+/// Runs `body` in a new process of this test with the variables set, and expects it to finish without a failed assertion. The
+/// process is re-executed, so libraries read the environment again. `body` runs only in the child.
 template <class Body>
 void expect_success_with(const std::vector<std::pair<std::string, std::string>>& environment, Body&& body) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares tiles of the grouped GEMM with integer arithmetic. Operands are small integers, so every product and sum is exact in
-// float32, and results must be equal whatever the kernel's order of summation.
+// float32, and the results must be equal whatever the kernel's summation order.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ void expect_product(const uint16_t* a, const std::vector<int32_t>& b, const floa
   }
 }
 
-/// Three groups. Operands start one element off any alignment. Memory around c must stay unchanged.
+/// Three groups. Operands are misaligned by one element. Memory around c must stay unchanged.
 void check_tiles(Size size, WeightStorage storage, const std::vector<int64_t>& rows) {
   constexpr int kGroups = 3;
   constexpr float kCanary = -12345.5f;
@@ -88,7 +88,7 @@ TEST(GemmTile, ExactForAllTileRowsAndSizes) {
   }
 }
 
-// More columns than one panel of widened weights, and a partial panel at the end.
+// Tests more columns than one panel of widened weights holds, with a partial panel at the end.
 TEST(GemmTile, ExactAcrossPanels) {
   for (const WeightStorage storage : kStorages) check_tiles({70, 16500}, storage, {1, 6});
 }
@@ -156,7 +156,7 @@ TEST(GemmTiling, TilesCoverEveryRowOnceInOrder) {
   EXPECT_EQ(next, counts);
 }
 
-// Ranks are threads: a tile must not start its own threads, and must restore the thread's OpenMP setting.
+// Because ranks are threads, a tile must not start other threads, and must restore its thread's OpenMP setting.
 TEST(GemmThreads, TilesStayOnTheCallingThread) {
   expect_success_with({{"OMP_NUM_THREADS", "4"}, {"OMP_DYNAMIC", "false"}}, [] {
     const auto num_threads = [] {
@@ -180,7 +180,7 @@ TEST(GemmThreads, TilesStayOnTheCallingThread) {
   });
 }
 
-// Instruction sets to which oneDNN may be limited: float32 must take over, with the same exact results.
+// Limits oneDNN to various instruction sets: float32 kernels must take over and produce the same exact results.
 class GemmIsa : public ::testing::TestWithParam<const char*> {};
 TEST_P(GemmIsa, WidensWithoutBf16Kernels) {
   expect_success_with({{"DNNL_MAX_CPU_ISA", GetParam()}, {"ONEDNN_MAX_CPU_ISA", GetParam()}}, [] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU's implementation of the Rig of expert_layer.hpp.
+// CPU implementation of the Rig in expert_layer.hpp.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace switchyard::testing {
 
-/// A rank that is a thread.
+/// A rank that runs as a thread.
 class HostRig {
  public:
   static constexpr Backend kBackend = Backend::cpu;

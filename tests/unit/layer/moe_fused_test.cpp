@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // MoeForm::fused on the CPU: every element of every output has the same bits as with MoeForm::separate, regardless of the
-// number of ranks and workers, the routing and the sizes. Ranks are threads. modes/fused/fused_group_test.cpp has tests with
-// processes and integer products.
+// number of ranks and workers, the routing and the sizes. Ranks are threads. modes/fused/fused_group_test.cpp contains tests
+// with processes and integer products.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ using harness::Draw;
 using harness::Outcome;
 using harness::outcome_of;
 
-/// Two layers of one group, one in each form, and the inputs for their calls.
+/// Two layers in one group, one in each form, and the inputs for their calls.
 struct Comparison {
   MoeLayerConfig config;
   std::vector<int64_t> tokens = {20};  ///< of each rank
@@ -58,7 +58,7 @@ Comparison comparison(std::vector<int64_t> tokens, int workers) {
   return c;
 }
 
-/// Different T on each rank; one rank has 0 if there are several ranks.
+/// Token counts, different on each rank; if there are several ranks, one has 0.
 std::vector<int64_t> some_tokens(int world, int64_t max = 40) {
   std::vector<int64_t> tokens;
   for (int r = 0; r < world; ++r) tokens.push_back(world > 1 && r == 1 ? 0 : max - 7 * r % 5);
@@ -144,7 +144,7 @@ void expect_equal(const Comparison& c) {
   for (const std::string& text : found) EXPECT_EQ(text, "");
 }
 
-/// A rank's single worker does everything in turn.
+/// If a rank has a single worker, the worker performs all steps in turn.
 TEST(FusedForm, HasTheBitsOfSeparateCalls) {
   for (const int world : {1, 2, 3, 8})
     for (const int workers : {1, 2, 4}) expect_equal(comparison(some_tokens(world), workers));
@@ -160,7 +160,7 @@ TEST(FusedForm, AddsToWhatIsThere) {
   }
 }
 
-/// More rows than fit into a tile, and padded tiles.
+/// Tests more rows than fit into a tile, and padded tiles.
 TEST(FusedForm, CutsAnExpertsRowsAsSeparateCallsDo) {
   for (const int64_t tokens : {1, 3, 33, 257, 300, 600}) {
     for (const WeightStorage storage : {WeightStorage::packed, WeightStorage::view}) {
@@ -206,7 +206,7 @@ TEST(FusedForm, DropsAndFailsAsSeparateCallsDo) {
   }
 }
 
-/// SWITCHYARD_RANDOM_LAYERS: number of layers, default 40.
+/// SWITCHYARD_RANDOM_LAYERS sets the number of layers (default 40).
 TEST(FusedForm, RandomShapes) {
   const uint64_t layers = harness::from_environment("SWITCHYARD_RANDOM_LAYERS", 40);
   for (uint64_t i = 0; i < layers && !HasFailure(); ++i) {

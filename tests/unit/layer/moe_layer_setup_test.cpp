@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The construction of a MoeLayer: the chosen exchange, its memory, and rejected configurations, equal on all ranks.
+// Construction of a MoeLayer: the chosen exchange, its memory, and rejected configurations, identical on all ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -198,7 +198,8 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
               "world = 65: must be in [1, 64]");
 }
 
-// On the CPU: the rows of FusedMoe, and the memory for one worker's products. That is enough to construct a layer of this size.
+// On the CPU, the requirement covers the rows of FusedMoe and the memory for one worker's products. This memory is enough to
+// construct a layer of this size.
 TEST(MoeLayerSetup, FusedFormOfTheCpuHasProducts) {
   MoeLayerConfig c = small();
   c.form = MoeForm::fused;
@@ -230,7 +231,7 @@ TEST(MoeLayerSetup, FusedFormOfTheCpuHasProducts) {
             "fused, normal, " + ExpertMlp({32, 16, 4}, weights, weights, {.storage = c.storage}).implementation());
 }
 
-// The memory of a fused layer is that of FusedMoe for any exchange setting; no memory for separate calls is added.
+// A fused layer requires the memory of FusedMoe for any exchange setting, and no additional memory for separate calls.
 TEST(MoeLayerSetup, FusedFormHasTheMemoryOfFusedMoe) {
   MoeLayerConfig c = on_gpus();
   c.form = MoeForm::fused;
@@ -278,7 +279,7 @@ TEST(MoeLayerSetup, FusedFormInFp8) {
   refused("hidden (fp8) = 65664: must be in [128, 65536]", [](auto& o) { o.hidden = 65664; });
 }
 
-// The memory reveals the form: separate calls have a pool, the fused form has none.
+// The memory reveals the form: separate calls have a pool, and the fused form has none.
 TEST(MoeLayerSetup, AutomaticFormIsFusedForBf16OnGpus) {
   const auto chosen = [](Backend backend, const std::function<void(MoeLayerConfig&)>& change) {
     MoeLayerConfig c = backend == Backend::cuda ? on_gpus() : small();
@@ -327,13 +328,13 @@ TEST(MoeLayerSetup, FusedFormIsRefusedWhereThereIsNone) {
   refused(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::low_latency; });
 }
 
-/// Bytes of the larger of a layer's two weight arrays, for all its experts.
+/// Size in bytes of the larger of a layer's two weight arrays, for all its experts.
 size_t weight_bytes(const MoeLayerConfig& c) {
   return 2 * static_cast<size_t>(c.num_experts) * 2 * static_cast<size_t>(c.intermediate * c.hidden);
 }
 
 /// Outcome of constructing a layer on each of two ranks; `change` modifies the settings of a rank. If the group is still
-/// usable, it constructs another layer afterwards.
+/// usable, each rank then constructs another layer.
 std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&)>& change, size_t heap_bytes = 0,
                                    bool without_weights = false) {
   if (heap_bytes == 0) heap_bytes = 2 * MoeLayer::heap_bytes(small(), 2);
@@ -349,7 +350,7 @@ std::vector<Outcome> constructions(const std::function<void(int, MoeLayerConfig&
   });
 }
 
-/// Ranks may load their weights at very different times, although the deadline of calls may be short.
+/// Ranks may load their weights at very different times, although the call deadline may be short.
 TEST(MoeLayerSetup, WaitsForTheRendezvousDeadline) {
   for (const MoeForm form : {MoeForm::separate, MoeForm::fused})
     for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {

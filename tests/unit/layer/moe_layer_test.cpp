@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoeLayer on the CPU, with ranks as threads: same bits as the same calls made separately, comparison with float64, and all
-// options of a call.
+// MoeLayer on the CPU, with ranks as threads: the same bits as the same calls made separately, a comparison with float64, and
+// all call options.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ using testing::MoeCase;
 using testing::MoeRank;
 using Rank = MoeRank<HostRig>;
 
-/// Runs `body` on every rank of a group for `m`. It must return an empty string.
+/// Runs `body` on every rank of a group for `m`. `body` must return an empty string.
 void on_ranks(const MoeCase& m, const std::function<std::string(Rank&, Group&)>& body, size_t layers = 1) {
   GroupOptions options;
   options.heap_bytes = m.heap_bytes(Backend::cpu, layers);
@@ -66,8 +66,8 @@ TEST_P(MoeLayers, AddToWhatIsThere) {
   });
 }
 
-// Layers that share everything except their weights, called alternately: each has the bits of a separate layer with those
-// weights, even after the layer from which they were made is destroyed.
+// Layers that share everything except their weights, called alternately: each produces the same bits as a separate layer with
+// those weights, even after the layer that they were created from is destroyed.
 TEST_P(MoeLayers, ShareAllButTheirWeights) {
   const auto body = [](Rank& rank, Group& group) {
     const MoeWeights others = rank.other_weights();
@@ -98,8 +98,8 @@ TEST_P(MoeLayers, ShareAllButTheirWeights) {
   on_ranks(GetParam(), body, 2);
 }
 
-// T from memory: rows beyond it are left unchanged, and the others are as if the ids had ended at T. Numbers out of range are
-// clamped.
+// The token count T is read from memory: rows beyond it are left unchanged, and the others are as if the ids had ended at T.
+// Counts out of range are clamped.
 TEST_P(MoeLayers, ReadTheNumberOfTokens) {
   const MoeCase& m = GetParam();
   on_ranks(m, [&](Rank& rank, Group&) {
@@ -218,7 +218,7 @@ TEST(MoeLayer, FailsBeyondCapacity) {
   });
 }
 
-// The expert's rank has room for all routes of rank 0 and for some of rank 1.
+// The expert's rank has room for all routes from rank 0 and for some from rank 1.
 TEST(MoeLayer, DropsBeyondCapacity) {
   const MoeCase m = with_capacity(Overflow::drop_and_report);
   on_ranks(m, [&](Rank& rank, Group& group) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank with a MoeLayer and the same layer composed of separate calls (dispatch, ExpertMlp and combine), which must give the
-// same bits. Both are compared with float64. The code is shared by both backends: tests of a backend supply a Rig
+// One rank with a MoeLayer and the same layer composed of separate calls (dispatch, ExpertMlp and combine), which must produce
+// the same bits. Both are compared with float64. The code is shared by both backends: the tests for each backend supply a Rig
 // (unit/expert/expert_layer.hpp).
 #pragma once
 
@@ -58,9 +58,9 @@ struct MoeCase {
     if (fp8) l.scales = row_scales;
     return l;
   }
-  /// With fp8, codes have three fractional bits in rows, weights and intermediate rows. Their errors are independent.
+  /// With fp8, the codes of rows, weights and intermediate rows have three fractional bits. Their errors are independent.
   double tolerance() const { return fp8 ? 0.12 : c.tolerance(); }
-  /// For the separate calls and `layers` layers.
+  /// Heap size for the separate calls and `layers` layers.
   size_t heap_bytes(Backend backend, size_t layers = 1) const {
     return layers * MoeLayer::heap_bytes(moe(), c.world(), backend) +
            (c.masked ? LowLatencyExchange::heap_bytes(low_latency(), c.world())
@@ -70,7 +70,7 @@ struct MoeCase {
 
 inline void PrintTo(const MoeCase& c, std::ostream* out) { *out << c.c.name; }
 
-/// The cases of separate calls, all tokens to one expert, and per_rank.
+/// The cases for separate calls, for all tokens sent to one expert, and for per_rank.
 inline std::vector<MoeCase> moe_cases() {
   std::vector<MoeCase> all;
   for (const LayerCase& c : layer_cases()) all.push_back({.c = c});
@@ -94,7 +94,7 @@ inline std::vector<MoeCase> in_both_forms(const std::vector<MoeCase>& all) {
   return both;
 }
 
-/// Weights of all experts of a rank, in its memory.
+/// Weights of all experts on a rank, in its memory.
 struct RankWeights {
   std::byte *w13 = nullptr, *w2 = nullptr;
   float *w13_scales = nullptr, *w2_scales = nullptr;
@@ -107,7 +107,7 @@ struct ScaledCodes {
   std::vector<std::byte> codes;
   std::vector<float> scales;
 };
-/// `bf16` is [halves, rows, columns].
+/// `bf16` has the shape [halves, rows, columns].
 inline ScaledCodes scaled_codes(const std::vector<std::byte>& bf16, int halves, int64_t rows, int64_t columns, int seed) {
   ScaledCodes to{std::vector<std::byte>(bf16.size() / 2), {}};
   const int64_t across = num_scales(columns), down = num_scales(rows);
@@ -180,7 +180,7 @@ class MoeByHand {
     mlp_.emplace(ExpertShape{m.c.hidden, m.c.intermediate, end - first}, w.w13, w.w2, options);
   }
 
-  /// `base`: rows from which the sums start, or null; normal mode.
+  /// `base` contains the rows from which the sums start, or is null; normal mode only.
   void call(const MoeArguments& a, void* out, const void* base, void* stream) {
     const ExpertCall experts{.stream = stream, .num_sms = 32};  // GPUs may be shared; the bits do not depend on num_sms
     if (m_.c.masked) {
@@ -244,7 +244,7 @@ class MoeRank {
     return {group, config, w.w13, w.w2};
   }
 
-  /// Sets the inputs of subsequent calls, T itself in device_tokens(), and the rows to which the call adds in `out`.
+  /// Sets the inputs of subsequent calls, the token count T in device_tokens(), and the rows in `out` that the call adds to.
   void write(uint32_t call) {
     const LayerInput input(m_.c, call, rank_);
     rig_.write(x_, input.x.data(), input.x.size());
@@ -263,9 +263,8 @@ class MoeRank {
   }
   void by_hand(bool add) { by_hand_->call(arguments(), expected_, add && !m_.c.masked ? base_ : nullptr, rig_.stream()); }
 
-  /// Call while idle. Returns an empty string, or the way in which the bits of call `call` differ from those of the separate
-  /// calls. `rows`, on GPUs: the number of tokens of the call, if the separate calls processed all tokens; rows beyond it must
-  /// be unchanged.
+  /// Call while idle. Returns an empty string, or how the bits of call `call` differ from those of the separate calls. On GPUs,
+  /// `rows` is the token count of the call if the separate calls processed all tokens; rows beyond it must be unchanged.
   std::string judge_bits(uint32_t call, bool add, int64_t rows = -1) {
     const std::vector<std::byte> got = read(out_), base = base_of(call);
     std::vector<std::byte> expected = read(expected_);
@@ -280,7 +279,7 @@ class MoeRank {
     }
     return got == expected ? "" : name_of(call) + "other bits than by hand: " + distance(got, expected);
   }
-  /// Like judge_bits(); for a call with all tokens it also checks the distance from float64.
+  /// Like judge_bits(), but for a call with all tokens, also checks the distance from float64.
   std::string judge(uint32_t call, bool add, int64_t rows = -1) {
     if (const std::string wrong = judge_bits(call, add, rows); !wrong.empty()) return wrong;
     if (rows >= 0 && rows < tokens()) return "";
@@ -301,7 +300,7 @@ class MoeRank {
 
   int64_t tokens() const { return m_.c.tokens[static_cast<size_t>(rank_)]; }
   int32_t* device_tokens() { return tokens_; }
-  /// Call while idle. The dropped routes of the last forward; empty if nothing is ever dropped.
+  /// Call while idle. Returns the routes dropped by the last forward call; empty if nothing is ever dropped.
   std::vector<uint8_t> dropped() {
     const std::span<const uint8_t> of = layer_->dropped();
     std::vector<uint8_t> copy(of.size());

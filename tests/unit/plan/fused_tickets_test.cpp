@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares the tickets of a fused layer's tiles with an enumeration of the tiles: every tile occurs exactly once, and none
-// precedes the tiles for which it waits.
+// precedes the tiles that it waits for.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -19,7 +19,7 @@ std::vector<int> first_tiles_of(const std::vector<int>& row_tiles) {
   return first;
 }
 
-/// All tiles in the order of their tickets, directly from the definition.
+/// Enumerates all tiles in ticket order, directly from the definition.
 std::vector<TicketPlace> enumerate(const std::vector<int>& row_tiles, int lag, int up, int down) {
   std::vector<TicketPlace> all;
   const int experts = static_cast<int>(row_tiles.size());
@@ -60,7 +60,7 @@ void for_each_order(F&& f) {
 }
 
 TEST(FusedTickets, ByHand) {
-  // Expert 0 has one row tile, expert 1 has two; one column tile up, two down; lag 1.
+  // Expert 0 has one row tile, and expert 1 has two; there is one column tile for up and two for down; the lag is 1.
   const int first[] = {0, 1, 3};
   const TicketOrder o{first, 2, 1, 1, 2};
   EXPECT_EQ(count_tickets(o), 3 * 1 + 3 * 2);
@@ -82,7 +82,7 @@ TEST(FusedTickets, AreThoseOfTheEnumeration) {
   });
 }
 
-/// A row tile's number among all row tiles of the rank. In `at`, the row tiles of a column tile are neighbors.
+/// Number of a row tile among all row tiles of the rank. In `at`, the row tiles of a column tile are adjacent.
 int row_tile_of(const TicketOrder& o, const TicketPlace& p) {
   return o.first_tiles[p.expert] + p.at % (o.first_tiles[p.expert + 1] - o.first_tiles[p.expert]);
 }
@@ -133,7 +133,7 @@ TEST(FusedPulls, ByHand) {
   }
 }
 
-/// Tickets taken until a stretch begins beyond the last row cover every row once, each in its own stretch.
+/// Tickets are taken until a stretch begins beyond the last row; together, their separate stretches cover every row once.
 TEST(FusedPulls, TakeEachRowOnce) {
   for (const int warps : {1, 2, 7, 132})
     for (const int together : {1, 8, 13, 32})

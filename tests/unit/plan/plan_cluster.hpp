@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plans of all ranks for a routing, with records copied directly: the planning code without heap, flags or threads.
+// Computes the plans of all ranks for a routing, with records copied directly, to test the planning code without heap, flags or
+// threads.
 #pragma once
 
 #include <memory>
@@ -23,12 +24,13 @@ struct Case {
   bool wide = false;         ///< int64 ids
 };
 std::string to_string(const Case& c);
-/// Worlds of 1 to 64, uneven experts, K up to 32, all routings, drops, alignments and capacities.
+/// Cases with 1 to 64 ranks, uneven experts, K up to 32, all routings, drops, alignments and capacities.
 std::vector<Case> all_cases();
 
-/// Ranks have different T; one of them has 0.
+/// Ranks have different token counts, one of which is 0.
 oracle::Problem make_problem(const Case& c, uint64_t seed);
-/// The contents that dispatch would store in the handles of all ranks. Allocates `slack` more rows and records than needed.
+/// Returns the contents that dispatch would store in the handles of all ranks. Allocates `slack` more rows and records than
+/// needed.
 std::vector<std::shared_ptr<switchyard::detail::HandleData>> make_handles(const oracle::Problem& problem, bool wide,
                                                                           int64_t slack);
 

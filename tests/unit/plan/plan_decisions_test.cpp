@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's planning method on the host: prefix sums over the gathered counts, and the decisions of plan/decisions.hpp,
-// route by route, over random routings. Every table must equal the host's plan. tests/gpu/objects/cuda_plan_test.cpp tests the
+// Runs the device's planning method on the host for random routings: prefix sums over the gathered counts, and the decisions in
+// plan/decisions.hpp, route by route. Every table must equal the host's plan. tests/gpu/objects/cuda_plan_test.cpp tests the
 // kernel itself.
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ namespace {
 using switchyard::Layout;
 using namespace switchyard::detail;
 
-/// S and D, counted in the same way as in pass 1 of the kernel.
+/// Counts S and D in the same way as pass 1 of the kernel.
 struct Counts {
   explicit Counts(const oracle::Problem& p)
       : map{p.experts, p.world}, routes(idx(p.world), std::vector<int64_t>(idx(p.experts))) {
@@ -116,7 +116,7 @@ class DevicePlan {
     for (const auto& of_source : dropped_)
       out_.local_dropped.insert(out_.local_dropped.end(), of_source.begin(), of_source.end());
   }
-  /// Ids, dropped flags and (expert-major) rows of the routes of token t.
+  /// Determines the ids, dropped flags and (in the expert-major layout) rows of token t's routes.
   void place_routes(int64_t t) {
     mask_ = 0;
     for (int k = 0; k < p_.topk; ++k) {
@@ -131,7 +131,7 @@ class DevicePlan {
       out_.route_row.push_back(kept ? static_cast<int32_t>(row) : -1);
     }
   }
-  /// Ranks ascend; the first kept route is the primary one.
+  /// Ranks are in ascending order; the first kept route is the primary one.
   void list_sends(int64_t t) {
     for (int d = 0; d < p_.world; ++d) {
       if ((mask_ >> d & 1) == 0) continue;
@@ -158,7 +158,8 @@ class DevicePlan {
   Tables out_;
 };
 
-/// The host's plan in the same form. Rank-major counts of an expert count records, which involves no decision.
+/// Returns the host's plan in the same form. In the rank-major layout, the counts of an expert are record counts, which involve
+/// no decision.
 Tables host_plan(const HandleData& h) {
   Tables t;
   t.ids = h.ids;
@@ -196,7 +197,7 @@ TEST_P(PlanDecisions, MakeTheHostsPlan) {
 INSTANTIATE_TEST_SUITE_P(All, PlanDecisions, testing::ValuesIn(all_cases()), [](const auto& p) { return to_string(p.param); });
 
 TEST(Decisions, OfOneExpertByHand) {
-  // Rows 8 to 13 without a capacity, 5 of them routes, padded to 4.
+  // Without a capacity, 5 routes occupy rows [8, 13), padded to a multiple of 4.
   const auto rows = [](int64_t capacity, int64_t kept) { return expert_rows(8, 5, kept, 4, capacity); };
   const auto equal = [](const ExpertRows& a, const ExpertRows& b) {
     return a.first == b.first && a.aligned == b.aligned && a.padding_begin == b.padding_begin && a.padding_end == b.padding_end;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle itself, with values worked out by hand: a wrong oracle would invalidate all other tests.
+// Tests the oracle itself with values worked out by hand: a wrong oracle would invalidate all other tests.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -94,7 +94,7 @@ TEST(Numbers, RowsAreCodesOneByOne) {
 
 TEST(Numbers, TiesGoToEvenAndNeighboursDoNot) {
   using oracle::rounded;
-  // 1 + 2^-8 lies between the bf16 values 1 and 1 + 2^-7; 1 + 3 * 2^-8 between 1 + 2^-7 and 1 + 2^-6.
+  // 1 + 2^-8 lies between the bf16 values 1 and 1 + 2^-7; 1 + 3 * 2^-8 lies between 1 + 2^-7 and 1 + 2^-6.
   EXPECT_EQ(rounded(DType::bf16, 1.0f + 0x1p-8f), 1.0f);
   EXPECT_EQ(rounded(DType::bf16, 1.0f + 0x1p-8f + 0x1p-20f), 1.0f + 0x1p-7f);
   EXPECT_EQ(rounded(DType::bf16, 1.0f + 3 * 0x1p-8f), 1.0f + 0x1p-6f);
@@ -180,7 +180,7 @@ TEST(Quantise, AShortGroupOfZeros) {
 }
 
 TEST(Combine, OrdersDiffer) {
-  // In f32, 2^24 + 1 = 2^24. Rank 0 holds 2^24 and 1 (k = 0, 2), rank 1 holds 1 (k = 1).
+  // In f32, 2^24 + 1 = 2^24. Rank 0 holds 2^24 and 1 (k = 0, 2), and rank 1 holds 1 (k = 1).
   const float big = 16777216.0f, one = 1.0f;
   const std::vector<oracle::Term> by_k{{&big, 1, 0}, {&one, 1, 1}, {&one, 1, 0}};
   oracle::SumSpec spec;
@@ -261,7 +261,8 @@ TEST(Routing, CapacityByHand) {
   EXPECT_EQ(x.ranks[0].dropped_per_source, (std::vector<int64_t>{0, 1}));
 }
 
-/// 5 experts: 3 on rank 0, 2 on rank 1. Rank 0 has two tokens; rank 1 has one token, which names an expert twice.
+/// There are 5 experts: 3 on rank 0 and 2 on rank 1. Rank 0 has two tokens; rank 1 has one token, which selects the same expert
+/// twice.
 oracle::Problem two_ranks(oracle::Layout layout) {
   oracle::Problem p;
   p.world = 2;
@@ -383,7 +384,8 @@ TEST(LowLatency, ArrivalsByHand) {
 }
 
 TEST(LowLatency, PlacesOfScalesByHand) {
-  // 3 groups: in rows of whole 16 bytes, or in columns of whole 16 bytes with 4 UE8M0 scales of a row in each word.
+  // The scales of 3 groups are in rows or columns padded to multiples of 16 bytes; in columns, each word holds 4 UE8M0 scales
+  // of a row.
   const oracle::ScaleShape rows{switchyard::ScaleOrder::row_major, ScaleKind::f32, 300, 128, 5};
   EXPECT_EQ(rows.offset(0, 1, 2), 16 + 8);
   EXPECT_EQ(rows.offset(1, 0, 0), 5 * 16);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Serialized handles: round trip of every field; damage of any kind is rejected with invalid_argument and never misread.
+// Serialized handles: every field survives a round trip, and damage of any kind is rejected with invalid_argument and never
+// misread.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +25,7 @@ void put_u64(Bytes& bytes, size_t at, uint64_t value) {
   for (size_t i = 0; i < 8; ++i) bytes[at + i] = static_cast<std::byte>(value >> (8 * i));
 }
 
-/// Makes damaged bytes look undamaged: updates payload length and checksum.
+/// Makes damaged bytes look undamaged by updating the payload length and the checksum.
 void seal(Bytes& bytes) {
   put_u64(bytes, 8, bytes.size() - 24);
   uint64_t hash = 14695981039346656037u;
@@ -35,7 +36,7 @@ void seal(Bytes& bytes) {
   put_u64(bytes, bytes.size() - 8, hash);
 }
 
-/// Empty if `bytes` are rejected as required; otherwise a description of the actual outcome.
+/// Returns an empty string if `bytes` are rejected as required; otherwise, a description of the actual outcome.
 std::string refusal(const Bytes& bytes) {
   try {
     (void)deserialize(bytes);
@@ -64,8 +65,8 @@ std::shared_ptr<HandleData> small_handle(Layout layout, int capacity_percent, in
   return make_handles(p, false, 2)[static_cast<size_t>(rank)];
 }
 
-/// Name of the first entry that would make combine or a cached dispatch access memory outside its arrays; empty if there is no
-/// such entry.
+/// Returns the name of the first entry that would make combine or a cached dispatch access memory outside its arrays; empty if
+/// there is no such entry.
 std::string first_bad_index(const HandleData& h) {
   auto outside = [](const auto& v, int64_t low, int64_t high) {
     return std::any_of(v.begin(), v.end(), [&](int64_t x) { return x < low || x >= high; });
@@ -152,8 +153,8 @@ TEST(Damage, EveryFlippedBitIsRefused) {
   }
 }
 
-/// With a matching checksum a change is either rejected, or gives another consistent handle: it serializes to the changed
-/// bytes, and all its addresses satisfy the rules.
+/// With a matching checksum, a change is either rejected or produces another consistent handle, which serializes to the changed
+/// bytes and whose addresses all satisfy the rules.
 TEST(Damage, SealedChangesAreRefusedOrConsistent) {
   int accepted = 0, refused = 0;
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan's views, in cases small enough to work out by hand.
+// The views of a plan, in cases small enough to work out by hand.
 #include <gtest/gtest.h>
 
 #include "plan/views.hpp"
@@ -14,7 +14,7 @@ using switchyard::ErrorCode;
 using switchyard::Layout;
 using Ints = std::vector<int32_t>;
 
-/// Two ranks, four experts (0 and 1 on rank 0), top-2. Rank 0 has three tokens, rank 1 has two.
+/// Two ranks, four experts (0 and 1 on rank 0), top-2. Rank 0 has three tokens, and rank 1 has two.
 oracle::Problem hand_problem(Layout layout) {
   oracle::Problem p;
   p.world = 2;

@@ -29,7 +29,7 @@ inline std::string safetensors(const std::string& header, const std::string& dat
   return little_endian(header.size(), 8) + header + data;
 }
 
-/// One header entry, without comma.
+/// One header entry, without a comma.
 inline std::string entry(const std::string& name, const std::string& dtype, const std::string& shape, size_t begin,
                          size_t end) {
   return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":[" + std::to_string(begin) +
@@ -46,7 +46,7 @@ inline std::string object(const std::vector<std::string>& entries) {
   return text + "}";
 }
 
-/// The metadata entry with one string.
+/// A metadata entry with one string.
 inline std::string metadata(const std::string& key, const std::string& value) {
   std::string text = "\"__metadata__\":{\"";
   return text.append(key).append("\":\"").append(value).append("\"}");

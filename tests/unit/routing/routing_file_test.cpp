@@ -106,7 +106,7 @@ TEST_F(RoutingFiles, SafetensorsRoundTrip) {
 }
 
 TEST_F(RoutingFiles, WrittenSafetensorsFollowTheFormat) {
-  // Read with only a JSON library and arithmetic, which is all that another reader of the format would rely on.
+  // The file is read with only a JSON library and arithmetic, which is all that another reader of the format would rely on.
   Routing routing = random_routing(0, 5);
   write_safetensors(path("a.safetensors"), std::vector<RecordedRouting>{{kNoLayer, 0, routing}});
   const std::string bytes = content(path("a.safetensors"));
@@ -144,7 +144,7 @@ TEST_F(RoutingFiles, NpyRoundTrip) {
   plain.topk_weights.clear();
   write_npy(path("plain.npy"), std::vector<Routing>{plain});
   expect_equal(RoutingFile::open(path("plain.npy")).read(kNoLayer, 0, 64), plain);
-  // The first bytes as written by numpy 2.
+  // The first bytes are those that numpy 2 writes.
   EXPECT_EQ(content(path("plain.npy")).substr(0, 128),
             npy("{'descr': '<i4', 'fortran_order': False, 'shape': (33, 4), }" + std::string(57, ' ') + "\n", ""));
 }
@@ -181,7 +181,8 @@ TEST(RoutingImages, AllTypesAndNames) {
   EXPECT_EQ(routing.topk_ids, (Ids{5, -1, -1, -1, -1, 256}));
   EXPECT_EQ(routing.topk_weights, (Floats{1, 2, 0.5f, -2, 0x1p-133f, 0x1.FEp127f}));
 
-  // One tensor for several ranks in a layer; other tensors of known and unknown types; blanks and escapes in the header.
+  // A layer has one tensor for several ranks. The file also has other tensors of known and unknown types, and blanks and
+  // escapes in its header.
   const std::string three = bytes_of(Ids{0, 1, 2, 3, 4, 5}), other = std::string(5, 'x');
   const std::string header = " { \"__metadata__\" : {\"num_experts\":\"6\", \"a\\u00e9\":\"b\"} ,\n" +
                              entry("layer12.topk_ids", "I32", "[3, 1, 2]", 5, 29) + "," + entry("foo", "U8", "[2]", 0, 2) +
@@ -195,7 +196,8 @@ TEST(RoutingImages, AllTypesAndNames) {
   expect_equal(file.read(12, 2, 9), {9, 2, 1, {4, 5}, {}});
 }
 
-/// Ids of one type in both kinds of files. A value that does not fit into an int32 is not an expert.
+/// Expects ids of one type to be read correctly from both kinds of files. A value that does not fit into an int32 is not an
+/// expert.
 template <class T>
 void expect_ids(const std::string& dtype, const std::string& descr, const std::vector<T>& given, const Ids& expected) {
   const std::string data = bytes_of(given), count = std::to_string(given.size());
@@ -203,7 +205,7 @@ void expect_ids(const std::string& dtype, const std::string& descr, const std::v
   const std::string header = object({entry("topk_ids", dtype, "[" + count + ",1]", 0, bytes)});
   EXPECT_EQ(parse_one(safetensors(header, data), 1 << 30).topk_ids, expected) << dtype;
   EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1)"), data), 1 << 30).topk_ids, expected) << descr;
-  // The second rank; offsets are counted in elements of this size.
+  // Reads the second rank; offsets are counted in elements of this size.
   EXPECT_EQ(parse_one(npy(npy_dict(descr, "(" + count + ", 1, 1)"), data), 1 << 30, 1).topk_ids, Ids{expected[1]}) << descr;
 }
 
@@ -247,7 +249,7 @@ TEST(RoutingImages, NpyVersionsAndSpellings) {
 TEST(RoutingImages, NoTokens) {
   expect_equal(parse_one(npy(npy_dict("<i4", "(0, 8)"), ""), 8), {8, 8, 0, {}, {}});
   expect_equal(parse_one(safetensors(object({entry("rank0.topk_ids", "I64", "[0,8]", 0, 0)}), ""), 8), {8, 8, 0, {}, {}});
-  // A rank without tokens needs no weights, even if the others have some.
+  // A rank without tokens needs no weights, even if other ranks have weights.
   const std::string image =
       safetensors(object({entry("rank0.topk_ids", "I32", "[0,1]", 0, 0), entry("rank1.topk_ids", "I32", "[1,1]", 0, 4),
                           entry("rank1.topk_weights", "F32", "[1,1]", 4, 8)}),
@@ -267,7 +269,7 @@ TEST(RoutingImages, LargeTensorsAreReadInPieces) {
 }
 
 TEST(RoutingImages, SharesForOtherGroupSizes) {
-  // Two ranks of 5 and 3 tokens, K 1: ids 0..4 and 10..12; weights id / 2.
+  // Two ranks with 5 and 3 tokens and K = 1; the ids are 0..4 and 10..12, and the weights are id / 2.
   const Floats w = {0, 0.5f, 1, 1.5f, 2, 5, 5.5f, 6};
   const std::string image =
       safetensors(object({metadata("num_experts", "16"), entry("rank0.topk_ids", "I32", "[5,1]", 0, 20),
@@ -373,7 +375,7 @@ TEST_F(RoutingFiles, NpyWriterRefusesWrongArguments) {
   EXPECT_EQ(names(), (std::set<std::string>{"topk_ids.npy"}));  // no partially written file
 }
 
-// The demo's default routing. data/routing/README.md has these figures.
+// The demo's default routing. data/routing/README.md lists these figures.
 TEST(RecordedLayer, HasTheDocumentedStatistics) {
   const RoutingFile file = RoutingFile::open(SWITCHYARD_SOURCE_DIR "/data/routing/moe_lm_e256_k8_layer3.safetensors");
   ASSERT_EQ(file.layers(), (std::vector<int>{3}));

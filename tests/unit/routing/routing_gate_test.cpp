@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the gates with their definition: everything is sorted, and no code is shared with the library.
+// Compares the gates with their definition: the reference sorts everything and shares no code with the library.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ std::vector<float> normal(size_t count, uint32_t seed, float scale) {
   return values;
 }
 
-/// Indices of `values`, largest value first; among equal values the lower index first.
+/// Returns the indices of `values`, largest value first; of equal values, the one with the lower index comes first.
 std::vector<int> order_of(const std::vector<float>& values) {
   std::vector<int> order(values.size());
   std::iota(order.begin(), order.end(), 0);
@@ -270,7 +270,7 @@ TEST(PortableMath, IsAccurate) {
   EXPECT_TRUE(std::isnan(detail::portable_exp(kNan)));
 }
 
-// The same bits on every machine: they must never depend on the compiler or its flags.
+// The results have the same bits on every machine: they must never depend on the compiler or its flags.
 TEST(PortableMath, KnownBits) {
   EXPECT_EQ(detail::portable_exp(1), 0x1.5bf0a8b14576ap+1);
   EXPECT_EQ(detail::portable_exp(-3.25), 0x1.3da368521902dp-5);

@@ -41,7 +41,7 @@ void expect_malformed(const std::string& image, const std::string& text) {
 /// A safetensors file with the given header and `bytes` bytes of data.
 std::string with_header(const std::string& header, size_t bytes) { return safetensors(header, std::string(bytes, '\0')); }
 
-/// The same with a single entry for `rank0.topk_ids` that has the given value.
+/// The same, with a header that has a single entry, `rank0.topk_ids`, with the given value.
 std::string with_ids(const std::string& value, size_t bytes = 8) {
   return with_header("{\"rank0.topk_ids\":" + value + "}", bytes);
 }
@@ -131,7 +131,7 @@ TEST(MalformedSafetensors, DataSizes) {
                    name + "32 bytes for I64 [2, 2], found 16 by its data_offsets");
   expect_malformed(with_header(ids_entry("I32", "[4611686018427387904,4]", 8), 8),
                    name + "more than 2^63 bytes for I32 [4611686018427387904, 4], found 8 by its data_offsets");
-  // 2^62 * 4 elements of 4 bytes is 2^66 = 0 modulo 2^64: must not be accepted as an empty tensor.
+  // 2^62 * 4 elements of 4 bytes is 2^66 = 0 modulo 2^64: this must not be accepted as an empty tensor.
   expect_malformed(with_header(ids_entry("I32", "[4611686018427387904,4]", 0), 0),
                    name + "more than 2^63 bytes for I32 [4611686018427387904, 4], found 0 by its data_offsets");
   const std::string second = "tensor 'rank1.topk_ids': expected ";
@@ -143,7 +143,7 @@ TEST(MalformedSafetensors, DataSizes) {
   expect_malformed(with_header(two(4, 12), 12),
                    second + "data from byte 8, after its predecessor, without gap or overlap, found byte 4");
   expect_malformed(with_header(two(8, 16), 17), "file: expected 16 bytes of data, as the tensors need, found 17");
-  // Other tensors are checked, too: no part of a damaged file is trusted.
+  // Other tensors are also checked: no part of a damaged file is trusted.
   expect_malformed(with_header(object({entry("other", "F64", "[3]", 0, 16)}), 16),
                    "tensor 'other': expected 24 bytes for F64 [3], found 16 by its data_offsets");
 }
@@ -322,7 +322,8 @@ TEST(MalformedFiles, OtherKindsAreNamed) {
   const std::string text = "JSON text (save the ids with numpy.save or safetensors instead)";
   at("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
      "a Git LFS pointer (git lfs pull fetches the file that it stands for)");
-  // The first bytes of a `gzip -n` file: read as a header length they are 559903, which is valid for a file of that size.
+  // The first bytes of a `gzip -n` file: interpreted as a header length, they are 559903, which is valid for a file of that
+  // size.
   at(std::string("\x1f\x8b\x08\0\0\0\0\0\0\x03", 10) + std::string(600000, 'x'), "a gzip file (decompress it: gunzip)");
   at(std::string("\x1f\x8b\x08\0\x5e\x1a\x02\x66\x02\xff", 10), "a gzip file (decompress it: gunzip)");
   at("\x28\xb5\x2f\xfd\x24 and so on", "a zstd file (decompress it: unzstd)");
@@ -369,7 +370,7 @@ TEST(MalformedFiles, EveryTruncation) {
   }
 }
 
-/// Dumps of serving engines have the token dimension before the layers: such a file is not a recording with that number of
+/// Dumps from serving engines have the token dimension before the layers; such a file is not a recording with that number of
 /// ranks.
 TEST(MalformedFiles, DumpsOfServingEngines) {
   const auto at = [](const std::string& shape, size_t numbers, const std::string& found) {

@@ -144,7 +144,7 @@ TEST(BenchHtml, SaysWhatTheWarpsOfFusedLayersDid) {
   EXPECT_EQ(count(bench_html(d), "The fused layer"), 0u);
 }
 
-/// The lead of a page: the values shared by all runs.
+/// Returns the lead of a page, which contains the values shared by all runs.
 std::string lead_of(const std::string& page) {
   const size_t begin = page.find("<p class=\"lead\">");
   return page.substr(begin, page.find("<br>", begin) - begin);

@@ -112,8 +112,8 @@ TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {
   EXPECT_NO_THROW(normal->check(o));
 }
 
-/// The library's choice for a call that specifies no number: with the built-in tuning, and for a shape whose entry specifies
-/// more.
+/// The library's choice for a call that specifies no number of multiprocessors, with the built-in tuning and for a shape whose
+/// entry specifies more.
 TEST(BenchPoints, DispatchesThatQuantiseHaveTheMultiprocessorsThatTheLibraryGivesThem) {
   const auto chosen = [](const char* mode, const char* layout, const char* quantize, const char* staging = "direct") {
     BenchOptions o;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// doctor's findings about GPUs, for fabricated machines; and the separate process in which doctor queries the driver.
+// doctor's findings about GPUs on fabricated machines, and the separate process in which doctor queries the driver.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -202,7 +202,7 @@ TEST(Doctor, AnUnknownKindOfHeapIsWrongWithoutGpusToo) {
   }
 }
 
-/// doctor's finding about the rank that these variables assign to a process.
+/// Returns doctor's finding about the rank that these variables assign to a process.
 Finding rank_with(const std::vector<std::pair<const char*, const char*>>& variables) {
   for (const auto& [name, value] : variables) setenv(name, value, 1);
   const Finding f = named(check_environment(), "rank of a group");

@@ -19,7 +19,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// One element of [rows, cols] as the kernel computes it.
+/// Computes one element of [rows, cols] as the kernel does.
 uint16_t element(const measure::WeightForm& form, int64_t expert, int64_t row, int64_t col) {
   const uint64_t bytes = measure::weight_bytes(measure::weight_row_key(form.key, expert, row), col / 8);
   return form.levels[bytes >> (col % 8 * 8) & 0xFF];
@@ -200,8 +200,8 @@ LayerSpec spec_of(bool masked) {
   return spec;
 }
 
-/// Check results of each rank: for its layer, for the same layer with one wrong element in its last token, and for outputs that
-/// were never written.
+/// Returns the check results of each rank: for its layer, for the same layer with one wrong element in its last token, and for
+/// outputs that were never written.
 std::vector<nlohmann::json> checked(const LayerSpec& spec, int64_t max_tokens) {
   RankJob job;
   job.world = spec.scenario.world;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures computed from a trace of a fused layer, for handmade traces: shares of the warps that multiply, and the amount of
-// communication that they hide.
+// The figures computed from traces of a fused layer, for hand-written traces: the shares of the warps that multiply, and the
+// amount of communication that they hide.
 #include "tools/layer/layer_times.hpp"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 using detail::Event;
 
-/// A slice, by default of rank 0; `track` -1: a call.
+/// Creates a slice, by default of rank 0; if `track` is -1, the slice is a call.
 TraceSlice span(const char* name, int track, double begin, double end, int rank = 0) {
   const std::string text = name;
   const char* const category = text == "layer"                 ? "call"
@@ -24,7 +24,7 @@ TraceSlice span(const char* name, int track, double begin, double end, int rank 
   return {rank, track, name, category, begin, end - begin, 0, 0};
 }
 
-/// Two warps that multiply (tracks 0 and 1), a loader (2) and a mover (3).
+/// Two warps that multiply (tracks 0 and 1), a loader (track 2) and a mover (track 3).
 std::vector<TraceSlice> one_call(double at = 0) {
   return {
       span("layer", -1, at, at + 100),           span("expert_up", 0, at + 20, at + 40),

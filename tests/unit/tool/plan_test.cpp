@@ -23,7 +23,7 @@ constexpr int64_t kTokens = 1000;
 constexpr double kRow = 14336;            // 7168 columns of bf16
 constexpr double kRows = kTokens * kRow;  // 14.336 MB
 
-/// Round numbers: memory 1000 GB/s, links 100, a rail 10; 10 us for an empty call.
+/// Uses round numbers: 1000 GB/s for memory, 100 for links, 10 for a rail, and 10 us for an empty call.
 json document() {
   return {{"format", "switchyard-topology"},
           {"version", 1},
@@ -42,7 +42,7 @@ json document() {
 }
 Topology topology() { return topology_from(document()); }
 
-/// `workers` threads do all the work of a host.
+/// A topology in which `workers` threads do all the work of a host.
 Topology cpu_topology(int workers) {
   json d = document();
   d["host"]["workers"] = workers;
@@ -57,7 +57,7 @@ PlanShape shape(int experts, int topk) {
   return s;
 }
 
-/// The tokens of every rank each go to all of `experts`.
+/// Each token on every rank goes to all of `experts`.
 Traffic to_all(const std::vector<int>& hosts, int num_experts, const std::vector<int32_t>& experts) {
   Traffic traffic(HostsOfRanks(hosts), num_experts);
   Routing routing;
@@ -109,7 +109,7 @@ TEST(PlanTraffic, CountsPairsRoutesAndHosts) {
   EXPECT_EQ(traffic.routes(0, 3), 30);
 }
 
-/// From docs/design/0055-several-hosts.md: 58.5, 155.5 and 234.9 MB per rank.
+/// The expected values are from docs/design/0055-several-hosts.md: 58.5, 155.5 and 234.9 MB per rank.
 TEST(PlanTraffic, UniformRoutingIsAsExpected) {
   const std::vector<Traffic> all = count_traffic({HostsOfRanks({4, 4})}, 4096, [](int world) {
     return RoutingSource("--routing", "uniform", {256, 8, world, 1});
@@ -149,7 +149,7 @@ TEST(PlanModel, OneRankCopiesAndSums) {
 }
 
 TEST(PlanModel, TwoRanksOfAHostAreBoundByTheirLinks) {
-  // The two routes of a token have separate rows or share one: experts 0 and 1 belong to rank 0.
+  // A token's routes to experts 0 and 1, which both belong to rank 0, have separate rows or share one.
   const Traffic traffic = to_all({2}, 4, {0, 1, 2});
   const Prediction p = predict(topology(), shape(4, 3), traffic, Variant::flat_per_rank);
   EXPECT_NEAR(p.dispatch.us, 20 + kRows / 1e5, 1e-9) << "an empty call of 2 ranks is half way from 1 to 4";
@@ -164,7 +164,8 @@ TEST(PlanModel, TwoRanksOfAHostAreBoundByTheirLinks) {
     EXPECT_EQ(predict(topology(), shape(4, 3), traffic, same).us(), p.us());
 }
 
-/// Two hosts with two ranks of one expert each. Tokens go to all experts, so a row crosses once and is forwarded once.
+/// Two hosts with two ranks each, and one expert per rank. Tokens go to all experts, so a row crosses once and is forwarded
+/// once.
 TEST(PlanModel, HostsAreBoundByTheirRails) {
   const Traffic traffic = to_all({2, 2}, 4, {0, 1, 2, 3});
   const PlanShape s = shape(4, 4);
@@ -177,7 +178,7 @@ TEST(PlanModel, HostsAreBoundByTheirRails) {
   EXPECT_EQ(p.dispatch.bytes.link_out, 2 * kRows) << "its own tokens to its neighbour, and a proxy's to the same";
   EXPECT_NEAR(phase(p.dispatch, "network"), kTokens * slot / 1e4, 1e-9);
   EXPECT_NEAR(phase(p.dispatch, "links"), 2 * kRows / 1e5, 1e-9);
-  // Local rows: one read, two writes; packed: one read, one write; forwarded: one read, two writes.
+  // Local and forwarded rows take one read and two writes; packed rows take one read and one write.
   EXPECT_NEAR(phase(p.dispatch, "memory"), (6 * kRows + 2 * kTokens * slot) / 1e6, 1e-9);
   const double counts = 2 * 7 + (32 + 4.0 * (4 + 4 + 2)) * (1 / 1e4 + 2 / 1e5) + 1;
   EXPECT_NEAR(phase(p.dispatch, "counts"), counts, 1e-9);
@@ -186,7 +187,7 @@ TEST(PlanModel, HostsAreBoundByTheirRails) {
   EXPECT_NEAR(p.dispatch.us, 20 + counts + kTokens * slot / 1e4 + phase(p.dispatch, "fill"), 1e-9);
   EXPECT_EQ(p.dispatch.bottleneck, "network");
   EXPECT_EQ(p.combine.bytes.network_out, kRows) << "a sum for each token";
-  // Two rows on the local host become a sum, a proxy computes another sum of two, and both are read for the result.
+  // Two rows on the local host are summed, a proxy computes another sum of two rows, and both sums are read for the result.
   EXPECT_NEAR(phase(p.combine, "memory"), 9 * kRows / 1e6, 1e-9);
 
   const Prediction exact = predict(topology(), s, traffic, Variant::hierarchical);
@@ -226,7 +227,7 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
   EXPECT_NEAR(predict(sleepy, shape(4, 1), one, Variant::per_host).dispatch.us, 60 + copies / 4, 1e-9);
   sleepy.host.workers = 1;
   EXPECT_NEAR(predict(sleepy, shape(4, 1), one, Variant::per_host).dispatch.us, 10 + copies, 1e-9) << "nobody to wake";
-  // Three rows in memory on each of two ranks, but 100 GB/s of links for data to the other rank.
+  // Each of two ranks accesses three rows in memory; the links are too fast to be a limit.
   Topology t = cpu_topology(2);
   t.host.link_gbs = t.host.link_read_gbs = 1e9;
   EXPECT_NEAR(predict(t, shape(4, 2), two, Variant::per_host).dispatch.us, 20 + 3 * kRows / 1e6, 1e-9);
@@ -242,7 +243,7 @@ TEST(PlanModel, ThreadsOfAHostDoAllTheWork) {
   EXPECT_NEAR(phase(planned.dispatch, "plan"), 2 * kTokens * 0.01 + 2 * 2 * kTokens * 0.02, 1e-9);
   EXPECT_NEAR(phase(planned.dispatch, "records"), 2 * 2 * kTokens * 0.03, 1e-9);
   EXPECT_EQ(phase(planned.combine, "records"), 0);
-  // On a CPU nothing overlaps, and two hosts of a test bed share its threads and its network.
+  // On a CPU, nothing overlaps, and two hosts in a test bed share its threads and its network.
   const Prediction beds = [&] {
     Topology bed = cpu_topology(2);
     bed.one_machine = true;
@@ -278,14 +279,14 @@ TEST(PlanModel, QuantisedRowsAreShorter) {
   EXPECT_NEAR(phase(p.combine, "memory"), 2 * kRows / 1e6, 1e-9) << "sums are bf16";
 }
 
-/// A crossing row is quantized in its slot, and the same token is quantized once more for the ranks of its own host.
+/// A row that crosses hosts is quantized in its slot, and the same token is quantized once more for the ranks on its own host.
 TEST(PlanModel, RowsThatCrossAreQuantisedAgain) {
   PlanShape s = shape(4, 4);
   s.quantize = ScaleKind::f32;
   const auto quantise = [&](const std::vector<int>& hosts, const std::vector<int32_t>& experts, Variant variant) {
     return phase(predict(cpu_topology(1), s, to_all(hosts, 4, experts), variant).dispatch, "quantise") / (kRows / 5e5);
   };
-  // One worker does the work of the ranks of a host.
+  // One worker does the work of all ranks on a host.
   for (const Variant variant : {Variant::hierarchical, Variant::per_host}) {
     EXPECT_NEAR(quantise({1}, {0, 1, 2, 3}, variant), 1, 1e-9);
     EXPECT_NEAR(quantise({2}, {0, 1, 2, 3}, variant), 2, 1e-9) << "two ranks, and no row crosses";
@@ -310,7 +311,7 @@ TEST(PlanMemory, IsTheLibrarysAndContinues) {
   c.max_tokens = 512;
   for (const Backend backend : {Backend::cpu, Backend::cuda}) {
     EXPECT_EQ(memory_for(c, 48, backend).total(), NormalExchange::memory_required(c, 48, backend).total());
-    // The parabola through 16, 32 and 64 also passes through the values between, except for rounding to pages.
+    // The parabola through 16, 32 and 64 also passes through the values in between, except for rounding to pages.
     const auto at = [&](int world) { return static_cast<double>(NormalExchange::memory_required(c, world, backend).total()); };
     const double between = at(32) + (at(64) - at(16)) / 3;
     EXPECT_NEAR(between, at(48), 6 * 4096);

@@ -75,7 +75,7 @@ TEST(Ranks, AKilledProcessIsNamedWithItsSignal) {
   }
 }
 
-/// The way in which the ranks of `job` fail.
+/// How the ranks of `job` fail.
 struct Failure {
   ErrorCode code = ErrorCode::ok;
   std::string text;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the rows moved by a benchmark's limits with the rows that a dispatch must deliver.
+// Compares the rows that are moved to measure a benchmark's limits with the rows that a dispatch must deliver.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace switchyard::tool {
 namespace {
 
-/// 5 experts on 2 ranks (0, 1, 2 and 3, 4), top-3, two tokens each; -1 is no expert.
+/// 5 experts on 2 ranks (0 to 2 and 3 to 4), top-3, and two tokens per rank; -1 is not an expert.
 Scenario small(Layout layout, int alignment) {
   Scenario s;
   s.world = 2;
@@ -54,7 +54,7 @@ TEST(RowMoves, OfAPairAreCountedByHand) {
   EXPECT_EQ(n.routes, 11);
 }
 
-// One row per route, each at the oracle's location.
+// Expects one row per route, each at the oracle's location.
 TEST(RowMoves, OfRoutesLieWhereDispatchPutsThem) {
   for (const int alignment : {1, 4}) {
     const Scenario s = small(Layout::expert_major, alignment);

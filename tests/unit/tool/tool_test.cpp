@@ -215,7 +215,7 @@ TEST(Report, IsOneFileThatFetchesNothingAndCannotBeBrokenByItsData) {
   const std::string page = report_html(data);
   EXPECT_EQ(page.find("alert(1)</script>"), std::string::npos);
   for (const char* outside : {"http:", "https:", "src=", "href=", "@import", "url(h", "url('", "url(\""}) {
-    // The namespace of SVG is a name and not an address to fetch.
+    // The SVG namespace is a name, not an address to fetch.
     std::string text = page;
     const size_t name = text.find("'http://www.w3.org/2000/svg'");
     ASSERT_NE(name, std::string::npos);

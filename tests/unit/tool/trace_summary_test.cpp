@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The output of `switchyard trace` for a handmade trace: gaps, waits by rank, busiest links, and the cost of recording.
+// The output of `switchyard trace` for a hand-written trace: gaps, waits by rank, the busiest links, and the cost of recording.
 #include "tools/trace/summary.hpp"
 
 #include <gtest/gtest.h>
@@ -14,8 +14,8 @@ namespace {
 using detail::Event;
 using nlohmann::json;
 
-/// Two ranks with one expert each. Rank 0 has three tokens: for both experts, for the second expert twice, and for none. Rank 1
-/// has one token, for the first expert.
+/// Two ranks with one expert each. Rank 0 has three tokens: one for both experts, one for the second expert twice, and one for
+/// no expert. Rank 1 has one token, for the first expert.
 Scenario two_ranks() {
   Scenario s;
   s.world = 2;
@@ -66,7 +66,7 @@ TEST(TraceSummary, TheLongestGapLiesInsideACall) {
   EXPECT_DOUBLE_EQ(gap.at("begins_us"), 5.0);
   EXPECT_EQ(gap.at("after"), "wait_pulled");
   EXPECT_EQ(gap.at("before"), "its end");
-  // Busy from 1 to 60: 2 + 5 + 9.5 and 10.5 + 5 of 58 us each.
+  // From 1 to 59 us, the workers are busy for 2 + 5 + 9.5 us and 10.5 + 5 us, of 58 us each.
   EXPECT_DOUBLE_EQ(ranks[0].at("window_us"), 58.0);
   EXPECT_NEAR(ranks[0].at("idle_share").get<double>(), 1 - 32.0 / (2 * 58.0), 1e-9);
 }
@@ -85,7 +85,7 @@ TEST(TraceSummary, AWorkerOfAnotherCallIsNotIdleInThisOne) {
   EXPECT_DOUBLE_EQ(gap.at("us"), 6.0);
   EXPECT_EQ(gap.at("call"), "combine");
   EXPECT_EQ(gap.at("worker"), "block 0 warp 1");
-  // Busy: 97 and 39 of 150 us on the first worker, and 34 of 50 us (without the first call) on the second.
+  // The first worker is busy for 97 + 39 of 150 us, and the second (without the first call) for 34 of 50 us.
   EXPECT_NEAR(ranks[0].at("idle_share").get<double>(), 1 - (97.0 + 39 + 34) / (150 + 50), 1e-9);
   Trace none = two_workers();
   none.tracer(0)->span(detail::kHostTrack, Event::dispatch, 0, 100'000, 3);
@@ -134,7 +134,7 @@ TEST(TraceSummary, TheBusiestLinkOfEachDirectionCountsRowsAsTheyTravel) {
   EXPECT_EQ(l["back"]["bytes"], 2 * kRow);
 }
 
-/// Two calls of each kind on two ranks, whose spans have bytes that no routing of two_ranks() could give.
+/// Two calls of each kind on two ranks, whose spans have byte counts that no routing of two_ranks() could produce.
 Trace with_bytes(size_t events = 64) {
   Trace trace = two_workers(events);
   for (int rank = 0; rank < 2; ++rank) {

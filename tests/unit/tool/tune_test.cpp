@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The values that `switchyard tune` chooses, from fabricated times; and the parts of an older file that it keeps.
+// The values that `switchyard tune` chooses from fabricated times, and the parts of an older file that it keeps.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -44,7 +44,7 @@ struct Machine {
 int sms_of(int value) { return value > 0 ? value : 24; }
 
 TEST(TuneSearch, FewestMultiprocessorsWithinTheSlack) {
-  // 100 us with 48 and more multiprocessors; 40: 102 us, 32: 104 us.
+  // Calls take 100 us with 48 or more multiprocessors, 102 us with 40, and 104 us with 32.
   const auto flat_from_48 = [](int sms) { return sms >= 48 ? 100.0 : 100.0 + (48 - sms) * 0.25; };
   Machine m{[&](const TuningValues& v) { return flat_from_48(sms_of(v.dispatch_sms)); },
             [&](const TuningValues& v) { return 1000.0 / sms_of(v.combine_sms); },
@@ -57,7 +57,7 @@ TEST(TuneSearch, FewestMultiprocessorsWithinTheSlack) {
   EXPECT_EQ(within.combine_sms, 96);  // 1000 / 96 is within half of 1000 / 132
 }
 
-/// They are searched in the same measurements as the values of the other calls. The library's own choice is 64.
+/// These values are searched in the same measurements as those of the other calls. The library's own choice is 64.
 TEST(TuneSearch, DispatchesThatQuantiseHaveMultiprocessorsOfTheirOwn) {
   size_t max_measured = 0;
   const auto found = [&](const std::function<double(int sms)>& us) {
@@ -89,7 +89,7 @@ TEST(TuneSearch, LaterStagesHaveWhatEarlierOnesChose) {
   std::set<int> seen;
   Machine m{[&](const TuningValues& v) {
               if (v.dispatch_warps > 0) seen.insert(v.dispatch_sms);
-              // Faster with fewer warps and two stages, but only on 48 SMs.
+              // Fewer warps are faster only on 48 SMs; two stages are always faster.
               const bool here = v.dispatch_sms == 48;
               return (here ? 100.0 : 200.0) + (here && v.dispatch_warps == 8 ? -20 : 0) + (v.dispatch_stages == 2 ? -10 : 0);
             },
@@ -184,8 +184,8 @@ TEST(TuneSearch, WhatThereIsToTune) {
         }
 }
 
-/// A final comparison whose runs have these figures: without and with the values, round by round. Further rounds repeat the
-/// last one.
+/// A final comparison whose runs have these figures in each round, without and with the values. Further rounds repeat the last
+/// one.
 struct Compared {
   TuningMode mode;
   int max_sms = 132;
@@ -212,7 +212,7 @@ json low_latency_run(double dispatch, double combine, double both) {
   }
   return run;
 }
-/// The reason for dropping values of normal mode that change 100 us in each direction to these times.
+/// Returns the reason for dropping normal-mode values that change the times of dispatch and combine from 100 us to these.
 std::string dropped_normal(const TuningValues& values, double dispatch, double combine, double slack = 0.03) {
   return Compared{TuningMode::normal, 132, {}}(values, {{normal_run(100, 100), normal_run(dispatch, combine)}}, slack).dropped;
 }
@@ -274,7 +274,7 @@ TEST(TuneCompare, BothCallsOfLowLatencyCount) {
   const TuningValues values{96, 112, 0, 0, 0, 0, 0};
   const json untuned = low_latency_run(20, 22, 40);
   Compared compared{TuningMode::low_latency, 132, {}};
-  // Each call by itself is as fast as with all multiprocessors, but calls one after the other are not.
+  // Each call by itself is as fast as with all multiprocessors, but consecutive calls are not.
   EXPECT_EQ(compared(values, {{untuned, low_latency_run(20, 22, 42)}}).dropped,
             "slower by more than the slack: both_per_route (+5.0 %), both_per_rank (+5.0 %)");
   EXPECT_EQ((Compared{TuningMode::low_latency, 132, {}}(values, {{untuned, low_latency_run(20, 22, 40)}}).dropped), "");

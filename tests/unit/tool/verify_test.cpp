@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requirements of `switchyard verify` on the machine before it runs a case.
+// What `switchyard verify` requires of the machine before it runs a case.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -35,7 +35,7 @@ TEST(VerifyMemory, CoversHeapsAndRows) {
       const VerifyOptions options;
       const Scenario s = scenario_of(c, options);
       const double needed = host_bytes(c, options);
-      // Per rank: the heap, source rows, received rows (for any routing 64 * 2 tokens with 8 routes) and results.
+      // Each rank needs the heap, source rows, received rows (for any routing, 64 * 2 tokens with 8 routes) and results.
       const double rows = 256 * 2 * (64 + 64 + (std::string(mode) == "normal" ? 64 * 2 * 8 : 32 * 2 * 64));
       EXPECT_GT(needed, 2 * (static_cast<double>(heap_bytes(c, s)) + rows)) << mode;
       c.tokens = 128;
