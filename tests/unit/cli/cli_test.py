@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The command line tool from the user's perspective: exit statuses, error messages, written files, and output parsed by other
-programs.
-
+"""The command line tool from the user's perspective: exit statuses, error messages, written files, machine-readable output.
 Usage: cli_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
 import json
@@ -26,8 +24,7 @@ def run(*args, env=None, cwd=None):
 
 
 class Usage(unittest.TestCase):
-    """Checks the result of a mistyped command: status 2, one line with the given and the allowed values, and a pointer to
-    help."""
+    """Checks the result of a mistyped command: status 2, one line with the given and allowed values, a pointer to help."""
 
     def expect(self, args, *texts):
         code, out, err = run(*args)
@@ -255,8 +252,7 @@ class TraceVerb(unittest.TestCase):
                 self.assertTrue(waits & awaited, f"arrows into {waits}, none into {awaited}")
 
     def check_arrow(self, start, end, spans):
-        """Checks that an arrow leads forward in time, from another rank's signal to 3 ns before the end of a wait, and returns
-        the wait."""
+        """Checks that an arrow leads forward in time, from a remote signal to 3 ns before a wait ends; returns the wait."""
         self.assertNotEqual(start["pid"], end["pid"])
         self.assertLess(start["ts"], end["ts"])
 
