@@ -55,7 +55,7 @@ struct GatheredCounts {
 };
 
 /// One payload transfer for a token: to row `row` on `rank`, where its record has index `record`. `row` is -1 if all of the
-/// token's routes to that rank were dropped at capacity; only the record is then sent.
+/// token's routes to that rank were dropped at capacity; in that case, only the record is sent.
 struct SendEntry {
   int32_t rank;
   int32_t row;

@@ -42,8 +42,8 @@ concept Driver = requires(D& d, void* dst, void* const* dsts, const void* src, s
   { D::allocate(bytes) } -> std::same_as<std::byte*>;  // accessible to host and arch, aligned to 256, freed by release
   D::release(static_cast<std::byte*>(nullptr));
   { D::kUnalignedElements } -> std::convertible_to<bool>;  // arithmetic ops accept rows that are not aligned to their elements
-  // Reduced op set, as in CudaInline. Rows that are copied, announced, summed over places or quantized to places have addresses
-  // and lengths that are multiples of 16 bytes. Rows to quantize are bf16, and sums over places have no bias. There are at most
+  // Reduced op set, as in CudaInline. Copied, announced, summed and quantized rows have addresses and lengths that are
+  // multiples of 16 bytes. Rows to quantize are bf16, and sums over places have no bias. There are at most
   // 32 places, and lanes_union has 32 bits. locate does not report the distance past the end.
   { D::kWholeRowsOnly } -> std::convertible_to<bool>;
 

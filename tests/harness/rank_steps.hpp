@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that a rank takes around its calls in any mode: pass inputs, fetch results, meet the other ranks, arrive late, and
+// Steps that a rank takes around its calls in any mode: pass inputs, fetch results, synchronize, arrive late, and
 // compare the reported traffic.
 #pragma once
 

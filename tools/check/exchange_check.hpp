@@ -48,7 +48,7 @@ struct SentRows {
   uint64_t set = 0;
 };
 
-/// Checks all results of a dispatch: row counts, order, bytes and metadata. A negative `capacity` means no capacity.
+/// Checks all results of a dispatch: row counts, order, bytes and metadata. A negative `capacity` means no limit.
 CheckResult check_dispatched(const std::string& name, const Scenario& s, int rank, const Dispatched& d, const SentRows& sent,
                              bool with_metadata, int64_t capacity = -1);
 /// `out` is [T, H] of type `c.type`.

@@ -38,7 +38,7 @@ struct Scenario {
   int64_t tokens(int rank) const { return routing[static_cast<size_t>(rank)].num_tokens; }
 
   /// The exchange as the oracle's input. `capacity` applies to every rank, and rows beyond it are dropped; a negative value
-  /// means no capacity.
+  /// means no limit.
   oracle::Problem problem(int64_t capacity = -1) const;
 };
 

@@ -40,7 +40,7 @@ std::vector<TuneStage> normal_stages(int max) {
   const int default_value = std::min(kDefaultSms, max), default_quantising = std::min(kDefaultQuantizingSms, max);
   const std::vector<const char*> dispatch{"/dispatch/p50_us"}, combine{"/combine/p50_us"},
       quantised{"/quantized_dispatch/p50_us"};
-  // Without tuning, the number of stages follows from the row size; a value of 0 selects that.
+  // Without tuning, the number of stages follows from the row size; 0 selects this default.
   return {{sms("dispatch_sms", &TuningValues::dispatch_sms, default_value, max, dispatch),
            sms("combine_sms", &TuningValues::combine_sms, default_value, max, combine),
            sms("quantized_dispatch_sms", &TuningValues::quantized_dispatch_sms, default_quantising, max, quantised)},

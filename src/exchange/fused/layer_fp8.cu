@@ -39,7 +39,7 @@ __device__ __forceinline__ LayerStorage make_fp8_storage(uint32_t base) {
 /// Call before a cluster barrier.
 __device__ __forceinline__ void make_fp8_barriers(const LayerStorage& r) {
   gemm::make_many_barriers(many_storage<Fp8Up>(r), 1,
-                           gemm::kManyMathThreads + 2 * kLanes);  // loader and teller also read tiles
+                           gemm::kManyMathThreads + 2 * kLanes);  // the loader and the signaling warp also read tiles
   if (threadIdx.x != 0) return;
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(r.stored(i), gemm::kManyMathWarps);

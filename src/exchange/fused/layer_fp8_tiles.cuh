@@ -105,7 +105,7 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
   });
 }
 
-/// Role of the teller warp: sets this block's flag of a tile once this block's part of the tile is stored. A tile uses the
+/// Role of the signaling warp: sets this block's flag of a tile once this block's part of the tile is stored. A tile uses the
 /// barrier of its slot; the next tile in that slot begins only after this warp has released the entry.
 template <class A>
 __device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {

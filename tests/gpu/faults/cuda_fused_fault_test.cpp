@@ -253,8 +253,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, StuckFusedRank, testing::Values(Stuck::until_the_d
                            return std::string(p.param == Stuck::until_the_deadline ? "until_the_deadline" : "until_it_aborts");
                          });
 
-/// A rank that is late but within the deadline causes no fault. The other rank's statistics name it, although its plan was in
-/// time.
+/// A rank that is late but within the deadline causes no fault. The statistics of the other rank list it, although its plan was
+/// on time.
 TEST(SlowFusedRank, IsNamedByTheWaitStatistics) {
   constexpr int kSlow = 1;
   const MoeCase m = two_ranks();

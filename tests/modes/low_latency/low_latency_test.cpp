@@ -37,7 +37,7 @@ class LowLatency : public testing::TestWithParam<Where> {
   }
   std::vector<int64_t> all(int64_t t) const { return std::vector<int64_t>(static_cast<size_t>(world()), t); }
 
-  /// Runs with both send methods, or alternately with sanitizers; every third call is split into two halves.
+  /// Runs with both send methods (under sanitizers, with one of them in turn); every third call is split into two halves.
   void expect_exact(const std::vector<LowLatencyScript>& scripts) const {
     std::vector<LowLatencyScript> both;
     for (LowLatencyScript s : scripts) {

@@ -29,7 +29,7 @@ class ScenarioCalls : RankSteps {
   switchyard::Dispatched dispatch(RankData& data, const switchyard::Handle* handle = nullptr);
   /// Outcome of a dispatch with a different capacity in this rank's options; on a GPU, after its kernels have completed.
   Outcome dispatch_at_capacity(RankData& data, int64_t capacity);
-  /// Makes a dispatch and a combine, each preceded by at(). `of` is a suffix of their names. \returns the handle
+  /// Performs a dispatch and a combine, each preceded by at(). `of` is a suffix of their names. \returns the handle
   switchyard::Handle round(RankData& data, const std::string& of = "", const switchyard::Handle* handle = nullptr);
   /// Combines the expert outputs of `d`, which has the handle `handle` or an equal one.
   void combine(RankData& data, switchyard::Dispatched d, const switchyard::Handle& handle);
