@@ -52,6 +52,15 @@ use() {
   "$scratch/by_pkg_config"
 }
 
+# A wrong component is named, with those of the installation.
+mkdir "$scratch/wrong"
+printf 'cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\nfind_package(switchyard REQUIRED COMPONENTS nothing)\n' >"$scratch/wrong/CMakeLists.txt"
+if cmake -S "$scratch/wrong" -B "$scratch/wrong/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" >"$scratch/wrong.log" 2>&1 ||
+  ! tr -s ' \n' ' ' <"$scratch/wrong.log" | grep -q "component 'nothing' is not part of this installation; available: "; then
+  cat "$scratch/wrong.log"
+  exit 1
+fi
+
 use consumer switchyard
 grep -q "PASS with Switchyard $version" "$scratch/output"
 if ldd "$scratch/consumer/consumer" "$scratch/by_pkg_config" | grep dnnl; then
