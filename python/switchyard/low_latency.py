@@ -173,7 +173,7 @@ class LowLatency:
     @staticmethod
     @checked("LowLatency.memory_required")
     def memory_required(world: int, **config: Any) -> MemoryRequirement:
-        """Returns the symmetric memory that an object with these keywords allocates on each rank. Requires no group."""
+        """Returns the amount of symmetric memory that an object constructed with these arguments allocates on each rank. Requires no group."""
         r = structs.MemoryRequirement()
         check(library().functions.sy_low_latency_memory_required(byref(_config(**config)), world, byref(r)))
         return MemoryRequirement(*(getattr(r, name) for name in MemoryRequirement._fields))

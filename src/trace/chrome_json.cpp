@@ -177,7 +177,7 @@ void write_arrow(Writer& out, int id, const PlacedRecord& from, uint64_t from_ns
   out.event("\"ph\":\"f\",\"bp\":\"e\"," + common + head + number);
 }
 
-/// Writes an arrow into every wait for a single known rank, from that rank's last span that can have ended the wait. Writes no
+/// Draws an arrow into every wait for one known rank, from that rank's last span that could have ended the wait. Writes no
 /// arrow if either span is shorter than kInsideNs. O(n log n).
 void write_flows(Writer& out, const std::vector<PlacedRecord>& all, uint64_t origin) {
   Causes causes;

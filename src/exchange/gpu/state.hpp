@@ -19,7 +19,7 @@ struct RankWords {
   uint64_t* fault_numbers = nullptr;    ///< number of faults of this rank so far
 };
 
-/// Counts, in GPU memory, of the ids in an object's calls that are neither -1 nor an expert.
+/// GPU memory with the counts of the ids in an object's calls that are neither -1 nor an expert.
 struct InvalidIdCounts {
   uint64_t total;    ///< so far
   uint64_t of_call;  ///< of the current plan; 0 between launches

@@ -212,7 +212,8 @@ SWITCHYARD_FN void blank_last_rows(typename A::Warp& w, const P& p) {
   A::settle(w);
 }
 
-/// If some rows are in no sum, waits for this warp's share of the entire return buffer, so that these rows have also arrived.
+/// If some rows are not part of any sum, waits for this warp's share of the entire return buffer, so that these rows have also
+/// arrived.
 template <class A, class P>
 SWITCHYARD_FN bool wait_unnamed(typename A::Warp& w, const P& p) {
   if (!p.some_unnamed) return true;

@@ -271,8 +271,8 @@ SWITCHYARD_FN void pull_all(typename A::Warp& w, const CombineParams& p, MoveCou
   pull_rest<A>(w, p, share, items, moved);
 }
 
-/// The last step of every warp. The rank's last warp announces that this rank has finished pulling to all ranks whose rows are
-/// read in place; warp 0 of such a rank waits until all ranks have finished. No other rank reads from the ranks in
+/// The last step of every warp. The rank's last warp announces to all ranks whose rows are read in place that this rank has
+/// finished pulling; warp 0 of such a rank waits until all ranks have finished. No other rank reads from the ranks in
 /// `ranks_without_readers`. Nothing is announced to such a rank, because it may have left, and its warp 0 waits only for its
 /// own rank's warps. The caller must have set call.moved.
 template <class A>

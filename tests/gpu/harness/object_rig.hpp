@@ -130,7 +130,7 @@ class Station {
   Gate gate_;
 };
 
-/// A rank's exchange object and inputs. When the constructor returns, all ranks have created theirs.
+/// A rank's exchange object and inputs. When the constructor returns, all ranks have created their objects.
 struct ExchangeRig {
   ExchangeRig(Station& station, const std::shared_ptr<const Case>& given, const NormalConfig& config);
   Dispatched dispatch(int stream = 0);
