@@ -10,7 +10,7 @@ For each call, in microseconds, from single calls between two clock readings:
 
     whole    the call
     Python   the call with the library's function replaced by a C function that returns at once: Python, torch, ctypes
-    C        the library's function by itself, called through ctypes with the arguments of the call; without the time of ctypes
+    C        the library's function alone, called through ctypes with the arguments of the call; without the time of ctypes
     driver   expected time of CUDA in C: number of functions that an enqueue calls (counted in the sources) * time of each
 
 It then measures these functions by themselves on this machine, without ctypes overhead: driver functions (named cu...), runtime

@@ -472,7 +472,7 @@ TYPED_TEST_P(ArchConformance, QuantizeSpecialGroups) {
       check_quantize<TypeParam>(this->warp_, {kSome[i % 8], kSome[i / 8 % 8], kSome[i / 64]}, type, 0, each);
     std::vector<float> row;
     for (const std::vector<float>& group : groups) {
-      check_quantize<TypeParam>(this->warp_, group, type, 0, each);  // the group by itself: a short group
+      check_quantize<TypeParam>(this->warp_, group, type, 0, each);  // the group alone: a short group
       for (size_t i = 0; i < 128; ++i) row.push_back(i < group.size() ? group[i] : 0.0f);
     }
     row.resize(row.size() - 100);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that every header compiles by itself.
+"""Checks that every header compiles standalone.
 
   public    compiles the headers of include/ with g++ and clang++ and nothing else on the include path, and C headers also as
             pedantic C11. A header that documents Error must include it, so that callers can catch it.

@@ -65,7 +65,7 @@ def _groups_of(rank, world, path):
 
 
 def _rank(rank, world, path, where, ranks, scenario, arguments):
-    """Runs one rank, as a member of all ranks or by itself."""
+    """Runs one rank, as a member of all ranks or alone."""
     global place
     place, own = where, deep_ep.Buffer
     os.environ["SWITCHYARD_DEEP_EP_BACKEND"] = "cuda" if where == "cuda" else "cpu"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tensor-core matrix product that occupies all multiprocessors of a GPU and runs concurrently with calls, and marks that show
-// which work was in flight at the same time. All launches enqueue and return; every kernel ends by itself.
+// which work was in flight at the same time. All launches enqueue and return; every kernel terminates on its own.
 #pragma once
 
 #include <cuda_runtime_api.h>

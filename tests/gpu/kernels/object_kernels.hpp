@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels for the GPU exchange object tests. All functions enqueue and return; every kernel ends by itself.
+// Kernels for the GPU exchange object tests. All functions enqueue and return; every kernel terminates on its own.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -274,7 +274,7 @@ TEST(TuneCompare, BothCallsOfLowLatencyCount) {
   const TuningValues values{96, 112, 0, 0, 0, 0, 0};
   const json untuned = low_latency_run(20, 22, 40);
   Compared compared{TuningMode::low_latency, 132, {}};
-  // Each call by itself is as fast as with all multiprocessors, but consecutive calls are not.
+  // Each call alone is as fast as with all multiprocessors, but consecutive calls are not.
   EXPECT_EQ(compared(values, {{untuned, low_latency_run(20, 22, 42)}}).dropped,
             "slower by more than the slack: both_per_route (+5.0 %), both_per_rank (+5.0 %)");
   EXPECT_EQ((Compared{TuningMode::low_latency, 132, {}}(values, {{untuned, low_latency_run(20, 22, 40)}}).dropped), "");
