@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bounded wait used by the protocols. Every wait for a rank in src/protocol uses it and therefore has a deadline, polls the
-// abort word, reports its site and charges its time to the awaited rank. The fused GPU kernel has its own bounded wait
-// (src/exchange/fused/layer_storage.cuh).
+// The bounded wait of all protocols and kernels. Every wait for a rank uses it and therefore has a deadline, polls the abort
+// word, reports its site and charges its time to the awaited rank. An arch executes it on a warp or, like CudaLane, on a single
+// lane: the fused kernel polls with all lanes and runs the checks on one (exchange/fused/layer_storage.cuh).
 #pragma once
 
 #include "arch/bits.hpp"
@@ -39,6 +39,15 @@ SWITCHYARD_FN void spread_abort(typename A::Warp& w, const CallContext& call, ui
   }
 }
 
+/// The call's epoch, for kernels that know it only on the device taken from their warp.
+template <class Warp>
+SWITCHYARD_FN uint64_t epoch_of(const Warp& w, const CallContext& call) {
+  if constexpr (requires { w.epoch(); })
+    return w.epoch();
+  else
+    return call.epoch;
+}
+
 /// Writes `fault` as this rank's fault record unless another warp has already done so, and spreads the abort to all ranks.
 template <class A>
 SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, const FaultRecord& fault) {
@@ -52,7 +61,7 @@ SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, co
     FaultRecord& f = *call.fault;
     f = fault;
     f.ready = 0;
-    f.epoch = call.epoch;
+    f.epoch = epoch_of(w, call);
     f.operation = call.operation;
   });
   A::template store_release<Scope::system>(w, &call.fault->ready, 1, Site::none);
@@ -106,6 +115,20 @@ SWITCHYARD_FN uint64_t find_end(const CallContext* call, int awaited, bool host)
   return make_left_word(awaited, static_cast<int>(ErrorCode::system));
 }
 
+/// True if a wait for `awaited` is a wait for this rank's own warps, which in turn wait for other ranks.
+template <class A>
+SWITCHYARD_FN bool awaits_own_work(const CallContext& call, int awaited) {
+  if constexpr (requires { A::kAwaitsOwnWork; }) return awaited == call.rank();
+  return false;
+}
+/// True if a wait for `awaited` that has lasted `waited` nanoseconds has reached its deadline. The deadline of a wait for own
+/// work is twice as long, so that the wait for the late rank reports the fault.
+template <class A>
+SWITCHYARD_FN bool is_overdue(const CallContext& call, int awaited, uint64_t waited) {
+  const uint64_t limit = awaits_own_work<A>(call, awaited) ? 2 * call.timeout_ns : call.timeout_ns;
+  return static_cast<int64_t>(waited - limit) >= 0;
+}
+
 /// Checks whether a wait that began at time `start` must end because of the deadline, an abort word, the departure of the
 /// awaited rank, or a different call by that rank. Returns true if the wait continues, or false if it ends after a last series
 /// of polls (EndWait).
@@ -114,37 +137,46 @@ struct DeadlineCheck {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int awaited, uint64_t start, int looks) const {
     const uint64_t waited = A::now_ns() - start;
     return find_end<A>(call, awaited, !call->host_abort_word || asks_host(looks, w.index(), w.total())) == 0 &&
-           static_cast<int64_t>(waited - call->timeout_ns) < 0 && !made_other_call<A>(*call, awaited);
+           !is_overdue<A>(*call, awaited, waited) && !made_other_call<A>(*call, awaited);
   }
 };
 
-/// Records why a wait ends. Call only after polls that follow a DeadlineCheck of false, so that data that a rank delivered
-/// before it left still ends the wait with success. \returns false, or true if the wait is now for another rank and continues
+/// Records why a wait ends; `seen()` returns the value of the awaited flag. Call only after polls that follow a DeadlineCheck of
+/// false, so that data that a rank delivered before it left still ends the wait with success. \returns false, or true if the
+/// wait is now for another rank and continues
+template <class A, class Seen>
+SWITCHYARD_FN bool end_wait(typename A::Warp& w, const CallContext& call, Site site, uint64_t expected, int awaited,
+                            uint64_t start, Seen&& seen) {
+  const uint64_t abort = find_end<A>(&call, awaited, true);
+  if (abort == 0 && made_other_call<A>(call, awaited)) return record_mismatch<A>(w, call, site, awaited);
+  const uint64_t waited = A::now_ns() - start;
+  if (abort == 0 && !is_overdue<A>(call, awaited, waited)) return true;
+  FaultRecord fault;
+  fault.site = site;
+  fault.aborted = abort != 0;
+  fault.seen_abort = abort;
+  fault.awaited_rank = awaited;
+  fault.expected = expected;
+  fault.seen = seen();
+  fault.waited_ns = waited;
+  record_fault<A>(w, call, fault);
+  return false;
+}
+/// end_wait() for a flag in memory, as a functor for A::out_of_line.
 template <class A>
 struct EndWait {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, Site site, const uint64_t* flag,
                                 uint64_t expected, int awaited, uint64_t start) const {
-    const uint64_t abort = find_end<A>(call, awaited, true);
-    if (abort == 0 && made_other_call<A>(*call, awaited)) return record_mismatch<A>(w, *call, site, awaited);
-    const uint64_t waited = A::now_ns() - start;
-    if (abort == 0 && static_cast<int64_t>(waited - call->timeout_ns) < 0) return true;
-    FaultRecord fault;
-    fault.site = site;
-    fault.aborted = abort != 0;
-    fault.seen_abort = abort;
-    fault.awaited_rank = awaited;
-    fault.expected = expected;
-    fault.seen = A::template load_acquire<Scope::system>(flag, site);
-    fault.waited_ns = waited;
-    record_fault<A>(w, *call, fault);
-    return false;
+    return end_wait<A>(w, *call, site, expected, awaited, start,
+                       [&] { return A::template load_acquire<Scope::system>(flag, site); });
   }
 };
 
-/// Charges `spent` nanoseconds to the awaited rank.
+/// Charges `spent` nanoseconds to the awaited rank, unless the wait was for this rank's own work.
 template <class A>
 struct ChargeWait {
   SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int awaited, uint64_t spent) const {
+    if (awaits_own_work<A>(*call, awaited)) return true;
     WaitCounter& c = call->waits[static_cast<int64_t>(w.index()) * call->world() + awaited];
     A::count(w, &c.total_ns, spent);
     A::count(w, &c.waits, 1);

@@ -23,6 +23,7 @@
 #include "exchange/fused/layer_returns.cuh"
 #include "exchange/fused/layer_sums.cuh"
 #include "exchange/fused/layer_tiles.cuh"
+#include "exchange/gpu/frame.cuh"
 
 namespace switchyard::detail {
 
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   if (threadIdx.x == 0) {
     abort = ptx::load_relaxed<Scope::system>(p.call.abort_word);
     epoch = epoch_after(p.state->epoch);
-    if (abort != 0) report_failed(p.call, abort, epoch);
+    if (abort != 0) report_abort_inline(p.call, abort, epoch);
   }
   if (__syncthreads_or(abort != 0)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);

@@ -9,6 +9,7 @@
 #include "exchange/fused/layer_launch.cuh"
 #include "exchange/fused/layer_returns.cuh"
 #include "exchange/fused/layer_sums.cuh"
+#include "exchange/gpu/frame.cuh"
 
 namespace switchyard::detail {
 
@@ -20,7 +21,7 @@ __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t wo
   if (threadIdx.x == 0) {
     const uint64_t abort = ptx::load_relaxed<Scope::system>(p.call.abort_word);
     ptx::store_shared(word, abort != 0 ? 1 : 0);
-    if (abort != 0 && ptx::cluster_rank() == 0) report_failed(p.call, abort, epoch_after(p.state->epoch));
+    if (abort != 0 && ptx::cluster_rank() == 0) report_abort_inline(p.call, abort, epoch_after(p.state->epoch));
   }
   ptx::cluster_barrier();
   const bool failed = ptx::load_of_block(ptx::shared_of_block(word, 0)) != 0;

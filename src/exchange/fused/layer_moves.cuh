@@ -260,7 +260,7 @@ __device__ __forceinline__ bool await_announced(const LayerCall& c) {
     const int source = first + lane() < call.world() ? first + lane() : call.rank();
     const uint64_t* const flag = call.heap.local(c.p.layout.announced(source));
     if (!wait_until<A>(c, Site::layer_told, Event::wait_told, source,
-                       [&] { return flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
+                       [&] { return ptx::load_acquire<Scope::system>(flag); }))
       return false;
   }
   __syncwarp();

@@ -4,10 +4,12 @@
 // protocol/fused/tickets.hpp defines tickets and what their tiles wait for.
 #pragma once
 
+#include "arch/cuda/cuda_lane.cuh"
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/fused/launch.hpp"
 #include "gemm/gpu/tile_roles.cuh"
 #include "protocol/fused/tickets.hpp"
+#include "protocol/wait.hpp"
 
 namespace switchyard::detail::fused {
 
@@ -133,73 +135,57 @@ class RoleSpan {
   uint64_t begin_ = 0;
 };
 
-__device__ __forceinline__ int index_of_warp() { return static_cast<int>(blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)); }
+/// A lane of this call, for the bounded wait.
+__device__ __forceinline__ CudaLane::Warp waiting_lane(const LayerCall& c) { return CudaLane::Warp(c.word >> kFlagValueBits); }
 
-/// True if a wait for rank `rank` that began at `begin` must end. Call from one lane, at the `look`-th check of the wait. If
-/// the wait must end, the fault is recorded and published to all ranks, and all waits of the block end immediately. For this
-/// rank itself, the timeout is doubled because the awaited work in turn waits for other ranks.
-__device__ __forceinline__ bool must_end(const LayerCall& c, Site site, int rank, uint64_t begin, int look) {
-  const CallContext& call = c.p.call;
-  if (ptx::load_shared(c.r.failed()) != 0) return true;
-  uint64_t abort = ptx::load_acquire<Scope::system>(call.abort_word);
-  if (abort == 0 && asks_host(look, index_of_warp(), static_cast<int>(gridDim.x * (blockDim.x >> 5)))) {
-    abort = ptx::load_acquire<Scope::system>(call.host_abort_word);
-    if (abort == 0 && (ptx::load_acquire<Scope::system>(call.left_ranks) >> rank & 1) != 0)
-      abort = make_left_word(rank, static_cast<int>(ErrorCode::system));
-  }
-  const uint64_t waited = ptx::global_timer() - begin;
-  if (abort == 0 && waited < (rank == call.rank() ? 2 : 1) * call.timeout_ns) return false;
-  ptx::store_shared(c.r.failed(), 1);
-  if (ptx::add_acq_rel<Scope::device>(call.fault_claims, 1) != 0) return true;
-  const uint64_t spread = abort != 0 ? abort : make_abort_word(call.rank(), static_cast<int>(ErrorCode::peer_timeout), rank);
-  for (int r = 0; r < call.world(); ++r) {
-    uint64_t* const theirs = call.heap.at(r, SymPtr<uint64_t>{0});  // HeapHeader::abort_word
-    if (ptx::load_acquire<Scope::system>(theirs) == 0) ptx::store_release<Scope::system>(theirs, spread);
-  }
-  FaultRecord& f = *call.fault;
-  f.site = site;
-  f.operation = call.operation;
-  f.aborted = abort != 0;
-  f.mismatch = false;
-  f.epoch = c.word >> kFlagValueBits;
-  f.seen_abort = abort;
-  f.awaited_rank = rank;
-  f.expected = c.word;
-  f.seen = 0;
-  f.waited_ns = waited;
-  ptx::store_release<Scope::system>(&f.ready, 1);
-  return true;
-}
+/// The progress of a wait whose first poll failed. Call from one lane.
+class LayerWait {
+ public:
+  __device__ __forceinline__ explicit LayerWait(uint64_t begin) : begin_(begin) {}
 
-/// Adds the time since `begin` to the wait time for a rank, unless it is this rank. Call from one lane. Uses reductions in
-/// memory because warps of another kernel may update the same counters concurrently.
-__device__ __forceinline__ void charge_wait(const CallContext& call, int rank, uint64_t begin) {
-  if (rank == call.rank()) return;
-  const uint64_t spent = ptx::global_timer() - begin;
-  WaitCounter& counter = call.waits[int64_t{index_of_warp()} * call.world() + rank];
-  ptx::reduce_add(&counter.total_ns, spent);
-  ptx::reduce_add(&counter.waits, 1);
-  ptx::reduce_max(&counter.max_ns, spent);
-}
+  /// The `look`-th check of a wait for rank `rank`, whose flag is `seen`. Returns false if the wait has ended: the fault is
+  /// recorded and published to all ranks, and all waits of the block end at their next check. The check that finds the end of a
+  /// wait precedes its last polls, so that data that a rank delivered before it left still ends the wait with success.
+  __device__ __forceinline__ bool keep_waiting(const LayerCall& c, Site site, int rank, uint64_t seen, int look) {
+    if (ptx::load_shared(c.r.failed()) != 0) return false;
+    CudaLane::Warp w = waiting_lane(c);
+    if (!ending_) {
+      ending_ = !DeadlineCheck<CudaLane>{}(w, &c.p.call, rank, begin_, look);
+      return true;
+    }
+    ending_ = false;
+    if (end_wait<CudaLane>(w, c.p.call, site, c.word, rank, begin_, [&] { return seen; })) return true;
+    ptx::store_shared(c.r.failed(), 1);
+    return false;
+  }
+
+ private:
+  uint64_t begin_;
+  bool ending_ = false;  ///< only the polls until the next check are left
+};
 
 /// The writers of the flags that a warp waits for.
 enum class Awaited { this_rank, ranks };
 
-/// Waits until ready() holds in every lane; each lane waits for its own `rank`. Call from all lanes of a warp. Returns false
-/// after a (recorded) fault: the awaited data may be missing. Time spent waiting for ranks is charged to the last other rank
-/// waited for.
-template <class A, Awaited kAwaited = Awaited::ranks, class Ready>
-__device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event event, int rank, Ready ready) {
-  if (__all_sync(~0u, ready())) return true;
+/// Waits until the flag of every lane has reached this call's epoch: seen() returns the value of the lane's flag, or c.word if
+/// the lane waits for none. Each lane waits for its own `rank`. Call from all lanes of a warp. Returns false after a (recorded)
+/// fault: the awaited data may be missing. Time spent waiting for ranks is charged to the last other rank waited for.
+template <class A, Awaited kAwaited = Awaited::ranks, class Seen>
+__device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event event, int rank, Seen seen) {
+  if (__all_sync(~0u, flag_reached(seen(), c.word))) return true;
   const RoleSpan<A> span(event);
   const uint64_t begin = ptx::global_timer();
+  LayerWait wait(begin);
   int slowest = c.p.call.rank();  // rank of the lanes that have waited longest
   const auto charge = [&] {
-    if constexpr (kAwaited == Awaited::ranks)
-      if (lane() == 0) charge_wait(c.p.call, slowest, begin);
+    if constexpr (kAwaited == Awaited::ranks) {
+      CudaLane::Warp w = waiting_lane(c);
+      if (lane() == 0) ChargeWait<CudaLane>{}(w, &c.p.call, slowest, ptx::global_timer() - begin);
+    }
   };
   for (uint32_t polls = 1;; ++polls) {
-    const bool waits = !ready();
+    const uint64_t flag = seen();
+    const bool waits = !flag_reached(flag, c.word);
     const uint32_t waiting = __ballot_sync(~0u, waits);
     if (waiting == 0) {
       span.end(rank);
@@ -211,8 +197,9 @@ __device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event 
       if (others != 0) slowest = __shfl_sync(~0u, rank, __ffs(static_cast<int>(others)) - 1);
     }
     if ((polls & 63) != 0) continue;
-    const int awaited = __shfl_sync(~0u, rank, __ffs(static_cast<int>(waiting)) - 1);
-    if (__any_sync(~0u, lane() == 0 && must_end(c, site, awaited, begin, static_cast<int>(polls >> 6)))) {
+    const int first = __ffs(static_cast<int>(waiting)) - 1, awaited = __shfl_sync(~0u, rank, first);
+    const uint64_t missing = __shfl_sync(~0u, flag, first);
+    if (__any_sync(~0u, lane() == 0 && !wait.keep_waiting(c, site, awaited, missing, static_cast<int>(polls >> 6)))) {
       charge();
       return false;
     }
@@ -225,34 +212,18 @@ __device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event 
   constexpr int kAtOnce = 6;
   static_assert(kAtOnce * 32 >= Fp8Layer::kRows);
   return wait_until<A, Awaited::this_rank>(c, site, event, c.p.call.rank(), [&] {
-    bool all = true;
+    uint64_t missing = c.word;
     for (int first = lane(); first < count; first += kAtOnce * 32) {
       uint64_t seen[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
         seen[i] = first + i * 32 < count ? ptx::load_acquire<Scope::device>(flags + first + i * 32) : c.word;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) all = all && flag_reached(seen[i], c.word);
+      for (int i = 0; i < kAtOnce; ++i)
+        if (!flag_reached(seen[i], c.word)) missing = seen[i];
     }
-    return all;
+    return missing;
   });
-}
-
-/// Reports to the host that the group has already failed. Call from one thread. Like report_abort(), but inlined because a
-/// function call would take registers from the multiplying warps.
-__device__ __forceinline__ void report_failed(const CallContext& call, uint64_t abort, uint64_t epoch) {
-  if (call.operation == Operation::none) return;
-  if (ptx::add_acq_rel<Scope::device>(call.fault_claims, 1) != 0) return;
-  FaultRecord& f = *call.fault;
-  f.site = Site::none;
-  f.operation = call.operation;
-  f.aborted = true;
-  f.mismatch = false;
-  f.epoch = epoch;
-  f.seen_abort = abort;
-  f.awaited_rank = -1;
-  f.expected = f.seen = f.waited_ns = 0;
-  ptx::store_release<Scope::system>(&f.ready, 1);
 }
 
 /// Resets the block's move counters. Call from one thread of a block, before the others move anything.

@@ -83,7 +83,7 @@ __device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int par
   const int owner = is_kept ? p.map.owner(r.id) : call.rank();
   const uint64_t* const flag = call.heap.local(p.layout.returned(is_kept ? f : 0));
   if (!wait_until<A>(c, Site::layer_returned, Event::wait_returned, owner,
-                     [&] { return !is_kept || flag_reached(ptx::load_acquire<Scope::system>(flag), c.word); }))
+                     [&] { return is_kept ? ptx::load_acquire<Scope::system>(flag) : c.word; }))
     return false;
   __syncwarp();
   const std::byte* at = nullptr;

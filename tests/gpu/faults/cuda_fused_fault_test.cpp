@@ -193,7 +193,7 @@ void expect_blamed(Station& me, Stuck how, int stuck) {
   me.f.check(idle_within(me.stream(), 10s), "the call does not end");
   const Outcome o = outcome_of([&] { me.group.check(); });
   me.f.equal(stuck, slowest(me.group), "slowest rank by wait_statistics");
-  if (how == Stuck::until_the_deadline) return expect_report(me, o, {"MoE layer", "layer_told", 2}, stuck);
+  if (how == Stuck::until_the_deadline) return expect_report(me, o, {"MoE layer", "layer_told", 2, true}, stuck);
   me.f.equal(code_name(ErrorCode::peer_failed), code_name(o.code), "code, " + shown(o));
   me.f.equal(stuck, o.failed_rank, "failed rank");
   me.f.equal(code_name(ErrorCode::io), code_name(o.reason), "reason, " + shown(o));

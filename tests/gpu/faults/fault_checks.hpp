@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "arch/ops.hpp"
 #include "gpu/harness/object_rig.hpp"
 
 namespace harness {
@@ -27,6 +28,7 @@ struct MissingRank {
   std::string operation;
   std::string site;  ///< empty: any site
   uint64_t call;
+  bool raised_before = false;  ///< the flag was raised in the call before, and the report must say so
 };
 inline void expect_report(Station& me, const Outcome& o, const MissingRank& expected, int awaited) {
   me.f.equal(code_name(ErrorCode::peer_timeout), code_name(o.code), "code, " + shown(o));
@@ -37,6 +39,8 @@ inline void expect_report(Station& me, const Outcome& o, const MissingRank& expe
   me.f.equal(me.rank(), o.report.waiting_rank, "waiting rank");
   me.f.equal(awaited, o.report.awaited_rank, "awaited rank");
   me.f.check(static_cast<int64_t>(o.report.expected - o.report.seen) > 0, "the flag was there");
+  const uint64_t calls_behind = switchyard::detail::flag_epoch(o.report.expected) - switchyard::detail::flag_epoch(o.report.seen);
+  if (expected.raised_before) me.f.equal(uint64_t{1}, calls_behind, "calls since the flag was raised, " + o.text);
   me.f.check(o.report.waited_ms > 500 && o.report.waited_ms < 5000,
              "waited " + std::to_string(o.report.waited_ms) + " ms of a deadline of 1000 ms");
   me.f.check(o.text.find("rank " + std::to_string(awaited)) != std::string::npos, o.text);
