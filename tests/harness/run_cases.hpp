@@ -31,7 +31,7 @@ void run_case(switchyard::Group& group, const Case& c, Failures& failures) {
   constexpr int64_t kRoundBytes[] = {1, 1500, 20000, int64_t{4} << 20};  // from one row at a time to all at once
   switchyard::detail::cross_in_rounds_of(group, kRoundBytes[std::hash<std::string>()(info.name) % std::size(kRoundBytes)]);
   run_object(group, c, failures);
-  failures.equal(before, group.heap_used(), "heap_used after destruction");
+  failures.equal(before, switchyard::detail::heap_used_after_work(group), "heap_used after destruction");
 }
 
 /// Heap size for a group that runs these cases in sequence.

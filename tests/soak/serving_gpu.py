@@ -18,6 +18,7 @@ import secrets
 import sys
 import threading
 import time
+import traceback
 
 import torch
 
@@ -242,7 +243,8 @@ class Dropper:
     """A thread that checks and drops results and collects garbage at random times, on a stream of its own."""
 
     def __init__(self, group, seed, differences):
-        self.group, self.kept, self.lock, self.ends, self.error, self.dropped = collections.deque(), threading.Lock(), threading.Event(), None, 0
+        self.group, self.kept, self.lock = group, collections.deque(), threading.Lock()
+        self.ends, self.error, self.dropped = threading.Event(), None, 0
         self.rng, self.differences = random.Random(seed), differences
         self.pause = threading.Lock()  # held while a graph is captured: torch refuses checks on the GPU meanwhile
         self.device = torch.cuda.current_device()
@@ -364,7 +366,7 @@ def run_rank(rank, args, store, results):
                 Rank(group, args.seed, counts).run(args.seconds)
         results.put((rank, dict(counts), None))
     except BaseException as error:
-        results.put((rank, dict(counts), f"{type(error).__name__}: {error}"))
+        results.put((rank, dict(counts), "".join(traceback.format_exception(error))))
 
 
 def main():

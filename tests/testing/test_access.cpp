@@ -25,6 +25,11 @@ void number_calls_from(Group& group, uint64_t first_epoch) { group.impl().first_
 
 void cross_in_rounds_of(Group& group, int64_t bytes) { group.impl().round_bytes = bytes; }
 
+size_t heap_used_after_work(Group& group) {
+  if (group.impl().device) group.impl().device->await_ended(group.impl().options.rendezvous_timeout);
+  return group.heap_used();
+}
+
 void defer_copies(Group& group) { group.impl().defers_copies = true; }
 
 }  // namespace switchyard::detail

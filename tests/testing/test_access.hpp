@@ -2,6 +2,7 @@
 // Test-only control of a group, unavailable to users. It is in the library switchyard_testing, which is not installed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "switchyard/group.hpp"
@@ -15,6 +16,10 @@ void number_calls_from(Group& group, uint64_t first_epoch);
 /// On several hosts, objects subsequently created from `group` send about `bytes` bytes to a peer at a time (default 4 MiB), so
 /// that small calls have many rounds. Must be identical on all ranks. Has no effect on one host.
 void cross_in_rounds_of(Group& group, int64_t bytes);
+
+/// Returns heap_used() of `group` after waiting until the work of destroyed objects is done: on GPUs, an object that is
+/// destroyed keeps its heap block until then (docs/design/0059).
+size_t heap_used_after_work(Group& group);
 
 /// CPU: calls on objects subsequently created from `group` perform a copy only when it is settled, so that a protocol that
 /// omits a settle produces wrong results (arch CpuDeferred). May differ by rank. Has no effect on GPU groups.
