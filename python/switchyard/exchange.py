@@ -241,7 +241,7 @@ class Exchange:
                 if plain and is_tensor(x):
                     self._dispatch_again = self._dispatch_again or _repeated.NormalDispatch(self)
                     self._dispatch_again.learn(x)
-            return self._deliver(taken, handle, out)
+            return self._deliver(taken, handle, out, routing is not None and routing[1] is not None)
 
     def _take_out(self, out: Rows, x: Taken, routing: Optional[Tuple[Taken, Optional[Taken]]]) -> int:
         """Fills the view of `out` and returns its address."""
@@ -292,7 +292,7 @@ class Exchange:
         v.scales = given.arrays.pointer(padded)
         return taken, padded
 
-    def _deliver(self, x: Taken, handle: Optional[Handle], out: Optional[Rows]) -> Tuple[Any, Any, Handle]:
+    def _deliver(self, x: Taken, handle: Optional[Handle], out: Optional[Rows], weighted: bool) -> Tuple[Any, Any, Handle]:
         functions = self._functions
         delivered = Owned(self._out.value, functions.sy_dispatched_destroy, self._owned)
         view = self._view
@@ -310,7 +310,7 @@ class Exchange:
             check(functions.sy_handle_retain(view.handle))
             handle = Handle(view.handle, self._layout, self._owned)
         if handle._view is None:
-            handle._set(type(view).from_buffer_copy(view), x.arrays, x.arrays.empty((0,), x.code, x.array))
+            handle._set(type(view).from_buffer_copy(view), x.arrays, x.arrays.empty((0,), x.code, x.array), weighted)
         return rows, scales, handle
 
     def _scales(self, view: structs.DispatchedView, owner: Owned, arrays: Arrays, like: Any) -> Any:

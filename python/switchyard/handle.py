@@ -75,7 +75,7 @@ class Handle:
     """
 
     _at: Optional[ctypes.c_void_p] = None  # pointer that repeated calls pass; set only in real handles
-    _unread_weights = False  # rank-major: whether weights arrived with the rows and have not been read
+    _unread_weights = False  # rank-major: whether this rank's weights were sent with the rows and those of its rows have not been read
 
     def __init__(self, pointer: int, layout: int, keeps: Any) -> None:
         self._owned = Owned(pointer, library().functions.sy_handle_release, keeps)
@@ -98,11 +98,12 @@ class Handle:
         twin._number = number_of(twin)
         return twin
 
-    def _set(self, view: structs.DispatchedView, arrays: Arrays, like: Any) -> None:
-        """Stores the results of the dispatch, including `view`; `like` determines the kind of arrays."""
+    def _set(self, view: structs.DispatchedView, arrays: Arrays, like: Any, weighted: bool) -> None:
+        """Stores the results of the dispatch, including `view`; `like` determines the kind of arrays. `weighted`: whether this
+        rank passed weights. Without tokens, it may pass none where the other ranks do, and then always finds an array."""
         self._view, self._arrays, self._like = view, arrays, like
         self._rows_allocated, self._tokens = view.x_rows, view.num_tokens
-        self._unread_weights = self._layout == RANK_MAJOR and view.topk_weights is not None and view.x_rows > 0
+        self._unread_weights = weighted and self._layout == RANK_MAJOR and view.x_rows > 0
 
     @property
     def pointer(self) -> int:

@@ -143,7 +143,10 @@ struct Allocation {
 
   void release() const noexcept {
     const CurrentContext current(context);
+    gpu::CaptureMode mode = gpu::kRelaxedCapture;  // some stream of this thread may be captured
+    const bool relaxed = gpu::exchange_capture_mode(&mode) == gpu::kOk;
     if ((stream != nullptr ? gpu::release_in_order(data, stream) : gpu::release(data)) != gpu::kOk) gpu::forget_error();
+    if (relaxed) (void)gpu::exchange_capture_mode(&mode);
   }
 };
 

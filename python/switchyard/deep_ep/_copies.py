@@ -67,7 +67,7 @@ class CopyingExchange(Exchange):
                 return again(x, handle, num_sms), None
         return self._dispatch(x, None, None, handle, (0, _EXACT, 0, 0, 0, num_sms))[:2]
 
-    def _deliver(self, x: Taken, handle: Optional[Handle], out: Any = None) -> Tuple[Any, Any, Handle]:
+    def _deliver(self, x: Taken, handle: Optional[Handle], out: Any = None, weighted: bool = False) -> Tuple[Any, Any, Handle]:
         functions, view, delivered = self._functions, self._view, self._out.value
         try:
             check(functions.sy_dispatched_get(delivered, self._by_view))
@@ -78,7 +78,7 @@ class CopyingExchange(Exchange):
             if handle is None:
                 check(functions.sy_handle_retain(view.handle))
                 handle = Handle(view.handle, self._layout, self._owned)
-                handle._set(structs.DispatchedView.from_buffer_copy(view), x.arrays, x.arrays.empty((0,), x.code, x.array))
+                handle._set(structs.DispatchedView.from_buffer_copy(view), x.arrays, x.arrays.empty((0,), x.code, x.array), weighted)
             return rows, scales, handle
         finally:
             functions.sy_dispatched_destroy(delivered)

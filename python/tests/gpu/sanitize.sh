@@ -14,7 +14,6 @@ readonly exact=(  # without the caching allocator
   'test_cuda.py::test_expert_major[per_route]'
   'test_cuda.py::test_rows_of_the_caller[f32]'
   'test_cuda.py::test_gradients[expert_major]'
-  'test_cuda.py::test_low_latency[f32]'
   'test_cuda.py::test_low_latency_of_the_caller'
   'test_cuda.py::test_grouped_gemm[expert_major]'
   'test_cuda.py::test_ledgers'
@@ -29,8 +28,9 @@ readonly exact=(  # without the caching allocator
   'test_cuda_deep_ep.py::test_mixed'
 )
 readonly cached=(
-  'test_cuda_graphs.py::test_whole[expert_major-capacity]'
-  'test_cuda_in_flight.py::test_a_graph_keeps_memory[2-during_capture]'
+  'test_cuda.py::test_low_latency[f32]'
+  'test_cuda_graphs.py::test_by_handle[expert_major]'
+  'test_cuda_in_flight.py::test_a_graph_keeps_memory[2-after_capture]'
   'test_cuda_in_flight.py::test_row_memory_is_closed[2]'
 )
 

@@ -196,6 +196,38 @@ def test_a_graph_keeps_memory(world, drop_inside):
     over_gpus(world, _in_a_graph, low_latency_heap(world), drop_inside)
 
 
+def _made_in_a_capture(group, mode):
+    """Outputs and rows may be allocated, and memory that is no longer used freed, while a stream of the thread is captured."""
+    ll = sy.LowLatency(group, **SHAPE)
+    x, ids = routed()
+    for _ in range(2):
+        received = ll.dispatch(x, ids)
+        want = ll.combine(received.x, received)
+    spare = [ll.make_output(x) for _ in range(3)] + [ll.make_rows(received) for _ in range(3)]
+    torch.cuda.synchronize()
+    group.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        spare.clear()
+        received = ll.dispatch(x, ids, output=ll.make_output(x))
+        rows = [ll.make_rows(received) for _ in range(4)]
+        rows[-1].copy_(received.x)
+        got = ll.combine(rows[-1], received)
+    group.barrier()
+    for _ in range(2):
+        got.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(got, want)
+    group.barrier()
+    del graph
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+def test_memory_is_made_in_a_capture(mode):
+    over_gpus(2, _made_in_a_capture, low_latency_heap(2), mode)
+
+
 def _closed_exchange(group):
     """The heap memory of a closed exchange is reused only after the calls of all ranks have ended."""
     shape = {**SHAPE, "layout": "rank_major"}

@@ -9,6 +9,7 @@
 namespace switchyard::detail {
 
 DeviceMemory::DeviceMemory(size_t bytes, gpu::Stream stream) {
+  const RelaxedCapture relaxed;  // some stream of this thread may be captured
   DeferredFrees::of_process().sweep();
   count_device_allocation();
   int device = 0, pools = 0;
@@ -23,6 +24,7 @@ DeviceMemory::DeviceMemory(size_t bytes, gpu::Stream stream) {
 }
 
 void set_device_flags(void* flags, int64_t bytes, uint64_t word, gpu::Stream stream) {
+  const RelaxedCapture relaxed;  // some stream of this thread may be captured
   const std::vector<uint64_t> words(static_cast<size_t>(bytes) / sizeof word, word);
   check_cuda(gpu::copy_to_device(flags, words.data(), words.size() * sizeof word, stream), "flags");
   check_cuda(gpu::wait_for_stream(stream), "flags");

@@ -17,7 +17,7 @@ namespace switchyard::detail {
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  /// Waits for `stream`, on which the memory is zeroed.
+  /// Waits for `stream`, on which the memory is zeroed and which must not be captured; other streams of the thread may be.
   DeviceMemory(size_t bytes, gpu::Stream stream);
   DeviceMemory(DeviceMemory&& other) noexcept : memory_(std::exchange(other.memory_, {})) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
