@@ -2,6 +2,7 @@
 // Test-only control of a group, unavailable to users. It is in the library switchyard_testing, which is not installed.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "switchyard/group.hpp"
@@ -15,6 +16,13 @@ void number_calls_from(Group& group, uint64_t first_epoch);
 /// On several hosts, objects subsequently created from `group` send about `bytes` bytes to a peer at a time (default 4 MiB), so
 /// that small calls have many rounds. Must be identical on all ranks. Has no effect on one host.
 void cross_in_rounds_of(Group& group, int64_t bytes);
+
+/// Bytes that a rank's carriers were given to send and to receive, and the number of their rounds.
+struct Carried {
+  std::atomic<uint64_t> sent{0}, received{0}, rounds{0};
+};
+/// On several hosts, objects subsequently created from `group` count what they carry in `carried`, which must outlive the group.
+void count_carried(Group& group, Carried& carried);
 
 /// CPU: calls on objects subsequently created from `group` perform a copy only when it is settled, so that a protocol that
 /// omits a settle produces wrong results (arch CpuDeferred). May differ by rank. Has no effect on GPU groups.
