@@ -42,7 +42,7 @@ class Carrier {
   /// Shares ownership of the memory that contains all spans of all rounds. Call before the first round. A network may still
   /// access posted memory after the carrier is destroyed if a round was in flight; the carrier's share is then kept until the
   /// network has finished.
-  void share(std::shared_ptr<const void> memory) { memory_ = std::move(memory); }
+  virtual void share(std::shared_ptr<const void> memory) { memory_ = std::move(memory); }
   /// Starts a round, with at most one leg per peer. The spans' memory must stay valid until the round is done; if the round
   /// might never complete, the memory must be shared. `stream` is the stream that orders the round (CUDA), or null (CPU).
   virtual void post(uint64_t round, std::span<const PeerTransfer> transfers, void* stream) = 0;

@@ -5,6 +5,16 @@
 
 namespace switchyard::detail {
 
+void ReturnCountsMemory::resize(int64_t n) {
+  of_token.resize(static_cast<size_t>(n));
+  before_group.resize(static_cast<size_t>(ReturnCounts::groups(n)));
+}
+
+CrossedTables CrossedTokens::view() {
+  return {token.data(), ids.data(), route_row.data(), sends.data(), weights.empty() ? nullptr : weights.data(), stride,
+          returned.view()};
+}
+
 int64_t CrossedTokens::first_from(int64_t t) const { return std::lower_bound(token.begin(), token.end(), t) - token.begin(); }
 
 void list_leaving(const LocalPlan& local, std::span<const int> host_of, int own_host, int hosts,
@@ -20,21 +30,6 @@ void list_leaving(const LocalPlan& local, std::span<const int> host_of, int own_
       if (host != own_host && (tokens.empty() || tokens.back() != t)) tokens.push_back(static_cast<int32_t>(t));
     }
   }
-}
-
-int count_returned_rows(const BackTables& token, ReturnKind rows, int topk, const ExpertMap& map, std::span<const int> host_of,
-                        int host) {
-  int kept = 0;
-  if (rows == ReturnKind::per_route) {
-    for (int k = 0; k < topk; ++k)
-      kept += token.route_row[k] >= 0 && host_of[static_cast<size_t>(map.owner(token.ids[k]))] == host ? 1 : 0;
-    return kept;
-  }
-  for (int i = 0; i < token.places; ++i) {
-    const SendEntry& e = token.entries[i];
-    kept += e.rank >= 0 && e.row >= 0 && host_of[static_cast<size_t>(e.rank)] == host ? 1 : 0;
-  }
-  return rows == ReturnKind::per_host ? std::min(kept, 1) : kept;
 }
 
 }  // namespace switchyard::detail

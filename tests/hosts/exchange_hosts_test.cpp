@@ -176,6 +176,69 @@ TEST(OverHosts, BitsOfOrders) {
   }
 }
 
+// --- Bytes
+
+/// The statistics count the rows that the carrier transfers, in both directions, and nothing else crosses but counts and
+/// placements, whose size does not depend on the rows. What one rank sends, others receive.
+TEST(OverHosts, NetworkBytesAreThoseOfTheCarrier) {
+  Scenario s;
+  s.problem.world = 4;
+  s.problem.experts = 12;
+  s.problem.topk = 6;
+  s.tokens = {40, 31, 0, 22};
+  for (const auto& [layout, order] :
+       {std::pair{Layout::rank_major, CombineOrder::per_rank}, {Layout::rank_major, CombineOrder::per_host},
+        {Layout::expert_major, CombineOrder::per_rank}, {Layout::expert_major, CombineOrder::per_route}}) {
+    s.problem.layout = layout;
+    s.order = order;
+    const auto c = make_case(s);
+    switchyard::detail::Carried carried[4];
+    uint64_t rows[4][2] = {}, all[4][2] = {};  // statistic, carrier: sent by dispatches, received by combines
+    GroupOptions o = options_on("a,a,a,b", std::chrono::seconds(600));
+    o.heap_bytes = heap_bytes({c});
+    std::barrier meet(4);
+    for (const Outcome& end : outcomes(4, o, [&](Group& group) {
+           const auto rank = static_cast<size_t>(group.rank());
+           switchyard::detail::count_carried(group, carried[rank]);
+           switchyard::detail::cross_in_rounds_of(group, 3000);
+           NormalExchange exchange(group, make_config(*c));
+           RankData data(*c, group.rank(), 0);
+           const auto since = [&](const std::atomic<uint64_t>& bytes, auto&& call) {
+             const uint64_t before = bytes;
+             call();
+             return bytes - before;
+           };
+           Dispatched d;
+           all[rank][0] = since(carried[rank].sent, [&] { d = exchange.dispatch(data.x(), data.ids(), data.weights()); });
+           rows[rank][0] = exchange.last_call().network_bytes;
+           const switchyard::RowBuffer y = exchange.allocate_rows(d.handle, s.y_type);
+           data.fill_outputs(y.rows());
+           all[rank][1] = since(carried[rank].received, [&] {
+             exchange.combine(y.rows(), d.handle, data.out(), data.combine_options());
+           });
+           rows[rank][1] = exchange.last_call().network_bytes;
+           EXPECT_EQ(rows[rank][0], bytes_over_network(*c, group.rank(), Crossing::dispatch, {0, 0, 0, 1}));
+           EXPECT_EQ(rows[rank][1], bytes_over_network(*c, group.rank(), Crossing::combine, {0, 0, 0, 1}));
+           meet.arrive_and_wait();
+         }))
+      EXPECT_EQ(code_name(end.code), "ok") << end.text;
+    // Rank 3 is the proxy of three ranks. Each of these sends it a row of counts and a placement, and gets its placement.
+    constexpr uint64_t kHead = 32, kPlacement = 64;
+    const uint64_t counts = (32 + 4 * (4 + 12) + 63) / 64 * 64;
+    for (size_t rank = 0; rank < 4; ++rank) {
+      const uint64_t proxies = 1, sources = rank == 3 ? 3 : rank == 0 ? 1 : 0;
+      EXPECT_EQ(all[rank][0], rows[rank][0] + proxies * (2 * kHead + counts + kPlacement)) << rank;
+      EXPECT_EQ(all[rank][1], rows[rank][1] + sources * (kHead + kPlacement)) << rank;
+    }
+    uint64_t sent = 0, received = 0;
+    for (const auto& of : carried) {
+      sent += of.sent;
+      received += of.received;
+    }
+    EXPECT_EQ(sent, received);
+  }
+}
+
 // --- Traces
 
 TEST(OverHosts, TracesShowWhatCrosses) {

@@ -145,11 +145,6 @@ constexpr Use kUses[] = {
     {Site::placement, Phase::rows_back_hosts, Staging::direct},
     {Site::outputs, Phase::sums_back_hosts, Staging::direct},
     {Site::pulled, Phase::rows_back_hosts, Staging::direct},
-    // Rounds, whose slots are packed, received and taken by all warps.
-    {Site::network, Phase::dispatch_hosts, Staging::direct},
-    {Site::network, Phase::cached_hosts, Staging::direct},
-    {Site::network, Phase::rows_back_hosts, Staging::direct},
-    {Site::network, Phase::sums_back_hosts, Staging::direct},
     {Site::local_sends, Phase::cached_hosts, Staging::direct},
     {Site::local_sends, Phase::rows_back_hosts, Staging::direct},
     {Site::local_sends, Phase::sums_back_hosts, Staging::direct},

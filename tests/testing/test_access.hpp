@@ -2,6 +2,7 @@
 // Test-only control of a group, unavailable to users. It is in the library switchyard_testing, which is not installed.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,6 +21,13 @@ void cross_in_rounds_of(Group& group, int64_t bytes);
 /// Returns heap_used() of `group` after waiting until the work of destroyed objects is done: on GPUs, an object that is
 /// destroyed keeps its heap block until then (docs/design/0059).
 size_t heap_used_after_work(Group& group);
+
+/// Bytes that a rank's carriers were given to send and to receive, and the number of their rounds.
+struct Carried {
+  std::atomic<uint64_t> sent{0}, received{0}, rounds{0};
+};
+/// On several hosts, objects subsequently created from `group` count what they carry in `carried`, which must outlive the group.
+void count_carried(Group& group, Carried& carried);
 
 /// CPU: calls on objects subsequently created from `group` perform a copy only when it is settled, so that a protocol that
 /// omits a settle produces wrong results (arch CpuDeferred). May differ by rank. Has no effect on GPU groups.

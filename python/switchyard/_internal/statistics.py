@@ -19,7 +19,7 @@ class CallStatistics(NamedTuple):
     metadata_bytes: int  #: counts, placements, records, flags
     plan_us: float  #: counting, exchange of counts, addresses
     total_us: float  #: entry to exit
-    network_bytes: int  #: payload sent to (dispatch) or received from (combine) other hosts
+    network_bytes: int  #: rows sent to (dispatch) or received from (combine) other hosts
 
 
 class MemoryRequirement(NamedTuple):

@@ -196,7 +196,7 @@ def exchange_between_hosts(group):
     with sy.Exchange(group, dtype="f32", hidden=16, num_experts=group.size, topk=group.size, max_tokens=1) as exchange:
         rows, handle = exchange.dispatch(np.full((1, 16), 1 + group.rank, "f"), np.arange(group.size)[None])
         assert np.array_equal(rows, np.repeat(np.arange(1, group.size + 1, dtype="f"), 16).reshape(-1, 16))
-        assert exchange.last_call().network_bytes == 64 * (group.hosts - 1)
+        assert exchange.last_call().network_bytes == (128 + 128) * (group.hosts - 1)  # head, row padded to 128 bytes
         assert (exchange.combine(rows, handle, order="per_host") == group.size * (1 + group.rank)).all()
         assert exchange.last_call().network_bytes == 64 * (group.hosts - 1)
 

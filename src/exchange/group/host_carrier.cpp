@@ -31,9 +31,7 @@ std::unique_ptr<Carrier> over_sockets(Group::Impl& group, Milliseconds deadline)
   return make_socket_carrier(std::move(sockets));
 }
 
-}  // namespace
-
-std::unique_ptr<Carrier> connect_hosts(Group::Impl& group) {
+std::unique_ptr<Carrier> connect(Group::Impl& group) {
   const Milliseconds deadline = group.deadline_of(Operation::construction);
   Bootstrap& link = *group.bootstrap;
   Proposal mine{{}, group.options.network};
@@ -59,6 +57,13 @@ std::unique_ptr<Carrier> connect_hosts(Group::Impl& group) {
   std::unique_ptr<Carrier> made;
   run_step(link, Deadline(deadline), kSubject, [&] { made = make_mpi_carrier(spec); });
   return made;
+}
+
+}  // namespace
+
+std::unique_ptr<Carrier> connect_hosts(Group::Impl& group) {
+  std::unique_ptr<Carrier> carrier = connect(group);
+  return group.wrap_carrier ? group.wrap_carrier(std::move(carrier)) : std::move(carrier);
 }
 
 }  // namespace switchyard::detail

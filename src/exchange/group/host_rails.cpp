@@ -48,6 +48,16 @@ void HostRails::make_slots(Ring& ring, int64_t bytes, std::byte* (&slots)[kRound
   }
 }
 
+std::byte* HostRails::make_slots(Ring& ring, int64_t bytes) {
+  PrivateBuffer& memory = ring.slots[0];
+  const size_t all = idx(bytes) * kRoundSlots;
+  if (all > memory.bytes) {
+    memory = PrivateBuffer::make(all);
+    std::memset(memory.data.get(), 0, memory.bytes);  // the network also transfers the bytes between rows
+  }
+  return memory.data.get();
+}
+
 Rounds HostRails::take_rounds(int64_t count) {
   const Rounds rounds{carrier_.get(), &work_, next_round_, count};
   next_round_ += static_cast<uint64_t>(count);

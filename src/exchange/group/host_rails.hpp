@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "bootstrap/host_map.hpp"
@@ -28,6 +29,8 @@ class HostRails {
   std::vector<RailPeer>& peers() { return peers_; }
   /// Returns this object's next round, for one message.
   uint64_t take_round() { return next_round_++; }
+  /// Returns the first of this object's next `count` rounds.
+  uint64_t reserve_rounds(int64_t count) { return std::exchange(next_round_, next_round_ + static_cast<uint64_t>(count)); }
   /// The proxy of `rank` on this host if it is another rank; -1 if this rank is the proxy or `rank` is on this host. Waiting
   /// for an announcement from `rank` also means waiting for its proxy.
   int other_proxy(int rank) const;
@@ -40,6 +43,8 @@ class HostRails {
   };
   /// Allocates the three slots of a ring and sets their addresses.
   static void make_slots(Ring& ring, int64_t bytes, std::byte* (&slots)[kRoundSlots]);
+  /// Allocates kRoundSlots slots of `bytes` bytes each. \returns the first of them
+  static std::byte* make_slots(Ring& ring, int64_t bytes);
   Rounds take_rounds(int64_t count);
 
  private:

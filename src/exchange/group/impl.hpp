@@ -4,6 +4,7 @@
 
 #include <array>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <new>
 #include <string>
@@ -29,6 +30,8 @@
 namespace switchyard {
 
 namespace detail {
+
+class Carrier;
 
 /// One rank's side of a collective registration. Lives as long as the user's RegisteredMemory.
 struct Registration {
@@ -194,6 +197,8 @@ struct Group::Impl {
   int64_t round_bytes =
       int64_t{4} << 20;        ///< several hosts: approximate bytes sent to a peer at a time; identical on all ranks
   bool defers_copies = false;  ///< CPU: objects are made by make_deferred
+  /// Several hosts: replaces the carriers of objects.
+  std::function<std::unique_ptr<detail::Carrier>(std::unique_ptr<detail::Carrier>)> wrap_carrier;
   /// With several hosts: calls whose receiving half may follow later calls of other ranks.
   std::vector<detail::SentCall*> sent_calls;
   uint64_t fault_claims = 0;

@@ -143,8 +143,7 @@ void CpuNormal<A>::move(Call& given, Dispatch& d, const MoveShape& shape) {
         p, rings_, {d.rows->data, layout, records, d.records()}, ring_streams_.data(), send_chunk(config, rings_)};
     launch([&](CpuWarp& w) { dispatch_ring<A>(w, ring); });
   } else if (hosts_) {
-    const HostDispatchParams& over_hosts = hosts_->prepare(p, *d.handle);
-    launch([&](CpuWarp& w) { dispatch_hosts<A>(w, over_hosts); });
+    move_over_hosts(p, *d.handle);
   } else {
     launch([&](CpuWarp& w) { dispatch_direct<A>(w, p); });
   }
@@ -154,7 +153,74 @@ void CpuNormal<A>::move(Call& given, Dispatch& d, const MoveShape& shape) {
   build_receiver_side(*d.fresh);
 }
 
+template <class A>
+void CpuNormal<A>::move_over_hosts(const DispatchParams& p, const HandleData& h) {
+  const HostLinks::Moving& over = hosts_->prepare(p, h);
+  const uint64_t first = hosts_->reserve_rounds(over.rounds);
+  uint64_t& network_bytes = group_.moved[0].network_bytes;
+  const auto counted = [&](CpuWarp& w, auto&& body) {
+    MoveCounter moved;
+    body(moved);
+    add_moved<A>(w, p.call, moved);
+  };
+  const auto send = [&](int64_t k) {
+    const bool packed = run_phase([&](CpuWarp& w) {
+      counted(w, [&](MoveCounter& moved) {
+        for (const DispatchRail& rail : over.rails) pack_rows<A>(w, p, rail, k, moved);
+      });
+    });
+    if (packed) network_bytes += hosts_->post(over, first, k);
+    return packed;
+  };
+  const auto take = [&](int64_t k) {
+    return await_round<A>(solo_, p.call, hosts_->carrier(), first + static_cast<uint64_t>(k)) && run_phase([&](CpuWarp& w) {
+             for (const DispatchRail& rail : over.rails) {
+               DispatchParams forward = p;
+               set_forwarding(forward, rail);
+               forward_rows<A>(w, forward, rail, k);
+             }
+           });
+  };
+  const auto send_own = [&] {
+    return run_phase([&](CpuWarp& w) { counted(w, [&](MoveCounter& moved) { send_own_rows<A>(w, p, moved); }); });
+  };
+  if (!run_rounds(over.rounds, send, send_own, take)) return;
+  run_phase([&](CpuWarp& w) {
+    counted(w, [&](MoveCounter& moved) {
+      for (size_t i = 0; p.shape.with_records && i < over.rails.size(); ++i) count_returned<A>(w, p, over.rails[i]);
+      finish_rows<A>(w, p, moved);
+    });
+  });
+}
+
 // ---- combine ----
+
+template <class A>
+void CpuNormal<A>::sum_over_hosts(const CombineParams& p, const HandleData& h, bool weighted) {
+  const HostLinks::Summing& over = hosts_->prepare(solo_, p, h, weighted);
+  const uint64_t first = hosts_->reserve_rounds(over.rounds);
+  const auto send = [&](int64_t k) {
+    const bool packed = run_phase([&](CpuWarp& w) {
+      for (const CombineRail& rail : over.rails) {
+        CombineParams give = p;
+        set_giving(give, rail);
+        if (!give_rows<A>(w, give, rail, k)) return;
+      }
+    });
+    if (packed) group_.moved[0].network_bytes += hosts_->post(over, first, k);
+    return packed;
+  };
+  const auto take = [&](int64_t k) {
+    return await_round<A>(solo_, p.call, hosts_->carrier(), first + static_cast<uint64_t>(k)) &&
+           run_phase([&](CpuWarp& w) { add_rows<A>(w, p, over.hosts, over.own, k); });
+  };
+  const bool made = run_phase([&](CpuWarp& w) {
+    MoveCounter moved;
+    make_rows<A>(w, p, moved);
+    add_moved<A>(w, p.call, moved);
+  });
+  if (made) run_rounds(over.rounds, send, [] { return true; }, take);
+}
 
 template <class A>
 SumTables CpuNormal<A>::sum_tables(CpuCall& call, const HandleData& h) const {
@@ -191,8 +257,7 @@ void CpuNormal<A>::sum(Call& given, const HandleData& h, const SumShape& shape, 
     raise(call.name);
   } else if (hosts_) {
     exchange_placements(call, staging, error);
-    const HostCombineParams& over_hosts = hosts_->prepare(p, h, o.apply_weights && h.layout == Layout::expert_major);
-    launch([&](CpuWarp& w) { combine_hosts<A>(w, over_hosts); });
+    sum_over_hosts(p, h, o.apply_weights && h.layout == Layout::expert_major);
     raise(call.name);
   } else {
     launch([&](CpuWarp& w) { combine_direct<A>(w, p); });

@@ -205,6 +205,7 @@ CallStatistics CudaNormal::last_call() {
   ObjectState state{};
   check_cuda(gpu::copy_to_host(&state, state_.as<void>(), sizeof state, gpu_.copy_stream()), "statistics");
   check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "statistics");
+  s.network_bytes = network_bytes_;
   s.plan_us = static_cast<double>(state.plan_end_ns - state.plan_begin_ns) * 1e-3;
   return s;
 }

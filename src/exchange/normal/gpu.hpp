@@ -110,8 +110,10 @@ class CudaNormal final : public NormalImpl {
                       const std::exception_ptr& error);
   /// Marks the tables of a handle as used by the call. Throws Error(unsupported) if it has none.
   const GpuHostTables& use_hosts(CudaCall& call, const HandleData& h) const;
-  /// If a rank cannot take part, throws the error that all ranks agree on. `own`: this rank's error.
-  void settle_placements(CudaCall& call, const OfferParams& offer, const std::exception_ptr& own);
+  /// If a rank cannot take part, throws the error that all ranks agree on. `combine`: rounds to cut, or null. `own`: this rank's
+  /// error.
+  void settle_placements(CudaCall& call, const OfferParams& offer, GpuHostLinks::Summing* combine,
+                         const std::exception_ptr& own);
   PlanParams plan_params(const CudaCall& call, const Routing& routing, const Tables& tables, const Placement* offer) const;
   MoveTables move_tables(const CudaCall& call, const Dispatch& d) const;
   /// Work parameters for the call's launch.
@@ -142,6 +144,7 @@ class CudaNormal final : public NormalImpl {
   DeviceMemory private_pool_;                 ///< ring staging
   std::optional<CallOrder> order_;
   std::unique_ptr<GpuHostLinks> hosts_;  ///< null: all ranks are on this host
+  uint64_t network_bytes_ = 0;           ///< of the last call; counted by the host
 };
 
 }  // namespace switchyard::detail

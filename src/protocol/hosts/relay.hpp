@@ -22,14 +22,6 @@ struct RailPeer {
   std::vector<std::byte> out, in;  ///< messages
 };
 
-/// Head of a message: its call and a number chosen by the sender.
-struct RelayHead {
-  uint64_t call;
-  uint64_t operation;
-  int64_t number;
-  uint64_t bytes;
-};
-
 /// Starts sending a message to each proxy of this rank, with number(peer) and `out_bytes(peer)` bytes that fill(peer, to)
 /// writes. Expects in_bytes(peer) bytes from each rank whose proxy is this rank.
 template <class OutBytes, class InBytes, class Number, class Fill>
@@ -41,7 +33,7 @@ void post_relay(const CallContext& call, Carrier& carrier, uint64_t round, std::
     peer.out.resize(peer.peer_is_my_proxy ? sizeof(RelayHead) + bytes : 0);
     peer.in.resize(peer.is_proxy_of_peer ? sizeof(RelayHead) + in_bytes(peer) : 0);
     if (peer.peer_is_my_proxy) {
-      const RelayHead head{call.word(), static_cast<uint64_t>(call.operation), number(peer), bytes};
+      const RelayHead head = relay_head(call, number(peer), bytes);
       std::memcpy(peer.out.data(), &head, sizeof head);
       fill(peer, peer.out.data() + sizeof head);
     }
@@ -61,8 +53,7 @@ bool take_relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, 
     RelayHead head;
     std::memcpy(&head, peer.in.data(), sizeof head);
     const size_t bytes = peer.in.size() - sizeof head;
-    if (head.call != call.word() || head.operation != static_cast<uint64_t>(call.operation) || head.bytes != bytes)
-      return record_mismatch<A>(w, call, Site::network, peer.rank);
+    if (!is_of_call(head, call, bytes)) return record_mismatch<A>(w, call, Site::network, peer.rank);
     deliver(peer.rank, head.number, peer.in.data() + sizeof head);
   }
   return true;

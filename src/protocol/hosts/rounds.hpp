@@ -14,12 +14,11 @@
 #pragma once
 
 #include "carrier/carrier.hpp"
+#include "protocol/hosts/message.hpp"
 #include "protocol/wait.hpp"
 #include "protocol/work_queue.hpp"
 
 namespace switchyard::detail {
-
-inline constexpr int kRoundSlots = 3;
 
 /// Words private to a rank. Counters are 0 between calls; the other words are flags, {epoch, rounds}.
 struct RoundWork {

@@ -388,13 +388,27 @@ void RankData::check_combined(Failures& f) const {
   if (!out_weights_.empty()) check_out_weights(f);
 }
 
-uint64_t bytes_over_network(const Case& c, int rank, bool combine) {
+uint64_t bytes_over_network(const Case& c, int rank, Crossing call, const std::vector<int>& host_of) {
+  const bool combine = call == Crossing::combine;
   const oracle::Problem& p = c.problem;
   const Scenario& s = c.scenario;
-  const std::vector<int> host_of = hosts_of_suite(p.world);
   const auto& view = c.expected.ranks[idx(rank)];
   const bool by_route = p.layout == Layout::expert_major && s.order == CombineOrder::per_route;
-  uint64_t rows = 0;
+  const auto round_up = [](int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; };
+  // A crossing row begins with the token and its number of places (16 bytes), places of 12 bytes, one for each rank of the host
+  // to which the token can go, and an id, a row and a weight of each route.
+  const auto head = [&](int host) -> int64_t {
+    if (call == Crossing::cached_dispatch) return 0;
+    const auto ranks = static_cast<int64_t>(std::count(host_of.begin(), host_of.end(), host));
+    const int64_t of_route = 4 + (p.layout == Layout::expert_major ? 4 : 0) + (p.weights.empty() ? 0 : 4);
+    return round_up(16 + 12 * std::min<int64_t>(p.topk, ranks) + of_route * p.topk, 128);
+  };
+  const int64_t sent = round_up(row_bytes(s, sent_type(s)), 128) +
+                       round_up(static_cast<int64_t>(switchyard::scale_row_bytes(s.hidden, sent_scales(s))), 128);
+  // A returned row ends with the weights of its routes, if they are asked for.
+  const int64_t returned = row_bytes(s, s.y_type) +
+                           (p.layout == Layout::rank_major && s.replace_weights ? round_up(int64_t{4} * p.topk, 16) : 0);
+  int64_t bytes = 0;
   for (int64_t t = 0; t < p.tokens(rank); ++t) {
     std::multiset<int> routes;  // hosts, once for each row
     std::set<int> ranks;
@@ -411,12 +425,10 @@ uint64_t bytes_over_network(const Case& c, int rank, bool combine) {
       const std::set<int> once(hosts.begin(), hosts.end());
       hosts = {once.begin(), once.end()};
     }
-    rows += hosts.size() - hosts.count(host_of[idx(rank)]);
+    for (const int host : hosts)
+      if (host != host_of[idx(rank)]) bytes += combine ? returned : head(host) + sent;
   }
-  const int64_t bytes =
-      combine ? row_bytes(s, s.y_type)
-              : row_bytes(s, sent_type(s)) + static_cast<int64_t>(switchyard::scale_row_bytes(s.hidden, sent_scales(s)));
-  return rows * static_cast<uint64_t>(bytes);
+  return static_cast<uint64_t>(bytes);
 }
 
 }  // namespace harness

@@ -135,10 +135,12 @@ class RankData {
   std::vector<float> replaced_weights_, rank_major_weights_, out_weights_;
 };
 
-/// Payload that must cross between hosts for rank `rank`, by definition. A dispatch sends each token once to each other host
-/// that the token touches, regardless of capacity drops. A combine receives, from other hosts, one row for each rank
-/// (per_rank), route (per_route) or host (per_host) that keeps a route.
-uint64_t bytes_over_network(const Case& c, int rank, bool combine);
+/// Bytes of the rows that must cross between hosts for rank `rank`, by definition. A dispatch sends each token once to each
+/// other host that the token touches, regardless of capacity drops; unless it uses a handle, a header precedes the row. A
+/// combine receives, from other hosts, one row for each rank (per_rank), route (per_route) or host (per_host) that keeps a
+/// route.
+enum class Crossing { dispatch, cached_dispatch, combine };
+uint64_t bytes_over_network(const Case& c, int rank, Crossing call, const std::vector<int>& host_of);
 
 /// The body of one rank: makes all repetitions on `exchange` and checks all results. Collective.
 void run_on(switchyard::Group& group, switchyard::NormalExchange& exchange, const Case& c, Failures& failures);

@@ -70,7 +70,7 @@ Dispatched ScenarioCalls::dispatch(RankData& data, const switchyard::Handle* han
   Dispatched d = handle ? exchange_.dispatch(rows_of(data), *handle, deliver_to(handle))
                         : exchange_.dispatch(rows_of(data), ids_of(data), weights_of(data), deliver_to(nullptr));
   check_delivered(d);
-  check_dispatched(data, d);
+  check_dispatched(data, d, handle != nullptr);
   return d;
 }
 
@@ -204,7 +204,7 @@ ScenarioCalls::HostCopy ScenarioCalls::host_copy(const Dispatched& d) {
   return h;
 }
 
-void ScenarioCalls::check_dispatched(const RankData& data, const Dispatched& d) {
+void ScenarioCalls::check_dispatched(const RankData& data, const Dispatched& d, bool cached) {
   memory_.release();
   data.check_dispatched(memory_.on_device() ? host_copy(d).d : d, f_);
   const Scenario& s = c_.scenario;
@@ -212,7 +212,9 @@ void ScenarioCalls::check_dispatched(const RankData& data, const Dispatched& d) 
   for (const auto& sends : c_.expected.ranks[rank_].sends) {
     for (const auto& send : sends) (send.rank == group_.rank() ? rows.local : rows.remote) += send.row >= 0 ? 1 : 0;
   }
-  f_.equal(bytes_over_network(c_, group_.rank(), false), exchange_.last_call().network_bytes, "bytes over the network");
+  const Crossing call = cached ? Crossing::cached_dispatch : Crossing::dispatch;
+  f_.equal(bytes_over_network(c_, group_.rank(), call, hosts_of_suite(group_.size())), exchange_.last_call().network_bytes,
+           "bytes over the network");
   check_traffic(exchange_.last_call(), rows,
                 static_cast<uint64_t>(row_bytes(s, sent_type(s))) + switchyard::scale_row_bytes(s.hidden, sent_scales(s)));
 }
@@ -307,7 +309,9 @@ void ScenarioCalls::combine(RankData& data, Dispatched d, const switchyard::Hand
       host_weights ? static_cast<float*>(memory_.lend(host_weights, idx(tokens * topk + 1) * 4)) : nullptr;
   meet();
   exchange_.combine(y, handle, out, o, out_weights);
-  f_.equal(bytes_over_network(c_, group_.rank(), true), exchange_.last_call().network_bytes, "bytes back over the network");
+  f_.equal(bytes_over_network(c_, group_.rank(), Crossing::combine, hosts_of_suite(group_.size())),
+           exchange_.last_call().network_bytes,
+           "bytes back over the network");
   each_run_of_rows(bytes, [&](size_t at, size_t run) {  // the caller may reuse the rows
     memory_.fill(static_cast<std::byte*>(y.data) + at, 0xEE, run);
   });

@@ -41,7 +41,7 @@ class ScenarioCalls : RankSteps {
   const switchyard::DispatchOptions& deliver_to(const switchyard::Handle* handle);
   int64_t own_rows(const switchyard::Handle& handle) const;
   void check_delivered(const switchyard::Dispatched& d);
-  void check_dispatched(const RankData& data, const switchyard::Dispatched& d);
+  void check_dispatched(const RankData& data, const switchyard::Dispatched& d, bool cached);
   void check_handle(const switchyard::Handle& handle);
   void check_nothing_copied();
   void make_outputs(const RankData& data, const switchyard::Dispatched& d, const switchyard::Rows& y);

@@ -106,6 +106,7 @@ GpuRounds::GpuRounds(Group::Impl& group, CudaRank& gpu)
     : group_(group), gpu_(gpu), marks_(std::make_shared<Marks>(gpu.shared_points(), gpu.device())) {
   const Milliseconds deadline = group.deadline_of(Operation::construction);
   carrier_ = connect(deadline);
+  if (group.wrap_carrier) carrier_ = group.wrap_carrier(std::move(carrier_));
   run_step(*group.bootstrap, Deadline(deadline), kSubject, [&] { send_first_round(deadline * 3 / 4); });
   watcher_ = std::thread([this] { watch(); });
 }

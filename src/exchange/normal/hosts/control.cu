@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Counts and placements over several hosts on GPUs: performs the steps of protocol/hosts/relay.hpp in kernels before and after
-// a round.
+// a round, and cuts the rounds of a combine.
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/frame.cuh"
@@ -10,17 +10,12 @@ namespace switchyard::detail {
 
 namespace {
 
-constexpr int kAnnounceThreads = 512;
+constexpr int kAnnounceThreads = 512, kCutThreads = 128;
 
 /// Call from all lanes of one warp.
 __device__ void copy_words(void* to, const void* from, int64_t bytes) {
   for (int64_t i = threadIdx.x % kLanes; i < bytes / 4; i += kLanes)
     static_cast<int32_t*>(to)[i] = static_cast<const int32_t*>(from)[i];
-}
-
-/// The head of a message of this call.
-__device__ RelayHead head_of(const CallContext& call, int64_t number, int64_t bytes) {
-  return {call.word(), static_cast<uint64_t>(call.operation), number, static_cast<uint64_t>(bytes)};
 }
 
 /// Counts token t's routes and ranks, and returns the ranks as bits.
@@ -77,7 +72,7 @@ __global__ void __launch_bounds__(kAnnounceThreads) announce_hosts_kernel(const 
   for (int c = threadIdx.x; c < num_columns; c += blockDim.x) body[c] = columns[c];
   if (threadIdx.x != 0) return;
   *p.count = listed;
-  *head = head_of(call, listed, p.plan.control.counts_row_bytes());
+  *head = relay_head(call, listed, static_cast<uint64_t>(p.plan.control.counts_row_bytes()));
   *counts = {p.plan.signature, tokens, p.plan.capacity, static_cast<uint64_t>(p.plan.weights != nullptr)};
 }
 
@@ -91,8 +86,7 @@ __global__ void __launch_bounds__(kLanes) deliver_hosts_kernel(const __grid_cons
   const bool is_counts = p.site == Site::counts;
   const int64_t bytes = is_counts ? p.control.counts_row_bytes() : static_cast<int64_t>(sizeof(Placement));
   const RelayHead head = *reinterpret_cast<const RelayHead*>(p.message);
-  const RelayHead own = head_of(call, 0, bytes);
-  if (head.call != own.call || head.operation != own.operation || head.bytes != own.bytes) {
+  if (!is_of_call(head, call, static_cast<uint64_t>(bytes))) {
     record_mismatch<A>(w, call, Site::network, p.source);
     return;
   }
@@ -122,7 +116,7 @@ __global__ void __launch_bounds__(kLanes) offer_hosts_kernel(const __grid_consta
   publish_placement<A>(w, call, p.control, place, nullptr, p.own_rows_differ ? &p.own_rows : nullptr);
   for (int i = 0; i < p.num_messages; ++i) {
     std::byte* const to = p.messages + i * p.message_stride;
-    if (threadIdx.x == 0) *reinterpret_cast<RelayHead*>(to) = head_of(call, 0, sizeof(Placement));
+    if (threadIdx.x == 0) *reinterpret_cast<RelayHead*>(to) = relay_head(call, 0, sizeof(Placement));
     copy_words(to + sizeof(RelayHead), &place, sizeof(Placement));
   }
 }
@@ -153,6 +147,21 @@ __global__ void __launch_bounds__(kLanes) judge_hosts_kernel(const __grid_consta
 }
 
 template <class A>
+__global__ void __launch_bounds__(kCutThreads) cut_hosts_kernel(const __grid_constant__ CutParams p) {
+  __shared__ CallContext call;
+  copy_to_shared(p.call, call);
+  __syncthreads();
+  if (!begin_hosts_block(p.call, p.state, call)) return;
+  CudaWarp w(CudaWarp::Bare{});
+  const CombineRail& rail = p.rail;
+  if (rail.peer_is_my_proxy) cut_rounds<A>(w, rail.in, nullptr, 0);
+  if (!rail.is_proxy_of_peer) return;
+  cut_rounds<A>(w, rail.out, &rail.crossed, rail.count);
+  if (threadIdx.x == 0)
+    *p.takes_weights = static_cast<int64_t>(call.heap.local(p.control.placement(call.epoch, rail.peer))->pull.takes_weights);
+}
+
+template <class A>
 __global__ void __launch_bounds__(kLanes) end_hosts_kernel(const __grid_constant__ OfferParams p) {
   __shared__ CallContext call;
   copy_to_shared(p.call, call);
@@ -173,6 +182,7 @@ const Kernel<const DeliverParams> deliver("deliver kernel", normal::deliver_host
 const Kernel<const OfferParams> offer("offer kernel", normal::offer_hosts_kernel<CudaHosts>, kLanes, kNoShared);
 template <class A>
 const Kernel<const OfferParams> judge("judge kernel", normal::judge_hosts_kernel<A>, kLanes, kNoShared);
+const Kernel<const CutParams> cut("cut kernel", normal::cut_hosts_kernel<CudaHosts>, kCutThreads, kNoShared);
 const Kernel<const OfferParams> end("end kernel", normal::end_hosts_kernel<CudaHosts>, kLanes, kNoShared);
 
 }  // namespace
@@ -187,6 +197,7 @@ void launch_judge(const OfferParams& p, gpu::Stream stream) {
   const auto& kernel = p.call.device_trace.records != nullptr ? judge<TracedArch<CudaHosts>> : judge<CudaHosts>;
   kernel.launch({1, kLanes, 0}, stream, p);
 }
+void launch_cut(const CutParams& p, gpu::Stream stream) { cut.launch({1, kCutThreads, 0}, stream, p); }
 void launch_end(const OfferParams& p, gpu::Stream stream) { end.launch({1, kLanes, 0}, stream, p); }
 
 }  // namespace switchyard::detail

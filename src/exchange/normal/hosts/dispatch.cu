@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dispatch over several hosts on GPUs, after all placements agree: first own rows, then packing, NCCL and forwarding in each
-// round, and finally completion. The steps are those of protocol/hosts/forward.hpp, split where a kernel would wait for the
-// network.
+// Dispatch over several hosts on GPUs, after all placements agree: a kernel for each phase of protocol/hosts/dispatch.hpp.
 //
 // | flag | written by                                | read by          | order           | scope  | reuse              |
 // | rows | source's, or its proxy's, last warp       | receiver's warps | release/acquire | system | epoch, never reset |
@@ -26,66 +24,12 @@ __device__ bool begin_move(const CudaDispatchParams& args, CudaDispatchParams& p
   return true;
 }
 
-/// Source side: writes the head of crossing row `slot` of token t. Call from all lanes.
-__device__ void pack_head(const DispatchParams& p, const RailRound& r, int64_t t, std::byte* slot) {
-  const CrossingLayout& at = r.layout;
-  const int lane = threadIdx.x % kLanes;
-  const SendEntry none{-1, -1, -1};
-  const SendEntry mine = lane < p.tables.sends.places(t) ? p.tables.sends.of(t)[lane] : none;
-  const bool is_sent = mine.rank >= 0 && (r.host_ranks >> mine.rank & 1u) != 0;
-  const unsigned lanes = __ballot_sync(kAllLanes, is_sent);
-  auto* const places = reinterpret_cast<SendEntry*>(slot + at.places_at());
-  if (is_sent) places[__popc(lanes & ((1u << lane) - 1u))] = mine;
-  if (lane >= __popc(lanes) && lane < at.max_places) places[lane] = none;
-  if (lane == 0) *reinterpret_cast<CrossingHead*>(slot) = {t, __popc(lanes)};
-  if (lane >= at.topk) return;
-  const int64_t f = t * at.topk + lane;
-  reinterpret_cast<int32_t*>(slot + at.ids_at())[lane] = p.tables.ids[f];
-  if (at.expert_major) reinterpret_cast<int32_t*>(slot + at.rows_at())[lane] = p.tables.route_row[f];
-  if (at.weights) reinterpret_cast<float*>(slot + at.weights_at())[lane] = p.shape.weights[f];
-}
-
-/// Proxy side: stores the head of crossing row `slot` for token number n. Call from all lanes.
-__device__ void keep_head(const RailRound& r, int64_t n, const std::byte* slot) {
-  const CrossingLayout& at = r.layout;
-  const CrossedTables& to = r.crossed;
-  const int lane = threadIdx.x % kLanes;
-  if (lane == 0) to.token[n] = static_cast<int32_t>(reinterpret_cast<const CrossingHead*>(slot)->token);
-  if (lane < to.stride) to.sends[n * to.stride + lane] = reinterpret_cast<const SendEntry*>(slot + at.places_at())[lane];
-  if (lane < at.topk) {
-    const int64_t f = n * at.topk + lane;
-    to.ids[f] = reinterpret_cast<const int32_t*>(slot + at.ids_at())[lane];
-    if (at.expert_major) to.route_row[f] = reinterpret_cast<const int32_t*>(slot + at.rows_at())[lane];
-    if (at.weights) to.weights[f] = reinterpret_cast<const float*>(slot + at.weights_at())[lane];
-  }
-  __syncwarp();
-}
-
-/// Converts `p` to the source's call as made by its proxy; its tokens are the crossing tokens, by number.
-__device__ void make_forwarding(DispatchParams& p, const RailRound& r) {
-  p.tokens = r.count;
-  p.shape.weights = r.layout.weights ? r.crossed.weights : nullptr;
-  p.tables.sends = SendTable{r.crossed.sends, nullptr, r.crossed.stride};
-  p.tables.ids = r.crossed.ids;
-  p.tables.route_row = r.crossed.route_row;
-}
-
-/// Proxy side: sets the source's flags once all its rows have been forwarded. Receivers treat the rows as the source's first
-/// chunk and find the other chunks empty. Call from one warp.
-template <class A>
-__device__ void announce_rows(CudaWarp& w, const DispatchParams& p, const RailRound& r) {
-  const CallContext& call = p.call;
-  const auto* const touching = reinterpret_cast<const int32_t*>(r.counts + sizeof(CountsHead));
-  const bool in_chunks = p.shape.layout == Layout::expert_major;
-  for (int c = 0; c < (in_chunks ? kRowChunks : 1); ++c) {
-    A::template publish_to<Scope::system>(
-        w, call.world(),
-        [&](int d) {
-          const auto records = in_chunks ? static_cast<uint64_t>(touching[d]) : 0;
-          return FlagStore{reach<A>(call.heap, d, p.shape.control.rows_flag(r.source, c)), flag_word(call.epoch, records)};
-        },
-        Site::rows);
-  }
+/// begin_move() for the kernels that make the call of a rail's peer.
+__device__ bool begin_forwarding(const CudaDispatchParams& args, const DispatchRail& rail, CudaDispatchParams& p) {
+  if (!begin_move(args, p)) return false;
+  if (threadIdx.x == 0) set_forwarding(p.d, rail);
+  __syncthreads();
+  return true;
 }
 
 }  // namespace
@@ -101,70 +45,46 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   if (!begin_move(args, p)) return;
   CudaWarp w(dynamic_shared, shape);
   MoveCounter moved;
-  send_own_rows<A>(w, p.d, p.d.shape.layout == Layout::expert_major ? kRowChunks - 1 : 0, moved);
-  zero_padding<A>(w, p.d, destination(p.d, p.d.call.rank()), share_of_blocks(w, 0, w.num_blocks()));
-  A::settle(w);
-  add_moved(w, p.d.call, moved);
+  send_own_rows<A>(w, p.d, moved);
+  add_moved<A>(w, p.d.call, moved);
 }
 
 template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
-    pack_hosts_kernel(const __grid_constant__ CudaDispatchParams args, const __grid_constant__ RailRound r,
-                      const __grid_constant__ CudaShape shape) {
+    pack_hosts_kernel(const __grid_constant__ CudaDispatchParams args, const __grid_constant__ DispatchRail rail,
+                      const __grid_constant__ int64_t round, const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
   auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
   if (!begin_move(args, p)) return;
   CudaWarp w(dynamic_shared, shape);
-  const CrossingLayout& at = r.layout;
-  const MoveShape& s = p.d.shape;
   MoveCounter moved;
-#pragma unroll 1
-  for (int64_t n = r.first + w.index(); n < r.end; n += w.total()) {
-    const int64_t t = r.leaving[n];
-    std::byte* const slot = r.slot + (n - r.first) * at.bytes();
-    if (at.headers) pack_head(p.d, r, t, slot);
-    std::byte *const row = slot + at.row_at(), *const scale = slot + at.scale_at();
-    const std::byte* const x = s.x + t * s.src_row_bytes;
-    if (s.quantize != ScaleKind::none) {
-      A::quantize_row(w, reinterpret_cast<uint8_t*>(row), scale, x, s.src_type, s.hidden, s.quantize);
-    } else {
-      A::copy(w, row, x, static_cast<size_t>(at.row_bytes));
-      if (s.scales) A::copy(w, scale, s.scales + t * at.scale_bytes, static_cast<size_t>(at.scale_bytes));
-    }
-    moved.network_bytes += static_cast<uint64_t>(at.row_bytes + at.scale_bytes);
-    moved.metadata_bytes += static_cast<uint64_t>(at.row_at());
-  }
-  A::settle(w);
-  add_moved(w, p.d.call, moved);
+  pack_rows<A>(w, p.d, rail, round, moved);
+  add_moved<A>(w, p.d.call, moved);
 }
 
 template <class A>
 __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
-    forward_hosts_kernel(const __grid_constant__ CudaDispatchParams args, const __grid_constant__ RailRound r,
-                         const __grid_constant__ CudaShape shape) {
+    forward_hosts_kernel(const __grid_constant__ CudaDispatchParams args, const __grid_constant__ DispatchRail rail,
+                         const __grid_constant__ int64_t round, const __grid_constant__ CudaShape shape) {
+  extern __shared__ __align__(128) std::byte dynamic_shared[];
+  __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
+  auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
+  if (!begin_forwarding(args, rail, p)) return;
+  CudaWarp w(dynamic_shared, shape);
+  forward_rows<A>(w, p.d, rail, round);
+}
+
+template <class A>
+__global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
+    count_hosts_kernel(const __grid_constant__ CudaDispatchParams args, const __grid_constant__ DispatchRail rail,
+                       const __grid_constant__ CudaShape shape) {
   extern __shared__ __align__(128) std::byte dynamic_shared[];
   __shared__ __align__(16) std::byte params[sizeof(CudaDispatchParams)];
   auto& p = *reinterpret_cast<CudaDispatchParams*>(params);
   if (!begin_move(args, p)) return;
-  if (threadIdx.x == 0) make_forwarding(p.d, r);
-  __syncthreads();
   CudaWarp w(dynamic_shared, shape);
-  const CrossingLayout& at = r.layout;
-  const int places = r.crossed.stride;
-#pragma unroll 1
-  for (int64_t n = r.first + w.index(); n < r.end; n += w.total()) {
-    const std::byte* const slot = r.slot + (n - r.first) * at.bytes();
-    const SendEntry* const entries = r.crossed.sends + n * places;
-    if (at.headers) {
-      keep_head(r, n, slot);
-      send_records<A>(w, p.d, n, r.crossed.token[n], entries, places);
-    }
-    if (A::lanes_where(w, places, [&](int i) { return has_row(entries[i]); }) == 0) continue;
-    send_row<A>(w, p.d, entries, places, slot + at.row_at(), at.scale_bytes > 0 ? slot + at.scale_at() : nullptr);
-  }
-  A::settle(w);
-  if (r.last && arrive_is_last<A>(w, &args.state->exits)) announce_rows<A>(w, p.d, r);
+  count_returned<A>(w, p.d, rail);
 }
 
 template <class A>
@@ -178,16 +98,9 @@ __global__ void __launch_bounds__(kMoveWarps* kLanes, 1)
   const TablesHeader& header = *args.header;
   fill_rest(w, p.d.shape.layout, p.rest, header.rows, header.num_records);
   MoveCounter moved;
-  if (p.d.shape.layout == Layout::expert_major) {
-    const Destination mine = destination(p.d, p.d.call.rank());
-    PlaceQueue<A> queue{WorkQueue<A>(p.d.work.places_next, PlaceQueue<A>::kBatch)};
-    for (int c = 0; c < kRowChunks; ++c)
-      if (!take_chunk<A>(w, p.d, mine, c, queue, moved)) return A::settle(w);
-  } else if (w.index() == 0 && !wait_rows<A>(w, p.d, 0)) {
-    return A::settle(w);
-  }
+  if (!finish_rows<A>(w, p.d, moved)) return A::settle(w);
   A::settle(w);
-  add_moved(w, p.d.call, moved);
+  add_moved<A>(w, p.d.call, moved);
   if (!arrive_is_last<A>(w, &args.state->exits)) return;
   if (p.d.shape.with_records && threadIdx.x % kLanes == 0) args.header->moved = 1;
   end_hosts_call(args.state, p.d.call.epoch);
@@ -202,13 +115,13 @@ int max_shared(const DeviceLimits& limits) {
 }
 const Kernel<const CudaDispatchParams, const CudaShape> send_own("send kernel", normal::send_hosts_kernel<CudaHosts>,
                                                                  kMoveWarps* kLanes, max_shared);
-const Kernel<const CudaDispatchParams, const RailRound, const CudaShape> pack_rows("pack kernel",
-                                                                                   normal::pack_hosts_kernel<CudaHosts>,
-                                                                                   kMoveWarps* kLanes, max_shared);
-const Kernel<const CudaDispatchParams, const RailRound, const CudaShape> forward_rows("forward kernel",
-                                                                                      normal::forward_hosts_kernel<CudaHosts>,
-                                                                                      kMoveWarps* kLanes, max_shared);
-const Kernel<const CudaDispatchParams, const CudaShape> finish_rows("finish kernel", normal::finish_hosts_kernel<CudaHosts>,
+using RailKernel = Kernel<const CudaDispatchParams, const DispatchRail, const int64_t, const CudaShape>;
+const RailKernel pack("pack kernel", normal::pack_hosts_kernel<CudaHosts>, kMoveWarps* kLanes, max_shared);
+const RailKernel forward("forward kernel", normal::forward_hosts_kernel<CudaHosts>, kMoveWarps* kLanes, max_shared);
+const Kernel<const CudaDispatchParams, const DispatchRail, const CudaShape> count("count kernel",
+                                                                                  normal::count_hosts_kernel<CudaHosts>,
+                                                                                  kMoveWarps* kLanes, max_shared);
+const Kernel<const CudaDispatchParams, const CudaShape> end_rows("finish kernel", normal::finish_hosts_kernel<CudaHosts>,
                                                                     kMoveWarps* kLanes, max_shared);
 
 CudaShape shape_of(const CudaDispatchParams& p, const LaunchShape& launch, const DeviceLimits& limits) {
@@ -224,19 +137,24 @@ void launch_send(const CudaDispatchParams& p, const LaunchShape& launch, const D
   const CudaShape shape = shape_of(p, launch, limits);
   send_own.launch(grid_of(launch.blocks, shape), stream, p, shape);
 }
-void launch_pack(const CudaDispatchParams& p, const RailRound& round, const LaunchShape& launch, const DeviceLimits& limits,
-                 gpu::Stream stream) {
+void launch_pack(const CudaDispatchParams& p, const DispatchRail& rail, int64_t round, const LaunchShape& launch,
+                 const DeviceLimits& limits, gpu::Stream stream) {
   const CudaShape shape = shape_of(p, launch, limits);
-  pack_rows.launch(grid_of(launch.blocks, shape), stream, p, round, shape);
+  pack.launch(grid_of(launch.blocks, shape), stream, p, rail, round, shape);
 }
-void launch_forward(const CudaDispatchParams& p, const RailRound& round, const LaunchShape& launch, const DeviceLimits& limits,
-                    gpu::Stream stream) {
+void launch_forward(const CudaDispatchParams& p, const DispatchRail& rail, int64_t round, const LaunchShape& launch,
+                    const DeviceLimits& limits, gpu::Stream stream) {
   const CudaShape shape = shape_of(p, launch, limits);
-  forward_rows.launch(grid_of(launch.blocks, shape), stream, p, round, shape);
+  forward.launch(grid_of(launch.blocks, shape), stream, p, rail, round, shape);
+}
+void launch_count(const CudaDispatchParams& p, const DispatchRail& rail, const LaunchShape& launch, const DeviceLimits& limits,
+                  gpu::Stream stream) {
+  const CudaShape shape = shape_of(p, launch, limits);
+  count.launch(grid_of(launch.blocks, shape), stream, p, rail, shape);
 }
 void launch_finish(const CudaDispatchParams& p, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream) {
   const CudaShape shape = shape_of(p, launch, limits);
-  finish_rows.launch(grid_of(launch.blocks, shape), stream, p, shape);
+  end_rows.launch(grid_of(launch.blocks, shape), stream, p, shape);
 }
 
 }  // namespace switchyard::detail

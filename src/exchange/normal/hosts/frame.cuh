@@ -30,13 +30,4 @@ __device__ inline void end_hosts_call(ObjectState* state, uint64_t epoch) {
   if (threadIdx.x % kLanes == 0) state->epoch = epoch;
 }
 
-/// Adds to this warp's counts from the call's earlier kernels.
-__device__ inline void add_moved(const CudaWarp& w, const CallContext& call, const MoveCounter& moved) {
-  if (threadIdx.x % kLanes != 0) return;
-  MoveCounter& to = call.moved[w.index()];
-#define SY_STATISTIC_MOVED(name) to.name += moved.name;
-#define SY_STATISTIC_TIME(name)
-#include "switchyard/statistics.def"
-}
-
 }  // namespace switchyard::detail

@@ -27,7 +27,7 @@ void CudaNormal::plan_over_hosts(CudaCall& call, const Routing& routing, HandleD
   check_cuda(gpu::copy_to_host(&call.counts, handle.tables.header, sizeof call.counts, gpu_.copy_stream()),
              "copy of the counts");
   check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "copy of the counts");
-  hosts_->read_counts(*call.hosts);
+  hosts_->read_counts(*call.hosts, call.counts);
   if (call.counts.status == 0) return;
   hosts_->end_call(call.context, state(), call.stream());
   end(call);
@@ -41,8 +41,9 @@ void CudaNormal::plan_over_hosts(CudaCall& call, const Routing& routing, HandleD
   rethrow_agreed(error);
 }
 
-void CudaNormal::settle_placements(CudaCall& call, const OfferParams& offer, const std::exception_ptr& own) {
-  const PlacementVerdict verdict = hosts_->exchange_placements(offer, call.stream());
+void CudaNormal::settle_placements(CudaCall& call, const OfferParams& offer, GpuHostLinks::Summing* combine,
+                                   const std::exception_ptr& own) {
+  const PlacementVerdict verdict = hosts_->exchange_placements(offer, combine, call.stream());
   if (verdict.failed_rank < 0) return;
   hosts_->end_call(call.context, state(), call.stream());
   end(call);
@@ -64,8 +65,9 @@ void CudaNormal::move_over_hosts(CudaCall& call, const Dispatch& d, const CudaDi
   offer.topk = config.topk;
   offer.own_rows_differ = call.own_placed;
   offer.own_rows = call.own_rows;
-  settle_placements(call, offer, d.error);
-  hosts_->move(params, tables, call.counts.any_weights != 0, tables_of(*d.handle).tables.counts, call.launch, call.stream());
+  settle_placements(call, offer, nullptr, d.error);
+  network_bytes_ = hosts_->move(params, tables, call.counts.any_weights != 0, tables_of(*d.handle).tables.counts, call.launch,
+                                call.stream());
 }
 
 void CudaNormal::sum_over_hosts(CudaCall& call, const HandleData& h, const CudaCombineParams& params, bool weighted,
@@ -79,8 +81,9 @@ void CudaNormal::sum_over_hosts(CudaCall& call, const HandleData& h, const CudaC
   offer.topk = config.topk;
   offer.own_rows_differ = params.c.staging.own_in_place;
   offer.own_rows = params.c.staging.own_rows;
-  settle_placements(call, offer, error);
-  hosts_->sum(params, tables, weighted, call.launch, call.stream());
+  GpuHostLinks::Summing over = hosts_->prepare(params, tables, weighted);
+  settle_placements(call, offer, &over, error);
+  network_bytes_ = hosts_->sum(params, over, call.launch, call.stream());
 }
 
 }  // namespace switchyard::detail

@@ -11,22 +11,6 @@
 
 namespace switchyard::detail {
 
-namespace {
-
-/// The token numbers [begin, end) of round k.
-struct Part {
-  int64_t begin, end;
-};
-Part part_of(int64_t count, int64_t per_round, int64_t k) {
-  return {std::min(count, k * per_round), std::min(count, (k + 1) * per_round)};
-}
-int64_t rounds_of(int64_t count, int64_t per_round) { return (count + per_round - 1) / per_round; }
-
-/// Number of slots per rail and direction: while one is being packed or read, the others are in flight.
-constexpr int64_t kSlots = 3;
-
-}  // namespace
-
 struct GpuHostLinks::Idle {
   std::mutex mutex;
   std::vector<std::unique_ptr<GpuHostTables>> tables;
@@ -50,16 +34,18 @@ GpuHostLinks::GpuHostLinks(Group::Impl& group, CudaRank& gpu, int topk, int64_t 
     peer.host = map_.host_of(r);
     peer.peer_is_my_proxy = map_.proxy(rank_, peer.host) == r;
     peer.is_proxy_of_peer = map_.proxy(r, own_host_) == rank_;
-    for (const int there : map_.ranks_of(peer.host)) peer.host_ranks |= uint64_t{1} << there;
   }
   message_bytes_ = round_up(
       static_cast<int64_t>(sizeof(RelayHead)) + std::max(control.counts_row_bytes(), static_cast<int64_t>(sizeof(Placement))),
       128);
   counts_at_ = 2 * peers_.size() * idx(message_bytes_);
   verdict_at_ = counts_at_ + 2 * peers_.size() * sizeof(int64_t);
-  host_of_at_ = verdict_at_ + 64;
-  returned_at_ = idx(round_up(static_cast<int64_t>(host_of_at_ + sizeof(int) * idx(map_.world())), 64));
-  memory_ = DeviceMemory(returned_at_ + sizeof(ReturnedHost) * idx(map_.hosts()), gpu_.copy_stream());
+  takes_at_ = verdict_at_ + 64;
+  host_of_at_ = takes_at_ + sizeof(int64_t) * peers_.size();
+  const auto aligned = [](size_t at) { return idx(round_up(static_cast<int64_t>(at), 64)); };
+  rows_at_ = aligned(host_of_at_ + sizeof(int) * idx(map_.world()));
+  cuts_at_ = aligned(rows_at_ + sizeof(ReturnedTokens) * idx(map_.hosts()));
+  memory_ = DeviceMemory(cuts_at_ + 2 * peers_.size() * sizeof(RoundCut) * idx(max_tokens_ + 1), gpu_.copy_stream());
   std::vector<int> host_of;
   for (int r = 0; r < map_.world(); ++r) host_of.push_back(map_.host_of(r));
   check_cuda(
@@ -79,18 +65,14 @@ GpuHostLinks::~GpuHostLinks() {
   scratch_.end_after(gpu_.until_end());
 }
 
-int64_t GpuHostLinks::MovedRail::Direction::begin(int64_t k) {
-  const Part part = part_of(round.count, per_round, k);
-  round.first = part.begin;
-  round.end = part.end;
-  round.slot = slots + k % kSlots * slot_bytes;
-  return part.end - part.begin;
-}
-
 int GpuHostLinks::places_on(int host) const { return std::min(topk_, static_cast<int>(map_.ranks_of(host).size())); }
 
 std::byte* GpuHostLinks::message(size_t peer, bool out) const {
   return memory_.as<std::byte>((2 * peer + (out ? 0 : 1)) * idx(message_bytes_));
+}
+
+RoundCut* GpuHostLinks::cuts(size_t peer, bool out) const {
+  return memory_.as<RoundCut>(cuts_at_) + (2 * peer + (out ? 0 : 1)) * idx(max_tokens_ + 1);
 }
 
 // ---- tables of a handle ----
@@ -98,9 +80,16 @@ std::byte* GpuHostLinks::message(size_t peer, bool out) const {
 void GpuHostLinks::carve(GpuHostTables& tables) const {
   const auto lay_out = [&](std::byte* base) {
     Carver carver(base);
+    const auto take_counts = [&](ReturnCounts& counts) {
+      carver.take(counts.of_token, max_tokens_);
+      carver.take(counts.before_group, ReturnCounts::groups(max_tokens_));
+    };
     for (size_t i = 0; i < peers_.size(); ++i) {
       GpuHostTables::OfPeer& of = tables.peers[i];
-      if (peers_[i].peer_is_my_proxy) carver.take(of.leaving, max_tokens_);
+      if (peers_[i].peer_is_my_proxy) {
+        carver.take(of.leaving, max_tokens_);
+        take_counts(of.returned);
+      }
       if (!peers_[i].is_proxy_of_peer) continue;
       of.crossed.stride = places_on(own_host_);
       carver.take(of.crossed.token, max_tokens_);
@@ -108,6 +97,7 @@ void GpuHostLinks::carve(GpuHostTables& tables) const {
       carver.take(of.crossed.route_row, expert_major_ ? max_tokens_ * topk_ : 0);
       carver.take(of.crossed.sends, max_tokens_ * of.crossed.stride);
       carver.take(of.crossed.weights, max_tokens_ * topk_);
+      take_counts(of.crossed.returned);
     }
     return carver.bytes();
   };
@@ -169,7 +159,7 @@ void GpuHostLinks::exchange_counts(const PlanParams& plan, const GpuHostTables& 
     p.plan = plan;
     p.call = plan.call;
     p.state = plan.state;
-    p.host_ranks = peers_[i].host_ranks;
+    p.host_ranks = ranks_as_bits(map_, peers_[i].host);
     p.leaving = tables.peers[i].leaving;
     p.count = counts + 2 * i;
     p.message = message(i, true);
@@ -183,7 +173,7 @@ void GpuHostLinks::exchange_counts(const PlanParams& plan, const GpuHostTables& 
   }
 }
 
-void GpuHostLinks::read_counts(GpuHostTables& tables) const {
+void GpuHostLinks::read_counts(GpuHostTables& tables, const TablesHeader& header) const {
   std::vector<int64_t> counts(2 * peers_.size());
   check_cuda(
       gpu::copy_to_host(counts.data(), memory_.as<int64_t>(counts_at_), counts.size() * sizeof(int64_t), gpu_.copy_stream()),
@@ -192,10 +182,12 @@ void GpuHostLinks::read_counts(GpuHostTables& tables) const {
   for (size_t i = 0; i < peers_.size(); ++i) {
     tables.peers[i].leaving_count = peers_[i].peer_is_my_proxy ? counts[2 * i] : 0;
     tables.peers[i].crossed_count = peers_[i].is_proxy_of_peer ? counts[2 * i + 1] : 0;
+    tables.peers[i].tokens = header.tokens_of[peers_[i].rank];
   }
+  tables.tokens = header.tokens;
 }
 
-PlacementVerdict GpuHostLinks::exchange_placements(OfferParams offer, gpu::Stream stream) {
+PlacementVerdict GpuHostLinks::exchange_placements(OfferParams offer, Summing* combine, gpu::Stream stream) {
   offer.control = control_;
   offer.verdict = memory_.as<PlacementVerdict>(verdict_at_);
   offer.messages = message(0, true);
@@ -208,11 +200,16 @@ PlacementVerdict GpuHostLinks::exchange_placements(OfferParams offer, gpu::Strea
     launch_deliver({offer.call, offer.state, control_, Site::placement, peers_[i].rank, message(i, false), nullptr}, stream);
   }
   launch_judge(offer, stream);
+  for (size_t i = 0; combine != nullptr && i < peers_.size(); ++i)
+    launch_cut({offer.call, offer.state, control_, combine->rails[i], memory_.as<int64_t>(takes_at_) + i}, stream);
   check_cuda(gpu::wait_for_stream(stream), "wait for the placements");
   group_.check_alive(operation_name(offer.call.operation));
   PlacementVerdict verdict{};
   check_cuda(gpu::copy_to_host(&verdict, offer.verdict, sizeof verdict, gpu_.copy_stream()), "copy of the placements");
-  check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "copy of the placements");
+  if (combine != nullptr)
+    read_cuts(*combine);
+  else
+    check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "copy of the placements");
   return verdict;
 }
 
@@ -225,19 +222,15 @@ void GpuHostLinks::end_call(const CallContext& call, ObjectState* state, gpu::St
 
 // ---- rows ----
 
-std::byte* GpuHostLinks::grow(DeviceMemory& memory, size_t& has, int64_t bytes, gpu::Stream copies) {
+std::byte* GpuHostLinks::make_slots(DeviceMemory& memory, size_t& has, int64_t rounds, int64_t bytes) const {
   // Earlier calls have ended: the host has waited for the placements of this call, which come after them.
-  if (idx(bytes) > has) {
+  const size_t all = idx(std::min<int64_t>(kRoundSlots, rounds) * bytes);
+  if (all > has) {
     memory = DeviceMemory();
-    memory = DeviceMemory(idx(bytes), copies);  // zeroed, because the network also transfers the bytes between rows
-    has = idx(bytes);
+    memory = DeviceMemory(all, gpu_.copy_stream());  // zeroed, because the network also transfers the bytes between rows
+    has = all;
   }
   return memory.as<std::byte>();
-}
-
-CrossingLayout GpuHostLinks::crossing(const CudaDispatchParams& p, int host, bool weights) const {
-  const MoveShape& s = p.d.shape;
-  return {topk_, places_on(host), s.with_records, expert_major_, weights && s.with_records, s.row_bytes, s.scale_bytes};
 }
 
 void GpuHostLinks::clear_moved(const CallContext& call, const LaunchShape& launch, gpu::Stream stream) {
@@ -256,178 +249,183 @@ void GpuHostLinks::await(const Point& round, gpu::Stream stream) {
   check_cuda(gpu::order_after(stream, round->event), "cudaStreamWaitEvent");
 }
 
-GpuHostLinks::MovedRail GpuHostLinks::prepare_move(size_t i, const CudaDispatchParams& params, const GpuHostTables::OfPeer& of,
-                                                   bool weights, const std::byte* counts) {
+DispatchRail GpuHostLinks::prepare_rail(size_t i, const CudaDispatchParams& params, const GpuHostTables::OfPeer& of,
+                                        bool weights, const std::byte* counts) {
   Peer& peer = peers_[i];
-  MovedRail rail;
-  const auto prepare = [&](MovedRail::Direction& direction, int64_t count, int host, DeviceMemory& slot, size_t& has) {
-    direction.round.layout = crossing(params, host, weights);
-    direction.round.count = count;
-    direction.per_round = std::max<int64_t>(1, group_.round_bytes / direction.round.layout.bytes());
-    direction.slot_bytes = std::min(count, direction.per_round) * direction.round.layout.bytes();
-    direction.slots =
-        grow(slot, has, std::min(kSlots, rounds_of(count, direction.per_round)) * direction.slot_bytes, gpu_.copy_stream());
-    rail.rounds = std::max(rail.rounds, rounds_of(count, direction.per_round));
+  DispatchRail rail;
+  rail.peer = peer.rank;
+  rail.host_ranks = ranks_as_bits(map_, peer.host);
+  rail.own_ranks = ranks_as_bits(map_, own_host_);
+  rail.arrivals = &params.state->exits;
+  const auto lay_out = [&](CrossingRows& rows, int64_t count, int host, DeviceMemory& slots, size_t& has) {
+    rows.layout = crossing_layout(params.d.shape, places_on(host), weights);
+    rows.count = count;
+    rows.per_round = std::max<int64_t>(1, group_.round_bytes / rows.layout.bytes());
+    rows.slots = make_slots(slots, has, rows.rounds(), rows.slot_bytes());
   };
   if (peer.peer_is_my_proxy) {
-    rail.out.round.host_ranks = peer.host_ranks;
-    rail.out.round.leaving = of.leaving;
-    prepare(rail.out, of.leaving_count, peer.host, peer.slot_out, peer.out_bytes);
+    rail.leaving = of.leaving;
+    rail.returned = of.returned;
+    lay_out(rail.out, of.leaving_count, peer.host, peer.slot_out, peer.out_bytes);
   }
-  if (peer.is_proxy_of_peer) {
-    rail.in.round.source = peer.rank;
-    rail.in.round.crossed = of.crossed;
-    rail.in.round.counts = counts + peer.rank * control_.counts_row_bytes();
-    prepare(rail.in, of.crossed_count, own_host_, peer.slot_in, peer.in_bytes);
-  }
+  if (!peer.is_proxy_of_peer) return rail;
+  rail.is_proxy_of_peer = true;
+  rail.crossed = of.crossed;
+  rail.records =
+      reinterpret_cast<const int32_t*>(counts + peer.rank * control_.counts_row_bytes() + static_cast<int64_t>(sizeof(CountsHead)));
+  lay_out(rail.in, of.crossed_count, own_host_, peer.slot_in, peer.in_bytes);
   return rail;
 }
 
-void GpuHostLinks::move(const CudaDispatchParams& params, const GpuHostTables& tables, bool weights, const std::byte* counts,
-                        const LaunchShape& launch, gpu::Stream stream) {
+uint64_t GpuHostLinks::move(const CudaDispatchParams& params, const GpuHostTables& tables, bool weights,
+                            const std::byte* counts, const LaunchShape& launch, gpu::Stream stream) {
   const DeviceLimits& limits = gpu_.limits();
-  std::vector<MovedRail> rails;
+  std::vector<DispatchRail> rails;
   int64_t rounds = 1;  // sources without crossing tokens are also announced
   for (size_t i = 0; i < peers_.size(); ++i) {
-    const MovedRail& rail = rails.emplace_back(prepare_move(i, params, tables.peers[i], weights, counts));
-    rounds = std::max(rounds, rail.rounds);
+    const DispatchRail& rail = rails.emplace_back(prepare_rail(i, params, tables.peers[i], weights, counts));
+    rounds = std::max({rounds, rail.out.rounds(), rail.in.rounds()});
   }
-  Point incoming[kSlots];
-  const auto send_on = [&](int64_t k) {
+  uint64_t sent = 0;
+  Point incoming[kRoundSlots];
+  const auto send = [&](int64_t k) {
     std::vector<PeerTransfer> transfers;
-    for (size_t i = 0; i < peers_.size(); ++i) {
-      MovedRail::Direction &out = rails[i].out, &in = rails[i].in;
-      const int64_t leaving = out.begin(k), arriving = in.begin(k);
-      if (leaving > 0) launch_pack(params, out.round, launch, limits, stream);
-      transfers.push_back({peers_[i].rank,
-                           {out.round.slot, idx(leaving * out.round.layout.bytes())},
-                           {in.round.slot, idx(arriving * in.round.layout.bytes())}});
+    for (const DispatchRail& rail : rails) {
+      if (rail.out.bytes(k) > 0) launch_pack(params, rail, k, launch, limits, stream);
+      sent += transfers.emplace_back(transfer_of(rail, k)).send.size();
     }
-    incoming[k % kSlots] = post_on_side_stream(transfers, stream, params.d.call);
+    incoming[k % kRoundSlots] = post_on_side_stream(transfers, stream, params.d.call);
+    return true;
+  };
+  const auto take = [&](int64_t k) {
+    await(incoming[k % kRoundSlots], stream);
+    for (const DispatchRail& rail : rails)
+      if (rail.in.bytes(k) > 0 || rail.ends_with(k)) launch_forward(params, rail, k, launch, limits, stream);
+    return true;
+  };
+  const auto send_own = [&] {
+    launch_send(params, launch, limits, stream);
+    return true;
   };
   clear_moved(params.d.call, launch, stream);
-  for (int64_t k = 0; k < std::min(rounds, kSlots); ++k) send_on(k);
-  launch_send(params, launch, limits, stream);
-  for (int64_t k = 0; k < rounds; ++k) {
-    await(incoming[k % kSlots], stream);
-    for (size_t i = 0; i < peers_.size(); ++i) {
-      MovedRail::Direction& in = rails[i].in;
-      const int64_t arrived = in.begin(k);
-      in.round.last = peers_[i].is_proxy_of_peer && k + 1 == std::max<int64_t>(1, rounds_of(in.round.count, in.per_round));
-      if (arrived > 0 || in.round.last) launch_forward(params, in.round, launch, limits, stream);
-    }
-    if (k + kSlots < rounds) send_on(k + kSlots);
-  }
+  run_rounds(rounds, send, send_own, take);
+  for (const DispatchRail& rail : rails)
+    if (params.d.shape.with_records) launch_count(params, rail, launch, limits, stream);
   launch_finish(params, launch, limits, stream);
+  return sent;
 }
 
 // ---- sums ----
 
-ReturnKind GpuHostLinks::return_kind_of(const SumShape& shape) const {
-  if (shape.order == CombineOrder::per_host) return ReturnKind::per_host;
-  return shape.order == CombineOrder::per_route ? ReturnKind::per_route : ReturnKind::per_rank;
-}
-
-int GpuHostLinks::max_returned_rows(ReturnKind rows, int host) const {
-  return rows == ReturnKind::per_host ? 1 : rows == ReturnKind::per_route ? topk_ : places_on(host);
-}
-
-GpuHostLinks::BackRail GpuHostLinks::prepare_back(size_t i, const GpuHostTables::OfPeer& of, const RailRound& shape) {
-  Peer& peer = peers_[i];
-  BackRail rail;
-  const auto per_round = [&](int64_t token_bytes) { return std::max<int64_t>(1, group_.round_bytes / token_bytes); };
-  if (peer.is_proxy_of_peer) {
-    RailRound& r = rail.out = shape;
-    r.token_bytes = max_returned_rows(r.return_kind, own_host_) * r.row_stride;
-    r.source = peer.rank;
-    r.count = of.crossed_count;
-    r.crossed = of.crossed;
-    rail.per_out = per_round(r.token_bytes);
-    rail.slot_bytes = std::min(r.count, rail.per_out) * r.token_bytes;
-    rail.slots = grow(peer.slot_out, peer.out_bytes, std::min(kSlots, rounds_of(r.count, rail.per_out)) * rail.slot_bytes,
-                      gpu_.copy_stream());
-  }
-  if (peer.peer_is_my_proxy) {
-    ReturnedHost& in = rail.in;
-    in.leaving = of.leaving;
-    in.count = of.leaving_count;
-    in.token_bytes = max_returned_rows(shape.return_kind, peer.host) * shape.row_stride;
-    in.per_round = per_round(in.token_bytes);
-    rail.returned = grow(peer.slot_in, peer.in_bytes, in.count * in.token_bytes, gpu_.copy_stream());
-    in.rows = rail.returned;
-  }
-  rail.rounds = std::max(rounds_of(rail.out.count, rail.per_out), rounds_of(rail.in.count, rail.in.per_round));
-  return rail;
-}
-
-ReturnedRowsOfHosts GpuHostLinks::prepare_sum(const std::vector<BackRail>& rails, const RailRound& back,
-                                              const LaunchShape& launch) {
-  std::vector<ReturnedHost> hosts(idx(map_.hosts()));
-  for (size_t i = 0; i < peers_.size(); ++i)
-    if (peers_[i].peer_is_my_proxy) hosts[idx(peers_[i].host)] = rails[i].in;
-  ReturnedRowsOfHosts in;
-  in.hosts = memory_.as<ReturnedHost>(returned_at_);
-  in.host_of = memory_.as<int>(host_of_at_);
-  in.num_hosts = map_.hosts();
-  in.own_host = own_host_;
-  in.row_stride = back.row_stride;
-  in.return_kind = back.return_kind;
-  if (back.return_kind == ReturnKind::per_host)
-    in.scratch = grow(scratch_, scratch_bytes_, int64_t{launch.blocks} * launch.warps * back.row_stride, gpu_.copy_stream());
-  check_cuda(gpu::copy_to_device(memory_.as<ReturnedHost>(returned_at_), hosts.data(), hosts.size() * sizeof(ReturnedHost),
-                                 gpu_.copy_stream()),
-             "where rows come back");
-  check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "where rows come back");
-  return in;
-}
-
-Point GpuHostLinks::send_back(const CudaCombineParams& params, std::vector<BackRail>& rails, int64_t k,
-                              const LaunchShape& launch, gpu::Stream stream) {
-  std::vector<PeerTransfer> transfers;
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    BackRail& rail = rails[i];
-    const Part outgoing = part_of(rail.out.count, rail.per_out, k), incoming = part_of(rail.in.count, rail.in.per_round, k);
-    rail.out.first = outgoing.begin;
-    rail.out.end = outgoing.end;
-    rail.out.slot = rail.slots + k % kSlots * rail.slot_bytes;
-    rail.out.last = peers_[i].is_proxy_of_peer && k + 1 == std::max<int64_t>(1, rounds_of(rail.out.count, rail.per_out));
-    if (outgoing.end > outgoing.begin || rail.out.last) launch_give_back(params, rail.out, launch, stream);
-    transfers.push_back(
-        {peers_[i].rank,
-         {rail.out.slot, idx((outgoing.end - outgoing.begin) * rail.out.token_bytes)},
-         {rail.returned + incoming.begin * rail.in.token_bytes, idx((incoming.end - incoming.begin) * rail.in.token_bytes)}});
-  }
-  return post_on_side_stream(transfers, stream, params.c.call);
-}
-
-void GpuHostLinks::sum(const CudaCombineParams& params, const GpuHostTables& tables, bool weighted, const LaunchShape& launch,
-                       gpu::Stream stream) {
+GpuHostLinks::Summing GpuHostLinks::prepare(const CudaCombineParams& params, const GpuHostTables& tables,
+                                            bool weighted) const {
   const SumShape& shape = params.c.shape;
-  RailRound back;
-  back.return_kind = return_kind_of(shape);
-  back.weighted = weighted;
-  // Either all ranks pass weights or none does; the signature guarantees this.
-  back.weights = shape.layout == Layout::rank_major && params.c.staging.place.pull.gives_weights != 0;
-  back.row_stride = shape.row_bytes + (back.weights ? round_up(int64_t{4} * topk_, 16) : 0);
-  std::vector<BackRail> rails;
-  int64_t rounds = 1;  // also informs owners without crossing tokens that their memory is no longer read
-  for (size_t i = 0; i < peers_.size(); ++i)
-    rounds = std::max(rounds, rails.emplace_back(prepare_back(i, tables.peers[i], back)).rounds);
-  ReturnedRowsOfHosts in = prepare_sum(rails, back, launch);
-  Point incoming[kSlots];
-  const auto sum_round = [&](int64_t k) {
-    await(incoming[k % kSlots], stream);
-    in.round = k;
-    in.last = k + 1 == rounds;
-    launch_sum(params, in, launch, stream);
+  Summing over;
+  over.own = returned_tokens(shape, map_, group_.round_bytes, tables.tokens);
+  over.own.weights = shape.layout == Layout::rank_major && shape.out_weights != nullptr;
+  over.own.stride = returned_stride(shape, over.own.weights);
+  over.rounds = std::max<int64_t>(1, over.own.rounds());  // owners without tokens also end their reading
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    const Peer& peer = peers_[i];
+    const GpuHostTables::OfPeer& of = tables.peers[i];
+    CombineRail& rail = over.rails.emplace_back();
+    rail.peer = peer.rank;
+    rail.arrivals = &params.state->exits;
+    if (peer.peer_is_my_proxy) {
+      rail.peer_is_my_proxy = true;
+      rail.in = over.own;
+      rail.in.counts = of.returned;
+      rail.in.cuts = cuts(i, false);
+    }
+    if (!peer.is_proxy_of_peer) continue;
+    rail.is_proxy_of_peer = true;
+    rail.count = of.crossed_count;
+    rail.crossed = of.crossed;
+    rail.weighted = weighted;
+    rail.out = returned_tokens(shape, map_, group_.round_bytes, of.tokens);
+    rail.out.counts = of.crossed.returned;
+    rail.out.cuts = cuts(i, true);
+    over.rounds = std::max(over.rounds, rail.out.rounds());
+  }
+  return over;
+}
+
+void GpuHostLinks::read_cuts(Summing& over) {
+  std::vector<int64_t> takes(peers_.size());
+  const auto read = [&](auto& to, const auto* from) {
+    check_cuda(gpu::copy_to_host(to.data(), from, to.size() * sizeof to[0], gpu_.copy_stream()), "copy of the rounds");
+  };
+  over.out.resize(peers_.size());
+  over.in.resize(peers_.size());
+  read(takes, memory_.as<int64_t>(takes_at_));
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    const CombineRail& rail = over.rails[i];
+    over.out[i].resize(rail.is_proxy_of_peer ? idx(rail.out.rounds() + 1) : 0);
+    over.in[i].resize(rail.peer_is_my_proxy ? idx(rail.in.rounds() + 1) : 0);
+    if (rail.is_proxy_of_peer) read(over.out[i], rail.out.cuts);
+    if (rail.peer_is_my_proxy) read(over.in[i], rail.in.cuts);
+  }
+  check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "copy of the rounds");
+  for (size_t i = 0; i < peers_.size(); ++i) over.rails[i].out.weights = over.rails[i].is_proxy_of_peer && takes[i] != 0;
+}
+
+ReturningHosts GpuHostLinks::make_room(const CudaCombineParams& params, Summing& over, const LaunchShape& launch) {
+  const SumShape& shape = params.c.shape;
+  std::vector<ReturnedTokens> rows(idx(map_.hosts()));
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    Peer& peer = peers_[i];
+    CombineRail& rail = over.rails[i];
+    if (rail.is_proxy_of_peer) {
+      rail.out.weights = rail.out.weights && shape.layout == Layout::rank_major;
+      rail.out.stride = returned_stride(shape, rail.out.weights);
+      rail.out.slot_bytes = largest_round(rail.out, over.out[i].data());
+      rail.out.slots = make_slots(peer.slot_out, peer.out_bytes, rail.out.rounds(), rail.out.slot_bytes);
+    }
+    if (!rail.peer_is_my_proxy) continue;
+    rail.in.slot_bytes = largest_round(rail.in, over.in[i].data());
+    rail.in.slots = make_slots(peer.slot_in, peer.in_bytes, rail.in.rounds(), rail.in.slot_bytes);
+    rows[idx(peer.host)] = rail.in;
+  }
+  ReturningHosts hosts;
+  hosts.rows = memory_.as<ReturnedTokens>(rows_at_);
+  hosts.host_of = memory_.as<int>(host_of_at_);
+  hosts.hosts = map_.hosts();
+  hosts.own_host = own_host_;
+  hosts.rounds = over.rounds;
+  if (over.own.kind == ReturnKind::per_host) {
+    hosts.scratch_stride = round_up(shape.row_bytes, 128) + round_up(int64_t{4} * topk_, 128);
+    hosts.scratch = make_slots(scratch_, scratch_bytes_, 1, int64_t{launch.blocks} * launch.warps * hosts.scratch_stride);
+  }
+  check_cuda(gpu::copy_to_device(memory_.as<void>(rows_at_), rows.data(), rows.size() * sizeof rows[0], gpu_.copy_stream()),
+             "rows of the hosts");
+  check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "rows of the hosts");
+  return hosts;
+}
+
+uint64_t GpuHostLinks::sum(const CudaCombineParams& params, Summing& over, const LaunchShape& launch, gpu::Stream stream) {
+  const ReturningHosts hosts = make_room(params, over, launch);
+  uint64_t received = 0;
+  Point incoming[kRoundSlots];
+  const auto send = [&](int64_t k) {
+    std::vector<PeerTransfer> transfers;
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      const CombineRail& rail = over.rails[i];
+      const PeerTransfer& transfer = transfers.emplace_back(transfer_of(rail, k, over.out[i].data(), over.in[i].data()));
+      if (!transfer.send.empty() || rail.ends_with(k)) launch_give(params, rail, k, launch, stream);
+      received += transfer.receive.size();
+    }
+    incoming[k % kRoundSlots] = post_on_side_stream(transfers, stream, params.c.call);
+    return true;
+  };
+  const auto take = [&](int64_t k) {
+    await(incoming[k % kRoundSlots], stream);
+    launch_add(params, hosts, over.own, k, launch, stream);
+    return true;
   };
   clear_moved(params.c.call, launch, stream);
   launch_make(params, launch, stream);
-  for (int64_t k = 0; k < rounds; ++k) {
-    if (k >= kSlots) sum_round(k - kSlots);  // the slot is then free
-    incoming[k % kSlots] = send_back(params, rails, k, launch, stream);
-  }
-  for (int64_t k = std::max<int64_t>(0, rounds - kSlots); k < rounds; ++k) sum_round(k);
+  run_rounds(over.rounds, send, [] { return true; }, take);
+  return received;
 }
 
 }  // namespace switchyard::detail

@@ -14,17 +14,25 @@
 #include "exchange/gpu/hosts/rounds.hpp"
 #include "exchange/gpu/rank.hpp"
 #include "arch/gpu_order.hpp"
+#include "exchange/hosts/schedule.hpp"
 #include "exchange/normal/hosts/launch.hpp"
+#include "exchange/normal/hosts/sizes.hpp"
 
 namespace switchyard::detail {
 
 /// The part of a handle, in GPU memory, for groups that span several hosts. Has room for NormalConfig::max_tokens.
 struct GpuHostTables {
   struct OfPeer {
-    int32_t* leaving = nullptr;                    ///< the peer is this rank's proxy
-    CrossedTables crossed;                         ///< this rank is the peer's proxy
-    int64_t leaving_count = 0, crossed_count = 0;  ///< valid once the dispatch has reached its rows
+    // The peer is this rank's proxy.
+    int32_t* leaving = nullptr;
+    ReturnCounts returned;
+    // This rank is the peer's proxy.
+    CrossedTables crossed;
+    // Valid once the dispatch has reached its rows.
+    int64_t leaving_count = 0, crossed_count = 0;
+    int64_t tokens = 0;  ///< of the peer
   };
+  int64_t tokens = 0;  ///< of this rank
   std::vector<OfPeer> peers;
   DeviceMemory memory;
   Point used;  ///< the last call with the handle
@@ -44,32 +52,43 @@ class GpuHostLinks {
 
   /// Exchanges the counts of a fresh dispatch before its plan; enqueues announcements, a round and the proxies' part.
   void exchange_counts(const PlanParams& plan, const GpuHostTables& tables, gpu::Stream stream);
-  /// Reads the counts of crossing tokens. Call after the plan, once `stream` has been waited for.
-  void read_counts(GpuHostTables& tables) const;
-  /// Exchanges placements and waits for them. Faults are recorded for Group::Impl::check_alive.
-  PlacementVerdict exchange_placements(OfferParams offer, gpu::Stream stream);
+  /// Reads the counts of crossing tokens. Call after the plan, once `stream` has been waited for. `header`: of the plan.
+  void read_counts(GpuHostTables& tables, const TablesHeader& header) const;
+
+  /// The rails and rounds of a combine.
+  struct Summing {
+    std::vector<CombineRail> rails;
+    std::vector<std::vector<RoundCut>> out, in;  ///< [peers] cuts
+    ReturnedTokens own;
+    int64_t rounds = 1;
+  };
+  /// Call before exchange_placements(). `weighted`: proxies multiply by the weights sent by the dispatch.
+  Summing prepare(const CudaCombineParams& params, const GpuHostTables& tables, bool weighted) const;
+  /// Exchanges placements and waits for them; for a combine, also cuts its rounds. Faults are recorded for
+  /// Group::Impl::check_alive.
+  PlacementVerdict exchange_placements(OfferParams offer, Summing* combine, gpu::Stream stream);
   /// Enqueues the end of a call that moves nothing.
   void end_call(const CallContext& call, ObjectState* state, gpu::Stream stream) const;
 
   /// Call after all placements agree. `weights`: whether rows cross with weights; `counts`: the [W] counts rows of the
-  /// dispatch.
-  void move(const CudaDispatchParams& params, const GpuHostTables& tables, bool weights, const std::byte* counts,
-            const LaunchShape& launch, gpu::Stream stream);
-  /// `weighted`: proxies multiply by the weights sent by the dispatch.
-  void sum(const CudaCombineParams& params, const GpuHostTables& tables, bool weighted, const LaunchShape& launch,
-           gpu::Stream stream);
+  /// dispatch. \returns bytes sent to other hosts
+  uint64_t move(const CudaDispatchParams& params, const GpuHostTables& tables, bool weights, const std::byte* counts,
+                const LaunchShape& launch, gpu::Stream stream);
+  /// \returns bytes received from other hosts
+  uint64_t sum(const CudaCombineParams& params, Summing& over, const LaunchShape& launch, gpu::Stream stream);
 
  private:
   struct Peer {
     int rank = -1, host = -1;
     bool peer_is_my_proxy = false, is_proxy_of_peer = false;
-    uint64_t host_ranks = 0;  ///< ranks of its host, as bits
     DeviceMemory slot_out, slot_in;
     size_t out_bytes = 0, in_bytes = 0;
   };
   int places_on(int host) const;
   void carve(GpuHostTables& tables) const;
-  static std::byte* grow(DeviceMemory& memory, size_t& has, int64_t bytes, gpu::Stream copies);
+  /// Returns kRoundSlots slots of `bytes` bytes, or fewer if there are fewer rounds.
+  std::byte* make_slots(DeviceMemory& memory, size_t& has, int64_t rounds, int64_t bytes) const;
+  RoundCut* cuts(size_t peer, bool out) const;
   std::byte* message(size_t peer, bool out) const;
   std::vector<PeerTransfer> message_transfers(int64_t bytes) const;
   void post(std::span<const PeerTransfer> transfers, gpu::Stream stream, const CallContext& call);
@@ -77,40 +96,12 @@ class GpuHostLinks {
   Point post_on_side_stream(std::span<const PeerTransfer> transfers, gpu::Stream stream, const CallContext& call);
   static void await(const Point& round, gpu::Stream stream);
   static void clear_moved(const CallContext& call, const LaunchShape& launch, gpu::Stream stream);
-  CrossingLayout crossing(const CudaDispatchParams& p, int host, bool weights) const;
-  /// Both directions of one rail in a dispatch.
-  struct MovedRail {
-    struct Direction {
-      RailRound round;
-      int64_t per_round = 1, slot_bytes = 0;
-      std::byte* slots = nullptr;
-      /// Starts `round` as round k. \returns its number of tokens
-      int64_t begin(int64_t k);
-    };
-    Direction out, in;
-    int64_t rounds = 0;
-  };
-  MovedRail prepare_move(size_t i, const CudaDispatchParams& params, const GpuHostTables::OfPeer& of, bool weights,
-                         const std::byte* counts);
-  ReturnKind return_kind_of(const SumShape& shape) const;
-  /// Maximum number of rows that `host` returns for a token.
-  int max_returned_rows(ReturnKind rows, int host) const;
-  /// Both directions of one rail in a combine.
-  struct BackRail {
-    RailRound out;
-    int64_t per_out = 1, slot_bytes = 0;
-    std::byte* slots = nullptr;
-    ReturnedHost in;  ///< of tokens of this rank
-    std::byte* returned = nullptr;
-    int64_t rounds = 0;
-  };
-  /// `shape`: the properties common to all rails of the combine.
-  BackRail prepare_back(size_t i, const GpuHostTables::OfPeer& of, const RailRound& shape);
-  /// Copies the places of returned rows to the GPU. The host waits for that copy.
-  ReturnedRowsOfHosts prepare_sum(const std::vector<BackRail>& rails, const RailRound& back, const LaunchShape& launch);
-  /// Enqueues the returns of round k and the round itself. \returns its end
-  Point send_back(const CudaCombineParams& params, std::vector<BackRail>& rails, int64_t k, const LaunchShape& launch,
-                  gpu::Stream stream);
+  DispatchRail prepare_rail(size_t i, const CudaDispatchParams& params, const GpuHostTables::OfPeer& of, bool weights,
+                            const std::byte* counts);
+  /// Reads what the placements' exchange has found out. The host waits for copies.
+  void read_cuts(Summing& combine);
+  /// Makes room for the rounds of a combine and copies its tables to the GPU. The host waits for that copy.
+  ReturningHosts make_room(const CudaCombineParams& params, Summing& over, const LaunchShape& launch);
 
   Group::Impl& group_;
   CudaRank& gpu_;
@@ -121,8 +112,8 @@ class GpuHostLinks {
   const ControlLayout control_;
   std::vector<Peer> peers_;
   int64_t message_bytes_ = 0;
-  DeviceMemory memory_;  ///< messages, counts, verdict, host_of, returned hosts
-  size_t counts_at_ = 0, verdict_at_ = 0, host_of_at_ = 0, returned_at_ = 0;
+  DeviceMemory memory_;  ///< messages, counts, verdict, takes_weights, host_of, rows of hosts, cuts
+  size_t counts_at_ = 0, verdict_at_ = 0, takes_at_ = 0, host_of_at_ = 0, rows_at_ = 0, cuts_at_ = 0;
   DeviceMemory scratch_;
   size_t scratch_bytes_ = 0;
   /// Tables that are not in use. Handles may outlive it.

@@ -7,20 +7,10 @@
 
 #include "exchange/normal/launch.hpp"
 #include "plan/hosts.hpp"
-#include "protocol/hosts/forward.hpp"
-#include "protocol/hosts/relay.hpp"
+#include "protocol/hosts/combine.hpp"
+#include "protocol/hosts/dispatch.hpp"
 
 namespace switchyard::detail {
-
-/// CrossedTokens in GPU memory.
-struct CrossedTables {
-  int32_t* token = nullptr;
-  int32_t* ids = nullptr;
-  int32_t* route_row = nullptr;  ///< expert-major
-  SendEntry* sends = nullptr;
-  float* weights = nullptr;
-  int stride = 1;
-};
 
 /// Source: lists the tokens with routes to a host and writes the message with the source's counts for the receiving rank there.
 /// One block.
@@ -74,60 +64,33 @@ void launch_judge(const OfferParams& params, gpu::Stream stream);
 /// Ends and counts a call that moves nothing. One warp.
 void launch_end(const OfferParams& params, gpu::Stream stream);
 
-/// One round of a rail in one direction: the crossing tokens numbered [first, end), in `slot`.
-struct RailRound {
-  int64_t first = 0, end = 0;
-  bool last = false;
-  std::byte* slot = nullptr;
-  CrossingLayout layout;              ///< dispatch
-  int64_t token_bytes = 0;            ///< combine: bytes returned for a token
-  int64_t row_stride = 0;             ///< of a row, with its weights
-  uint64_t host_ranks = 0;            ///< source: of the other host
-  const int32_t* leaving = nullptr;   ///< source
-  int source = -1;                    ///< proxy: owner of the tokens
-  int64_t count = 0;                  ///< proxy: number of all crossing tokens
-  CrossedTables crossed;              ///< proxy
-  const std::byte* counts = nullptr;  ///< proxy, dispatch: counts row of the source
-  ReturnKind return_kind = ReturnKind::per_rank;
-  bool weighted = false;  ///< proxy, combine: multiplies by crossed.weights
-  bool weights = false;   ///< rows are returned with weights
+/// Both ends of a rail: cuts the rounds of a combine and finds whether the peer takes weights. One block.
+struct CutParams {
+  CallContext call;
+  ObjectState* state = nullptr;
+  ControlLayout control;
+  CombineRail rail;
+  int64_t* takes_weights = nullptr;
 };
+void launch_cut(const CutParams& params, gpu::Stream stream);
+
 /// Sends this rank's rows to the ranks of its host.
 void launch_send(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
-void launch_pack(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
+void launch_pack(const CudaDispatchParams& params, const DispatchRail& rail, int64_t round, const LaunchShape& launch,
                  const DeviceLimits& limits, gpu::Stream stream);
-/// Forwards received rows like tokens of this rank and, after the last round, sets the source's flags.
-void launch_forward(const CudaDispatchParams& params, const RailRound& round, const LaunchShape& launch,
+void launch_forward(const CudaDispatchParams& params, const DispatchRail& rail, int64_t round, const LaunchShape& launch,
                     const DeviceLimits& limits, gpu::Stream stream);
+void launch_count(const CudaDispatchParams& params, const DispatchRail& rail, const LaunchShape& launch,
+                  const DeviceLimits& limits, gpu::Stream stream);
 /// Waits for all rows, completes the received records and ends the call.
 void launch_finish(const CudaDispatchParams& params, const LaunchShape& launch, const DeviceLimits& limits, gpu::Stream stream);
 
 /// Copies or sums rows that others cannot read in place.
 void launch_make(const CudaCombineParams& params, const LaunchShape& launch, gpu::Stream stream);
-/// Proxy: writes the rows returned for a source's tokens.
-void launch_give_back(const CudaCombineParams& params, const RailRound& round, const LaunchShape& launch, gpu::Stream stream);
-
-/// Rows returned by one other host.
-struct ReturnedHost {
-  const int32_t* leaving = nullptr;
-  int64_t count = 0;
-  int64_t per_round = 1;  ///< tokens per round
-  const std::byte* rows = nullptr;
-  int64_t token_bytes = 0;
-};
-/// Owner: sums the tokens that are complete after round `round` but were not before it. `hosts`: [num_hosts], in GPU memory;
-/// the entry own_host is unused.
-struct ReturnedRowsOfHosts {
-  const ReturnedHost* hosts = nullptr;
-  const int32_t* host_of = nullptr;  ///< [W]
-  int num_hosts = 1, own_host = 0;
-  int64_t row_stride = 0;
-  ReturnKind return_kind = ReturnKind::per_rank;
-  std::byte* scratch = nullptr;  ///< row_stride bytes per warp: per_host
-  int64_t round = 0;
-  bool last = false;  ///< all rounds have arrived: sums the remaining tokens, and ends the call
-};
-void launch_sum(const CudaCombineParams& params, const ReturnedRowsOfHosts& returned, const LaunchShape& launch,
-                gpu::Stream stream);
+void launch_give(const CudaCombineParams& params, const CombineRail& rail, int64_t round, const LaunchShape& launch,
+                 gpu::Stream stream);
+/// The last round ends the call. `hosts`: with its tables in GPU memory.
+void launch_add(const CudaCombineParams& params, const ReturningHosts& hosts, const ReturnedTokens& own, int64_t round,
+                const LaunchShape& launch, gpu::Stream stream);
 
 }  // namespace switchyard::detail

@@ -4,36 +4,35 @@
 
 #include <algorithm>
 
+#include "exchange/normal/hosts/sizes.hpp"
+
 namespace switchyard::detail {
 
-namespace {
-
-ReturnKind return_kind_of(const SumShape& shape) {
-  if (shape.order == CombineOrder::per_host) return ReturnKind::per_host;
-  return shape.order == CombineOrder::per_route ? ReturnKind::per_route : ReturnKind::per_rank;
-}
-
-}  // namespace
-
 HostLinks::HostLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags)
-    : HostRails(map, rank, std::move(carrier), round_bytes, flags) {
-  rows_out_.resize(peers_.size());
-  rows_in_.resize(peers_.size());
-  dispatch_rails_.resize(peers_.size());
-  combine_rails_.resize(peers_.size());
+    : HostRails(map, rank, std::move(carrier), round_bytes, flags),
+      cuts_out_(peers_.size()),
+      cuts_in_(peers_.size()),
+      arrivals_(peers_.size()),
+      of_host_(idx(map.hosts())) {
+  moving_.rails.resize(peers_.size());
+  summing_.rails.resize(peers_.size());
 }
 
 int HostLinks::places_on(int host, int topk) const { return std::min(topk, static_cast<int>(map_.ranks_of(host).size())); }
+
+// ---- dispatch ----
 
 void HostLinks::list_leaving(const LocalPlan& local, HandleData& h) const {
   if (!h.hosts || h.hosts.use_count() > 1) h.hosts = std::make_shared<HostTables>();
   HostTables& tables = *h.hosts;
   tables.host_of = host_of_;
   detail::list_leaving(local, host_of_, own_host_, map_.hosts(), tables.leaving);
+  tables.returned.resize(idx(map_.hosts()));
   size_t n = 0;
   tables.crossed.resize(
       idx(std::count_if(peers_.begin(), peers_.end(), [](const RailPeer& peer) { return peer.is_proxy_of_peer; })));
   for (const RailPeer& peer : peers_) {
+    if (peer.peer_is_my_proxy) tables.returned[idx(peer.host)].resize(local.tokens);
     if (!peer.is_proxy_of_peer) continue;
     CrossedTokens& crossed = tables.crossed[n++];
     crossed.source = peer.rank;
@@ -50,31 +49,28 @@ CrossedTokens& HostLinks::crossed_of(const HandleData& h, int source) {
 void HostLinks::prepare_rail(const DispatchParams& p, const HandleData& h, size_t i) {
   const RailPeer& peer = peers_[i];
   const bool fresh = p.shape.with_records, expert_major = p.shape.layout == Layout::expert_major;
-  DispatchRail& rail = dispatch_rails_[i];
+  DispatchRail& rail = moving_.rails[i];
   rail = {};
   rail.peer = peer.rank;
-  rail.host = peer.host;
-  const auto lay_out = [&](CrossingRows& rows, Ring& ring, int64_t count, int host, bool weights) {
+  rail.host_ranks = ranks_as_bits(map_, peer.host);
+  rail.own_ranks = ranks_as_bits(map_, own_host_);
+  rail.arrivals = &arrivals_[i].value;
+  const auto lay_out = [&](CrossingRows& rows, Ring& slots, int64_t count, int host, bool weights) {
+    rows.layout = crossing_layout(p.shape, places_on(host, p.shape.topk), weights);
     rows.count = count;
-    rows.layout = {p.shape.topk,       places_on(host, p.shape.topk), fresh, expert_major, weights, p.shape.row_bytes,
-                   p.shape.scale_bytes};
-    rows.stride = rows.layout.bytes();
-    rows.per_round = std::max<int64_t>(1, round_bytes_ / rows.stride);
-    make_slots(ring, std::min(count, rows.per_round) * rows.stride, rows.slots);
+    rows.per_round = std::max<int64_t>(1, round_bytes_ / rows.layout.bytes());
+    rows.slots = make_slots(slots, rows.slot_bytes());
   };
   if (peer.peer_is_my_proxy) {
     const std::vector<int32_t>& leaving = h.hosts->leaving[idx(peer.host)];
     rail.leaving = leaving.data();
+    rail.returned = h.hosts->returned[idx(peer.host)].view();
     lay_out(rail.out, sent_[i], static_cast<int64_t>(leaving.size()), peer.host, p.shape.weights != nullptr);
   }
   if (!peer.is_proxy_of_peer) return;
   const Placement& theirs = *p.call.heap.local(p.shape.control.placement(p.call.epoch, peer.rank));
   const bool weights = fresh && theirs.dispatch.sends_weights != 0;
   CrossedTokens& crossed = crossed_of(h, peer.rank);
-  rail.is_proxy_of_peer = true;
-  rail.crossed = &crossed;
-  rail.source_tokens = h.counts.tokens[idx(peer.rank)];
-  lay_out(rail.in, received_[i], crossed.count, own_host_, weights);
   if (fresh) {
     const int64_t routes = crossed.count * p.shape.topk;
     crossed.token.resize(idx(crossed.count));
@@ -82,99 +78,100 @@ void HostLinks::prepare_rail(const DispatchParams& p, const HandleData& h, size_
     crossed.route_row.resize(idx(expert_major ? routes : 0));
     crossed.sends.resize(idx(crossed.count * crossed.stride));
     crossed.weights.resize(idx(weights ? routes : 0));
-  }
-  rail.forward = p;
-  rail.forward.tokens = crossed.count;
-  rail.forward.shape.weights = weights ? crossed.weights.data() : nullptr;
-  rail.forward.tables.sends = {crossed.sends.data(), nullptr, crossed.stride};
-  rail.forward.tables.ids = crossed.ids.data();
-  rail.forward.tables.route_row = crossed.route_row.data();
-}
-
-const HostDispatchParams& HostLinks::prepare(const DispatchParams& p, const HandleData& h) {
-  int64_t rounds = 0;
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    prepare_rail(p, h, i);
-    rounds = std::max({rounds, dispatch_rails_[i].out.rounds(), dispatch_rails_[i].in.rounds()});
-  }
-  dispatch_ = {
-      p, take_rounds(rounds), dispatch_rails_.data(), transfers_.data(), static_cast<int>(peers_.size()), host_of_.data()};
-  return dispatch_;
-}
-
-ReturnedRows HostLinks::rounds_of(const CombineParams& p, int64_t tokens, bool weights) const {
-  const ReturnKind rows = return_kind_of(p.shape);
-  const int topk = p.shape.topk;
-  const int64_t max = rows == ReturnKind::per_host ? 1 : rows == ReturnKind::per_route ? topk : std::min(topk, map_.world());
-  ReturnedRows r;
-  r.tokens = tokens;
-  r.weights = weights;
-  r.stride = p.shape.row_bytes + (weights ? round_up(int64_t{4} * topk, 16) : 0);
-  r.tokens_per_round = std::max<int64_t>(1, round_bytes_ / (max * r.stride));
-  return r;
-}
-
-void HostLinks::prepare_rail(const CombineParams& p, const HandleData& h, bool weighted, size_t i) {
-  const RailPeer& peer = peers_[i];
-  const ReturnKind rows = return_kind_of(p.shape);
-  const int topk = p.shape.topk;
-  CombineRail& rail = combine_rails_[i];
-  rail = {};
-  rail.peer = peer.rank;
-  if (peer.peer_is_my_proxy) {
-    std::vector<int64_t>& before = rows_in_[i];
-    before.assign(1, 0);
-    for (int64_t t = 0; t < h.tokens; ++t) {
-      const BackTables token{p.tables.sends.of(t), p.tables.sends.places(t), h.ids.data() + t * topk,
-                             h.route_row.data() + t * topk};
-      before.push_back(before.back() + count_returned_rows(token, rows, topk, h.map, host_of_, peer.host));
-    }
-    rail.peer_is_my_proxy = true;
-    rail.in = combine_.own;
-    rail.in.rows_before = before.data();
-    make_slots(received_[i], largest_round(rail.in.rounds(), [&](int64_t k) { return rail.in_bytes(k); }), rail.in.slots);
-  }
-  if (!peer.is_proxy_of_peer) return;
-  const CrossedTokens& crossed = crossed_of(h, peer.rank);
-  const Placement& theirs = *p.call.heap.local(p.shape.control.placement(p.call.epoch, peer.rank));
-  std::vector<int64_t>& before = rows_out_[i];
-  before.assign(1, 0);
-  for (int64_t n = 0; n < crossed.count; ++n) {
-    const BackTables token{crossed.sends.data() + n * crossed.stride, crossed.stride, crossed.ids.data() + n * topk,
-                           crossed.route_row.data() + n * topk};
-    before.push_back(before.back() + count_returned_rows(token, rows, topk, h.map, host_of_, own_host_));
+    crossed.returned.resize(crossed.count);
   }
   rail.is_proxy_of_peer = true;
-  rail.crossed = &crossed;
-  rail.out =
-      rounds_of(p, h.counts.tokens[idx(peer.rank)], p.shape.layout == Layout::rank_major && theirs.pull.takes_weights != 0);
-  rail.out.rows_before = before.data();
-  make_slots(sent_[i], largest_round(rail.out.rounds(), [&](int64_t k) { return rail.out_bytes(k); }), rail.out.slots);
-  rail.sum = p;
-  rail.sum.tokens = crossed.count;
-  rail.sum.weights = weighted && !crossed.weights.empty() ? crossed.weights.data() : nullptr;
-  rail.sum.tables.sends = {crossed.sends.data(), nullptr, crossed.stride};
-  rail.sum.tables.ids = crossed.ids.data();
-  rail.sum.tables.route_row = crossed.route_row.data();
+  rail.crossed = crossed.view();
+  rail.records = h.counts.touching.data() + peer.rank * h.counts.world;
+  lay_out(rail.in, received_[i], crossed.count, own_host_, weights);
 }
 
-const HostCombineParams& HostLinks::prepare(const CombineParams& p, const HandleData& h, bool weighted) {
-  combine_.own = rounds_of(p, h.tokens, p.shape.out_weights != nullptr);
-  int64_t rounds = combine_.own.rounds();
+const HostLinks::Moving& HostLinks::prepare(const DispatchParams& p, const HandleData& h) {
+  moving_.rounds = 1;  // sources without crossing tokens are also announced
   for (size_t i = 0; i < peers_.size(); ++i) {
-    prepare_rail(p, h, weighted, i);
-    rounds = std::max(rounds, combine_rails_[i].out.rounds());
+    prepare_rail(p, h, i);
+    moving_.rounds = std::max({moving_.rounds, moving_.rails[i].out.rounds(), moving_.rails[i].in.rounds()});
   }
-  combine_.sum = p;
-  combine_.rounds = take_rounds(rounds);
-  combine_.rails = combine_rails_.data();
-  combine_.transfers = transfers_.data();
-  combine_.num_rails = static_cast<int>(peers_.size());
-  combine_.return_kind = return_kind_of(p.shape);
-  combine_.rail_of_host = rail_of_host_.data();
-  combine_.hosts = map_.hosts();
-  combine_.host_of = host_of_.data();
-  return combine_;
+  return moving_;
+}
+
+uint64_t HostLinks::post(const Moving& call, uint64_t first, int64_t k) {
+  uint64_t sent = 0;
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    transfers_[i] = transfer_of(call.rails[i], k);
+    sent += transfers_[i].send.size();
+  }
+  carrier().post(first + static_cast<uint64_t>(k), transfers_, nullptr);
+  return sent;
+}
+
+// ---- combine ----
+
+ReturnedTokens HostLinks::rows_of(const CombineParams& p, int64_t tokens, bool weights) const {
+  ReturnedTokens rows = returned_tokens(p.shape, map_, round_bytes_, tokens);
+  rows.weights = weights;
+  rows.stride = returned_stride(p.shape, weights);
+  return rows;
+}
+
+void HostLinks::prepare_rail(CpuWarp& w, const CombineParams& p, const HandleData& h, bool weighted, size_t i) {
+  const RailPeer& peer = peers_[i];
+  CombineRail& rail = summing_.rails[i];
+  rail = {};
+  rail.peer = peer.rank;
+  rail.arrivals = &arrivals_[i].value;
+  const auto cut = [&](ReturnedTokens& rows, std::vector<RoundCut>& cuts, Ring& slots) {
+    cuts.resize(idx(rows.rounds() + 1));
+    rows.cuts = cuts.data();
+    cut_rounds<Cpu>(w, rows, &rows == &rail.out ? &rail.crossed : nullptr, rail.count);
+    rows.slot_bytes = largest_round(rows, rows.cuts);
+    rows.slots = make_slots(slots, rows.slot_bytes);
+  };
+  if (peer.peer_is_my_proxy) {
+    rail.peer_is_my_proxy = true;
+    rail.in = summing_.own;
+    rail.in.counts = h.hosts->returned[idx(peer.host)].view();
+    cut(rail.in, cuts_in_[i], received_[i]);
+    of_host_[idx(peer.host)] = rail.in;
+  }
+  if (!peer.is_proxy_of_peer) return;
+  CrossedTokens& crossed = crossed_of(h, peer.rank);
+  const Placement& theirs = *p.call.heap.local(p.shape.control.placement(p.call.epoch, peer.rank));
+  rail.is_proxy_of_peer = true;
+  rail.count = crossed.count;
+  rail.crossed = crossed.view();
+  rail.weighted = weighted;
+  rail.out = rows_of(p, h.counts.tokens[idx(peer.rank)],
+                     p.shape.layout == Layout::rank_major && theirs.pull.takes_weights != 0);
+  rail.out.counts = rail.crossed.returned;
+  cut(rail.out, cuts_out_[i], sent_[i]);
+}
+
+const HostLinks::Summing& HostLinks::prepare(CpuWarp& w, const CombineParams& p, const HandleData& h, bool weighted) {
+  summing_.own = rows_of(p, h.tokens, p.shape.layout == Layout::rank_major && p.shape.out_weights != nullptr);
+  summing_.rounds = std::max<int64_t>(1, summing_.own.rounds());  // owners without tokens also end their reading
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    prepare_rail(w, p, h, weighted, i);
+    summing_.rounds = std::max(summing_.rounds, summing_.rails[i].out.rounds());
+  }
+  summing_.hosts = {};
+  summing_.hosts.rows = of_host_.data();
+  summing_.hosts.host_of = host_of_.data();
+  summing_.hosts.hosts = map_.hosts();
+  summing_.hosts.own_host = own_host_;
+  summing_.hosts.rounds = summing_.rounds;
+  return summing_;
+}
+
+uint64_t HostLinks::post(const Summing& call, uint64_t first, int64_t k) {
+  uint64_t received = 0;
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    const CombineRail& rail = call.rails[i];
+    transfers_[i] = transfer_of(rail, k, rail.out.cuts, rail.in.cuts);
+    received += transfers_[i].receive.size();
+  }
+  carrier().post(first + static_cast<uint64_t>(k), transfers_, nullptr);
+  return received;
 }
 
 }  // namespace switchyard::detail
