@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the code that repeats the contents of the C headers (docs/design/0062-one-description-of-the-interface.md).
+"""Generates the code that repeats the contents of the C headers
+(docs/design/0062-one-description-of-the-interface.md).
 
 Usage: generate.py [--check] [--new-layout]
 
-With --check, nothing is written, and an out-of-date generated file is an error. A moved or removed member is also an error,
-because programs compiled against an older header use its old offset; --new-layout allows it.
+With --check, nothing is written, and an out-of-date generated file is an error. A moved or removed
+member is also an error, because programs compiled against an older header use its old offset;
+--new-layout allows it.
 """
 from __future__ import annotations
 
@@ -304,6 +306,9 @@ def moved(interface: Interface) -> list[str]:
 
 def main() -> int:
     options = sys.argv[1:]
+    if {"-h", "--help"} & set(options):
+        print(__doc__.strip())
+        return 0
     if set(options) - {"--check", "--new-layout"}:
         print(__doc__, file=sys.stderr)
         return 2
