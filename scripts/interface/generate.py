@@ -259,6 +259,9 @@ def python_enumerations(interface: Interface) -> str:
         if table:
             words = ", ".join(f'"{each[len(prefix):].lower()}": {value}' for each, value in interface.enumerations[name].items())
             lines.append(f"{table} = {{{words}}}")
+    types = wrapped([f'"{type}": {table}' for type, _, table in ENUMERATIONS.values() if table], "             ", ", ", 140)
+    lines += ["#: The tables by the C++ type that messages of the library name.", "CPP_TYPES = {" + types[0].lstrip(), *types[1:]]
+    lines[-1] += "}"
     return "\n".join([*lines, ""])
 
 

@@ -30,8 +30,9 @@ namespace switchyard::detail {
 /// `name` may contain more than the field name: "function: field (what it bounds)".
 void check_range(const char* name, int64_t value, int64_t low, int64_t high);
 void check_duration(const char* name, Milliseconds duration);
-/// Bytes of a row. Throws unless it is a multiple of 16.
-int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
+void check_num_tokens(int64_t num_tokens, int64_t max_tokens);
+/// Bytes of a row of `hidden` elements, the value of the field `name`. Throws unless it is a multiple of 16.
+int64_t checked_row_bytes(const char* name, int64_t hidden, DType type);
 
 /// Rethrows this rank's error as one thrown by all ranks; the other ranks received it in the same call.
 [[noreturn]] void rethrow_agreed(const std::exception_ptr& error);
