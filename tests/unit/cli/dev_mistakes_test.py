@@ -105,8 +105,8 @@ class Mistakes(unittest.TestCase):
             self.assertRegex(right.stderr, r"\Arecord_routing: none here; it is needed: pip install numpy\n\Z")
 
 
-class HelpOfTheTool(unittest.TestCase):
-    """`./dev demo -- --help` in a copy of the clone: commands that would install or build fail."""
+class Clone(unittest.TestCase):
+    """Verbs in a copy of the clone without sources; commands that would install or build are stubs, which fail by default."""
 
     def setUp(self):
         self.clone = Path(tempfile.mkdtemp())
@@ -150,6 +150,19 @@ class HelpOfTheTool(unittest.TestCase):
         lines = done.stderr.splitlines()
         self.assertIn("it is not built yet, and is built first", lines[0])
         self.assertIn("cmake was called", done.stderr)
+
+    def test_the_libraries_need_no_packages_of_tests(self):
+        self.program("stubs/dpkg-query", 'echo "$4" >> asked; echo installed')
+        self.program("stubs/cmake", 'echo "$*" >> called')
+        done = self.dev("build --target switchyard_libraries")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("libgtest-dev", (self.clone / "asked").read_text())
+        calls = (self.clone / "called").read_text().splitlines()
+        self.assertEqual(calls[0], "--preset release -DSWITCHYARD_TESTS=OFF -DSWITCHYARD_BENCH=OFF")
+        self.assertRegex(calls[-1], "^--build build/release -j [0-9]+ --target switchyard_libraries$")
+        (self.clone / "asked").unlink()
+        self.dev("build")
+        self.assertIn("libgtest-dev", (self.clone / "asked").read_text())
 
 
 if __name__ == "__main__":
