@@ -136,7 +136,7 @@ TEST(Place, IsSoughtWhereAllRanksHaveRoom) {
     held[group.rank() == 0 ? 0 : 2] = {};
     const Outcome none = outcome_of([&] { RowMemory(group, kBytes); });
     EXPECT_EQ(code_name(none.code), "heap_exhausted") << none.text;
-    EXPECT_NE(none.text.find("RowMemory, rank 0: RowMemory needs 307200 bytes"), std::string::npos) << none.text;
+    EXPECT_NE(none.text.find("RowMemory, rank 0: needs 307200 bytes"), std::string::npos) << none.text;
     EXPECT_NE(none.text.find("that are gone here"), std::string::npos) << none.text;
     held[group.rank() == 0 ? 2 : 0] = {};
     const RowMemory first(group, kBytes), third(group, kBytes);

@@ -70,7 +70,7 @@ OBJECTS = [
     ("sy.Exchange(**SHAPE)", "TypeError", "group"),
     ("sy.Exchange(group, **{**SHAPE, 'max_tokens': 16.0})", "InvalidType", "max_tokens"),
     ("sy.Exchange(group, **{**SHAPE, 'hidden': '128'})", "InvalidType", "hidden"),
-    ("sy.Exchange(group, **{**SHAPE, 'hidden': 3})", "InvalidArgument", "Exchange, rank 0: hidden = 3: a row of bf16 has 6 bytes"),
+    ("sy.Exchange(group, **{**SHAPE, 'hidden': 3})", "InvalidArgument", "Exchange, rank 0: hidden = 3: a row has 6 bytes in bf16"),
     ("sy.Exchange(group, **{**SHAPE, 'hidden': 1 << 64})", "InvalidArgument", "hidden"),
     ("sy.Exchange(group, **{**SHAPE, 'num_experts': None})", "InvalidType", "num_experts"),
     ("sy.Exchange(group, **{**SHAPE, 'num_experts': 0})", "InvalidArgument", "num_experts"),

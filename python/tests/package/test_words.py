@@ -51,7 +51,7 @@ def test_no_message_has_words_of_other_languages():
     ("DispatchOptions::out->cols = 64: must equal NormalConfig::hidden, 128", "out has 64 columns: must equal hidden, 128"),
     ("DispatchOptions::out->dtype = f32: must be bf16", "out is f32: must be 'bf16'"),
     ("DispatchOptions::out->scales is null: the rows have scales", "scales of out is None: the rows have scales"),
-    ("NormalExchange, rank 0: NormalConfig::hidden = 3: a row of bf16 has 6 bytes", "Exchange, rank 0: hidden = 3: a row of bf16 has 6 bytes"),
+    ("NormalExchange, rank 0: NormalConfig::hidden = 3: a row has 6 bytes in bf16", "Exchange, rank 0: hidden = 3: a row has 6 bytes in bf16"),
     ("RingSettings::num_channels * world = 3: must be 4", "ring_num_channels * world = 3: must be 4"),
     ("GroupOptions::num_blocks = 0: must be in [1, 4]", "workers = 0: must be in [1, 4]"),
     ("are neither (invalid_ids = count drops and counts them)", "are neither (invalid_ids = 'count' drops and counts them)"),

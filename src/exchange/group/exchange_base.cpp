@@ -38,12 +38,12 @@ void check_duration(const char* name, Milliseconds duration) {
                 std::string(name) + " = " + std::to_string(duration.count()) + " ms: must be at least 1 ms");
 }
 
-int64_t checked_row_bytes(const char* name, int64_t hidden, DType type) {
+int64_t checked_row_bytes(const char* name, int64_t hidden, DType type, const char* row) {
   const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
   if (bytes % 16 != 0)
     throw Error(ErrorCode::invalid_argument,
-                std::string(name) + " = " + std::to_string(hidden) + ": a row of " + to_string(type) + " has " +
-                    std::to_string(bytes) + " bytes, which must be a multiple of 16",
+                std::string(name) + " = " + std::to_string(hidden) + ": " + row + " has " + std::to_string(bytes) +
+                    " bytes in " + to_string(type) + ", which must be a multiple of 16",
                 field_in(name));
   return bytes;
 }
@@ -72,7 +72,7 @@ size_t ExchangeBase::take_heap(size_t bytes, size_t kept) {
       std::string text = "needs " + std::to_string(bytes) + " bytes of the symmetric heap, of which " +
                          std::to_string(usage.free) + " of " + std::to_string(group_.heap->size()) + " are free";
       if (usage.free >= bytes) text += ", the largest block " + std::to_string(usage.largest_free);
-      text += std::string(": raise heap_bytes of the group to ") + sized_by_ + "(...), or to the sum over its objects";
+      text += std::string(": raise heap_bytes of the group to ") + sized_by_ + ", or to the sum over its objects";
       if (at_least > 0)
         text += "; other ranks have no room below byte " + std::to_string(at_least) +
                 ", because they hold objects, or rows of objects, that are gone here";

@@ -65,7 +65,7 @@ RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, i
   f.type = f.quantize ? DType::fp8_e4m3 : x.dtype;
   f.scales = f.quantize ? o.quantize : x.scale_kind;
   f.src_row_bytes = checked_row_bytes("x.cols", config.hidden, x.dtype);
-  f.row_bytes = checked_row_bytes(f.quantize ? "x.cols (quantized)" : "x.cols", config.hidden, f.type);
+  f.row_bytes = checked_row_bytes("x.cols", config.hidden, f.type, f.quantize ? "a quantized row" : "a row");
   f.scale_bytes = static_cast<int64_t>(scale_row_bytes(config.hidden, f.scales));
   if (config.staging == Staging::ring && f.row_bytes + f.scale_bytes > rings_.record_at())
     invalid("x.dtype", std::string(" = ") + to_string(x.dtype) + ": wider than NormalConfig::dtype, which sizes the rings");

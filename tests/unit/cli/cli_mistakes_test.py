@@ -119,7 +119,7 @@ MISTAKES = [
     (f"plan {H100} --topk 9 --experts 8", "--topk: 9 given, which exceeds --experts 8", "allowed: 1 to 8"),
     ("bench --experts 4", "--topk: auto (8) given, which exceeds --experts 4", "allowed: 1 to 4"),
     ("demo --topk 4 --routing recorded", "--topk: 4 given", "has 8"),
-    ("bench --hidden 12", "--hidden = 12: a row of bf16 has 24 bytes", "multiple of 16"),
+    ("bench --hidden 12", "--hidden = 12: a row has 24 bytes in bf16", "multiple of 16"),
     ("demo --hidden 100", "--hidden: 100 given", "multiple of 8"),
     ("demo --routing zipf --hidden 100000 --intermediate 100000", "--hidden 100000", "are available; make one of them smaller"),
     ("bench --ranks 64 --tokens 1m --hidden 128ki", "--ranks 64 --tokens 1000000 --hidden 131072", "make one of them smaller"),
