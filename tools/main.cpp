@@ -138,10 +138,9 @@ int run(int argc, char** argv) {
   app.fallthrough(false);
   app.require_subcommand(0, 1);
   const bool has_doctor = is_verb("doctor");
-  app.footer(
-      std::string("\n") + (has_doctor ? "Start with `switchyard doctor`, then `switchyard demo`.\n" : "") +
-      "`switchyard VERB --help` lists the options of a verb, with examples.\n"
-      "Exit status: 0 success, 1 a check failed, 2 wrong usage, 3 an error at run time");
+  app.footer(std::string("\n") + (has_doctor ? "Start with `switchyard doctor`, then `switchyard demo`.\n" : "") +
+             "`switchyard VERB --help` lists the options of a verb, with examples.\n"
+             "Exit status: 0 success, 1 a check failed, 2 wrong usage, 3 an error at run time");
   std::vector<std::pair<CLI::App*, VerbRun>> verbs;
   for (const Verb* verb : all_verbs()) {
     CLI::App* sub = app.add_subcommand(verb->name, verb->help);

@@ -400,8 +400,8 @@ int run_verify_ledger(const LedgerVerifyOptions& asked) {
   if (o.late_us > 0 && gpus < o.ranks)
     throw UsageError(
         fmt::format("--late-us: given with --ranks {} and {}; allowed: a GPU for each rank", o.ranks, counted(gpus, "GPU")));
-  require_memory(fmt::format("--tokens {} --hidden {} --topk {} --ranks {}", o.tokens, o.hidden, o.topk, o.ranks), host_bytes(o, gpus),
-                 measure::this_machine().memory_available);
+  require_memory(fmt::format("--tokens {} --hidden {} --topk {} --ranks {}", o.tokens, o.hidden, o.topk, o.ranks),
+                 host_bytes(o, gpus), measure::this_machine().memory_available);
   const auto print_report_json = [&](json report) {
     report["gpus"] = gpu_names;
     print_json(report);
