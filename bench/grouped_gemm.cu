@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares the grouped GEMM, or with --gradients its backward pass, with cuBLAS and a plain read of the weights in one process.
 // First, the versions alternate so that all run at the same clock; the L2 cache is flushed before each call. Then each version
-// runs by itself for a while at the clock permitted by the power limit.
+// runs alone for a while at the clock permitted by the power limit.
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>

@@ -3,6 +3,8 @@
 # pkg-config.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/switchyard)
+# What `cmake --install` needs; it installs the tool and the MPI module if they are built.
+add_custom_target(switchyard_libraries)
 
 # Sets <result> to the files of src that the public header <header> includes, directly or through others.
 function(switchyard_reached_headers result header)
@@ -30,6 +32,7 @@ endfunction()
 # switchyard_install_library(<name> <description> <pkg-config requirements> <further libraries of a static link>)
 function(switchyard_install_library name description requires libs)
   install(TARGETS ${name}_${switchyard_form} EXPORT ${name})
+  add_dependencies(switchyard_libraries ${name}_${switchyard_form})
   install(EXPORT ${name} NAMESPACE switchyard:: FILE ${name}Targets.cmake DESTINATION ${package_dir})
   set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
   file(RELATIVE_PATH SWITCHYARD_PC_PREFIX /${pc_dir} /)
@@ -65,12 +68,13 @@ if(SWITCHYARD_LAYER)
   install(FILES cmake/LayerDependencies.cmake DESTINATION ${package_dir})
 endif()
 
-configure_package_config_file(cmake/switchyardConfig.cmake.in ${PROJECT_BINARY_DIR}/switchyardConfig.cmake
+# CMake finds files of these names for both find_package(switchyard) and find_package(Switchyard).
+configure_package_config_file(cmake/switchyard-config.cmake.in ${PROJECT_BINARY_DIR}/switchyard-config.cmake
                               INSTALL_DESTINATION ${package_dir})
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/switchyardConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/switchyardConfig.cmake ${PROJECT_BINARY_DIR}/switchyardConfigVersion.cmake
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/switchyard-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/switchyard-config.cmake ${PROJECT_BINARY_DIR}/switchyard-config-version.cmake
               cmake/Dependencies.cmake DESTINATION ${package_dir})
 if(TARGET switchyard_mpi)  # next to the library, which searches for it there
-  install(TARGETS switchyard_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(TARGETS switchyard_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} OPTIONAL)
 endif()
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs commands in a bare system, like that of a new user: a chroot in build/bare/SYSTEM with the essential packages, git and CA
-# certificates. From this machine it takes only the name servers, apt's sources for that distribution, proxies, the pip index
-# and the CA certificates.
+# Runs commands in a bare system, like that of a new user: a chroot in build/bare/SYSTEM with the
+# essential packages, git and CA certificates. From this machine it takes only the name servers,
+# apt's sources for that distribution, proxies, the pip index and the CA certificates.
 #
 #   scripts/bare.sh make SYSTEM              creates the system anew
-#   scripts/bare.sh root SYSTEM COMMAND...   runs a command as root in this clone, which has the same path inside
-#   scripts/bare.sh user SYSTEM COMMAND...   runs a command as the user `dev` in the user's copy of the clone, ~/switchyard
+#   scripts/bare.sh root SYSTEM COMMAND...   runs a command as root in this clone, which has the same
+#                                            path inside
+#   scripts/bare.sh user SYSTEM COMMAND...   runs a command as the user `dev` in the user's copy of
+#                                            the clone, ~/switchyard
 #   scripts/bare.sh sudo SYSTEM              allows that user to call sudo without a password
 #   scripts/bare.sh remove SYSTEM            removes the system
-#   scripts/bare.sh second                   prints ubuntu24.04, or debian13 if Ubuntu's archive does not answer
+#   scripts/bare.sh second                   prints ubuntu24.04, or debian13 if Ubuntu's archive does
+#                                            not answer
 #
-# Systems: debian12, debian13, ubuntu24.04. Requires root, debootstrap (`./dev setup bare`) and mount and process namespaces; if
-# one is missing, exits with status 2 and the reason. Mounts exist only in the command's namespace: they vanish with it, however
-# it ends, and the kernel kills the command's remaining processes. For `root` the system is a chroot, where / is an ordinary
-# folder; for `user` it is the root of the namespace, as on a real machine.
+# Systems: debian12, debian13, ubuntu24.04. Requires root, debootstrap (`./dev setup bare`) and
+# mount and process namespaces; if one is missing, exits with status 2 and the reason. Mounts exist
+# only in the command's namespace: they vanish with it, however it ends, and the kernel kills the
+# command's remaining processes. For `root` the system is a chroot, where / is an ordinary folder;
+# for `user` it is the root of the namespace, as on a real machine.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly root=$PWD
@@ -22,6 +26,7 @@ readonly self=$root/scripts/bare.sh
 
 say() { printf '==> %s\n' "$*" >&2; }
 die() { printf 'bare: %s\n' "$*" >&2; exit 2; }
+usage() { sed -n '3,/^set /{/^#/s/^# \{0,1\}//p}' "$self"; }
 
 # The package with the keys of Ubuntu's archive, which Debian 12 does not have.
 readonly ubuntu=http://archive.ubuntu.com/ubuntu
@@ -204,7 +209,8 @@ main() {
     second) verb_second; return ;;
     make | remove | sudo) [[ $# -eq 2 ]] || die "$verb takes one system" ;;
     root | user | inside) [[ $# -ge 3 ]] || die "$verb takes a system and a command" ;;
-    *) sed -n '3,/^set /{/^#/s/^# \{0,1\}//p}' "$self" >&2; exit 2 ;;
+    -h | --help) usage; return ;;
+    *) usage >&2; exit 2 ;;
   esac
   choose "$2"
   shift 2

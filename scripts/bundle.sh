@@ -12,6 +12,7 @@ while [[ $# -gt 0 ]]; do
   case $1 in
     --tests) tests=1; shift ;;
     --preset) preset=${2:?--preset needs a name}; shift 2 ;;
+    -h | --help) exec ./dev bundle --help ;;
     *) echo "bundle: unknown option '$1'; see ./dev bundle --help" >&2; exit 2 ;;
   esac
 done

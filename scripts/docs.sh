@@ -11,6 +11,7 @@ serve=''
 while [[ $# -gt 0 ]]; do
   case $1 in
     --serve) serve=1; shift ;;
+    -h | --help) exec ./dev docs --help ;;
     *) echo "docs: unknown option '$1'; see ./dev docs --help" >&2; exit 2 ;;
   esac
 done

@@ -9,7 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 usage() {
   cat <<'EOF'
 Usage: scripts/gpu_figures.sh [--tool FILE] [--out DIR] [--only REGEX] [--list]
-  --tool FILE   the command line tool (build/cuda/bin/switchyard; build it with ./dev build --preset cuda --target switchyard_cli)
+  --tool FILE   the command line tool (build/cuda/bin/switchyard, which
+                ./dev build --preset cuda --target switchyard_cli makes)
   --out DIR     where results go (figures/)
   --only REGEX  only the figures whose name matches
   --list        print names and commands, and stop
@@ -129,10 +130,10 @@ measure flat_contest --mode flat --contest
 ledger() {
   local name=$1
   shift
-  figure "$name" verify ledger --backend cuda --pes 2 -M 64 -K 7168 --topk 8 --experts-per-pe 2 "$@" --json
+  figure "$name" verify ledger --backend cuda --ranks 2 --tokens 64 --hidden 7168 --topk 8 --experts 4 "$@" --json
   [[ ! -s $out/$name.txt ]] || mv "$out/$name.txt" "$out/$name.json"
 }
-ledger ledger --measured 200
+ledger ledger --iterations 200
 ledger ledger_late --late-us 20
 record normal --tokens 512 --sms 24 --warmup 3 --calls 1
 record low_latency --mode low_latency --tokens 128 --quantize f32 --warmup 3 --calls 1

@@ -8,9 +8,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
   cat <<'EOF'
-Usage: scripts/gpu_sanitize.sh [--tool NAME]... [--bin DIR] [--deadline SECONDS] [--limit SECONDS] [--logs DIR]
+Usage: scripts/gpu_sanitize.sh [--tool NAME]... [--bin DIR] [--deadline SECONDS] [--limit SECONDS]
+                               [--logs DIR]
   --tool NAME         memcheck, racecheck or synccheck; default: all three
-  --bin DIR           where the GPU suites are (build/cuda/bin; build them with ./dev build --preset cuda --target switchyard_cuda)
+  --bin DIR           where the GPU suites are (build/cuda/bin; make them with
+                      ./dev build --preset cuda --target switchyard_cuda)
   --deadline SECONDS  how long ranks wait for each other (600): kernels are slow under a tool
   --limit SECONDS     wall time of one program (3600)
   --logs DIR          keeps the tools' output (build/gpu_sanitize)

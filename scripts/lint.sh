@@ -11,6 +11,7 @@ for option in "$@"; do
     --changed) changed=1 ;;
     --fix) fix=1 ;;
     --tidy) tidy=all ;;
+    -h | --help) exec ./dev lint --help ;;
     *) echo "lint: unknown option '$option'; see ./dev lint --help" >&2; exit 2 ;;
   esac
 done

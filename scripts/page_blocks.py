@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the shell blocks of the pages as a reader would: all blocks of a page in order, in one shell, at the top of the clone.
+"""Runs the shell blocks of the pages as a reader would: all blocks of a page in order, in one
+shell, at the top of the clone.
 
-A fence in README.md, docs/quickstart.md, docs/start or docs/how_to may have a comment on the line above it:
+A fence in README.md, docs/quickstart.md, docs/start or docs/how_to may have a comment on the line
+above it:
 
-  <!-- not run: REASON -->   above a ```sh fence: the block is not run; REASON states its requirement
-  <!-- file: PATH -->        above a fence of another language: a file that the page tells the reader to save, relative to the clone
+  <!-- not run: REASON -->   above a ```sh fence: the block is not run; REASON is its requirement
+  <!-- file: PATH -->        above a fence of another language: a file that the page tells the
+                             reader to save, relative to the clone
 
-Without arguments, all pages are run. A block with an invalid comment is an error, as is a fence with commands in a language
-other than sh. Files that a page leaves at the top of the clone are removed afterwards, except build/ and dist/. The last line
-is `N passed, N failed`, counting blocks.
+Without arguments, all pages are run. A block with an invalid comment is an error, as is a fence
+with commands in a language other than sh. Files that a page leaves at the top of the clone are
+removed afterwards, except build/ and dist/. The last line is `N passed, N failed`, counting blocks.
 """
 import argparse
 import contextlib

@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compares `switchyard plan` with measured exchanges; the results are the table in docs/concepts/prediction.md.
+"""Compares `switchyard plan` with measured exchanges; the results are the table in
+docs/concepts/prediction.md.
 
-Usage: plan_validation.py PATH-OF-SWITCHYARD [--backend cpu|cuda] [--ranks 1,2] [--hosts NAMES]... [--rounds 3] [--seconds 8]
-                          [--add HOSTS=FILE]... [--topology FILE] [--json FILE]
+Usage: plan_validation.py PATH-OF-SWITCHYARD [--backend cpu|cuda] [--ranks 1,2] [--hosts NAMES]...
+                          [--rounds 3] [--seconds 8] [--add HOSTS=FILE]... [--topology FILE]
+                          [--json FILE]
 
-In each round, `doctor --measure` writes a topology of this machine, and `bench` measures a dispatch and a combine of 4096 bf16
-tokens and a dispatch of 512 tokens quantized to fp8. With the last number of ranks, it also measures a dispatch of 4096 such
-tokens. `plan` predicts the same calls from that topology alone. The result of each figure is the median over rounds. With
---hosts a,a,b,b, four ranks on two named hosts are also measured, with one sum per host and with exact rows; their rows cross
-this machine's loopback. With --add, other measurements are compared: FILE is the output of `bench --json` for ranks on HOSTS
-hosts, and `--topology` describes those hosts (default: the last topology measured here, as a test bed). Rounds on a busy
-machine are not meaningful, so the load is printed and recorded.
+In each round, `doctor --measure` writes a topology of this machine, and `bench` measures a dispatch
+and a combine of 4096 bf16 tokens and a dispatch of 512 tokens quantized to fp8. With the last
+number of ranks, it also measures a dispatch of 4096 such tokens. `plan` predicts the same calls
+from that topology alone. The result of each figure is the median over rounds. With --hosts a,a,b,b,
+four ranks on two named hosts are also measured, with one sum per host and with exact rows; their
+rows cross this machine's loopback. With --add, other measurements are compared: FILE is the output
+of `bench --json` for ranks on HOSTS hosts, and `--topology` describes those hosts (default: the
+last topology measured here, as a test bed). Rounds on a busy machine are not meaningful, so the
+load is printed and recorded.
 
 The exit status is 0 if at least four in five figures are within 15 %.
 """
@@ -103,7 +107,7 @@ def load():
 
 
 def main():
-    parser = argparse.ArgumentParser(usage=__doc__.replace("%", "%%"))
+    parser = argparse.ArgumentParser(description=__doc__.replace("%", "%%"), usage=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tool")
     parser.add_argument("--backend", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--ranks", default="1,2")

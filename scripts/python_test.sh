@@ -14,6 +14,7 @@ while [[ $# -gt 0 ]]; do
     --preset) preset=${2:?--preset needs a name}; shift 2 ;;
     --no-torch) torch=''; shift ;;
     --) shift; break ;;
+    -h | --help) exec ./dev python-test --help ;;
     *) echo "python-test: unknown option '$1'; see ./dev python-test --help" >&2; exit 2 ;;
   esac
 done

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Records the routing of a running Mixture-of-Experts model in the format that Switchyard reads (docs/routing.md).
+"""Records the routing of a running Mixture-of-Experts model in the format that Switchyard reads
+(docs/routing.md).
 
     recorder = RoutingRecorder(num_experts=256)
-    recorder.record(layer=3, rank=0, topk_ids=ids, topk_weights=weights)    # arrays or tensors [..., K], any number of times
-    recorder.save("routing.safetensors")                                    # or a folder, for .npy files
+    # arrays or tensors [..., K], any number of times
+    recorder.record(layer=3, rank=0, topk_ids=ids, topk_weights=weights)
+    recorder.save("routing.safetensors")  # or a folder, for .npy files
 
-Needs numpy; accepts torch tensors of any device and dtype without importing torch. On the command line:
+Needs numpy; accepts torch tensors of any device and dtype without importing torch. On the command
+line:
 
     record_routing.py info FILE prints the content of a recording
     record_routing.py merge OUT FILE... merges the recordings of several processes
@@ -22,7 +25,7 @@ try:
 except ImportError as error:
     if __name__ != "__main__":
         raise
-    sys.exit(f"record_routing: {error}; it is needed: pip install numpy")
+    np, why_no_numpy = None, error  # main() checks the command line first
 
 MAX_TOPK = 32
 _DTYPES = {"I8": "|i1", "U8": "|u1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8", "F16": "<f2",
@@ -277,14 +280,19 @@ def info(path):
 
 
 def main(arguments):
+    verb = arguments[0] if arguments else ""
+    asked = {"-h", "--help"} & set(arguments)
+    if asked or not (verb == "info" and len(arguments) == 2 or verb == "merge" and len(arguments) >= 3):
+        print(__doc__.strip(), file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
+    if np is None:
+        print(f"record_routing: {why_no_numpy}; it is needed: pip install numpy", file=sys.stderr)
+        return 1
     try:
-        if len(arguments) == 2 and arguments[0] == "info":
+        if verb == "info":
             info(arguments[1])
-        elif len(arguments) >= 3 and arguments[0] == "merge":
-            merge(arguments[1], arguments[2:])
         else:
-            print(__doc__.strip(), file=sys.stderr)
-            return 2
+            merge(arguments[1], arguments[2:])
         sys.stdout.flush()
     except (OSError, ValueError, MemoryError) as error:
         if not isinstance(error, BrokenPipeError):  # the reader, for example head, closed the pipe

@@ -10,6 +10,7 @@ while [[ $# -gt 0 ]]; do
   case $1 in
     --preset) preset=${2:?--preset needs a name}; shift 2 ;;
     --check) check=1; shift ;;
+    -h | --help) exec ./dev release --help ;;
     *) echo "release: unknown option '$1'; see ./dev release --help" >&2; exit 2 ;;
   esac
 done

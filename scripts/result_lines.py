@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Formats result files (bench/results) with one line per run, which keeps them small and their diffs readable. Numbers, strings
-and the order of keys stay unchanged.
+"""Formats result files (bench/results) with one line per run, which keeps them small and their
+diffs readable. Numbers, strings and the order of keys stay unchanged.
 
 Usage: result_lines.py FILE...           rewrites the files
-       result_lines.py --check FILE...   lists files with another format, and files that no page cites
+       result_lines.py --check FILE...   lists files with another format, and files that no page
+                                         cites
 """
 import json
 import subprocess

@@ -4,10 +4,11 @@
 
 usage: sample_sentences.py [--count 100] [--planted 20] [--from OLD_COMMIT] FOLDER
 
-Writes FOLDER/sample.txt (a numbered list of places and sentences, nothing else) and FOLDER/key.json (the seed, the commit, and
-the numbers of the planted sentences). Half of the planted sentences come from documents and half from comments, all of
-OLD_COMMIT; none of them is in the tree today. The seed is derived from the commit, so each state of the tree has exactly one
-sample. Readers receive only sample.txt and mark each sentence that a native technical editor would rewrite.
+Writes FOLDER/sample.txt (a numbered list of places and sentences, nothing else) and FOLDER/key.json
+(the seed, the commit, and the numbers of the planted sentences). Half of the planted sentences come
+from documents and half from comments, all of OLD_COMMIT; none of them is in the tree today. The
+seed is derived from the commit, so each state of the tree has exactly one sample. Readers receive
+only sample.txt and mark each sentence that a native technical editor would rewrite.
 """
 import argparse
 import json

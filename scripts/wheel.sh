@@ -14,6 +14,7 @@ while [[ $# -gt 0 ]]; do
     --preset) preset=${2:?--preset needs a name}; shift 2 ;;
     --layer) layer=1; shift ;;
     --deep-ep) deep_ep=1; shift ;;
+    -h | --help) exec ./dev wheel --help ;;
     *) echo "wheel: unknown option '$1'; see ./dev wheel --help" >&2; exit 2 ;;
   esac
 done

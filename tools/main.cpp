@@ -24,6 +24,11 @@
 namespace switchyard::tool {
 namespace {
 
+bool is_verb(const std::string& word) {
+  const auto verbs = all_verbs();
+  return std::any_of(verbs.begin(), verbs.end(), [&](const Verb* verb) { return word == verb->name; });
+}
+
 std::vector<std::string> flags_of(const CLI::App& app) {
   std::vector<std::string> flags;
   for (const CLI::Option* option : app.get_options()) {
@@ -132,10 +137,10 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", build_description(), "Print version, commit and build, and exit");
   app.fallthrough(false);
   app.require_subcommand(0, 1);
-  app.footer(
-      "\nStart with `switchyard doctor`, then `switchyard demo`. `switchyard VERB --help` lists the options of a verb, with "
-      "examples.\n"
-      "Exit status: 0 success, 1 a check failed, 2 wrong usage, 3 an error at run time");
+  const bool has_doctor = is_verb("doctor");
+  app.footer(std::string("\n") + (has_doctor ? "Start with `switchyard doctor`, then `switchyard demo`.\n" : "") +
+             "`switchyard VERB --help` lists the options of a verb, with examples.\n"
+             "Exit status: 0 success, 1 a check failed, 2 wrong usage, 3 an error at run time");
   std::vector<std::pair<CLI::App*, VerbRun>> verbs;
   for (const Verb* verb : all_verbs()) {
     CLI::App* sub = app.add_subcommand(verb->name, verb->help);
@@ -172,11 +177,6 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
-
-static bool is_verb(const std::string& word) {
-  const auto verbs = all_verbs();
-  return std::any_of(verbs.begin(), verbs.end(), [&](const Verb* verb) { return word == verb->name; });
-}
 
 /// Checks that all output was written, which fails on a full disk. \returns the exit status
 static int with_output_written(int status) {

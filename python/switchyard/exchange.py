@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Optional, Sequence, Tuple, Type, Union
 
 from ._abi import arguments as _arguments, names as _names, repeated as _repeated
-from ._abi.arguments import checked
+from ._abi.arguments import checked, named
 from ._abi.arrays import I64, U8, Arrays, Taken, arrays_of_torch, check_apart, code_of_rows, is_tensor, refuse_overlap, take, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, number_from, structs
 from ._abi.names import BF16, CUDA, EXPERT_MAJOR, F16, F32, FP8, PER_RANK, RANK_MAJOR, invalid, value_of
@@ -24,8 +24,7 @@ __all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "keep_plans"]
 
 #: Number of columns that share a scale.
 _GROUP = 128
-_COMBINED = (BF16, F16, F32)
-_WIDEST = (BF16, F16, F32, FP8)
+_COMBINED, _WIDEST = (BF16, F16, F32), (BF16, F16, F32, FP8)
 _UNREAD = ("topk_weights: dispatch got weights that a rank-major combine does not apply, and nobody has read handle.topk_weights: multiply by these "
            "where experts compute, or make the exchange with layout='expert_major', or say apply_weights=False")
 #: Default numeric values of quantize, size, overflow, padding and capacity.
@@ -61,13 +60,12 @@ class Exchange:
     """
 
     @constructs
+    @named("Exchange.__init__")
     def __init__(self, group: Group, *, routing_gradients: bool = False, **config: Any) -> None:
         _arguments.check("Exchange.__init__", group=group, routing_gradients=routing_gradients)
         self.group = group
         self._config = normal_config(**config)
-        self._functions = library().functions
-        self._call = group._call
-        self._backend = group._backend
+        self._functions, self._call, self._backend = library().functions, group._call, group._backend
         exchange = ctypes.c_void_p()
         check_collective(self._functions.sy_exchange_create(group.pointer, byref(self._config), byref(exchange)))
         self._owned = Owned(exchange.value, self._functions.sy_exchange_destroy, group._owned, lock=group._lock)
@@ -320,6 +318,7 @@ class Exchange:
 
     # ---- Expert outputs and combine ----
 
+    @named("Exchange.allocate_rows")
     def allocate_rows(self, handle: Handle, dtype: object = None) -> Any:
         """Allocates uninitialized rows [rows of `handle`, H] in symmetric memory for expert outputs, which combine reads in
         place. `dtype`: None selects that of the exchange. CUDA: the rows are for use on the current stream."""
@@ -456,6 +455,7 @@ class Exchange:
             check(self._functions.sy_exchange_make_graph_memory(self.pointer, byref(made)))
         return GraphMemory(Owned(made.value, self._functions.sy_graph_memory_destroy, self._owned, lock=self.group._lock))
 
+    @named("Exchange.use_graph_memory")
     def use_graph_memory(self, memory: Optional[GraphMemory]) -> None:
         """Local. CUDA: graphs captured from now on share `memory` for their calls; its size is that of the largest graph. Rows
         that a graph delivers in library memory are valid until another graph is launched. None, the default: each graph has

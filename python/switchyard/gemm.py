@@ -37,6 +37,7 @@ class GroupedGemm:
     Calls on one object must be ordered by the caller. Calls do not wait and can be captured. Gradients are not supported.
     """
 
+    @_arguments.named("GroupedGemm.__init__")
     def __init__(self, weights: Any, *, scales: Any = None, order: str = "nk", epilogue: str = "none", quantize: Optional[str] = None,
                  limit: float = float("inf"), alpha: float = 1.0, up_shift: float = 0.0) -> None:
         self._functions = layer_library().functions

@@ -16,7 +16,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, T
 
 from ._internal import interrupts as _interrupts
 from ._abi import names as _names
-from ._abi.arguments import checked
+from ._abi.arguments import checked, named
 from ._abi.ffi import CallLock, Owned, alive, byref, check, check_collective, library, structs
 from ._torch.registry import torch_for
 from .errors import Code, InvalidArgument, SwitchyardError, Unsupported
@@ -49,7 +49,7 @@ def _milliseconds(seconds: Optional[float]) -> int:
     return min(int(seconds * 1000), _FOREVER)
 
 
-@checked("Group.from_environment")
+@checked("Group.from_environment", called="Group")
 def _options(heap_bytes: int = 256 << 20, *, timeout: Optional[float] = 30.0, rendezvous_timeout: float = 60.0, backend: str = "cpu",
              device: int = -1, workers: int = 1, num_sms: int = 0, host: str = "", network: str = "sockets",
              silence: Optional[float] = None) -> structs.GroupOptions:
@@ -261,6 +261,7 @@ class Group:
     # ---- Creation ----
 
     @classmethod
+    @named("Group.from_environment")
     def from_environment(cls, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
         """Joins a group with this process as one rank, as specified by SWITCHYARD_RANK, _WORLD_SIZE, _STORE and _JOB_TOKEN, or
         by the variables of torchrun, Open MPI or Slurm (docs/concepts/rendezvous.md). Waits until all ranks have arrived."""
@@ -290,6 +291,7 @@ class Group:
         return [cls(group or 0, settings.backend, settings.num_warps) for group in groups]
 
     @classmethod
+    @named("Group.from_process_group")
     def from_process_group(cls, process_group: Any = None, heap_bytes: int = 256 << 20, **options: Any) -> "Group":
         """Forms a group of the ranks in a ``torch.distributed`` process group (gloo, NCCL or any other that can gather objects;
         None: the default group). All ranks of the process group call this function. The process group supplies the rank and

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any, NamedTuple, Optional, Tuple, Type
 
 from ._abi import arguments as _arguments, names as _names
-from ._abi.arguments import checked
+from ._abi.arguments import checked, named
 from ._abi.arrays import I64, NUMPY, U8, arrays_of, check_apart, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, layer_library, number_from, structs
 from ._abi.names import BF16, CPU, CUDA, FP8, invalid, value_of
@@ -86,6 +86,7 @@ class MoeLayer:
     """
 
     @constructs
+    @named("MoeLayer.__init__")
     def __init__(self, group: Group, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None, **config: Any) -> None:
         _arguments.check("MoeLayer.__init__", group=group)
         functions, c = layer_library().functions, _config(backend=group._backend, **config)
@@ -106,6 +107,7 @@ class MoeLayer:
         self._takes = _arguments.bind("MoeLayer.forward", group._backend, H=c.hidden, K=c.topk)
         self._like: Any = None
 
+    @named("MoeLayer.with_weights")
     def with_weights(self, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None) -> "MoeLayer":
         """Local. Returns another layer of the model with different weights; it shares all other memory. All ranks must create
         the same layers in the same order. Either layer may be closed first. Calls of layers that share memory, including those

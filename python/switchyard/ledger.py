@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Optional, Type
 
 from ._abi import arguments as _arguments, names as _names
-from ._abi.arguments import checked
+from ._abi.arguments import checked, named
 from ._abi.arrays import check_apart, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, structs
 from ._abi.names import CPU, value_of
@@ -48,6 +48,7 @@ class LedgerCombine:
     """
 
     @constructs
+    @named("LedgerCombine.__init__")
     def __init__(self, group: Group, **config: Any) -> None:
         _arguments.check("LedgerCombine.__init__", group=group)
         self.group = group

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 from ._abi import arguments as _arguments, names as _names, repeated as _repeated
-from ._abi.arguments import checked
+from ._abi.arguments import checked, named
 from ._abi.arrays import I32, I64, NUMPY, U8, Taken, arrays_of, arrays_of_torch, check_apart, code_of, code_of_rows, take, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, number_from, structs
 from ._abi.names import BF16, CUDA, F16, F32, FP8, PER_ROUTE, invalid, value_of
@@ -136,6 +136,7 @@ class LowLatency:
     """
 
     @constructs
+    @named("LowLatency.__init__")
     def __init__(self, group: Group, **config: Any) -> None:
         _arguments.check("LowLatency.__init__", group=group)
         self.group = group
@@ -191,6 +192,7 @@ class LowLatency:
         """The underlying ``sy_low_latency*``, for code that calls the C interface."""
         return self._owned.pointer or alive(self._owned, "the low-latency object", self.group)
 
+    @named("LowLatency.make_output")
     def make_output(self, like: Any = None, *, memory: Any = None) -> Received:
         """Local. Allocates another destination for dispatches, with arrays of the same kind as `like` (default: numpy).
         memory: dense caller memory for rows and scales. Without scales, x [L, R, H]. With scales, a pair of x and float32 or

@@ -89,12 +89,22 @@ class _Ranks:
             return
         causes = [each for each in found if not isinstance(each[1], PeerFailed)] or found
         (r, error), world = causes[0], len(self._groups)
-        notes = [f"raised by rank {r} of {world} in run_ranks"]
+        alike = [other for other, also in causes if type(also) is type(error) and str(also) == str(error)]  # what ranks agreed on
+        notes = [f"raised by {_ranks(alike)} of {world} in run_ranks"]
         if isinstance(error, PeerFailed) and 0 <= error.rank < world and self._returned[error.rank]:
             notes.append(f"the function of rank {error.rank} had returned, or did not make this call")
-        notes += [f"rank {other} raised {type(also).__name__}: {also}" for other, also in causes[1:4]]
+        notes += [f"rank {other} raised {type(also).__name__}: {also}" for other, also in [each for each in causes if each[0] not in alike][:3]]
         _annotate(error, notes)
         raise error
+
+
+def _ranks(numbers: List[int]) -> str:
+    """Returns "rank 2", "ranks 0 and 2" or "ranks 0 to 3"."""
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"ranks {numbers[0]} to {numbers[-1]}"
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
 def _annotate(error: BaseException, notes: List[str]) -> None:

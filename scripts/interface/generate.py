@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Generates the code that repeats the contents of the C headers (docs/design/0062-one-description-of-the-interface.md).
+"""Generates the code that repeats the contents of the C headers
+(docs/design/0062-one-description-of-the-interface.md).
 
 Usage: generate.py [--check] [--new-layout]
 
-With --check, nothing is written, and an out-of-date generated file is an error. A moved or removed member is also an error,
-because programs compiled against an older header use its old offset; --new-layout allows it.
+With --check, nothing is written, and an out-of-date generated file is an error. A moved or removed
+member is also an error, because programs compiled against an older header use its old offset;
+--new-layout allows it.
 """
 from __future__ import annotations
 
@@ -257,6 +259,9 @@ def python_enumerations(interface: Interface) -> str:
         if table:
             words = ", ".join(f'"{each[len(prefix):].lower()}": {value}' for each, value in interface.enumerations[name].items())
             lines.append(f"{table} = {{{words}}}")
+    types = wrapped([f'"{type}": {table}' for type, _, table in ENUMERATIONS.values() if table], "             ", ", ", 140)
+    lines += ["#: The tables by the C++ type that messages of the library name.", "CPP_TYPES = {" + types[0].lstrip(), *types[1:]]
+    lines[-1] += "}"
     return "\n".join([*lines, ""])
 
 
@@ -304,6 +309,9 @@ def moved(interface: Interface) -> list[str]:
 
 def main() -> int:
     options = sys.argv[1:]
+    if {"-h", "--help"} & set(options):
+        print(__doc__.strip())
+        return 0
     if set(options) - {"--check", "--new-layout"}:
         print(__doc__, file=sys.stderr)
         return 2

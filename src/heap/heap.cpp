@@ -245,10 +245,9 @@ size_t SymmetricHeap::allocate(size_t bytes, size_t alignment, size_t kept, size
   if (const auto offset = allocator_.allocate(bytes, alignment, std::min(kept, bytes), at_least)) return *offset;
   const OffsetAllocator::Usage usage = allocator_.usage();
   throw Error(ErrorCode::heap_exhausted, "the symmetric heap of rank " + std::to_string(view_.rank) + " has no room for " +
-                                             std::to_string(bytes) + " bytes at alignment " + std::to_string(alignment) + ": " +
-                                             std::to_string(usage.free) + " bytes are free, the largest block has " +
-                                             std::to_string(usage.largest_free) + ", the heap " + std::to_string(size_) +
-                                             "; raise heap_bytes");
+                                             std::to_string(bytes) + " bytes: " + std::to_string(usage.free) + " of " +
+                                             std::to_string(size_) + " are free, the largest block has " +
+                                             std::to_string(usage.largest_free) + "; raise heap_bytes");
 }
 
 void SymmetricHeap::release(size_t offset) noexcept {

@@ -41,6 +41,7 @@ class SymmetricHeap {
   const HeapView& view() const noexcept { return view_; }
   size_t size() const noexcept { return size_; }
   size_t used() const;
+  OffsetAllocator::Usage usage() const { return allocator_.usage(); }
   /// Host address of rank r's header, even if r is a thread on another host. Null if it is not in this process.
   virtual HeapHeader* header(int r) const noexcept { return reinterpret_cast<HeapHeader*>(view_.base[r]); }
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # install_and_use.sh BUILD_DIR VERSION: installs the build into a scratch prefix, moves it (a package must be relocatable), and
 # builds consumers against it, each through find_package and through pkg-config: of the main library only, of the additional
-# libraries, and of expert compute in C.
+# libraries, and of expert compute in C. Then builds and runs the examples as a project of their own.
 set -euo pipefail
 
 build=$1 version=$2
@@ -52,14 +52,28 @@ use() {
   "$scratch/by_pkg_config"
 }
 
-# A wrong component is named, with those of the installation.
-mkdir "$scratch/wrong"
-printf 'cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\nfind_package(switchyard REQUIRED COMPONENTS nothing)\n' >"$scratch/wrong/CMakeLists.txt"
-if cmake -S "$scratch/wrong" -B "$scratch/wrong/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" >"$scratch/wrong.log" 2>&1 ||
-  ! tr -s ' \n' ' ' <"$scratch/wrong.log" | grep -q "component 'nothing' is not part of this installation; available: "; then
-  cat "$scratch/wrong.log"
-  exit 1
-fi
+# find_components CALL: configures a project that makes this call of find_package; the exit status is that of CMake, the log $scratch/find.log.
+find_components() {
+  rm -rf "$scratch/find"
+  mkdir "$scratch/find"
+  printf 'cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\nfind_package(%s)\n' "$1" >"$scratch/find/CMakeLists.txt"
+  # shellcheck disable=SC2016  # CMake expands them
+  printf 'message(STATUS "layer: ${switchyard_layer_FOUND}${Switchyard_layer_FOUND}")\n' >>"$scratch/find/CMakeLists.txt"
+  cmake -S "$scratch/find" -B "$scratch/find/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" >"$scratch/find.log" 2>&1
+}
+fail_find() { cat "$scratch/find.log"; echo "find_package($1): $2"; exit 1; }
+
+# A wrong component is named, with those of the installation, also where the package is not required.
+for name in switchyard Switchyard; do
+  for call in "$name REQUIRED COMPONENTS typo" "$name REQUIRED COMPONENTS layer typo" "$name COMPONENTS typo"; do
+    if find_components "$call" && [[ $call == *REQUIRED* ]]; then fail_find "$call" "succeeds"; fi
+    tr -s ' \n' ' ' <"$scratch/find.log" | grep -q "component 'typo' is not part of this installation; available: layer, workload " ||
+      fail_find "$call" "does not name the components"
+  done
+  for call in "$name REQUIRED COMPONENTS layer" "$name REQUIRED OPTIONAL_COMPONENTS typo layer"; do
+    { find_components "$call" && grep -q 'layer: TRUE' "$scratch/find.log"; } || fail_find "$call" "fails"
+  done
+done
 
 use consumer switchyard
 grep -q "PASS with Switchyard $version" "$scratch/output"
@@ -69,3 +83,16 @@ if ldd "$scratch/consumer/consumer" "$scratch/by_pkg_config" | grep dnnl; then
 fi
 use consumer_layer switchyard_workload switchyard_layer
 use consumer_c switchyard_layer
+
+examples=$here/../../examples
+cmake -S "$examples" -B "$scratch/examples" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" >"$scratch/configure.log" ||
+  { cat "$scratch/configure.log"; exit 1; }
+cmake --build "$scratch/examples"
+count=0
+for source in "$examples"/*.c "$examples"/*.cpp; do
+  name=$(basename "${source%.*}")
+  "$scratch/examples/example_$name" | tee "$scratch/output"
+  grep -q PASS "$scratch/output" || { echo "example_$name did not pass"; exit 1; }
+  count=$((count + 1))
+done
+[[ $count -ge 5 ]]

@@ -68,7 +68,7 @@ void add_wrong_low_latency(std::vector<Configuration>& all) {
       {{"hidden = 0", [](C& c) { c.hidden = 0; }},
        {"hidden = 1048577", [](C& c) { c.hidden = (1 << 20) + 1; }},
        {"multiple of 16", [](C& c) { c.hidden = 4; }},
-       {"rows as they are sent", [](C& c) { c.hidden = 24; }},
+       {"a row as it is sent", [](C& c) { c.hidden = 24; }},
        {"num_experts = 0", [](C& c) { c.num_experts = 0; }},
        {"topk = 0", [](C& c) { c.topk = 0; }},
        {"topk = 33", [](C& c) { c.topk = 33; }},

@@ -105,8 +105,8 @@ class Verify(unittest.TestCase):
         self.expect_pass(*SMALL, "--ranks", "2", "--dtype", "f16", "--routing", "zipf", "--processes", *sms)
 
     def test_ledger(self):
-        code, out, err = run("verify", "ledger", *ON, "--pes", "2", "-M", "8", "-K", "512", "--topk", "4", "--experts-per-pe", "2",
-                             "--json")
+        code, out, err = run("verify", "ledger", *ON, "--ranks", "2", "--tokens", "8", "--hidden", "512", "--topk", "4",
+                             "--experts", "4", "--json")
         self.assertEqual(code, 0, out + err)
         self.assertTrue(json.loads(out)["passed"])
 

@@ -82,7 +82,7 @@ TEST(FusedMoeMemory, OfTheCpuFollowsItsFormula) {
   expect_text(wrong, ErrorCode::invalid_argument, "backend = 7: must be cpu (0) or cuda (1)");
 }
 
-// Each multiplied element takes one byte plus its share of a scale, and weight scales take four times their given size.
+// Each multiplied element takes one byte plus its share of a scale. Each weight scale takes a float4.
 TEST(FusedMoeMemory, OfFp8FollowsItsFormula) {
   constexpr size_t kRows = 2 * 64 * 2, kFlag = 8;
   FusedMoeConfig c = small();
@@ -91,10 +91,12 @@ TEST(FusedMoeMemory, OfFp8FollowsItsFormula) {
   // A token has 256 bytes and two scales, padded to 384 bytes, or 512 bytes and four scales, padded to 640 bytes. Its output is
   // bf16.
   EXPECT_EQ(more.heap_bytes, 64 * (640 - 384) + 64 * 2 * 256 * 2);
-  const size_t tiles = 2 * (kRows / 192 + 2), weights = 2 * 2 * (1 * 2 + 1 * 2) * 16;  // up: twice the blocks; down: the tiles
+  const size_t tiles = 2 * (kRows / 192 + 2);
   const auto rounded = [](size_t bytes) { return (bytes + 127) / 128 * 128; };
-  EXPECT_EQ(more.private_bytes,
-            kRows * 256 * (1 + 2) + 2 * kRows * 4 + rounded(2 * tiles * kFlag) - rounded(tiles * kFlag) + weights / 2);
+  // Two local experts, 128 x 128 elements per scale: w13 [2 * 128, hidden] and w2 [hidden, 128].
+  const auto weights = [&](size_t hidden) { return rounded(2 * (2 * (hidden / 128) + hidden / 128) * 16); };
+  EXPECT_EQ(more.private_bytes, kRows * 256 * (1 + 2) + 2 * kRows * 4 + rounded(2 * tiles * kFlag) - rounded(tiles * kFlag) +
+                                    weights(512) - weights(256));
   EXPECT_LT(FusedMoe::memory_required(c, 2).heap_bytes, FusedMoe::memory_required(small(), 2).heap_bytes);
   expect_text(outcome_of([&] { (void)FusedMoe::memory_required(c, 2, Backend::cpu); }), ErrorCode::unsupported,
               "FusedMoeConfig::dtype = fp8_e4m3: must be bf16 on the CPU");

@@ -10,8 +10,8 @@
 namespace switchyard::tool {
 namespace {
 
-/// A field in the library's configs and options, and the flag that sets it. -M, -K, --pes and --experts-per-pe belong to
-/// `verify ledger`.
+/// A field in the library's configs and options, and the flag that sets it. No verb has the flags -M, -K, --pes and
+/// --experts-per-pe of the published ledger check; they are listed for suggestions.
 struct FieldFlag {
   std::string_view field;
   const char* flag;

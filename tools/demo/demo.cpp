@@ -70,7 +70,7 @@ Backend choose_backend(const DemoOptions& o, const GpuProbe& probe) {
   if (backend_named(o.backend) == Backend::cpu) return Backend::cpu;
   if (!built_with_cuda()) throw UsageError(no_cuda_text());
   if (!usable)
-    throw UsageError(fmt::format("--backend: 'cuda' given, but no GPU can be used ({}); see switchyard doctor",
+    throw UsageError(fmt::format("--backend: 'cuda' given, but no GPU can be used ({}); allowed: cpu, auto",
                                  probe.problem.empty() ? "the driver finds none" : probe.problem));
   if (!direct) throw UsageError("--staging: 'ring' given; allowed with --backend cuda: direct");
   return Backend::cuda;

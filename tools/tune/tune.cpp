@@ -37,11 +37,11 @@ LedgerVerifyOptions ledger_of(const BenchOptions& o) {
   LedgerVerifyOptions l;
   l.backend = o.backend;
   l.processes = o.processes;
-  l.pes = o.ranks;
+  l.ranks = o.ranks;
   l.tokens = o.tokens;
   l.hidden = o.hidden;
   l.topk = o.topk > 0 ? o.topk : 8;
-  l.experts_per_pe = std::max<int64_t>(1, (o.experts > 0 ? o.experts : 256) / o.ranks);
+  l.experts = o.ranks * std::max<int64_t>(1, (o.experts > 0 ? o.experts : 256) / o.ranks);
   return l;
 }
 
@@ -49,10 +49,10 @@ void check_ledger_shape(const BenchOptions& o) {
   const LedgerVerifyOptions l = ledger_of(o);
   LedgerConfig config;
   config.hidden = l.hidden;
-  config.num_experts = static_cast<int>(l.pes * l.experts_per_pe);
+  config.num_experts = static_cast<int>(l.experts);
   config.topk = static_cast<int>(l.topk);
   config.max_tokens = l.tokens;
-  (void)LedgerCombine::memory_required(config, static_cast<int>(l.pes), Backend::cuda);
+  (void)LedgerCombine::memory_required(config, static_cast<int>(l.ranks), Backend::cuda);
 }
 json measured_ledger_shape(const BenchOptions& o, int gpus) { return measured_ledger(ledger_of(o), gpus); }
 

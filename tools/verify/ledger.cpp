@@ -251,7 +251,7 @@ std::vector<json> run_on_ranks(const LedgerFixture& fixture, const LedgerVerifyO
   RankJob job;
   job.world = fixture.world;
   job.processes = o.processes;
-  job.size_flags = "-M, -K or --pes";
+  job.size_flags = "--tokens, --hidden or --ranks";
   job.group.num_blocks = static_cast<int>(o.blocks);
   job.group.num_warps = static_cast<int>(o.warps);
   job.group.timeout = std::chrono::milliseconds(o.timeout_ms);
@@ -264,7 +264,7 @@ std::vector<json> run_on_ranks(const LedgerFixture& fixture, const LedgerVerifyO
     const std::shared_ptr<RankDevice> device = rank_device(group.rank(), gpus, arena);
     group.barrier();  // every rank has its stream and memory before any rank waits for another
     LedgerRank rank(fixture, group, *device, static_cast<int>(o.sms));
-    json result = rank.run(o.warmup, o.measured, link);
+    json result = rank.run(o.warmup, o.iterations, link);
     if (timed) result["kernel"] = rank.time_replayed(*make_gpu_clock(group, Timing::replayed, {}), o.late_us, 100);
     result.update(rank.findings());
     group.barrier();  // memory must not be freed earlier
@@ -278,11 +278,11 @@ std::vector<json> run_on_ranks(const LedgerFixture& fixture, const LedgerVerifyO
 /// The report without measurements.
 json report_of(const LedgerVerifyOptions& o, const LedgerFixture& fixture) {
   const LedgerFormatBytes bytes = ledger_format_bytes(fixture.config(), fixture.world, static_cast<int>(o.aiv_blocks));
-  return {{"pes", o.pes},
+  return {{"ranks", o.ranks},
           {"tokens", o.tokens},
           {"hidden", o.hidden},
           {"topk", o.topk},
-          {"experts_per_pe", o.experts_per_pe},
+          {"experts", o.ranks * o.experts_per_rank()},
           {"dtype", o.dtype},
           {"backend", o.backend},
           {"late_us", o.late_us},
@@ -294,7 +294,7 @@ json report_of(const LedgerVerifyOptions& o, const LedgerFixture& fixture) {
           {"prepare_fixture_us", nullptr},
           {"combine_e2e_us", nullptr},
           {"kernel_us", nullptr},
-          {"samples", o.measured},
+          {"samples", o.iterations},
           {"machine", to_json(measure::this_machine())},
           {"commit", source_commit()},
           {"date", measure::utc_now()},
@@ -333,9 +333,11 @@ LedgerVerifyOptions resolved(LedgerVerifyOptions o) {
     o.tokens = 8;
     o.hidden = 64;
     o.topk = 2;
-    o.experts_per_pe = 1;
-    o.pes = 2;
+    o.experts = 2;
+    o.ranks = 2;
   }
+  if (o.experts % o.ranks != 0)
+    throw UsageError(fmt::format("--experts: {} given; allowed: a multiple of --ranks {}", o.experts, o.ranks));
   const bool cpu = backend_named(o.backend) == Backend::cpu;
   if (cpu && o.sms > 0) throw UsageError("--sms: given with --backend cpu; multiprocessors belong to GPUs (--blocks, --warps)");
   if (cpu && o.late_us > 0) throw UsageError("--late-us: given with --backend cpu; only replayed kernels are timed so");
@@ -345,8 +347,8 @@ LedgerVerifyOptions resolved(LedgerVerifyOptions o) {
 void print_report(const LedgerVerifyOptions& o, const json& r) {
   const auto us = [&](const char* what, const char* figure) { return r.at(what).at(figure).get<double>(); };
   fmt::print("[PROFILE] LedgerCombine\n");
-  fmt::print("  M={} K={} ranks={} topK={} expertPerPe={} warmup={} measured={} samples={}\n", o.tokens, o.hidden, o.pes,
-             o.topk, o.experts_per_pe, o.warmup, o.measured, o.measured);
+  fmt::print("  M={} K={} ranks={} topK={} expertPerPe={} warmup={} measured={} samples={}\n", o.tokens, o.hidden, o.ranks,
+             o.topk, o.experts_per_rank(), o.warmup, o.iterations, o.iterations);
   fmt::print("  bytes: workspace={} routeMeta={} window={} guard={}\n", r.at("workspace_bytes").get<size_t>(),
              r.at("route_meta_bytes").get<size_t>(), r.at("window_bytes").get<size_t>(), r.at("guard_bytes").get<size_t>());
   if (!r.at("combine_e2e_us").is_null()) {  // all ranks finished
@@ -356,7 +358,7 @@ void print_report(const LedgerVerifyOptions& o, const json& r) {
   }
   if (!r.at("kernel_us").is_null())
     fmt::print("  kernel: median={:.1f} us {}={:.1f} us (replayed graph, cold L2, slowest rank)\n", us("kernel_us", "median"),
-               measure::tail_name(o.measured), us("kernel_us", "p99"));
+               measure::tail_name(o.iterations), us("kernel_us", "p99"));
   fmt::print("  compared={} max_diff={:.3g}\n", r.at("compared").get<int64_t>(), r.at("max_diff").get<double>());
   const auto problem = r.at("problem").get<std::string>();
   if (!problem.empty()) fmt::print("  {}\n", problem);
@@ -395,11 +397,11 @@ int run_verify_ledger(const LedgerVerifyOptions& asked) {
     gpu_names = used.probe.names();
     if (!o.json) fmt::print("  GPUs: {}\n", gpu_names);
   }
-  if (o.late_us > 0 && gpus < o.pes)
+  if (o.late_us > 0 && gpus < o.ranks)
     throw UsageError(
-        fmt::format("--late-us: given with --pes {} and {}; allowed: a GPU for each rank", o.pes, counted(gpus, "GPU")));
-  require_memory(fmt::format("-M {} -K {} --topk {} --pes {}", o.tokens, o.hidden, o.topk, o.pes), host_bytes(o, gpus),
-                 measure::this_machine().memory_available);
+        fmt::format("--late-us: given with --ranks {} and {}; allowed: a GPU for each rank", o.ranks, counted(gpus, "GPU")));
+  require_memory(fmt::format("--tokens {} --hidden {} --topk {} --ranks {}", o.tokens, o.hidden, o.topk, o.ranks),
+                 host_bytes(o, gpus), measure::this_machine().memory_available);
   const auto print_report_json = [&](json report) {
     report["gpus"] = gpu_names;
     print_json(report);
@@ -407,7 +409,7 @@ int run_verify_ledger(const LedgerVerifyOptions& asked) {
   json report;
   try {
     Progress progress(o.json);
-    progress.stage("ledger combine", o.warmup + o.measured);
+    progress.stage("ledger combine", o.warmup + o.iterations);
     report = measured_ledger(o, gpus, [&](int64_t done) { progress.update(done); });
     progress.finish();
   } catch (const Error& e) {

@@ -12,14 +12,14 @@ namespace switchyard::tool {
 struct LedgerVerifyOptions {
   bool chosen = false;  ///< `ledger` was on the command line
   bool quick = false;   ///< the published small shape
-  int64_t pes = 2;
+  int64_t ranks = 2;
   int64_t tokens = 64;
   int64_t hidden = 7168;
   int64_t topk = 8;
-  int64_t experts_per_pe = 2;
+  int64_t experts = 0;  ///< on all ranks, a multiple of `ranks`; 0: 2 per rank
   int64_t aiv_blocks = 24;
   int64_t drop_percent = 0;
-  int64_t warmup = 3, measured = 5;
+  int64_t warmup = 3, iterations = 5;
   int64_t blocks = 1, warps = 1;
   int64_t sms = 0;
   int64_t late_us = 0;  ///< GPUs: delay of rank 0's entry into replayed calls after the others
@@ -28,6 +28,8 @@ struct LedgerVerifyOptions {
   std::string backend = "cpu";
   bool processes = false;
   bool json = false;
+
+  int64_t experts_per_rank() const { return experts > 0 ? experts / ranks : 2; }
 };
 
 /// Host memory needed by the check for all ranks together: heaps, rows and reference data.

@@ -10,10 +10,10 @@
 namespace switchyard::tool {
 
 LedgerFixture::LedgerFixture(const LedgerVerifyOptions& o) : hidden(o.hidden), type(rows_named(o.dtype).type) {
-  world = static_cast<int>(o.pes);
+  world = static_cast<int>(o.ranks);
   tokens = o.tokens;
   topk = static_cast<int>(o.topk);
-  experts_per_rank = static_cast<int>(o.experts_per_pe);
+  experts_per_rank = static_cast<int>(o.experts_per_rank());
   drop_percent = static_cast<uint64_t>(o.drop_percent);
 }
 

@@ -16,17 +16,17 @@ namespace {
 void declare_ledger(Options add, LedgerVerifyOptions& o) {
   add.on_selected([add, &o] {
     o.chosen = true;
-    for (const char* flag : {"--pes", "-M", "-K", "--topk", "--experts-per-pe"})
+    for (const char* flag : {"--ranks", "--tokens", "--hidden", "--topk", "--experts"})
       if (o.quick && add.has(flag))
         throw UsageError(std::string(flag) + ": given with --quick, which is a shape of its own; allowed: one of them");
   });
   add.group("Shape");
-  add.toggle("--quick", o.quick, "Use the published small shape: --pes 2 -M 8 -K 64 --topk 2 --experts-per-pe 1");
-  add.integer("--pes", o.pes, 1, kMaxRanks, "Number of ranks");
-  add.integer("-M", o.tokens, 0, 1 << 20, "Tokens per rank");
-  add.integer("-K", o.hidden, 1, 1 << 17, "Row length");
+  add.toggle("--quick", o.quick, "Use the published small shape: --ranks 2 --tokens 8 --hidden 64 --topk 2 --experts 2");
+  add.integer("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks");
+  add.integer("--tokens", o.tokens, 0, 1 << 20, "Tokens per rank");
+  add.integer("--hidden", o.hidden, 1, 1 << 17, "Row length");
   add.integer("--topk", o.topk, 1, kMaxTopk, "Experts per token");
-  add.integer("--experts-per-pe", o.experts_per_pe, 1, 1 << 12, "Experts per rank");
+  add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts, a multiple of the ranks; auto: 2 per rank");
   add.choice("--dtype", o.dtype, kCombinedTypes, "Row type");
   add.integer("--drop-percent", o.drop_percent, 0, 100, "Percentage of routes without an expert (-1 in the ledger)");
   add.integer("--aiv-blocks", o.aiv_blocks, 1, 1 << 16,
@@ -38,7 +38,7 @@ void declare_ledger(Options add, LedgerVerifyOptions& o) {
   add.integer("--warps", o.warps, 1, 64, "Warps per block");
   add.automatic("--sms", o.sms, 1, 1024, "CUDA: multiprocessors for each call; auto: the default of the library");
   add.integer("--warmup", o.warmup, 0, 1 << 20, "Unmeasured calls before the measured ones");
-  add.integer("--measured", o.measured, 1, 1 << 20, "Measured calls");
+  add.integer("--iterations", o.iterations, 1, 1 << 20, "Measured calls");
   add.integer(
       "--late-us", o.late_us, 0, kMaxLateUs,
       "CUDA: microseconds by which rank 0 enters each replayed call after the others; kernel times count from its entry");
@@ -50,9 +50,9 @@ void declare_ledger(Options add, LedgerVerifyOptions& o) {
       "buffer and the\nresults bit by bit, the results also within 1e-2 of float32 sums. Times are the largest over the ranks, "
       "from the call to the end\nof its work.\n"
       "\nExamples:\n"
-      "  switchyard verify ledger --pes 2 -M 64 -K 7168 --topk 8 --experts-per-pe 2\n"
+      "  switchyard verify ledger --ranks 2 --tokens 64 --hidden 7168 --topk 8 --experts 4\n"
       "  switchyard verify ledger --quick\n"
-      "  switchyard verify ledger --pes 4 -K 1100 --dtype bf16 --drop-percent 20 --processes\n");
+      "  switchyard verify ledger --ranks 4 --hidden 1100 --dtype bf16 --drop-percent 20 --processes\n");
 }
 
 void declare(Options& add, VerifyOptions& o) {

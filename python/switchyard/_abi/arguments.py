@@ -9,10 +9,11 @@ rows, W ranks, I intermediate size.
 """
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Optional, TypeVar, cast
+from typing import Any, Callable, Collection, Dict, FrozenSet, Iterable, Optional, TypeVar, cast
 
 from . import names as _names
 from .arrays import I32, I64, U8, Taker
@@ -24,6 +25,7 @@ Arguments = Dict[str, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SUMMED = (BF16, F16, F32)
+_LAYER_TYPES = (BF16, F16, FP8)
 _SCALES = (F32, FP8, U8)
 _WORLD = Integer(1, 64)
 _NUM_SMS = Integer(0, INT32)
@@ -53,13 +55,13 @@ _LAYER: Arguments = {
     "invalid_ids": Word(_names.INVALID_IDS)}
 _SIZES: Arguments = {"world": _WORLD, "backend": Word(_names.BACKENDS)}
 _LAYER_WEIGHTS: Arguments = {
-    "w13": Tensor(("L", "2I", "H"), ROW_TYPES), "w2": Tensor(("L", "H", "I"), ROW_TYPES),
+    "w13": Tensor(("L", "2I", "H"), ROW_TYPES, by_dtype=_LAYER_TYPES), "w2": Tensor(("L", "H", "I"), ROW_TYPES, by_dtype=_LAYER_TYPES),
     "w13_scales": Tensor(("L", "S13", "G13"), _SCALES, optional=True), "w2_scales": Tensor(("L", "S2", "G2"), _SCALES, optional=True)}
 _LL_DISPATCH: Arguments = {
-    "x": Tensor(("T", "H"), ROW_TYPES, pair=True), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
+    "x": Tensor(("T", "H"), ROW_TYPES, pair=True, by_dtype=_SUMMED), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
     "output": Instance("Received", "what make_output or an earlier dispatch returned", optional=True), "num_sms": _NUM_SMS}
 _LL_COMBINE: Arguments = {
-    "y": Tensor(("L", "R", "H"), _SUMMED), "received": _RECEIVED, "topk_weights": _WEIGHTS,
+    "y": Tensor(("L", "R", "H"), _SUMMED, by_dtype=_SUMMED), "received": _RECEIVED, "topk_weights": _WEIGHTS,
     "expert_scale": Tensor(("L",), (F32,), optional=True), "order": Word(_names.ORDERS), "out": _SUMS, "num_sms": _NUM_SMS}
 _MODEL = Foreign("a torch module", "named_modules")
 _PARALLEL: Arguments = {"model": _MODEL, "max_tokens": Integer(1, INT64), "topk": Integer(1, INT32, optional=True),
@@ -70,13 +72,13 @@ FUNCTIONS: Dict[str, Arguments] = {
     "Exchange.memory_required": {**_SIZES, **_NORMAL},
     "Exchange.heap_bytes": {**_SIZES, "routing_gradients": Flag(), **_NORMAL},
     "Exchange.dispatch": {
-        "x": Tensor(("T", "H"), ROW_TYPES, pair=True), "topk_ids": Tensor(("T", "K"), (I32, I64), optional=True), "topk_weights": _WEIGHTS,
+        "x": Tensor(("T", "H"), ROW_TYPES, pair=True, by_dtype=_SUMMED), "topk_ids": Tensor(("T", "K"), (I32, I64), optional=True), "topk_weights": _WEIGHTS,
         "handle": Instance("Handle", "the second result of dispatch", optional=True), "quantize": Word(_names.SCALES),
         "size": Word(_names.SIZES), "capacity": Integer(0, INT64, optional=True), "overflow": Word(_names.OVERFLOWS),
         "padding": Word(_names.PADDINGS), "out": Tensor(("R", "H"), ROW_TYPES, written=True, optional=True, pair=True), "num_sms": _NUM_SMS},
     "Exchange.allocate_rows": {"handle": _HANDLE, "dtype": RowType(optional=True)},
     "Exchange.combine": {
-        "y": Tensor(("R", "H"), _SUMMED), "handle": _HANDLE, "topk_weights": Tensor(("T", "K"), (F32,), optional=True),
+        "y": Tensor(("R", "H"), _SUMMED, by_dtype=_SUMMED), "handle": _HANDLE, "topk_weights": Tensor(("T", "K"), (F32,), optional=True),
         "apply_weights": Flag(), "order": Word(_names.ORDERS), "bias": Several(Tensor(("T", "H"), _SUMMED), 2), "out": _SUMS,
         "num_sms": _NUM_SMS},
     "Exchange.make_graph_memory": {},
@@ -91,13 +93,13 @@ FUNCTIONS: Dict[str, Arguments] = {
     "LowLatency.make_rows": {"received": _RECEIVED, "dtype": RowType(optional=True)},
     "LowLatency.dispatch": _LL_DISPATCH, "LowLatency.dispatch_async": _LL_DISPATCH,
     "LowLatency.combine": _LL_COMBINE, "LowLatency.combine_async": _LL_COMBINE,
-    "LowLatency.all_to_all": {"x": Tensor(("T", "H"), _SUMMED), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
+    "LowLatency.all_to_all": {"x": Tensor(("T", "H"), _SUMMED, by_dtype=_SUMMED), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
                               "expert_scale": Tensor(("L",), (F32,), optional=True), "out": _SUMS, "num_sms": _NUM_SMS},
     "LowLatency.last_call": {}, "LowLatency.close": {}, "Pending.wait": {},
     "LedgerCombine.__init__": {"group": _GROUP, **_LEDGER},
     "LedgerCombine.memory_required": {**_SIZES, **_LEDGER}, "LedgerCombine.heap_bytes": {**_SIZES, **_LEDGER},
     "LedgerCombine.prepare": {"ledger": Instance("Ledger", "Handle.ledger() returns one")},
-    "LedgerCombine.combine": {"y": Tensor(("R", "H"), _SUMMED), "prepared": Instance("PreparedLedger", "what prepare returned"),
+    "LedgerCombine.combine": {"y": Tensor(("R", "H"), _SUMMED, by_dtype=_SUMMED), "prepared": Instance("PreparedLedger", "what prepare returned"),
                               "probs": Tensor(("M", "K"), (F32,), optional=True), "out": Tensor(("M", "H"), _SUMMED, True, optional=True),
                               "num_sms": _NUM_SMS},
     "LedgerCombine.last_call": {}, "LedgerCombine.close": {},
@@ -108,7 +110,7 @@ FUNCTIONS: Dict[str, Arguments] = {
     "MoeLayer.__init__": {"group": _GROUP, **_LAYER_WEIGHTS, **_LAYER},
     "MoeLayer.with_weights": _LAYER_WEIGHTS,
     "MoeLayer.memory_required": {**_SIZES, **_LAYER}, "MoeLayer.heap_bytes": {**_SIZES, **_LAYER},
-    "MoeLayer.forward": {"x": Tensor(("T", "H"), ROW_TYPES), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
+    "MoeLayer.forward": {"x": Tensor(("T", "H"), ROW_TYPES, by_dtype=_LAYER_TYPES), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
                          "out": Tensor(("T", "H"), ROW_TYPES, written=True, optional=True), "add": Flag(),
                          "device_tokens": Tensor((1,), (I32,), optional=True), "num_sms": _NUM_SMS},
     "MoeLayer.dropped": {}, "MoeLayer.close": {},
@@ -149,6 +151,37 @@ FUNCTIONS: Dict[str, Arguments] = {
 }
 
 
+def _refuse_unknown(called: str, keywords: Iterable[str], known: Collection[str]) -> None:
+    """Raises TypeError for the first keyword that is not in `known`, with the most similar one, as Python 3.13 and later do."""
+    for unknown in keywords:
+        if unknown not in known:
+            similar = difflib.get_close_matches(unknown, known, 1) or [each for each in sorted(known) if each.startswith(unknown)]
+            raise TypeError(f"{called}() got an unexpected keyword argument '{unknown}'" + (f". Did you mean '{similar[0]}'?" if similar else ""))
+
+
+def _keywords_of(name: str, function: Callable[..., Any]) -> FrozenSet[str]:
+    """Returns the keywords of a function declared as `name`."""
+    return frozenset(FUNCTIONS[name]) | {each.name for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD}
+
+
+def named(name: str) -> Callable[[Function], Function]:
+    """Decorates a function that checks its values itself, to name the most similar keyword in the TypeError for an unknown one.
+    Not for calls of the hot path: there, Python 3.13 and later name it."""
+
+    def decorate(function: Function) -> Function:
+        known, called = _keywords_of(name, function), function.__qualname__.replace(".__init__", "")
+
+        @functools.wraps(function)
+        def call(*given: Any, **keywords: Any) -> Any:
+            if not keywords.keys() <= known:
+                _refuse_unknown(called, keywords, known)
+            return function(*given, **keywords)
+
+        return cast(Function, call)
+
+    return decorate
+
+
 def checked(name: str, called: Optional[str] = None) -> Callable[[Function], Function]:
     """Decorates a function to check its arguments against the declarations of `name` in :data:`FUNCTIONS`. The function itself
     checks its tensors. Use only for functions where a few extra microseconds do not matter. `called`: the function name used in
@@ -160,9 +193,12 @@ def checked(name: str, called: Optional[str] = None) -> Callable[[Function], Fun
             function.__qualname__ = called
         parameters = inspect.signature(function).parameters.values()
         positional = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        known, shown = _keywords_of(name, function), function.__qualname__.replace(".__init__", "")
 
         @functools.wraps(function)
         def call(*given: Any, **keywords: Any) -> Any:
+            if not keywords.keys() <= known:
+                _refuse_unknown(shown, keywords, known)
             values = list(given)
             for index, argument in enumerate(positional[:len(values)]):
                 if argument in declared:
@@ -190,8 +226,8 @@ def bind(function: str, backend: int, **sizes: int) -> SimpleNamespace:
         declared = kind.each if isinstance(kind, Several) else kind
         if isinstance(declared, Tensor):
             shape = tuple(each if isinstance(each, int) else sizes.get(each, each) for each in declared.shape)
-            setattr(found, name, Taker(name, shape, declared.types, backend, declared.strided, declared.written))
+            setattr(found, name, Taker(name, shape, declared.types, backend, declared.strided, declared.written, declared.by_dtype, function.split(".")[0]))
     return found
 
 
-__all__ = ["FUNCTIONS", "bind", "check", "checked"]
+__all__ = ["FUNCTIONS", "bind", "check", "checked", "named"]

@@ -11,7 +11,7 @@ from typing import Any, Dict, NamedTuple, NoReturn, Optional, Sequence, Tuple, U
 
 import numpy as np
 
-from .names import CPU, CUDA, DTYPES, invalid, invalid_type, name_of
+from .names import BF16, CPU, CUDA, DTYPES, F32, invalid, invalid_type, listed, name_of
 
 #: Element types of routing arrays, in addition to the row types (0 to 3).
 I32, I64, U8 = 10, 11, 12
@@ -252,12 +252,14 @@ def code_of_rows(tensor: Any, columns: int, codes: Tuple[int, ...], backend: int
 
 class Taker:
     """A tensor argument of one object: its name, its allowed values, and the check applied to values passed in calls. In
-    `shape`, a str matches any number. `strided`: the tensor need not be dense. `written`: the call writes to it."""
+    `shape`, a str matches any number. `strided`: the tensor need not be dense. `written`: the call writes to it. `by_dtype`:
+    types accepted by objects of `owner` that are created with such a `dtype`."""
 
-    __slots__ = ("name", "shape", "types", "backend", "strided", "written", "_rest")
+    __slots__ = ("name", "shape", "types", "backend", "strided", "written", "by_dtype", "owner", "_rest")
 
     def __init__(self, name: str, shape: Tuple[Union[str, int], ...], types: Tuple[int, ...], backend: int, strided: bool = False,
-                 written: bool = False) -> None:
+                 written: bool = False, by_dtype: Tuple[int, ...] = (), owner: str = "") -> None:
+        self.by_dtype, self.owner = by_dtype, owner
         self.name, self.shape, self.types, self.backend, self.strided, self.written = name, shape, types, backend, strided, written
         self._rest = shape[1:]
 
@@ -292,8 +294,7 @@ class Taker:
             invalid(f"{name} has the shape {describe(given)}: must be {describe(shape)}")
         code = arrays.code(array)
         if code not in codes:
-            words = " or ".join(name_of(_ELEMENTS, each) for each in codes)
-            invalid(f"{name} is {array.dtype}: must be {words}")
+            self._refuse_type(array, code, codes)
         where, index = arrays.where(array)
         if where != self.backend:
             wanted = "on a GPU (the group's backend is cuda)" if self.backend == CUDA else "in host memory (the group's backend is cpu)"
@@ -302,6 +303,17 @@ class Taker:
             invalid(f"{name} is on cuda:{index}: must be on cuda:{device}, with the rest")
         _check_memory(array, arrays, name, self.strided, self.written)
         return Taken(arrays.pointer(array), given, code, array, arrays)
+
+    def _refuse_type(self, array: Any, code: int, codes: Tuple[int, ...]) -> NoReturn:
+        """Raises InvalidArgument for an element type, and names the ways to an accepted one."""
+        ways = []
+        if code in self.by_dtype:
+            ways.append(f"for {name_of(DTYPES, code)}, create the {self.owner} with dtype='{name_of(DTYPES, code)}'")
+        elif F32 in codes and str(array.dtype).endswith("float64"):
+            ways.append(f"{'.float()' if is_tensor(array) else '.astype(numpy.float32)'} converts it")
+        if BF16 in codes and F32 not in codes and not is_tensor(array):
+            ways.append("numpy has no bf16: give its bits as uint16, or ml_dtypes.bfloat16")
+        invalid("; ".join([f"{self.name} is {array.dtype}: must be {listed(name_of(_ELEMENTS, each) for each in codes)}", *ways]))
 
 
 def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[int, ...], backend: int, device: int = -1,

@@ -22,3 +22,8 @@ WEIGHT_ORDERS = {"nk": 0, "kn": 1}
 EPILOGUES = {"none": 0, "relu": 1, "silu": 2, "swiglu": 3}
 MOE_EXCHANGES = {"automatic": 0, "normal": 1, "low_latency": 2}
 MOE_FORMS = {"automatic": 0, "separate": 1, "fused": 2}
+#: The tables by the C++ type that messages of the library name.
+CPP_TYPES = {"Backend": BACKENDS, "HostNetwork": NETWORKS, "DType": DTYPES, "ScaleKind": SCALES, "Layout": LAYOUTS, "Staging": STAGINGS,
+             "SizePolicy": SIZES, "Overflow": OVERFLOWS, "InvalidIds": INVALID_IDS, "Padding": PADDINGS, "CombineOrder": ORDERS,
+             "ScaleOrder": SCALE_ORDERS, "Sending": SENDINGS, "TuningMode": TUNING_MODES, "WeightStorage": STORAGES,
+             "WeightOrder": WEIGHT_ORDERS, "Epilogue": EPILOGUES, "MoeExchange": MOE_EXCHANGES, "MoeForm": MOE_FORMS}

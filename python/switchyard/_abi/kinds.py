@@ -32,7 +32,7 @@ class Tensor(NamedTuple):
     """An array or tensor. `shape` contains numbers and symbols; a symbol defined by neither the object nor the call matches any
     number. `types` are the allowed row and element types. `written`: the call writes to the array, which must not be read-only
     or share memory with another argument. `strided`: the array need not be dense. `pair`: fp8 rows are passed as (rows,
-    scales)."""
+    scales). `by_dtype`: types that the array may have if the object is created with a matching keyword `dtype`."""
 
     shape: Tuple[Union[str, int], ...]
     types: Tuple[int, ...]
@@ -40,6 +40,7 @@ class Tensor(NamedTuple):
     strided: bool = False
     optional: bool = False
     pair: bool = False
+    by_dtype: Tuple[int, ...] = ()
 
 
 class Integer(NamedTuple):

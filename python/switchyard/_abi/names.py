@@ -2,7 +2,7 @@
 """Names for the enumerations of the C interface, and errors that list the allowed values."""
 from __future__ import annotations
 
-from typing import Dict, NoReturn, Union
+from typing import Dict, Iterable, NoReturn, Union
 
 from ..errors import InvalidArgument, InvalidType
 from .enumerations import (BACKENDS, DTYPES, EPILOGUES, INVALID_IDS, LAYOUTS, MOE_EXCHANGES, MOE_FORMS, NETWORKS, ORDERS, OVERFLOWS, PADDINGS,
@@ -39,13 +39,19 @@ def invalid_type(text: str) -> NoReturn:
     raise error
 
 
+def listed(words: Iterable[object]) -> str:
+    """Returns "a", "a or b" or "a, b or c"."""
+    texts = [str(word) for word in words]
+    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
 def value_of(table: Dict[str, int], argument: str, word: Union[str, None]) -> int:
     """Returns the number for the name `word`. None stands for "none" if the enumeration contains it."""
     key = "none" if word is None and "none" in table else word
     try:
         return table[key]  # type: ignore[index]
     except (KeyError, TypeError):
-        invalid(f"{argument} = {word!r}: must be {', '.join(map(repr, table))}")
+        invalid(f"{argument} = {word!r}: must be {listed(map(repr, table))}")
 
 
 def dtype_of(argument: str, dtype: object) -> int:
@@ -57,4 +63,4 @@ def dtype_of(argument: str, dtype: object) -> int:
     named = getattr(dtype, "__name__", None)  # numpy.float32 is a class
     if named is not None and _ALIASES.get(named, named) in DTYPES:
         return DTYPES[_ALIASES.get(named, named)]
-    invalid(f"{argument} = {dtype!r}: must be {', '.join(map(repr, DTYPES))}, or the numpy or torch dtype of that name")
+    invalid(f"{argument} = {dtype!r}: must be {listed(map(repr, DTYPES))}, as a word or as a numpy or torch dtype")

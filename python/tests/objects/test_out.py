@@ -126,7 +126,7 @@ def test_what_is_refused(ranks):
         (np.empty((9, 8), np.float32), r"out has the shape \[9, 8\]"),
         (np.empty((9, 32), np.float32)[:, ::2], "out is not dense"),
         ((np.empty((9, 16), np.float32), np.empty((9, 4), np.float32)), "out: fp8 rows, and only these"),
-        (np.empty((3, 16), np.float32), r"out->rows = 3: the dispatch allocates 9 rows"),
+        (np.empty((3, 16), np.float32), r"out has 3 rows: the dispatch allocates 9 rows"),
     ]
     for out, text in wrong:
 

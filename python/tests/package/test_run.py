@@ -165,3 +165,27 @@ def test_an_exception_in_a_process_is_told_to_its_peers(ranks):
             assert caught.value.rank == 0
 
     sy.run_ranks(rank, 2, **OPTIONS)
+
+
+def test_an_error_that_ranks_share_is_printed_once():
+    def rank(group):
+        sy.Exchange(group, hidden=4096, num_experts=64, topk=8, max_tokens=4096)
+
+    with pytest.raises(sy.HeapExhausted) as caught:
+        sy.run_ranks(rank, 4, heap_bytes=1 << 20)
+    assert caught.value.__notes__ == ["raised by ranks 0 to 3 of 4 in run_ranks"]
+    text = str(caught.value)
+    needed = sy.Exchange.heap_bytes(4, hidden=4096, num_experts=64, topk=8, max_tokens=4096)
+    assert text.startswith("Exchange, rank 0: needs ") and text.count("rank") == 1 and len(text) < 220
+    assert needed - 8192 <= int(text.split()[4]) <= needed
+    assert text.endswith("raise heap_bytes of the group to Exchange.heap_bytes(...), or to the sum over its objects")
+
+
+def test_errors_that_differ_are_all_noted():
+    def rank(group):
+        raise ValueError(f"number {group.rank % 2}")
+
+    with pytest.raises(ValueError, match="number 0") as caught:
+        sy.run_ranks(rank, 4)
+    assert caught.value.__notes__ == ["raised by ranks 0 and 2 of 4 in run_ranks", "rank 1 raised ValueError: number 1",
+                                      "rank 3 raised ValueError: number 1"]

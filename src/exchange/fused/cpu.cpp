@@ -29,7 +29,7 @@ template <class A>
 class CpuFused final : public FusedImpl {
  public:
   CpuFused(Group& group, const FusedOnCpu& from) : FusedImpl(group, from.config) {
-    construct("FusedMoe", "FusedMoe::heap_bytes", [&] {
+    construct("FusedMoe", "FusedMoe::heap_bytes(...)", [&] {
       check_config(config, world());
       check_type_on_cpu(config);
       add_products(from.products);

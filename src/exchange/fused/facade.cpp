@@ -101,7 +101,7 @@ void FusedImpl::check_arguments(const FusedParts& parts, const void* x, const Ex
   if (ids.topk != config.topk)
     invalid("topk_ids.topk",
             " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
-  check_range("topk_ids.num_tokens", ids.num_tokens, 0, config.max_tokens);
+  check_num_tokens(ids.num_tokens, config.max_tokens);
   if (ids.num_tokens == 0) return;
   if (parts.up && x == nullptr) invalid("x", " is null");
   if (parts.up && ids.data == nullptr) invalid("topk_ids.data", " is null");

@@ -113,7 +113,7 @@ struct WeightSet {
 class CudaFused final : public FusedImpl {
  public:
   CudaFused(Group& group, CudaRank& gpu, const FusedMoeConfig& c, const MoeWeights& weights) : FusedImpl(group, c), gpu_(gpu) {
-    construct("FusedMoe", "FusedMoe::heap_bytes", [&] {
+    construct("FusedMoe", "FusedMoe::heap_bytes(...)", [&] {
       check_config(config, world());
       const DeviceGuard guard(gpu_.device());
       check_gpu();

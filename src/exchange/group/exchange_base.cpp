@@ -37,14 +37,20 @@ void check_duration(const char* name, Milliseconds duration) {
     throw Error(ErrorCode::invalid_argument,
                 std::string(name) + " = " + std::to_string(duration.count()) + " ms: must be at least 1 ms");
 }
-int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
+
+int64_t checked_row_bytes(const char* name, int64_t hidden, DType type, const char* row) {
   const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
   if (bytes % 16 != 0)
     throw Error(ErrorCode::invalid_argument,
-                std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + to_string(type) + " elements has " +
-                    std::to_string(bytes) + " bytes: must be a multiple of 16",
-                "hidden");
+                std::string(name) + " = " + std::to_string(hidden) + ": " + row + " has " + std::to_string(bytes) +
+                    " bytes in " + to_string(type) + ", which must be a multiple of 16",
+                field_in(name));
   return bytes;
+}
+
+void check_num_tokens(int64_t num_tokens, int64_t max_tokens) {
+  if (num_tokens < 0 || num_tokens > max_tokens)
+    invalid_value("topk_ids.num_tokens", std::to_string(num_tokens), "in [0, " + std::to_string(max_tokens) + "] (max_tokens)");
 }
 
 void rethrow_agreed(const std::exception_ptr& error) {
@@ -62,9 +68,11 @@ size_t ExchangeBase::take_heap(size_t bytes, size_t kept) {
       heap_block_ = HeapBlock(*group_.heap, bytes, 4096, kept, at_least);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::heap_exhausted) throw;
-      std::string text = std::string(made_) + " needs " + std::to_string(bytes) +
-                         " bytes of the symmetric heap: " + error.what() +
-                         ": it holds a header and all objects of the group, each as " + sized_by_ + " says";
+      const OffsetAllocator::Usage usage = group_.heap->usage();
+      std::string text = "needs " + std::to_string(bytes) + " bytes of the symmetric heap, of which " +
+                         std::to_string(usage.free) + " of " + std::to_string(group_.heap->size()) + " are free";
+      if (usage.free >= bytes) text += ", the largest block " + std::to_string(usage.largest_free);
+      text += std::string(": raise heap_bytes of the group to ") + sized_by_ + ", or to the sum over its objects";
       if (at_least > 0)
         text += "; other ranks have no room below byte " + std::to_string(at_least) +
                 ", because they hold objects, or rows of objects, that are gone here";

@@ -30,8 +30,10 @@ namespace switchyard::detail {
 /// `name` may contain more than the field name: "function: field (what it bounds)".
 void check_range(const char* name, int64_t value, int64_t low, int64_t high);
 void check_duration(const char* name, Milliseconds duration);
-/// Bytes of a row. Throws unless it is a multiple of 16.
-int64_t checked_row_bytes(const char* what, int64_t hidden, DType type);
+void check_num_tokens(int64_t num_tokens, int64_t max_tokens);
+/// Bytes of a row of `hidden` elements, the value of the field `name`. Throws unless it is a multiple of 16. `row`: the row in
+/// errors.
+int64_t checked_row_bytes(const char* name, int64_t hidden, DType type, const char* row = "a row");
 
 /// Rethrows this rank's error as one thrown by all ranks; the other ranks received it in the same call.
 [[noreturn]] void rethrow_agreed(const std::exception_ptr& error);
@@ -74,7 +76,7 @@ class ExchangeBase {
   /// take_heap(), initializes this rank's flags (no rank may write a flag before all ranks have initialized theirs) and returns
   /// the fields that all ranks must agree on. If it throws on some ranks, all ranks throw the error of the lowest such rank. If
   /// fields differ, all ranks throw Error(mismatch), whose message gives the field and both values. `object` is the object's
-  /// name in errors, and `sized_by` is the function that computes its heap bytes. The group remains usable after an error; once
+  /// name in errors, and `sized_by` is the call that computes its heap bytes. The group remains usable after an error; once
   /// the object's memory has been released, the heap is as before.
   void construct(const char* object, const char* sized_by, const std::function<AgreedFields()>& build);
   /// Collective, within construct(). Takes this object's block of the symmetric heap, held until the object is destroyed. It is

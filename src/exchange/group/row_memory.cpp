@@ -22,7 +22,7 @@ class RowMemoryState final : public ExchangeBase {
   static constexpr size_t kAlignment = 512;
 
   RowMemoryState(Group& group, size_t bytes) : ExchangeBase(group) {
-    construct("RowMemory", "the argument bytes of RowMemory", [&]() -> AgreedFields {
+    construct("RowMemory", "more than the size of the RowMemory", [&]() -> AgreedFields {
       if (bytes == 0) invalid_value("RowMemory: bytes", "0", "at least 1");
       const size_t begin = take_heap(bytes, 0);
       allocator_.emplace(begin, begin + bytes);

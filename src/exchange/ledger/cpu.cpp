@@ -11,7 +11,7 @@ template <class A>
 class CpuLedger final : public LedgerImpl {
  public:
   CpuLedger(Group& group, const LedgerConfig& c) : LedgerImpl(group, c) {
-    construct("LedgerCombine", "LedgerCombine::heap_bytes", [&] {
+    construct("LedgerCombine", "LedgerCombine::heap_bytes(...)", [&] {
       take_memory(Backend::cpu);
       sends_done_.resize(static_cast<size_t>(world()), 0);
       set_flags(group_.heap->view().base[rank()] + layout_.base, layout_.flags_bytes(), LedgerLayout::kLine,

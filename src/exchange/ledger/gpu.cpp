@@ -76,7 +76,7 @@ struct CudaLedgerData final : LedgerData {
 class CudaLedger final : public LedgerImpl {
  public:
   CudaLedger(Group& group, CudaRank& gpu, const LedgerConfig& c) : LedgerImpl(group, c), gpu_(gpu) {
-    construct("LedgerCombine", "LedgerCombine::heap_bytes", [&] {
+    construct("LedgerCombine", "LedgerCombine::heap_bytes(...)", [&] {
       const DeviceGuard guard(gpu_.device());
       take_memory(Backend::cuda);
       initialize();

@@ -88,7 +88,7 @@ LowLatencyTables carve_output(std::byte* base, const LowLatencyLayout& l, const 
 LowLatencyImpl::LowLatencyImpl(Group& group, const LowLatencyConfig& c) : ExchangeBase(group), config(c) {}
 
 void LowLatencyImpl::construct(const std::function<void()>& build) {
-  ExchangeBase::construct("LowLatencyExchange", "LowLatencyExchange::heap_bytes", [&] {
+  ExchangeBase::construct("LowLatencyExchange", "LowLatencyExchange::heap_bytes(...)", [&] {
     choose_shape();
     // All of it survives sleep because a sent call may not have been received yet.
     layout_.base = take_heap(LowLatencyExchange::memory_required(config, world()).total());

@@ -40,7 +40,7 @@ void check_config(const LowLatencyConfig& c, int world) {
   check_range("LowLatencyConfig::pieces", c.pieces, 0, kMaxPieces);
   if (c.scale_group != 32 && c.scale_group != 64 && c.scale_group != 128)
     invalid("LowLatencyConfig::scale_group", " = " + std::to_string(c.scale_group) + ": must be 32, 64 or 128");
-  if (c.scales != ScaleKind::none) checked_row_bytes("LowLatencyConfig (rows as they are sent)", c.hidden, sent_type(c));
+  if (c.scales != ScaleKind::none) checked_row_bytes("LowLatencyConfig::hidden", c.hidden, sent_type(c), "a row as it is sent");
   const int64_t rows = c.max_tokens * world * ExpertMap{c.num_experts, world}.max_count();
   check_range("experts per rank * world * max_tokens (rows of an output)", rows, 1, int64_t{1} << 30);
 }
@@ -92,7 +92,7 @@ void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids, bool
   if (ids.topk != config.topk)
     invalid("topk_ids.topk",
             " = " + std::to_string(ids.topk) + ": must equal LowLatencyConfig::topk, " + std::to_string(config.topk));
-  check_range("topk_ids.num_tokens", ids.num_tokens, 0, config.max_tokens);
+  check_num_tokens(ids.num_tokens, config.max_tokens);
   if (!ids.data && ids.num_tokens > 0) invalid("topk_ids.data", " is null");
   if (x.rows != ids.num_tokens)
     invalid("x.rows", " = " + std::to_string(x.rows) + ": must equal the number of tokens, " + std::to_string(ids.num_tokens));

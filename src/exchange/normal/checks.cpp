@@ -20,7 +20,7 @@ void check_config(const NormalConfig& c, int world) {
   check_enum("NormalConfig::invalid_ids", c.invalid_ids);
   if (c.layout == Layout::expert_major)  // `rows` contains the number of a source's arrived records, one per token
     check_range("NormalConfig::max_tokens (expert-major)", c.max_tokens, 0, static_cast<int64_t>(kMaxFlagValue));
-  checked_row_bytes("NormalConfig", c.hidden, c.dtype);
+  checked_row_bytes("NormalConfig::hidden", c.hidden, c.dtype);
   check_range("max_tokens * topk * world (received rows)", c.max_tokens * c.topk * world, 0,
               (int64_t{1} << 31) - (int64_t{1} << 28));
   if (c.staging != Staging::ring) return;
@@ -64,8 +64,8 @@ RowFormat NormalImpl::check_rows(const ConstRows& x, const DispatchOptions& o, i
   f.quantize = o.quantize != ScaleKind::none;
   f.type = f.quantize ? DType::fp8_e4m3 : x.dtype;
   f.scales = f.quantize ? o.quantize : x.scale_kind;
-  f.src_row_bytes = checked_row_bytes("x", config.hidden, x.dtype);
-  f.row_bytes = checked_row_bytes(f.quantize ? "quantized rows" : "x", config.hidden, f.type);
+  f.src_row_bytes = checked_row_bytes("x.cols", config.hidden, x.dtype);
+  f.row_bytes = checked_row_bytes("x.cols", config.hidden, f.type, f.quantize ? "a quantized row" : "a row");
   f.scale_bytes = static_cast<int64_t>(scale_row_bytes(config.hidden, f.scales));
   if (config.staging == Staging::ring && f.row_bytes + f.scale_bytes > rings_.record_at())
     invalid("x.dtype", std::string(" = ") + to_string(x.dtype) + ": wider than NormalConfig::dtype, which sizes the rings");
@@ -96,7 +96,7 @@ void NormalImpl::check_ids(const ExpertIds& ids) const {
   if (ids.topk != config.topk)
     invalid("topk_ids.topk",
             " = " + std::to_string(ids.topk) + ": must equal NormalConfig::topk, " + std::to_string(config.topk));
-  check_range("topk_ids.num_tokens", ids.num_tokens, 0, config.max_tokens);
+  check_num_tokens(ids.num_tokens, config.max_tokens);
   if (!ids.data && ids.num_tokens > 0) invalid("topk_ids.data", " is null");
 }
 
@@ -136,7 +136,7 @@ void NormalImpl::check_combine(const ConstRows& y, const Handle& handle, const v
     invalid("y.cols", " = " + std::to_string(y.cols) + ": must equal NormalConfig::hidden, " + std::to_string(config.hidden));
   if (!y.data && rows > 0) invalid("y.data", " is null");
   if (!out && h.tokens > 0) invalid("out", " is null");
-  const int64_t bytes = checked_row_bytes("y", config.hidden, y.dtype);
+  const int64_t bytes = checked_row_bytes("y.cols", config.hidden, y.dtype);
   if (config.staging == Staging::ring && bytes > rings_.scale_at())
     invalid("y.dtype", std::string(" = ") + to_string(y.dtype) + ": wider than NormalConfig::dtype, which sizes the rings");
   check_enum("CombineOptions::order", o.order);

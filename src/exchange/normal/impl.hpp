@@ -213,7 +213,7 @@ class NormalImpl : protected ExchangeBase {
   static SumWeights weights_of(const HandleData& h, const CombineOptions& o, const float* of_records, const float* of_routes);
 
   void construct(const std::function<void()>& build) {
-    ExchangeBase::construct("NormalExchange", "NormalExchange::heap_bytes", [&] {
+    ExchangeBase::construct("NormalExchange", "NormalExchange::heap_bytes(...)", [&] {
       check_config(config, world());
       build();
       return agreed_fields(config);

@@ -59,8 +59,8 @@ class Usage(unittest.TestCase):
         self.expect(["verify", *ONE_CASE, "--tokens", "1048576", "--hidden", "131072"],
                     "--tokens 1048576 --hidden 131072 --ranks 2 (normal, rank_major rows, direct staging) need about")
         for ranks in ([], ["--processes"]):
-            self.expect(["verify", "ledger", "--pes", "64", "-M", "65535", "-K", "131072", "--topk", "2", *ranks],
-                        "-M 65535 -K 131072 --topk 2 --pes 64 need about", "switchyard verify ledger --help")
+            self.expect(["verify", "ledger", "--ranks", "64", "--tokens", "65535", "--hidden", "131072", "--topk", "2", *ranks],
+                        "--tokens 65535 --hidden 131072 --topk 2 --ranks 64 need about", "switchyard verify ledger --help")
 
     def test_recordings(self):
         self.expect(["verify", *ONE_CASE, "--routing", "recorded:layer=99"], "layer 99 given", "has layers: 3")
@@ -241,7 +241,7 @@ class Inputs(unittest.TestCase):
 
 
 class Signals(unittest.TestCase):
-    LONG = ["verify", "ledger", "--measured", "1000000", "-M", "8", "-K", "1024"]
+    LONG = ["verify", "ledger", "--iterations", "1000000", "--tokens", "8", "--hidden", "1024"]
 
     def test_nothing_is_left_behind(self):
         for end in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):

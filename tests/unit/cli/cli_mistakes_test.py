@@ -7,6 +7,7 @@ Usage: cli_mistakes_test.py PATH-OF-SWITCHYARD [unittest arguments]
 """
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -70,7 +71,7 @@ MISTAKES = [
     ("doctor --json=x.json", "--json: 'x.json' given", "takes no value"),
     ("demo --processes=yes", "--processes: given with a value", "takes no value"),
     ("bench --no-verify=1", "--no-verify: given with a value", "takes no value"),
-    ("verify ledger --hidden 64", "--hidden: no such option of 'verify ledger'", "Did you mean '-K'?"),
+    ("verify ledger -K 64", "-K: no such option of 'verify ledger'", "Did you mean '--hidden'?"),
     # numbers
     ("demo --ranks 0", "--ranks: '0' given", "an integer from 1 to 64"),
     ("demo --ranks -4", "--ranks: '-4' given", "an integer from 1 to 64"),
@@ -91,10 +92,11 @@ MISTAKES = [
     ("doctor --measure x.json --seconds 0", "--seconds: '0' given", "an integer from 1 to 600"),
     (f"plan {H100} --ranks 0", "--ranks: '0' given", "an integer from 1 to 2048"),
     (f"plan {H100} --ranks 4096", "--ranks: '4096' given", "an integer from 1 to 2048"),
-    ("verify ledger -M -1", "-M: '-1' given", "an integer from 0 to"),
+    ("verify ledger --tokens -1", "--tokens: '-1' given", "an integer from 0 to"),
     # words
     ("bench --dtype fp7", "--dtype: 'fp7' given", "bf16"),
     ("bench --dtype float32", "--dtype: 'float32' given", "allowed: bf16, f16, f32"),
+    ("verify ledger --experts 3", "--experts: 3 given", "allowed: a multiple of --ranks 2"),
     ("verify ledger --dtype fp8", "--dtype: 'fp8' given", "allowed: bf16, f16, f32"),
     ("bench --mode lowlatency", "--mode: 'lowlatency' given", "Did you mean 'low_latency'?"),
     ("verify --mode normal,fast", "--mode: 'fast' given", "allowed: normal"),
@@ -117,7 +119,7 @@ MISTAKES = [
     (f"plan {H100} --topk 9 --experts 8", "--topk: 9 given, which exceeds --experts 8", "allowed: 1 to 8"),
     ("bench --experts 4", "--topk: auto (8) given, which exceeds --experts 4", "allowed: 1 to 4"),
     ("demo --topk 4 --routing recorded", "--topk: 4 given", "has 8"),
-    ("bench --hidden 12", "NormalConfig: a row of --hidden = 12 bf16 elements has 24 bytes", "multiple of 16"),
+    ("bench --hidden 12", "--hidden = 12: a row has 24 bytes in bf16", "multiple of 16"),
     ("demo --hidden 100", "--hidden: 100 given", "multiple of 8"),
     ("demo --routing zipf --hidden 100000 --intermediate 100000", "--hidden 100000", "are available; make one of them smaller"),
     ("bench --ranks 64 --tokens 1m --hidden 128ki", "--ranks 64 --tokens 1000000 --hidden 131072", "make one of them smaller"),
@@ -128,7 +130,7 @@ MISTAKES = [
     ("bench --contest", "--contest: given with --mode normal", "it belongs to --mode flat"),
     ("bench --slots 64", "--slots: given with --staging direct", "it belongs to --staging ring"),
     ("bench --pin cores --warps 2", "--pin: 'cores' given", "--processes"),
-    ("verify ledger --quick -M 3", "-M: given with --quick", "allowed: one of them"),
+    ("verify ledger --quick --tokens 3", "--tokens: given with --quick", "allowed: one of them"),
     ("trace --in t.json --tokens 3", "--tokens: given with --in"),
     ("trace --form fused", "--form: given without --mode layer"),
     ("doctor --hosts 2", "--hosts: given without --measure"),
@@ -202,6 +204,27 @@ VARIABLES = [
 
 def contents(folder):
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in Path(folder).rglob("*")}
+
+
+#: Options that only one verb has. Before an option is added here, check that no other verb has it by another name.
+OWN_OPTIONS = {
+    "demo": "--steps", "verify": "--equal-tokens --repeat --verbose", "verify ledger": "--quick --drop-percent --aiv-blocks",
+    "bench": "--exchange --scale-order --compute --cached --contest --sweep --channels --send-chunk --slots --sets --limit-ms --pin --no-verify",
+    "trace": "--form --calls --events --cost --in", "tune": "--slack", "plan": "--ranks-per-host --variants", "plot": "",
+    "doctor": "--measure --hosts --seconds"}
+
+
+class Spelling(unittest.TestCase):
+    def test_verbs_share_the_names_of_options(self):
+        verbs_of = {}
+        for verb in OWN_OPTIONS:
+            done = subprocess.run([TOOL, *verb.split(), "--help"], capture_output=True, timeout=HANG_S, text=True, check=True)
+            for flag in re.findall(r"^  (-\S+)", done.stdout, re.M):
+                verbs_of.setdefault(flag, []).append(verb)
+        self.assertGreater(len(verbs_of), 50)
+        self.assertEqual({flag: verbs[0] for flag, verbs in verbs_of.items() if len(verbs) == 1},
+                         {flag: verb for verb, flags in OWN_OPTIONS.items() for flag in flags.split()})
+        self.assertEqual([flag for flag in verbs_of if not flag.startswith("--") and flag != "-h,--help"], [])
 
 
 class Mistakes(unittest.TestCase):

@@ -66,23 +66,22 @@ class Usage(unittest.TestCase):
     def test_verify_ledger(self):
         self.expect(["verify", "ledgr"], "'ledgr': 'verify' takes no such argument", "Did you mean 'ledger'?")
         self.expect(["verify", "ledger", "now"], "'now': 'verify ledger' takes no such argument", "switchyard verify ledger --help")
-        self.expect(["verify", "ledger", "--expert-per-pe", "2"], "--expert-per-pe: no such option of 'verify ledger'",
-                    "Did you mean '--experts-per-pe'?")
-        self.expect(["verify", "ledger", "--pes", "65"], "--pes: '65' given", "1 to 64")
-        self.expect(["verify", "ledger", "-M", "-1"], "-M: '-1' given", "0 to")
-        self.expect(["verify", "ledger", "-K"], "-K: no value given")
+        self.expect(["verify", "ledger", "--expertz", "2"], "--expertz: no such option of 'verify ledger'", "Did you mean '--experts'?")
+        self.expect(["verify", "ledger", "--ranks", "65"], "--ranks: '65' given", "1 to 64")
+        self.expect(["verify", "ledger", "--tokens", "-1"], "--tokens: '-1' given", "0 to")
+        self.expect(["verify", "ledger", "--hidden"], "--hidden: no value given")
         self.expect(["verify", "ledger", "--topk", "33"], "--topk: '33' given", "1 to 32")
         self.expect(["verify", "ledger", "--dtype", "fp8"], "--dtype: 'fp8' given", "bf16, f16, f32")
         self.expect(["verify", "ledger", "--sms", "4"], "--sms: given with --backend cpu")
         self.expect(["verify", "ledger", "--late-us", "4"], "--late-us: given with --backend cpu")
-        for flag, meant in (("--hidden", "-K"), ("--tokens", "-M"), ("--ranks", "--pes"), ("--experts", "--experts-per-pe"),
-                            ("-k", "-K"), ("--topK", "--topk")):
+        for flag, meant in (("-K", "--hidden"), ("-M", "--tokens"), ("--pes", "--ranks"), ("--experts-per-pe", "--experts"),
+                            ("--topK", "--topk")):
             self.expect(["verify", "ledger", flag, "2"], f"{flag}: no such option of 'verify ledger'. Did you mean '{meant}'?")
-        for flag in ("--pes", "-M", "-K", "--topk", "--experts-per-pe"):
+        for flag in ("--ranks", "--tokens", "--hidden", "--topk", "--experts"):
             for args in (["--quick", flag, "2"], [flag, "2", "--quick"]):
                 self.expect(["verify", "ledger", *args], f"{flag}: given with --quick")
         self.expect(["verify", "ledger", "--backend", "gpu"], "allowed: cpu, cuda. Did you mean 'cuda'?")
-        self.expect(["ledger", "--pes", "2"], "'ledger': no such verb", "Did you mean 'verify ledger'?")
+        self.expect(["ledger", "--ranks", "2"], "'ledger': no such verb", "Did you mean 'verify ledger'?")
 
     def test_combinations(self):
         self.expect(["bench", "--order", "per_route"], "--order: 'per_route' given with --layout rank_major")
@@ -366,7 +365,7 @@ class Verify(unittest.TestCase):
         self.assertIn("workspace=2304 routeMeta=448 window=2176 guard=4096", out)
         self.assertRegex(out, r"combine_e2e: avg=[\d.]+ us max=[\d.]+ us")
         self.assertEqual(out.splitlines()[-1], "  verify=PASS")
-        code, out, err = run("verify", "ledger", "--warmup", "0", "--measured", "1", "-K", "7168", "--json")
+        code, out, err = run("verify", "ledger", "--warmup", "0", "--iterations", "1", "--hidden", "7168", "--json")
         self.assertEqual(code, 0, out + err)
         report = json.loads(out)
         self.assertTrue(report["passed"])
@@ -374,7 +373,7 @@ class Verify(unittest.TestCase):
         self.assertEqual(report["gpus"], "")
         self.assertEqual([report[name] for name in ("workspace_bytes", "route_meta_bytes", "window_bytes", "guard_bytes")],
                          [2304, 2432, 7340160, 4096])
-        code, out, err = run("verify", "ledger", "--pes", "3", "-M", "5", "-K", "37", "--dtype", "bf16", "--drop-percent", "30",
+        code, out, err = run("verify", "ledger", "--ranks", "3", "--tokens", "5", "--hidden", "37", "--dtype", "bf16", "--drop-percent", "30",
                              "--processes", "--warps", "2")
         self.assertEqual(code, 0, out + err)
 

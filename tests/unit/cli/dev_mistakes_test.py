@@ -5,7 +5,11 @@ values; nothing is installed, built or removed.
 
 Usage: dev_mistakes_test.py [unittest arguments]
 """
+import os
+import shutil
 import subprocess
+import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -41,10 +45,16 @@ MISTAKES = [
     ("scripts/gpu_sanitize.sh --limit 0", "--limit = '0': seconds, at least 1"),
     ("scripts/gpu_sanitize.sh --bin", "--bin needs a folder"),
 ]
+VERBS = ("setup", "build", "demo", "test", "bench", "bundle", "wheel", "release", "python-test", "docs", "lint", "clean", "help")
+#: Scripts with a help text, besides those that print that of a verb.
+SCRIPTS = ("bare.sh", "gpu_figures.sh", "gpu_sanitize.sh", "page_blocks.py", "plan_validation.py", "record_routing.py", "result_lines.py",
+           "sample_sentences.py", "interface/generate.py")
+WIDTH = 100
 
 
-def run(command):
-    return subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, check=False, stdin=subprocess.DEVNULL)
+def run(command, cwd=ROOT, **more):
+    return subprocess.run(command.split(), cwd=cwd, capture_output=True, text=True, timeout=HANG_S, check=False, stdin=subprocess.DEVNULL,
+                          **more)
 
 
 class Mistakes(unittest.TestCase):
@@ -63,6 +73,96 @@ class Mistakes(unittest.TestCase):
             asked, other = run(f"./dev help {verb}"), run(f"./dev {verb} --help")
             self.assertEqual((asked.returncode, asked.stdout, asked.stderr), (0, other.stdout, ""))
             self.assertIn(f"Usage: ./dev {verb}", asked.stdout)
+
+    def test_help_is_at_most_100_columns_wide(self):
+        commands = [f"./dev {verb} --help" for verb in VERBS]
+        commands += [f"{sys.executable if name.endswith('.py') else 'bash'} scripts/{name} --help" for name in SCRIPTS]
+        for command in commands:
+            with self.subTest(command):
+                done = run(command, env={**os.environ, "COLUMNS": str(WIDTH)})
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.assertIn("\n", done.stdout)
+                self.assertEqual([line for line in done.stdout.splitlines() if len(line) > WIDTH], [])
+
+    def test_scripts_behind_a_verb_print_its_help(self):
+        for name, verb in (("bundle", "bundle"), ("docs", "docs"), ("lint", "lint"), ("python_test", "python-test"), ("release", "release"),
+                           ("wheel", "wheel")):
+            with self.subTest(name):
+                done, other = run(f"scripts/{name}.sh --help"), run(f"./dev {verb} --help")
+                self.assertEqual((done.returncode, done.stdout, done.stderr), (0, other.stdout, ""))
+
+    def test_the_recorder_needs_numpy_only_for_recordings(self):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "numpy.py").write_text("raise ImportError('none here')\n")
+            env = {**os.environ, "PYTHONPATH": folder}
+            script = f"{sys.executable} scripts/record_routing.py"
+            asked, wrong, right = (run(f"{script} {args}", env=env) for args in ("--help", "infos x", "info x"))
+            self.assertEqual((asked.returncode, asked.stderr), (0, ""))
+            self.assertIn("record_routing.py info FILE", asked.stdout)
+            self.assertEqual((wrong.returncode, wrong.stdout), (2, ""))
+            self.assertEqual(wrong.stderr, asked.stdout)
+            self.assertEqual((right.returncode, right.stdout), (1, ""))
+            self.assertRegex(right.stderr, r"\Arecord_routing: none here; it is needed: pip install numpy\n\Z")
+
+
+class Clone(unittest.TestCase):
+    """Verbs in a copy of the clone without sources; commands that would install or build are stubs, which fail by default."""
+
+    def setUp(self):
+        self.clone = Path(tempfile.mkdtemp())
+        (self.clone / "scripts").mkdir()
+        for name in ("dev", "CMakePresets.json", "scripts/packages.sh"):
+            shutil.copy(ROOT / name, self.clone / name)
+        (self.clone / "stubs").mkdir()
+        self.program("stubs/dpkg-query", "echo installed")
+        for name in ("cmake", "apt-get", "nvidia-smi"):
+            self.program(f"stubs/{name}", f"echo {name} was called >&2; exit 1")
+
+    def tearDown(self):
+        shutil.rmtree(self.clone, ignore_errors=True)
+
+    def program(self, path, script):
+        path = self.clone / path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def dev(self, command):
+        return run(f"./dev {command}", self.clone, env={**os.environ, "PATH": f"{self.clone / 'stubs'}:{os.environ['PATH']}"})
+
+    def test_a_tool_that_exists_prints_it(self):
+        self.program("build/release/bin/switchyard-demo", "echo the demo: $*")
+        for args in ("--help", "--help --ranks 4", "--ranks 4 -h"):
+            done = self.dev(f"demo -- {args}")
+            self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "the demo: demo --help\n", ""))
+
+    def test_the_demo_has_no_other_verb(self):
+        self.program("build/release/bin/switchyard-demo", "echo the demo: $*")
+        done = self.dev("bench -- --help")
+        self.assertNotIn("the demo", done.stdout)
+        self.assertIn("built first", done.stderr.splitlines()[0])
+        self.program("build/release/bin/switchyard", "echo the tool: $*")
+        self.assertEqual(self.dev("bench -- --help").stdout, "the tool: bench --help\n")
+
+    def test_a_tool_that_does_not_exist_is_announced(self):
+        done = self.dev("demo -- --help")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        lines = done.stderr.splitlines()
+        self.assertIn("it is not built yet, and is built first", lines[0])
+        self.assertIn("cmake was called", done.stderr)
+
+    def test_the_libraries_need_no_packages_of_tests(self):
+        self.program("stubs/dpkg-query", 'echo "$4" >> asked; echo installed')
+        self.program("stubs/cmake", 'echo "$*" >> called')
+        done = self.dev("build --target switchyard_libraries")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("libgtest-dev", (self.clone / "asked").read_text())
+        calls = (self.clone / "called").read_text().splitlines()
+        self.assertEqual(calls[0], "--preset release -DSWITCHYARD_TESTS=OFF -DSWITCHYARD_BENCH=OFF")
+        self.assertRegex(calls[-1], "^--build build/release -j [0-9]+ --target switchyard_libraries$")
+        (self.clone / "asked").unlink()
+        self.dev("build")
+        self.assertIn("libgtest-dev", (self.clone / "asked").read_text())
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ TEST(Quantise, KnownGroups) {
   row[1] = 2.0f;    // 1.0
   row[2] = -0.0f;
   row[130] = 1e-45f;  // scale underflows: a zero group
-  row[256] = kInf;    // last group: 44 channels
+  row[256] = kInf;    // last group: 44 columns
   row[257] = -448.0f;
   row[258] = kNan;
   auto q = quantised(row, ScaleKind::f32, scales);

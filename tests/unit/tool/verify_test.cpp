@@ -107,14 +107,14 @@ TEST(VerifyMemory, ACaseThatCannotFitIsRefusedByItsFlags) {
 
 TEST(VerifyMemory, LedgerCountsWhatRanksReceiveNotTheWorstCase) {
   LedgerVerifyOptions o;
-  o.pes = 64;
+  o.ranks = 64;
   const double row = 2.0 * static_cast<double>(o.hidden), routes = static_cast<double>(o.tokens * o.topk);
   EXPECT_GT(host_bytes(o, 0), 64 * 4 * routes * row);
   EXPECT_LT(host_bytes(o, 0), 64 * 16 * routes * row);
   EXPECT_LT(host_bytes(o, 1), host_bytes(o, 0)) << "the heaps are on the GPU";
   o.tokens = 65535;
   o.hidden = 131072;
-  EXPECT_THROW(require_memory("-M", host_bytes(o, 0), size_t{1} << 40), UsageError);
+  EXPECT_THROW(require_memory("--tokens", host_bytes(o, 0), size_t{1} << 40), UsageError);
 }
 
 }  // namespace
