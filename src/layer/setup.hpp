@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "base/agreed_fields.hpp"
-#include "switchyard/fused.hpp"
+#include "exchange/fused/fused_moe.hpp"
 #include "switchyard/layer.hpp"
 #include "switchyard/low_latency.hpp"
 
