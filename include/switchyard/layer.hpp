@@ -23,7 +23,7 @@
 
 #include "switchyard/expert.hpp"
 #include "switchyard/group.hpp"
-#include "switchyard/held.hpp"
+#include "switchyard/detail/held.hpp"
 #include "switchyard/names.hpp"
 #include "switchyard/normal.hpp"
 #include "switchyard/types.hpp"

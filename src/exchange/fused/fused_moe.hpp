@@ -22,10 +22,13 @@
 
 #include "gemm/cpu/fused_interface.hpp"
 #include "switchyard/group.hpp"
-#include "switchyard/held.hpp"
-#include "switchyard/moe_weights.hpp"
+#include "switchyard/detail/held.hpp"
 #include "switchyard/normal.hpp"
 #include "switchyard/types.hpp"
+
+namespace switchyard {
+struct MoeWeights;
+}
 
 namespace switchyard::detail {
 

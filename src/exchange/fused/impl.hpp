@@ -10,6 +10,7 @@
 #include "exchange/fused/fused_moe.hpp"
 #include "exchange/fused/sizes.hpp"
 #include "exchange/group/exchange_base.hpp"
+#include "switchyard/expert.hpp"
 
 namespace switchyard::detail {
 
