@@ -120,8 +120,11 @@ def taken_lines(interface: Interface, struct: Struct, twin: Twin) -> list[str]:
             lines += [f"  twin.{path} = c.{member.name};"] if member.name in twin.needed else []
         else:
             lines.append(f"  twin.{path} = c.{member.name};")
+    lines += ["  return twin;", "}"]
+    if None in twin.members.values():  # from_c() would lose a member
+        return lines
     named = f'const char* name = "{twin.argument}"' if twin.argument else "const char* name"
-    lines += ["  return twin;", "}", f"inline {twin.type} from_c(const {struct.name}* given, {named}) {{"]
+    lines += [f"inline {twin.type} from_c(const {struct.name}* given, {named}) {{"]
     if twin.optional:
         lines.append("  if (!given) return {};")
     return [*lines, f"  return twin_of(read_struct(given, kInit<{struct.name}>, name), name);", "}"]
@@ -266,7 +269,7 @@ def made(interface: Interface) -> dict[str, str]:
     """Contents of the files generated from the headers, by path."""
     about = ["// Structs of libswitchyard and their C++ counterparts. from_c() reads a struct of any version and throws ArgumentError for a",
              "// value that the C++ type cannot express; twin_of() converts a struct that has been read; fill() writes the members of the",
-             "// caller's version."]
+             "// caller's version. A struct with members that C++ does not have has no from_c(): capi/call_options.hpp."]
     unknown = [name for name in interface.enumerations if name not in ENUMERATIONS and name != "sy_bool"]
     unknown += [name for name in (*TAKEN, *FILLED) if name not in interface.structs]
     if unknown:

@@ -189,9 +189,9 @@ LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertId
 }
 
 void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
-                              const LowLatencyDispatchOptions& o, bool split) {
+                              const LowLatencyDispatchOptions& o, bool known_memory, bool split) {
   group_.check_usable("dispatch");
-  check_dispatch(x, ids, output, o);
+  check_dispatch(x, ids, output, o, known_memory);
   const LowLatencyTables& t = output.block->tables;
   LowLatencyDispatchParams p = sent(x, ids, dispatch_senders_);
   p.weights = o.topk_weights;
@@ -215,9 +215,9 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
 }
 
 void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& o,
-                             bool split) {
+                             bool known_memory, bool split) {
   group_.check_usable("combine");
-  check_combine(y, output, out, o);
+  check_combine(y, output, out, o, known_memory);
   const LowLatencyTables& t = output.block->tables;
   LowLatencyCombineParams p;
   p.layout = layout_;

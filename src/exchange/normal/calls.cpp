@@ -88,7 +88,8 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
   }
 }
 
-Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given) {
+Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given,
+                                bool known_memory) {
   group_.check_usable("dispatch");
   const DispatchOptions o = resolved(given);
   check_ids(ids);
@@ -99,7 +100,7 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
                                             "DispatchOptions",
                                             o.stream,
                                             o.num_sms,
-                                            o.known_memory,
+                                            known_memory,
                                             format.quantize ? ExtraWork::quantises : ExtraWork::moves,
                                             ids.num_tokens,
                                             {{"x.data", x.data, 16},
@@ -135,7 +136,7 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   return finish(*call, d);
 }
 
-Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given) {
+Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given, bool known_memory) {
   group_.check_usable("cached dispatch");
   const DispatchOptions o = resolved(given);
   check_handle(handle);
@@ -145,7 +146,7 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
                                             "DispatchOptions",
                                             o.stream,
                                             o.num_sms,
-                                            o.known_memory,
+                                            known_memory,
                                             format.quantize ? ExtraWork::quantises : ExtraWork::moves,
                                             x.rows,
                                             {{"x.data", x.data, 16},
@@ -215,14 +216,15 @@ Dispatched NormalImpl::deliver(const Dispatch& d) const {
 
 // ---- combine ----
 
-void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
+void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights,
+                         bool known_memory) {
   group_.check_usable("combine");
   check_combine(y, handle, out, o, out_weights);
   const std::unique_ptr<Call> call = begin({Operation::combine,
                                             "CombineOptions",
                                             o.stream,
                                             o.num_sms,
-                                            o.known_memory,
+                                            known_memory,
                                             copies_first(y, handle.data()) ? ExtraWork::copies : ExtraWork::moves,
                                             handle.data().tokens,
                                             {{"y.data", y.data, 16},
