@@ -98,8 +98,8 @@ class LowLatency:
         sizes = {"H": self.hidden, "K": self.topk, "L": self._shape[0], "R": self._shape[1]}
         self._dispatched, self._combined, self._reduced, self._made = (
             _arguments.bind(f"LowLatency.{name}", self._backend, **sizes) for name in ("dispatch", "combine", "all_to_all", "make_output"))
-        widest = _names.DTYPE_BYTES[self._config.dtype]
-        self._row_types = tuple(code for code in (BF16, F16, F32, FP8) if _names.DTYPE_BYTES[code] <= widest)
+        widest = _names.DTYPE_BITS[self._config.dtype]
+        self._row_types = tuple(code for code in (BF16, F16, F32, FP8) if _names.DTYPE_BITS[code] <= widest)
         self._scale_geometry = scale_geometry(self._config, *self._shape)
 
     @staticmethod

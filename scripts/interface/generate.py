@@ -260,7 +260,8 @@ def python_enumerations(interface: Interface) -> str:
         if table:
             words = ", ".join(f'"{each[len(prefix):].lower()}": {value}' for each, value in interface.enumerations[name].items())
             lines.append(f"{table} = {{{words}}}")
-    return "\n".join([*lines, ""])
+    bits = ", ".join(f"{value}: {bits}" for value, bits in interface.dtype_bits.items())
+    return "\n".join([*lines, "#: Bits of an element of each row type.", f"DTYPE_BITS = {{{bits}}}", ""])
 
 
 # ---- All of it ----

@@ -82,8 +82,8 @@ size_t layer_fused_bytes(const LayerSpec& spec) {
   if (!spec.fused) return 0;
   const MoeLayerMemory memory = fused_memory(spec);
   const ExpertShape shape = shape_of(spec);
-  const auto elements = at(3 * shape.num_local_experts * shape.hidden * shape.intermediate);
-  const size_t given = spec.backend == Backend::cpu ? elements * dtype_bytes(kLayerType) : 0;  // during construction
+  const int64_t elements = 3 * shape.num_local_experts * shape.hidden * shape.intermediate;
+  const size_t given = spec.backend == Backend::cpu ? dtype_bytes(kLayerType, elements) : 0;  // during construction
   return memory.total() - memory.heap_bytes + given;
 }
 
@@ -93,7 +93,7 @@ size_t layer_device_bytes(const LayerSpec& spec) {
   for (int r = 0; r < s.world; ++r) tokens = std::max(tokens, s.tokens(r));
   const int64_t rows = exchange_max_rows(spec.exchange, s.world);
   const bool masked = std::holds_alternative<LowLatencyConfig>(spec.exchange);  // its rows are not in the heap
-  const size_t row = at(s.hidden) * dtype_bytes(kLayerType);
+  const size_t row = dtype_bytes(kLayerType, s.hidden);
   return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens * s.topk * 8) +
          LayerExperts::device_bytes(shape_of(spec), rows, spec.quantize, spec.backend) + (size_t{1} << 20);
 }
@@ -109,7 +109,7 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   input_.ids = mine.expert_ids();
   input_.ids.data = device_.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
   if (!mine.topk_weights.empty()) input_.weights = device_.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
-  const size_t bytes = some(at(mine.num_tokens * spec.scenario.hidden) * dtype_bytes(kLayerType));
+  const size_t bytes = some(dtype_bytes(kLayerType, mine.num_tokens * spec.scenario.hidden));
   rows_ = device_.allocate(bytes);
   out_ = device_.allocate(bytes);
   group_.barrier();  // every rank has its memory before any rank waits for another, which may share its GPU

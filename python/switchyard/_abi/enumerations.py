@@ -22,3 +22,5 @@ WEIGHT_ORDERS = {"nk": 0, "kn": 1}
 EPILOGUES = {"none": 0, "relu": 1, "silu": 2, "swiglu": 3}
 MOE_EXCHANGES = {"automatic": 0, "normal": 1, "low_latency": 2}
 MOE_FORMS = {"automatic": 0, "separate": 1, "fused": 2}
+#: Bits of an element of each row type.
+DTYPE_BITS = {0: 16, 1: 16, 2: 32, 3: 8}

@@ -38,7 +38,7 @@ void check_duration(const char* name, Milliseconds duration) {
                 std::string(name) + " = " + std::to_string(duration.count()) + " ms: must be at least 1 ms");
 }
 int64_t checked_row_bytes(const char* what, int64_t hidden, DType type) {
-  const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
+  const int64_t bytes = static_cast<int64_t>(dtype_bytes(type, hidden));
   if (bytes % 16 != 0)
     throw Error(ErrorCode::invalid_argument,
                 std::string(what) + ": a row of hidden = " + std::to_string(hidden) + " " + to_string(type) + " elements has " +

@@ -47,7 +47,7 @@ void check_config(const LowLatencyConfig& c, int world) {
 
 void LowLatencyImpl::check_combined(DType type, const char* name) const {
   check_combined_rows(name, type);
-  if (dtype_bytes(type) > dtype_bytes(config.dtype))
+  if (dtype_bits(type) > dtype_bits(config.dtype))
     invalid(std::string(name) + " = " + to_string(type) + ": wider than LowLatencyConfig::dtype, " + to_string(config.dtype) +
             ", which sizes the memory");
 }
@@ -156,7 +156,7 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   check_pointer("out", out, row_alignment(y.dtype), known_memory);
   check_pointer("LowLatencyCombineOptions::topk_weights", o.topk_weights, 4, known_memory);
   check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4, known_memory);
-  const int64_t row = y.cols * static_cast<int64_t>(dtype_bytes(y.dtype)), tokens = output.block->tokens;
+  const int64_t row = static_cast<int64_t>(dtype_bytes(y.dtype, y.cols)), tokens = output.block->tokens;
   const OutOfCall sums{out, tokens * row};
   sums.check_no_overlap("y.data", y.data, y.rows * row);
   sums.check_no_overlap("LowLatencyCombineOptions::topk_weights", o.topk_weights, tokens * config.topk * 4);

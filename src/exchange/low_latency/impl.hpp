@@ -108,8 +108,8 @@ class LowLatencyImpl : protected ExchangeBase {
   int64_t scratch_bytes() const;
   /// Alignment of rows in the caller's memory, in bytes: 16, or one element if rows are not multiples of 16 bytes.
   size_t row_alignment(DType type) const {
-    const size_t row = static_cast<size_t>(config.hidden) * dtype_bytes(type);
-    return row % 16 == 0 ? 16 : dtype_bytes(type);
+    const size_t row = dtype_bytes(type, config.hidden);
+    return row % 16 == 0 ? 16 : dtype_bytes(type, 1);
   }
   /// Hash of all values that ranks must agree on: the config and, if the config leaves it open, the number of pieces.
   uint64_t hash() const { return mix_hash(config_hash_, static_cast<uint64_t>(layout_.piece_columns)); }

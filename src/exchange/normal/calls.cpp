@@ -251,7 +251,7 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
 
 bool NormalImpl::copies_first(const ConstRows& y, const HandleData& h) const {
   if (through_rings() || h.layout != Layout::rank_major || alone(h) || group_.heap->view().contains(y.data)) return false;
-  const int64_t row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  const int64_t row_bytes = static_cast<int64_t>(dtype_bytes(y.dtype, config.hidden));
   return group_.registration_of(y.data, static_cast<size_t>(extent_of(h).rows * row_bytes)) == nullptr;
 }
 
@@ -312,7 +312,7 @@ RowBuffer NormalImpl::allocate_rows(const Handle& handle, DType type, const RowS
   check_handle(handle);
   check_combining_type("allocate_rows: dtype", type);
   const int64_t rows = extent_of(handle.data()).rows;
-  std::shared_ptr<OutputBlock> block = allocate_for(stream, static_cast<size_t>(rows * config.hidden) * dtype_bytes(type));
+  std::shared_ptr<OutputBlock> block = allocate_for(stream, static_cast<size_t>(rows) * dtype_bytes(type, config.hidden));
   const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};
   return RowBuffer(std::move(block), view);
 }
@@ -367,7 +367,7 @@ SumShape NormalImpl::sum_shape(const ConstRows& y, const HandleData& h, void* ou
   s.topk = h.topk;
   s.map = h.map;
   s.hidden = config.hidden;
-  s.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  s.row_bytes = static_cast<int64_t>(dtype_bytes(y.dtype, config.hidden));
   s.y = static_cast<const std::byte*>(y.data);
   s.weights_in = h.layout == Layout::rank_major ? o.topk_weights : nullptr;
   s.bias[0] = static_cast<const std::byte*>(o.bias[0]);

@@ -37,7 +37,7 @@ int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
   return carve_tables(nullptr, shape).bytes + (expert_major ? round_up(worst_case_rows(c, world) * 12, 128) + 128 : 0);
 }
 
-int64_t max_row_bytes(const NormalConfig& c) { return c.hidden * static_cast<int64_t>(dtype_bytes(c.dtype)); }
+int64_t max_row_bytes(const NormalConfig& c) { return static_cast<int64_t>(dtype_bytes(c.dtype, c.hidden)); }
 
 /// Channels and slots as configured or by default, with at most as many slots as fit into max_bytes, possibly fewer than K.
 RingLayout rings_of(const NormalConfig& c, int world, int channels) {
