@@ -5,7 +5,7 @@
 #   [ALONE <file>...]              SOURCES that are compiled separately: their names collide, or a tool links only this file
 #   [LINK <target>...]             libraries that the layer calls itself
 #   [LIBRARY <name>]               library that contains the layer: switchyard (default), switchyard_workload, switchyard_layer
-#   [PUBLIC_API])                  defines symbols of include/switchyard: default visibility, filtered by the export map
+#   [PUBLIC_API])                  defines exported symbols: default visibility, filtered by the export map
 #
 # Creates the object library switchyard_<folder>; cmake/Library.cmake merges the layers of a library. A layer is compiled against a
 # folder of links to exactly the paths that it may include, so that an upward include fails to compile.

@@ -164,15 +164,14 @@ float rounded(DType type, float value) {
 }
 
 bool same_element(DType type, const void* a, const void* b, int64_t i) {
-  const auto width = static_cast<int64_t>(switchyard::dtype_bytes(type));
-  const auto* x = static_cast<const std::byte*>(a) + i * width;
-  const auto* y = static_cast<const std::byte*>(b) + i * width;
-  if (std::memcmp(x, y, static_cast<size_t>(width)) == 0) return true;
+  const auto* x = static_cast<const std::byte*>(a) + switchyard::dtype_bytes(type, i);
+  const auto* y = static_cast<const std::byte*>(b) + switchyard::dtype_bytes(type, i);
+  if (std::memcmp(x, y, switchyard::dtype_bytes(type, 1)) == 0) return true;
   return std::isnan(load(type, a, i)) && std::isnan(load(type, b, i));
 }
 
 int64_t first_difference(DType type, const void* a, const void* b, int64_t elements) {
-  if (elements == 0 || std::memcmp(a, b, static_cast<size_t>(elements) * switchyard::dtype_bytes(type)) == 0) return elements;
+  if (elements == 0 || std::memcmp(a, b, switchyard::dtype_bytes(type, elements)) == 0) return elements;
   int64_t i = 0;
   while (i < elements && same_element(type, a, b, i)) ++i;
   return i;

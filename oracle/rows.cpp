@@ -120,16 +120,15 @@ void fill_row(Pattern pattern, uint64_t seed, RowKey key, DType type, int64_t hi
     return bits ^ bits >> 29;
   };
   if (pattern == Pattern::random_values || pattern == Pattern::raw_bits || pattern == Pattern::blank_words) {
-    const auto bytes = static_cast<int64_t>(switchyard::dtype_bytes(type));
     const auto code_of = [=](int64_t c) {
       if (pattern == Pattern::raw_bits ||
-          (pattern == Pattern::blank_words && mix(row, 5, static_cast<uint64_t>(c * bytes / 4)) % 3 == 0))
+          (pattern == Pattern::blank_words && mix(row, 5, switchyard::dtype_bytes(type, c) / 4) % 3 == 0))
         return pattern == Pattern::raw_bits ? bits_of(c) : ~uint64_t{0};
       return random_code(bits_of(c), type);
     };
-    switch (switchyard::dtype_bytes(type)) {
-      case 1: return fill_codes<uint8_t>(hidden, out, code_of);
-      case 2: return fill_codes<uint16_t>(hidden, out, code_of);
+    switch (switchyard::dtype_bits(type)) {
+      case 8: return fill_codes<uint8_t>(hidden, out, code_of);
+      case 16: return fill_codes<uint16_t>(hidden, out, code_of);
       default: return fill_codes<uint32_t>(hidden, out, code_of);
     }
   }

@@ -15,8 +15,7 @@
 #include <string>
 
 #include "switchyard/gemm.hpp"
-#include "switchyard/held.hpp"
-#include "switchyard/moe_weights.hpp"
+#include "switchyard/detail/held.hpp"
 #include "switchyard/names.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
@@ -57,6 +56,17 @@ struct ExpertOptions {
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
   ScaleKind weight_scales = ScaleKind::f32;  ///< f32 or ue8m0
+};
+
+/// Weights of the L SwiGLU experts of one rank, for objects that compute with several weight sets (ExpertMlp, MoeLayer). The
+/// object determines their type and sizes; the caller owns the memory. All pointers may be null on a rank without experts.
+struct MoeWeights {
+  const void* w13 = nullptr;         ///< [L, 2 * I, H]: for each expert, the I gate rows followed by the I up rows
+  const void* w2 = nullptr;          ///< [L, H, I]
+  const void* w13_scales = nullptr;  ///< fp8: [L, 2 * ceil(I / 128), ceil(H / 128)]; else null
+  const void* w2_scales = nullptr;   ///< fp8: [L, ceil(H / 128), ceil(I / 128)]; else null
+  /// GPUs: cudaStream_t for reads outside calls, for example of scales at construction; null: the legacy default stream.
+  void* stream = nullptr;
 };
 
 /// Settings of one call.

@@ -20,7 +20,7 @@
 #include <limits>
 #include <memory>
 
-#include "switchyard/held.hpp"
+#include "switchyard/detail/held.hpp"
 #include "switchyard/names.hpp"
 #include "switchyard/types.hpp"
 

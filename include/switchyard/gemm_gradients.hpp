@@ -25,7 +25,7 @@
 #include <memory>
 
 #include "switchyard/gemm.hpp"
-#include "switchyard/held.hpp"
+#include "switchyard/detail/held.hpp"
 #include "switchyard/types.hpp"
 
 namespace switchyard {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "switchyard/held.hpp"
+#include "switchyard/detail/held.hpp"
 #include "switchyard/status.hpp"
 #include "switchyard/types.hpp"
 

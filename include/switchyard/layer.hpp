@@ -23,7 +23,7 @@
 
 #include "switchyard/expert.hpp"
 #include "switchyard/group.hpp"
-#include "switchyard/held.hpp"
+#include "switchyard/detail/held.hpp"
 #include "switchyard/names.hpp"
 #include "switchyard/normal.hpp"
 #include "switchyard/types.hpp"
@@ -51,7 +51,7 @@ enum class MoeForm : uint8_t {
   automatic = 0,  ///< fused on GPUs in bf16 around normal mode, per_route, if its sizes allow it; else separate
   separate = 1,   ///< dispatch, two products and combine, as separate calls on one stream
   /// Normal mode, CombineOrder::per_route, bf16, and on GPUs fp8_e4m3. GPU: one kernel that overlaps row transfers with matrix
-  /// products. CPU: one run of the group's workers, all of which compute matrix products (fused.hpp).
+  /// products. CPU: one run of the group's workers, all of which compute matrix products (docs/concepts/fused.md).
   fused = 2,
 };
 template <>
@@ -113,9 +113,8 @@ struct MoeLayerMemory {
   size_t heap_bytes = 0;     ///< in the group's symmetric heap, excluding its header
   size_t private_bytes = 0;  ///< low latency: upper bound for received rows, returned rows and a call's sums
   size_t weight_bytes = 0;   ///< CPU, WeightStorage::packed
-  /// Scratch memory of the experts; GPUs: rows between the two matrix products. Fused: FusedMoeMemory::private_bytes, which on
-  /// the CPU includes the scratch of one worker; each additional worker of the group requires the same scratch again
-  /// (docs/layer.md).
+  /// Scratch memory of the experts; GPUs: rows between the two matrix products. Fused: rows, flags and tables (docs/layer.md),
+  /// and on the CPU the scratch of one worker; each additional worker of the group requires the same scratch again.
   size_t scratch_bytes = 0;
   size_t total() const { return heap_bytes + private_bytes + weight_bytes + scratch_bytes; }
 };

@@ -97,9 +97,6 @@ struct LowLatencyDispatchOptions {
   /// Pointer to T in the rank's memory (CUDA: in GPU memory), or null. T is read when the call runs, so it may vary between
   /// graph launches, and is clamped to [0, topk_ids.num_tokens]. All ids must be readable because they are fetched before T.
   const int32_t* device_tokens = nullptr;
-  /// CUDA: if true, the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for
-  /// its tensors. This skips the driver query, which takes more host time than all other checks. Everything else is checked.
-  bool known_memory = false;
 };
 
 /// Options of one combine.
@@ -113,9 +110,8 @@ struct LowLatencyCombineOptions {
   /// float32 [local experts], per_route only, or null: each row is returned as round(y * its expert's scale), computed in
   /// registers.
   const float* expert_scale = nullptr;
-  void* stream = nullptr;     ///< CUDA: as in LowLatencyDispatchOptions
-  int num_sms = 0;            ///< CUDA: as in LowLatencyDispatchOptions
-  bool known_memory = false;  ///< CUDA: as in LowLatencyDispatchOptions
+  void* stream = nullptr;  ///< CUDA: as in LowLatencyDispatchOptions
+  int num_sms = 0;         ///< CUDA: as in LowLatencyDispatchOptions
 };
 
 /// Options of moe_all_to_all.
@@ -133,6 +129,7 @@ struct AllToAllOptions {
 namespace detail {
 class LowLatencyImpl;
 struct LowLatencyBlock;
+struct LowLatencyCalls;
 }  // namespace detail
 
 /// Result of dispatches and input of combine: memory of fixed shape, private to the rank, created once by make_output() and
@@ -225,6 +222,7 @@ class LowLatencyExchange {
   int64_t invalid_ids() const;
 
  private:
+  friend struct detail::LowLatencyCalls;
   detail::Held<std::unique_ptr<detail::LowLatencyImpl>, detail::kLowLatencyObject> impl_;
 };
 

@@ -126,9 +126,6 @@ struct DispatchOptions {
   /// Pointer to T in device memory, or null. T is read when the kernel runs, so it may vary between graph launches, and is
   /// clamped to [0, topk_ids.num_tokens].
   const int32_t* device_tokens = nullptr;
-  /// If true, the caller guarantees that all memory passed to the call belongs to this rank's GPU, as a framework can for its
-  /// tensors. This skips the driver query, which takes more host time than all other checks. Everything else is checked.
-  bool known_memory = false;
 };
 
 /// Default number of multiprocessors for a call on a GPU if it is not set by an option or a tuning (tuning.hpp). Does not apply
@@ -154,9 +151,8 @@ struct CombineOptions {
   bool apply_weights = true;  ///< expert-major: multiply rows by their weights (if passed to dispatch or in `topk_weights`)
   /// Rows [T, H] of the combined type, added before the sum; bias[1] requires bias[0]. `out` itself may be one of them.
   const void* bias[2] = {nullptr, nullptr};
-  void* stream = nullptr;     ///< CUDA: as in DispatchOptions
-  int num_sms = 0;            ///< CUDA: as in DispatchOptions
-  bool known_memory = false;  ///< CUDA: as in DispatchOptions
+  void* stream = nullptr;  ///< CUDA: as in DispatchOptions
+  int num_sms = 0;         ///< CUDA: as in DispatchOptions
 };
 
 /// Result of DeepEP's get_dispatch_layout. Local. \throws Error(invalid_argument) naming the argument.
@@ -188,6 +184,7 @@ namespace detail {
 struct HandleData;
 struct OutputBlock;
 class NormalImpl;
+struct NormalCalls;
 }  // namespace detail
 
 /// Host-side counts of the rows that a dispatch delivered.
@@ -354,6 +351,7 @@ class NormalExchange {
   int64_t invalid_ids() const;
 
  private:
+  friend struct detail::NormalCalls;
   detail::Held<std::unique_ptr<detail::NormalImpl>, detail::kNormalObject> impl_;
 };
 

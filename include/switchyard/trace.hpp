@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "switchyard/held.hpp"
+#include "switchyard/detail/held.hpp"
 
 namespace switchyard {
 

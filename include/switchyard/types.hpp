@@ -129,22 +129,35 @@ struct NamesOf<CombineOrder> {
       {CombineOrder::per_rank, "per_rank"}, {CombineOrder::per_route, "per_route"}, {CombineOrder::per_host, "per_host"}};
 };
 
-/// Bytes of one element.
-constexpr size_t dtype_bytes(DType type) {
+namespace detail {
+/// Bytes of `elements` dense elements of `bits` bits, without overflow unless the result overflows.
+constexpr int64_t packed_bytes(int64_t elements, int bits) {
+  return bits % 8 == 0 ? elements * (bits / 8) : elements / 8 * bits + (elements % 8 * bits + 7) / 8;
+}
+}  // namespace detail
+
+/// Bits of one element.
+constexpr int dtype_bits(DType type) {
   // clang-format off
   switch (type) {
-#define SY_ROW_TYPE(name, NAME, value, bytes, ...) case DType::name: return bytes;
+#define SY_ROW_TYPE(name, NAME, value, bits, ...) case DType::name: return bits;
 #include "switchyard/dtypes.def"
   }
   // clang-format on
   return 0;
 }
 
+/// Bytes of `elements` consecutive elements; the last byte may be partly used. Also the offset of element `elements` of a row,
+/// if that element starts at a byte. The size of one element is its alignment.
+constexpr size_t dtype_bytes(DType type, int64_t elements) {
+  return static_cast<size_t>(detail::packed_bytes(elements, dtype_bits(type)));
+}
+
 /// True if combine accepts rows of this type.
 constexpr bool dtype_combines(DType type) {
   // clang-format off
   switch (type) {
-#define SY_ROW_TYPE(name, NAME, value, bytes, combines, ...) case DType::name: return combines;
+#define SY_ROW_TYPE(name, NAME, value, bits, combines, ...) case DType::name: return combines;
 #include "switchyard/dtypes.def"
   }
   // clang-format on
@@ -155,7 +168,7 @@ constexpr bool dtype_combines(DType type) {
 constexpr bool dtype_quantises(DType type) {
   // clang-format off
   switch (type) {
-#define SY_ROW_TYPE(name, NAME, value, bytes, combines, quantises, ...) case DType::name: return quantises;
+#define SY_ROW_TYPE(name, NAME, value, bits, combines, quantises, ...) case DType::name: return quantises;
 #include "switchyard/dtypes.def"
   }
   // clang-format on
@@ -166,7 +179,7 @@ constexpr bool dtype_quantises(DType type) {
 constexpr bool dtype_has_scales(DType type) {
   // clang-format off
   switch (type) {
-#define SY_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) case DType::name: return has_scales;
+#define SY_ROW_TYPE(name, NAME, value, bits, combines, quantises, has_scales) case DType::name: return has_scales;
 #include "switchyard/dtypes.def"
   }
   // clang-format on

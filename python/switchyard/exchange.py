@@ -81,9 +81,9 @@ class Exchange:
         self._dispatched = _arguments.bind("Exchange.dispatch", self._backend, **sizes)
         self._combined = _arguments.bind("Exchange.combine", self._backend, **sizes)
         # The widest row type determines memory sizes, so wider rows are rejected for any routing.
-        widest = _names.DTYPE_BYTES[self._config.dtype]
-        self._row_types = tuple(code for code in _WIDEST if _names.DTYPE_BYTES[code] <= widest)
-        self._summed_types = tuple(code for code in _COMBINED if _names.DTYPE_BYTES[code] <= widest)
+        widest = _names.DTYPE_BITS[self._config.dtype]
+        self._row_types = tuple(code for code in _WIDEST if _names.DTYPE_BITS[code] <= widest)
+        self._summed_types = tuple(code for code in _COMBINED if _names.DTYPE_BITS[code] <= widest)
         self._number = number_of(self)
         self._make_structs()
         self._for_weights: Optional[Exchange] = None
@@ -427,7 +427,7 @@ class Exchange:
                     summed = arrays.empty((tokens, self.topk), F32, array)
                     to_summed = arrays.pointer(summed)
             if into is not None:
-                size = self.hidden * _names.DTYPE_BYTES[code]
+                size = _names.bytes_of(code, self.hidden)
                 if result < at + count * size and at < result + tokens * size:
                     refuse_overlap("out", "y")
                 if given is not None:

@@ -12,6 +12,7 @@ from ._abi.arrays import I32, I64, NUMPY, U8, Taken, arrays_of, arrays_of_torch,
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, number_from, structs
 from ._abi.names import BF16, CUDA, F16, F32, FP8, PER_ROUTE, invalid, value_of
 from ._torch.registry import number_of
+from ._internal.received import Lent, Received, scale_geometry
 from ._internal.tensors import bytes_of_scales, padded_scales, pair_of
 from ._torch.recorded import is_traced, refuse_gradient
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
@@ -35,75 +36,6 @@ def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype:
         scales=value_of(_names.SCALES, "scales", scales), scale_group=scale_group,
         scale_order=value_of(_names.SCALE_ORDERS, "scale_order", scale_order), sending=value_of(_names.SENDINGS, "sending", sending),
         pieces=pieces, invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
-
-
-class Received:
-    """A destination for dispatches: memory of fixed shape that each dispatch overwrites. There are L experts on this rank, with
-    R = W * max_tokens rows each; the first ``rows[e]`` rows are valid, the others unspecified. Arrays are of the same kind
-    (numpy, torch, device) as the first dispatched ``x``.
-
-    x: [L, R, H]. scales: None; or row-major [L, R, groups], float32, or uint8 for powers of two; or column-major, a view with
-    the same shape in which consecutive rows are adjacent. Column-major powers of two are int32 [L, R, ceil(groups / 4)] with
-    four powers each.
-    rows: int32 [L], on the device. source_range: int64 [L, W], ``first << 32 | count``.
-    row_source: int64 [L, R], ``source rank << 48 | k << 32 | token``.
-    """
-
-    _at: Optional[ctypes.c_void_p] = None  # pointer that repeated calls pass; set only in real outputs
-    _weighted = False  # whether the last dispatch into it had weights
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a Received belongs to its process and cannot be pickled or copied: copy its arrays")
-
-    def __init__(self, owned: Any, arrays: Any, like: Any) -> None:
-        view = structs.LowLatencyView()
-        check(library().functions.sy_low_latency_output_get(owned.pointer, byref(view)))
-        self._owned, self._view = owned, view
-        self._at = ctypes.c_void_p(owned.pointer)
-        here, per_expert, hidden = view.num_local_experts, view.rows_per_expert, view.x_cols
-        self.x = arrays.wrap(view.x, (here, per_expert, hidden), view.x_dtype, owned, like)
-        self.rows = arrays.wrap(view.rows_of_expert, (here,), I32, owned, like)
-        self.source_range = arrays.wrap(view.source_range, (here, view.world), I64, owned, like)
-        self.row_source = arrays.wrap(view.row_source, (here, per_expert), I64, owned, like)
-        self.scales = None if not view.x_scale_kind else _scales(view, owned, arrays, like)
-        self.num_tokens = 0  #: T of the last dispatch into this output
-        self._number = number_of(self)
-
-
-class _Lent:
-    """An output in use by tensors. When these are dropped, it becomes a spare output of the same stream; later uses are thus
-    ordered after this use."""
-
-    __slots__ = ("pointer", "_owned", "_spare")
-
-    def __init__(self, owned: Owned, spare: List[Owned]) -> None:
-        self.pointer, self._owned, self._spare = owned.pointer, owned, spare
-
-    def __del__(self) -> None:
-        self._spare.append(self._owned)
-
-
-def _scale_geometry(config: structs.LowLatencyConfig, here: int, per_expert: int, hidden: int) -> Tuple[int, List[int], List[int]]:
-    """Returns the element type, shape and strides of Received.scales, or (-1, [], []) without scales."""
-    if not config.scales:
-        return -1, [], []
-    groups, f32 = -(-hidden // config.scale_group), config.scales == 1
-    if config.scale_order == 0:
-        columns = -(-groups // 4) * 4 if f32 else -(-groups // 16) * 16
-        return (F32 if f32 else U8), [here, per_expert, groups], [per_expert * columns, columns, 1]
-    columns, column = groups if f32 else -(-groups // 4), -(-per_expert // 4) * 4
-    return (F32 if f32 else I32), [here, per_expert, columns], [columns * column, 1, column]
-
-
-def _scales(v: structs.LowLatencyView, owned: Any, arrays: Any, like: Any) -> Any:
-    groups, f32 = -(-v.x_cols // v.scale_group), v.x_scale_kind == 1
-    if v.scale_order == 0:
-        columns = -(-groups // 4) * 4 if f32 else -(-groups // 16) * 16
-        memory = arrays.wrap(v.x_scales, (v.num_local_experts, v.rows_per_expert, columns), F32 if f32 else U8, owned, like)
-        return memory[:, :, :groups]
-    columns = groups if f32 else -(-groups // 4)
-    memory = arrays.wrap(v.x_scales, (v.num_local_experts, columns, v.scale_rows), F32 if f32 else I32, owned, like)
-    return memory.swapaxes(1, 2)[:, :v.rows_per_expert]
 
 
 class Pending:
@@ -167,9 +99,9 @@ class LowLatency:
         sizes = {"H": self.hidden, "K": self.topk, "L": self._shape[0], "R": self._shape[1]}
         self._dispatched, self._combined, self._reduced, self._made = (
             _arguments.bind(f"LowLatency.{name}", self._backend, **sizes) for name in ("dispatch", "combine", "all_to_all", "make_output"))
-        widest = _names.DTYPE_BYTES[self._config.dtype]
-        self._row_types = tuple(code for code in (BF16, F16, F32, FP8) if _names.DTYPE_BYTES[code] <= widest)
-        self._scale_geometry = _scale_geometry(self._config, *self._shape)
+        widest = _names.DTYPE_BITS[self._config.dtype]
+        self._row_types = tuple(code for code in (BF16, F16, F32, FP8) if _names.DTYPE_BITS[code] <= widest)
+        self._scale_geometry = scale_geometry(self._config, *self._shape)
 
     @staticmethod
     @checked("LowLatency.memory_required")
@@ -243,7 +175,7 @@ class LowLatency:
         if self._backend == CUDA and arrays.torch.cuda.is_current_stream_capturing():  # it belongs to the graph
             return self._used_here(Received(self._make_output(), arrays, like), arrays, like)
         spare = self._spare.setdefault(arrays.stream(like), [])
-        return self._used_here(Received(_Lent(spare.pop() if spare else self._make_output(), spare), arrays, like), arrays, like)
+        return self._used_here(Received(Lent(spare.pop() if spare else self._make_output(), spare), arrays, like), arrays, like)
 
     @checked("LowLatency.make_rows")
     def make_rows(self, received: Received, dtype: object = None) -> Any:

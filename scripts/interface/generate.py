@@ -122,8 +122,11 @@ def taken_lines(interface: Interface, struct: Struct, twin: Twin) -> list[str]:
             lines += [f"  twin.{path} = c.{member.name};"] if member.name in twin.needed else []
         else:
             lines.append(f"  twin.{path} = c.{member.name};")
+    lines += ["  return twin;", "}"]
+    if None in twin.members.values():  # from_c() would lose a member
+        return lines
     named = f'const char* name = "{twin.argument}"' if twin.argument else "const char* name"
-    lines += ["  return twin;", "}", f"inline {twin.type} from_c(const {struct.name}* given, {named}) {{"]
+    lines += [f"inline {twin.type} from_c(const {struct.name}* given, {named}) {{"]
     if twin.optional:
         lines.append("  if (!given) return {};")
     return [*lines, f"  return twin_of(read_struct(given, kInit<{struct.name}>, name), name);", "}"]
@@ -262,7 +265,8 @@ def python_enumerations(interface: Interface) -> str:
     types = wrapped([f'"{type}": {table}' for type, _, table in ENUMERATIONS.values() if table], "             ", ", ", 140)
     lines += ["#: The tables by the C++ type that messages of the library name.", "CPP_TYPES = {" + types[0].lstrip(), *types[1:]]
     lines[-1] += "}"
-    return "\n".join([*lines, ""])
+    bits = ", ".join(f"{value}: {bits}" for value, bits in interface.dtype_bits.items())
+    return "\n".join([*lines, "#: Bits of an element of each row type.", f"DTYPE_BITS = {{{bits}}}", ""])
 
 
 # ---- All of it ----
@@ -271,7 +275,7 @@ def made(interface: Interface) -> dict[str, str]:
     """Contents of the files generated from the headers, by path."""
     about = ["// Structs of libswitchyard and their C++ counterparts. from_c() reads a struct of any version and throws ArgumentError for a",
              "// value that the C++ type cannot express; twin_of() converts a struct that has been read; fill() writes the members of the",
-             "// caller's version."]
+             "// caller's version. A struct with members that C++ does not have has no from_c(): capi/call_options.hpp."]
     unknown = [name for name in interface.enumerations if name not in ENUMERATIONS and name != "sy_bool"]
     unknown += [name for name in (*TAKEN, *FILLED) if name not in interface.structs]
     if unknown:

@@ -58,6 +58,7 @@ class Function:
 class Interface:
     structs: dict[str, Struct] = field(default_factory=dict)
     enumerations: dict[str, dict[str, int]] = field(default_factory=dict)  # type: {enumerator: value}
+    dtype_bits: dict[int, int] = field(default_factory=dict)  # value of a row type: bits of an element
     functions: list[Function] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)  # name: library
 
@@ -112,6 +113,7 @@ def read_header(path: Path, root: Path, interface: Interface) -> None:
         if "dtypes.def" in body:
             rows = table_rows(root / "include/switchyard/dtypes.def", "SY_ROW_TYPE")
             values = {f"SY_DTYPE_{row[1]}": int(row[2]) for row in rows}
+            interface.dtype_bits = {int(row[2]): int(row[3]) for row in rows}
         interface.enumerations[name] = values
     for name in re.findall(r"typedef int32_t (sy_\w+);(?!\s*enum)", code):
         interface.enumerations[name] = {}

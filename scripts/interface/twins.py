@@ -2,8 +2,8 @@
 """The C++ types that correspond to the types in the C headers, and their differences. Anything not listed has the same name in
 both.
 
-A conversion copies members of the same name. `members` lists the exceptions: the C++ expression, or None if the conversion is
-hand-written. A `range` is checked before the conversion, because the C++ type cannot hold other values or because the value has
+A conversion copies members of the same name. `members` lists the exceptions: the C++ expression, or None for a member that
+hand-written code converts or passes beside the C++ struct, which has no such member. A `range` is checked before the conversion, because the C++ type cannot hold other values or because the value has
 a different meaning in C.
 """
 from __future__ import annotations
@@ -70,11 +70,11 @@ TAKEN = {
             "num_sms": (0, INT32_MAX), "device": (-1, INT32_MAX)}),
     "sy_normal_config": config("NormalConfig", members={
         f"ring_{name}": f"ring.{name}" for name in ("num_channels", "send_chunk", "slots", "max_bytes")}),
-    "sy_dispatch_options": Twin("DispatchOptions", members={"out": None}),
-    "sy_combine_options": Twin("CombineOptions"),
+    "sy_dispatch_options": Twin("DispatchOptions", members={"out": None, "known_memory": None}),
+    "sy_combine_options": Twin("CombineOptions", members={"known_memory": None}),
     "sy_low_latency_config": config("LowLatencyConfig"),
-    "sy_low_latency_dispatch_options": Twin("LowLatencyDispatchOptions"),
-    "sy_low_latency_combine_options": Twin("LowLatencyCombineOptions"),
+    "sy_low_latency_dispatch_options": Twin("LowLatencyDispatchOptions", members={"known_memory": None}),
+    "sy_low_latency_combine_options": Twin("LowLatencyCombineOptions", members={"known_memory": None}),
     "sy_all_to_all_options": Twin("AllToAllOptions", members={"row_function": None, "row_function_user": None}),
     "sy_ledger_config": config("LedgerConfig"),
     "sy_ledger_combine_options": Twin("LedgerCombineOptions"),

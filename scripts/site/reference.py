@@ -7,8 +7,8 @@ from pathlib import Path
 from headers import VALUES, Kind, Reader
 
 LANGUAGES = {"cpp": ("include/switchyard", "*.hpp", "C++"), "c": ("include/switchyard/c", "*.h", "C")}
-#: Order in the navigation, followed by the other headers. held.hpp declares nothing for users.
-ORDER = ["switchyard", "group", "normal", "low_latency", "ledger", "layer", "fused", "expert", "gemm", "gemm_gradients", "types", "status"]
+#: Order in the navigation, followed by the other headers.
+ORDER = ["switchyard", "group", "normal", "low_latency", "ledger", "layer", "expert", "gemm", "gemm_gradients", "types", "status"]
 WORD = re.compile(r"`([^`]+)`|(?<![\w`/:])((?:sy_|SY_|SWITCHYARD_)\w+|[A-Z][a-z]+(?:[A-Z]\w*)+(?:::\w+)?|[A-Z]\w+::\w+|k[A-Z]\w+)")
 
 

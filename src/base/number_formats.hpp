@@ -100,7 +100,7 @@ SWITCHYARD_FN constexpr float f32_from_ue8m0(uint8_t bits) {
 
 /// Element `i` of a row of `type`, widened exactly (for fp8, without its scale). Any alignment.
 inline float load_element(const void* row, DType type, int64_t i) {
-  const auto* at = static_cast<const std::byte*>(row) + static_cast<size_t>(i) * dtype_bytes(type);
+  const auto* at = static_cast<const std::byte*>(row) + dtype_bytes(type, i);
   const auto bits = [&]<class Bits>(Bits value) {
     std::memcpy(&value, at, sizeof value);
     return value;
@@ -116,7 +116,7 @@ inline float load_element(const void* row, DType type, int64_t i) {
 
 /// Rounds `value` to `type` and stores it as element `i`. Any alignment.
 inline void store_element(void* row, DType type, int64_t i, float value) {
-  auto* at = static_cast<std::byte*>(row) + static_cast<size_t>(i) * dtype_bytes(type);
+  auto* at = static_cast<std::byte*>(row) + dtype_bytes(type, i);
   const auto put = [&](auto bits) { std::memcpy(at, &bits, sizeof bits); };
   switch (type) {
     case DType::bf16: return put(bf16_from_f32(value));

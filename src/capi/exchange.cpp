@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "capi/call_options.hpp"
 #include "capi/objects.hpp"
 #include "capi/structs.hpp"
+#include "exchange/normal/known_memory.hpp"
 
 using namespace switchyard;
 using namespace switchyard::detail;
@@ -29,13 +31,13 @@ sy_dispatched* deliver(std::unique_ptr<sy_dispatched> made, Dispatched&& dispatc
 }
 
 /// `out`: memory for the C++ twin of options->out; the result points to it.
-DispatchOptions dispatch_options(const sy_dispatch_options* options, Rows& out) {
+CallOptions<sy_dispatch_options> dispatch_options(const sy_dispatch_options* options, Rows& out) {
   if (!options) return {};
   const sy_dispatch_options o = read_struct(options, kInit<sy_dispatch_options>, "options");
-  DispatchOptions result = twin_of(o, "options");
+  CallOptions<sy_dispatch_options> result = call_options(o);
   if (o.out) {
     out = from_c(o.out, "options->out");
-    result.out = &out;
+    result.twin.out = &out;
   }
   return result;
 }
@@ -113,9 +115,11 @@ sy_code sy_exchange_dispatch(sy_exchange* exchange, const sy_const_row_view* x, 
     auto made = make_dispatched(*exchange);
     const ExpertIds routing = from_c(ids);
     Rows out;
-    const DispatchOptions twin = dispatch_options(options, out);
+    const auto o = dispatch_options(options, out);
     *dispatched =
-        deliver(std::move(made), exchange->state->object.dispatch(from_c(x, "x"), routing, weights, twin), routing.num_tokens);
+        deliver(std::move(made),
+                NormalCalls::dispatch(exchange->state->object, from_c(x, "x"), routing, weights, o.twin, o.known_memory),
+                routing.num_tokens);
   });
 }
 
@@ -125,10 +129,10 @@ sy_code sy_exchange_dispatch_cached(sy_exchange* exchange, const sy_const_row_vi
   return collective_on(exchange, "exchange", [&] {
     const Handle& routing = checked_handle(handle);
     Rows out;
-    const DispatchOptions twin = dispatch_options(options, out);
-    if (!twin.out) require(dispatched, "dispatched");
+    const auto o = dispatch_options(options, out);
+    if (!o.twin.out) require(dispatched, "dispatched");
     auto made = dispatched ? make_dispatched(*exchange) : nullptr;
-    Dispatched delivered = exchange->state->object.dispatch(from_c(x, "x"), routing, twin);
+    Dispatched delivered = NormalCalls::dispatch(exchange->state->object, from_c(x, "x"), routing, o.twin, o.known_memory);
     if (dispatched) *dispatched = deliver(std::move(made), std::move(delivered), handle->tokens);
   });
 }
@@ -216,7 +220,9 @@ sy_code sy_rows_destroy(sy_rows* rows) {
 sy_code sy_exchange_combine(sy_exchange* exchange, const sy_const_row_view* y, const sy_handle* handle, void* out,
                             const sy_combine_options* options, float* out_weights) {
   return collective_on(exchange, "exchange", [&] {
-    exchange->state->object.combine(from_c(y, "y"), checked_handle(handle), out, from_c(options), out_weights);
+    const auto o = read_options(options);
+    NormalCalls::combine(exchange->state->object, from_c(y, "y"), checked_handle(handle), out, o.twin, out_weights,
+                         o.known_memory);
   });
 }
 

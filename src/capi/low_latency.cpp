@@ -2,8 +2,10 @@
 // C functions for low-latency mode and the flat exchange.
 #include "switchyard/low_latency.hpp"
 
+#include "capi/call_options.hpp"
 #include "capi/objects.hpp"
 #include "capi/structs.hpp"
+#include "exchange/low_latency/known_memory.hpp"
 #include "switchyard/c/low_latency.h"
 
 using namespace switchyard;
@@ -179,28 +181,35 @@ sy_code sy_low_latency_rows_destroy(sy_low_latency_rows* rows) {
 sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                 sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
   return collective_on(exchange, "exchange", [&] {
-    exchange->state->object.dispatch(from_c(x, "x"), from_c(ids), checked_output(output), from_c(options));
+    const auto o = read_options(options);
+    LowLatencyCalls::dispatch(exchange->state->object, from_c(x, "x"), from_c(ids), checked_output(output), o.twin,
+                              o.known_memory);
   });
 }
 
 sy_code sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                      sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
   return collective_on(exchange, "exchange", [&] {
-    exchange->receive =
-        exchange->state->object.dispatch_send(from_c(x, "x"), from_c(ids), checked_output(output), from_c(options));
+    const auto o = read_options(options);
+    exchange->receive = LowLatencyCalls::dispatch_send(exchange->state->object, from_c(x, "x"), from_c(ids),
+                                                       checked_output(output), o.twin, o.known_memory);
   });
 }
 
 sy_code sy_low_latency_combine(sy_low_latency* exchange, const sy_const_row_view* y, const sy_low_latency_output* output,
                                void* out, const sy_low_latency_combine_options* options) {
-  return collective_on(exchange, "exchange",
-                       [&] { exchange->state->object.combine(from_c(y, "y"), checked_output(output), out, from_c(options)); });
+  return collective_on(exchange, "exchange", [&] {
+    const auto o = read_options(options);
+    LowLatencyCalls::combine(exchange->state->object, from_c(y, "y"), checked_output(output), out, o.twin, o.known_memory);
+  });
 }
 
 sy_code sy_low_latency_combine_send(sy_low_latency* exchange, const sy_const_row_view* y, const sy_low_latency_output* output,
                                     void* out, const sy_low_latency_combine_options* options) {
   return collective_on(exchange, "exchange", [&] {
-    exchange->receive = exchange->state->object.combine_send(from_c(y, "y"), checked_output(output), out, from_c(options));
+    const auto o = read_options(options);
+    exchange->receive = LowLatencyCalls::combine_send(exchange->state->object, from_c(y, "y"), checked_output(output), out,
+                                                      o.twin, o.known_memory);
   });
 }
 

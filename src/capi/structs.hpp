@@ -2,7 +2,7 @@
 // Generated from include/switchyard/c by scripts/interface/generate.py; change the headers and run it.
 // Structs of libswitchyard and their C++ counterparts. from_c() reads a struct of any version and throws ArgumentError for a
 // value that the C++ type cannot express; twin_of() converts a struct that has been read; fill() writes the members of the
-// caller's version.
+// caller's version. A struct with members that C++ does not have has no from_c(): capi/call_options.hpp.
 #pragma once
 
 // clang-format off
@@ -380,20 +380,14 @@ inline constexpr sy_low_latency_dispatch_options kInit<sy_low_latency_dispatch_o
 static_assert(kInit<sy_low_latency_dispatch_options>.topk_weights == LowLatencyDispatchOptions{}.topk_weights &&
               kInit<sy_low_latency_dispatch_options>.stream == LowLatencyDispatchOptions{}.stream &&
               kInit<sy_low_latency_dispatch_options>.device_tokens == LowLatencyDispatchOptions{}.device_tokens &&
-              kInit<sy_low_latency_dispatch_options>.num_sms == LowLatencyDispatchOptions{}.num_sms &&
-              kInit<sy_low_latency_dispatch_options>.known_memory == static_cast<int>(LowLatencyDispatchOptions{}.known_memory));
+              kInit<sy_low_latency_dispatch_options>.num_sms == LowLatencyDispatchOptions{}.num_sms);
 inline LowLatencyDispatchOptions twin_of(const sy_low_latency_dispatch_options& c, [[maybe_unused]] const char* name) {
   LowLatencyDispatchOptions twin;
   twin.topk_weights = c.topk_weights;
   twin.stream = c.stream;
   twin.device_tokens = c.device_tokens;
   twin.num_sms = c.num_sms;
-  twin.known_memory = to_bool_of(name, "known_memory", c.known_memory);
   return twin;
-}
-inline LowLatencyDispatchOptions from_c(const sy_low_latency_dispatch_options* given, const char* name = "options") {
-  if (!given) return {};
-  return twin_of(read_struct(given, kInit<sy_low_latency_dispatch_options>, name), name);
 }
 
 // sy_low_latency_combine_options
@@ -403,8 +397,7 @@ static_assert(kInit<sy_low_latency_combine_options>.order == static_cast<int>(Lo
               kInit<sy_low_latency_combine_options>.num_sms == LowLatencyCombineOptions{}.num_sms &&
               kInit<sy_low_latency_combine_options>.topk_weights == LowLatencyCombineOptions{}.topk_weights &&
               kInit<sy_low_latency_combine_options>.expert_scale == LowLatencyCombineOptions{}.expert_scale &&
-              kInit<sy_low_latency_combine_options>.stream == LowLatencyCombineOptions{}.stream &&
-              kInit<sy_low_latency_combine_options>.known_memory == static_cast<int>(LowLatencyCombineOptions{}.known_memory));
+              kInit<sy_low_latency_combine_options>.stream == LowLatencyCombineOptions{}.stream);
 inline LowLatencyCombineOptions twin_of(const sy_low_latency_combine_options& c, [[maybe_unused]] const char* name) {
   LowLatencyCombineOptions twin;
   twin.order = to_enum_of<CombineOrder>(name, "order", c.order);
@@ -412,13 +405,8 @@ inline LowLatencyCombineOptions twin_of(const sy_low_latency_combine_options& c,
   twin.topk_weights = c.topk_weights;
   twin.expert_scale = c.expert_scale;
   twin.stream = c.stream;
-  twin.known_memory = to_bool_of(name, "known_memory", c.known_memory);
   require_range_of(name, "reserved", c.reserved, 0, 0);
   return twin;
-}
-inline LowLatencyCombineOptions from_c(const sy_low_latency_combine_options* given, const char* name = "options") {
-  if (!given) return {};
-  return twin_of(read_struct(given, kInit<sy_low_latency_combine_options>, name), name);
 }
 
 // sy_all_to_all_options
@@ -438,10 +426,6 @@ inline AllToAllOptions twin_of(const sy_all_to_all_options& c, [[maybe_unused]] 
   twin.num_sms = c.num_sms;
   require_range_of(name, "reserved", c.reserved, 0, 0);
   return twin;
-}
-inline AllToAllOptions from_c(const sy_all_to_all_options* given, const char* name = "options") {
-  if (!given) return {};
-  return twin_of(read_struct(given, kInit<sy_all_to_all_options>, name), name);
 }
 
 // sy_wait_report
@@ -536,8 +520,7 @@ static_assert(kInit<sy_dispatch_options>.quantize == static_cast<int>(DispatchOp
               kInit<sy_dispatch_options>.capacity == DispatchOptions{}.capacity &&
               kInit<sy_dispatch_options>.stream == DispatchOptions{}.stream &&
               kInit<sy_dispatch_options>.device_tokens == DispatchOptions{}.device_tokens &&
-              kInit<sy_dispatch_options>.num_sms == DispatchOptions{}.num_sms &&
-              kInit<sy_dispatch_options>.known_memory == static_cast<int>(DispatchOptions{}.known_memory));
+              kInit<sy_dispatch_options>.num_sms == DispatchOptions{}.num_sms);
 inline DispatchOptions twin_of(const sy_dispatch_options& c, [[maybe_unused]] const char* name) {
   DispatchOptions twin;
   twin.quantize = to_enum_of<ScaleKind>(name, "quantize", c.quantize);
@@ -548,12 +531,7 @@ inline DispatchOptions twin_of(const sy_dispatch_options& c, [[maybe_unused]] co
   twin.stream = c.stream;
   twin.device_tokens = c.device_tokens;
   twin.num_sms = c.num_sms;
-  twin.known_memory = to_bool_of(name, "known_memory", c.known_memory);
   return twin;
-}
-inline DispatchOptions from_c(const sy_dispatch_options* given, const char* name = "options") {
-  if (!given) return {};
-  return twin_of(read_struct(given, kInit<sy_dispatch_options>, name), name);
 }
 
 // sy_combine_options
@@ -563,8 +541,7 @@ static_assert(kInit<sy_combine_options>.order == static_cast<int>(CombineOptions
               kInit<sy_combine_options>.apply_weights == static_cast<int>(CombineOptions{}.apply_weights) &&
               kInit<sy_combine_options>.topk_weights == CombineOptions{}.topk_weights &&
               kInit<sy_combine_options>.stream == CombineOptions{}.stream &&
-              kInit<sy_combine_options>.num_sms == CombineOptions{}.num_sms &&
-              kInit<sy_combine_options>.known_memory == static_cast<int>(CombineOptions{}.known_memory));
+              kInit<sy_combine_options>.num_sms == CombineOptions{}.num_sms);
 inline CombineOptions twin_of(const sy_combine_options& c, [[maybe_unused]] const char* name) {
   CombineOptions twin;
   twin.order = to_enum_of<CombineOrder>(name, "order", c.order);
@@ -574,12 +551,7 @@ inline CombineOptions twin_of(const sy_combine_options& c, [[maybe_unused]] cons
   twin.bias[1] = c.bias[1];
   twin.stream = c.stream;
   twin.num_sms = c.num_sms;
-  twin.known_memory = to_bool_of(name, "known_memory", c.known_memory);
   return twin;
-}
-inline CombineOptions from_c(const sy_combine_options* given, const char* name = "options") {
-  if (!given) return {};
-  return twin_of(read_struct(given, kInit<sy_combine_options>, name), name);
 }
 
 // sy_call_statistics

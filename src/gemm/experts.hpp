@@ -46,7 +46,7 @@ ExpertImpl make_cpu_experts(const ExpertShape& shape, const ExpertMlp::Source& s
 /// GPU memory for the intermediate rows.
 inline size_t intermediate_bytes(const ExpertShape& shape, const ExpertOptions& options) {
   if (shape.num_local_experts == 0) return 0;
-  const size_t row = static_cast<size_t>(shape.intermediate) * dtype_bytes(options.dtype);
+  const size_t row = dtype_bytes(options.dtype, shape.intermediate);
   const bool scaled = dtype_has_scales(options.dtype);
   return static_cast<size_t>(options.max_rows) * (row + (scaled ? scale_row_bytes(shape.intermediate, ScaleKind::f32) : 0));
 }

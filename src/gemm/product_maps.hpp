@@ -41,10 +41,9 @@ struct ProductMaps {
   bool gated;          ///< the first half of the weights are gates: n / 2 outputs
   bool inner_outside;  ///< weights are [experts, k, n] instead of [experts, n, k]
 
-  uint64_t element() const { return dtype_bytes(type); }
   /// Elements of the inner dimension per stage.
   uint32_t inner() const { return type == DType::fp8_e4m3 ? kFp8Inner : kInner; }
-  uint64_t row_bytes() const { return static_cast<uint64_t>(k) * element(); }
+  uint64_t row_bytes() const { return dtype_bytes(type, k); }
 
   /// Gated weights of [n, k] are loaded interleaved, alternating eight of the gate half with eight of the up half.
   void set_weights(GroupedParams& to, const void* data) const {
@@ -54,7 +53,7 @@ struct ProductMaps {
       make_map(&to.weights, {data, map_element(type), dimensions, gpu::Swizzle::bytes_128}, object, "the weights");
     };
     if (inner_outside)
-      make({{of_n, 0, 64}, {of_k, of_n * element(), inner()}, {e, expert, 1}});
+      make({{of_n, 0, 64}, {of_k, dtype_bytes(type, n), inner()}, {e, expert, 1}});
     else if (gated)
       make({{of_k, 0, inner()}, {8, row, 8}, {2, of_n / 2 * row, 2}, {of_n / 16, 8 * row, 16}, {e, expert, 1}});
     else
@@ -89,12 +88,13 @@ struct ProductMaps {
   void set_outputs(GroupedParams& to, void* data, int64_t rows) const {
     const bool narrow = gated && !inner_outside;
     const uint32_t box = narrow ? 32 : 64;
-    const auto columns = static_cast<uint64_t>(gated ? n / 2 : n), of_rows = static_cast<uint64_t>(rows);
+    const int64_t columns = gated ? n / 2 : n;
+    const auto of_rows = static_cast<uint64_t>(rows);
     const auto make = [&](CUtensorMap* map, uint32_t box_rows) {
       make_map(map,
                {data,
                 map_element(out_type),
-                {{columns, 0, box}, {of_rows, columns * dtype_bytes(out_type), box_rows}},
+                {{static_cast<uint64_t>(columns), 0, box}, {of_rows, dtype_bytes(out_type, columns), box_rows}},
                 narrow ? gpu::Swizzle::bytes_64 : gpu::Swizzle::bytes_128},
                object, "the outputs");
     };

@@ -16,7 +16,7 @@ class HostRowAdder final : public RowAdder {
 
   void* sums() override { return sums_.get(); }
   bool takes(const void* out) const override {
-    return out != nullptr && reinterpret_cast<uintptr_t>(out) % dtype_bytes(type_) == 0;
+    return out != nullptr && reinterpret_cast<uintptr_t>(out) % dtype_bytes(type_, 1) == 0;
   }
   void add(void* out, int64_t tokens, const MoeLayerCall&, int) override {
     constexpr int64_t kAtOnce = 256;

@@ -3,8 +3,8 @@
 #include <string>
 #include <utility>
 
+#include "exchange/fused/fused_moe.hpp"
 #include "layer/impl.hpp"
-#include "switchyard/fused.hpp"
 
 namespace switchyard::detail {
 namespace {

@@ -38,7 +38,8 @@ int product_sms(const std::vector<Share>& all, const GpuPlace& mine, const Group
 
 /// CPU. Local.
 detail::MakeProducts fused_products(const Group& group, const LayerSetup& setup) {
-  (void)FusedMoe::heap_bytes(setup.fused(), setup.world);  // checks fields that no other code checks, before weights are packed
+  (void)detail::FusedMoe::heap_bytes(setup.fused(),
+                                     setup.world);  // checks fields that no other code checks, before weights are packed
   const int workers = group.options().num_blocks * group.options().num_warps;
   return [shape = setup.shape_of(group.rank()), storage = setup.config.storage, workers](const MoeWeights& weights) {
     return detail::make_expert_products(kClass, shape, weights.w13, weights.w2, storage, workers);

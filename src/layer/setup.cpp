@@ -178,7 +178,7 @@ MoeLayerMemory LayerSetup::memory() const {
   }
   const LowLatencyConfig c = low_latency();
   m.heap_bytes = LowLatencyExchange::memory_required(c, world).total();
-  const auto sent = static_cast<size_t>(c.hidden) * dtype_bytes(config.dtype) + scale_row_bytes(c.hidden, c.scales);
+  const auto sent = dtype_bytes(config.dtype, c.hidden) + scale_row_bytes(c.hidden, c.scales);
   const auto ranks = static_cast<size_t>(world), tokens = static_cast<size_t>(c.max_tokens);
   const size_t tables = static_cast<size_t>(rows()) * 8 + static_cast<size_t>(experts_of(0)) * (4 + 8 * ranks) +
                         (ranks + 1) * tokens * static_cast<size_t>(c.topk) * 8 + ranks * 8 + 4096;

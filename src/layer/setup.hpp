@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "base/agreed_fields.hpp"
-#include "switchyard/fused.hpp"
+#include "exchange/fused/fused_moe.hpp"
 #include "switchyard/layer.hpp"
 #include "switchyard/low_latency.hpp"
 
@@ -30,7 +30,7 @@ struct LayerSetup {
   /// Number of rows for which a rank with the maximum number of experts has memory; for low latency, the number of rows in each
   /// of its calls.
   int64_t rows() const;
-  size_t row_bytes() const { return static_cast<size_t>(config.hidden) * dtype_bytes(config.token_dtype()); }
+  size_t row_bytes() const { return dtype_bytes(config.token_dtype(), config.hidden); }
   /// Size of the low-latency sums, [max_tokens, H], for calls that add.
   size_t sum_bytes() const { return static_cast<size_t>(config.max_tokens) * row_bytes(); }
   MoeLayerMemory memory() const;

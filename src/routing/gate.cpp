@@ -195,7 +195,7 @@ std::vector<float> gate_logits(const ConstRows& rows, const ConstRows& gate_weig
   // can still be vectorized.
   std::vector<float> transposed(static_cast<size_t>(hidden * experts));
   for (int64_t e = 0; e < experts; ++e) {
-    const std::byte* row = static_cast<const std::byte*>(gate_weights.data) + e * hidden * dtype_bytes(gate_weights.dtype);
+    const std::byte* row = static_cast<const std::byte*>(gate_weights.data) + e * dtype_bytes(gate_weights.dtype, hidden);
     for (int64_t h = 0; h < hidden; ++h) transposed[h * experts + e] = detail::load_element(row, gate_weights.dtype, h);
   }
   std::vector<float> logits(static_cast<size_t>(rows.rows * experts), 0.0f);
@@ -205,7 +205,7 @@ std::vector<float> gate_logits(const ConstRows& rows, const ConstRows& gate_weig
     for (int64_t h = 0; h < hidden; ++h) {
       const float* weight = transposed.data() + h * experts;
       for (int64_t t = first; t < last; ++t) {
-        const std::byte* row = static_cast<const std::byte*>(rows.data) + t * hidden * dtype_bytes(rows.dtype);
+        const std::byte* row = static_cast<const std::byte*>(rows.data) + t * dtype_bytes(rows.dtype, hidden);
         const float x = detail::load_element(row, rows.dtype, h);
         float* sums = logits.data() + t * experts;
         for (int64_t e = 0; e < experts; ++e) sums[e] += x * weight[e];

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_exports.py LIBRARY SOURCE_DIR: checks that the shared library exports all C functions in its headers, the public C++
 API, and nothing else. A public header of a library other than libswitchyard names that library ("Library switchyard_layer").
-Exports of libswitchyard for libraries that depend on it are declared in the headers of src/capi listed in INNER_HEADERS."""
+Exports of libswitchyard for libraries that depend on it: the C functions declared in the headers of src/capi listed in
+INNER_HEADERS, and the member functions of the classes in INNER_CLASSES."""
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ PUBLIC_CXX = re.compile(r"^(vtable for |typeinfo for |typeinfo name for )?switch
 INNER_CXX = re.compile(r"^[^(]*?\sswitchyard::detail::\w+")
 EXCHANGE = "switchyard"
 INNER_HEADERS = ("keep_exception.hpp", "share_group.hpp")
+INNER_CLASSES = {"switchyard::detail::FusedMoe": "exchange/fused/fused_moe.hpp"}
 
 
 def library_of(header):
@@ -52,11 +54,18 @@ def main():
     names = exported(library)
     c_names = {each for each in names if re.fullmatch(r"sy_\w+", each)}
     cxx = [each for each in names if PUBLIC_CXX.match(each) and not INNER_CXX.match(each)]
-    strangers = [each for each in names if each not in c_names and each not in cxx and not each.startswith("SWITCHYARD_")]
+    members = {kind: {each for each in names if each.startswith(kind + "::")} for kind in INNER_CLASSES if name == EXCHANGE}
+    inner_cxx = set().union(*members.values())
+    strangers = [each for each in names if each not in c_names and each not in cxx and each not in inner_cxx
+                 and not each.startswith("SWITCHYARD_")]
     strangers += [each for each in cxx if re.search(r"switchyard::(\w+)", each)[1] not in documented]
     problems = [f"exported but not public: {each}" for each in strangers]
     problems += [f"declared but not exported: {each}" for each in sorted((declared | inner) - c_names)]
     problems += [f"exported but not declared in a C header of {name}: {each}" for each in sorted(c_names - declared - inner)]
+    problems += [f"no member function of {kind} is exported" for kind, found in members.items() if not found]
+    problems += [f"{kind} is not declared in src/{INNER_CLASSES[kind]}" for kind in members
+                 if not re.search(rf"^class {kind.split('::')[-1]} ", (source / "src" / INNER_CLASSES[kind]).read_text(encoding="utf-8"), re.M)]
+    problems += [f"internal, but declared in a public header: {kind}" for kind in INNER_CLASSES if kind.split("::")[-1] in documented]
     if not cxx:
         problems.append("found no C++ symbol")
     if (headers or name == EXCHANGE) and not declared or name == EXCHANGE and not inner:

@@ -64,7 +64,7 @@ constexpr size_t whole(size_t bytes) {
 }
 template <class A>
 constexpr int64_t whole_elements(int64_t hidden, DType type) {
-  const auto size = dtype_bytes(type);
+  const auto size = dtype_bytes(type, 1);
   return static_cast<int64_t>(whole<A>(static_cast<size_t>(hidden) * size) / size);
 }
 template <class A>

@@ -25,7 +25,7 @@ inline void fill_row(void* row, DType type, int64_t hidden, Content content, std
   for (int64_t i = 0; i < hidden; ++i) {
     if (content == Content::any_bits) {
       const auto bits = static_cast<uint32_t>(random());
-      const size_t bytes = dtype_bytes(type);
+      const size_t bytes = dtype_bytes(type, 1);
       std::memcpy(static_cast<char*>(row) + static_cast<size_t>(i) * bytes, &bits, bytes);
       continue;
     }
@@ -43,7 +43,7 @@ inline ::testing::AssertionResult same_element(const void* got, const void* want
   const float a = reference_load(got, type, i);
   const float b = reference_load(want, type, i);
   if (std::isnan(a) && std::isnan(b)) return ::testing::AssertionSuccess();
-  const size_t bytes = dtype_bytes(type);
+  const size_t bytes = dtype_bytes(type, 1);
   const auto at = static_cast<size_t>(i) * bytes;
   if (std::memcmp(static_cast<const char*>(got) + at, static_cast<const char*>(want) + at, bytes) == 0) {
     return ::testing::AssertionSuccess();
@@ -65,13 +65,13 @@ struct Reduction {
         hidden(hidden_),
         n(n_),
         num_biases(num_biases_),
-        bytes(static_cast<size_t>(hidden_) * dtype_bytes(type_)),
-        out(bytes, element_offset<A>(misalignment, dtype_bytes(type_))),
+        bytes(dtype_bytes(type_, hidden_)),
+        out(bytes, element_offset<A>(misalignment, dtype_bytes(type_, 1))),
         weights(static_cast<size_t>(n_) * 4),
         is_weighted(weighted) {
     for (int i = 0; i < n + num_biases; ++i) {
       rows.push_back(std::make_unique<Guarded<A>>(
-          bytes, element_offset<A>((misalignment * static_cast<size_t>(i + 2)) % 64, dtype_bytes(type))));
+          bytes, element_offset<A>((misalignment * static_cast<size_t>(i + 2)) % 64, dtype_bytes(type, 1))));
       if (i < n) pointers.push_back(rows.back()->data());
     }
   }
@@ -353,7 +353,7 @@ template <class A, class ForEachVariant>
 void check_quantize(ArchDriver<A>& warp, const std::vector<float>& values, DType type, size_t misalignment, ForEachVariant each,
                     int size = kScaleGroup) {
   const auto hidden = static_cast<int64_t>(values.size());
-  Guarded<A> src(values.size() * dtype_bytes(type), element_offset<A>(misalignment, dtype_bytes(type)));
+  Guarded<A> src(dtype_bytes(type, static_cast<int64_t>(values.size())), element_offset<A>(misalignment, dtype_bytes(type, 1)));
   std::vector<float> rounded(values.size());
   for (int64_t i = 0; i < hidden; ++i) {
     reference_store(src.data(), type, i, values[static_cast<size_t>(i)]);

@@ -39,8 +39,8 @@ TYPED_TEST_P(ArchConformance, MapTurnsEveryElement) {
   for (const DType type : kRowTypes) {
     for (const int64_t hidden : {0, 1, 7, 8, 129, 256, 257, 1000}) {
       for (const size_t misalignment : {0, 16, 4, 62}) {
-        const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
-        const size_t offset = element_offset<TypeParam>(misalignment, dtype_bytes(type));
+        const size_t bytes = dtype_bytes(type, hidden);
+        const size_t offset = element_offset<TypeParam>(misalignment, dtype_bytes(type, 1));
         Guarded<TypeParam> src(bytes, offset), one(bytes, 0), two(bytes, offset);
         std::vector<std::byte> want[2];
         Guarded<TypeParam>* const out[] = {&one, &two};

@@ -54,7 +54,7 @@ struct Case {
 };
 
 void add_cases(std::vector<Case>& cases, Operands& m, const std::string& label, size_t bytes, DType type) {
-  const auto hidden = static_cast<int64_t>(bytes / dtype_bytes(type));
+  const auto hidden = static_cast<int64_t>(bytes / dtype_bytes(type, 1));
   const auto ends = [&](const std::string& name, const std::function<void(CpuWarp&)>& op, uint8_t* operand, size_t size) {
     cases.push_back({label + name + " first byte", op, operand});
     cases.push_back({label + name + " middle byte", op, operand + size / 2});
@@ -73,7 +73,7 @@ void add_cases(std::vector<Case>& cases, Operands& m, const std::string& label, 
   ends(
       "zero", [&m, bytes](CpuWarp& w) { Cpu::fill_zero(w, m.out, bytes); }, m.out, bytes);
 
-  const size_t row_bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
+  const size_t row_bytes = dtype_bytes(type, hidden);
   const auto reduce = [&m, type, hidden](CpuWarp& w) {
     const void* const rows[] = {m.source, m.source};
     const float weights[] = {1.0f, 2.0f};

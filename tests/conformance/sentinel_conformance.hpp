@@ -11,7 +11,7 @@ inline size_t sentinel_bytes(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
 /// Whether `row` is a sentinel form of `want`: equal except for the signs of zeros, and without a zero word.
 inline ::testing::AssertionResult is_sentinel_form_of(const std::byte* row, const std::byte* want, DType type, int64_t hidden) {
-  const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type), word = 8;
+  const size_t bytes = dtype_bytes(type, hidden), word = 8;
   for (size_t at = 0; at < bytes; at += word) {
     uint64_t here = 0;
     std::memcpy(&here, row + at, word);
@@ -39,8 +39,8 @@ TYPED_TEST_P(ArchConformance, SentinelRowsHoldNoZeros) {
       for (const int64_t columns : {1, 2, 3, 7, 8, 129, 256, 1000, 1024}) {
         for (const size_t misalignment : {0, 16, 4, 62}) {
           const int64_t hidden = whole_elements<TypeParam>(columns, type);
-          const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
-          Guarded<TypeParam> src(bytes, element_offset<TypeParam>(whole<TypeParam>(misalignment), dtype_bytes(type)));
+          const size_t bytes = dtype_bytes(type, hidden);
+          Guarded<TypeParam> src(bytes, element_offset<TypeParam>(whole<TypeParam>(misalignment), dtype_bytes(type, 1)));
           Guarded<TypeParam> one(sentinel_bytes(bytes)), two(sentinel_bytes(bytes)), summed(sentinel_bytes(bytes)),
               mapped(sentinel_bytes(bytes));
           for (auto* row : {&one, &two, &summed, &mapped}) std::memset(row->data(), 0, row->size());
@@ -79,7 +79,7 @@ struct SentinelRowsCase {
 
   template <class Random>
   SentinelRowsCase(int n, DType type, int64_t hidden, Random& random) : late(n == 3 ? 1 : n - 1) {
-    const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
+    const size_t bytes = dtype_bytes(type, hidden);
     for (int i = 0; i < n; ++i) {
       given.push_back(std::make_unique<Guarded<A>>(bytes));
       sentinels.push_back(std::make_unique<Guarded<A>>(sentinel_bytes(bytes)));
@@ -111,7 +111,7 @@ TYPED_TEST_P(ArchConformance, RowsThatHaveComeAreSummed) {
         if (n > kPlaces<TypeParam>) break;
         for (const int64_t columns : {8, 130, 520, 1024}) {
           const int64_t hidden = whole_elements<TypeParam>(columns, type);
-          const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
+          const size_t bytes = dtype_bytes(type, hidden);
           SentinelRowsCase<TypeParam> c(n, type, hidden, this->random_);
           Guarded<TypeParam> want(bytes), out(bytes);
           this->warp_.reduce_rows(detail::ReduceSpec{want.data(),

@@ -19,12 +19,12 @@ namespace {
 
 using namespace std::chrono_literals;
 using switchyard::ErrorCode;
-using switchyard::FusedMoeConfig;
 using switchyard::Group;
 using switchyard::LedgerConfig;
 using switchyard::LowLatencyConfig;
 using switchyard::NormalConfig;
 using switchyard::Staging;
+using switchyard::detail::FusedMoeConfig;
 
 struct Configuration {
   std::string name;
@@ -91,7 +91,7 @@ void add_wrong_low_latency(std::vector<Configuration>& all) {
 struct FusedObject : FusedMoeRig {
   using FusedMoeRig::FusedMoeRig;
   static auto memory_required(const FusedMoeConfig& config, int world) {
-    return switchyard::FusedMoe::memory_required(config, world, switchyard::Backend::cpu);
+    return switchyard::detail::FusedMoe::memory_required(config, world, switchyard::Backend::cpu);
   }
 };
 
@@ -100,12 +100,12 @@ std::vector<Configuration> wrong_configurations() {
   add_wrong_normal(all);
   add_wrong_low_latency(all);
   add<FusedObject, FusedMoeConfig>(all, "fused", FusedMoeRig::config(),
-                                   {{"FusedMoeConfig::hidden = 60", [](FusedMoeConfig& c) { c.hidden = 60; }},
-                                    {"FusedMoeConfig::intermediate = 0", [](FusedMoeConfig& c) { c.intermediate = 0; }},
-                                    {"FusedMoeConfig::num_experts = 0", [](FusedMoeConfig& c) { c.num_experts = 0; }},
-                                    {"FusedMoeConfig::topk = 33", [](FusedMoeConfig& c) { c.topk = 33; }},
-                                    {"FusedMoeConfig::max_tokens = -1", [](FusedMoeConfig& c) { c.max_tokens = -1; }},
-                                    {"FusedMoeConfig::capacity = -1", [](FusedMoeConfig& c) { c.capacity = -1; }}});
+                                   {{"MoeLayerConfig::hidden = 60", [](FusedMoeConfig& c) { c.hidden = 60; }},
+                                    {"MoeLayerConfig::intermediate = 0", [](FusedMoeConfig& c) { c.intermediate = 0; }},
+                                    {"MoeLayerConfig::num_experts = 0", [](FusedMoeConfig& c) { c.num_experts = 0; }},
+                                    {"MoeLayerConfig::topk = 33", [](FusedMoeConfig& c) { c.topk = 33; }},
+                                    {"MoeLayerConfig::max_tokens = -1", [](FusedMoeConfig& c) { c.max_tokens = -1; }},
+                                    {"MoeLayerConfig::capacity = -1", [](FusedMoeConfig& c) { c.capacity = -1; }}});
   using C = LedgerConfig;
   add<switchyard::LedgerCombine, C>(all, "ledger", published_config(4, 8, 2, 4),
                                     {{"LedgerConfig::hidden = 0", [](C& c) { c.hidden = 0; }},

@@ -19,8 +19,8 @@ namespace {
 
 using namespace std::chrono_literals;
 using switchyard::ErrorCode;
-using switchyard::FusedMoe;
 using switchyard::Group;
+using switchyard::detail::FusedMoe;
 
 constexpr int kWorld = 3, kBad = 1;
 
@@ -104,7 +104,7 @@ TEST(FusedFaults, RanksThatDoNotAllAddAreAMismatch) {
 
 /// Tiles that do not exactly cover an expert's rows are rejected before any computation.
 TEST(FusedFaults, TilesOfWrongSizesAreRefused) {
-  class Uncut final : public switchyard::FusedProducts {
+  class Uncut final : public switchyard::detail::FusedProducts {
    public:
     explicit Uncut(int64_t more) : more_(more) {}
     int64_t tile_rows(int64_t left) const override { return more_ < 0 ? 0 : left + more_; }
@@ -148,7 +148,7 @@ TEST(FusedFaults, ProductsMayOnlyBeMissingWithoutExperts) {
       if (experts == 2)
         EXPECT_EQ(code_name(o.code), "ok") << o.text;
       else
-        expect_text(o, ErrorCode::invalid_argument, "FusedMoe, rank 2: products is null");
+        expect_text(o, ErrorCode::invalid_argument, "MoeLayer, rank 2: products is null");
     }
   }
 }

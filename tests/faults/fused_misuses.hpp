@@ -26,7 +26,7 @@ inline std::vector<Misuse> fused_misuses() {
     void (*spoil)(FusedArguments&);
   };
   const Case cases[] = {
-      {"topk", "topk_ids.topk = 3: must equal FusedMoeConfig::topk, 2", [](FusedArguments& a) { a.ids.topk = 3; }},
+      {"topk", "topk_ids.topk = 3: must equal MoeLayerConfig::topk, 2", [](FusedArguments& a) { a.ids.topk = 3; }},
       {"tokens", "topk_ids.num_tokens = 7: must be in [0, 6]", [](FusedArguments& a) { a.ids.num_tokens = 7; }},
       {"negative_tokens", "topk_ids.num_tokens = -1: must be in [0, 6]", [](FusedArguments& a) { a.ids.num_tokens = -1; }},
       {"no_x", "x is null", [](FusedArguments& a) { a.x = nullptr; }},

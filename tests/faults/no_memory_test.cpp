@@ -179,7 +179,7 @@ const Call kCalls[] = {
     {"low_latency_exchange", [](Rig& r) { LowLatencyExchange e(r.group, LowLatencyRig::config()); }},
     {"ledger_object", [](Rig& r) { LedgerCombine e(r.group, Rig::ledger_config()); }},
     {"fused_layer", [](Rig& r) { r.fused.round(); }},
-    {"fused_layer_object", [](Rig& r) { switchyard::FusedMoe e(r.group, FusedMoeRig::config(), r.fused.products); }},
+    {"fused_layer_object", [](Rig& r) { switchyard::detail::FusedMoe e(r.group, FusedMoeRig::config(), r.fused.products); }},
 };
 
 switchyard::GroupOptions patient() { return options_with(90s); }

@@ -11,12 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "exchange/fused/fused_moe.hpp"
 #include "harness/outcome.hpp"
-#include "switchyard/fused.hpp"
 
 namespace switchyard {
 namespace {
 
+using detail::FusedMoe;
+using detail::FusedMoeConfig;
+using detail::FusedMoeMemory;
 using harness::expect_text;
 using harness::Outcome;
 using harness::outcome_of;
@@ -99,7 +102,7 @@ TEST(FusedMoeMemory, OfFp8FollowsItsFormula) {
                                     weights(512) - weights(256));
   EXPECT_LT(FusedMoe::memory_required(c, 2).heap_bytes, FusedMoe::memory_required(small(), 2).heap_bytes);
   expect_text(outcome_of([&] { (void)FusedMoe::memory_required(c, 2, Backend::cpu); }), ErrorCode::unsupported,
-              "FusedMoeConfig::dtype = fp8_e4m3: must be bf16 on the CPU");
+              "MoeLayerConfig::dtype = fp8_e4m3: must be bf16 on the CPU");
 }
 
 TEST(FusedMoeConfigs, ErrorsOfFp8NameTheField) {
@@ -109,14 +112,14 @@ TEST(FusedMoeConfigs, ErrorsOfFp8NameTheField) {
     change(c);
     expect_text(outcome_of([&] { (void)FusedMoe::memory_required(c, 2); }), ErrorCode::invalid_argument, part);
   };
-  refused("FusedMoeConfig::dtype = f16: must be bf16 or fp8_e4m3", [](auto& c) { c.dtype = DType::f16; });
-  refused("FusedMoeConfig::dtype = 9: must be bf16 or fp8_e4m3", [](auto& c) { c.dtype = static_cast<DType>(9); });
-  refused("FusedMoeConfig::hidden = 192: must be a multiple of 128", [](auto& c) { c.hidden = 192; });
-  refused("FusedMoeConfig::intermediate = 136: must be a multiple of 128", [](auto& c) { c.intermediate = 136; });
-  refused("FusedMoeConfig::hidden (fp8) = 65664: must be in [128, 65536]", [](auto& c) { c.hidden = 65664; });
-  refused("FusedMoeConfig::num_experts = 4097: must be at most 2048 of a rank", [](auto& c) { c.num_experts = 4097; });
-  refused("FusedMoeConfig::row_scales = none", [](auto& c) { c.row_scales = ScaleKind::none; });
-  refused("FusedMoeConfig::weight_scales = 3", [](auto& c) { c.weight_scales = static_cast<ScaleKind>(3); });
+  refused("MoeLayerConfig::dtype = f16: must be bf16 or fp8_e4m3", [](auto& c) { c.dtype = DType::f16; });
+  refused("MoeLayerConfig::dtype = 9: must be bf16 or fp8_e4m3", [](auto& c) { c.dtype = static_cast<DType>(9); });
+  refused("MoeLayerConfig::hidden = 192: must be a multiple of 128", [](auto& c) { c.hidden = 192; });
+  refused("MoeLayerConfig::intermediate = 136: must be a multiple of 128", [](auto& c) { c.intermediate = 136; });
+  refused("MoeLayerConfig::hidden (fp8) = 65664: must be in [128, 65536]", [](auto& c) { c.hidden = 65664; });
+  refused("MoeLayerConfig::num_experts = 4097: must be at most 2048 of a rank", [](auto& c) { c.num_experts = 4097; });
+  refused("MoeLayerConfig::row_scales = none", [](auto& c) { c.row_scales = ScaleKind::none; });
+  refused("MoeLayerConfig::weight_scales = 3", [](auto& c) { c.weight_scales = static_cast<ScaleKind>(3); });
 }
 
 TEST(FusedMoeMemory, IsThatOfARankWithMostExperts) {
@@ -142,33 +145,33 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
       "world = 0: must be in [1, 64]", [](auto&) {}, 0);
   refused(
       "world = 65: must be in [1, 64]", [](auto&) {}, 65);
-  refused("FusedMoeConfig::hidden = 0: must be in [8, 1048320]", [](auto& c) { c.hidden = 0; });
-  refused("FusedMoeConfig::hidden = 1048328: must be in [8, ", [](auto& c) { c.hidden = 1048328; });
-  refused("FusedMoeConfig::hidden = 36: must be a multiple of 8", [](auto& c) { c.hidden = 36; });
-  refused("FusedMoeConfig::intermediate = 0: must be in [8, 524160]", [](auto& c) { c.intermediate = 0; });
-  refused("FusedMoeConfig::intermediate = 524168: must be in [8, ", [](auto& c) { c.intermediate = 524168; });
-  refused("FusedMoeConfig::intermediate = 20: must be a multiple of 8", [](auto& c) { c.intermediate = 20; });
-  refused("FusedMoeConfig::num_experts = 0: must be in [1, 4608]", [](auto& c) { c.num_experts = 0; });
-  refused("FusedMoeConfig::num_experts = 4609: must be in [1, ", [](auto& c) { c.num_experts = 4609; });
-  refused("FusedMoeConfig::topk = 0: must be in [1, 32]", [](auto& c) { c.topk = 0; });
-  refused("FusedMoeConfig::topk = 33: must be in [1, 32]", [](auto& c) { c.topk = 33; });
-  refused("FusedMoeConfig::max_tokens = -1: must be in [0, 536870911]", [](auto& c) { c.max_tokens = -1; });
-  refused("FusedMoeConfig::max_tokens = 536870912: must be in [0, ", [](auto& c) { c.max_tokens = 536870912; });
-  refused("FusedMoeConfig::capacity = -1: must be in [0, 2147483647]", [](auto& c) { c.capacity = -1; });
-  refused("FusedMoeConfig::capacity = 2147483648: must be in [0, ", [](auto& c) { c.capacity = int64_t{1} << 31; });
+  refused("MoeLayerConfig::hidden = 0: must be in [8, 1048320]", [](auto& c) { c.hidden = 0; });
+  refused("MoeLayerConfig::hidden = 1048328: must be in [8, ", [](auto& c) { c.hidden = 1048328; });
+  refused("MoeLayerConfig::hidden = 36: must be a multiple of 8", [](auto& c) { c.hidden = 36; });
+  refused("MoeLayerConfig::intermediate = 0: must be in [8, 524160]", [](auto& c) { c.intermediate = 0; });
+  refused("MoeLayerConfig::intermediate = 524168: must be in [8, ", [](auto& c) { c.intermediate = 524168; });
+  refused("MoeLayerConfig::intermediate = 20: must be a multiple of 8", [](auto& c) { c.intermediate = 20; });
+  refused("MoeLayerConfig::num_experts = 0: must be in [1, 4608]", [](auto& c) { c.num_experts = 0; });
+  refused("MoeLayerConfig::num_experts = 4609: must be in [1, ", [](auto& c) { c.num_experts = 4609; });
+  refused("MoeLayerConfig::topk = 0: must be in [1, 32]", [](auto& c) { c.topk = 0; });
+  refused("MoeLayerConfig::topk = 33: must be in [1, 32]", [](auto& c) { c.topk = 33; });
+  refused("MoeLayerConfig::max_tokens = -1: must be in [0, 536870911]", [](auto& c) { c.max_tokens = -1; });
+  refused("MoeLayerConfig::max_tokens = 536870912: must be in [0, ", [](auto& c) { c.max_tokens = 536870912; });
+  refused("MoeLayerConfig::capacity = -1: must be in [0, 2147483647]", [](auto& c) { c.capacity = -1; });
+  refused("MoeLayerConfig::capacity = 2147483648: must be in [0, ", [](auto& c) { c.capacity = int64_t{1} << 31; });
   // Tile numbers have 20 bits and tickets 30, which permits (2^20 - 2) * 176 rows, and fewer for 4095 + 4095 columns of tiles.
-  refused("FusedMoeConfig::capacity = 184549025: must be at most 184549024 rows of a rank", [](auto& c) {
+  refused("MoeLayerConfig::capacity = 184549025: must be at most 184549024 rows of a rank", [](auto& c) {
     c.max_tokens = 100 << 20;
     c.capacity = 184549025;
   });
-  refused("FusedMoeConfig::max_tokens = 104857600: must be fewer, or capacity at most 184549024 rows",
+  refused("MoeLayerConfig::max_tokens = 104857600: must be fewer, or capacity at most 184549024 rows",
           [](auto& c) { c.max_tokens = 100 << 20; });
-  refused("FusedMoeConfig::max_tokens = 8388608: must be fewer, or capacity at most 23073952 rows", [](auto& c) {
+  refused("MoeLayerConfig::max_tokens = 8388608: must be fewer, or capacity at most 23073952 rows", [](auto& c) {
     c.hidden = 1048320;
     c.intermediate = 524160;
     c.max_tokens = 8 << 20;
   });
-  refused("FusedMoeConfig::overflow = 7: must be fail (0) or drop_and_report (1)",
+  refused("MoeLayerConfig::overflow = 7: must be fail (0) or drop_and_report (1)",
           [](auto& c) { c.overflow = static_cast<Overflow>(7); });
 }
 

@@ -170,7 +170,7 @@ class Cluster {
   }
   template <class F>
   std::vector<std::byte> rows(int64_t count, const F& bits) const {
-    const size_t element = dtype_bytes(shape_.config.dtype);
+    const size_t element = dtype_bytes(shape_.config.dtype, 1);
     std::vector<std::byte> made(static_cast<size_t>(count) * static_cast<size_t>(layout_.hidden) * element);
     for (size_t i = 0; i < made.size() / element; ++i) {
       const float value = static_cast<float>(bits(static_cast<int64_t>(i)) % 61) - 30.0f;
@@ -240,7 +240,7 @@ class Cluster {
     p.layout = layout_;
     p.order = order;
     p.type = type;
-    p.row_bytes = layout_.hidden * static_cast<int64_t>(dtype_bytes(type));
+    p.row_bytes = static_cast<int64_t>(dtype_bytes(type, layout_.hidden));
     p.y = at(r).y.data();
     p.rows_of_expert = t.rows_of_expert;
     p.row_source = t.row_source;

@@ -67,7 +67,6 @@ Point make_point(const BenchOptions& o) {
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
     p.spec.fused = why_not_fused(p.spec).empty();
-    p.spec.halves = p.spec.fused && on_gpus(o);
   } else {
     LowLatencyConfig config = layer_low_latency_config(s, p.spec.quantize);
     config.scale_order = scale_order_named(o.scale_order);
@@ -106,19 +105,6 @@ json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDe
   return layer_times_json(record_layers(group, device, options, kCalls, [&] { rank.fused(); }));
 }
 
-/// JSON keys for the two halves of the fused form. The halves are timed separately.
-constexpr const char *kDispatchUp = "dispatch_up", *kDownCombine = "down_combine";
-
-/// Collective. The halves alternate, because neither can be repeated without the other.
-void time_halves(Clock& clock, LayerRank& rank, int64_t warmup, int64_t count, json& out) {
-  for (int64_t i = 0; i < warmup + count; ++i) {
-    const double up = clock.once([&] { rank.dispatch_up(); }), down = clock.once([&] { rank.down_combine(); });
-    if (i < warmup) continue;
-    out[kDispatchUp].push_back(up);
-    out[kDownCombine].push_back(down);
-  }
-}
-
 json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t max_sms) {
   const BenchOptions& o = p.options;
   const std::unique_ptr<Clock> clock = clock_of(p, group);
@@ -136,7 +122,6 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
       for (const double seconds : clock->time([&] { section.call(rank, p.order()); }, o.warmup, count))
         out[section.key].push_back(seconds);
     }
-    if (rank.has_halves()) time_halves(*clock, rank, o.warmup, count, out);
     if (group.rank() == 0) link.progress(turn + 1, "");
   }
   if (rank.fuses()) out["fused_workers"] = recorded_layers(p, rank, group, clock->device(), max_sms);
@@ -152,15 +137,6 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
       const std::vector<std::byte> at_once = rank.outputs();
       group.barrier();
       checks.push_back(rank.check("fused layer", at_once, kCheckedTokens, threads));
-      if (rank.has_halves()) {
-        rank.prepare(0);
-        rank.dispatch_up();
-        rank.down_combine();
-        const std::vector<std::byte> in_halves = rank.outputs();
-        group.barrier();
-        checks.push_back({"the halves of the fused layer have its bits", in_halves == at_once,
-                          in_halves == at_once ? "" : "they differ", static_cast<int64_t>(at_once.size())});
-      }
       if (p.order() == CombineOrder::per_route)
         checks.push_back({"the fused layer has the bits of separate calls", at_once == last,
                           at_once == last ? "" : "they differ", static_cast<int64_t>(last.size())});
@@ -189,7 +165,6 @@ struct Run : MeasuredPoint {
            1e12;
   }
   bool fuses() const { return times.count("fused") > 0; }
-  bool has_halves() const { return times.count(kDispatchUp) > 0; }
   /// Time of "layer" or "fused" divided by the time of its products.
   double over_experts(const char* key = "layer") const { return p50(key) / p50("experts"); }
 };
@@ -264,7 +239,6 @@ class LayerBench final : public BenchCaseOf<Run> {
         "without padding.\n",
         on_gpus(any()) ? ", cold L2" : "");
     print_tail_of_table();
-    print_halves();
     print_fused_workers();
     print_failures();
   }
@@ -287,8 +261,6 @@ class LayerBench final : public BenchCaseOf<Run> {
       if (ranks[0].contains(key)) run.times[key] = measure::times_of(ranks, std::string("/") + key);
     };
     for (const Section& section : kSections) add(section.key);
-    add(kDispatchUp);
-    add(kDownCombine);
     for (const json& rank : ranks)
       for (const json& one : rank.value("fused_workers", json::array())) run.fused_workers.push_back(one);
     count_routes(p.spec.scenario, run);
@@ -345,10 +317,6 @@ class LayerBench final : public BenchCaseOf<Run> {
       out["share_of_limit"]["fused"] = 1 / r.over_experts("fused");
       out["fused_workers"] = r.fused_workers;
     }
-    if (r.has_halves()) {
-      out["dispatch_up_over_up"] = r.p50(kDispatchUp) / r.p50("up");
-      out["down_combine_over_down"] = r.p50(kDownCombine) / r.p50("down");
-    }
     if (r.in_parts()) {
       out["tflops"]["up"] = r.tflops("up", 2);
       out["tflops"]["down"] = r.tflops("down", 1);
@@ -357,26 +325,6 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
 
  private:
-  /// Fused form: the times of its halves, compared with the products in each half.
-  void print_halves() const {
-    if (std::none_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.has_halves(); })) return;
-    PointTable table(any(), {"ranks", "tokens", "experts", "sms"},
-                     {"ranks", "tokens", "experts", "dispatch + up", tail(), "over up", "down + combine", tail(), "over down"});
-    for (const Run& r : runs_) {
-      if (!r.has_halves()) continue;
-      const BenchOptions& o = r.options;
-      const auto half = [&](const char* key, const char* product) {
-        return std::vector<std::string>{us(r.p50(key)), us(r.times.at(key).p99),
-                                        fmt::format("{:.3f}", r.p50(key) / r.p50(product))};
-      };
-      std::vector<std::string> cells{std::to_string(o.ranks), std::to_string(o.tokens), std::to_string(o.experts)};
-      for (const auto& part : {half(kDispatchUp, "up"), half(kDownCombine, "down")})
-        cells.insert(cells.end(), part.begin(), part.end());
-      table.row(o, cells);
-    }
-    fmt::print("\n{}\n  The halves of the fused layer, each in one call; the first includes the plan.\n", table.text());
-  }
-
   /// Fused form: what its warps do. Shares are minima over ranks; times are maxima.
   void print_fused_workers() const {
     if (std::all_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.fused_workers.empty(); })) return;

@@ -191,10 +191,10 @@ Setup make_setup(const BenchOptions& options, const measure::Machine& machine, c
   Scenario probe = base;
   probe.routing = source.all_ranks(options.tokens);
   const double rows = static_cast<double>(count_rows(probe).pairs) * (base.layout == Layout::expert_major ? 2.0 : 1.0);
-  const auto hidden = static_cast<double>(options.hidden);
   const double per_set = rows * static_cast<double>(sent_row_bytes(options)) +
-                         static_cast<double>(setup.world * options.tokens) * hidden *
-                             static_cast<double>(dtype_bytes(setup.rows.type) + dtype_bytes(setup.rows.result_type()));
+                         static_cast<double>(setup.world * options.tokens) *
+                             static_cast<double>(dtype_bytes(setup.rows.type, options.hidden) +
+                                                 dtype_bytes(setup.rows.result_type(), options.hidden));
   setup.sets = options.sets > 0 ? static_cast<int>(options.sets)
                                 : measure::rotation_sets(per_set, static_cast<double>(machine.llc_bytes),
                                                          static_cast<double>(machine.memory_available) / 3);
@@ -233,7 +233,7 @@ measure::ExchangeBytes bytes_of(const Setup& setup) {
     all.remote_pairs += one.remote_pairs;
     all.routes += one.routes;
   }
-  const double source_row = static_cast<double>(o.hidden) * static_cast<double>(dtype_bytes(setup.rows.type)) +
+  const double source_row = static_cast<double>(dtype_bytes(setup.rows.type, o.hidden)) +
                             static_cast<double>(scale_row_bytes(o.hidden, setup.rows.scales));
   return measure::exchange_bytes(o.ranks * o.tokens, all.pairs / setup.sets, all.remote_pairs / setup.sets,
                                  all.routes / setup.sets, source_row, static_cast<double>(sent_row_bytes(o)),
@@ -264,7 +264,7 @@ class NormalOnCpu final : public BenchCaseOf<BenchRun> {
     for (BenchOptions& point : points) point = with_defaults(point, machine_);
   }
   void check(const BenchOptions& o) const override {
-    const auto row = static_cast<double>(o.hidden) * static_cast<double>(dtype_bytes(rows_named(o.dtype).type));
+    const auto row = static_cast<double>(dtype_bytes(rows_named(o.dtype).type, o.hidden));
     const double rows = static_cast<double>(o.ranks * o.tokens) * row;  // of one set
     check_point_memory(o, 2 * rows, machine_);                          // before make_setup creates the routing
     const Setup setup = make_setup(o, machine_, routing_source(o));

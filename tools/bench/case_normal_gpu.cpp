@@ -50,7 +50,7 @@ struct Setup {
   /// Sum over all ranks, as on the CPU.
   measure::ExchangeBytes bytes() const {
     const RowCounts n = count_rows(scenario);
-    const double source_row = static_cast<double>(options.hidden) * static_cast<double>(dtype_bytes(rows.type)) +
+    const double source_row = static_cast<double>(dtype_bytes(rows.type, options.hidden)) +
                               static_cast<double>(scale_row_bytes(options.hidden, rows.scales));
     return measure::exchange_bytes(scenario.world * options.tokens, n.pairs, n.remote_pairs, n.routes, source_row,
                                    static_cast<double>(sent_row_bytes(options)),

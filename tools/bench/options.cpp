@@ -66,12 +66,10 @@ ScaleKind sent_scales(const BenchOptions& o) {
 size_t sent_row_bytes(const BenchOptions& o) {
   const ScaleKind scales = sent_scales(o);
   if (scales == ScaleKind::none) return returned_row_bytes(o);
-  return static_cast<size_t>(o.hidden) * dtype_bytes(DType::fp8_e4m3) + scale_row_bytes(o.hidden, scales);
+  return dtype_bytes(DType::fp8_e4m3, o.hidden) + scale_row_bytes(o.hidden, scales);
 }
 
-size_t returned_row_bytes(const BenchOptions& o) {
-  return static_cast<size_t>(o.hidden) * dtype_bytes(rows_named(o.dtype).result_type());
-}
+size_t returned_row_bytes(const BenchOptions& o) { return dtype_bytes(rows_named(o.dtype).result_type(), o.hidden); }
 
 void check_words(const BenchOptions& o) {
   const Mode& mode = mode_named(o.mode);

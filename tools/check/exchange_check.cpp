@@ -20,8 +20,8 @@ class ExpectedRow {
         sent_(sent),
         type_(sent.quantize != ScaleKind::none ? DType::fp8_e4m3 : sent.type),
         scale_kind_(sent.quantize != ScaleKind::none ? sent.quantize : sent.scales),
-        source_(at(s.hidden) * dtype_bytes(sent.type)),
-        row_(at(s.hidden) * dtype_bytes(type_)),
+        source_(dtype_bytes(sent.type, s.hidden)),
+        row_(dtype_bytes(type_, s.hidden)),
         scales_(scale_row_bytes(s.hidden, scale_kind_)) {}
 
   void make(const oracle::Origin& origin) {
@@ -67,7 +67,7 @@ void compare_rows(Comparison& c, const Scenario& s, const Dispatched& d, const S
   ExpectedRow expected(s, sent);
   c.is_true(d.x.dtype == expected.type(), "the rows do not have the requested type");
   if (!c.passed()) return;
-  const size_t row_bytes = at(s.hidden) * dtype_bytes(d.x.dtype);
+  const size_t row_bytes = dtype_bytes(d.x.dtype, s.hidden);
   for (int64_t i = 0; i < static_cast<int64_t>(rows.size()) && c.passed(); ++i) {
     const oracle::Origin& origin = rows[at(i)];
     expected.make(origin);
@@ -166,7 +166,7 @@ CheckResult check_dispatched(const std::string& name, const Scenario& s, int ran
 
 CheckResult check_combined(const std::string& name, const Scenario& s, int rank, const void* out, const CombineCase& c) {
   Comparison comparison(name);
-  const size_t row_bytes = at(s.hidden) * dtype_bytes(c.type);
+  const size_t row_bytes = dtype_bytes(c.type, s.hidden);
   std::vector<std::byte> expected(row_bytes);
   ExpectedSums sums(s, c, rank);
   for (int64_t t = 0; t < s.tokens(rank) && comparison.passed(); ++t) {
@@ -179,7 +179,7 @@ CheckResult check_combined(const std::string& name, const Scenario& s, int rank,
 
 void fill_outputs(const Scenario& s, int rank, uint64_t set, int64_t rows, DType type, void* y) {
   const std::vector<oracle::Origin> origins = oracle::rows_to(s.problem(), rank);
-  const size_t row_bytes = at(s.hidden) * dtype_bytes(type);
+  const size_t row_bytes = dtype_bytes(type, s.hidden);
   for (int64_t i = 0; i < rows; ++i) {
     auto* row = static_cast<std::byte*>(y) + at(i) * row_bytes;
     if (origins[at(i)].source < 0) {

@@ -53,7 +53,7 @@ LowLatencyRank::LowLatencyRank(const Scenario& s, const LowLatencyConfig& config
 
 size_t LowLatencyRank::device_bytes(const Scenario& s, const LowLatencyConfig& c) {
   const int64_t experts = (s.experts + s.world - 1) / s.world, rows = experts * s.world * c.max_tokens;
-  const size_t row_bytes = at(c.hidden) * dtype_bytes(c.dtype);
+  const size_t row_bytes = dtype_bytes(c.dtype, c.hidden);
   return at(rows + 2 * c.max_tokens) * row_bytes + at(c.max_tokens) * scale_row_bytes(c.hidden, ScaleKind::f32, 32) +
          at(c.max_tokens * c.topk * 8 + experts * 4) + 8192;
 }
@@ -75,7 +75,7 @@ void LowLatencyRank::prepare(uint64_t set, Experts experts) {
   ids_ = mine.expert_ids();
   ids_.data = device_.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
   weights_ = mine.topk_weights.empty() ? nullptr : device_.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
-  const size_t row_bytes = at(s_.hidden) * dtype_bytes(config_.dtype);
+  const size_t row_bytes = dtype_bytes(config_.dtype, s_.hidden);
   out_ = device_.allocate(std::max<size_t>(at(s_.tokens(rank_)) * row_bytes, 16));
   device_.fill(out_, 0xEE, at(s_.tokens(rank_)) * row_bytes);
   if (experts == Experts::scale) {
@@ -154,7 +154,7 @@ LowLatencyRank::HostOutput LowLatencyRank::host_output() const {
     to.resize(count);
     device_.read(to.data(), from, count * sizeof to[0]);
   };
-  fetch(got.rows, output_.x.data, at(rows * s_.hidden) * dtype_bytes(output_.x.dtype));
+  fetch(got.rows, output_.x.data, dtype_bytes(output_.x.dtype, rows * s_.hidden));
   if (output_.x.scales)
     fetch(got.scales, output_.x.scales, at(scale_shape(config_, output_.rows_per_expert).offset(experts, 0, 0)));
   fetch(got.rows_of_expert, output_.rows_of_expert, at(experts));
@@ -184,7 +184,7 @@ void LowLatencyRank::compare_row(Comparison& c, const HostOutput& got, int64_t r
     scales = q_scales.data();
   }
   const std::string where = fmt::format("row {} (rank {}, token {})", row, origin.source, origin.token);
-  c.rows_equal(got.rows.data() + at(row * s_.hidden) * dtype_bytes(sent), payload, sent, s_.hidden, where);
+  c.rows_equal(got.rows.data() + dtype_bytes(sent, row * s_.hidden), payload, sent, s_.hidden, where);
   if (!scales) return;
   const int64_t per_expert = output_.rows_per_expert;
   const oracle::ScaleShape shape = scale_shape(config_, per_expert);
@@ -217,7 +217,7 @@ CheckResult LowLatencyRank::check_dispatched(const std::string& name) const {
 }
 
 std::vector<std::byte> LowLatencyRank::host_out() const {
-  std::vector<std::byte> out(at(s_.tokens(rank_) * s_.hidden) * dtype_bytes(config_.dtype));
+  std::vector<std::byte> out(dtype_bytes(config_.dtype, s_.tokens(rank_) * s_.hidden));
   device_.read(out.data(), out_, out.size());
   return out;
 }

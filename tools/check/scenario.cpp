@@ -11,8 +11,8 @@ namespace {
 
 std::string code_text(const void* row, DType type, int64_t c) {
   uint32_t bits = 0;
-  std::memcpy(&bits, static_cast<const char*>(row) + at(c) * dtype_bytes(type), dtype_bytes(type));
-  return fmt::format("{:g} (0x{:0{}x})", oracle::load(type, row, c), bits, 2 * dtype_bytes(type));
+  std::memcpy(&bits, static_cast<const char*>(row) + dtype_bytes(type, c), dtype_bytes(type, 1));
+  return fmt::format("{:g} (0x{:0{}x})", oracle::load(type, row, c), bits, dtype_bits(type) / 4);
 }
 
 /// The first of the token's choices that names the same expert as choice k.
@@ -59,7 +59,7 @@ ExpectedSums::ExpectedSums(const Scenario& s, const CombineCase& c, int rank)
       rank_(rank),
       owned_(oracle::owned(s.problem(c.capacity), rank)),
       weighted_(s.layout == Layout::expert_major && c.apply_weights && s.weighted()),
-      row_bytes_(at(s.hidden) * dtype_bytes(c.type)),
+      row_bytes_(dtype_bytes(c.type, s.hidden)),
       rows_(at(std::max(s.topk, s.world)), std::vector<std::byte>(row_bytes_)),
       values_(at(s.hidden)) {
   for (int b = 0; b < c.num_bias; ++b) bias_[b].resize(row_bytes_);

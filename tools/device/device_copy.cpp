@@ -19,7 +19,7 @@ HostDispatched copy_to_host(const Dispatched& d, bool weighted, const RankDevice
   if (device.on_host()) return h;
   Dispatched& v = h.view;
   v.rows = d.handle.rows();
-  h.rows.resize(static_cast<size_t>(v.rows) * static_cast<size_t>(d.x.cols) * dtype_bytes(d.x.dtype) + 1);
+  h.rows.resize(static_cast<size_t>(v.rows) * dtype_bytes(d.x.dtype, d.x.cols) + 1);
   h.scales.resize(static_cast<size_t>(v.rows) * scale_row_bytes(d.x.cols, d.x.scale_kind) + 1);
   if (v.rows > 0) device.read(h.rows.data(), d.x.data, h.rows.size() - 1);
   if (v.rows > 0 && d.x.scales) device.read(h.scales.data(), d.x.scales, h.scales.size() - 1);

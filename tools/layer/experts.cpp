@@ -79,8 +79,8 @@ LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t 
   if (shape.num_local_experts == 0) return;
   weights_ = fp8(quantize) ? make_fp8_weights(first_expert, seed) : make_weights(first_expert, seed);
   const int64_t width = shape.intermediate;
-  between_ = {device.allocate(at(max_rows * width) * dtype_bytes(type_of(quantize))), max_rows, width, type_of(quantize),
-              device.allocate(at(max_rows) * scale_row_bytes(width, quantize)),       quantize};
+  between_ = {device.allocate(dtype_bytes(type_of(quantize), max_rows * width)), max_rows, width, type_of(quantize),
+              device.allocate(at(max_rows) * scale_row_bytes(width, quantize)),  quantize};
   make_products(weights_);
   device.wait();
 }
@@ -88,16 +88,16 @@ LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t 
 size_t LayerExperts::device_bytes(const ExpertShape& shape, int64_t max_rows, ScaleKind quantize, Backend backend) {
   if (backend == Backend::cpu) return ExpertMlp::memory_required(shape, host_options()).total();
   const int64_t experts = shape.num_local_experts, h = shape.hidden, width = shape.intermediate;
-  const size_t elements = at(experts * 3 * h * width + max_rows * width) * dtype_bytes(type_of(quantize));
-  if (!fp8(quantize)) return elements;
-  return elements + at(experts * (up_size(shape).scales() + down_size(shape).scales())) * sizeof(float) +
+  const size_t bytes = dtype_bytes(type_of(quantize), experts * 3 * h * width + max_rows * width);
+  if (!fp8(quantize)) return bytes;
+  return bytes + at(experts * (up_size(shape).scales() + down_size(shape).scales())) * sizeof(float) +
          at(max_rows) * scale_row_bytes(width, quantize);
 }
 
 LayerExperts::BothWeights LayerExperts::make_weights(int first_expert, uint64_t seed) {
-  const size_t elements = at(shape_.num_local_experts * shape_.hidden * shape_.intermediate);
-  const BothWeights made{{device_.allocate(2 * elements * dtype_bytes(kLayerType))},
-                         {device_.allocate(elements * dtype_bytes(kLayerType))}};
+  const int64_t elements = shape_.num_local_experts * shape_.hidden * shape_.intermediate;
+  const BothWeights made{{device_.allocate(dtype_bytes(kLayerType, 2 * elements))},
+                         {device_.allocate(dtype_bytes(kLayerType, elements))}};
   write_weights(shape_, first_expert, seed, made.up.data, made.down.data, device_);
   return made;
 }

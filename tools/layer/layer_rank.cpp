@@ -42,19 +42,6 @@ MoeLayerMemory fused_memory(const LayerSpec& spec) {
   return MoeLayer::memory_required(fused_config(spec), spec.scenario.world, spec.backend);
 }
 
-FusedMoeConfig halves_config(const MoeLayerConfig& layer) {
-  FusedMoeConfig c;
-  c.hidden = layer.hidden;
-  c.intermediate = layer.intermediate;
-  c.num_experts = layer.num_experts;
-  c.topk = layer.topk;
-  c.max_tokens = layer.max_tokens;
-  c.dtype = layer.dtype;
-  c.w13_scales = layer.w13_scales;
-  c.w2_scales = layer.w2_scales;
-  return c;
-}
-
 /// A device allocates a minimum size even for empty buffers.
 size_t some(size_t bytes) { return std::max<size_t>(bytes, 16); }
 
@@ -88,17 +75,16 @@ std::string why_not_fused(const LayerSpec& spec) {
 size_t layer_heap_bytes(const LayerSpec& spec) {
   const int world = spec.scenario.world;
   const size_t separate = exchange_heap_bytes(spec.exchange, world, spec.backend);
-  const size_t fused = spec.fused ? MoeLayer::heap_bytes(fused_config(spec), world, spec.backend) : 0;
-  return separate + fused + (spec.halves ? FusedMoe::heap_bytes(halves_config(fused_config(spec)), world) : 0);
+  return separate + (spec.fused ? MoeLayer::heap_bytes(fused_config(spec), world, spec.backend) : 0);
 }
 
 size_t layer_fused_bytes(const LayerSpec& spec) {
   if (!spec.fused) return 0;
   const MoeLayerMemory memory = fused_memory(spec);
   const ExpertShape shape = shape_of(spec);
-  const auto elements = at(3 * shape.num_local_experts * shape.hidden * shape.intermediate);
-  const size_t given = spec.backend == Backend::cpu ? elements * dtype_bytes(kLayerType) : 0;  // during construction
-  return (memory.total() - memory.heap_bytes) * (spec.halves ? 2 : 1) + given;
+  const int64_t elements = 3 * shape.num_local_experts * shape.hidden * shape.intermediate;
+  const size_t given = spec.backend == Backend::cpu ? dtype_bytes(kLayerType, elements) : 0;  // during construction
+  return memory.total() - memory.heap_bytes + given;
 }
 
 size_t layer_device_bytes(const LayerSpec& spec) {
@@ -107,7 +93,7 @@ size_t layer_device_bytes(const LayerSpec& spec) {
   for (int r = 0; r < s.world; ++r) tokens = std::max(tokens, s.tokens(r));
   const int64_t rows = exchange_max_rows(spec.exchange, s.world);
   const bool masked = std::holds_alternative<LowLatencyConfig>(spec.exchange);  // its rows are not in the heap
-  const size_t row = at(s.hidden) * dtype_bytes(kLayerType);
+  const size_t row = dtype_bytes(kLayerType, s.hidden);
   return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens * s.topk * 8) +
          LayerExperts::device_bytes(shape_of(spec), rows, spec.quantize, spec.backend) + (size_t{1} << 20);
 }
@@ -123,7 +109,7 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   input_.ids = mine.expert_ids();
   input_.ids.data = device_.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
   if (!mine.topk_weights.empty()) input_.weights = device_.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
-  const size_t bytes = some(at(mine.num_tokens * spec.scenario.hidden) * dtype_bytes(kLayerType));
+  const size_t bytes = some(dtype_bytes(kLayerType, mine.num_tokens * spec.scenario.hidden));
   rows_ = device_.allocate(bytes);
   out_ = device_.allocate(bytes);
   group_.barrier();  // every rank has its memory before any rank waits for another, which may share its GPU
@@ -152,7 +138,6 @@ void LayerRank::make_fused() {
     config.w2_scales = experts_.w2_scales();
     device_.wait();  // for the scales, which the constructor reads
     fused_.emplace(group_, config, w13, w2);
-    if (spec_.halves) halves_.emplace(group_, halves_config(config), w13, w2);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::unsupported) throw;
     why_not_fused_ = e.what();
@@ -172,9 +157,6 @@ void LayerRank::prepare(uint64_t set) {
 void LayerRank::fused() {
   fused_->forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream(), .num_sms = spec_.fused_sms});
 }
-
-void LayerRank::dispatch_up() { halves_->dispatch_up(input_.x.data, input_.ids, {.stream = device_.stream()}); }
-void LayerRank::down_combine() { halves_->down_combine(input_.weights, out_, {.stream = device_.stream()}); }
 
 void LayerRank::layer(CombineOrder order) {
   dispatch();

@@ -13,7 +13,6 @@
 #include "check/check_result.hpp"
 #include "layer/exchange.hpp"
 #include "layer/experts.hpp"
-#include "switchyard/fused.hpp"
 #include "switchyard/layer.hpp"
 
 namespace switchyard::tool {
@@ -28,9 +27,8 @@ struct LayerSpec {
   /// GPUs. If not none, the layer is fp8: rows in flight and the rows between the products have scales of this kind. A
   /// low-latency exchange must be configured for them.
   ScaleKind quantize = ScaleKind::none;
-  bool fused = false;   ///< the rank also has the fused form: only if why_not_fused() is empty
-  bool halves = false;  ///< and, on GPUs, also its two halves as separate calls with separate memory
-  int fused_sms = 0;    ///< GPUs: multiprocessors of a fused call; 0: the library's default
+  bool fused = false;  ///< the rank also has the fused form: only if why_not_fused() is empty
+  int fused_sms = 0;   ///< GPUs: multiprocessors of a fused call; 0: the library's default
 };
 /// The library's reason for not having a fused form of a layer, as far as this can be determined before a group exists; empty
 /// if it has one. See also LayerRank::why_not_fused().
@@ -63,10 +61,6 @@ class LayerRank {
   /// Runs layer() with CombineOrder::per_route in a single call. Call it only if fuses().
   void fused();
   bool fuses() const { return fused_.has_value(); }
-  /// The two halves, to be called alternately and only if has_halves(). The second half writes the outputs.
-  void dispatch_up();
-  void down_combine();
-  bool has_halves() const { return halves_.has_value(); }
   /// The library's reason if the spec requests the fused form but it is not available. Equal on all ranks.
   const std::string& why_not_fused() const { return why_not_fused_; }
   int rank() const { return rank_; }
@@ -92,7 +86,6 @@ class LayerRank {
   LayerExperts experts_;
   std::unique_ptr<LayerExchange> exchange_;
   std::optional<MoeLayer> fused_;
-  std::optional<FusedMoe> halves_;
   std::string why_not_fused_;
   RowArray x_;  ///< on the host
   LayerInput input_;

@@ -223,15 +223,13 @@ const char* to_string(Variant variant) {
 bool is_flat(Variant variant) { return variant == Variant::flat_per_route || variant == Variant::flat_per_rank; }
 
 double PlanShape::source_row() const {
-  return static_cast<double>(static_cast<size_t>(hidden) * dtype_bytes(rows.type) + scale_row_bytes(hidden, rows.scales));
+  return static_cast<double>(dtype_bytes(rows.type, hidden) + scale_row_bytes(hidden, rows.scales));
 }
 double PlanShape::sent_row() const {
   if (quantize == ScaleKind::none) return source_row();
-  return static_cast<double>(static_cast<size_t>(hidden) * dtype_bytes(DType::fp8_e4m3) + scale_row_bytes(hidden, quantize));
+  return static_cast<double>(dtype_bytes(DType::fp8_e4m3, hidden) + scale_row_bytes(hidden, quantize));
 }
-double PlanShape::returned_row() const {
-  return static_cast<double>(static_cast<size_t>(hidden) * dtype_bytes(rows.result_type()));
-}
+double PlanShape::returned_row() const { return static_cast<double>(dtype_bytes(rows.result_type(), hidden)); }
 double PlanShape::slot(int max_host_size) const {
   const ScaleKind scales = quantize != ScaleKind::none ? quantize : rows.scales;
   const auto scale_bytes = static_cast<double>(scale_row_bytes(hidden, scales));

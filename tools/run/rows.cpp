@@ -51,7 +51,7 @@ uint64_t row_key(uint64_t seed, uint64_t set, RowKind kind, uint64_t a, uint64_t
 void fill_row(void* row, DType type, int64_t hidden, uint64_t key) {
   Words words(key);
   auto* out = static_cast<unsigned char*>(row);
-  const auto element_bytes = static_cast<int64_t>(dtype_bytes(type));
+  const auto element_bytes = static_cast<int64_t>(dtype_bytes(type, 1));
   const int64_t per_word = 8 / element_bytes;
   for (int64_t c = 0; c < hidden; c += per_word) {
     const uint64_t bits = words.next();
@@ -89,7 +89,7 @@ RowArray::RowArray(int64_t rows, int64_t hidden, DType type, ScaleKind kind)
       hidden_(hidden),
       type_(type),
       kind_(kind),
-      row_bytes_(static_cast<size_t>(hidden) * dtype_bytes(type)),
+      row_bytes_(dtype_bytes(type, hidden)),
       scale_bytes_(scale_row_bytes(hidden, kind)) {
   data_.resize(static_cast<size_t>(rows) * row_bytes_ + 64);
   offset_ = 64 - reinterpret_cast<uintptr_t>(data_.data()) % 64;

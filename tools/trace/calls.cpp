@@ -60,7 +60,7 @@ class NormalCalls final : public TracedCalls {
     ids_.data = device.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
     if (!mine.topk_weights.empty()) weights_ = device.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
     out_type_ = exchange_.config().dtype;
-    out_ = device.allocate(std::max<size_t>(1, static_cast<size_t>(s.tokens(rank) * s.hidden) * dtype_bytes(out_type_)));
+    out_ = device.allocate(std::max<size_t>(1, dtype_bytes(out_type_, s.tokens(rank) * s.hidden)));
     group.barrier();
   }
   static size_t heap_bytes(const BenchOptions& o, const Scenario& s) {
@@ -156,9 +156,7 @@ class LedgerCalls final : public TracedCalls {
     c.dtype = rows_named(o.dtype).type;
     return c;
   }
-  static size_t row_bytes(const BenchOptions& o) {
-    return static_cast<size_t>(o.hidden) * dtype_bytes(rows_named(o.dtype).type);
-  }
+  static size_t row_bytes(const BenchOptions& o) { return dtype_bytes(rows_named(o.dtype).type, o.hidden); }
   static size_t heap_bytes(const BenchOptions& o, const Scenario& s) {
     const Backend backend = backend_named(o.backend);
     return std::max(NormalExchange::heap_bytes(dispatch_config(o, s), s.world, backend),

@@ -63,7 +63,7 @@ void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckR
   results.push_back(rank.check(kFused, fused, kAllTokens, 1));
   const bool same = fused == separate;
   results.push_back(
-      {kFusedBits, same, same ? "" : "they differ", static_cast<int64_t>(fused.size() / dtype_bytes(kLayerType))});
+      {kFusedBits, same, same ? "" : "they differ", 8 * static_cast<int64_t>(fused.size()) / dtype_bits(kLayerType)});
   group.barrier();
 }
 

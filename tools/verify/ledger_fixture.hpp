@@ -15,7 +15,7 @@ struct LedgerFixture : oracle::LedgerFixture {
 
   int64_t hidden;
   DType type;
-  size_t row_bytes() const { return static_cast<size_t>(hidden) * dtype_bytes(type); }
+  size_t row_bytes() const { return dtype_bytes(type, hidden); }
   void fill_row(int rank, int64_t t, void* row) const;
 
   LedgerConfig config() const;

@@ -56,7 +56,7 @@ enum {
 /// type.
 typedef int32_t sy_dtype;
 enum {
-#define SY_ROW_TYPE(name, NAME, value, bytes, combines, quantises, has_scales) SY_DTYPE_##NAME = value,
+#define SY_ROW_TYPE(name, NAME, value, bits, combines, quantises, has_scales) SY_DTYPE_##NAME = value,
 #include "switchyard/dtypes.def"
 };
 

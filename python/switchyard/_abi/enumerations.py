@@ -27,3 +27,5 @@ CPP_TYPES = {"Backend": BACKENDS, "HostNetwork": NETWORKS, "DType": DTYPES, "Sca
              "SizePolicy": SIZES, "Overflow": OVERFLOWS, "InvalidIds": INVALID_IDS, "Padding": PADDINGS, "CombineOrder": ORDERS,
              "ScaleOrder": SCALE_ORDERS, "Sending": SENDINGS, "TuningMode": TUNING_MODES, "WeightStorage": STORAGES,
              "WeightOrder": WEIGHT_ORDERS, "Epilogue": EPILOGUES, "MoeExchange": MOE_EXCHANGES, "MoeForm": MOE_FORMS}
+#: Bits of an element of each row type.
+DTYPE_BITS = {0: 16, 1: 16, 2: 32, 3: 8}

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Dict, Iterable, NoReturn, Union
 
 from ..errors import InvalidArgument, InvalidType
-from .enumerations import (BACKENDS, DTYPES, EPILOGUES, INVALID_IDS, LAYOUTS, MOE_EXCHANGES, MOE_FORMS, NETWORKS, ORDERS, OVERFLOWS, PADDINGS,
-                           SCALE_ORDERS, SCALES, SENDINGS, SIZES, STAGINGS, STORAGES, TUNING_MODES, WEIGHT_ORDERS)  # noqa: F401
-
-DTYPE_BYTES = {0: 2, 1: 2, 2: 4, 3: 1}
+from .enumerations import (BACKENDS, DTYPE_BITS, DTYPES, EPILOGUES, INVALID_IDS, LAYOUTS, MOE_EXCHANGES, MOE_FORMS, NETWORKS, ORDERS, OVERFLOWS,
+                           PADDINGS, SCALE_ORDERS, SCALES, SENDINGS, SIZES, STAGINGS, STORAGES, TUNING_MODES, WEIGHT_ORDERS)  # noqa: F401
 
 BF16, F16, F32, FP8 = 0, 1, 2, 3
 RANK_MAJOR, EXPERT_MAJOR = 0, 1
@@ -18,6 +16,11 @@ CPU, CUDA = 0, 1
 # Names of the row types in other libraries.
 _ALIASES = {"bfloat16": "bf16", "float16": "f16", "half": "f16", "float32": "f32", "float": "f32", "float8_e4m3fn": "fp8_e4m3",
             "fp8": "fp8_e4m3"}
+
+
+def bytes_of(dtype: int, elements: int) -> int:
+    """Returns the number of bytes of `elements` consecutive elements; the last byte may be partly used."""
+    return (elements * DTYPE_BITS[dtype] + 7) // 8
 
 
 def name_of(table: Dict[str, int], value: int) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 from .arrays import I64, arrays_of_torch
 from .ffi import bare, check, structs
-from .names import CUDA, DTYPE_BYTES, F32
+from .names import CUDA, F32, bytes_of
 
 
 class _Repeated:
@@ -243,7 +243,7 @@ class NormalDispatch(_Normal):
     def learn(self, x: Any) -> None:
         super().learn(x)
         self._to.dtype = self._x.dtype
-        self._row_bytes = self._hidden * DTYPE_BYTES[self._x.dtype]
+        self._row_bytes = bytes_of(self._x.dtype, self._hidden)
 
     def _fits(self, out: Any, x: Any, number: int) -> bool:
         """Returns whether `out` can hold `number` rows like those of `x`."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._abi.names import FP8
-from ..low_latency import Received
+from .._internal.received import Received
 from .ops import DTYPES, operator, tensor_of
 from .registry import object_of
 

@@ -67,6 +67,9 @@ def test_names_are_those_of_the_headers(headers):
     values = {name: int(number) for name, number in re.findall(r"SY_([A-Z0-9_]+) *=\s*(\d+)", text)}
     types = (HEADERS / "switchyard" / "dtypes.def").read_text(encoding="utf-8")
     values.update({f"DTYPE_{n}": int(v) for n, v in re.findall(r"SY_ROW_TYPE\(\w+, (\w+), (\d)", types)})
+    bits = {int(v): int(b) for v, b in re.findall(r"SY_ROW_TYPE\(\w+, \w+, (\d), (\d+)", types)}
+    assert len(bits) == len(_names.DTYPES) and bits == _names.DTYPE_BITS
+    assert [_names.bytes_of(code, 7) for code in sorted(bits)] == [14, 14, 28, 7]
     for table, prefix in [(_names.BACKENDS, "BACKEND"), (_names.NETWORKS, "NETWORK"),
                           (_names.DTYPES, "DTYPE"), (_names.SCALES, "SCALE"), (_names.LAYOUTS, "LAYOUT"),
                           (_names.STAGINGS, "STAGING"), (_names.SIZES, "SIZE"), (_names.OVERFLOWS, "OVERFLOW"),

@@ -76,8 +76,7 @@ struct BasicCpu {
       ReduceSpec made = spec;
       made.out = w.scratch();
       (void)detail::reduce_rows(made, false);
-      return write_sentinel_row(spec.out, w.scratch(), static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type),
-                                sentinel_sums());
+      return write_sentinel_row(spec.out, w.scratch(), dtype_bytes(spec.type, spec.hidden), sentinel_sums());
     }
     if constexpr (kDeferred) {
       w.pending().add_reduce(spec);
@@ -113,7 +112,7 @@ struct BasicCpu {
   template <class Row, class Weight>
   static int reduce_if_arrived(Warp& w, const ReduceSpec& spec, int places, bool weighted, Row&& row_of, Weight&& weight_of,
                                int, const Sentinel& as = sentinel_sums()) {
-    const size_t bytes = static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type);
+    const size_t bytes = dtype_bytes(spec.type, spec.hidden);
     for (int i = 0; i < places; ++i) {
       const void* row = row_of(i);
       if (row && !row_has_arrived(row, bytes, as)) return i;
@@ -136,7 +135,7 @@ struct BasicCpu {
       f(x, at, n);
       store_elements(w.scratch(), type, at, n, x);
     }
-    const size_t bytes = static_cast<size_t>(hidden) * dtype_bytes(type);
+    const size_t bytes = dtype_bytes(type, hidden);
     if (sentinel) return write_sentinel_row(out, w.scratch(), bytes, sentinel_sums());
     copy(w, out, w.scratch(), bytes);
   }

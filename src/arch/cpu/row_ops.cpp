@@ -184,13 +184,13 @@ bool zero_row(void* dst, size_t bytes) {
 }
 
 bool reduce_rows(const ReduceSpec& spec, bool may_stream) {
-  const size_t bytes = static_cast<size_t>(spec.hidden) * dtype_bytes(spec.type);
+  const size_t bytes = dtype_bytes(spec.type, spec.hidden);
   for (const void* bias : spec.bias) {
     if (bias != nullptr) announce_read(bias, bytes);
   }
   for (int i = 0; i < spec.n; ++i) announce_read(spec.rows[i], bytes);
   announce_write(spec.out, bytes);
-  const bool element_aligned = reinterpret_cast<uintptr_t>(spec.out) % dtype_bytes(spec.type) == 0;
+  const bool element_aligned = reinterpret_cast<uintptr_t>(spec.out) % dtype_bytes(spec.type, 1) == 0;
   const bool stream = may_stream && element_aligned && streams(bytes);
   const Announced announced;
   const StandardFloatMode mode;
@@ -200,7 +200,7 @@ bool reduce_rows(const ReduceSpec& spec, bool may_stream) {
 
 void quantize_row(uint8_t* q, void* scales, const void* src, DType type, int64_t hidden, ScaleKind kind, int group) {
   const size_t scale_bytes = scale_row_bytes(hidden, kind, group);
-  announce_read(src, static_cast<size_t>(hidden) * dtype_bytes(type));
+  announce_read(src, dtype_bytes(type, hidden));
   announce_write(q, static_cast<size_t>(hidden));
   announce_write(scales, scale_bytes);
   const Announced announced;

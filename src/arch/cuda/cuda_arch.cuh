@@ -279,8 +279,8 @@ struct CudaArch : CudaMover<kBulk> {
       const void* const row = w.lane_ < places ? static_cast<const void*>(row_of(w.lane_)) : nullptr;
       return reduce_if_arrived_inline(w.lane_, spec, row, row != nullptr && weighted ? weight_of(w.lane_) : 1.0f, looks, as);
     } else {
-      return reduce_if_arrived_places(w.lane_, places, spec.hidden * static_cast<int64_t>(dtype_bytes(spec.type)), row_of,
-                                      looks, as, [&] { reduce_rows_from(w, spec, places, weighted, row_of, weight_of); });
+      return reduce_if_arrived_places(w.lane_, places, static_cast<int64_t>(dtype_bytes(spec.type, spec.hidden)), row_of, looks,
+                                      as, [&] { reduce_rows_from(w, spec, places, weighted, row_of, weight_of); });
     }
   }
 

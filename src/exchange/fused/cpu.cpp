@@ -21,7 +21,7 @@ PrivateBuffer private_memory(size_t bytes) {
   try {
     return PrivateBuffer::make(bytes);
   } catch (const std::bad_alloc&) {
-    throw Error(ErrorCode::system, "FusedMoe: the system has no " + std::to_string(bytes) + " bytes of memory left");
+    throw Error(ErrorCode::system, "MoeLayer: the system has no " + std::to_string(bytes) + " bytes of memory left");
   }
 }
 
@@ -29,7 +29,7 @@ template <class A>
 class CpuFused final : public FusedImpl {
  public:
   CpuFused(Group& group, const FusedOnCpu& from) : FusedImpl(group, from.config) {
-    construct("FusedMoe", "FusedMoe::heap_bytes(...)", [&] {
+    construct("MoeLayer", "MoeLayer::heap_bytes(...)", [&] {
       check_config(config, world());
       check_type_on_cpu(config);
       add_products(from.products);
@@ -47,7 +47,7 @@ class CpuFused final : public FusedImpl {
     call({true, false}, x, given, nullptr, nullptr, o);
   }
   void down_combine(const float* weights, void* out, const FusedMoeCall& o) override {
-    if (o.device_tokens) invalid("FusedMoeCall::device_tokens", " is not null: T is that of dispatch_up");
+    if (o.device_tokens) invalid("MoeLayerCall::device_tokens", " is not null: T is that of dispatch_up");
     call({false, true}, nullptr, {nullptr, p_.tokens, config.topk}, weights, out, o);
   }
   FusedMoeRows rows() const override {
@@ -143,7 +143,7 @@ class CpuFused final : public FusedImpl {
     if (!ok) group_.raise_fault(kCall, epochs_.calls());
     if (other >= 0) group_.throw_mismatch(this_call(), other);
     if (config.overflow == Overflow::fail)
-      check_capacity(handle_.counts, handle_.layout, handle_.alignment, this_call(), "FusedMoeConfig::capacity");
+      check_capacity(handle_.counts, handle_.layout, handle_.alignment, this_call(), "MoeLayerConfig::capacity");
     const TraceSpan span(call.tracer, kHostTrack, Event::plan, routes);
     build_owner_side(local_, handle_);
     cut_tiles();

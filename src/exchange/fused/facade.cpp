@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public class of the fused layer, with its checks and its memory requirement.
+// FusedMoe, with its checks and its memory requirement.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -12,9 +12,7 @@
 #include "exchange/group/make.hpp"
 #include "switchyard/status.hpp"
 
-namespace switchyard {
-
-namespace detail {
+namespace switchyard::detail {
 
 int64_t max_rows(const FusedMoeConfig& c, int world) {
   const int64_t worst = c.max_tokens * c.topk * world;
@@ -34,19 +32,19 @@ int64_t countable_rows(const FusedMoeConfig& c, int world) {
 void check_type(const FusedMoeConfig& c, int world) {
   if (c.dtype == DType::bf16) return;
   if (c.dtype != DType::fp8_e4m3)
-    invalid_value("FusedMoeConfig::dtype", is_named(c.dtype) ? to_string(c.dtype) : std::to_string(static_cast<int>(c.dtype)),
+    invalid_value("MoeLayerConfig::dtype", is_named(c.dtype) ? to_string(c.dtype) : std::to_string(static_cast<int>(c.dtype)),
                   "bf16 or fp8_e4m3");
   if (const int local_experts = ExpertMap{c.num_experts, world}.max_count(); local_experts > kMaxFusedFp8Experts)
-    invalid_value("FusedMoeConfig::num_experts", std::to_string(c.num_experts),
+    invalid_value("MoeLayerConfig::num_experts", std::to_string(c.num_experts),
                   "at most " + std::to_string(kMaxFusedFp8Experts) + " of a rank for fp8_e4m3");
-  check_range("FusedMoeConfig::hidden (fp8)", c.hidden, 128, kMaxFusedFp8Hidden);
+  check_range("MoeLayerConfig::hidden (fp8)", c.hidden, 128, kMaxFusedFp8Hidden);
   for (const auto& [name, width] :
-       {std::pair{"FusedMoeConfig::hidden", c.hidden}, {"FusedMoeConfig::intermediate", c.intermediate}})
+       {std::pair{"MoeLayerConfig::hidden", c.hidden}, {"MoeLayerConfig::intermediate", c.intermediate}})
     if (width % kFusedScaled != 0) invalid_value(name, std::to_string(width), "a multiple of 128 for fp8_e4m3");
-  check_enum("FusedMoeConfig::row_scales", c.row_scales);
-  check_enum("FusedMoeConfig::weight_scales", c.weight_scales);
-  if (c.row_scales == ScaleKind::none) invalid_value("FusedMoeConfig::row_scales", "none", "f32 or ue8m0");
-  if (c.weight_scales == ScaleKind::none) invalid_value("FusedMoeConfig::weight_scales", "none", "f32 or ue8m0");
+  check_enum("MoeLayerConfig::row_scales", c.row_scales);
+  check_enum("MoeLayerConfig::weight_scales", c.weight_scales);
+  if (c.row_scales == ScaleKind::none) invalid_value("MoeLayerConfig::row_scales", "none", "f32 or ue8m0");
+  if (c.weight_scales == ScaleKind::none) invalid_value("MoeLayerConfig::weight_scales", "none", "f32 or ue8m0");
 }
 
 /// Bytes per transferred token: its elements and, for fp8, the float32 scales that follow them, rounded up to a multiple of
@@ -60,29 +58,29 @@ int64_t token_bytes(const FusedMoeConfig& c) {
 void check_config(const FusedMoeConfig& c, int world) {
   constexpr int64_t kMaxColumnTiles = 4095;  // twelve bits of a tile
   check_range("world", world, 1, kMaxRanks);
-  check_range("FusedMoeConfig::hidden", c.hidden, 8, kMaxColumnTiles * 256);
-  check_range("FusedMoeConfig::intermediate", c.intermediate, 8, kMaxColumnTiles * 128);
-  if (c.hidden % 8 != 0) invalid_value("FusedMoeConfig::hidden", std::to_string(c.hidden), "a multiple of 8");
-  if (c.intermediate % 8 != 0) invalid_value("FusedMoeConfig::intermediate", std::to_string(c.intermediate), "a multiple of 8");
-  check_range("FusedMoeConfig::num_experts", c.num_experts, 1, kMaxFusedExperts);
-  check_range("FusedMoeConfig::topk", c.topk, 1, kMaxTopk);
-  check_range("FusedMoeConfig::max_tokens", c.max_tokens, 0, std::numeric_limits<int32_t>::max() / (int64_t{c.topk} * world));
-  check_range("FusedMoeConfig::capacity", c.capacity, 0, std::numeric_limits<int32_t>::max());
-  check_enum("FusedMoeConfig::overflow", c.overflow);
-  check_enum("FusedMoeConfig::invalid_ids", c.invalid_ids);
+  check_range("MoeLayerConfig::hidden", c.hidden, 8, kMaxColumnTiles * 256);
+  check_range("MoeLayerConfig::intermediate", c.intermediate, 8, kMaxColumnTiles * 128);
+  if (c.hidden % 8 != 0) invalid_value("MoeLayerConfig::hidden", std::to_string(c.hidden), "a multiple of 8");
+  if (c.intermediate % 8 != 0) invalid_value("MoeLayerConfig::intermediate", std::to_string(c.intermediate), "a multiple of 8");
+  check_range("MoeLayerConfig::num_experts", c.num_experts, 1, kMaxFusedExperts);
+  check_range("MoeLayerConfig::topk", c.topk, 1, kMaxTopk);
+  check_range("MoeLayerConfig::max_tokens", c.max_tokens, 0, std::numeric_limits<int32_t>::max() / (int64_t{c.topk} * world));
+  check_range("MoeLayerConfig::capacity", c.capacity, 0, std::numeric_limits<int32_t>::max());
+  check_enum("MoeLayerConfig::overflow", c.overflow);
+  check_enum("MoeLayerConfig::invalid_ids", c.invalid_ids);
   check_type(c, world);
   const int64_t max = countable_rows(c, world);
   if (max_rows(c, world) <= max) return;
   const std::string rows = std::to_string(max) + " rows of a rank, for these widths";
-  if (c.capacity > max) invalid_value("FusedMoeConfig::capacity", std::to_string(c.capacity), "at most " + rows);
-  invalid_value("FusedMoeConfig::max_tokens", std::to_string(c.max_tokens), "fewer, or capacity at most " + rows);
+  if (c.capacity > max) invalid_value("MoeLayerConfig::capacity", std::to_string(c.capacity), "at most " + rows);
+  invalid_value("MoeLayerConfig::max_tokens", std::to_string(c.max_tokens), "fewer, or capacity at most " + rows);
 }
 
 void check_type_on_cpu(const FusedMoeConfig& c) {
   if (c.dtype == DType::bf16) return;
   throw Error(ErrorCode::unsupported,
-              std::string("FusedMoeConfig::dtype = ") + to_string(c.dtype) + ": must be bf16 on the CPU",
-              "FusedMoeConfig::dtype");
+              std::string("MoeLayerConfig::dtype = ") + to_string(c.dtype) + ": must be bf16 on the CPU",
+              "MoeLayerConfig::dtype");
 }
 
 /// Layout of the symmetric memory, without a base address.
@@ -91,16 +89,17 @@ FusedLayout layout_of(const FusedMoeConfig& c, int world) {
 }
 
 AgreedFields agreed_fields(const FusedMoeConfig& c) {
-  return {agreed("FusedMoeConfig::hidden", c.hidden),           agreed("FusedMoeConfig::intermediate", c.intermediate),
-          agreed("FusedMoeConfig::num_experts", c.num_experts), agreed("FusedMoeConfig::topk", c.topk),
-          agreed("FusedMoeConfig::max_tokens", c.max_tokens),   agreed("FusedMoeConfig::capacity", c.capacity),
-          agreed("FusedMoeConfig::overflow", c.overflow),       agreed("FusedMoeConfig::dtype", c.dtype),
-          agreed("FusedMoeConfig::row_scales", c.row_scales),   agreed("FusedMoeConfig::weight_scales", c.weight_scales)};
+  return {agreed("MoeLayerConfig::hidden", c.hidden),           agreed("MoeLayerConfig::intermediate", c.intermediate),
+          agreed("MoeLayerConfig::num_experts", c.num_experts), agreed("MoeLayerConfig::topk", c.topk),
+          agreed("MoeLayerConfig::max_tokens", c.max_tokens),   agreed("MoeLayerConfig::capacity", c.capacity),
+          agreed("MoeLayerConfig::overflow", c.overflow),       agreed("MoeLayerConfig::dtype", c.dtype),
+          agreed("MoeLayerConfig::row_scales", c.row_scales),   agreed("MoeLayerConfig::weight_scales", c.weight_scales)};
 }
+
 void FusedImpl::check_arguments(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const {
   if (ids.topk != config.topk)
     invalid("topk_ids.topk",
-            " = " + std::to_string(ids.topk) + ": must equal FusedMoeConfig::topk, " + std::to_string(config.topk));
+            " = " + std::to_string(ids.topk) + ": must equal MoeLayerConfig::topk, " + std::to_string(config.topk));
   check_num_tokens(ids.num_tokens, config.max_tokens);
   if (ids.num_tokens == 0) return;
   if (parts.up && x == nullptr) invalid("x", " is null");
@@ -108,32 +107,26 @@ void FusedImpl::check_arguments(const FusedParts& parts, const void* x, const Ex
   if (parts.down && out == nullptr) invalid("out", " is null");
 }
 
-}  // namespace detail
-
-using namespace detail;
-
 namespace {
-constexpr const char* kInstead = "use MoeLayer with separate calls, or NormalExchange";
+constexpr const char* kInstead = "use MoeForm::separate";
 }  // namespace
 
 FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, const void* w13, const void* w2, void* stream)
-    : impl_(group.impl().collective_call("FusedMoe", [&] {
-        group.impl().require_one_host("FusedMoe", kInstead);
+    : impl_(group.impl().collective_call("MoeLayer", [&] {
+        group.impl().require_one_host("MoeForm::fused", kInstead);
         if constexpr (kHasGpuCode)
           if (group.impl().device)
             return FusedImpl::make_on_gpu(group, config, {w13, w2, config.w13_scales, config.w2_scales, stream});
         throw AgreedError(ErrorCode::unsupported,
-                          "FusedMoe: the group is of CPUs, where products come from the caller: give FusedProducts, or use "
-                          "MoeLayer",
-                          "");
+                          "FusedMoe: the group is of CPUs, where products come from the caller: give FusedProducts", "");
         return std::unique_ptr<FusedImpl>();
       })) {}
 FusedMoe::FusedMoe(Group& group, const FusedMoeConfig& config, std::shared_ptr<FusedProducts> products)
-    : impl_(group.impl().collective_call("FusedMoe", [&] {
+    : impl_(group.impl().collective_call("MoeLayer", [&] {
         if (group.impl().device)
           throw AgreedError(ErrorCode::unsupported, "FusedMoe: the group is of GPUs, which multiply themselves: give weights",
                             "");
-        group.impl().require_one_host("FusedMoe", kInstead);
+        group.impl().require_one_host("MoeForm::fused", kInstead);
         const FusedOnCpu from{config, std::move(products)};
         if (group.impl().defers_copies) return make_deferred<FusedImpl, FusedOnCpu>(group, from);
         return FusedImpl::make_on_cpu<Cpu>(group, from);
@@ -184,7 +177,7 @@ std::span<const uint8_t> FusedMoe::dropped() const { return impl_->dropped(); }
 const FusedMoeConfig& FusedMoe::config() const { return impl_->config; }
 CallStatistics FusedMoe::last_call() const { return impl_->last_call(); }
 int64_t FusedMoe::invalid_ids() const {
-  return as_error("FusedMoe::invalid_ids", [&] { return impl_->invalid_ids(); });
+  return as_error("MoeLayer::invalid_ids", [&] { return impl_->invalid_ids(); });
 }
 
-}  // namespace switchyard
+}  // namespace switchyard::detail

@@ -19,7 +19,7 @@ namespace switchyard::detail {
 
 namespace {
 
-constexpr const char* kObject = "FusedMoe";
+constexpr const char* kObject = "MoeLayer";
 
 /// One of the two products: multiplies `rows` rows from `in` by an expert's `n` weights of `k` elements each, into `out`.
 struct Product {
@@ -113,7 +113,7 @@ struct WeightSet {
 class CudaFused final : public FusedImpl {
  public:
   CudaFused(Group& group, CudaRank& gpu, const FusedMoeConfig& c, const MoeWeights& weights) : FusedImpl(group, c), gpu_(gpu) {
-    construct("FusedMoe", "FusedMoe::heap_bytes(...)", [&] {
+    construct("MoeLayer", "MoeLayer::heap_bytes(...)", [&] {
       check_config(config, world());
       const DeviceGuard guard(gpu_.device());
       check_gpu();
@@ -122,7 +122,7 @@ class CudaFused final : public FusedImpl {
       layout_.base = take_heap(static_cast<size_t>(layout_.bytes()), static_cast<size_t>(layout_.flags_bytes()));
       make_memory();
       sets_.emplace(next_set_++, make_set(weights));
-      order_.emplace(gpu_, "FusedMoe", object_, config.invalid_ids);
+      order_.emplace(gpu_, "MoeLayer", object_, config.invalid_ids);
       return agreed_fields(config);
     });
   }
@@ -148,7 +148,7 @@ class CudaFused final : public FusedImpl {
     call({true, false}, x, ids, nullptr, nullptr, o);
   }
   void down_combine(const float* weights, void* out, const FusedMoeCall& o) override {
-    if (o.device_tokens) invalid("FusedMoeCall::device_tokens", " is not null: T is that of dispatch_up");
+    if (o.device_tokens) invalid("MoeLayerCall::device_tokens", " is not null: T is that of dispatch_up");
     call({false, true}, nullptr, {nullptr, last_tokens_, config.topk}, weights, out, o);
   }
   FusedMoeRows rows() const override {
@@ -229,14 +229,14 @@ class CudaFused final : public FusedImpl {
     gpu::DeviceTraits traits;
     check_cuda(gpu::traits_of(&traits, gpu_.device()), "properties of the GPU");
     if (traits.generation != 9)
-      throw Error(ErrorCode::unsupported, "FusedMoe: GPU " + std::to_string(gpu_.device()) + " (" + traits.name +
+      throw Error(ErrorCode::unsupported, "MoeForm::fused: GPU " + std::to_string(gpu_.device()) + " (" + traits.name +
                                               ") has compute capability " + std::to_string(traits.generation) +
                                               ".x: it needs 9.0 (H100, H200)");
     if (const int64_t max = kMaxTokensPerPlanBlock * gpu_.max_blocks(); config.max_tokens > max)
-      invalid_value("FusedMoeConfig::max_tokens", std::to_string(config.max_tokens),
+      invalid_value("MoeLayerConfig::max_tokens", std::to_string(config.max_tokens),
                     "at most " + std::to_string(max) + " on this GPU");
     if (config.dtype == DType::fp8_e4m3 && gpu_.max_blocks() < 2)
-      throw Error(ErrorCode::unsupported, "FusedMoe: fp8_e4m3 needs two multiprocessors, and the rank has one");
+      throw Error(ErrorCode::unsupported, "MoeForm::fused: fp8_e4m3 needs two multiprocessors, and the rank has one");
   }
   void check_weights(const MoeWeights& weights) const {
     const auto check = [&](const char* name, const void* given, size_t alignment) {
@@ -253,14 +253,14 @@ class CudaFused final : public FusedImpl {
   void check_call(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights, const void* out,
                   const FusedMoeCall& o) const {
     check_arguments(parts, x, ids, out);
-    gpu_.check_sms("FusedMoeCall", o.num_sms);
+    gpu_.check_sms("MoeLayerCall", o.num_sms);
     if (config.dtype == DType::fp8_e4m3 && o.num_sms == 1)
-      invalid("FusedMoeCall::num_sms", " = 1: must be 0 or at least 2 for fp8_e4m3");
+      invalid("MoeLayerCall::num_sms", " = 1: must be 0 or at least 2 for fp8_e4m3");
     gpu_.check_pointer("x", x, 16);
     gpu_.check_pointer("topk_ids.data", ids.data, ids.is_int64 ? 8 : 4);
     gpu_.check_pointer("topk_weights", weights, 4);
     gpu_.check_pointer("out", out, 16);
-    gpu_.check_pointer("FusedMoeCall::device_tokens", o.device_tokens, 4);
+    gpu_.check_pointer("MoeLayerCall::device_tokens", o.device_tokens, 4);
   }
 
   void make_memory() {

@@ -7,9 +7,10 @@
 #include <span>
 #include <string>
 
+#include "exchange/fused/fused_moe.hpp"
 #include "exchange/fused/sizes.hpp"
 #include "exchange/group/exchange_base.hpp"
-#include "switchyard/fused.hpp"
+#include "switchyard/expert.hpp"
 
 namespace switchyard::detail {
 
@@ -70,8 +71,7 @@ class FusedImpl : protected ExchangeBase {
     if (parts.up && between_) invalid("call", ": down_combine has to follow dispatch_up");
     if (!parts.up && !between_) invalid("call", ": down_combine has to follow dispatch_up, which has not been called");
     if (!parts.up && call.weight_set != up_set_)
-      invalid_value("FusedMoeCall::weight_set", std::to_string(call.weight_set),
-                    std::to_string(up_set_) + ", that of dispatch_up");
+      invalid_value("weight_set", std::to_string(call.weight_set), std::to_string(up_set_) + ", that of dispatch_up");
   }
   /// Call after each call that runs these parts.
   void end_turn(const FusedParts& parts, const FusedMoeCall& call) {
@@ -83,7 +83,7 @@ class FusedImpl : protected ExchangeBase {
   static const Set& find_set(const std::map<int, Set>& sets, const FusedMoeCall& call) {
     const auto found = sets.find(call.weight_set);
     if (found == sets.end())
-      invalid("FusedMoeCall::weight_set",
+      invalid("weight_set",
               " = " + std::to_string(call.weight_set) + ": no such weights have been added, or they have been removed");
     return found->second;
   }

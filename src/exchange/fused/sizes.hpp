@@ -7,8 +7,8 @@
 
 #include "base/carver.hpp"
 #include "base/macros.hpp"
+#include "exchange/fused/fused_moe.hpp"
 #include "layout/fused_layout.hpp"
-#include "switchyard/fused.hpp"
 
 namespace switchyard::detail {
 

@@ -39,7 +39,7 @@ void check_duration(const char* name, Milliseconds duration) {
 }
 
 int64_t checked_row_bytes(const char* name, int64_t hidden, DType type, const char* row) {
-  const int64_t bytes = hidden * static_cast<int64_t>(dtype_bytes(type));
+  const int64_t bytes = static_cast<int64_t>(dtype_bytes(type, hidden));
   if (bytes % 16 != 0)
     throw Error(ErrorCode::invalid_argument,
                 std::string(name) + " = " + std::to_string(hidden) + ": " + row + " has " + std::to_string(bytes) +

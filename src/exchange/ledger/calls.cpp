@@ -19,7 +19,7 @@ uint64_t next_id() {
 }  // namespace
 
 LedgerLayout ledger_layout(const LedgerConfig& c, int world) {
-  return {0, world, c.max_tokens * c.topk, c.hidden * static_cast<int64_t>(dtype_bytes(c.dtype))};
+  return {0, world, c.max_tokens * c.topk, static_cast<int64_t>(dtype_bytes(c.dtype, c.hidden))};
 }
 
 LedgerImpl::LedgerImpl(Group& group, const LedgerConfig& c) : ExchangeBase(group), config(c), id_(next_id()) {}

@@ -52,7 +52,7 @@ LedgerFormatBytes ledger_format_bytes(const LedgerConfig& c, int world, int bloc
   LedgerFormatBytes bytes;
   bytes.workspace = static_cast<size_t>(4 * std::max<int64_t>(64, blocks * (8 + padded)));
   bytes.route_meta = route_meta_layout(c, world, 0, c.max_tokens).bytes;  // no rank has more experts than rank 0
-  bytes.window = static_cast<size_t>(field(c.max_tokens * c.topk * c.hidden * static_cast<int64_t>(dtype_bytes(c.dtype))) +
+  bytes.window = static_cast<size_t>(field(c.max_tokens * c.topk * static_cast<int64_t>(dtype_bytes(c.dtype, c.hidden))) +
                                      2 * field(4 * world));
   bytes.guard = kGuardBytes;
   return bytes;

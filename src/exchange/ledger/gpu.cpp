@@ -120,9 +120,9 @@ class CudaLedger final : public LedgerImpl {
     const DeviceGuard guard(gpu_.device());
     check_call(y, ledger, out);
     gpu_.check_sms("LedgerCombineOptions", o.num_sms);
-    gpu_.check_pointer("expert_output.data", y.data, dtype_bytes(config.dtype));
+    gpu_.check_pointer("expert_output.data", y.data, dtype_bytes(config.dtype, 1));
     gpu_.check_pointer("probs", probs, sizeof(float));
-    gpu_.check_pointer("out", out, dtype_bytes(config.dtype));
+    gpu_.check_pointer("out", out, dtype_bytes(config.dtype, 1));
     enqueue(y, probs, ledger, out, o);
   }
 

@@ -58,7 +58,7 @@ class LedgerImpl : protected ExchangeBase {
 
  protected:
   LedgerImpl(Group& group, const LedgerConfig& c);
-  int64_t row_bytes() const { return config.hidden * static_cast<int64_t>(dtype_bytes(config.dtype)); }
+  int64_t row_bytes() const { return static_cast<int64_t>(dtype_bytes(config.dtype, config.hidden)); }
   int64_t chunk_bytes() const { return int64_t{tuned_.chunk_kib > 0 ? tuned_.chunk_kib : kDefaultChunkKib} << 10; }
 
   /// Checks the tables and fills in all members of `data`.

@@ -26,10 +26,10 @@ LowLatencyLayout low_latency_layout(const LowLatencyConfig& c, int world, uint64
   l.entries = c.sending == Sending::per_rank ? c.topk : 1;
   l.max_tokens = static_cast<int>(c.max_tokens);
   l.hidden = static_cast<int>(c.hidden);
-  l.payload_bytes = l.hidden * static_cast<int>(dtype_bytes(sent_type(c)));
+  l.payload_bytes = static_cast<int>(dtype_bytes(sent_type(c), l.hidden));
   if (c.scales != ScaleKind::none)
     l.scale_bytes = static_cast<int>(num_scales(c.hidden, c.scale_group) * element_bytes_of_scale(c.scales));
-  l.return_bytes = l.hidden * static_cast<int>(dtype_bytes(c.dtype));
+  l.return_bytes = static_cast<int>(dtype_bytes(c.dtype, l.hidden));
   const int64_t wanted = c.pieces > 0 ? c.pieces : default_pieces(c, world);
   l.piece_columns = static_cast<int>(round_up((c.hidden + wanted - 1) / wanted, kColumnUnit));
   l.pieces = (l.hidden + l.piece_columns - 1) / l.piece_columns;
@@ -125,9 +125,9 @@ LowLatencyImpl::Senders LowLatencyImpl::senders(int max, int warps) const {
 }
 
 int64_t LowLatencyImpl::scratch_bytes() const {
-  const auto widest = static_cast<int64_t>(dtype_bytes(config.dtype));
   const int64_t columns = std::max(layout_.piece_columns, dispatch_senders_.part_columns);
-  const int64_t row = round_up(columns * widest, 128) + round_up(columns / config.scale_group * 4 + 16, 128);
+  const int64_t row = round_up(static_cast<int64_t>(dtype_bytes(config.dtype, columns)), 128) +
+                      round_up(columns / config.scale_group * 4 + 16, 128);
   const int64_t places = round_up(layout_.topk * 8, 128);
   return row > places ? row : places;
 }
@@ -164,7 +164,7 @@ LowLatencyRows LowLatencyImpl::make_rows(DType type) {
   r.rows = layout_.map.count(rank()) * layout_.rows_per_expert();
   r.cols = config.hidden;
   r.dtype = type;
-  r.memory = allocate(std::max<size_t>(1, static_cast<size_t>(r.rows * r.cols) * dtype_bytes(type)));
+  r.memory = allocate(std::max<size_t>(1, static_cast<size_t>(r.rows) * dtype_bytes(type, r.cols)));
   r.data = r.memory.get();
   return r;
 }
@@ -175,7 +175,7 @@ LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertId
   p.x = static_cast<const std::byte*>(x.data);
   p.scales = static_cast<const std::byte*>(x.scales);
   p.tokens = static_cast<int>(ids.num_tokens);
-  p.src_row_bytes = layout_.hidden * static_cast<int>(dtype_bytes(x.dtype));
+  p.src_row_bytes = static_cast<int>(dtype_bytes(x.dtype, layout_.hidden));
   p.src_scale_bytes = static_cast<int>(scales_.row_bytes);
   p.src_type = x.dtype;
   p.quantize = x.dtype == DType::fp8_e4m3 ? ScaleKind::none : config.scales;
@@ -189,9 +189,9 @@ LowLatencyDispatchParams LowLatencyImpl::sent(const ConstRows& x, const ExpertId
 }
 
 void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
-                              const LowLatencyDispatchOptions& o, bool split) {
+                              const LowLatencyDispatchOptions& o, bool known_memory, bool split) {
   group_.check_usable("dispatch");
-  check_dispatch(x, ids, output, o);
+  check_dispatch(x, ids, output, o, known_memory);
   const LowLatencyTables& t = output.block->tables;
   LowLatencyDispatchParams p = sent(x, ids, dispatch_senders_);
   p.weights = o.topk_weights;
@@ -215,15 +215,15 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
 }
 
 void LowLatencyImpl::combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& o,
-                             bool split) {
+                             bool known_memory, bool split) {
   group_.check_usable("combine");
-  check_combine(y, output, out, o);
+  check_combine(y, output, out, o, known_memory);
   const LowLatencyTables& t = output.block->tables;
   LowLatencyCombineParams p;
   p.layout = layout_;
   p.order = o.order;
   p.type = y.dtype;
-  p.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  p.row_bytes = static_cast<int64_t>(dtype_bytes(y.dtype, config.hidden));
   p.y = static_cast<const std::byte*>(y.data);
   p.expert_scale = o.expert_scale;
   p.rows_of_expert = t.rows_of_expert;

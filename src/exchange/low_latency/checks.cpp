@@ -47,7 +47,7 @@ void check_config(const LowLatencyConfig& c, int world) {
 
 void LowLatencyImpl::check_combined(DType type, const char* name) const {
   check_combined_rows(name, type);
-  if (dtype_bytes(type) > dtype_bytes(config.dtype))
+  if (dtype_bits(type) > dtype_bits(config.dtype))
     invalid(std::string(name) + " = " + to_string(type) + ": wider than LowLatencyConfig::dtype, " + to_string(config.dtype) +
             ", which sizes the memory");
 }
@@ -88,7 +88,7 @@ void LowLatencyImpl::check_output_memory(const Rows& memory) const {
   check_pointer("memory.scales", memory.scales, 16, false);
 }
 
-void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids, bool known) const {
+void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids, bool known_memory) const {
   if (ids.topk != config.topk)
     invalid("topk_ids.topk",
             " = " + std::to_string(ids.topk) + ": must equal LowLatencyConfig::topk, " + std::to_string(config.topk));
@@ -109,23 +109,23 @@ void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids, bool
   if (fp8 && !x.scales && x.rows > 0) invalid("x.scales", " is null: fp8 rows need scales");
   if (!fp8 && x.scale_kind != ScaleKind::none)
     invalid("x.scale_kind", std::string(": ") + to_string(x.dtype) + " rows have no scales");
-  check_pointer("x.data", x.data, row_alignment(x.dtype), known);
-  check_pointer("x.scales", x.scales, 16, known);
-  check_pointer("topk_ids.data", ids.data, ids.is_int64 ? 8 : 4, known);
+  check_pointer("x.data", x.data, row_alignment(x.dtype), known_memory);
+  check_pointer("x.scales", x.scales, 16, known_memory);
+  check_pointer("topk_ids.data", ids.data, ids.is_int64 ? 8 : 4, known_memory);
 }
 
 void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
-                                    const LowLatencyDispatchOptions& o) const {
+                                    const LowLatencyDispatchOptions& o, bool known_memory) const {
   check_idle("dispatch");
   check_output(output);
-  check_tokens(x, ids, o.known_memory);
+  check_tokens(x, ids, known_memory);
   check_sms("LowLatencyDispatchOptions", o.num_sms);
-  check_pointer("LowLatencyDispatchOptions::topk_weights", o.topk_weights, 4, o.known_memory);
-  check_pointer("LowLatencyDispatchOptions::device_tokens", o.device_tokens, 4, o.known_memory);
+  check_pointer("LowLatencyDispatchOptions::topk_weights", o.topk_weights, 4, known_memory);
+  check_pointer("LowLatencyDispatchOptions::device_tokens", o.device_tokens, 4, known_memory);
 }
 
 void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
-                                   const LowLatencyCombineOptions& o) const {
+                                   const LowLatencyCombineOptions& o, bool known_memory) const {
   check_idle("combine");
   check_output(output);
   if (output.block->tokens < 0) invalid("output", ": no dispatch has filled it");
@@ -152,11 +152,11 @@ void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& o
   if (o.expert_scale && o.order == CombineOrder::per_rank)
     throw Error(ErrorCode::unsupported,
                 "LowLatencyCombineOptions::expert_scale with per_rank: rows are summed before they go back");
-  check_pointer("y.data", y.data, row_alignment(y.dtype), o.known_memory);
-  check_pointer("out", out, row_alignment(y.dtype), o.known_memory);
-  check_pointer("LowLatencyCombineOptions::topk_weights", o.topk_weights, 4, o.known_memory);
-  check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4, o.known_memory);
-  const int64_t row = y.cols * static_cast<int64_t>(dtype_bytes(y.dtype)), tokens = output.block->tokens;
+  check_pointer("y.data", y.data, row_alignment(y.dtype), known_memory);
+  check_pointer("out", out, row_alignment(y.dtype), known_memory);
+  check_pointer("LowLatencyCombineOptions::topk_weights", o.topk_weights, 4, known_memory);
+  check_pointer("LowLatencyCombineOptions::expert_scale", o.expert_scale, 4, known_memory);
+  const int64_t row = static_cast<int64_t>(dtype_bytes(y.dtype, y.cols)), tokens = output.block->tokens;
   const OutOfCall sums{out, tokens * row};
   sums.check_no_overlap("y.data", y.data, y.rows * row);
   sums.check_no_overlap("LowLatencyCombineOptions::topk_weights", o.topk_weights, tokens * config.topk * 4);

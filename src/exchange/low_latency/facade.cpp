@@ -7,6 +7,7 @@
 #include "base/as_error.hpp"
 #include "exchange/group/make.hpp"
 #include "exchange/low_latency/impl.hpp"
+#include "exchange/low_latency/known_memory.hpp"
 
 namespace switchyard {
 
@@ -59,24 +60,45 @@ LowLatencyRows LowLatencyExchange::make_rows(DType type) {
   return as_error("make_rows", [&] { return impl_->make_rows(type); });
 }
 
+void LowLatencyCalls::dispatch(LowLatencyExchange& exchange, const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
+                               const LowLatencyDispatchOptions& options, bool known_memory) {
+  LowLatencyImpl& impl = *exchange.impl_;
+  impl.collective_call("dispatch", [&] { impl.dispatch(x, ids, output, options, known_memory, false); });
+}
+ReceiveHook LowLatencyCalls::dispatch_send(LowLatencyExchange& exchange, const ConstRows& x, const ExpertIds& ids,
+                                           LowLatencyOutput& output, const LowLatencyDispatchOptions& options,
+                                           bool known_memory) {
+  LowLatencyImpl& impl = *exchange.impl_;
+  impl.collective_call("dispatch", [&] { impl.dispatch(x, ids, output, options, known_memory, true); });
+  return impl.receive_hook();
+}
+void LowLatencyCalls::combine(LowLatencyExchange& exchange, const ConstRows& y, const LowLatencyOutput& output, void* out,
+                              const LowLatencyCombineOptions& options, bool known_memory) {
+  LowLatencyImpl& impl = *exchange.impl_;
+  impl.collective_call("combine", [&] { impl.combine(y, output, out, options, known_memory, false); });
+}
+ReceiveHook LowLatencyCalls::combine_send(LowLatencyExchange& exchange, const ConstRows& y, const LowLatencyOutput& output,
+                                          void* out, const LowLatencyCombineOptions& options, bool known_memory) {
+  LowLatencyImpl& impl = *exchange.impl_;
+  impl.collective_call("combine", [&] { impl.combine(y, output, out, options, known_memory, true); });
+  return impl.receive_hook();
+}
+
 void LowLatencyExchange::dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
                                   const LowLatencyDispatchOptions& options) {
-  impl_->collective_call("dispatch", [&] { impl_->dispatch(x, ids, output, options, false); });
+  LowLatencyCalls::dispatch(*this, x, ids, output, options, false);
 }
 ReceiveHook LowLatencyExchange::dispatch_send(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output,
                                               const LowLatencyDispatchOptions& options) {
-  impl_->collective_call("dispatch", [&] { impl_->dispatch(x, ids, output, options, true); });
-  return impl_->receive_hook();
+  return LowLatencyCalls::dispatch_send(*this, x, ids, output, options, false);
 }
-
 void LowLatencyExchange::combine(const ConstRows& y, const LowLatencyOutput& output, void* out,
                                  const LowLatencyCombineOptions& options) {
-  impl_->collective_call("combine", [&] { impl_->combine(y, output, out, options, false); });
+  LowLatencyCalls::combine(*this, y, output, out, options, false);
 }
 ReceiveHook LowLatencyExchange::combine_send(const ConstRows& y, const LowLatencyOutput& output, void* out,
                                              const LowLatencyCombineOptions& options) {
-  impl_->collective_call("combine", [&] { impl_->combine(y, output, out, options, true); });
-  return impl_->receive_hook();
+  return LowLatencyCalls::combine_send(*this, y, output, out, options, false);
 }
 
 void LowLatencyExchange::moe_all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options) {

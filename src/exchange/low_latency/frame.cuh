@@ -147,8 +147,8 @@ __device__ inline void prefetch_first_part(const CudaWarp& w, const LowLatencyDi
   const int t = p.layout.token_of(w.block() + me.team * w.num_blocks());
   if (me.team >= p.teams || t >= tokens) return;
   constexpr int kLine = 128;
-  const int element = static_cast<int>(dtype_bytes(p.src_type)), lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int begin = me.part * p.part_columns * element, end = min(begin + p.part_columns * element, p.src_row_bytes);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, bytes = static_cast<int>(dtype_bytes(p.src_type, p.part_columns));
+  const int begin = me.part * bytes, end = min(begin + bytes, p.src_row_bytes);
   const std::byte* row = p.x + int64_t{t} * p.src_row_bytes;
   if (p.weights != nullptr && lane == 0) ptx::prefetch(p.weights + t * p.layout.topk);
   SWITCHYARD_ROLLED

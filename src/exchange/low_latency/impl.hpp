@@ -71,11 +71,11 @@ class LowLatencyImpl : protected ExchangeBase {
 
   LowLatencyOutput make_output(const Rows* given);
   LowLatencyRows make_rows(DType type);
-  /// `split`: runs only the sending half; a receive() must follow.
+  /// `known_memory`: see known_memory.hpp. `split`: runs only the sending half; a receive() must follow.
   void dispatch(const ConstRows& x, const ExpertIds& ids, LowLatencyOutput& output, const LowLatencyDispatchOptions& options,
-                bool split);
+                bool known_memory, bool split);
   void combine(const ConstRows& y, const LowLatencyOutput& output, void* out, const LowLatencyCombineOptions& options,
-               bool split);
+               bool known_memory, bool split);
   void all_to_all(const ConstRows& x, const ExpertIds& ids, void* out, const AllToAllOptions& options);
   /// The hook of the last split call.
   ReceiveHook receive_hook();
@@ -108,8 +108,8 @@ class LowLatencyImpl : protected ExchangeBase {
   int64_t scratch_bytes() const;
   /// Alignment of rows in the caller's memory, in bytes: 16, or one element if rows are not multiples of 16 bytes.
   size_t row_alignment(DType type) const {
-    const size_t row = static_cast<size_t>(config.hidden) * dtype_bytes(type);
-    return row % 16 == 0 ? 16 : dtype_bytes(type);
+    const size_t row = dtype_bytes(type, config.hidden);
+    return row % 16 == 0 ? 16 : dtype_bytes(type, 1);
   }
   /// Hash of all values that ranks must agree on: the config and, if the config leaves it open, the number of pieces.
   uint64_t hash() const { return mix_hash(config_hash_, static_cast<uint64_t>(layout_.piece_columns)); }
@@ -140,13 +140,13 @@ class LowLatencyImpl : protected ExchangeBase {
   const uint64_t config_hash_ = hash_of(2, agreed_fields(config));
   void choose_shape();  ///< from the configuration, which it checks, and from the tuning in force
   void check_output_memory(const Rows& memory) const;
-  void check_tokens(const ConstRows& x, const ExpertIds& ids, bool known) const;
+  void check_tokens(const ConstRows& x, const ExpertIds& ids, bool known_memory) const;
   void check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
-                      const LowLatencyDispatchOptions& options) const;
+                      const LowLatencyDispatchOptions& options, bool known_memory) const;
   /// Parameters that describe the sent data and its destinations.
   LowLatencyDispatchParams sent(const ConstRows& x, const ExpertIds& ids, const Senders& senders) const;
   void check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
-                     const LowLatencyCombineOptions& options) const;
+                     const LowLatencyCombineOptions& options, bool known_memory) const;
   void check_all_to_all(const ConstRows& x, const ExpertIds& ids, const void* out, const AllToAllOptions& options) const;
   void check_row_function(const AllToAllOptions& options) const;
   /// Throws unless rows of this type can be combined.

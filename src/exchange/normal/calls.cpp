@@ -88,7 +88,8 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
   }
 }
 
-Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given) {
+Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given,
+                                bool known_memory) {
   group_.check_usable("dispatch");
   const DispatchOptions o = resolved(given);
   check_ids(ids);
@@ -99,7 +100,7 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
                                             "DispatchOptions",
                                             o.stream,
                                             o.num_sms,
-                                            o.known_memory,
+                                            known_memory,
                                             format.quantize ? ExtraWork::quantises : ExtraWork::moves,
                                             ids.num_tokens,
                                             {{"x.data", x.data, 16},
@@ -135,7 +136,7 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   return finish(*call, d);
 }
 
-Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given) {
+Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given, bool known_memory) {
   group_.check_usable("cached dispatch");
   const DispatchOptions o = resolved(given);
   check_handle(handle);
@@ -145,7 +146,7 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
                                             "DispatchOptions",
                                             o.stream,
                                             o.num_sms,
-                                            o.known_memory,
+                                            known_memory,
                                             format.quantize ? ExtraWork::quantises : ExtraWork::moves,
                                             x.rows,
                                             {{"x.data", x.data, 16},
@@ -215,14 +216,15 @@ Dispatched NormalImpl::deliver(const Dispatch& d) const {
 
 // ---- combine ----
 
-void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights) {
+void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& o, float* out_weights,
+                         bool known_memory) {
   group_.check_usable("combine");
   check_combine(y, handle, out, o, out_weights);
   const std::unique_ptr<Call> call = begin({Operation::combine,
                                             "CombineOptions",
                                             o.stream,
                                             o.num_sms,
-                                            o.known_memory,
+                                            known_memory,
                                             copies_first(y, handle.data()) ? ExtraWork::copies : ExtraWork::moves,
                                             handle.data().tokens,
                                             {{"y.data", y.data, 16},
@@ -249,7 +251,7 @@ void NormalImpl::combine(const ConstRows& y, const Handle& handle, void* out, co
 
 bool NormalImpl::copies_first(const ConstRows& y, const HandleData& h) const {
   if (through_rings() || h.layout != Layout::rank_major || alone(h) || group_.heap->view().contains(y.data)) return false;
-  const int64_t row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  const int64_t row_bytes = static_cast<int64_t>(dtype_bytes(y.dtype, config.hidden));
   return group_.registration_of(y.data, static_cast<size_t>(extent_of(h).rows * row_bytes)) == nullptr;
 }
 
@@ -310,7 +312,7 @@ RowBuffer NormalImpl::allocate_rows(const Handle& handle, DType type, const RowS
   check_handle(handle);
   check_combining_type("allocate_rows: dtype", type);
   const int64_t rows = extent_of(handle.data()).rows;
-  std::shared_ptr<OutputBlock> block = allocate_for(stream, static_cast<size_t>(rows * config.hidden) * dtype_bytes(type));
+  std::shared_ptr<OutputBlock> block = allocate_for(stream, static_cast<size_t>(rows) * dtype_bytes(type, config.hidden));
   const Rows view{block->data, rows, config.hidden, type, nullptr, ScaleKind::none};
   return RowBuffer(std::move(block), view);
 }
@@ -365,7 +367,7 @@ SumShape NormalImpl::sum_shape(const ConstRows& y, const HandleData& h, void* ou
   s.topk = h.topk;
   s.map = h.map;
   s.hidden = config.hidden;
-  s.row_bytes = config.hidden * static_cast<int64_t>(dtype_bytes(y.dtype));
+  s.row_bytes = static_cast<int64_t>(dtype_bytes(y.dtype, config.hidden));
   s.y = static_cast<const std::byte*>(y.data);
   s.weights_in = h.layout == Layout::rank_major ? o.topk_weights : nullptr;
   s.bias[0] = static_cast<const std::byte*>(o.bias[0]);

@@ -9,6 +9,7 @@
 #include "base/as_error.hpp"
 #include "exchange/group/make.hpp"
 #include "exchange/normal/impl.hpp"
+#include "exchange/normal/known_memory.hpp"
 #include "exchange/normal/plan/tables.hpp"
 #include "layout/control.hpp"
 #include "plan/views.hpp"
@@ -36,7 +37,7 @@ int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
   return carve_tables(nullptr, shape).bytes + (expert_major ? round_up(worst_case_rows(c, world) * 12, 128) + 128 : 0);
 }
 
-int64_t max_row_bytes(const NormalConfig& c) { return c.hidden * static_cast<int64_t>(dtype_bytes(c.dtype)); }
+int64_t max_row_bytes(const NormalConfig& c) { return static_cast<int64_t>(dtype_bytes(c.dtype, c.hidden)); }
 
 /// Channels and slots as configured or by default, with at most as many slots as fit into max_bytes, possibly fewer than K.
 RingLayout rings_of(const NormalConfig& c, int world, int channels) {
@@ -167,12 +168,28 @@ size_t NormalExchange::heap_bytes(const NormalConfig& config, int world, Backend
   return memory_required(config, world, backend).total() + kHeapHeaderBytes + 4096;
 }
 
+Dispatched NormalCalls::dispatch(NormalExchange& exchange, const ConstRows& x, const ExpertIds& ids, const float* weights,
+                                 const DispatchOptions& options, bool known_memory) {
+  NormalImpl& impl = *exchange.impl_;
+  return impl.collective_call("dispatch", [&] { return impl.dispatch(x, ids, weights, options, known_memory); });
+}
+Dispatched NormalCalls::dispatch(NormalExchange& exchange, const ConstRows& x, const Handle& handle,
+                                 const DispatchOptions& options, bool known_memory) {
+  NormalImpl& impl = *exchange.impl_;
+  return impl.collective_call("cached dispatch", [&] { return impl.redispatch(x, handle, options, known_memory); });
+}
+void NormalCalls::combine(NormalExchange& exchange, const ConstRows& y, const Handle& handle, void* out,
+                          const CombineOptions& options, float* out_weights, bool known_memory) {
+  NormalImpl& impl = *exchange.impl_;
+  impl.collective_call("combine", [&] { impl.combine(y, handle, out, options, out_weights, known_memory); });
+}
+
 Dispatched NormalExchange::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights,
                                     const DispatchOptions& options) {
-  return impl_->collective_call("dispatch", [&] { return impl_->dispatch(x, ids, weights, options); });
+  return NormalCalls::dispatch(*this, x, ids, weights, options, false);
 }
 Dispatched NormalExchange::dispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& options) {
-  return impl_->collective_call("cached dispatch", [&] { return impl_->redispatch(x, handle, options); });
+  return NormalCalls::dispatch(*this, x, handle, options, false);
 }
 RowBuffer NormalExchange::allocate_rows(const Handle& handle, DType type) {
   return as_error("allocate_rows", [&] { return impl_->allocate_rows(handle, type, {}); });
@@ -189,7 +206,7 @@ void NormalExchange::use_graph_memory(const GraphMemory& memory) {
 void NormalExchange::set_site(uint32_t site) { impl_->set_site(site); }
 void NormalExchange::combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options,
                              float* out_weights) {
-  impl_->collective_call("combine", [&] { impl_->combine(y, handle, out, options, out_weights); });
+  NormalCalls::combine(*this, y, handle, out, options, out_weights, false);
 }
 void Dispatched::used_by(void* stream) {
   if (block) block->used_by(stream);

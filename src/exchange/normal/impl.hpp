@@ -53,11 +53,13 @@ class NormalImpl : protected ExchangeBase {
   NormalImpl(const NormalImpl&) = delete;
   NormalImpl& operator=(const NormalImpl&) = delete;
 
-  // calls.cpp: the calls of NormalExchange.
-  Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given);
+  // calls.cpp: the calls of NormalCalls (known_memory.hpp).
+  Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given,
+                      bool known_memory);
   /// Cached dispatch.
-  Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given);
-  void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights);
+  Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given, bool known_memory);
+  void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights,
+               bool known_memory);
   /// CUDA: the stream whose work will access rows first; any stream if `named` is false.
   struct RowStream {
     bool named = false;

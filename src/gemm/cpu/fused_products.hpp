@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "gemm/cpu/fused_interface.hpp"
 #include "switchyard/expert.hpp"
-#include "switchyard/fused.hpp"
 
 namespace switchyard::detail {
 

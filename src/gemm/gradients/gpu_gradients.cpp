@@ -67,13 +67,13 @@ class GpuWeightGradient final : public WeightGradient::Impl {
   }
   void map_gradients(void* dw) {
     dw_ = nullptr;  // until a map is made
-    const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k),
-               element = dtype_bytes(config.out_dtype);
+    const auto n = static_cast<uint64_t>(config.n), k = static_cast<uint64_t>(config.k);
+    const uint64_t row = dtype_bytes(config.out_dtype, config.k);
     const gpu::ElementType type = config.out_dtype == DType::f32    ? gpu::ElementType::f32
                                   : config.out_dtype == DType::bf16 ? gpu::ElementType::bf16
                                                                     : gpu::ElementType::f16;
-    const gpu::Dimension columns{k, 0, static_cast<uint32_t>(kBoxRowBytes / element)}, rows{n, k * element, kBoxRows},
-        experts{static_cast<uint64_t>(config.num_experts), n * k * element, 1};
+    const gpu::Dimension columns{k, 0, static_cast<uint32_t>(8 * kBoxRowBytes / dtype_bits(config.out_dtype))},
+        rows{n, row, kBoxRows}, experts{static_cast<uint64_t>(config.num_experts), n * row, 1};
     if (!gpu::make_tensor_map(&params_.dw, dw, type, {columns, rows, experts}, gpu::Swizzle::bytes_128))
       throw Error(ErrorCode::system, std::string(kWhere) + ": the driver makes no tensor map of dw");
     dw_ = dw;

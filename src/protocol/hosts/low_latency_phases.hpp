@@ -152,7 +152,7 @@ SWITCHYARD_FN void pack_columns(typename A::Warp& w, const P& p, int t, const Co
         [=](int) {
           return QuantizedRow{reinterpret_cast<uint8_t*>(to), scales};
         },
-        row + range.column * static_cast<int>(dtype_bytes(p.src_type)), p.src_type, range.columns, p.quantize, p.scale_group);
+        row + dtype_bytes(p.src_type, range.column), p.src_type, range.columns, p.quantize, p.scale_group);
     return;
   }
   A::copy(w, to, row + range.payload_at, static_cast<size_t>(range.payload_bytes));
@@ -269,7 +269,6 @@ SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombinePara
   const RemoteRails& remote = p.rails;
   const bool per_rank = p.order == CombineOrder::per_rank;
   const CombineRound round(p.order, l.topk, p.row_bytes, remote.own_ranks);
-  const int element = static_cast<int>(dtype_bytes(p.type));
   const auto items = [&](int rail) {
     const RemoteRail& to = remote.rails[rail];
     return to.is_proxy_of_peer != 0 ? p.source_tokens[to.rank] * round.max * l.pieces : 0;
@@ -285,7 +284,8 @@ SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombinePara
         l, p.order, [ids](int k) { return ids[k]; }, remote.host_of, remote.own_host);
     if (per_rank ? n >= bits(slots) : (slots >> n & 1) == 0) continue;
     const int slot = per_rank ? nth_bit(slots, n) : n;
-    const int column = l.column(at.piece) * element, bytes = l.column(at.piece + 1) * element - column;
+    const int column = static_cast<int>(dtype_bytes(p.type, l.column(at.piece))),
+              bytes = static_cast<int>(dtype_bytes(p.type, l.column(at.piece + 1))) - column;
     if (!collect_row<A>(w, p, to.rank, t, slot, per_rank ? slot : l.owner(ids[slot]), column, static_cast<size_t>(bytes),
                         round.row(remote.out(found.segment), t, n) + column, static_cast<size_t>(round_up(bytes, 16))))
       return false;

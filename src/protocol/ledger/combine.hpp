@@ -236,11 +236,11 @@ SWITCHYARD_FN bool restore_tokens(typename A::Warp& w, const P& p) {
   // With few tokens, warps sum parts of tokens instead of whole ones.
   const bool split = p.tokens < w.total();
   const int64_t width = split ? 512 : p.hidden, parts = split ? (p.hidden + 511) / 512 : 1;
-  const auto element = static_cast<int64_t>(dtype_bytes(p.type));
   for (int64_t i = spread_index(w); i < p.tokens * parts; i += w.total()) {
     // 32 bits, because GPUs divide 32-bit numbers faster.
     const int64_t t = split ? static_cast<int64_t>(static_cast<uint32_t>(i) / static_cast<uint32_t>(parts)) : i;
-    const int64_t column = (i - t * parts) * width, left = p.hidden - column, at = column * element;
+    const int64_t column = (i - t * parts) * width, left = p.hidden - column,
+                  at = static_cast<int64_t>(dtype_bytes(p.type, column));
     const ReduceSpec sum{p.out + t * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type,
                          left < width ? left : width};
     if (p.layout.has_sentinel_rows()) {

@@ -73,8 +73,8 @@ template <class A, class P>
 SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int t, int k, int piece, const std::byte* from,
                                 int expert) {
   const auto& l = p.layout;
-  const int element = static_cast<int>(dtype_bytes(p.type));
-  const int at = l.column(piece) * element, columns = l.column(piece + 1) - l.column(piece), bytes = columns * element;
+  const int at = static_cast<int>(dtype_bytes(p.type, l.column(piece))), columns = l.column(piece + 1) - l.column(piece),
+            bytes = static_cast<int>(dtype_bytes(p.type, columns));
   std::byte* to = return_slot(p, owner, t, k) + at;
   if (p.expert_scale != nullptr) {
     const ReduceSpec scaled{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns, true};
@@ -90,7 +90,6 @@ SWITCHYARD_FN void return_piece(typename A::Warp& w, const P& p, int owner, int 
 template <class A, class P>
 SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const auto& l = p.layout;
-  const int element = static_cast<int>(dtype_bytes(p.type));
   const int experts = l.experts_of(p.call.rank());
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found =
@@ -99,7 +98,8 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& mov
     WarpSpan<A> span(w, p.call, Event::return_rows, 1);
     const auto [r, piece] = split_index(found.offset, l);
     const int64_t row = found.segment * l.rows_per_expert() + r;
-    const int at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
+    const int at = static_cast<int>(dtype_bytes(p.type, l.column(piece))),
+              bytes = static_cast<int>(dtype_bytes(p.type, l.column(piece + 1))) - at;
     A::prefetch(w, p.y + row * p.row_bytes + at, static_cast<size_t>(bytes));
     const int64_t from = p.row_source[row];
     const int owner = static_cast<int>(from >> 48), k = static_cast<int>(from >> 32 & 0xffff);
@@ -114,7 +114,6 @@ SWITCHYARD_FN void return_rows(typename A::Warp& w, const P& p, MoveCounter& mov
 template <class A, class P>
 SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& moved) {
   const auto& l = p.layout;
-  const int element = static_cast<int>(dtype_bytes(p.type));
   const int world = p.call.world();
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, world, [&](int s) { return p.source_tokens[s] * l.pieces; });
@@ -125,7 +124,8 @@ SWITCHYARD_FN void return_sums(typename A::Warp& w, const P& p, MoveCounter& mov
     const LowLatencyRoute* routes = p.routes + int64_t{owner * l.max_tokens + t} * l.topk;
     if (A::lanes_where(w, l.topk, [&](int64_t k) { return routes[k].row >= 0; }) == 0) continue;
     WarpSpan<A> span(w, p.call, Event::return_rows, 1);
-    const int at = l.column(piece) * element, bytes = l.column(piece + 1) * element - at;
+    const int at = static_cast<int>(dtype_bytes(p.type, l.column(piece))),
+              bytes = static_cast<int>(dtype_bytes(p.type, l.column(piece + 1))) - at;
     std::byte* to = return_slot(p, owner, t, p.call.rank()) + at;
     const ReduceSpec sum{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, l.column(piece + 1) - l.column(piece), true};
     A::template reduce_rows_from<kMaxTopk>(
@@ -186,11 +186,10 @@ SWITCHYARD_FN const std::byte* returned_row(const P& p, const Ids& all_ids, int 
 template <class A, class P, class Ids>
 SWITCHYARD_FN bool sum_columns(typename A::Warp& w, const P& p, const Ids& all_ids, int t, int column, int columns) {
   const auto& l = p.layout;
-  const int element = static_cast<int>(dtype_bytes(p.type));
   const auto id = [&](int k) { return all_ids(t * l.topk + k); };
   const bool per_rank = p.order == CombineOrder::per_rank;
   if (!per_rank && p.weights != nullptr) A::prefetch(w, p.weights + t * l.topk, static_cast<size_t>(l.topk) * 4);
-  const int at = column * element;
+  const int at = static_cast<int>(dtype_bytes(p.type, column));
   const ReduceSpec sum{p.out + int64_t{t} * p.row_bytes + at, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, columns};
   const auto slot = [&](int s) -> const void* { return returned_row(p, all_ids, t, s) + at; };
   if (per_rank) {

@@ -73,9 +73,9 @@ SWITCHYARD_FN ColumnRange column_range(const P& p, int index, int width) {
   const int begin = index * width, end = begin + width;
   range.column = begin < l.hidden ? begin : l.hidden;
   range.columns = (end < l.hidden ? end : l.hidden) - range.column;
-  const int element = p.quantize != ScaleKind::none ? 1 : static_cast<int>(dtype_bytes(p.src_type));
-  range.payload_at = range.column * element;
-  range.payload_bytes = range.columns * element;
+  const DType sent = p.quantize != ScaleKind::none ? DType::fp8_e4m3 : p.src_type;
+  range.payload_at = static_cast<int>(dtype_bytes(sent, range.column));
+  range.payload_bytes = static_cast<int>(dtype_bytes(sent, range.columns));
   const int per_group = l.scale_bytes > 0 ? p.scale_element_bytes : 0;
   const int bits_of_group = p.scale_group == 128 ? 7 : p.scale_group == 64 ? 6 : 5;
   const auto groups = [&](int columns) { return (columns + p.scale_group - 1) >> bits_of_group; };
@@ -205,7 +205,7 @@ SWITCHYARD_FN void send_payload(typename A::Warp& w, const P& p, int unit, int t
           if (at == nullptr) return {nullptr, nullptr};
           return {reinterpret_cast<uint8_t*>(at + range.payload_at), at + l.scales_at() + range.scale_at};
         },
-        row + range.column * static_cast<int>(dtype_bytes(p.src_type)), p.src_type, range.columns, p.quantize, p.scale_group);
+        row + dtype_bytes(p.src_type, range.column), p.src_type, range.columns, p.quantize, p.scale_group);
   } else {
     A::multicast_to(
         w, p.call.world(),

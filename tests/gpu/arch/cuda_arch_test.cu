@@ -181,15 +181,14 @@ void from_float(std::byte* at, DType type, float f) {
 }
 
 std::vector<std::byte> random_rows(DType type, int64_t elements, uint64_t seed) {
-  std::vector<std::byte> out(static_cast<size_t>(elements) * dtype_bytes(type));
-  for (int64_t i = 0; i < elements; ++i)
-    from_float(out.data() + static_cast<size_t>(i) * dtype_bytes(type), type, sample(seed));
+  std::vector<std::byte> out(dtype_bytes(type, elements));
+  for (int64_t i = 0; i < elements; ++i) from_float(out.data() + dtype_bytes(type, i), type, sample(seed));
   return out;
 }
 
 bool same_values(const std::vector<std::byte>& a, const std::vector<std::byte>& b, DType type) {
-  for (size_t i = 0; i < a.size(); i += dtype_bytes(type)) {
-    if (std::memcmp(&a[i], &b[i], dtype_bytes(type)) == 0) continue;
+  for (size_t i = 0; i < a.size(); i += dtype_bytes(type, 1)) {
+    if (std::memcmp(&a[i], &b[i], dtype_bytes(type, 1)) == 0) continue;
     if (!std::isnan(to_float(&a[i], type)) || !std::isnan(to_float(&b[i], type))) return false;
   }
   return true;
@@ -207,7 +206,7 @@ __global__ void reduce_kernel(std::byte* out, const std::byte* rows, const float
 }
 
 void reduce(DType type, int64_t hidden, int n, bool weighted, int num_bias, int64_t offset) {
-  const auto size = static_cast<int64_t>(dtype_bytes(type));
+  const auto size = static_cast<int64_t>(dtype_bytes(type, 1));
   const int64_t pitch = (hidden * size + 15) / 16 * 16 + offset;
   const auto rows = random_rows(type, pitch * (n + 1) / size, 99), bias = random_rows(type, pitch * 3 / size, 7);
   std::vector<float> weights;
@@ -245,7 +244,7 @@ __global__ void map_kernel(std::byte* out, const std::byte* src, DType type, int
 }
 
 void map(DType type, int64_t hidden, int64_t offset) {
-  const auto size = static_cast<int64_t>(dtype_bytes(type));
+  const auto size = static_cast<int64_t>(dtype_bytes(type, 1));
   const auto src = random_rows(type, hidden + offset / size, 13);
   std::vector<std::byte> want(src.size(), std::byte{0xEE});
   for (int64_t c = 0; c < hidden; ++c) {
@@ -331,7 +330,7 @@ void quantize_reference(std::byte* q, std::byte* scales, const std::byte* src, D
     float amax = 0;
     bool infinite = false;
     for (int64_t c = begin; c < std::min(hidden, begin + group); ++c) {
-      const float m = std::fabs(to_float(src + static_cast<size_t>(c) * dtype_bytes(type), type));
+      const float m = std::fabs(to_float(src + dtype_bytes(type, c), type));
       if (std::isfinite(m)) amax = std::max(amax, m);
       infinite = infinite || std::isinf(m);
     }
@@ -346,7 +345,7 @@ void quantize_reference(std::byte* q, std::byte* scales, const std::byte* src, D
       scales[begin / group] = static_cast<std::byte>(exponent + 127);
     }
     for (int64_t c = begin; c < std::min(hidden, begin + group); ++c) {
-      const float x = to_float(src + static_cast<size_t>(c) * dtype_bytes(type), type);
+      const float x = to_float(src + dtype_bytes(type, c), type);
       const volatile float ratio = x / scale;
       q[c] = std::isnan(x) ? std::byte{0x7F}
              : zero        ? std::byte{0}
@@ -358,12 +357,12 @@ void quantize_reference(std::byte* q, std::byte* scales, const std::byte* src, D
 template <class A>
 void quantize(DType type, int64_t hidden, ScaleKind kind, int group, bool direct) {
   constexpr int kRows = 37;
-  const auto src_pitch = hidden * static_cast<int64_t>(dtype_bytes(type));
+  const auto src_pitch = static_cast<int64_t>(dtype_bytes(type, hidden));
   auto src = random_rows(type, hidden * kRows, 31);
   // Row 1 contains zeros, row 2 one infinity among zeros, and row 3 tiny values.
   for (int64_t c = 0; c < hidden; ++c) {
     const auto set = [&](int64_t row, float f) {
-      from_float(&src[static_cast<size_t>(row * src_pitch + c * static_cast<int64_t>(dtype_bytes(type)))], type, f);
+      from_float(&src[static_cast<size_t>(row * src_pitch + static_cast<int64_t>(dtype_bytes(type, c)))], type, f);
     };
     set(1, c % 2 == 0 ? 0.0f : -0.0f);
     set(2, c == hidden / 2 ? INFINITY : 0.0f);

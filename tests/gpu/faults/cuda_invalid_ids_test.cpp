@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "exchange/fused/fused_moe.hpp"
 #include "gpu/harness/object_rig.hpp"
 #include "harness/small_arguments.hpp"
-#include "switchyard/fused.hpp"
 #include "switchyard/low_latency.hpp"
 
 namespace harness {
@@ -113,14 +113,14 @@ std::vector<Mode> modes() {
                             },
                             [=] { return exchange->invalid_ids(); }};
            }},
-          {"fused", "FusedMoe", [](OnGpu& on, InvalidIds p) {
-             auto config = counting(switchyard::FusedMoeConfig(), p);
+          {"fused", "MoeLayer", [](OnGpu& on, InvalidIds p) {
+             auto config = counting(switchyard::detail::FusedMoeConfig(), p);
              config.intermediate = 64;
              const void* const w13 = on.me.allocate(2 * 64 * 64 * 2 * SmallArguments::kExperts);
              const void* const w2 = on.me.allocate(64 * 64 * 2 * SmallArguments::kExperts);
-             const auto layer = std::make_shared<switchyard::FusedMoe>(on.me.group, config, w13, w2);
+             const auto layer = std::make_shared<switchyard::detail::FusedMoe>(on.me.group, config, w13, w2);
              return Counted{[=, &on](const ExpertIds& ids) {
-                              switchyard::FusedMoeCall call;
+                              switchyard::detail::FusedMoeCall call;
                               call.stream = on.me.stream();
                               call.num_sms = 4;
                               layer->forward(on.x_, ids, on.weights_, on.out_, call);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "exchange/normal/known_memory.hpp"
 #include "gpu/harness/gpu_ranks.hpp"
 #include "gpu/harness/object_rig.hpp"
 
@@ -89,10 +90,9 @@ std::vector<GpuMisuse> other_misuses() {
       of_combine("combine_sms", "num_sms", [](Call&, CombineArguments& a) { a.options.num_sms = 1 << 20; }),
       {"misaligned_in_known_memory", "x.data: address must be a multiple of 16",
        [](Call& call) {
-         DispatchOptions o = call.dispatch_options();
-         o.known_memory = true;
+         const DispatchOptions o = call.dispatch_options();
          if (call.bad) call.in.x.data = static_cast<const std::byte*>(call.in.x.data) + 8;
-         (void)call.exchange.dispatch(call.in.x, call.in.ids, call.in.weights, o);
+         (void)switchyard::detail::NormalCalls::dispatch(call.exchange, call.in.x, call.in.ids, call.in.weights, o, true);
        }},
       {"handle_of_another_shape", "handle",
        [](Call& call) {

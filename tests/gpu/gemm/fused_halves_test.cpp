@@ -6,17 +6,17 @@
 #include <string>
 #include <vector>
 
+#include "exchange/fused/fused_moe.hpp"
 #include "gpu/gemm/moe_calls.hpp"
-#include "switchyard/fused.hpp"
 
 namespace harness {
 namespace {
 
 using switchyard::ExpertIds;
-using switchyard::FusedMoe;
-using switchyard::FusedMoeCall;
-using switchyard::FusedMoeConfig;
 using switchyard::Overflow;
+using switchyard::detail::FusedMoe;
+using switchyard::detail::FusedMoeCall;
+using switchyard::detail::FusedMoeConfig;
 using switchyard::testing::LayerInput;
 using switchyard::testing::MoeCase;
 

@@ -59,7 +59,7 @@ void each_array(Dispatched& d, F&& f) {
   f(d.tokens_per_expert), f(d.aligned_per_expert), f(d.dropped), f(d.dropped_per_source);
 }
 
-size_t x_bytes(const Dispatched& d) { return idx(d.x.rows * d.x.cols) * switchyard::dtype_bytes(d.x.dtype); }
+size_t x_bytes(const Dispatched& d) { return switchyard::dtype_bytes(d.x.dtype, d.x.rows * d.x.cols); }
 size_t scale_bytes(const Dispatched& d) {
   return d.x.scales ? idx(d.x.rows) * switchyard::scale_row_bytes(d.x.cols, d.x.scale_kind) : 0;
 }
@@ -137,9 +137,9 @@ Inputs Station::upload(const Case& c, RankData& data) {
   in.x = data.x();
   in.ids = data.ids();
   const int64_t tokens = in.ids.num_tokens, topk = in.ids.topk;
-  in.x_bytes = idx(tokens * in.x.cols) * switchyard::dtype_bytes(in.x.dtype);
+  in.x_bytes = switchyard::dtype_bytes(in.x.dtype, tokens * in.x.cols);
   in.ids_bytes = idx(tokens * topk) * (in.ids.is_int64 ? 8 : 4);
-  in.out_bytes = idx(tokens * in.x.cols) * switchyard::dtype_bytes(c.scenario.y_type);
+  in.out_bytes = switchyard::dtype_bytes(c.scenario.y_type, tokens * in.x.cols);
   in.x.data = upload(in.x.data, in.x_bytes);
   if (in.x.scales) in.x.scales = upload(in.x.scales, idx(tokens) * switchyard::scale_row_bytes(in.x.cols, in.x.scale_kind));
   in.ids.data = upload(in.ids.data, in.ids_bytes);
@@ -284,7 +284,7 @@ Scenario with_width(Scenario s, Width width) {
   return s;
 }
 
-size_t row_bytes_of(const Case& c) { return idx(c.scenario.hidden) * switchyard::dtype_bytes(c.scenario.x_type); }
+size_t row_bytes_of(const Case& c) { return switchyard::dtype_bytes(c.scenario.x_type, c.scenario.hidden); }
 
 int64_t worst_rows(const Case& c) {
   int64_t rows = 0;

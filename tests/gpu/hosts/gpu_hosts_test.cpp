@@ -8,9 +8,9 @@
 #include <functional>
 #include <vector>
 
+#include "exchange/fused/fused_moe.hpp"
 #include "exchange/group/impl.hpp"
 #include "gpu/hosts/gpu_hosts.hpp"
-#include "switchyard/fused.hpp"
 #include "switchyard/ledger.hpp"
 #include "switchyard/normal.hpp"
 
@@ -87,7 +87,7 @@ TEST(GpuHostsRefusals, NameTheHosts) {
     char memory[64];
     const std::function<void()> refused[] = {
         [&] { switchyard::NormalExchange(group, rings); }, [&] { switchyard::LedgerCombine(group, ledger); },
-        [&] { switchyard::FusedMoe(group, switchyard::FusedMoeConfig(), nullptr, nullptr); },
+        [&] { switchyard::detail::FusedMoe(group, switchyard::detail::FusedMoeConfig(), nullptr, nullptr); },
         [&] { (void)group.register_memory(memory, sizeof memory); }};
     for (const auto& make : refused) {
       expect_text(outcome_of(make), ErrorCode::unsupported, "2 hosts (host 0: ranks 0, 1; host 1: rank 2): ");

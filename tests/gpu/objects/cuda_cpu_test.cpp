@@ -27,7 +27,7 @@ class Results {
       add(call + ", " + name, read(span.data(), span.size_bytes()));
     };
     add_values<int64_t>(call + ", shape", {d.x.rows, d.x.cols, static_cast<int64_t>(d.x.dtype), d.handle.rows()});
-    add(call + ", x", read(d.x.data, rows * static_cast<size_t>(d.x.cols) * switchyard::dtype_bytes(d.x.dtype)));
+    add(call + ", x", read(d.x.data, rows * switchyard::dtype_bytes(d.x.dtype, d.x.cols)));
     add(call + ", scales", read(d.x.scales, d.x.scales ? rows * switchyard::scale_row_bytes(d.x.cols, d.x.scale_kind) : 0));
     array("topk_ids", d.topk_ids), array("topk_weights", d.topk_weights), array("source_token", d.source_token);
     array("row_source", d.row_source), array("row_weights", d.row_weights), array("expert_first_row", d.expert_first_row);

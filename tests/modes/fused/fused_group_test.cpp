@@ -26,11 +26,11 @@ using switchyard::DType;
 using switchyard::ErrorCode;
 using switchyard::ExpertIds;
 using switchyard::first_expert;
-using switchyard::FusedMoe;
-using switchyard::FusedMoeCall;
-using switchyard::FusedMoeConfig;
 using switchyard::Group;
 using switchyard::Overflow;
+using switchyard::detail::FusedMoe;
+using switchyard::detail::FusedMoeCall;
+using switchyard::detail::FusedMoeConfig;
 
 using switchyard::detail::idx;
 
@@ -173,7 +173,7 @@ class Caller {
  private:
   /// The rows of this rank's experts are contiguous, one per kept route.
   void look_between(int call, Failures& f) {
-    const switchyard::FusedMoeRows between = layer_.rows();
+    const switchyard::detail::FusedMoeRows between = layer_.rows();
     const int first = first_expert(s_.config.num_experts, s_.world(), rank_),
               end = first_expert(s_.config.num_experts, s_.world(), rank_ + 1);
     int64_t row = 0;
@@ -363,7 +363,7 @@ TEST(FusedMoeObject, TakesHalvesInTurn) {
   refused("out is null", true, [](auto& rig) { rig.layer.down_combine(nullptr, nullptr); });
   refused("x is null", false, [](auto& rig) { rig.layer.dispatch_up(nullptr, rig.expert_ids()); });
   const int32_t tokens = 1;
-  refused("FusedMoeCall::device_tokens", true, [&](auto& rig) { down(rig, {.device_tokens = &tokens}); });
+  refused("MoeLayerCall::device_tokens", true, [&](auto& rig) { down(rig, {.device_tokens = &tokens}); });
 
   std::vector<Group> groups = Group::in_process(1);
   FusedMoeRig rig(groups[0]);

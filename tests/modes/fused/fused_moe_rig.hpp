@@ -8,15 +8,15 @@
 #include <memory>
 #include <utility>
 
+#include "exchange/fused/fused_moe.hpp"
 #include "harness/small_arguments.hpp"
 #include "oracle/numbers.hpp"
-#include "switchyard/fused.hpp"
 #include "switchyard/normal.hpp"
 
 namespace harness {
 
 /// From a row x, expert e computes h[j] = x[j mod H] and y[c] = (h[c mod I] + h[I - 1]) * (e + 1).
-class IntegerProducts final : public switchyard::FusedProducts {
+class IntegerProducts final : public switchyard::detail::FusedProducts {
  public:
   /// `first`: global number of local expert 0. `tile`: rows per tile.
   IntegerProducts(int64_t hidden, int64_t intermediate, int first, int64_t tile)
@@ -55,8 +55,8 @@ class IntegerProducts final : public switchyard::FusedProducts {
 struct FusedMoeRig : SmallArguments {
   static constexpr int64_t kIntermediate = 32;
 
-  static switchyard::FusedMoeConfig config() {
-    auto c = sized(switchyard::FusedMoeConfig());
+  static switchyard::detail::FusedMoeConfig config() {
+    auto c = sized(switchyard::detail::FusedMoeConfig());
     c.intermediate = kIntermediate;
     return c;
   }
@@ -65,12 +65,12 @@ struct FusedMoeRig : SmallArguments {
                                              switchyard::first_expert(kExperts, group.size(), group.rank()), 3);
   }
 
-  explicit FusedMoeRig(switchyard::Group& group, const switchyard::FusedMoeConfig& c = config())
+  explicit FusedMoeRig(switchyard::Group& group, const switchyard::detail::FusedMoeConfig& c = config())
       : SmallArguments(group.rank()), products(products_of(group)), layer(group, c, products) {}
   void round() { layer.forward(rows.data(), expert_ids(), weights.data(), out.data()); }
 
   std::shared_ptr<IntegerProducts> products;
-  switchyard::FusedMoe layer;
+  switchyard::detail::FusedMoe layer;
 };
 
 }  // namespace harness

@@ -98,7 +98,7 @@ LedgerRankData::LedgerRankData(const LedgerCase& c, int rank, int repetition)
   out_.assign(idx(tokens * row_bytes()), std::byte{0xEE});
 }
 
-int64_t LedgerRankData::row_bytes() const { return s_.hidden * static_cast<int64_t>(switchyard::dtype_bytes(s_.type)); }
+int64_t LedgerRankData::row_bytes() const { return static_cast<int64_t>(switchyard::dtype_bytes(s_.type, s_.hidden)); }
 
 switchyard::ConstRows LedgerRankData::y() const { return {y_.data(), rows_, s_.hidden, s_.type}; }
 

@@ -45,7 +45,8 @@ struct Terms {
 };
 
 Terms make_terms(const Shape& s, DType type, Data data) {
-  const size_t bytes = switchyard::dtype_bytes(type), row = kColumns * bytes, half = static_cast<size_t>(s.topk()) / 2;
+  const size_t bytes = switchyard::dtype_bytes(type, 1), row = switchyard::dtype_bytes(type, kColumns),
+               half = static_cast<size_t>(s.topk()) / 2;
   const bool worst = data == Data::worst || data == Data::worst_cancelling;
   const bool cancels = data == Data::cancelling || data == Data::worst_cancelling;
   Terms t;
@@ -261,7 +262,7 @@ class LowLatencyRows : public testing::TestWithParam<Fp8Rows> {};
 TEST_P(LowLatencyRows, LoseAtMostASixteenthOrAFractionOfTheScale) {
   constexpr int64_t kTokens = 16, kHidden = 528;
   const Fp8Rows& r = GetParam();
-  const size_t bytes = kHidden * switchyard::dtype_bytes(r.type);
+  const size_t bytes = switchyard::dtype_bytes(r.type, kHidden);
   std::vector<std::byte> rows(kTokens * bytes);
   for (size_t t = 0; t < kTokens; ++t) oracle::fill_row(r.pattern, 9, {t, 0, 0}, r.type, kHidden, rows.data() + t * bytes);
   const std::vector<int32_t> ids(kTokens, 0);

@@ -201,7 +201,7 @@ size_t bytes_by_formula(const LowLatencyConfig& c, size_t world) {
   const auto tokens = static_cast<size_t>(c.max_tokens), group = static_cast<size_t>(c.scale_group);
   const size_t groups = (hidden + group - 1) / group;
   const bool fp8 = c.scales != ScaleKind::none;
-  const size_t row = hidden * switchyard::dtype_bytes(c.dtype), payload = fp8 ? hidden : row;
+  const size_t row = switchyard::dtype_bytes(c.dtype, static_cast<int64_t>(hidden)), payload = fp8 ? hidden : row;
   const size_t scales = !fp8 ? 0 : c.scales == ScaleKind::f32 ? 4 * groups : groups;
   const size_t entries = c.sending == Sending::per_rank ? topk : 1, units = tokens * topk / entries;
   const size_t message = round_up_to(payload, 128) + round_up_to(scales, 128) + round_up_to(16 * entries, 128);

@@ -61,7 +61,7 @@ void draw_dispatch(Draw& draw, LowLatencyScript& s) {
 void draw_combine(Draw& draw, LowLatencyScript& s, int output) {
   auto& step = s.combine(draw.one_in(2) ? CombineOrder::per_rank : CombineOrder::per_route, output);
   step.y_type = draw.one_of(kTypes);
-  if (switchyard::dtype_bytes(step.y_type) > switchyard::dtype_bytes(s.config.dtype)) step.y_type = s.config.dtype;
+  if (switchyard::dtype_bits(step.y_type) > switchyard::dtype_bits(s.config.dtype)) step.y_type = s.config.dtype;
   step.y_pattern = draw.one_in(3) ? Pattern::wild_values : Pattern::random_values;
   step.replace_weights = step.order == CombineOrder::per_route && draw.one_in(3);
   step.identity = s.config.scales == ScaleKind::none && step.y_type == s.config.dtype && draw.one_in(4);

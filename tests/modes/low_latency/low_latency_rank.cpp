@@ -74,7 +74,7 @@ bool LowLatencyRank::scales_equal(const std::vector<std::byte>& delivered, const
 }
 
 void LowLatencyRank::check_combined(DType type, std::span<const std::byte> expected, std::span<const std::byte> got) {
-  const auto elements = static_cast<int64_t>(expected.size() / switchyard::dtype_bytes(type));
+  const auto elements = 8 * static_cast<int64_t>(expected.size()) / switchyard::dtype_bits(type);
   const std::string text =
       first_difference("combined token", 0, type, settings_.config.hidden, expected.data(), got.data(), elements);
   if (!text.empty()) f_.add(text);

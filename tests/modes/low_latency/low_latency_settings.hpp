@@ -38,7 +38,7 @@ struct LowLatencySettings {
   }
   /// Without ids and weights.
   oracle::Problem problem() const;
-  int64_t row_bytes(DType type) const { return config.hidden * static_cast<int64_t>(switchyard::dtype_bytes(type)); }
+  int64_t row_bytes(DType type) const { return static_cast<int64_t>(switchyard::dtype_bytes(type, config.hidden)); }
   /// Type of the rows as sent, and scale bytes per row.
   DType sent_type() const { return config.scales == ScaleKind::none ? config.dtype : DType::fp8_e4m3; }
   int64_t sent_scale_bytes() const;

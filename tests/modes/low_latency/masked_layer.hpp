@@ -135,7 +135,7 @@ inline std::vector<LayerCase> layer_cases(int world) {
 /// Expected output of token t of `rank` in call n.
 inline std::vector<std::byte> layer_result(const LayerCase& layer, uint64_t n, int rank, int t) {
   const Form& f = layer.what.form;
-  const size_t bytes = static_cast<size_t>(f.hidden) * switchyard::dtype_bytes(f.type);
+  const size_t bytes = switchyard::dtype_bytes(f.type, f.hidden);
   std::vector<std::vector<std::byte>> rows;
   std::vector<oracle::Term> terms;
   for (int k = 0; k < f.topk; ++k) {
@@ -207,7 +207,7 @@ class MaskedLayer {
     rig_.enqueue(MakeInputs{f_, {kFirst, replays_, 1}, rig_.rank(), a_}, stream);
     for (const switchyard::Rows& rows : {output_.x, switchyard::Rows(y_)})  // NaN in invalid rows, which must have no effect
       rig_.enqueue(Spoil{static_cast<uint32_t*>(rows.data),
-                         rows.rows * rows.cols * static_cast<int64_t>(switchyard::dtype_bytes(rows.dtype)) / 4},
+                         static_cast<int64_t>(switchyard::dtype_bytes(rows.dtype, rows.rows * rows.cols)) / 4},
                    stream);
     switchyard::LowLatencyDispatchOptions send;
     send.topk_weights = a_.weights;
@@ -223,7 +223,7 @@ class MaskedLayer {
   }
 
   const void* out() const { return a_.out; }
-  size_t out_bytes() const { return static_cast<size_t>(f_.max_tokens * f_.hidden) * switchyard::dtype_bytes(f_.type); }
+  size_t out_bytes() const { return switchyard::dtype_bytes(f_.type, f_.max_tokens * f_.hidden); }
   const switchyard::LowLatencyOutput& output() const { return output_; }
 
   /// Returns "" or the error in the result of call n, which must already have been copied to the host.

@@ -315,9 +315,7 @@ class StreamedCalls {
     for (int output = 0; output < kOutputs; ++output) lane.outputs.push_back(exchange_.make_output());
   }
 
-  size_t x_bytes() const {
-    return static_cast<size_t>(f_.max_tokens) * static_cast<size_t>(f_.hidden) * switchyard::dtype_bytes(f_.type);
-  }
+  size_t x_bytes() const { return static_cast<size_t>(f_.max_tokens) * switchyard::dtype_bytes(f_.type, f_.hidden); }
   size_t code_bytes() const { return static_cast<size_t>(f_.max_tokens * f_.hidden); }
   size_t scale_bytes() const {
     return static_cast<size_t>(f_.max_tokens) * switchyard::scale_row_bytes(f_.hidden, f_.scales, f_.group);

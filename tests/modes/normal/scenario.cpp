@@ -88,7 +88,7 @@ NormalConfig make_config(const Case& c) {
   config.max_tokens = c.problem.max_tokens;
   config.layout = c.problem.layout;
   config.expert_alignment = c.problem.alignment;
-  config.dtype = switchyard::dtype_bytes(sent_type(s)) > switchyard::dtype_bytes(s.y_type) ? sent_type(s) : s.y_type;
+  config.dtype = switchyard::dtype_bits(sent_type(s)) > switchyard::dtype_bits(s.y_type) ? sent_type(s) : s.y_type;
   config.staging = s.staging;
   config.ring = s.ring;
   config.invalid_ids = switchyard::InvalidIds::count;
@@ -279,7 +279,7 @@ void RankData::check_rows(const Dispatched& d, Failures& f) const {
     const int64_t at = std::mismatch(row.begin(), row.end(), got).first - row.begin();
     if (at < bytes) {
       f.add(name + " (source " + std::to_string(o.source) + " token " + std::to_string(o.token) + ") " +
-            difference(type, row.data(), got, at / static_cast<int64_t>(switchyard::dtype_bytes(type))));
+            difference(type, row.data(), got, 8 * at / switchyard::dtype_bits(type)));
     }
     if (scale_bytes && std::memcmp(scales.data(), got_scales, scales.size()) != 0) f.add(name + ": scales differ");
   }

@@ -10,7 +10,7 @@ namespace harness {
 inline DType sent_type(const Scenario& s) { return s.quantize == ScaleKind::none ? s.x_type : DType::fp8_e4m3; }
 inline ScaleKind sent_scales(const Scenario& s) { return s.quantize == ScaleKind::none ? s.x_scales : s.quantize; }
 inline int64_t row_bytes(const Scenario& s, DType type) {
-  return s.hidden * static_cast<int64_t>(switchyard::dtype_bytes(type));
+  return static_cast<int64_t>(switchyard::dtype_bytes(type, s.hidden));
 }
 
 }  // namespace harness

@@ -34,7 +34,7 @@ struct LayerCase {
   int only = -1;                ///< the expert that all tokens choose with all their routes; -1: any expert
   int world() const { return static_cast<int>(tokens.size()); }
   int64_t max_tokens() const { return *std::max_element(tokens.begin(), tokens.end()); }
-  size_t row_bytes() const { return static_cast<size_t>(hidden) * dtype_bytes(type); }
+  size_t row_bytes() const { return dtype_bytes(type, hidden); }
   /// Bound of |out - reference| / |reference|, with Euclidean norms of a rank's whole output. Each of four roundings is at most
   /// half a unit in the last of 8 digits (f16: 11 digits).
   double tolerance() const { return type == DType::bf16 ? 1e-2 : 1.25e-3; }
@@ -88,7 +88,7 @@ inline std::vector<LayerCase> layer_cases() {
 inline std::vector<std::byte> normal_rows(DType type, int64_t n, double deviation, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> pick(0.0f, static_cast<float>(deviation));
-  std::vector<std::byte> out(static_cast<size_t>(n) * dtype_bytes(type));
+  std::vector<std::byte> out(dtype_bytes(type, n));
   for (int64_t i = 0; i < n; ++i) oracle::store(type, out.data(), i, pick(random));
   return out;
 }
@@ -128,7 +128,7 @@ inline std::vector<double> layer_reference(const LayerCase& c, uint32_t call, in
                                            const std::vector<uint8_t>& dropped = {}) {
   const auto h = static_cast<size_t>(c.hidden), width = static_cast<size_t>(c.intermediate);
   const auto widened = [&](const std::vector<std::byte>& from) {
-    std::vector<double> out(from.size() / dtype_bytes(c.type));
+    std::vector<double> out(8 * from.size() / static_cast<size_t>(dtype_bits(c.type)));
     for (size_t i = 0; i < out.size(); ++i)
       out[i] = static_cast<double>(oracle::load(c.type, from.data(), static_cast<int64_t>(i)));
     return out;
@@ -214,7 +214,7 @@ class ExpertLayer {
   /// Returns an empty string, or how the result differs from the expected result of call `call`.
   std::string judge(uint32_t call) {
     const std::vector<double> exact = layer_reference(c_, call, rank_);
-    std::vector<std::byte> got(exact.size() * dtype_bytes(c_.type));
+    std::vector<std::byte> got(dtype_bytes(c_.type, static_cast<int64_t>(exact.size())));
     rig_.read(got.data(), out_, got.size());
     double error = 0, norm = 0;
     for (size_t i = 0; i < exact.size(); ++i) {
@@ -237,7 +237,8 @@ class ExpertLayer {
     options.dtype = c_.type;
     options.storage = WeightStorage::view;
     options.max_rows = c_.masked ? received_.x.rows : max_rows(c_.normal(), c_.world());
-    const auto elements = static_cast<size_t>(c_.hidden * c_.intermediate), bytes = elements * dtype_bytes(c_.type);
+    const auto elements = static_cast<size_t>(c_.hidden * c_.intermediate),
+               bytes = dtype_bytes(c_.type, c_.hidden * c_.intermediate);
     const auto here = static_cast<size_t>(end - first);
     auto* const w13 = static_cast<std::byte*>(rig_.allocate(2 * here * bytes));
     auto* const w2 = static_cast<std::byte*>(rig_.allocate(here * bytes));

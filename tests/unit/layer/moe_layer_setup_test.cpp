@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "exchange/fused/fused_moe.hpp"
 #include "harness/outcome.hpp"
-#include "switchyard/fused.hpp"
 #include "switchyard/layer.hpp"
 #include "switchyard/low_latency.hpp"
 #include "unit/expert/host_rig.hpp"
@@ -20,6 +20,9 @@
 namespace switchyard {
 namespace {
 
+using detail::FusedMoe;
+using detail::FusedMoeConfig;
+using detail::FusedMoeMemory;
 using harness::expect_text;
 using harness::Outcome;
 using harness::outcome_of;
@@ -393,7 +396,7 @@ TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
          fuse(c);
          c.intermediate = 20;
        }),
-       ErrorCode::invalid_argument, "MoeLayer, rank 0: FusedMoeConfig::intermediate = 20: must be a multiple of 8");
+       ErrorCode::invalid_argument, "MoeLayer, rank 0: MoeLayerConfig::intermediate = 20: must be a multiple of 8");
   both(constructions([&](int, MoeLayerConfig& c) { fuse(c); }, 0, true), ErrorCode::invalid_argument,
        "MoeLayer, rank 0: MoeLayer: w13 is null");
   const auto many_tokens = [&](int, MoeLayerConfig& c) {

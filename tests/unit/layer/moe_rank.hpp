@@ -125,7 +125,7 @@ template <class Rig>
 RankWeights make_weights(Rig& rig, const MoeCase& m, int first, int end) {
   const LayerCase& c = m.c;
   const auto here = static_cast<size_t>(end - first);
-  const size_t bytes = static_cast<size_t>(c.hidden * c.intermediate) * dtype_bytes(m.type());
+  const size_t bytes = dtype_bytes(m.type(), c.hidden * c.intermediate);
   const auto scales = static_cast<size_t>(num_scales(c.hidden) * num_scales(c.intermediate));
   RankWeights w{static_cast<std::byte*>(rig.allocate(2 * here * bytes)), static_cast<std::byte*>(rig.allocate(here * bytes))};
   if (m.fp8) {

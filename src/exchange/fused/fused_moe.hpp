@@ -2,8 +2,9 @@
 /// \file
 /// A complete MoE layer in one GPU kernel, or in one run of a CPU group's workers: row transfers, both expert matrix products
 /// and the return of outputs form a single task graph. Runs on GPUs of compute capability 9.0 (H100, H200) with peer access,
-/// and on the CPU. MoeLayer (layer.hpp) provides it as MoeForm::fused; this interface is for programs that link only the
-/// exchange library. docs/concepts/fused.md describes the implementation.
+/// and on the CPU. Internal: users select it with MoeForm::fused of MoeLayer, whose library links to this class (the only C++
+/// class that libswitchyard exports for it). Errors name the arguments of MoeLayer. docs/concepts/fused.md describes the
+/// implementation.
 ///
 ///     out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])          mlp: see ExpertMlp (expert.hpp)
 ///
@@ -19,13 +20,17 @@
 #include <memory>
 #include <span>
 
+#include "gemm/cpu/fused_interface.hpp"
 #include "switchyard/group.hpp"
-#include "switchyard/held.hpp"
-#include "switchyard/moe_weights.hpp"
+#include "switchyard/detail/held.hpp"
 #include "switchyard/normal.hpp"
 #include "switchyard/types.hpp"
 
 namespace switchyard {
+struct MoeWeights;
+}
+
+namespace switchyard::detail {
 
 /// Fixed properties of a FusedMoe; identical on all ranks.
 struct FusedMoeConfig {
@@ -85,28 +90,8 @@ struct FusedMoeRows {
   int64_t max_rows = 0;  ///< R: capacity, or W * max_tokens * K
 };
 
-/// Both matrix products of one rank's experts on the CPU, for a FusedMoe: the exchange library does not contain any. MoeLayer
-/// supplies those of ExpertMlp. Rows are dense bf16.
-///
-/// The workers of a call compute tiles of rows concurrently. Calls with the same `worker`, in [0, GroupOptions::num_blocks *
-/// num_warps), are serialized; calls with different workers run concurrently on different threads. An exception ends the call
-/// on all ranks, and FusedMoe::forward throws it as Error.
-class FusedProducts {
- public:
-  virtual ~FusedProducts() = default;
-  /// Number of rows in the next tile of an expert with `left` >= 1 rows not yet in a tile. Must be in [1, left] and depend only
-  /// on `left`. Called from one thread.
-  virtual int64_t tile_rows(int64_t left) const = 0;
-  /// Up product: computes `h` [rows, I] from the rows `x` [rows, H] of local expert `expert`. For a SwiGLU MLP: silu(x W1^T) *
-  /// (x W3^T).
-  virtual void up(int worker, int expert, const void* x, int64_t rows, void* h) = 0;
-  /// Down product: computes `y` [rows, H] from `h`: h W2^T.
-  virtual void down(int worker, int expert, const void* h, int64_t rows, void* y) = 0;
-};
-
-namespace detail {
 class FusedImpl;
-}
+inline constexpr char kFusedObject[] = "FusedMoe";
 
 /// Construction and forward are collective, under the rules of normal.hpp. Destruction is local. If a rank does not arrive, the
 /// call ends with PeerTimeout within GroupOptions::timeout.
@@ -177,7 +162,7 @@ class FusedMoe {
   int64_t invalid_ids() const;
 
  private:
-  detail::Held<std::unique_ptr<detail::FusedImpl>, detail::kFusedObject> impl_;
+  Held<std::unique_ptr<FusedImpl>, kFusedObject> impl_;
 };
 
-}  // namespace switchyard
+}  // namespace switchyard::detail

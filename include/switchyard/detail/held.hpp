@@ -35,7 +35,6 @@ inline constexpr char kGroupObject[] = "Group";
 inline constexpr char kNormalObject[] = "NormalExchange";
 inline constexpr char kLowLatencyObject[] = "LowLatencyExchange";
 inline constexpr char kLedgerObject[] = "LedgerCombine";
-inline constexpr char kFusedObject[] = "FusedMoe";
 inline constexpr char kPreparedObject[] = "ledger";
 inline constexpr char kHandleObject[] = "handle";
 inline constexpr char kTraceObject[] = "Trace";
