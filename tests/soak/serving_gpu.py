@@ -107,7 +107,7 @@ class Replays:
 
 class ExchangeCase:
     def __init__(self, group, rng):
-        self.config = {"hidden": 32 * rng.randint(1, 16), "num_experts": rng.randint(group.size, 12), "topk": rng.randint(1, 3), "max_tokens": 64,
+        self.config = {"hidden": 32 * rng.randint(1, 16), "num_experts": rng.randint(max(3, group.size), 12), "topk": rng.randint(1, 3), "max_tokens": 64,
                        "dtype": "f32", "layout": rng.choice(("rank_major", "expert_major")), "pool_bytes": 24 << 20}
         self.group, self.object = group, sy.Exchange(group, **self.config)
         self.major = self.config["layout"] == "expert_major"
@@ -152,7 +152,7 @@ class ExchangeCase:
 
 class LowLatencyCase:
     def __init__(self, group, rng):
-        self.config = {"hidden": 128 * rng.randint(1, 8), "num_experts": rng.randint(group.size, 12), "topk": rng.randint(1, 3), "max_tokens": 32,
+        self.config = {"hidden": 128 * rng.randint(1, 8), "num_experts": rng.randint(max(3, group.size), 12), "topk": rng.randint(1, 3), "max_tokens": 32,
                        "dtype": rng.choice(("f32", "bf16")), "sending": rng.choice(("per_rank", "per_route"))}
         self.group, self.object = group, sy.LowLatency(group, **self.config)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs compute-sanitizer's memcheck over a subset of the Python tests on GPUs: a test per object and mode, two ranks as
-# processes. Tests run concurrently, and all but those of graphs and row memory run without torch's caching allocator, so that
+# processes. Tests run concurrently, and all but those of graphs, layers and row memory run without torch's caching allocator, so that
 # every tensor has bounds. Fails if the tool found an error or missed the planted one, or if a test failed. Needs a library with
 # CUDA, torch and pytest.
 #
@@ -21,14 +21,14 @@ readonly exact=(  # without the caching allocator
   'test_cuda_in_flight.py::test_low_latency_rows_are_dropped[2-object_closed]'
   'test_cuda_in_flight.py::test_an_exchange_is_closed[2]'
   'test_cuda_in_flight.py::test_a_grouped_gemm_is_dropped'
-  'test_cuda_in_flight.py::test_a_layer_is_dropped[separate]'
-  'test_cuda_in_flight.py::test_a_layer_is_dropped[low_latency]'
-  'test_cuda_in_flight.py::test_a_layer_is_dropped[fused]'
   'test_cuda_in_flight.py::test_scales_are_read_in_the_callers_order[constructor]'
   'test_cuda_deep_ep.py::test_mixed'
 )
 readonly cached=(
   'test_cuda.py::test_low_latency[f32]'
+  'test_cuda_in_flight.py::test_a_layer_is_dropped[separate]'  # cudaFree, which frees tensors otherwise, waits for the GPU
+  'test_cuda_in_flight.py::test_a_layer_is_dropped[low_latency]'
+  'test_cuda_in_flight.py::test_a_layer_is_dropped[fused]'
   'test_cuda_graphs.py::test_by_handle[expert_major]'
   'test_cuda_in_flight.py::test_a_graph_keeps_memory[2-after_capture]'
   'test_cuda_in_flight.py::test_row_memory_is_closed[2]'
