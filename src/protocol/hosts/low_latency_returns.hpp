@@ -25,12 +25,12 @@ struct RemoteReturns {
   int64_t bytes_of_owner = 0;
 
   RemoteReturns() = default;
-  RemoteReturns(const LowLatencyLayout& l, int max_owners)
+  SWITCHYARD_FN RemoteReturns(const LowLatencyLayout& l, int max_owners)
       : max(max_owners),
         slots(l.at.slots),
         stride(l.at.return_stride),
         bytes_of_owner(int64_t{l.max_tokens} * l.at.slots * l.at.return_stride) {}
-  int64_t bytes() const { return static_cast<int64_t>(kHeapHeaderBytes) + 2 * max * bytes_of_owner; }
+  SWITCHYARD_FN int64_t bytes() const { return static_cast<int64_t>(kHeapHeaderBytes) + 2 * max * bytes_of_owner; }
   SWITCHYARD_FN std::byte* row(uint64_t epoch, int owner, int t, int slot) const {
     const int64_t set = static_cast<int64_t>(epoch & 1) * max + number[owner];
     return heap.base[proxy[owner]] + kHeapHeaderBytes + set * bytes_of_owner + (int64_t{t} * slots + slot) * stride;
