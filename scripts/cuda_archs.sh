@@ -17,7 +17,7 @@ trap 'rm -rf "$out"' EXIT
 # One file needs NCCL's headers, if CMake found them.
 nccl=build/nccl/include  # created by ./dev setup nccl
 [ -e "$nccl/nccl_device.h" ] || nccl=$(sed -n 's/^SWITCHYARD_NCCL_HEADERS:INTERNAL=//p' "${generated%/include}/CMakeCache.txt")
-[ -n "$nccl" ] || exceptions+=(src/exchange/gpu/hosts/gin.cu)
+[ -n "$nccl" ] || exceptions+=(src/exchange/hosts/gin.cu)
 
 mapfile -t sources < <(find src -name '*.cu' | LC_ALL=C sort)
 [ ${#sources[@]} -gt 0 ] || { echo "no .cu file under src/" >&2; exit 1; }

@@ -98,6 +98,7 @@ check text python3 scripts/lint_text.py "${text[@]}"
 check names check_names
 check sources python3 scripts/lint_sources.py
 check layers python3 scripts/lint_layers.py
+check protocol python3 scripts/lint_protocol.py
 check interface python3 scripts/interface/generate.py --check
 check results check_results
 check shell check_shell

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/hosts.hpp"
 
-#include <algorithm>
-
 namespace switchyard::detail {
 
 void ReturnCountsMemory::resize(int64_t n) {
@@ -11,11 +9,9 @@ void ReturnCountsMemory::resize(int64_t n) {
 }
 
 CrossedTables CrossedTokens::view() {
-  return {token.data(), ids.data(), route_row.data(), sends.data(), weights.empty() ? nullptr : weights.data(), stride,
-          returned.view()};
+  return {token.data(), ids.data(),     route_row.data(), sends.data(), weights.empty() ? nullptr : weights.data(),
+          stride,       returned.view()};
 }
-
-int64_t CrossedTokens::first_from(int64_t t) const { return std::lower_bound(token.begin(), token.end(), t) - token.begin(); }
 
 void list_leaving(const LocalPlan& local, std::span<const int> host_of, int own_host, int hosts,
                   std::vector<std::vector<int32_t>>& leaving) {

@@ -97,8 +97,6 @@ struct CrossedTokens {
   ReturnCountsMemory returned;
 
   CrossedTables view();
-  /// The first number whose token is at least `t`.
-  int64_t first_from(int64_t t) const;
 };
 
 /// The part of a handle that is needed for groups on several hosts. `crossed` is complete once the dispatch has returned.

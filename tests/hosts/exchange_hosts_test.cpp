@@ -186,9 +186,10 @@ TEST(OverHosts, NetworkBytesAreThoseOfTheCarrier) {
   s.problem.experts = 12;
   s.problem.topk = 6;
   s.tokens = {40, 31, 0, 22};
-  for (const auto& [layout, order] :
-       {std::pair{Layout::rank_major, CombineOrder::per_rank}, {Layout::rank_major, CombineOrder::per_host},
-        {Layout::expert_major, CombineOrder::per_rank}, {Layout::expert_major, CombineOrder::per_route}}) {
+  for (const auto& [layout, order] : {std::pair{Layout::rank_major, CombineOrder::per_rank},
+                                      {Layout::rank_major, CombineOrder::per_host},
+                                      {Layout::expert_major, CombineOrder::per_rank},
+                                      {Layout::expert_major, CombineOrder::per_route}}) {
     s.problem.layout = layout;
     s.order = order;
     const auto c = make_case(s);
@@ -213,9 +214,8 @@ TEST(OverHosts, NetworkBytesAreThoseOfTheCarrier) {
            rows[rank][0] = exchange.last_call().network_bytes;
            const switchyard::RowBuffer y = exchange.allocate_rows(d.handle, s.y_type);
            data.fill_outputs(y.rows());
-           all[rank][1] = since(carried[rank].received, [&] {
-             exchange.combine(y.rows(), d.handle, data.out(), data.combine_options());
-           });
+           all[rank][1] =
+               since(carried[rank].received, [&] { exchange.combine(y.rows(), d.handle, data.out(), data.combine_options()); });
            rows[rank][1] = exchange.last_call().network_bytes;
            EXPECT_EQ(rows[rank][0], bytes_over_network(*c, group.rank(), Crossing::dispatch, {0, 0, 0, 1}));
            EXPECT_EQ(rows[rank][1], bytes_over_network(*c, group.rank(), Crossing::combine, {0, 0, 0, 1}));

@@ -152,7 +152,6 @@ constexpr Use kUses[] = {
     {Site::message, Phase::low_latency_hosts, Staging::direct},
     // `returned` is excluded: ThreadSanitizer treats all sockets as one synchronization object, and ranks use their sockets
     // after their rows.
-    {Site::network, Phase::low_latency_hosts, Staging::direct},
     {Site::local_sends, Phase::low_latency_hosts, Staging::direct},
 };
 
@@ -161,6 +160,8 @@ const char* redundant_because(Site site) {
   switch (site) {
     case Site::none: return "the abort word says all it has to say itself: nothing else is read because of it";
     case Site::barrier: return "the group barrier goes through the bootstrap; the site only names it in errors";
+    case Site::network:
+      return "the pool's start and end of a phase order the warps of a rank; the site only names a round in errors";
     case Site::expert_count: return "its value is all that it says: it is posted, without an order";
     case Site::counts:
     case Site::placement:
@@ -177,7 +178,6 @@ const char* redundant_because(Site site) {
     case Site::layer_rows:
     case Site::layer_tiles:
     case Site::layer_returned:
-    case Site::network:
     case Site::local_sends: break;
   }
   return nullptr;

@@ -26,7 +26,8 @@ size_t heap_used_after_work(Group& group);
 struct Carried {
   std::atomic<uint64_t> sent{0}, received{0}, rounds{0};
 };
-/// On several hosts, objects subsequently created from `group` count what they carry in `carried`, which must outlive the group.
+/// On several hosts, objects subsequently created from `group` count what they carry in `carried`, which must outlive the
+/// group.
 void count_carried(Group& group, Carried& carried);
 
 /// CPU: calls on objects subsequently created from `group` perform a copy only when it is settled, so that a protocol that

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "exchange/group/host_carrier.hpp"
+#include "exchange/hosts/connect.hpp"
 #include "exchange/group/recycler.hpp"
 #include "exchange/low_latency/hosts/links.hpp"
 #include "exchange/low_latency/impl.hpp"
@@ -138,8 +138,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   /// Collective.
   void connect_hosts() {
     group_.collectively("LowLatencyExchange", [&] {
-      hosts_ = std::make_unique<LowLatencyLinks>(group_.host_map(), rank(), detail::connect_hosts(group_), group_.round_bytes,
-                                                 flag_word(epochs_.last()), layout_);
+      hosts_ = std::make_unique<LowLatencyLinks>(group_.host_map(), rank(), detail::connect_hosts(group_), layout_);
       try {
         hosts_->set_returned(SymmetricHeap::create(*group_.bootstrap, static_cast<size_t>(hosts_->returned_bytes()),
                                                    group_.deadline_of(Operation::construction)));
@@ -158,48 +157,63 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
       throw Error(ErrorCode::unsupported, "combine: the output was filled in a group of other hosts; dispatch again");
   }
 
-  void send_over_hosts(const LowLatencyDispatchParams& p) {
-    const MessageRails& rails = hosts_->begin(p);
+  void send_half(const LowLatencyDispatchParams& p, LowLatencyBlock&) {
+    run_phase("dispatch", [&](CpuWarp& w) {
+      p.call.moved[w.index()].network_bytes += pack_crossing<A>(w, p, hosts_->remote());
+      return true;
+    });
+    hosts_->post_dispatch();
     on_workers([&](CpuWarp& w) {
-      MoveCounter crossed;
-      if (!send_crossing<A>(w, p, rails, crossed)) return;
+      const uint64_t crossed = p.call.moved[w.index()].network_bytes;
       low_latency_send<A>(w, p);
-      p.call.moved[w.index()].network_bytes += crossed.network_bytes;
+      p.call.moved[w.index()].network_bytes = crossed;
     });
     raise("dispatch");
   }
-  void send_over_hosts(const LowLatencyCombineParams& p) {
-    hosts_->begin(p);
-    const RemoteCombineParams remote = hosts_->remote(p);
-    on_workers([&](CpuWarp& w) { low_latency_return<A>(w, remote); });
+  void send_half(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
+    const PhasedCombineParams phased = hosts_->phased(p, crossed(block));
+    on_workers([&](CpuWarp& w) {
+      low_latency_return<A>(w, phased);
+      if (is_announcer(w)) write_combine_heads<A>(w, phased);
+    });
     raise("combine");
   }
 
   /// This rank's work for other ranks in a receiving half: exchanges rows between hosts and passes them on.
   void cross(const LowLatencyDispatchParams& p, LowLatencyBlock& block) {
+    const CrossedIds ids = hosts_->take_crossed(crossed(block));
+    await(p.call, "dispatch");
+    run_phase("dispatch", [&](CpuWarp& w) { return forward_crossing_tokens<A>(w, p, hosts_->remote(), ids); });
     meet(p.call, dispatch_header(0), kHeaderDetailBits, "dispatch");
-    const MessageRails& rails = hosts_->receive(p, crossed(block));
-    on_workers([&](CpuWarp& w) { (void)forward_crossing<A>(w, p, rails); });
-    raise("dispatch");
   }
   void cross(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
+    const PhasedCombineParams phased = hosts_->phased(p, crossed(block));
+    // A proxy sends its round only after ranks of its host have returned rows. Headers therefore cross first.
+    const auto header = [&](const RailPeer&) { return static_cast<int64_t>(p.header()); };
+    const auto publish = [&](int source, int64_t theirs, const std::byte*) {
+      publish_header_of<A>(solo_, p.call, layout_, source, static_cast<uint64_t>(theirs));
+    };
+    (void)relay<A>(solo_, p.call, hosts_->carrier(), hosts_->take_round(), hosts_->peers(), nullptr, 0, header, publish);
     meet(p.call, p.header(), 0, "combine");
-    const RemoteCombineParams remote = hosts_->remote(p);
-    const ReturnRails& rails = hosts_->receive(remote, crossed(block));
-    on_workers([&](CpuWarp& w) { (void)pull_returned<A>(w, remote, rails); });
-    raise("combine");
+    run_phase("combine", [&](CpuWarp& w) { return collect_returned<A>(w, phased); });
+    hosts_->post_combine(phased);
+    await(p.call, "combine");
+    if (!announce_entered<A>(solo_, phased)) raise("combine");
   }
-  void receive_local(const LowLatencyDispatchParams& p) {
+  void receive_local(const LowLatencyDispatchParams& p, LowLatencyBlock&) {
     on_workers([&](CpuWarp& w) { (void)low_latency_receive<A>(w, p); });
   }
-  void receive_local(const LowLatencyCombineParams& p) {
-    on_workers([&](CpuWarp& w) { (void)low_latency_sum<A>(w, p); });
+  void receive_local(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
+    const PhasedCombineParams phased = hosts_->phased(p, crossed(block));
+    on_workers([&](CpuWarp& w) {
+      if (low_latency_sum<A>(w, phased)) p.call.moved[w.index()].network_bytes += returned_bytes<A>(w, phased);
+    });
   }
 
   /// Runs the given halves of a call. `block` must live until both halves have finished.
   template <class P>
   void over_hosts(const P& p, LowLatencyBlock& block, Halves halves) {
-    if (halves != Halves::receive) send_over_hosts(p);
+    if (halves != Halves::receive) send_half(p, block);
     if (halves == Halves::send) {
       pass_on_ = [this, sent = p, &block]() mutable {
         sent.call = context(sent.call.operation);
@@ -210,13 +224,24 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
       return;
     }
     if (halves == Halves::both) cross(p, block);  // otherwise begin() has done it
-    receive_local(p);
+    receive_local(p, block);
   }
   void pass_on() override { pass_on_(); }
 
+  /// Runs body(warp), which returns false after recording a fault, on all workers as one phase of a call.
+  template <class F>
+  void run_phase(const char* operation, F&& body) {
+    on_workers([&](CpuWarp& w) { (void)body(w); });
+    raise(operation);
+  }
+  /// Waits for the round of a call.
+  void await(const CallContext& call, const char* operation) {
+    if (!await_round<A>(solo_, call, hosts_->carrier(), hosts_->round())) raise(operation);
+  }
   /// Waits until all ranks on all hosts have entered the call, so that later waits are for late ranks rather than missing ones.
   void meet(const CallContext& call, uint64_t header, int own_bits, const char* operation) {
-    if (!hosts_->meet<A>(solo_, call, layout_) || !wait_entered<A>(solo_, call, layout_, header, own_bits)) raise(operation);
+    raise(operation);
+    if (!wait_entered<A>(solo_, call, layout_, header, own_bits)) raise(operation);
   }
 
   /// Handles a missing rank of another host. If that rank's proxy is missing too, changes the fault to refer to the proxy.

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "exchange/group/host_carrier.hpp"
+#include "exchange/hosts/connect.hpp"
 #include "protocol/counts.hpp"
 
 namespace switchyard::detail {
@@ -42,8 +42,7 @@ void CpuNormal<A>::build() {
 template <class A>
 void CpuNormal<A>::connect_hosts() {
   group_.collectively("NormalExchange", [&] {
-    hosts_ = std::make_unique<HostLinks>(group_.host_map(), rank(), detail::connect_hosts(group_), group_.round_bytes,
-                                         flag_word(epochs_.last()));
+    hosts_ = std::make_unique<HostLinks>(group_.host_map(), rank(), detail::connect_hosts(group_), group_.round_bytes);
   });
 }
 

@@ -96,8 +96,8 @@ class CpuNormal final : public NormalImpl {
   void plan(Call& call, const Routing& routing, HandleData& h, const Placement* offer) override;
   bool await_counts(Call&, HandleData&, std::exception_ptr&) override { return true; }  // plan() has waited
   void move(Call& call, Dispatch& d, const MoveShape& shape) override;
-  /// With several hosts: counterparts of dispatch_direct and combine_direct, after all placements have arrived. A recorded fault
-  /// ends them.
+  /// With several hosts: counterparts of dispatch_direct and combine_direct, after all placements have arrived. A recorded
+  /// fault ends them.
   void move_over_hosts(const DispatchParams& p, const HandleData& h);
   void sum_over_hosts(const CombineParams& p, const HandleData& h, bool weighted);
   /// Runs body(warp) on all workers as one phase of a call. \returns whether the call continues

@@ -219,7 +219,9 @@ void CpuNormal<A>::sum_over_hosts(const CombineParams& p, const HandleData& h, b
     make_rows<A>(w, p, moved);
     add_moved<A>(w, p.call, moved);
   });
-  if (made) run_rounds(over.rounds, send, [] { return true; }, take);
+  if (made)
+    run_rounds(
+        over.rounds, send, [] { return true; }, take);
 }
 
 template <class A>

@@ -110,8 +110,8 @@ class CudaNormal final : public NormalImpl {
                       const std::exception_ptr& error);
   /// Marks the tables of a handle as used by the call. Throws Error(unsupported) if it has none.
   const GpuHostTables& use_hosts(CudaCall& call, const HandleData& h) const;
-  /// If a rank cannot take part, throws the error that all ranks agree on. `combine`: rounds to cut, or null. `own`: this rank's
-  /// error.
+  /// If a rank cannot take part, throws the error that all ranks agree on. `combine`: rounds to cut, or null. `own`: this
+  /// rank's error.
   void settle_placements(CudaCall& call, const OfferParams& offer, GpuHostLinks::Summing* combine,
                          const std::exception_ptr& own);
   PlanParams plan_params(const CudaCall& call, const Routing& routing, const Tables& tables, const Placement* offer) const;

@@ -42,14 +42,12 @@ struct ReturnedTokens {
   int64_t tokens_per_round = 1;
   int64_t stride = 0;
   bool weights = false;
-  RoundCut* cuts = nullptr;  ///< [rounds() + 1] see cut_rounds()
+  RoundCut* cuts = nullptr;    ///< [rounds() + 1] see cut_rounds()
   std::byte* slots = nullptr;  ///< [kRoundSlots] of slot_bytes
   int64_t slot_bytes = 0;
 
   SWITCHYARD_FN int64_t rounds() const { return (tokens + tokens_per_round - 1) / tokens_per_round; }
-  SWITCHYARD_FN int64_t first_token(int64_t k) const {
-    return k * tokens_per_round < tokens ? k * tokens_per_round : tokens;
-  }
+  SWITCHYARD_FN int64_t first_token(int64_t k) const { return k * tokens_per_round < tokens ? k * tokens_per_round : tokens; }
   SWITCHYARD_FN std::byte* slot(int64_t k) const { return slots + k % kRoundSlots * slot_bytes; }
   /// Address of the first row of item i, which belongs to round k.
   SWITCHYARD_FN std::byte* row(int64_t k, int64_t i) const {
@@ -127,8 +125,8 @@ SWITCHYARD_FN bool sum_local(typename A::Warp& w, const CombineParams& p, int64_
   return true;
 }
 
-/// Both ends, once all placements have arrived: writes `cuts` of all rounds. `crossed`: of the owner, at its proxy, with `count`
-/// tokens; null at the owner.
+/// Both ends, once all placements have arrived: writes `cuts` of all rounds. `crossed`: of the owner, at its proxy, with
+/// `count` tokens; null at the owner.
 template <class A>
 SWITCHYARD_FN void cut_rounds(typename A::Warp& w, const ReturnedTokens& rows, const CrossedTables* crossed, int64_t count) {
   constexpr int64_t kTogether = 32;
@@ -205,8 +203,7 @@ SWITCHYARD_FN bool give_rows(typename A::Warp& w, const CombineParams& p, const 
     if (begin < end && !wait_round_outputs<A>(w, p, out, k)) return false;
     WarpSpan<A> span(w, p.call, Event::pack_rows);
     int64_t packed = 0;
-    for (int64_t n = begin + spread_index(w); n < end; n += w.total(), ++packed)
-      give_token<A>(w, p, out, n, out.row(k, n));
+    for (int64_t n = begin + spread_index(w); n < end; n += w.total(), ++packed) give_token<A>(w, p, out, n, out.row(k, n));
     A::settle(w);
     span.set_arg(packed);
   }
@@ -261,9 +258,7 @@ SWITCHYARD_FN void add_hosts(typename A::Warp& w, const CombineParams& p, const 
   std::byte* const my_weights = mine + round_up(row_bytes, 128);
   const bool any = sum_local<A>(w, p, t, mine, p.shape.out_weights ? my_weights : nullptr);
   A::settle(w);
-  const auto returns = [&](int host) {
-    return host != in.own_host && in.rows[host].counts.of(ReturnKind::per_host, t) > 0;
-  };
+  const auto returns = [&](int host) { return host != in.own_host && in.rows[host].counts.of(ReturnKind::per_host, t) > 0; };
   const auto sum_of = [&](int host) -> const std::byte* {
     if (host == in.own_host) return any ? mine : nullptr;
     return returns(host) ? in.rows[host].row(k, t) : nullptr;

@@ -68,9 +68,9 @@ struct DispatchRail {
   ReturnCounts returned;  ///< rows that the peer's host returns, by token of this rank; set where `leaving` is
   // The peer's tokens on this host, if this rank is its proxy.
   bool is_proxy_of_peer = false;
-  CrossedTables crossed;              ///< complete in a cached dispatch; a fresh one fills it
-  const int32_t* records = nullptr;   ///< [W] number of the peer's records at each rank
-  uint64_t* arrivals = nullptr;       ///< number of warps that have finished a phase; 0 between phases
+  CrossedTables crossed;             ///< complete in a cached dispatch; a fresh one fills it
+  const int32_t* records = nullptr;  ///< [W] number of the peer's records at each rank
+  uint64_t* arrivals = nullptr;      ///< number of warps that have finished a phase; 0 between phases
 
   /// True if the peer's rows are complete after round k.
   SWITCHYARD_FN bool ends_with(int64_t k) const {
@@ -104,8 +104,7 @@ SWITCHYARD_FN void pack_head(typename A::Warp& w, const DispatchParams& p, const
 template <class A>
 SWITCHYARD_FN void keep_head(typename A::Warp& w, const CrossingLayout& at, const std::byte* slot, int64_t n,
                              const CrossedTables& to) {
-  A::for_lanes(w, 1,
-               [&](int) { to.token[n] = static_cast<int32_t>(reinterpret_cast<const CrossingHead*>(slot)->token); });
+  A::for_lanes(w, 1, [&](int) { to.token[n] = static_cast<int32_t>(reinterpret_cast<const CrossingHead*>(slot)->token); });
   const auto* const places = reinterpret_cast<const SendEntry*>(slot + at.places_at());
   A::for_lanes(w, to.stride, [&](int i) { to.sends[n * to.stride + i] = places[i]; });
   A::for_lanes(w, at.topk, [&](int k) {

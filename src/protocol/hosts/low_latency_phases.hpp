@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode across several hosts in phases, for backends on which no kernel may wait for the network. One round is
-// exchanged between two phases, in stream order. low_latency_forward.hpp and low_latency_returns.hpp define the messages and
-// their writers.
+// Low-latency mode across several hosts in phases, run by CPU workers and by kernels. One round is exchanged between two
+// phases. low_latency_forward.hpp and low_latency_returns.hpp define the messages and their writers.
 //
 //   dispatch   pack_crossing, low_latency_send  -- round -->  forward_crossing_tokens, low_latency_receive
 //   combine    low_latency_return, collect_returned  -- round -->  announce_entered, low_latency_sum
@@ -22,7 +21,6 @@
 
 #include "protocol/hosts/low_latency_forward.hpp"
 #include "protocol/hosts/low_latency_returns.hpp"
-#include "protocol/hosts/relay.hpp"
 
 namespace switchyard::detail {
 
@@ -164,6 +162,7 @@ SWITCHYARD_FN void pack_columns(typename A::Warp& w, const P& p, int t, const Co
 /// warp's crossing rows, counted once per host
 template <class A, class P>
 SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const RemoteRails& remote) {
+  const WarpSpan<A> span(w, p.call, Event::pack_rows);
   const auto& l = p.layout;
   const DispatchRound round(l);
   if (is_announcer(w)) write_head<A>(w, p.call, remote.sent, dispatch_header(p.tokens));
@@ -199,6 +198,7 @@ SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const Remo
 template <class A, class P>
 SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, const RemoteRails& remote,
                                            const CrossedIds& crossed) {
+  const WarpSpan<A> span(w, p.call, Event::forward_rows);
   const auto& l = p.layout;
   const DispatchRound round(l);
   for (int rail = 0; rail < remote.num_rails; ++rail) {
@@ -265,6 +265,7 @@ SWITCHYARD_FN bool wait_entered_local(typename A::Warp& w, const PhasedCombinePa
 template <class A>
 SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombineParams& p) {
   if (!wait_entered_local<A>(w, p)) return false;
+  const WarpSpan<A> span(w, p.call, Event::pack_rows);
   const auto& l = p.layout;
   const RemoteRails& remote = p.rails;
   const bool per_rank = p.order == CombineOrder::per_rank;

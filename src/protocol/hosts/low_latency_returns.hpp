@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Low-latency combine across several hosts. For a token of another host, a rank sends its rows to the owner's proxy on the
 // rank's own host: to a slot like the owner's, in the object's memory outside the heap. The proxy collects the rows as they
-// arrive and returns them in rounds of the owner's tokens. The owner stores them in its slots as if they had been pushed there.
+// arrive and returns them in a round. The owner sums them in place.
 //
 // | word     | written by                    | read by                | order | scope  | reuse                          |
 // | returned | a warp of an expert's rank    | warps of owner's proxy | none  | system | zero again when read; two sets |
-// | network  | warps of one rank: rounds.hpp |                        |       |        |                                |
 //
 // Buffers: the slots of a set are blank again at the end of a call. They are written again two calls later, by ranks that have
 // observed the announcement of the intervening call. Progress: all warps send before they wait; a proxy waits for ranks of its
 // host, which have already sent, and an owner waits for rounds.
 #pragma once
 
-#include "protocol/hosts/returned_rows.hpp"
 #include "protocol/low_latency/combine.hpp"
 
 namespace switchyard::detail {
@@ -27,12 +25,12 @@ struct RemoteReturns {
   int64_t bytes_of_owner = 0;
 
   RemoteReturns() = default;
-  RemoteReturns(const LowLatencyLayout& l, int max_owners)
+  SWITCHYARD_FN RemoteReturns(const LowLatencyLayout& l, int max_owners)
       : max(max_owners),
         slots(l.at.slots),
         stride(l.at.return_stride),
         bytes_of_owner(int64_t{l.max_tokens} * l.at.slots * l.at.return_stride) {}
-  int64_t bytes() const { return static_cast<int64_t>(kHeapHeaderBytes) + 2 * max * bytes_of_owner; }
+  SWITCHYARD_FN int64_t bytes() const { return static_cast<int64_t>(kHeapHeaderBytes) + 2 * max * bytes_of_owner; }
   SWITCHYARD_FN std::byte* row(uint64_t epoch, int owner, int t, int slot) const {
     const int64_t set = static_cast<int64_t>(epoch & 1) * max + number[owner];
     return heap.base[proxy[owner]] + kHeapHeaderBytes + set * bytes_of_owner + (int64_t{t} * slots + slot) * stride;
@@ -86,108 +84,6 @@ SWITCHYARD_FN bool collect_row(typename A::Warp& w, const P& p, int owner, int t
   A::settle(w);
   A::blank_row(w, row, bytes, sentinel_sums());
   return true;
-}
-
-/// Pointers refer to this rank's private memory.
-struct ReturnRails {
-  Rounds rounds;
-  ReturnRail* rails = nullptr;
-  const int* host_of_rail = nullptr;  ///< host of its peer
-  PeerTransfer* transfers = nullptr;  ///< [num_rails]
-  int num_rails = 0;
-  ReturnedRows own;              ///< rounds of this rank's tokens
-  const int* host_of = nullptr;  ///< [W]
-  int own_host = 0;
-};
-
-/// The rounds of a combine (rounds.hpp, Steps).
-template <class A>
-class ReturnedSteps {
- public:
-  ReturnedSteps(const RemoteCombineParams& p, const ReturnRails& rails) : p_(p), rails_(rails) {}
-
-  bool pack(typename A::Warp& w, int64_t k, WorkQueue<A>& items) {
-    WarpSpan<A> span(w, p_.call, Event::pack_rows);
-    const auto begin = [&](int i) { return rail(i).is_proxy_of_peer ? rail(i).number(k) : 0; };
-    int64_t packed = 0;
-    for (;; items.done(), ++packed) {
-      const Located item = A::locate(w, items.item(w), rails_.num_rails, [&](int i) {
-        return rail(i).is_proxy_of_peer ? rail(i).number(k + 1) - rail(i).number(k) : 0;
-      });
-      if (item.segment == rails_.num_rails) break;
-      const ReturnRail& to = rail(item.segment);
-      const int64_t first = begin(item.segment), n = first + item.offset;
-      if (!collect(w, to, n, to.out.slot(k) + (to.out.rows_before[n] - to.out.rows_before[first]) * to.out.stride))
-        return false;
-    }
-    span.set_arg(packed);
-    return true;
-  }
-  void packed(typename A::Warp&, int64_t) {}
-  std::span<const PeerTransfer> transfers(int64_t k) {
-    for (int i = 0; i < rails_.num_rails; ++i) rails_.transfers[i] = rail(i).transfer(k);
-    return {rails_.transfers, static_cast<size_t>(rails_.num_rails)};
-  }
-
-  bool take(typename A::Warp& w, int64_t k, WorkQueue<A>& items) {
-    WarpSpan<A> span(w, p_.call, Event::forward_rows);
-    const int64_t begin = rails_.own.first_token(k), end = rails_.own.first_token(k + 1);
-    int64_t rows = 0;
-    for (int64_t i = 0; (i = items.item(w)) < end - begin; items.done())
-      for (int r = 0; r < rails_.num_rails; ++r)
-        if (rail(r).peer_is_my_proxy) rows += put(w, rail(r).in, rails_.host_of_rail[r], k, static_cast<int>(begin + i));
-    p_.call.moved[w.index()].network_bytes += static_cast<uint64_t>(rows * p_.row_bytes);
-    span.set_arg(rows);
-    return true;
-  }
-  void took(typename A::Warp&, int64_t) {}
-
- private:
-  const ReturnRail& rail(int i) const { return rails_.rails[i]; }
-
-  /// Proxy: takes the rows that this host returns for an owner's token number n from the owner's slots. Settled on return.
-  /// Returns false after recording a fault.
-  bool collect(typename A::Warp& w, const ReturnRail& to, int64_t n, std::byte* out) {
-    const LowLatencyLayout& l = p_.layout;
-    const int32_t* const ids = to.crossed->ids.data() + n * l.topk;
-    const int t = to.crossed->token[static_cast<size_t>(n)];
-    const auto bytes = static_cast<size_t>(p_.row_bytes);
-    const uint64_t slots = slots_from(
-        l, p_.order, [ids](int k) { return ids[k]; }, rails_.host_of, rails_.own_host);
-    for (uint64_t left = slots; left != 0; left &= left - 1, out += to.out.stride) {
-      const int slot = nth_bit(left, 0);
-      const int writer = p_.order == CombineOrder::per_rank ? slot : l.owner(ids[slot]);
-      if (!collect_row<A>(w, p_, to.peer, t, slot, writer, 0, bytes, out, bytes)) return false;
-    }
-    return true;
-  }
-
-  /// Owner: stores the rows of token t that arrived from a host in round k in its slots. \returns their number
-  int put(typename A::Warp& w, const ReturnedRows& in, int host, int64_t k, int t) {
-    const LowLatencyLayout& l = p_.layout;
-    const int32_t* const ids = p_.own_ids + int64_t{t} * l.topk;
-    const std::byte* from = in.slot(k) + (in.rows_before[t] - in.rows_before[in.first_token(k)]) * in.stride;
-    uint64_t left = slots_from(
-        l, p_.order, [ids](int j) { return ids[j]; }, rails_.host_of, host);
-    const int rows = bits(left);
-    for (; left != 0; left &= left - 1, from += in.stride) {
-      std::byte* const to = p_.call.heap.local(l.return_row(p_.call.epoch, t, nth_bit(left, 0)));
-      A::multicast_sentinel(
-          w, 1, [to](int) -> void* { return to; }, from, static_cast<size_t>(p_.row_bytes));
-    }
-    return rows;
-  }
-
-  const RemoteCombineParams& p_;
-  const ReturnRails& rails_;
-};
-
-/// Returns rows over the network after all ranks have entered the call. Call from all warps before low_latency_sum. Returns
-/// false after recording a fault.
-template <class A>
-bool pull_returned(typename A::Warp& w, const RemoteCombineParams& p, const ReturnRails& rails) {
-  ReturnedSteps<A> steps(p, rails);
-  return begin_rounds<A>(w, p.call, rails.rounds, steps) && finish_rounds<A>(w, p.call, rails.rounds, steps);
 }
 
 }  // namespace switchyard::detail

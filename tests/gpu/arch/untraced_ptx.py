@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 TRACED = "TracedArch"
 # The file that needs NCCL's headers.
-OF_NCCL = ROOT / "src/exchange/gpu/hosts/gin.cu"
+OF_NCCL = ROOT / "src/exchange/hosts/gin.cu"
 # Files written by users of the library.
 USERS = ("tests/gpu/kernels/flat_function.cu",)
 # Kernels that are not part of a call.

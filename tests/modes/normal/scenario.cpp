@@ -406,8 +406,8 @@ uint64_t bytes_over_network(const Case& c, int rank, Crossing call, const std::v
   const int64_t sent = round_up(row_bytes(s, sent_type(s)), 128) +
                        round_up(static_cast<int64_t>(switchyard::scale_row_bytes(s.hidden, sent_scales(s))), 128);
   // A returned row ends with the weights of its routes, if they are asked for.
-  const int64_t returned = row_bytes(s, s.y_type) +
-                           (p.layout == Layout::rank_major && s.replace_weights ? round_up(int64_t{4} * p.topk, 16) : 0);
+  const int64_t returned =
+      row_bytes(s, s.y_type) + (p.layout == Layout::rank_major && s.replace_weights ? round_up(int64_t{4} * p.topk, 16) : 0);
   int64_t bytes = 0;
   for (int64_t t = 0; t < p.tokens(rank); ++t) {
     std::multiset<int> routes;  // hosts, once for each row

@@ -310,8 +310,7 @@ void ScenarioCalls::combine(RankData& data, Dispatched d, const switchyard::Hand
   meet();
   exchange_.combine(y, handle, out, o, out_weights);
   f_.equal(bytes_over_network(c_, group_.rank(), Crossing::combine, hosts_of_suite(group_.size())),
-           exchange_.last_call().network_bytes,
-           "bytes back over the network");
+           exchange_.last_call().network_bytes, "bytes back over the network");
   each_run_of_rows(bytes, [&](size_t at, size_t run) {  // the caller may reuse the rows
     memory_.fill(static_cast<std::byte*>(y.data) + at, 0xEE, run);
   });

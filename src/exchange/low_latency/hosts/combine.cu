@@ -5,7 +5,7 @@
 // and they collect only rows returned by ranks of this host. Summing waits for the rows that these ranks return and announce
 // after their rounds.
 #include "arch/cuda/cuda_hosts.cuh"
-#include "exchange/gpu/hosts/frame.cuh"
+#include "exchange/hosts/frame.cuh"
 #include "exchange/low_latency/frame.cuh"
 #include "exchange/low_latency/hosts/launch.hpp"
 

@@ -4,7 +4,7 @@
 // Progress: as in exchange/low_latency/dispatch.cu, for the ranks of one host. Sending and forwarding never wait; receiving
 // waits for rows that ranks of this host send and forward before waiting themselves.
 #include "arch/cuda/cuda_hosts.cuh"
-#include "exchange/gpu/hosts/frame.cuh"
+#include "exchange/hosts/frame.cuh"
 #include "exchange/low_latency/frame.cuh"
 #include "exchange/low_latency/hosts/launch.hpp"
 

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "exchange/gpu/hosts/rounds.hpp"
+#include "exchange/hosts/rounds.hpp"
 #include "exchange/gpu/rank.hpp"
 #include "arch/gpu_order.hpp"
 #include "exchange/low_latency/hosts/remote_plan.hpp"

@@ -4,7 +4,7 @@
 // nothing once the group has failed, because the data of a round must then not be read.
 #pragma once
 
-#include "exchange/gpu/hosts/round_watch.hpp"
+#include "exchange/hosts/round_watch.hpp"
 #include "exchange/low_latency/launch.hpp"
 #include "protocol/hosts/low_latency_phases.hpp"
 

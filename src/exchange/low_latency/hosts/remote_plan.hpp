@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bootstrap/host_map.hpp"
+#include "carrier/carrier.hpp"
 #include "protocol/hosts/low_latency_phases.hpp"
 
 namespace switchyard::detail {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts and placements over several hosts on GPUs: performs the steps of protocol/hosts/relay.hpp in kernels before and after
+// Counts and placements over several hosts on GPUs: performs the steps of exchange/hosts/relay.hpp in kernels before and after
 // a round, and cuts the rounds of a combine.
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/normal/frame.cuh"

@@ -122,7 +122,7 @@ const Kernel<const CudaDispatchParams, const DispatchRail, const CudaShape> coun
                                                                                   normal::count_hosts_kernel<CudaHosts>,
                                                                                   kMoveWarps* kLanes, max_shared);
 const Kernel<const CudaDispatchParams, const CudaShape> end_rows("finish kernel", normal::finish_hosts_kernel<CudaHosts>,
-                                                                    kMoveWarps* kLanes, max_shared);
+                                                                 kMoveWarps* kLanes, max_shared);
 
 CudaShape shape_of(const CudaDispatchParams& p, const LaunchShape& launch, const DeviceLimits& limits) {
   const MoveShape& s = p.d.shape;

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "arch/cuda/cuda_hosts.cuh"
-#include "exchange/gpu/hosts/frame.cuh"
+#include "exchange/hosts/frame.cuh"
 #include "exchange/normal/hosts/complete.cuh"
 #include "exchange/normal/hosts/launch.hpp"
 

@@ -271,8 +271,8 @@ DispatchRail GpuHostLinks::prepare_rail(size_t i, const CudaDispatchParams& para
   if (!peer.is_proxy_of_peer) return rail;
   rail.is_proxy_of_peer = true;
   rail.crossed = of.crossed;
-  rail.records =
-      reinterpret_cast<const int32_t*>(counts + peer.rank * control_.counts_row_bytes() + static_cast<int64_t>(sizeof(CountsHead)));
+  rail.records = reinterpret_cast<const int32_t*>(counts + peer.rank * control_.counts_row_bytes() +
+                                                  static_cast<int64_t>(sizeof(CountsHead)));
   lay_out(rail.in, of.crossed_count, own_host_, peer.slot_in, peer.in_bytes);
   return rail;
 }
@@ -317,8 +317,7 @@ uint64_t GpuHostLinks::move(const CudaDispatchParams& params, const GpuHostTable
 
 // ---- sums ----
 
-GpuHostLinks::Summing GpuHostLinks::prepare(const CudaCombineParams& params, const GpuHostTables& tables,
-                                            bool weighted) const {
+GpuHostLinks::Summing GpuHostLinks::prepare(const CudaCombineParams& params, const GpuHostTables& tables, bool weighted) const {
   const SumShape& shape = params.c.shape;
   Summing over;
   over.own = returned_tokens(shape, map_, group_.round_bytes, tables.tokens);
@@ -369,7 +368,7 @@ void GpuHostLinks::read_cuts(Summing& over) {
   for (size_t i = 0; i < peers_.size(); ++i) over.rails[i].out.weights = over.rails[i].is_proxy_of_peer && takes[i] != 0;
 }
 
-ReturningHosts GpuHostLinks::make_room(const CudaCombineParams& params, Summing& over, const LaunchShape& launch) {
+ReturningHosts GpuHostLinks::set_up_rounds(const CudaCombineParams& params, Summing& over, const LaunchShape& launch) {
   const SumShape& shape = params.c.shape;
   std::vector<ReturnedTokens> rows(idx(map_.hosts()));
   for (size_t i = 0; i < peers_.size(); ++i) {
@@ -403,7 +402,7 @@ ReturningHosts GpuHostLinks::make_room(const CudaCombineParams& params, Summing&
 }
 
 uint64_t GpuHostLinks::sum(const CudaCombineParams& params, Summing& over, const LaunchShape& launch, gpu::Stream stream) {
-  const ReturningHosts hosts = make_room(params, over, launch);
+  const ReturningHosts hosts = set_up_rounds(params, over, launch);
   uint64_t received = 0;
   Point incoming[kRoundSlots];
   const auto send = [&](int64_t k) {
@@ -424,7 +423,8 @@ uint64_t GpuHostLinks::sum(const CudaCombineParams& params, Summing& over, const
   };
   clear_moved(params.c.call, launch, stream);
   launch_make(params, launch, stream);
-  run_rounds(over.rounds, send, [] { return true; }, take);
+  run_rounds(
+      over.rounds, send, [] { return true; }, take);
   return received;
 }
 

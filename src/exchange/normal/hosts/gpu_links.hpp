@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bootstrap/host_map.hpp"
-#include "exchange/gpu/hosts/rounds.hpp"
+#include "exchange/hosts/rounds.hpp"
 #include "exchange/gpu/rank.hpp"
 #include "arch/gpu_order.hpp"
 #include "exchange/hosts/schedule.hpp"
@@ -100,8 +100,8 @@ class GpuHostLinks {
                             const std::byte* counts);
   /// Reads what the placements' exchange has found out. The host waits for copies.
   void read_cuts(Summing& combine);
-  /// Makes room for the rounds of a combine and copies its tables to the GPU. The host waits for that copy.
-  ReturningHosts make_room(const CudaCombineParams& params, Summing& over, const LaunchShape& launch);
+  /// Allocates the slots of a combine and copies its tables to the GPU. The host waits for that copy.
+  ReturningHosts set_up_rounds(const CudaCombineParams& params, Summing& over, const LaunchShape& launch);
 
   Group::Impl& group_;
   CudaRank& gpu_;

@@ -8,8 +8,8 @@
 
 namespace switchyard::detail {
 
-HostLinks::HostLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags)
-    : HostRails(map, rank, std::move(carrier), round_bytes, flags),
+HostLinks::HostLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes)
+    : HostRails(map, rank, std::move(carrier), round_bytes),
       cuts_out_(peers_.size()),
       cuts_in_(peers_.size()),
       arrivals_(peers_.size()),
@@ -55,11 +55,11 @@ void HostLinks::prepare_rail(const DispatchParams& p, const HandleData& h, size_
   rail.host_ranks = ranks_as_bits(map_, peer.host);
   rail.own_ranks = ranks_as_bits(map_, own_host_);
   rail.arrivals = &arrivals_[i].value;
-  const auto lay_out = [&](CrossingRows& rows, Ring& slots, int64_t count, int host, bool weights) {
+  const auto lay_out = [&](CrossingRows& rows, PrivateBuffer& slots, int64_t count, int host, bool weights) {
     rows.layout = crossing_layout(p.shape, places_on(host, p.shape.topk), weights);
     rows.count = count;
     rows.per_round = std::max<int64_t>(1, round_bytes_ / rows.layout.bytes());
-    rows.slots = make_slots(slots, rows.slot_bytes());
+    rows.slots = grow(slots, kRoundSlots * rows.slot_bytes());
   };
   if (peer.peer_is_my_proxy) {
     const std::vector<int32_t>& leaving = h.hosts->leaving[idx(peer.host)];
@@ -120,12 +120,12 @@ void HostLinks::prepare_rail(CpuWarp& w, const CombineParams& p, const HandleDat
   rail = {};
   rail.peer = peer.rank;
   rail.arrivals = &arrivals_[i].value;
-  const auto cut = [&](ReturnedTokens& rows, std::vector<RoundCut>& cuts, Ring& slots) {
+  const auto cut = [&](ReturnedTokens& rows, std::vector<RoundCut>& cuts, PrivateBuffer& slots) {
     cuts.resize(idx(rows.rounds() + 1));
     rows.cuts = cuts.data();
     cut_rounds<Cpu>(w, rows, &rows == &rail.out ? &rail.crossed : nullptr, rail.count);
     rows.slot_bytes = largest_round(rows, rows.cuts);
-    rows.slots = make_slots(slots, rows.slot_bytes);
+    rows.slots = grow(slots, kRoundSlots * rows.slot_bytes);
   };
   if (peer.peer_is_my_proxy) {
     rail.peer_is_my_proxy = true;
@@ -141,8 +141,8 @@ void HostLinks::prepare_rail(CpuWarp& w, const CombineParams& p, const HandleDat
   rail.count = crossed.count;
   rail.crossed = crossed.view();
   rail.weighted = weighted;
-  rail.out = rows_of(p, h.counts.tokens[idx(peer.rank)],
-                     p.shape.layout == Layout::rank_major && theirs.pull.takes_weights != 0);
+  rail.out =
+      rows_of(p, h.counts.tokens[idx(peer.rank)], p.shape.layout == Layout::rank_major && theirs.pull.takes_weights != 0);
   rail.out.counts = rail.crossed.returned;
   cut(rail.out, cuts_out_[i], sent_[i]);
 }

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "exchange/group/host_rails.hpp"
+#include "exchange/hosts/rails.hpp"
 #include "exchange/hosts/schedule.hpp"
 #include "plan/hosts.hpp"
 #include "protocol/hosts/combine.hpp"
@@ -15,7 +15,7 @@ namespace switchyard::detail {
 
 class HostLinks : public HostRails {
  public:
-  HostLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags);
+  HostLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes);
 
   /// Sets `leaving` of a fresh dispatch before the counts are sent, and makes room for its crossing tokens.
   void list_leaving(const LocalPlan& local, HandleData& h) const;

@@ -19,8 +19,8 @@ inline uint64_t ranks_as_bits(const HostMap& map, int host) {
 
 /// `places`: maximum places per token on the destination host. `weights`: whether rows cross with weights.
 inline CrossingLayout crossing_layout(const MoveShape& s, int places, bool weights) {
-  return {s.topk,        places,       s.with_records, s.layout == Layout::expert_major, weights && s.with_records,
-          s.row_bytes,   s.scale_bytes};
+  return {s.topk,      places,       s.with_records, s.layout == Layout::expert_major, weights && s.with_records,
+          s.row_bytes, s.scale_bytes};
 }
 
 /// Rounds of an owner's tokens, identical at both ends. A round is about `round_bytes` long if every token has the maximum

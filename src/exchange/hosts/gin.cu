@@ -11,8 +11,8 @@
 #include "arch/cuda/cuda_hosts.cuh"
 #include "exchange/gpu/check.hpp"
 #include "exchange/gpu/frame.cuh"
-#include "exchange/gpu/hosts/frame.cuh"
-#include "exchange/gpu/hosts/gin.hpp"
+#include "exchange/hosts/frame.cuh"
+#include "exchange/hosts/gin.hpp"
 #include "protocol/wait.hpp"
 
 namespace switchyard::detail {

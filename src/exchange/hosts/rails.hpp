@@ -10,15 +10,14 @@
 #include "bootstrap/host_map.hpp"
 #include "carrier/carrier.hpp"
 #include "exchange/group/recycler.hpp"
-#include "protocol/hosts/relay.hpp"
+#include "exchange/hosts/relay.hpp"
 
 namespace switchyard::detail {
 
 class HostRails {
  public:
-  /// `round_bytes`: approximate bytes per peer and round, identical on all ranks. `flags`: initial value of the flags in
-  /// RoundWork.
-  HostRails(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes, uint64_t flags);
+  /// `round_bytes`: approximate bytes per peer and round, identical on all ranks.
+  HostRails(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes);
   HostRails(const HostRails&) = delete;
   HostRails& operator=(const HostRails&) = delete;
 
@@ -28,7 +27,7 @@ class HostRails {
   Carrier& carrier() { return *carrier_; }
   std::vector<RailPeer>& peers() { return peers_; }
   /// Returns this object's next round, for one message.
-  uint64_t take_round() { return next_round_++; }
+  uint64_t take_round() { return reserve_rounds(1); }
   /// Returns the first of this object's next `count` rounds.
   uint64_t reserve_rounds(int64_t count) { return std::exchange(next_round_, next_round_ + static_cast<uint64_t>(count)); }
   /// The proxy of `rank` on this host if it is another rank; -1 if this rank is the proxy or `rank` is on this host. Waiting
@@ -38,20 +37,14 @@ class HostRails {
  protected:
   ~HostRails() = default;
 
-  struct Ring {
-    PrivateBuffer slots[kRoundSlots];
-  };
-  /// Allocates the three slots of a ring and sets their addresses.
-  static void make_slots(Ring& ring, int64_t bytes, std::byte* (&slots)[kRoundSlots]);
-  /// Allocates kRoundSlots slots of `bytes` bytes each. \returns the first of them
-  static std::byte* make_slots(Ring& ring, int64_t bytes);
-  Rounds take_rounds(int64_t count);
+  /// Makes `memory` at least `bytes` bytes long.
+  static std::byte* grow(PrivateBuffer& memory, int64_t bytes);
 
  private:
   /// All send and receive memory for rounds. The carrier holds a reference to it.
   struct Memory {
     std::vector<RailPeer> peers;
-    std::vector<Ring> sent, received;
+    std::vector<PrivateBuffer> sent, received;
   };
   const std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
 
@@ -59,16 +52,15 @@ class HostRails {
   const HostMap map_;
   const int rank_, own_host_;
   const int64_t round_bytes_;
-  std::vector<int> host_of_, rail_of_host_;  ///< [W]; [hosts] rail on which its rows are returned, -1: this host
+  std::vector<int> host_of_;  ///< [W]
   std::vector<RailPeer>& peers_ = memory_->peers;
   // Indexed by peer.
-  std::vector<Ring>&sent_ = memory_->sent, &received_ = memory_->received;
+  std::vector<PrivateBuffer>&sent_ = memory_->sent, &received_ = memory_->received;
   std::vector<PeerTransfer> transfers_;
 
  private:
   std::unique_ptr<Carrier> carrier_;
   uint64_t next_round_ = 1;
-  RoundWork work_;
 };
 
 }  // namespace switchyard::detail

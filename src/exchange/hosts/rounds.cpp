@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/gpu/hosts/rounds.hpp"
+#include "exchange/hosts/rounds.hpp"
 
 #include <algorithm>
 #include <exception>

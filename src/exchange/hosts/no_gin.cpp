@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // In builds without NCCL's header, rounds between hosts are groups of NCCL sends and receives.
-#include "exchange/gpu/hosts/gin.hpp"
+#include "exchange/hosts/gin.hpp"
 
 namespace switchyard::detail {
 

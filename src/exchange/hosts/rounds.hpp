@@ -21,8 +21,8 @@
 
 #include "carrier/carrier.hpp"
 #include "carrier/nccl/comms.hpp"
-#include "exchange/gpu/hosts/gin.hpp"
-#include "exchange/gpu/hosts/round_watch.hpp"
+#include "exchange/hosts/gin.hpp"
+#include "exchange/hosts/round_watch.hpp"
 #include "exchange/gpu/rank.hpp"
 
 namespace switchyard::detail {

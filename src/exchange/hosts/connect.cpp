@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "exchange/group/host_carrier.hpp"
+#include "exchange/hosts/connect.hpp"
 
 #include <random>
 #include <string>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "exchange/gpu/frame.cuh"
-#include "exchange/gpu/hosts/round_watch.hpp"
+#include "exchange/hosts/round_watch.hpp"
 
 namespace switchyard::detail {
 
