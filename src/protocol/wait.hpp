@@ -141,8 +141,8 @@ struct DeadlineCheck {
   }
 };
 
-/// Records why a wait ends; `seen()` returns the value of the awaited flag. Call only after polls that follow a DeadlineCheck of
-/// false, so that data that a rank delivered before it left still ends the wait with success. \returns false, or true if the
+/// Records why a wait ends; `seen()` returns the value of the awaited flag. Call only after polls that follow a DeadlineCheck
+/// of false, so that data that a rank delivered before it left still ends the wait with success. \returns false, or true if the
 /// wait is now for another rank and continues
 template <class A, class Seen>
 SWITCHYARD_FN bool end_wait(typename A::Warp& w, const CallContext& call, Site site, uint64_t expected, int awaited,

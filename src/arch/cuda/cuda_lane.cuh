@@ -14,7 +14,9 @@ struct CudaLane {
    public:
     __device__ __forceinline__ explicit Warp(uint64_t epoch) : epoch_(epoch) {}
     __device__ __forceinline__ uint64_t epoch() const { return epoch_; }
-    __device__ __forceinline__ int index() const { return static_cast<int>(blockIdx.x * warps_per_block() + (threadIdx.x >> 5)); }
+    __device__ __forceinline__ int index() const {
+      return static_cast<int>(blockIdx.x * warps_per_block() + (threadIdx.x >> 5));
+    }
     __device__ __forceinline__ int total() const { return static_cast<int>(gridDim.x * warps_per_block()); }
 
    private:
@@ -37,7 +39,9 @@ struct CudaLane {
   __device__ __forceinline__ static uint64_t fetch_add(Warp&, uint64_t* counter, uint64_t value, Site) {
     return ptx::add_acq_rel<S>(counter, value);
   }
-  __device__ __forceinline__ static void count(Warp&, uint64_t* statistic, uint64_t value) { ptx::reduce_add(statistic, value); }
+  __device__ __forceinline__ static void count(Warp&, uint64_t* statistic, uint64_t value) {
+    ptx::reduce_add(statistic, value);
+  }
   __device__ __forceinline__ static void count_max(Warp&, uint64_t* statistic, uint64_t value) {
     ptx::reduce_max(statistic, value);
   }

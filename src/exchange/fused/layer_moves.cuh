@@ -259,8 +259,7 @@ __device__ __forceinline__ bool await_announced(const LayerCall& c) {
   for (int first = 0; first < call.world(); first += 32) {
     const int source = first + lane() < call.world() ? first + lane() : call.rank();
     const uint64_t* const flag = call.heap.local(c.p.layout.announced(source));
-    if (!wait_until<A>(c, Site::layer_told, Event::wait_told, source,
-                       [&] { return ptx::load_acquire<Scope::system>(flag); }))
+    if (!wait_until<A>(c, Site::layer_told, Event::wait_told, source, [&] { return ptx::load_acquire<Scope::system>(flag); }))
       return false;
   }
   __syncwarp();

@@ -18,8 +18,8 @@ __device__ void copy_to_shared(const T& args, T& shared) {
 }
 
 /// Reports the group's failure to the host, once per call. Call from one thread; `abort` is the abort word. The record names no
-/// awaited rank because the call waited for none (the failed rank may be this one). Inline, for kernels in which a function call
-/// would take registers from the multiplying warps; other kernels call report_abort().
+/// awaited rank because the call waited for none (the failed rank may be this one). Inline, for kernels in which a function
+/// call would take registers from the multiplying warps; other kernels call report_abort().
 __device__ __forceinline__ void report_abort_inline(const CallContext& args, uint64_t abort, uint64_t epoch) {
   if (args.operation == Operation::none) return;
   if (ptx::add_acq_rel<Scope::device>(args.fault_claims, 1) != 0) return;

@@ -39,7 +39,8 @@ inline void expect_report(Station& me, const Outcome& o, const MissingRank& expe
   me.f.equal(me.rank(), o.report.waiting_rank, "waiting rank");
   me.f.equal(awaited, o.report.awaited_rank, "awaited rank");
   me.f.check(static_cast<int64_t>(o.report.expected - o.report.seen) > 0, "the flag was there");
-  const uint64_t calls_behind = switchyard::detail::flag_epoch(o.report.expected) - switchyard::detail::flag_epoch(o.report.seen);
+  const uint64_t calls_behind =
+      switchyard::detail::flag_epoch(o.report.expected) - switchyard::detail::flag_epoch(o.report.seen);
   if (expected.raised_before) me.f.equal(uint64_t{1}, calls_behind, "calls since the flag was raised, " + o.text);
   me.f.check(o.report.waited_ms > 500 && o.report.waited_ms < 5000,
              "waited " + std::to_string(o.report.waited_ms) + " ms of a deadline of 1000 ms");
