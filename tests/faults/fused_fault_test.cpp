@@ -22,11 +22,11 @@ using switchyard::ErrorCode;
 using switchyard::Group;
 using switchyard::detail::FusedMoe;
 
-constexpr int kWorld = 3, kBad = 1;
+constexpr int kFusedWorld = 3, kBad = 1;
 
 /// Makes two calls. In the second call, rank kBad runs `action` in a tile.
 std::vector<Outcome> with_action(std::chrono::milliseconds timeout, const std::function<void()>& action) {
-  return outcomes(kWorld, options_with(timeout), [&](Group& group) {
+  return outcomes(kFusedWorld, options_with(timeout), [&](Group& group) {
     FusedMoeRig rig(group);
     rig.round();
     if (group.rank() == kBad) rig.products->on_tile = action;
@@ -48,12 +48,12 @@ TEST(FusedFaults, ProductsThatThrowEndTheCallOnAllRanks) {
 /// Other workers on that rank may wait for the tile, and other ranks wait for its results.
 TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
   std::atomic<int> ended{0};  // a rank that still received the tile in time would have no error to report
-  const auto all = outcomes(kWorld, options_with(kSoon), [&](Group& group) {
+  const auto all = outcomes(kFusedWorld, options_with(kSoon), [&](Group& group) {
     FusedMoeRig rig(group);
     rig.round();
     if (group.rank() == kBad) {
       rig.products->on_tile = [&] {
-        while (ended < kWorld - 1) std::this_thread::sleep_for(1ms);
+        while (ended < kFusedWorld - 1) std::this_thread::sleep_for(1ms);
       };
     }
     group.barrier();
@@ -77,7 +77,7 @@ TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
 
 /// A rank plans in time but computes its products late: the other ranks' statistics name it.
 TEST(FusedFaults, SlowProductsAreChargedToTheirRank) {
-  const auto all = outcomes(kWorld, options_with(60s), [&](Group& group) {
+  const auto all = outcomes(kFusedWorld, options_with(60s), [&](Group& group) {
     FusedMoeRig rig(group);
     rig.round();
     if (group.rank() == kBad) rig.products->on_tile = [] { std::this_thread::sleep_for(200ms); };
@@ -88,14 +88,14 @@ TEST(FusedFaults, SlowProductsAreChargedToTheirRank) {
     if (group.rank() == kBad) return;
     EXPECT_GT(after[kBad].waits, before[kBad].waits);
     EXPECT_GT(after[kBad].max_ms, 50);  // the waits for the plan take microseconds
-    for (size_t r = 0; r < kWorld; ++r)
+    for (size_t r = 0; r < kFusedWorld; ++r)
       EXPECT_GE(after[kBad].total_ms - before[kBad].total_ms, after[r].total_ms - before[r].total_ms) << "rank " << r;
   });
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
 TEST(FusedFaults, RanksThatDoNotAllAddAreAMismatch) {
-  expect_mismatch(outcomes(kWorld, options_with(600s), [&](Group& group) {
+  expect_mismatch(outcomes(kFusedWorld, options_with(600s), [&](Group& group) {
     FusedMoeRig rig(group);
     rig.round();
     rig.layer.forward(rig.rows.data(), rig.expert_ids(), rig.weights.data(), rig.out.data(), {.add = group.rank() == kBad});
@@ -115,7 +115,7 @@ TEST(FusedFaults, TilesOfWrongSizesAreRefused) {
     int64_t more_;
   };
   for (const int64_t more : {-1, 1}) {
-    const auto all = outcomes(kWorld, options_with(60s), [&](Group& group) {
+    const auto all = outcomes(kFusedWorld, options_with(60s), [&](Group& group) {
       SmallArguments a(group.rank());
       FusedMoe layer(group, FusedMoeRig::config(), std::make_shared<Uncut>(more));
       layer.forward(a.rows.data(), a.expert_ids(), nullptr, a.out.data());
@@ -132,7 +132,7 @@ TEST(FusedFaults, TilesOfWrongSizesAreRefused) {
 
 TEST(FusedFaults, ProductsMayOnlyBeMissingWithoutExperts) {
   for (const int experts : {2, 3}) {
-    const auto all = outcomes(kWorld, options_with(60s), [&](Group& group) {
+    const auto all = outcomes(kFusedWorld, options_with(60s), [&](Group& group) {
       auto config = FusedMoeRig::config();
       config.num_experts = experts;
       SmallArguments a(group.rank(), experts);
@@ -157,7 +157,7 @@ TEST(FusedFaults, ProductsMayOnlyBeMissingWithoutExperts) {
 /// All deadlines are longer than the time limit of this program.
 TEST(FusedFaults, AProcessThatIsKilledInATileIsNamed) {
   Fleet fleet;
-  fleet.world = kWorld;
+  fleet.world = kFusedWorld;
   fleet.options = options_with(600s);
   const auto body = [&](Group& group, Failures& f) {
     FusedMoeRig rig(group);

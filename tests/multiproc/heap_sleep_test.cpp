@@ -24,7 +24,7 @@ using test::RankEnd;
 using test::run_ranks;
 
 constexpr Milliseconds kLong{60000};
-constexpr size_t kMiB = size_t{1} << 20, kPart = kMiB / 2, kPool = kMiB / 2;
+constexpr size_t kHeapBytes = size_t{2} << 20, kPart = kHeapBytes / 4, kPool = kHeapBytes / 4;
 
 /// Expects `body` to throw Error(invalid_argument) with a text that contains `part`.
 template <class Body>
@@ -120,7 +120,7 @@ TEST_P(HeapSleep, GivesMemoryBackAndKeepsWhatItWasTold) {
   const std::string store = "unix:@switchyard-test-" + random_token();
   const auto ends = run_ranks(GetParam(), [&](ChildRank& me) {
     const auto link = connect_processes({me.rank(), me.world(), store, "token"}, kLong);
-    const auto heap = SymmetricHeap::create(*link, 2 * kMiB, kLong);
+    const auto heap = SymmetricHeap::create(*link, kHeapBytes, kLong);
     nap(*link, *heap, 1);
     expect_invalid("wake: the heap does not sleep", [&] { heap->wake(*link, kLong); });
     const HeapRange beyond[] = {{heap->size() - 8, 16}};
@@ -132,7 +132,7 @@ TEST_P(HeapSleep, GivesMemoryBackAndKeepsWhatItWasTold) {
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end;
   const auto threads = run_ranks(1, [&](ChildRank&) {
     auto links = make_thread_bootstraps(GetParam());
-    auto heaps = SymmetricHeap::create_in_process(GetParam(), 2 * kMiB);
+    auto heaps = SymmetricHeap::create_in_process(GetParam(), kHeapBytes);
     std::vector<std::exception_ptr> errors(links.size());
     harness::on_threads(links.size(), [&](size_t r) {
       try {

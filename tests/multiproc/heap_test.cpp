@@ -36,13 +36,13 @@ using test::ForkedRanks;
 using test::RankEnd;
 using test::run_ranks;
 
-constexpr Milliseconds kLong{60000};
+constexpr Milliseconds kMinute{60000};
 constexpr size_t kMiB = size_t{1} << 20;
 
 std::string new_store() { return "unix:@switchyard-test-" + random_token(); }
 
 std::unique_ptr<Bootstrap> join(const ChildRank& me, const std::string& store) {
-  return connect_processes({me.rank(), me.world(), store, "token"}, kLong);
+  return connect_processes({me.rank(), me.world(), store, "token"}, kMinute);
 }
 
 /// Returns the error code of `body` and, if `text` is given, the error text.
@@ -186,15 +186,15 @@ void exercise(Bootstrap& link, SymmetricHeap& heap) {
   require(view.contains(view.local(table)) == true, "own memory is own");
   for (size_t i = 0; i < cells; ++i) require(view.local(table)[i] == 0, "fresh memory is zero");
   require(reinterpret_cast<HeapHeader*>(view.base[view.rank])->abort_word == 0, "no abort at first");
-  link.barrier(kLong);
+  link.barrier(kMinute);
   for (int r = 0; r < view.world; ++r) view.at(r, table)[view.rank] = static_cast<uint64_t>(view.rank * 1000 + r);
   view.base[(view.rank + 1) % view.world][heap.size() - 1] = std::byte{77};  // the last byte exists
-  link.barrier(kLong);
+  link.barrier(kMinute);
   for (int r = 0; r < view.world; ++r) {
     require(view.local(table)[r] == static_cast<uint64_t>(r * 1000 + view.rank), "what the peer wrote");
   }
   require(view.base[view.rank][heap.size() - 1] == std::byte{77}, "last byte");
-  link.barrier(kLong);
+  link.barrier(kMinute);
 }
 
 class Worlds : public testing::TestWithParam<int> {};
@@ -205,7 +205,7 @@ TEST_P(Worlds, ThreadsShareTheirSegments) {
   std::vector<std::string> errors(links.size());
   harness::on_threads(links.size(), [&](size_t r) {
     try {
-      const auto heap = SymmetricHeap::create(*links[r], 8 * kMiB, kLong);
+      const auto heap = SymmetricHeap::create(*links[r], 8 * kMiB, kMinute);
       exercise(*links[r], *heap);
     } catch (const std::exception& error) {
       errors[r] = error.what();
@@ -228,7 +228,7 @@ TEST(Heap, DifferentSizesAreAMismatchOnEveryRank) {
   auto links = make_thread_bootstraps(3);
   std::atomic<int> mismatches{0};
   harness::on_threads(links.size(), [&](size_t r) {
-    mismatches += error_of([&] { SymmetricHeap::create(*links[r], (r == 1 ? 2 : 1) * kMiB, kLong); }) == ErrorCode::mismatch;
+    mismatches += error_of([&] { SymmetricHeap::create(*links[r], (r == 1 ? 2 : 1) * kMiB, kMinute); }) == ErrorCode::mismatch;
   });
   EXPECT_EQ(mismatches, 3);
 }
@@ -269,16 +269,16 @@ TEST_P(Worlds, ProcessesShareTheirSegments) {
     const auto link = join(me, store);
     const size_t descriptors = open_descriptors();
     {
-      const auto heap = SymmetricHeap::create(*link, 8 * kMiB, kLong);
+      const auto heap = SymmetricHeap::create(*link, 8 * kMiB, kMinute);
       me.require(open_descriptors() == descriptors, "the segments hold no descriptors");
       me.require(mapped_segments(::getpid()) == me.world(), "each segment is mapped once");
       exercise(*link, *heap);
       // Atomics work across the mappings.
       const SymPtr<uint64_t> counter{heap->allocate(8, 8)};
       for (int i = 0; i < 1000; ++i) std::atomic_ref(*heap->view().at(0, counter)).fetch_add(1);
-      link->barrier(kLong);
+      link->barrier(kMinute);
       me.require(*heap->view().at(0, counter) == static_cast<uint64_t>(1000 * me.world()), "atomic sum");
-      link->barrier(kLong);
+      link->barrier(kMinute);
       if (me.rank() == 0) link->leave();  // leaving is not collective
     }
     me.require(mapped_segments(::getpid()) == 0, "nothing is mapped any more");
@@ -292,10 +292,10 @@ TEST(HeapOfProcesses, OutlivesAKilledRankAndDisappearsWithTheLastOne) {
   const auto shm_before = list("/dev/shm");
   ForkedRanks ranks(3, [&](ChildRank& me) {
     const auto link = join(me, store);
-    const auto heap = SymmetricHeap::create(*link, 4 * kMiB, kLong);
+    const auto heap = SymmetricHeap::create(*link, 4 * kMiB, kMinute);
     const SymPtr<uint64_t> cell{heap->allocate(32, 8)};
     *heap->view().local(cell) = static_cast<uint64_t>(100 + me.rank());
-    link->barrier(kLong);
+    link->barrier(kMinute);
     me.say("mapped");
     me.await("rank 1 is dead");
     me.require(*heap->view().at(1, cell) == 101, "the dead rank's memory is still there");
@@ -305,17 +305,17 @@ TEST(HeapOfProcesses, OutlivesAKilledRankAndDisappearsWithTheLastOne) {
   });
   std::vector<pid_t> pids;
   for (int r = 0; r < 3; ++r) {
-    ASSERT_TRUE(ranks.wait_until_said(r, "mapped", kLong));
+    ASSERT_TRUE(ranks.wait_until_said(r, "mapped", kMinute));
     pids.push_back(ranks.pid(r));
     EXPECT_EQ(mapped_segments(pids.back()), 3);
   }
   ranks.kill(1);
-  ASSERT_TRUE(ranks.wait_until_ended(1, kLong));
+  ASSERT_TRUE(ranks.wait_until_ended(1, kMinute));
   ranks.send_line_to_all("rank 1 is dead");
-  for (const int r : {0, 2}) ASSERT_TRUE(ranks.wait_until_said(r, "touched", kLong));
+  for (const int r : {0, 2}) ASSERT_TRUE(ranks.wait_until_said(r, "touched", kMinute));
   ranks.kill(0);
   ranks.kill(2);
-  ranks.finish(kLong);
+  ranks.finish(kMinute);
   for (const pid_t pid : pids) EXPECT_LE(mapped_segments(pid), 0);
   EXPECT_EQ(list("/dev/shm"), shm_before);
 }
@@ -329,7 +329,7 @@ TEST(HeapOfProcesses, OneRankWithoutRoomIsAnErrorOnAllThatNamesIt) {
       me.require(::setrlimit(RLIMIT_FSIZE, &small) == 0, "setrlimit");
     }
     std::string text;
-    const ErrorCode code = error_of([&] { SymmetricHeap::create(*link, 4 * kMiB, kLong); }, &text);
+    const ErrorCode code = error_of([&] { SymmetricHeap::create(*link, 4 * kMiB, kMinute); }, &text);
     me.require(code == ErrorCode::system, "code of: " + text);
     me.require(text.find("rank 1") != std::string::npos && text.find("4 MiB") != std::string::npos &&
                    text.find("file size limit is 1 MiB") != std::string::npos,
@@ -343,7 +343,7 @@ TEST(HeapOfProcesses, MoreThanTheMachineHasIsAnErrorBeforeAnyMemoryIsTaken) {
   const auto ends = run_ranks(2, [&](ChildRank& me) {
     const auto link = join(me, store);
     std::string text;
-    const ErrorCode code = error_of([&] { SymmetricHeap::create(*link, size_t{1} << 44, kLong); }, &text);
+    const ErrorCode code = error_of([&] { SymmetricHeap::create(*link, size_t{1} << 44, kMinute); }, &text);
     me.require(code == ErrorCode::system && text.find("32768 GiB (2 ranks x 16384 GiB)") != std::string::npos, text);
   });
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end;
@@ -355,12 +355,12 @@ TEST(HeapOfProcesses, ADeadRankEndsTheCreationOfTheOthers) {
     const auto link = join(me, store);
     me.say("joined");
     if (me.rank() == 2) me.await("never");
-    const ErrorCode code = error_of([&] { SymmetricHeap::create(*link, kMiB, kLong); });
+    const ErrorCode code = error_of([&] { SymmetricHeap::create(*link, kMiB, kMinute); });
     me.require(code == ErrorCode::peer_failed, "code " + std::string(to_string(code)));
   });
-  for (int r = 0; r < 3; ++r) ASSERT_TRUE(ranks.wait_until_said(r, "joined", kLong));
+  for (int r = 0; r < 3; ++r) ASSERT_TRUE(ranks.wait_until_said(r, "joined", kMinute));
   ranks.kill(2);
-  const auto ends = ranks.finish(kLong);
+  const auto ends = ranks.finish(kMinute);
   for (const size_t r : {0, 1}) EXPECT_TRUE(ends[r].ok()) << ends[r];
 }
 

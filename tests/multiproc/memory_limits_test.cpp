@@ -18,8 +18,6 @@ namespace {
 
 using namespace detail;
 
-constexpr size_t kMiB = size_t{1} << 20;
-
 /// A folder of files that stand in for /proc and /sys.
 class FakeSystem {
  public:
@@ -159,8 +157,8 @@ TEST(MemoryAvailable, OfThisMachineIsKnown) {
 
 TEST(DescribeBytes, IsExactOrRounded) {
   EXPECT_EQ(describe_bytes(4096), "4096 bytes");
-  EXPECT_EQ(describe_bytes(256 * kMiB), "256 MiB");
-  EXPECT_EQ(describe_bytes(kMiB + kMiB / 2), "1.50 MiB");
+  EXPECT_EQ(describe_bytes(size_t{256} << 20), "256 MiB");
+  EXPECT_EQ(describe_bytes(size_t{3} << 19), "1.50 MiB");
   EXPECT_EQ(describe_bytes(size_t{3} << 30), "3 GiB");
 }
 

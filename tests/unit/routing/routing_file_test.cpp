@@ -304,7 +304,7 @@ void expect_error(ErrorCode code, const std::string& text, Function function) {
 }
 
 template <class Function>
-void expect_refused(const std::string& text, Function function) {
+void expect_refused_call(const std::string& text, Function function) {
   expect_error(ErrorCode::invalid_argument, text, function);
 }
 
@@ -313,19 +313,20 @@ TEST(RoutingImages, RefusesWrongArguments) {
                                                 entry("layer9.topk_ids", "I32", "[1,3]", 0, 12)}),
                                         bytes_of(Ids{1, 2, 3}));
   const RoutingFile file = RoutingFile::parse(span_of(image), "image");
-  expect_refused("RoutingFile::ranks: layer is 3; allowed: 4, 9 (image)", [&] { file.ranks(3); });
-  expect_refused("RoutingFile::read: rank is 2; allowed: 0 to 1", [&] { file.read(4, 2); });
-  expect_refused("RoutingFile::read: rank is -1; allowed: 0 to 1", [&] { file.read(4, -1); });
-  expect_refused("RoutingFile::read: num_experts is 15; allowed: 0, or 16 and above (image was recorded with 16)",
-                 [&] { file.read(9, 0, 15); });
-  expect_refused("RoutingFile::read_share: tokens is 1; allowed: 0, because recorded rank 1 has no tokens (image)",
-                 [&] { file.read_share(4, 3, 1); });
-  expect_refused("RoutingFile::read_share: tokens is -1; allowed: 0 to 46912496118442", [&] { file.read_share(9, 0, -1); });
-  expect_refused("RoutingFile::read_share: rank is 65536; allowed: 0 to 65535", [&] { file.read_share(9, 65536, 1); });
+  expect_refused_call("RoutingFile::ranks: layer is 3; allowed: 4, 9 (image)", [&] { file.ranks(3); });
+  expect_refused_call("RoutingFile::read: rank is 2; allowed: 0 to 1", [&] { file.read(4, 2); });
+  expect_refused_call("RoutingFile::read: rank is -1; allowed: 0 to 1", [&] { file.read(4, -1); });
+  expect_refused_call("RoutingFile::read: num_experts is 15; allowed: 0, or 16 and above (image was recorded with 16)",
+                      [&] { file.read(9, 0, 15); });
+  expect_refused_call("RoutingFile::read_share: tokens is 1; allowed: 0, because recorded rank 1 has no tokens (image)",
+                      [&] { file.read_share(4, 3, 1); });
+  expect_refused_call("RoutingFile::read_share: tokens is -1; allowed: 0 to 46912496118442",
+                      [&] { file.read_share(9, 0, -1); });
+  expect_refused_call("RoutingFile::read_share: rank is 65536; allowed: 0 to 65535", [&] { file.read_share(9, 65536, 1); });
   const std::string plain = npy(npy_dict("<i4", "(1, 1)"), "abcd");
   const std::string unknown = "; allowed: 1 and above (image does not tell it)";
-  expect_refused("RoutingFile::read: num_experts is 0" + unknown, [&] { parse_one(plain, 0); });
-  expect_refused("RoutingFile::read: num_experts is -4" + unknown, [&] { parse_one(plain, -4); });
+  expect_refused_call("RoutingFile::read: num_experts is 0" + unknown, [&] { parse_one(plain, 0); });
+  expect_refused_call("RoutingFile::read: num_experts is -4" + unknown, [&] { parse_one(plain, -4); });
 }
 
 TEST_F(RoutingFiles, SafetensorsWriterRefusesWrongArguments) {
@@ -334,7 +335,7 @@ TEST_F(RoutingFiles, SafetensorsWriterRefusesWrongArguments) {
   plain.topk_weights.clear();
   broken.topk_ids.pop_back();
   const auto refused = [&](const std::string& text, const std::vector<RecordedRouting>& parts, const std::string& value = "") {
-    expect_refused(text, [&] { write_safetensors(path("x.safetensors"), parts, {{"key", value}}); });
+    expect_refused_call(text, [&] { write_safetensors(path("x.safetensors"), parts, {{"key", value}}); });
   };
   refused("write_safetensors: recording is layer 1 rank 0 twice; allowed: each once", {{1, 0, good}, {1, 0, good}});
   refused("write_safetensors: num_experts of layer 1 rank 1 is 32; allowed: 64, as in the first part",
@@ -357,7 +358,7 @@ TEST_F(RoutingFiles, NpyWriterRefusesWrongArguments) {
   Routing plain = good;
   plain.topk_weights.clear();
   const auto refused = [&](const std::string& text, const std::string& name, const std::vector<Routing>& ranks) {
-    expect_refused(text, [&] { write_npy(path(name), ranks); });
+    expect_refused_call(text, [&] { write_npy(path(name), ranks); });
   };
   refused("write_npy: ranks.size() is 0; allowed: 1 and above", "a.npy", {});
   refused(

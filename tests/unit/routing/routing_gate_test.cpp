@@ -13,6 +13,7 @@
 
 #include "routing/portable_math.hpp"
 #include "switchyard/routing.hpp"
+#include "unit/routing/refusals.hpp"
 
 namespace switchyard {
 namespace {
@@ -88,17 +89,6 @@ void expect_token(const Routing& routing, int64_t token, const Choice& expected)
     ASSERT_EQ(routing.topk_ids[i], expected.ids[k]) << "token " << token << " k " << k;
     ASSERT_NEAR(routing.topk_weights[i], expected.weights[k], 2e-6 * std::abs(expected.weights[k]) + 1e-30)
         << "token " << token << " k " << k;
-  }
-}
-
-template <class Function>
-void expect_refused(Function function, const std::string& text) {
-  try {
-    function();
-    FAIL() << "not refused; expected: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_EQ(std::string(error.what()), text);
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "routing/random.hpp"
 #include "switchyard/routing.hpp"
+#include "unit/routing/refusals.hpp"
 
 namespace switchyard {
 namespace {
@@ -36,17 +37,6 @@ GeneratorSpec spec_of(Pattern pattern, int experts = 256, int topk = 8, int worl
   spec.topk = topk;
   spec.world = world;
   return spec;
-}
-
-template <class Function>
-void expect_refused(Function function, const std::string& text) {
-  try {
-    function();
-    FAIL() << "not refused; expected: " << text;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_EQ(std::string(error.what()), text);
-  }
 }
 
 // The expected values were computed in Python by an independent implementation of the same description (docs/routing.md).

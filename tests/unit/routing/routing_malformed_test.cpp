@@ -184,7 +184,7 @@ TEST(MalformedSafetensors, IdsAndWeights) {
 }
 
 TEST(MalformedSafetensors, WeightsMustBeFinite) {
-  constexpr float kInf = std::numeric_limits<float>::infinity(), kNaN = std::numeric_limits<float>::quiet_NaN();
+  constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   std::vector<float> weights(8, 1.0f);
   const auto read = [&](int rank) {  // two ranks in one tensor
     const std::string image =
@@ -193,7 +193,7 @@ TEST(MalformedSafetensors, WeightsMustBeFinite) {
     return RoutingFile::parse(span_of(image), "file").read(kNoLayer, rank, 4);
   };
   EXPECT_EQ(read(1).topk_weights, std::vector<float>(4, 1.0f));
-  for (const auto& [value, found] : {std::pair(kNaN, "nan"), std::pair(kInf, "inf"), std::pair(-kInf, "-inf")}) {
+  for (const auto& [value, found] : {std::pair(nan, "nan"), std::pair(infinity, "inf"), std::pair(-infinity, "-inf")}) {
     weights[5] = value;
     EXPECT_EQ(read(0).topk_weights.size(), 4u) << "the other rank's weights are fine";
     try {
