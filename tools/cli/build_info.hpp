@@ -6,7 +6,7 @@
 
 namespace switchyard::tool {
 
-/// Version, as in "0.1.0".
+/// Version, as in "0.2.0".
 std::string version();
 /// `git describe` at configuration time, or "unknown".
 std::string source_commit();
