@@ -98,7 +98,7 @@ class GpuHostLinks {
   static void clear_moved(const CallContext& call, const LaunchShape& launch, gpu::Stream stream);
   DispatchRail prepare_rail(size_t i, const CudaDispatchParams& params, const GpuHostTables::OfPeer& of, bool weights,
                             const std::byte* counts);
-  /// Reads what the placements' exchange has found out. The host waits for copies.
+  /// Copies the cuts, and whether peers take weights, to the host, and waits for the copies.
   void read_cuts(Summing& combine);
   /// Allocates the slots of a combine and copies its tables to the GPU. The host waits for that copy.
   ReturningHosts set_up_rounds(const CudaCombineParams& params, Summing& over, const LaunchShape& launch);
