@@ -146,7 +146,10 @@ std::string missing_spans(const LateSite& c, int late) {
   tracks.events_per_track = 1 << 10;
   Trace trace(kWorld, tracks);
   const auto all = outcomes(kWorld, options, [&](Group& group) {
-    if (group.rank() == late) switchyard::detail::defer_copies(group);  // its objects use the arch CpuLate
+    if (group.rank() == late) {
+      switchyard::detail::defer_copies(group);  // its objects use the arch CpuLate
+      switchyard::detail::before_rounds(group, [] { lateness_of_site.before(Site::network); });  // a round has no flag
+    }
     call.play(group, [&](const std::function<void()>& make) {
       group.barrier();
       if (group.rank() == late) lateness_of_site.arm(c.site, kDelay);
@@ -159,7 +162,7 @@ std::string missing_spans(const LateSite& c, int late) {
   });
   for (const Outcome& o : all)
     if (o.code != switchyard::ErrorCode::ok) return o.text;
-  if (!lateness_of_site.happened) return "no flag of the site was set";
+  if (!lateness_of_site.happened) return "no flag of the site was set, and no round posted";
   std::string missing;
   for (int rank = 0; rank < kWorld; ++rank) {
     if ((rank == late) != (c.waiting == Waiting::own_rank)) continue;

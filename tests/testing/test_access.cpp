@@ -23,16 +23,14 @@ namespace {
   return true;
 }();
 
-class CountingCarrier final : public Carrier {
+/// Calls a function before each round.
+class WatchedCarrier final : public Carrier {
  public:
-  CountingCarrier(std::unique_ptr<Carrier> carrier, Carried& carried) : carrier_(std::move(carrier)), carried_(carried) {}
+  using Watch = std::function<void(std::span<const PeerTransfer>)>;
+  WatchedCarrier(std::unique_ptr<Carrier> carrier, Watch watch) : carrier_(std::move(carrier)), watch_(std::move(watch)) {}
   void share(std::shared_ptr<const void> memory) override { carrier_->share(std::move(memory)); }
   void post(uint64_t round, std::span<const PeerTransfer> transfers, void* stream) override {
-    for (const PeerTransfer& transfer : transfers) {
-      carried_.sent += transfer.send.size();
-      carried_.received += transfer.receive.size();
-    }
-    ++carried_.rounds;
+    watch_(transfers);
     carrier_->post(round, transfers, stream);
   }
   RoundStatus advance(uint64_t round) override { return carrier_->advance(round); }
@@ -40,15 +38,29 @@ class CountingCarrier final : public Carrier {
 
  private:
   std::unique_ptr<Carrier> carrier_;
-  Carried& carried_;
+  Watch watch_;
 };
+
+void watch_rounds(Group& group, const WatchedCarrier::Watch& watch) {
+  group.impl().wrap_carrier = [watch](std::unique_ptr<Carrier> carrier) {
+    return std::make_unique<WatchedCarrier>(std::move(carrier), watch);
+  };
+}
 
 }  // namespace
 
 void count_carried(Group& group, Carried& carried) {
-  group.impl().wrap_carrier = [&carried](std::unique_ptr<Carrier> carrier) {
-    return std::make_unique<CountingCarrier>(std::move(carrier), carried);
-  };
+  watch_rounds(group, [&carried](std::span<const PeerTransfer> transfers) {
+    for (const PeerTransfer& transfer : transfers) {
+      carried.sent += transfer.send.size();
+      carried.received += transfer.receive.size();
+    }
+    ++carried.rounds;
+  });
+}
+
+void before_rounds(Group& group, const std::function<void()>& act) {
+  watch_rounds(group, [act](std::span<const PeerTransfer>) { act(); });
 }
 
 void number_calls_from(Group& group, uint64_t first_epoch) { group.impl().first_epoch = first_epoch; }

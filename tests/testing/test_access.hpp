@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "switchyard/group.hpp"
 
@@ -29,6 +30,9 @@ struct Carried {
 /// On several hosts, objects subsequently created from `group` count what they carry in `carried`, which must outlive the
 /// group.
 void count_carried(Group& group, Carried& carried);
+
+/// On several hosts, objects subsequently created from `group` call `act` before they post a round to the carrier.
+void before_rounds(Group& group, const std::function<void()>& act);
 
 /// CPU: calls on objects subsequently created from `group` perform a copy only when it is settled, so that a protocol that
 /// omits a settle produces wrong results (arch CpuDeferred). May differ by rank. Has no effect on GPU groups.

@@ -91,8 +91,8 @@ TEST(CommandLine, ChecksOfTheLibraryNameTheirFields) {
     (void)NormalExchange::heap_bytes(config, 2);
     ADD_FAILURE() << "no error";
   } catch (const Error& e) {
-    EXPECT_EQ(e.field(), "hidden");
-    EXPECT_EQ(e.field().data(), e.what() + std::string(e.what()).find("hidden"));
+    EXPECT_EQ(e.field(), "NormalConfig::hidden");
+    EXPECT_EQ(e.field().data(), e.what() + std::string(e.what()).find("NormalConfig::hidden"));
   }
   config.hidden = 64;
   config.topk = 1000;
