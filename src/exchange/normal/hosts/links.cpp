@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "arch/cpu/cpu_arch.hpp"
 #include "exchange/normal/hosts/sizes.hpp"
 
 namespace switchyard::detail {

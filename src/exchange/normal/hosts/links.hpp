@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "arch/cpu/warp.hpp"
 #include "exchange/hosts/rails.hpp"
 #include "exchange/hosts/schedule.hpp"
 #include "plan/hosts.hpp"
