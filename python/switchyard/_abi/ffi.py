@@ -22,7 +22,7 @@ from .words import in_python
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 #: Library version that this package requires.
-_MAJOR, _MINOR = 0, 1
+_MAJOR, _MINOR = 0, 2
 
 # The letters of signatures.py.
 _TYPES = {"p": c_void_p, "i": c_int32, "u": c_uint32, "l": c_int64, "z": c_size_t, "s": c_char_p}

@@ -32,6 +32,16 @@ def run(program, folder, environment):
     return subprocess.run([sys.executable, folder / "program.py"], check=True, timeout=60, env=environment, capture_output=True, text=True).stdout
 
 
+def test_versions():
+    version = text_of("VERSION").strip()
+    minor = version.rpartition(".")[0]
+    assert f"{_ffi._MAJOR}.{_ffi._MINOR}" == minor
+    required = [re.findall(r"find_package\(switchyard ([0-9.]+)", path.read_text()) for path in
+                (ROOT / "examples/CMakeLists.txt", *sorted((ROOT / "tests/abi").glob("consumer*/CMakeLists.txt")))]
+    assert len(required) > 4 and all(each == [minor] for each in required)
+    assert f"This is version {minor}." in text_of("docs/support.md") and f"Switchyard {version} " in text_of("docs/comparison.md")
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/python.md", "docs/start/python.md", "python/README.md"])
 def test_ten_lines(name, tmp_path, environment):
     program = programs(name)[0]
