@@ -21,11 +21,11 @@ _KEYWORDS = {"num_warps": "workers", "num_blocks": "workers", "timeout_ms": "tim
 #: Structs where a message names them as a whole: the Python class or method that takes their members as keywords.
 _STRUCTS = {
     "NormalConfig": "Exchange", "LowLatencyConfig": "LowLatency", "LedgerConfig": "LedgerCombine", "MoeLayerConfig": "MoeLayer",
-    "FusedMoeConfig": "MoeLayer", "FusedMoeCall": "MoeLayer", "GroupOptions": "Group", "DispatchOptions": "dispatch",
+    "MoeLayerCall": "MoeLayer", "GroupOptions": "Group", "DispatchOptions": "dispatch",
     "CombineOptions": "combine", "LowLatencyDispatchOptions": "dispatch", "LowLatencyCombineOptions": "combine",
     "AllToAllOptions": "all_to_all", "LedgerCombineOptions": "combine"}
 #: Classes with different names in Python.
-_CLASSES = {"NormalExchange": "Exchange", "LowLatencyExchange": "LowLatency", "FusedMoe": "MoeLayer"}
+_CLASSES = {"NormalExchange": "Exchange", "LowLatencyExchange": "LowLatency"}
 #: Sentences about builds, other names of functions, and calls that Python makes itself.
 _PHRASES = (
     ("build with nvcc and -DSWITCHYARD_BACKENDS=cuda, or use Backend::cpu",
