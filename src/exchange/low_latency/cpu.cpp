@@ -198,7 +198,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     run_phase("combine", [&](CpuWarp& w) { return collect_returned<A>(w, phased); });
     hosts_->post_combine(phased);
     await(p.call, "combine");
-    if (!announce_entered<A>(solo_, phased)) raise("combine");
+    if (!check_returned<A>(solo_, phased)) raise("combine");
   }
   void receive_local(const LowLatencyDispatchParams& p, LowLatencyBlock&) {
     on_workers([&](CpuWarp& w) { (void)low_latency_receive<A>(w, p); });

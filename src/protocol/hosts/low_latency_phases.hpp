@@ -295,8 +295,16 @@ SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombinePara
   return true;
 }
 
-/// Proxy: announces to the ranks of this host that the ranks that use this proxy have entered the call. Call from one warp.
-/// Returns false after recording a fault.
+/// Proxy: checks that the received rounds belong to this call. Call from one warp. Returns false after recording a fault.
+template <class A>
+SWITCHYARD_FN bool check_returned(typename A::Warp& w, const PhasedCombineParams& p) {
+  for (int rail = 0; rail < p.rails.num_rails; ++rail)
+    if (p.rails.rails[rail].is_proxy_of_peer != 0 && !is_of_call<A>(w, p.call, p.rails, rail)) return false;
+  return true;
+}
+
+/// check_returned(), which also announces to the ranks of this host that the ranks that use this proxy have entered the call.
+/// For backends whose headers do not cross in a round of their own.
 template <class A>
 SWITCHYARD_FN bool announce_entered(typename A::Warp& w, const PhasedCombineParams& p) {
   for (int rail = 0; rail < p.rails.num_rails; ++rail) {
