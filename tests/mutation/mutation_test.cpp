@@ -152,7 +152,6 @@ constexpr Use kUses[] = {
     {Site::message, Phase::low_latency_hosts, Staging::direct},
     // `returned` is excluded: ThreadSanitizer treats all sockets as one synchronization object, and ranks use their sockets
     // after their rows.
-    {Site::local_sends, Phase::low_latency_hosts, Staging::direct},
 };
 
 /// Returns why weakening this flag's orders is undetectable, or null if it must be detected.
