@@ -36,7 +36,7 @@ bool relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint6
     if (peer.peer_is_my_proxy) {
       const RelayHead head = relay_head(call, number(peer), bytes);
       std::memcpy(peer.out.data(), &head, sizeof head);
-      std::memcpy(peer.out.data() + sizeof head, message, bytes);
+      if (bytes > 0) std::memcpy(peer.out.data() + sizeof head, message, bytes);
     }
     transfers.push_back({peer.rank, peer.out, peer.in});
   }
