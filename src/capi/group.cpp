@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "capi/objects.hpp"
-#include "capi/share_group.hpp"
+#include "capi/internal_exports.hpp"
 #include "capi/structs.hpp"
 
 using namespace switchyard;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exception boundary for local calls in any library: every exported C function that is not collective runs its body in
-// `guarded`. The functions are inline, because the libraries share only keep_exception.hpp.
+// `guarded`. The functions are inline, because the libraries share only internal_exports.hpp.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "capi/keep_exception.hpp"
+#include "capi/internal_exports.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {

@@ -13,7 +13,7 @@ PUBLIC_CXX = re.compile(r"^(vtable for |typeinfo for |typeinfo name for )?switch
 # The demangled name of a template function begins with its return type: "switchyard::DType switchyard::detail::f<...>(...)".
 INNER_CXX = re.compile(r"^[^(]*?\sswitchyard::detail::\w+")
 EXCHANGE = "switchyard"
-INNER_HEADERS = ("keep_exception.hpp", "share_group.hpp")
+INNER_HEADERS = ("internal_exports.hpp",)
 INNER_CLASSES = {"switchyard::detail::FusedMoe": "exchange/fused/fused_moe.hpp"}
 
 

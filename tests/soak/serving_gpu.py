@@ -21,13 +21,14 @@ import time
 import traceback
 
 import torch
+from serving import collect
 
 import switchyard as sy
 
 HEAP = 1 << 30
 MAX_KEPT = 8  # number of results that a rank keeps
 MAX_OBJECTS = 5  # number of objects that a rank holds at a time
-STEPS_PER_CHECK = 50  # the host reads the number of differences once in so many steps
+STEPS_PER_CHECK = 50  # the host reads the number of differences every 50 steps
 
 
 class Differences:
@@ -282,17 +283,10 @@ class Dropper:
             taken.check(self.group, self.differences)
             self.dropped += 1
             del taken
-        what = self.rng.random()
         if self.dropped % 100 == 99:  # memory that only the collector frees does not accumulate
             gc.enable(), gc.unfreeze(), gc.collect()
-        elif what < 0.3:
-            gc.collect(self.rng.randrange(3))
-        elif what < 0.35:
-            gc.freeze()
-        elif what < 0.4:
-            gc.unfreeze()
-        elif what < 0.5:
-            (gc.disable if gc.isenabled() else gc.enable)()
+        else:
+            collect(self.rng)
 
     def end(self):
         self.ends.set()

@@ -11,7 +11,7 @@
 
 #include "capi/errors.hpp"
 #include "capi/layer/structs.hpp"
-#include "capi/share_group.hpp"
+#include "capi/internal_exports.hpp"
 #include "switchyard/c/layer.h"
 
 using namespace switchyard;

@@ -436,7 +436,7 @@ class Bench(unittest.TestCase):
             self.assertLess(0, network["token_host_pairs"])
             self.assertLess(network["token_host_pairs"], network["token_rank_pairs"])
             self.assertLess(network["token_rank_pairs"], network["routes"])
-            # Of each token, its header crosses in 128 bytes, and its row in a multiple of that.
+            # A token crosses as a header of 128 bytes and its row, rounded up to a multiple of 128 bytes.
             self.assertEqual(network["dispatch_bytes"], network["token_host_pairs"] * (128 + -(-row // 128) * 128))
             self.assertEqual(network["combine_bytes"], network["token_host_pairs" if order == "per_host" else "token_rank_pairs"] * row)
             self.assertIn("2 hosts: ", out)
