@@ -134,6 +134,11 @@ namespace detail {
 constexpr int64_t packed_bytes(int64_t elements, int bits) {
   return bits % 8 == 0 ? elements * (bits / 8) : elements / 8 * bits + (elements % 8 * bits + 7) / 8;
 }
+/// True if the elements of every type are whole bytes, so that no call needs the general form.
+inline constexpr bool kWholeBytes = true
+#define SY_ROW_TYPE(name, NAME, value, bits, ...) &&(bits) % 8 == 0
+#include "switchyard/dtypes.def"
+    ;
 }  // namespace detail
 
 /// Bits of one element.
@@ -150,6 +155,7 @@ constexpr int dtype_bits(DType type) {
 /// Bytes of `elements` consecutive elements; the last byte may be partly used. Also the offset of element `elements` of a row,
 /// if that element starts at a byte. The size of one element is its alignment.
 constexpr size_t dtype_bytes(DType type, int64_t elements) {
+  if constexpr (detail::kWholeBytes) return static_cast<size_t>(elements * (dtype_bits(type) / 8));
   return static_cast<size_t>(detail::packed_bytes(elements, dtype_bits(type)));
 }
 
