@@ -206,7 +206,7 @@ def play_refusals(rank, world, folder):
         fully_shard(model, ignored_params=set(sy.expert_parameters(model)))
         with pytest.raises(sy.InvalidArgument, match="fully_shard averages.*gradients='mean'"):
             model(tokens_of(rank))
-        with pytest.raises(sy.InvalidArgument, match="gradients = 'average': must be 'sum', 'mean'"):
+        with pytest.raises(sy.InvalidArgument, match="gradients = 'average': must be 'sum' or 'mean'"):
             sy.parallelize_moe(Model(), group, max_tokens=TOKENS, gradients="average")
 
 
