@@ -39,6 +39,7 @@ def test_versions():
     required = [re.findall(r"find_package\(switchyard ([0-9.]+)", path.read_text()) for path in
                 (ROOT / "examples/CMakeLists.txt", *sorted((ROOT / "tests/abi").glob("consumer*/CMakeLists.txt")))]
     assert len(required) > 4 and all(each == [minor] for each in required)
+    assert f"production: version {minor} " in text_of("README.md")
     assert f"This is version {minor}." in text_of("docs/support.md") and f"Switchyard {version} " in text_of("docs/comparison.md")
 
 
