@@ -152,6 +152,14 @@ def test_record_stream():
     over_gpus(1, _recorded_stream, low_latency_heap(1))
 
 
+def replays_give(graph, got, want, times):
+    for _ in range(times):
+        got.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(got, want)
+
+
 def _in_a_graph(group, drop_inside):
     """Memory of a captured call stays valid as long as its graph, even if it is dropped during the capture."""
     ll = sy.LowLatency(group, **SHAPE)
@@ -175,17 +183,10 @@ def _in_a_graph(group, drop_inside):
         each.x.fill_(7.0)
     torch.cuda.synchronize()
     group.barrier()
-    for _ in range(3):
-        got.zero_()
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(got, want)
+    replays_give(graph, got, want, times=3)
     ll.close()  # the graph still holds its memory
-    got.zero_()
     group.barrier()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(got, want)
+    replays_give(graph, got, want, times=1)
     group.barrier()
     del graph
 
@@ -214,11 +215,7 @@ def _made_in_a_capture(group, mode):
         rows[-1].copy_(received.x)
         got = ll.combine(rows[-1], received)
     group.barrier()
-    for _ in range(2):
-        got.zero_()
-        graph.replay()
-        torch.cuda.synchronize()
-        assert torch.equal(got, want)
+    replays_give(graph, got, want, times=2)
     group.barrier()
     del graph
 
