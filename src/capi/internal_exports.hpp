@@ -9,7 +9,7 @@
 #include "switchyard/c/types.h"
 
 // As in switchyard/c/switchyard.h, which guarded.hpp does not need as a whole.
-typedef struct sy_group sy_group;
+typedef struct sy_group sy_group;  // NOLINT(readability-identifier-naming): a name of the C ABI
 namespace switchyard {
 class Group;
 }

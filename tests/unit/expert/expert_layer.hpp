@@ -237,8 +237,7 @@ class ExpertLayer {
     options.dtype = c_.type;
     options.storage = WeightStorage::view;
     options.max_rows = c_.masked ? received_.x.rows : max_rows(c_.normal(), c_.world());
-    const auto elements = static_cast<size_t>(c_.hidden * c_.intermediate),
-               bytes = dtype_bytes(c_.type, c_.hidden * c_.intermediate);
+    const auto bytes = dtype_bytes(c_.type, c_.hidden * c_.intermediate);
     const auto here = static_cast<size_t>(end - first);
     auto* const w13 = static_cast<std::byte*>(rig_.allocate(2 * here * bytes));
     auto* const w2 = static_cast<std::byte*>(rig_.allocate(here * bytes));
