@@ -10,11 +10,16 @@
 # Creates the static library switchyard_tool_<folder>, which links the rooms that it SEES. A room is compiled against a folder of
 # links to exactly the paths that it may include, like the layers of src.
 
-# Headers that most rooms include, precompiled once for all of them. No source may rely on them: builds with
+# What takes time runs in the library, in the oracle or in the room `measure`; the compilation of the other rooms is a good part of
+# a first `./dev demo`.
+set(switchyard_room_optimization $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:C,CXX>>:-O1>)
+
+# Headers that most rooms include, precompiled once for all of them but `measure`, whose options differ. No source may rely on them: builds with
 # CMAKE_DISABLE_PRECOMPILE_HEADERS do not use them.
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/tool_headers.cpp CONTENT "")
 add_library(switchyard_tool_headers STATIC EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/tool_headers.cpp)
 target_link_libraries(switchyard_tool_headers PRIVATE switchyard_flags fmt::fmt nlohmann_json::nlohmann_json)
+target_compile_options(switchyard_tool_headers PRIVATE ${switchyard_room_optimization})
 target_precompile_headers(switchyard_tool_headers PRIVATE <fmt/core.h> <nlohmann/json.hpp> <algorithm> <chrono> <filesystem> <functional>
   <map> <memory> <optional> <string> <vector>)
 
@@ -38,7 +43,10 @@ function(switchyard_room folder)
   target_include_directories(${target} PRIVATE ${view})
   target_link_libraries(${target} PRIVATE switchyard_flags
     PUBLIC ${rooms} ${arg_LINK} switchyard::switchyard fmt::fmt nlohmann_json::nlohmann_json)
-  target_precompile_headers(${target} REUSE_FROM switchyard_tool_headers)
+  if(NOT folder STREQUAL "measure")
+    target_compile_options(${target} PRIVATE ${switchyard_room_optimization})
+    target_precompile_headers(${target} REUSE_FROM switchyard_tool_headers)
+  endif()
   # Diagnostics and debug information name the real file.
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-ffile-prefix-map=${view}/=${PROJECT_SOURCE_DIR}/tools/>)
   set_property(GLOBAL APPEND PROPERTY switchyard_rooms ${target})

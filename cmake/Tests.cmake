@@ -8,6 +8,7 @@
 #   [SHARDS <n>]               n ctest entries that run disjoint parts
 #   [ARGS <argument>...] [ENVIRONMENT <NAME=value>...]
 #   [PROCESSORS <n>]           cores that one entry keeps busy, default 1
+# Entries with larger timeouts start first, so that no long one runs alone at the end.
 #   [EXCEPT none|thread|address...]  build kinds (SWITCHYARD_SANITIZE) in which the test does not exist
 #   [QUICK]                    the sources drive the library and compute little: they are compiled without optimization
 #   [OWN_MAIN]                 the sources define main()
@@ -89,7 +90,7 @@ function(switchyard_test_run name executable)
     endif()
     add_test(NAME ${entry} COMMAND ${executable} ${arg_ARGS})
     set_tests_properties(${entry} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" ENVIRONMENT "${environment}"
-      PROCESSORS ${arg_PROCESSORS} FAIL_REGULAR_EXPRESSION "Running 0 tests from")  # a filter without matches is a failure
+      PROCESSORS ${arg_PROCESSORS} COST ${arg_TIMEOUT} FAIL_REGULAR_EXPRESSION "Running 0 tests from")  # a filter without matches is a failure
   endforeach()
 endfunction()
 
@@ -175,6 +176,6 @@ function(switchyard_script_test name)
     set(arg_PROCESSORS 1)
   endif()
   add_test(NAME ${name} COMMAND ${arg_COMMAND})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" PROCESSORS ${arg_PROCESSORS}
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" PROCESSORS ${arg_PROCESSORS} COST ${arg_TIMEOUT}
                        ENVIRONMENT "${switchyard_test_environment}")
 endfunction()

@@ -7,6 +7,7 @@
 #include <string>
 #include <system_error>
 
+#include "arch/cpu/futex.hpp"
 #include "arch/cpu/row_ops.hpp"
 #include "base/cpu_relax.hpp"
 #include "switchyard/status.hpp"
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int kMaxWarpsPerBlock = 1024;
 constexpr int kMaxWarps = 4096;
-constexpr int kSpins = 200;  // about 2 us: enough for back-to-back calls, without occupying a core that other threads need
+constexpr int kSpins = 200;  // about 2 us: enough for back-to-back calls
 
 /// Signals are left to the application's threads. Pool threads start with all signals blocked except those that report faults
 /// in their own code: the system delivers these to the faulting thread and, if they were blocked, would end the process without
@@ -37,11 +38,19 @@ class SignalsBlocked {
   sigset_t saved_;
 };
 
-/// Equivalent of condition.wait(lock, ready) that does not use the member function `wait`, a libstdc++ symbol missing on
-/// systems older than GCC 12; the rest is inline. A manylinux_2_34 wheel must not depend on this symbol.
+/// Returns once ready(value of the word), after some polls and, if these do not suffice, asleep. \returns the value
 template <class Ready>
-void sleep_until(std::condition_variable& condition, std::unique_lock<std::mutex>& lock, Ready ready) {
-  while (!ready()) pthread_cond_wait(condition.native_handle(), lock.mutex()->native_handle());
+uint32_t await(std::atomic<uint32_t>& word, int spins, Ready ready) {
+  uint32_t value = word.load(std::memory_order_acquire);
+  for (int spin = 0; spin < spins && !ready(value); ++spin) {
+    cpu_relax();
+    value = word.load(std::memory_order_acquire);
+  }
+  while (!ready(value)) {
+    futex_wait(word, value);
+    value = word.load(std::memory_order_acquire);
+  }
+  return value;
 }
 
 bool only_broken_block(const std::exception_ptr& failure) {
@@ -70,6 +79,8 @@ WorkerPool::WorkerPool(int num_blocks, int num_warps) : num_blocks_(num_blocks),
       warps_.push_back(std::make_unique<CpuWarp>(block, warp, num_blocks, num_warps, &barriers_[static_cast<size_t>(block)]));
     }
   }
+  // A thread that polls while others lack a core delays the one it waits for.
+  if (warps_.size() <= std::thread::hardware_concurrency()) spins_ = kSpins;
   failures_.resize(warps_.size());
   threads_.reserve(warps_.size() - 1);
   const SignalsBlocked blocked;
@@ -90,11 +101,9 @@ WorkerPool::WorkerPool(int num_blocks, int num_warps) : num_blocks_(num_blocks),
 WorkerPool::~WorkerPool() { stop(); }
 
 void WorkerPool::stop() noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_.store(true, std::memory_order_relaxed);
-  }
-  wake_.notify_all();
+  stopping_.store(true, std::memory_order_relaxed);
+  call_.fetch_add(1, std::memory_order_release);
+  futex_wake_all(call_);
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
 }
@@ -107,23 +116,14 @@ void WorkerPool::reserve_scratch(size_t bytes) {
 void WorkerPool::run(const std::function<void(CpuWarp&)>& body) {
   const std::lock_guard turn(run_mutex_);
   for (int block = 0; block < num_blocks_; ++block) barriers_[static_cast<size_t>(block)].reset(num_warps_);
+  body_ = &body;
   if (!threads_.empty()) {
-    {
-      const std::lock_guard lock(mutex_);
-      body_ = &body;
-      busy_.store(static_cast<int>(threads_.size()), std::memory_order_relaxed);
-      call_.fetch_add(1, std::memory_order_release);
-    }
-    wake_.notify_all();
-  } else {
-    body_ = &body;
+    busy_.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
+    call_.fetch_add(1, std::memory_order_release);
+    futex_wake_all(call_);
   }
   run_warp(0);
-  for (int spin = 0; spin < kSpins && busy_.load(std::memory_order_acquire) != 0; ++spin) cpu_relax();
-  if (busy_.load(std::memory_order_acquire) != 0) {
-    std::unique_lock lock(mutex_);
-    sleep_until(done_, lock, [this] { return busy_.load(std::memory_order_acquire) == 0; });
-  }
+  await(busy_, spins_, [](uint32_t busy) { return busy == 0; });
   body_ = nullptr;
 
   std::exception_ptr first;
@@ -139,21 +139,12 @@ void WorkerPool::run(const std::function<void(CpuWarp&)>& body) {
 }
 
 void WorkerPool::work(size_t index) {
-  uint64_t seen = 0;
+  uint32_t seen = 0;
   while (true) {
-    for (int spin = 0; spin < kSpins && call_.load(std::memory_order_acquire) == seen; ++spin) cpu_relax();
-    if (call_.load(std::memory_order_acquire) == seen) {
-      std::unique_lock lock(mutex_);
-      sleep_until(wake_, lock,
-                  [&] { return stopping_.load(std::memory_order_relaxed) || call_.load(std::memory_order_acquire) != seen; });
-      if (call_.load(std::memory_order_relaxed) == seen) return;
-    }
-    ++seen;
+    seen = await(call_, spins_, [seen](uint32_t call) { return call != seen; });
+    if (stopping_.load(std::memory_order_relaxed)) return;
     run_warp(index);
-    if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      { const std::lock_guard lock(mutex_); }  // the caller is either before its check of busy_ or asleep
-      done_.notify_one();
-    }
+    if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) futex_wake_all(busy_);
   }
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -47,17 +46,15 @@ class WorkerPool {
 
   int num_blocks_;
   int num_warps_;
+  int spins_ = 0;  // polls before a thread sleeps
   std::unique_ptr<BlockBarrier[]> barriers_;
   std::vector<std::unique_ptr<CpuWarp>> warps_;
   std::vector<std::exception_ptr> failures_;  // by warp; written by its thread, read after all have ended
   std::vector<std::thread> threads_;
 
   std::mutex run_mutex_;  // held during run()
-  std::mutex mutex_;      // guards the condition variables' predicates
-  std::condition_variable wake_;
-  std::condition_variable done_;
-  std::atomic<uint64_t> call_{0};  // number of run() calls so far
-  std::atomic<int> busy_{0};       // pool threads that have not finished the current call
+  std::atomic<uint32_t> call_{0};  // number of run() calls so far, and one more to stop; pool threads sleep on it
+  std::atomic<uint32_t> busy_{0};  // pool threads that have not finished the current call; run() sleeps on it
   std::atomic<bool> stopping_{false};
   const std::function<void(CpuWarp&)>* body_ = nullptr;
 };
