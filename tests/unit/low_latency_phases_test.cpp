@@ -122,7 +122,7 @@ class Cluster {
       return true;
     });
     each([&](Rank&, size_t r, CpuWarp& w) { return collect_returned<Cpu>(w, p[r]); });
-    exchange([&](const Rank& rank, size_t r) { return combine_transfers(rank.plan, rank.remote, p[r]); });
+    exchange([&](const Rank& rank, size_t r) { return combine_transfers(rank.plan, p[r]); });
     each([&](Rank&, size_t r, CpuWarp& w) { return !is_announcer(w) || announce_entered<Cpu>(w, p[r]); });
     each([&](Rank& rank, size_t r, CpuWarp& w) {
       const bool ok = low_latency_sum<Cpu>(w, p[r]);

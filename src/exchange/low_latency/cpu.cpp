@@ -195,6 +195,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     };
     (void)relay<A>(solo_, p.call, hosts_->carrier(), hosts_->take_round(), hosts_->peers(), nullptr, 0, header, publish);
     meet(p.call, p.header(), 0, "combine");
+    hosts_->place_rows(phased);
     run_phase("combine", [&](CpuWarp& w) { return collect_returned<A>(w, phased); });
     hosts_->post_combine(phased);
     await(p.call, "combine");

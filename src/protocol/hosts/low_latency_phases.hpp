@@ -5,8 +5,10 @@
 //   dispatch   pack_crossing, low_latency_send  -- round -->  forward_crossing_tokens, low_latency_receive
 //   combine    low_latency_return, collect_returned  -- round -->  announce_entered, low_latency_sum
 //
-// Sizes are based on the maximum number of tokens per rank, so both ends know them without communication: each token has a
-// fixed place in a round, and returned rows are placed by token. Places of absent tokens and rows are not read.
+// Both ends know the sizes without communication. Each token has a fixed place in a dispatch, whose size is that of the maximum
+// number of tokens per rank. Returned rows are placed by token: CPUs, on which both ends read the experts of the tokens, pack
+// them without gaps; GPUs, whose sizes are part of a graph, leave `max` places per token. Places of absent tokens and rows are
+// not read.
 //
 // | flag         | written by                       | read by           | order           | scope  | reuse                    |
 // | call_header  | each rank and its proxies        | all ranks         | release/acquire | system | epoch; two sets          |
@@ -71,15 +73,22 @@ struct DispatchRound {
 /// proxy is this rank, it contains the rows of that rank's tokens.
 struct CombineRound {
   int max;  ///< maximum rows per token
+  bool per_rank;
   int64_t row_stride;
+  const int32_t* first;  ///< [tokens + 1] number of rows before each token; null: `max` places per token
 
   /// For messages from a host with `ranks` ranks.
-  SWITCHYARD_FN CombineRound(CombineOrder order, int topk, int64_t row_bytes, int ranks)
-      : max(order == CombineOrder::per_route || topk < ranks ? topk : ranks), row_stride(round_up(row_bytes, 16)) {}
-  SWITCHYARD_FN int64_t token_bytes() const { return max * row_stride; }
-  SWITCHYARD_FN int64_t bytes(int tokens) const { return kRailHeadBytes + tokens * token_bytes(); }
-  SWITCHYARD_FN std::byte* row(std::byte* message, int t, int n) const {
-    return message + kRailHeadBytes + t * token_bytes() + n * row_stride;
+  SWITCHYARD_FN CombineRound(CombineOrder order, int topk, int64_t row_bytes, int ranks, const int32_t* first_rows = nullptr)
+      : max(order == CombineOrder::per_route || topk < ranks ? topk : ranks),
+        per_rank(order == CombineOrder::per_rank),
+        row_stride(round_up(row_bytes, 16)),
+        first(first_rows) {}
+  SWITCHYARD_FN int64_t rows(int tokens) const { return first != nullptr ? first[tokens] : int64_t{tokens} * max; }
+  SWITCHYARD_FN int64_t bytes(int tokens) const { return kRailHeadBytes + rows(tokens) * row_stride; }
+  /// The row of token t for one of its slots that cross, `slots`.
+  SWITCHYARD_FN std::byte* row(std::byte* message, int t, uint64_t slots, int slot) const {
+    const int n = per_rank || first != nullptr ? bits(slots & ((uint64_t{1} << slot) - 1)) : slot;
+    return message + bytes(t) + n * row_stride;
   }
 };
 
@@ -96,6 +105,19 @@ struct CrossedIds {
 struct PhasedCombineParams : RemoteCombineParams {
   RemoteRails rails;
   CrossedIds crossed;
+  /// CPU: CombineRound::first of the messages of each rail, sent and received: [num_rails, 2, max_tokens + 1].
+  const int32_t* first_rows = nullptr;
+
+  SWITCHYARD_FN const int32_t* first(int rail, bool received) const {
+    return first_rows != nullptr ? first_rows + (rail * 2 + (received ? 1 : 0)) * (layout.max_tokens + 1) : nullptr;
+  }
+  /// The messages that this rank sends as a proxy, and those that a host's proxy sends to this rank.
+  SWITCHYARD_FN CombineRound sent(int rail) const {
+    return {order, layout.topk, row_bytes, rails.own_ranks, first(rail, false)};
+  }
+  SWITCHYARD_FN CombineRound received(int rail) const {
+    return {order, layout.topk, row_bytes, rails.rails[rail].host_ranks, first(rail, true)};
+  }
 };
 
 /// Writes the head of a message of this call.
@@ -269,17 +291,17 @@ SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombinePara
   const auto& l = p.layout;
   const RemoteRails& remote = p.rails;
   const bool per_rank = p.order == CombineOrder::per_rank;
-  const CombineRound round(p.order, l.topk, p.row_bytes, remote.own_ranks);
+  const int max = p.sent(0).max;
   const auto items = [&](int rail) {
     const RemoteRail& to = remote.rails[rail];
-    return to.is_proxy_of_peer != 0 ? p.source_tokens[to.rank] * round.max * l.pieces : 0;
+    return to.is_proxy_of_peer != 0 ? p.source_tokens[to.rank] * max * l.pieces : 0;
   };
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, remote.num_rails, items);
     if (found.segment == remote.num_rails) break;
     const RemoteRail& to = remote.rails[found.segment];
     const ItemPiece at = split_index(found.offset, l);
-    const int t = static_cast<int>(at.item) / round.max, n = static_cast<int>(at.item) - t * round.max;
+    const int t = static_cast<int>(at.item) / max, n = static_cast<int>(at.item) - t * max;
     const int32_t* const ids = p.crossed.of(l, to.source, t);
     const uint64_t slots = slots_from(
         l, p.order, [ids](int k) { return ids[k]; }, remote.host_of, remote.own_host);
@@ -288,7 +310,8 @@ SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombinePara
     const int column = static_cast<int>(dtype_bytes(p.type, l.column(at.piece))),
               bytes = static_cast<int>(dtype_bytes(p.type, l.column(at.piece + 1))) - column;
     if (!collect_row<A>(w, p, to.rank, t, slot, per_rank ? slot : l.owner(ids[slot]), column, static_cast<size_t>(bytes),
-                        round.row(remote.out(found.segment), t, n) + column, static_cast<size_t>(round_up(bytes, 16))))
+                        p.sent(found.segment).row(remote.out(found.segment), t, slots, slot) + column,
+                        static_cast<size_t>(round_up(bytes, 16))))
       return false;
   }
   A::settle(w);
@@ -326,10 +349,10 @@ SWITCHYARD_FN const std::byte* row_in_round(const PhasedCombineParams& p, const 
   const int host = p.rails.host_of[per_rank ? slot : l.owner(id(slot))];
   if (host == p.rails.own_host) return nullptr;
   const int rail = p.rails.rail_of_host[host];
-  const CombineRound round(p.order, l.topk, p.row_bytes, p.rails.rails[rail].host_ranks);
-  const uint64_t before = (uint64_t{1} << slot) - 1;
-  const int n = per_rank ? bits(slots_from(l, p.order, id, p.rails.host_of, host) & before) : slot;
-  return round.row(p.rails.in(rail), t, n);
+  const CombineRound round = p.received(rail);
+  const bool placed_by_slot = !per_rank && round.first == nullptr;
+  const uint64_t slots = placed_by_slot ? 0 : slots_from(l, p.order, id, p.rails.host_of, host);
+  return round.row(p.rails.in(rail), t, slots, slot);
 }
 
 /// Owner: number of row bytes that arrived from other hosts for this warp's share of the tokens.

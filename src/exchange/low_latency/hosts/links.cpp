@@ -18,6 +18,7 @@ LowLatencyLinks::LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<C
   remote_.sent = grow(sent_[0], remote_.num_rails * remote_.stride);
   remote_.received = grow(received_[0], remote_.num_rails * remote_.stride);
   returns_ = RemoteReturns(layout, plan_.max_sources);
+  first_rows_.resize(plan_.rails.size() * 2 * idx(layout.max_tokens + 1));
 }
 
 void LowLatencyLinks::set_returned(std::unique_ptr<SymmetricHeap> memory) {
@@ -39,11 +40,31 @@ PhasedCombineParams LowLatencyLinks::phased(const LowLatencyCombineParams& p, Cr
   phased.remote = returns_;
   phased.rails = remote_;
   phased.crossed = {output.ids.data()};
+  phased.first_rows = first_rows_.data();
   return phased;
 }
 
+void LowLatencyLinks::place_rows(const PhasedCombineParams& p) {
+  const auto count = [&](int32_t* first, int64_t tokens, const int* host_of, int host, const auto& ids) {
+    *first = 0;
+    for (int t = 0; t < tokens; ++t, ++first) {
+      const auto id = [&](int k) { return ids(t)[k]; };
+      first[1] = *first + bits(slots_from(layout_, p.order, id, host_of, host));
+    }
+  };
+  const auto at = [&](int rail, bool received) { return first_rows_.data() + (p.first(rail, received) - p.first_rows); };
+  for (int i = 0; i < remote_.num_rails; ++i) {
+    const RemoteRail& rail = remote_.rails[i];
+    if (rail.is_proxy_of_peer != 0)
+      count(at(i, false), p.source_tokens[rail.rank], remote_.host_of, remote_.own_host,
+            [&](int t) { return p.crossed.of(layout_, rail.source, t); });
+    if (rail.peer_is_my_proxy != 0)
+      count(at(i, true), p.own->tokens, remote_.host_of, rail.host, [&](int t) { return p.own_ids + t * layout_.topk; });
+  }
+}
+
 void LowLatencyLinks::post_dispatch() { post(dispatch_transfers(plan_, remote_, layout_)); }
-void LowLatencyLinks::post_combine(const LowLatencyCombineParams& p) { post(combine_transfers(plan_, remote_, p)); }
+void LowLatencyLinks::post_combine(const PhasedCombineParams& p) { post(combine_transfers(plan_, p)); }
 
 void LowLatencyLinks::post(const std::vector<PeerTransfer>& transfers) {
   round_ = take_round();

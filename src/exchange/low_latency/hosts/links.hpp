@@ -29,9 +29,11 @@ class LowLatencyLinks : public HostRails {
   /// Makes room in an output for a dispatch.
   CrossedIds take_crossed(CrossedOutput& output) const;
   PhasedCombineParams phased(const LowLatencyCombineParams& p, CrossedOutput& output) const;
+  /// Computes p.first_rows. Call before the rows of a combine are collected.
+  void place_rows(const PhasedCombineParams& p);
   /// Post the round of a call. round() is then its number.
   void post_dispatch();
-  void post_combine(const LowLatencyCombineParams& p);
+  void post_combine(const PhasedCombineParams& p);
   uint64_t round() const { return round_; }
 
  private:
@@ -42,6 +44,7 @@ class LowLatencyLinks : public HostRails {
   RemoteRails remote_;
   RemoteReturns returns_;
   std::unique_ptr<SymmetricHeap> returned_;
+  std::vector<int32_t> first_rows_;
   uint64_t round_ = 0;
 };
 

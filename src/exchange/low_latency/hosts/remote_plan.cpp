@@ -65,10 +65,12 @@ std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const Remot
   return transfers;
 }
 
-std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const RemoteRails& remote,
-                                            const LowLatencyCombineParams& p) {
-  const auto end = [&](bool rows, int ranks) {
-    return rows ? CombineRound(p.order, p.layout.topk, p.row_bytes, ranks).bytes(p.layout.max_tokens) : kRailHeadBytes;
+std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& p) {
+  const RemoteRails& remote = p.rails;
+  // Without the first rows of tokens, the sizes are those of the maximum number of tokens.
+  const auto end = [&](const CombineRound& round, bool rows, const auto& tokens) {
+    if (!rows) return kRailHeadBytes;
+    return round.bytes(round.first != nullptr ? static_cast<int>(tokens()) : p.layout.max_tokens);
   };
   std::vector<PeerTransfer> transfers;
   for (size_t i = 0; i < plan.rails.size(); ++i) {
@@ -77,9 +79,11 @@ std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const Remote
     const int64_t out = is_my_proxy ? 0 : kRailHeadBytes,
                   in = is_proxy_of_peer ? 0 : kRailHeadBytes;  // a head is sent to this rank's proxy
     const auto at = static_cast<int>(i);
+    const auto theirs = [&] { return p.source_tokens[rail.rank]; };
+    const auto ours = [&] { return int64_t{p.own->tokens}; };
     transfers.push_back({rail.rank,
-                         {remote.out(at) + out, idx(end(is_proxy_of_peer, plan.own_ranks) - out)},
-                         {remote.in(at) + in, idx(end(is_my_proxy, rail.host_ranks) - in)}});
+                         {remote.out(at) + out, idx(end(p.sent(at), is_proxy_of_peer, theirs) - out)},
+                         {remote.in(at) + in, idx(end(p.received(at), is_my_proxy, ours) - in)}});
   }
   return transfers;
 }

@@ -30,7 +30,6 @@ int64_t rail_bytes(const LowLatencyLayout& layout);
 
 /// The transfers of a round. `remote`: the places of messages for the rails of `plan`.
 std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const RemoteRails& remote, const LowLatencyLayout& layout);
-std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const RemoteRails& remote,
-                                            const LowLatencyCombineParams& params);
+std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& params);
 
 }  // namespace switchyard::detail
