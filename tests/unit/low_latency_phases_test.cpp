@@ -121,8 +121,8 @@ class Cluster {
       if (is_announcer(w)) write_combine_heads<Cpu>(w, p[r]);
       return true;
     });
-    each([&](Rank&, size_t r, CpuWarp& w) { return collect_returned<Cpu>(w, p[r]); });
-    exchange([&](const Rank& rank, size_t r) { return combine_transfers(rank.plan, p[r]); });
+    each([&](Rank&, size_t r, CpuWarp& w) { return collect_returned<Cpu>(w, p[r], 0); });
+    exchange([&](const Rank& rank, size_t r) { return combine_transfers(rank.plan, p[r], 0); });
     each([&](Rank&, size_t r, CpuWarp& w) { return !is_announcer(w) || announce_entered<Cpu>(w, p[r]); });
     each([&](Rank& rank, size_t r, CpuWarp& w) {
       const bool ok = low_latency_sum<Cpu>(w, p[r]);

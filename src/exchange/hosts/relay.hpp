@@ -23,12 +23,10 @@ struct RailPeer {
   std::vector<std::byte> out, in;  ///< messages
 };
 
-/// Sends the same `bytes` bytes, with number(peer), to all proxies of this rank, receives the same number of bytes from each
-/// rank whose proxy is this rank, and calls deliver(source, number, message) for each of these messages. Returns false after
-/// recording a fault.
-template <class A, class Number, class Deliver>
-bool relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round, std::vector<RailPeer>& peers,
-           const void* message, size_t bytes, Number&& number, Deliver&& deliver) {
+/// Posts the same `bytes` bytes, with number(peer), to all proxies of this rank. take_relay() completes the round.
+template <class Number>
+void post_relay(const CallContext& call, Carrier& carrier, uint64_t round, std::vector<RailPeer>& peers, const void* message,
+                size_t bytes, Number&& number) {
   std::vector<PeerTransfer> transfers;
   for (RailPeer& peer : peers) {
     peer.out.resize(peer.peer_is_my_proxy ? sizeof(RelayHead) + bytes : 0);
@@ -41,6 +39,13 @@ bool relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint6
     transfers.push_back({peer.rank, peer.out, peer.in});
   }
   carrier.post(round, transfers, nullptr);
+}
+
+/// Receives the `bytes` bytes from each rank whose proxy is this rank, and calls deliver(source, number, message) for each of
+/// these messages. Returns false after recording a fault.
+template <class A, class Deliver>
+bool take_relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round,
+                const std::vector<RailPeer>& peers, size_t bytes, Deliver&& deliver) {
   if (!await_round<A>(w, call, carrier, round)) return false;
   for (const RailPeer& peer : peers) {
     if (!peer.is_proxy_of_peer) continue;

@@ -7,6 +7,7 @@
 
 #include "exchange/hosts/connect.hpp"
 #include "exchange/group/recycler.hpp"
+#include "exchange/hosts/schedule.hpp"
 #include "exchange/low_latency/hosts/links.hpp"
 #include "exchange/low_latency/impl.hpp"
 
@@ -162,7 +163,8 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
       p.call.moved[w.index()].network_bytes += pack_crossing<A>(w, p, hosts_->remote());
       return true;
     });
-    hosts_->post_dispatch();
+    round_ = hosts_->take_round();
+    hosts_->post_dispatch(round_);
     on_workers([&](CpuWarp& w) {
       const uint64_t crossed = p.call.moved[w.index()].network_bytes;
       low_latency_send<A>(w, p);
@@ -182,23 +184,37 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   /// This rank's work for other ranks in a receiving half: exchanges rows between hosts and passes them on.
   void cross(const LowLatencyDispatchParams& p, LowLatencyBlock& block) {
     const CrossedIds ids = hosts_->take_crossed(crossed(block));
-    await(p.call, "dispatch");
+    await(p.call, round_, "dispatch");
     run_phase("dispatch", [&](CpuWarp& w) { return forward_crossing_tokens<A>(w, p, hosts_->remote(), ids); });
     meet(p.call, dispatch_header(0), kHeaderDetailBits, "dispatch");
   }
   void cross(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
     const PhasedCombineParams phased = hosts_->phased(p, crossed(block));
-    // A proxy sends its round only after ranks of its host have returned rows. Headers therefore cross first.
-    const auto header = [&](const RailPeer&) { return static_cast<int64_t>(p.header()); };
-    const auto publish = [&](int source, int64_t theirs, const std::byte*) {
-      publish_header_of<A>(solo_, p.call, layout_, source, static_cast<uint64_t>(theirs));
+    // A proxy sends rows only after ranks of its host have returned them. The headers cross apart from the rows, so that a
+    // report names the missing rank.
+    const uint64_t headers = hosts_->take_round();
+    post_relay(p.call, hosts_->carrier(), headers, hosts_->peers(), nullptr, 0,
+               [&](const RailPeer&) { return static_cast<int64_t>(p.header()); });
+    const auto take_headers = [&] {
+      const auto publish = [&](int source, int64_t theirs, const std::byte*) {
+        publish_header_of<A>(solo_, p.call, layout_, source, static_cast<uint64_t>(theirs));
+      };
+      (void)take_relay<A>(solo_, p.call, hosts_->carrier(), headers, hosts_->peers(), 0, publish);
+      meet(p.call, p.header(), 0, "combine");
+      return true;
     };
-    (void)relay<A>(solo_, p.call, hosts_->carrier(), hosts_->take_round(), hosts_->peers(), nullptr, 0, header, publish);
-    meet(p.call, p.header(), 0, "combine");
-    hosts_->place_rows(phased);
-    run_phase("combine", [&](CpuWarp& w) { return collect_returned<A>(w, phased); });
-    hosts_->post_combine(phased);
-    await(p.call, "combine");
+    const int rounds = hosts_->place_rows(phased);
+    const uint64_t first = hosts_->reserve_rounds(rounds);
+    const auto send = [&](int64_t k) {
+      run_phase("combine", [&](CpuWarp& w) { return collect_returned<A>(w, phased, static_cast<int>(k)); });
+      hosts_->post_combine(phased, first, static_cast<int>(k));
+      return true;
+    };
+    const auto take = [&](int64_t k) {
+      await(p.call, first + static_cast<uint64_t>(k), "combine");
+      return true;
+    };
+    (void)run_rounds(rounds, send, take_headers, take);
     if (!check_returned<A>(solo_, phased)) raise("combine");
   }
   void receive_local(const LowLatencyDispatchParams& p, LowLatencyBlock&) {
@@ -206,9 +222,8 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   }
   void receive_local(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
     const PhasedCombineParams phased = hosts_->phased(p, crossed(block));
-    on_workers([&](CpuWarp& w) {
-      if (low_latency_sum<A>(w, phased)) p.call.moved[w.index()].network_bytes += returned_bytes<A>(w, phased);
-    });
+    on_workers([&](CpuWarp& w) { (void)low_latency_sum<A>(w, phased); });
+    p.call.moved[0].network_bytes += hosts_->received_bytes(phased);
   }
 
   /// Runs the given halves of a call. `block` must live until both halves have finished.
@@ -235,9 +250,8 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     on_workers([&](CpuWarp& w) { (void)body(w); });
     raise(operation);
   }
-  /// Waits for the round of a call.
-  void await(const CallContext& call, const char* operation) {
-    if (!await_round<A>(solo_, call, hosts_->carrier(), hosts_->round())) raise(operation);
+  void await(const CallContext& call, uint64_t round, const char* operation) {
+    if (!await_round<A>(solo_, call, hosts_->carrier(), round)) raise(operation);
   }
   /// Waits until all ranks on all hosts have entered the call, so that later waits are for late ranks rather than missing ones.
   void meet(const CallContext& call, uint64_t header, int own_bits, const char* operation) {
@@ -306,6 +320,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   uint64_t start_ns_ = 0;
   CallStatistics stats_;
   CpuWarp solo_{0, 0, 1, 1, nullptr};
+  uint64_t round_ = 0;  ///< of the last dispatch
   std::function<void()> pass_on_;
   std::unique_ptr<LowLatencyLinks> hosts_;  ///< null: all ranks are on this host
 };

@@ -74,7 +74,9 @@ class CpuNormal final : public NormalImpl {
   /// of other hosts to deliver(source, number, message). Returns false after a (recorded) fault.
   template <class Number, class Deliver>
   bool pass_on(const CallContext& call, const void* message, size_t bytes, Number&& number, Deliver&& deliver) {
-    return relay<A>(solo_, call, hosts_->carrier(), hosts_->take_round(), hosts_->peers(), message, bytes, number, deliver);
+    const uint64_t round = hosts_->take_round();
+    post_relay(call, hosts_->carrier(), round, hosts_->peers(), message, bytes, number);
+    return take_relay<A>(solo_, call, hosts_->carrier(), round, hosts_->peers(), bytes, deliver);
   }
   /// With several hosts: handles a missing rank of another host. If its proxy is missing too, changes the fault to refer to the
   /// proxy.

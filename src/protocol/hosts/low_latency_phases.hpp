@@ -7,8 +7,8 @@
 //
 // Both ends know the sizes without communication. Each token has a fixed place in a dispatch, whose size is that of the maximum
 // number of tokens per rank. Returned rows are placed by token: CPUs, on which both ends read the experts of the tokens, pack
-// them without gaps; GPUs, whose sizes are part of a graph, leave `max` places per token. Places of absent tokens and rows are
-// not read.
+// them without gaps and in several rounds; GPUs, whose sizes are part of a graph, leave `max` places per token. Places of absent
+// tokens and rows are not read.
 //
 // | flag         | written by                       | read by           | order           | scope  | reuse                    |
 // | call_header  | each rank and its proxies        | all ranks         | release/acquire | system | epoch; two sets          |
@@ -69,26 +69,54 @@ struct DispatchRound {
   SWITCHYARD_FN std::byte* slot(std::byte* message, int t) const { return message + tokens_at + int64_t{t} * at.bytes; }
 };
 
+/// Approximate bytes of a combine message per round, if it crosses in several rounds.
+inline constexpr int64_t kCombineRoundBytes = int64_t{1} << 18;
+
+struct TokenRange {
+  int begin, end;
+};
+
+/// The rows that cross for a token, and their number for all tokens before it.
+struct CrossingSlots {
+  uint64_t slots;
+  int64_t before;
+};
+
 /// A combine message. To a proxy of this rank, it contains its head, whose number is the header of the call. To a rank whose
 /// proxy is this rank, it contains the rows of that rank's tokens.
 struct CombineRound {
   int max;  ///< maximum rows per token
   bool per_rank;
   int64_t row_stride;
-  const int32_t* first;  ///< [tokens + 1] number of rows before each token; null: `max` places per token
+  const CrossingSlots* of_token;  ///< [tokens + 1]; null: `max` places per token
 
   /// For messages from a host with `ranks` ranks.
-  SWITCHYARD_FN CombineRound(CombineOrder order, int topk, int64_t row_bytes, int ranks, const int32_t* first_rows = nullptr)
+  SWITCHYARD_FN CombineRound(CombineOrder order, int topk, int64_t row_bytes, int ranks, const CrossingSlots* rows_of_token = nullptr)
       : max(order == CombineOrder::per_route || topk < ranks ? topk : ranks),
         per_rank(order == CombineOrder::per_rank),
         row_stride(round_up(row_bytes, 16)),
-        first(first_rows) {}
-  SWITCHYARD_FN int64_t rows(int tokens) const { return first != nullptr ? first[tokens] : int64_t{tokens} * max; }
+        of_token(rows_of_token) {}
+  SWITCHYARD_FN int64_t rows(int tokens) const { return of_token != nullptr ? of_token[tokens].before : int64_t{tokens} * max; }
   SWITCHYARD_FN int64_t bytes(int tokens) const { return kRailHeadBytes + rows(tokens) * row_stride; }
+  /// The number of rounds in which the rows of `tokens` tokens cross, and the tokens whose rows cross in round k.
+  SWITCHYARD_FN int rounds(int tokens) const {
+    return of_token == nullptr || tokens <= per_round() ? 1 : static_cast<int>((tokens + per_round() - 1) / per_round());
+  }
+  SWITCHYARD_FN TokenRange range(int k, int tokens) const {
+    if (of_token == nullptr) return {0, tokens};
+    const int64_t begin = k * per_round(), end = begin + per_round();
+    return {static_cast<int>(begin < tokens ? begin : tokens), static_cast<int>(end < tokens ? end : tokens)};
+  }
   /// The row of token t for one of its slots that cross, `slots`.
   SWITCHYARD_FN std::byte* row(std::byte* message, int t, uint64_t slots, int slot) const {
-    const int n = per_rank || first != nullptr ? bits(slots & ((uint64_t{1} << slot) - 1)) : slot;
+    const int n = per_rank || of_token != nullptr ? bits(slots & ((uint64_t{1} << slot) - 1)) : slot;
     return message + bytes(t) + n * row_stride;
+  }
+
+ private:
+  SWITCHYARD_FN int64_t per_round() const {
+    const int64_t tokens = kCombineRoundBytes / (max * row_stride);
+    return tokens > 1 ? tokens : 1;
   }
 };
 
@@ -105,18 +133,18 @@ struct CrossedIds {
 struct PhasedCombineParams : RemoteCombineParams {
   RemoteRails rails;
   CrossedIds crossed;
-  /// CPU: CombineRound::first of the messages of each rail, sent and received: [num_rails, 2, max_tokens + 1].
-  const int32_t* first_rows = nullptr;
+  /// CPU: CombineRound::of_token of the messages of each rail, sent and received: [num_rails, 2, max_tokens + 1].
+  const CrossingSlots* placed = nullptr;
 
-  SWITCHYARD_FN const int32_t* first(int rail, bool received) const {
-    return first_rows != nullptr ? first_rows + (rail * 2 + (received ? 1 : 0)) * (layout.max_tokens + 1) : nullptr;
+  SWITCHYARD_FN const CrossingSlots* placed_of(int rail, bool received) const {
+    return placed != nullptr ? placed + (rail * 2 + (received ? 1 : 0)) * (int64_t{layout.max_tokens} + 1) : nullptr;
   }
   /// The messages that this rank sends as a proxy, and those that a host's proxy sends to this rank.
   SWITCHYARD_FN CombineRound sent(int rail) const {
-    return {order, layout.topk, row_bytes, rails.own_ranks, first(rail, false)};
+    return {order, layout.topk, row_bytes, rails.own_ranks, placed_of(rail, false)};
   }
   SWITCHYARD_FN CombineRound received(int rail) const {
-    return {order, layout.topk, row_bytes, rails.rails[rail].host_ranks, first(rail, true)};
+    return {order, layout.topk, row_bytes, rails.rails[rail].host_ranks, placed_of(rail, true)};
   }
 };
 
@@ -282,35 +310,44 @@ SWITCHYARD_FN bool wait_entered_local(typename A::Warp& w, const PhasedCombinePa
   return A::out_of_line(w, RecordMismatch<A>{}, &call, nth_bit(others, 0));
 }
 
-/// Proxy: collects the rows that the ranks of this host return for tokens of the ranks that use this proxy. Call from all
-/// warps, after this rank has returned its own rows. Returns false after recording a fault.
+/// Proxy: collects the rows of round `round` that the ranks of this host return for tokens of the ranks that use this proxy. Call
+/// from all warps, after this rank has returned its own rows. Returns false after recording a fault.
 template <class A>
-SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombineParams& p) {
+SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombineParams& p, int round) {
   if (!wait_entered_local<A>(w, p)) return false;
   const WarpSpan<A> span(w, p.call, Event::pack_rows);
   const auto& l = p.layout;
   const RemoteRails& remote = p.rails;
   const bool per_rank = p.order == CombineOrder::per_rank;
   const int max = p.sent(0).max;
+  const auto range = [&](int rail) {
+    return p.sent(rail).range(round, static_cast<int>(p.source_tokens[remote.rails[rail].rank]));
+  };
   const auto items = [&](int rail) {
-    const RemoteRail& to = remote.rails[rail];
-    return to.is_proxy_of_peer != 0 ? p.source_tokens[to.rank] * max * l.pieces : 0;
+    if (remote.rails[rail].is_proxy_of_peer == 0) return int64_t{0};
+    const TokenRange tokens = range(rail);
+    return int64_t{tokens.end - tokens.begin} * max * l.pieces;
   };
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, remote.num_rails, items);
     if (found.segment == remote.num_rails) break;
     const RemoteRail& to = remote.rails[found.segment];
     const ItemPiece at = split_index(found.offset, l);
-    const int t = static_cast<int>(at.item) / max, n = static_cast<int>(at.item) - t * max;
+    const int in_range = static_cast<int>(at.item) / max, n = static_cast<int>(at.item) - in_range * max;
+    const int t = range(found.segment).begin + in_range;
     const int32_t* const ids = p.crossed.of(l, to.source, t);
-    const uint64_t slots = slots_from(
-        l, p.order, [ids](int k) { return ids[k]; }, remote.host_of, remote.own_host);
+    const CombineRound sent = p.sent(found.segment);
+    const uint64_t slots =
+        sent.of_token != nullptr
+            ? sent.of_token[t].slots
+            : slots_from(
+                  l, p.order, [ids](int k) { return ids[k]; }, remote.host_of, remote.own_host);
     if (per_rank ? n >= bits(slots) : (slots >> n & 1) == 0) continue;
     const int slot = per_rank ? nth_bit(slots, n) : n;
     const int column = static_cast<int>(dtype_bytes(p.type, l.column(at.piece))),
               bytes = static_cast<int>(dtype_bytes(p.type, l.column(at.piece + 1))) - column;
     if (!collect_row<A>(w, p, to.rank, t, slot, per_rank ? slot : l.owner(ids[slot]), column, static_cast<size_t>(bytes),
-                        p.sent(found.segment).row(remote.out(found.segment), t, slots, slot) + column,
+                        sent.row(remote.out(found.segment), t, slots, slot) + column,
                         static_cast<size_t>(round_up(bytes, 16))))
       return false;
   }
@@ -350,8 +387,11 @@ SWITCHYARD_FN const std::byte* row_in_round(const PhasedCombineParams& p, const 
   if (host == p.rails.own_host) return nullptr;
   const int rail = p.rails.rail_of_host[host];
   const CombineRound round = p.received(rail);
-  const bool placed_by_slot = !per_rank && round.first == nullptr;
-  const uint64_t slots = placed_by_slot ? 0 : slots_from(l, p.order, id, p.rails.host_of, host);
+  uint64_t slots = 0;  // unused if each slot has a place
+  if (round.of_token != nullptr)
+    slots = round.of_token[t].slots;
+  else if (per_rank)
+    slots = slots_from(l, p.order, id, p.rails.host_of, host);
   return round.row(p.rails.in(rail), t, slots, slot);
 }
 

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
     low_latency_return<A>(w, p);
     if (is_announcer(w)) write_combine_heads<A>(w, p);
   }
-  if (phases.second && collect_returned<A>(w, p) && is_announcer(w)) publish_round(args.watch.begun, p.call);
+  if (phases.second && collect_returned<A>(w, p, 0) && is_announcer(w)) publish_round(args.watch.begun, p.call);
   A::settle(w);
 }
 

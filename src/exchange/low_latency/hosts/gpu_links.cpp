@@ -143,7 +143,7 @@ void GpuLowLatencyLinks::combine(const LowLatencyCombineParams& params, LowLaten
     join(launch.stream);
     return launch_sum(call, {false, true}, launch.blocks, launch.stream);
   }
-  const std::vector<PeerTransfer> transfers = combine_transfers(plan_, call.c);
+  const std::vector<PeerTransfer> transfers = combine_transfers(plan_, call.c, 0);
   if (launch.halves.receive) {
     launch_give(call, {true, true}, launch.blocks, launch.stream);
     post(transfers, params.call, launch, launch.stream);

@@ -2,6 +2,7 @@
 #include "base/index.hpp"
 #include "exchange/low_latency/hosts/links.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace switchyard::detail {
@@ -18,7 +19,7 @@ LowLatencyLinks::LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<C
   remote_.sent = grow(sent_[0], remote_.num_rails * remote_.stride);
   remote_.received = grow(received_[0], remote_.num_rails * remote_.stride);
   returns_ = RemoteReturns(layout, plan_.max_sources);
-  first_rows_.resize(plan_.rails.size() * 2 * idx(layout.max_tokens + 1));
+  placed_.resize(plan_.rails.size() * 2 * idx(layout.max_tokens + 1));
 }
 
 void LowLatencyLinks::set_returned(std::unique_ptr<SymmetricHeap> memory) {
@@ -40,35 +41,48 @@ PhasedCombineParams LowLatencyLinks::phased(const LowLatencyCombineParams& p, Cr
   phased.remote = returns_;
   phased.rails = remote_;
   phased.crossed = {output.ids.data()};
-  phased.first_rows = first_rows_.data();
+  phased.placed = placed_.data();
   return phased;
 }
 
-void LowLatencyLinks::place_rows(const PhasedCombineParams& p) {
-  const auto count = [&](int32_t* first, int64_t tokens, const int* host_of, int host, const auto& ids) {
-    *first = 0;
-    for (int t = 0; t < tokens; ++t, ++first) {
-      const auto id = [&](int k) { return ids(t)[k]; };
-      first[1] = *first + bits(slots_from(layout_, p.order, id, host_of, host));
+int LowLatencyLinks::place_rows(const PhasedCombineParams& p) {
+  int rounds = 1;
+  const auto place = [&](int rail, bool received, int64_t count, int host, const auto& ids) {
+    CrossingSlots* const rows = placed_.data() + (p.placed_of(rail, received) - p.placed);
+    int64_t before = 0;
+    for (int t = 0; t < count; ++t) {
+      const int32_t* const chosen = ids(t);
+      const auto id = [chosen](int k) { return chosen[k]; };
+      rows[t] = {slots_from(layout_, p.order, id, remote_.host_of, host), before};
+      before += bits(rows[t].slots);
     }
+    rows[count] = {0, before};
+    rounds = std::max(rounds, (received ? p.received(rail) : p.sent(rail)).rounds(static_cast<int>(count)));
   };
-  const auto at = [&](int rail, bool received) { return first_rows_.data() + (p.first(rail, received) - p.first_rows); };
   for (int i = 0; i < remote_.num_rails; ++i) {
     const RemoteRail& rail = remote_.rails[i];
     if (rail.is_proxy_of_peer != 0)
-      count(at(i, false), p.source_tokens[rail.rank], remote_.host_of, remote_.own_host,
-            [&](int t) { return p.crossed.of(layout_, rail.source, t); });
+      place(i, false, p.source_tokens[rail.rank], remote_.own_host, [&](int t) { return p.crossed.of(layout_, rail.source, t); });
     if (rail.peer_is_my_proxy != 0)
-      count(at(i, true), p.own->tokens, remote_.host_of, rail.host, [&](int t) { return p.own_ids + t * layout_.topk; });
+      place(i, true, p.own->tokens, rail.host, [&](int t) { return p.own_ids + int64_t{t} * layout_.topk; });
   }
+  return rounds;
 }
 
-void LowLatencyLinks::post_dispatch() { post(dispatch_transfers(plan_, remote_, layout_)); }
-void LowLatencyLinks::post_combine(const PhasedCombineParams& p) { post(combine_transfers(plan_, p)); }
+uint64_t LowLatencyLinks::received_bytes(const PhasedCombineParams& p) const {
+  int64_t rows = 0;
+  for (int i = 0; i < remote_.num_rails; ++i)
+    if (remote_.rails[i].peer_is_my_proxy != 0) rows += p.received(i).rows(static_cast<int>(p.own->tokens));
+  return static_cast<uint64_t>(rows * p.row_bytes);
+}
 
-void LowLatencyLinks::post(const std::vector<PeerTransfer>& transfers) {
-  round_ = take_round();
-  carrier().post(round_, transfers, nullptr);
+void LowLatencyLinks::post_dispatch(uint64_t round) {
+  carrier().post(round, dispatch_transfers(plan_, remote_, layout_), nullptr);
+}
+
+void LowLatencyLinks::post_combine(const PhasedCombineParams& p, uint64_t first, int k) {
+  carrier().post(first + static_cast<uint64_t>(k), combine_transfers(plan_, p, k), nullptr);
+  if (k > 0) (void)carrier().advance(first);  // MPI transfers large messages only within its calls
 }
 
 }  // namespace switchyard::detail

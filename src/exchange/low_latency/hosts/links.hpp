@@ -29,23 +29,21 @@ class LowLatencyLinks : public HostRails {
   /// Makes room in an output for a dispatch.
   CrossedIds take_crossed(CrossedOutput& output) const;
   PhasedCombineParams phased(const LowLatencyCombineParams& p, CrossedOutput& output) const;
-  /// Computes p.first_rows. Call before the rows of a combine are collected.
-  void place_rows(const PhasedCombineParams& p);
-  /// Post the round of a call. round() is then its number.
-  void post_dispatch();
-  void post_combine(const PhasedCombineParams& p);
-  uint64_t round() const { return round_; }
+  /// Computes the places of a combine's rows. Call before they are collected. \returns the number of rounds
+  int place_rows(const PhasedCombineParams& p);
+  /// Bytes of the rows that a combine receives from other hosts. Call after place_rows().
+  uint64_t received_bytes(const PhasedCombineParams& p) const;
+  void post_dispatch(uint64_t round);
+  /// Posts round k of a combine, whose rounds begin with `first`.
+  void post_combine(const PhasedCombineParams& p, uint64_t first, int k);
 
  private:
-  void post(const std::vector<PeerTransfer>& transfers);
-
   const LowLatencyLayout layout_;
   const RemotePlan plan_;
   RemoteRails remote_;
   RemoteReturns returns_;
   std::unique_ptr<SymmetricHeap> returned_;
-  std::vector<int32_t> first_rows_;
-  uint64_t round_ = 0;
+  std::vector<CrossingSlots> placed_;  ///< PhasedCombineParams::placed
 };
 
 }  // namespace switchyard::detail

@@ -65,25 +65,32 @@ std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const Remot
   return transfers;
 }
 
-std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& p) {
-  const RemoteRails& remote = p.rails;
-  // Without the first rows of tokens, the sizes are those of the maximum number of tokens.
-  const auto end = [&](const CombineRound& round, bool rows, const auto& tokens) {
-    if (!rows) return kRailHeadBytes;
-    return round.bytes(round.first != nullptr ? static_cast<int>(tokens()) : p.layout.max_tokens);
-  };
+namespace {
+
+/// The part of a combine message that crosses in round k, with the rows of an owner's `tokens` tokens if it has rows, and with
+/// its head if it has one.
+template <class Byte>
+std::span<Byte> part_of(Byte* message, const CombineRound& round, int k, bool head, bool rows, int64_t tokens) {
+  const TokenRange range = round.range(k, static_cast<int>(tokens));
+  const int64_t begin = k > 0 ? round.bytes(range.begin) : head ? 0 : kRailHeadBytes;
+  const int64_t end = rows ? round.bytes(range.end) : k > 0 ? begin : kRailHeadBytes;
+  return {message + begin, idx(end - begin)};
+}
+
+}  // namespace
+
+std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& p, int k) {
+  // Without places of rows, the sizes are those of the maximum number of tokens.
+  const int64_t max_tokens = p.layout.max_tokens;
   std::vector<PeerTransfer> transfers;
   for (size_t i = 0; i < plan.rails.size(); ++i) {
     const RemoteRail& rail = plan.rails[i];
-    const bool is_my_proxy = rail.peer_is_my_proxy != 0, is_proxy_of_peer = rail.is_proxy_of_peer != 0;
-    const int64_t out = is_my_proxy ? 0 : kRailHeadBytes,
-                  in = is_proxy_of_peer ? 0 : kRailHeadBytes;  // a head is sent to this rank's proxy
     const auto at = static_cast<int>(i);
-    const auto theirs = [&] { return p.source_tokens[rail.rank]; };
-    const auto ours = [&] { return int64_t{p.own->tokens}; };
-    transfers.push_back({rail.rank,
-                         {remote.out(at) + out, idx(end(p.sent(at), is_proxy_of_peer, theirs) - out)},
-                         {remote.in(at) + in, idx(end(p.received(at), is_my_proxy, ours) - in)}});
+    const bool is_my_proxy = rail.peer_is_my_proxy != 0, is_proxy_of_peer = rail.is_proxy_of_peer != 0;
+    const int64_t theirs = p.placed != nullptr ? p.source_tokens[rail.rank] : max_tokens;
+    const int64_t ours = p.placed != nullptr ? p.own->tokens : max_tokens;
+    transfers.push_back({rail.rank, part_of<const std::byte>(p.rails.out(at), p.sent(at), k, is_my_proxy, is_proxy_of_peer, theirs),
+                         part_of(p.rails.in(at), p.received(at), k, is_proxy_of_peer, is_my_proxy, ours)});
   }
   return transfers;
 }

@@ -28,8 +28,8 @@ struct RemotePlan {
 /// RemoteRails::stride for the rounds of all calls with a layout.
 int64_t rail_bytes(const LowLatencyLayout& layout);
 
-/// The transfers of a round. `remote`: the places of messages for the rails of `plan`.
+/// The transfers of a dispatch's round, and of round k of a combine. `remote`: the places of messages for the rails of `plan`.
 std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const RemoteRails& remote, const LowLatencyLayout& layout);
-std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& params);
+std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& params, int k);
 
 }  // namespace switchyard::detail
