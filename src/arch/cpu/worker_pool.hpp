@@ -52,7 +52,7 @@ class WorkerPool {
   std::vector<std::exception_ptr> failures_;  // by warp; written by its thread, read after all have ended
   std::vector<std::thread> threads_;
 
-  std::mutex run_mutex_;  // held during run()
+  std::mutex run_mutex_;           // held during run()
   std::atomic<uint32_t> call_{0};  // number of run() calls so far, and one more to stop; pool threads sleep on it
   std::atomic<uint32_t> busy_{0};  // pool threads that have not finished the current call; run() sleeps on it
   std::atomic<bool> stopping_{false};

@@ -7,8 +7,8 @@
 //
 // Both ends know the sizes without communication. Each token has a fixed place in a dispatch, whose size is that of the maximum
 // number of tokens per rank. Returned rows are placed by token: CPUs, on which both ends read the experts of the tokens, pack
-// them without gaps and in several rounds; GPUs, whose sizes are part of a graph, leave `max` places per token. Places of absent
-// tokens and rows are not read.
+// them without gaps and in several rounds; GPUs, whose sizes are part of a graph, leave `max` places per token. Places of
+// absent tokens and rows are not read.
 //
 // | flag         | written by                       | read by           | order           | scope  | reuse                    |
 // | call_header  | each rank and its proxies        | all ranks         | release/acquire | system | epoch; two sets          |
@@ -91,7 +91,8 @@ struct CombineRound {
   const CrossingSlots* of_token;  ///< [tokens + 1]; null: `max` places per token
 
   /// For messages from a host with `ranks` ranks.
-  SWITCHYARD_FN CombineRound(CombineOrder order, int topk, int64_t row_bytes, int ranks, const CrossingSlots* rows_of_token = nullptr)
+  SWITCHYARD_FN CombineRound(CombineOrder order, int topk, int64_t row_bytes, int ranks,
+                             const CrossingSlots* rows_of_token = nullptr)
       : max(order == CombineOrder::per_route || topk < ranks ? topk : ranks),
         per_rank(order == CombineOrder::per_rank),
         row_stride(round_up(row_bytes, 16)),
@@ -310,8 +311,8 @@ SWITCHYARD_FN bool wait_entered_local(typename A::Warp& w, const PhasedCombinePa
   return A::out_of_line(w, RecordMismatch<A>{}, &call, nth_bit(others, 0));
 }
 
-/// Proxy: collects the rows of round `round` that the ranks of this host return for tokens of the ranks that use this proxy. Call
-/// from all warps, after this rank has returned its own rows. Returns false after recording a fault.
+/// Proxy: collects the rows of round `round` that the ranks of this host return for tokens of the ranks that use this proxy.
+/// Call from all warps, after this rank has returned its own rows. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombineParams& p, int round) {
   if (!wait_entered_local<A>(w, p)) return false;
@@ -337,18 +338,16 @@ SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombinePara
     const int t = range(found.segment).begin + in_range;
     const int32_t* const ids = p.crossed.of(l, to.source, t);
     const CombineRound sent = p.sent(found.segment);
-    const uint64_t slots =
-        sent.of_token != nullptr
-            ? sent.of_token[t].slots
-            : slots_from(
-                  l, p.order, [ids](int k) { return ids[k]; }, remote.host_of, remote.own_host);
+    const uint64_t slots = sent.of_token != nullptr
+                               ? sent.of_token[t].slots
+                               : slots_from(
+                                     l, p.order, [ids](int k) { return ids[k]; }, remote.host_of, remote.own_host);
     if (per_rank ? n >= bits(slots) : (slots >> n & 1) == 0) continue;
     const int slot = per_rank ? nth_bit(slots, n) : n;
     const int column = static_cast<int>(dtype_bytes(p.type, l.column(at.piece))),
               bytes = static_cast<int>(dtype_bytes(p.type, l.column(at.piece + 1))) - column;
     if (!collect_row<A>(w, p, to.rank, t, slot, per_rank ? slot : l.owner(ids[slot]), column, static_cast<size_t>(bytes),
-                        sent.row(remote.out(found.segment), t, slots, slot) + column,
-                        static_cast<size_t>(round_up(bytes, 16))))
+                        sent.row(remote.out(found.segment), t, slots, slot) + column, static_cast<size_t>(round_up(bytes, 16))))
       return false;
   }
   A::settle(w);

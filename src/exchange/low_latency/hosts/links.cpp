@@ -62,7 +62,8 @@ int LowLatencyLinks::place_rows(const PhasedCombineParams& p) {
   for (int i = 0; i < remote_.num_rails; ++i) {
     const RemoteRail& rail = remote_.rails[i];
     if (rail.is_proxy_of_peer != 0)
-      place(i, false, p.source_tokens[rail.rank], remote_.own_host, [&](int t) { return p.crossed.of(layout_, rail.source, t); });
+      place(i, false, p.source_tokens[rail.rank], remote_.own_host,
+            [&](int t) { return p.crossed.of(layout_, rail.source, t); });
     if (rail.peer_is_my_proxy != 0)
       place(i, true, p.own->tokens, rail.host, [&](int t) { return p.own_ids + int64_t{t} * layout_.topk; });
   }
