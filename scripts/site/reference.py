@@ -171,9 +171,20 @@ DECLARED = {
 INTERNAL = {"NamesOf"}
 
 
+def without_internal_namespaces(text):
+    """A header without the contents of its namespaces `detail`. Braces in strings and comments must be balanced."""
+    while start := re.search(r"^namespace (?:\w+::)?detail \{", text, re.M):
+        depth, end = 1, start.end()
+        while depth > 0:
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        text = text[: start.start()] + text[end:]
+    return text
+
+
 def declared(language, text):
     """A header's public names, found without a parser so that names skipped by the header reader are detected."""
-    text = re.sub(r"^namespace (?:\w+::)?detail \{.*?^\}(?:$|  // namespace)", "", text, flags=re.M | re.S)
+    text = without_internal_namespaces(text)
     return {name for pattern in DECLARED[language] for name in re.findall("^" + pattern, text, re.M)} - INTERNAL
 
 

@@ -128,7 +128,8 @@ class Clone(unittest.TestCase):
         path.chmod(0o755)
 
     def dev(self, command):
-        return run(f"./dev {command}", self.clone, env={**os.environ, "PATH": f"{self.clone / 'stubs'}:{os.environ['PATH']}"})
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("SWITCHYARD_")}
+        return run(f"./dev {command}", self.clone, env={**clean, "PATH": f"{self.clone / 'stubs'}:{os.environ['PATH']}"})
 
     def test_a_tool_that_exists_prints_it(self):
         self.program("build/release/bin/switchyard-demo", "echo the demo: $*")
