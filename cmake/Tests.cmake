@@ -8,12 +8,12 @@
 #   [SHARDS <n>]               n ctest entries that run disjoint parts
 #   [ARGS <argument>...] [ENVIRONMENT <NAME=value>...]
 #   [PROCESSORS <n>]           cores that one entry keeps busy, default 1
-# Entries with larger timeouts start first, so that no long one runs alone at the end.
 #   [EXCEPT none|thread|address...]  build kinds (SWITCHYARD_SANITIZE) in which the test does not exist
 #   [QUICK]                    the sources drive the library and compute little: they are compiled without optimization
 #   [OWN_MAIN]                 the sources define main()
 #   [IN <program>])            the sources become part of a program that several tests share, and are compiled in groups with the
 #                              other sources of this program. The ctest entry runs only the tests of its own sources.
+# Entries with larger timeouts start first, so that no long one runs alone at the end.
 #
 # switchyard_test_program(<name> SOURCES [LINK] [DEFINES] [EXCEPT] [QUICK] [OWN_MAIN])
 #   the executable alone, for suites that run more than once, for example with ranks as threads and as processes.

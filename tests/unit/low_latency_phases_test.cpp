@@ -122,7 +122,14 @@ class Cluster {
       return true;
     });
     each([&](Rank&, size_t r, CpuWarp& w) { return collect_returned<Cpu>(w, p[r], 0); });
-    exchange([&](const Rank& rank, size_t r) { return combine_transfers(rank.plan, p[r], 0); });
+    exchange([&](const Rank& rank, size_t r) {
+      PhasedCombineParams on_gpu = p[r];  // the host cannot read these tables
+      on_gpu.rails.rails = nullptr;
+      on_gpu.rails.host_of = on_gpu.rails.rail_of_host = nullptr;
+      on_gpu.own = nullptr;
+      on_gpu.source_tokens = nullptr;
+      return combine_transfers(rank.plan, on_gpu, 0);
+    });
     each([&](Rank&, size_t r, CpuWarp& w) { return !is_announcer(w) || announce_entered<Cpu>(w, p[r]); });
     each([&](Rank& rank, size_t r, CpuWarp& w) {
       const bool ok = low_latency_sum<Cpu>(w, p[r]);

@@ -38,7 +38,7 @@ void quantised(const uint16_t* row, int64_t cols, ScaleKind kind, float* out) {
 void quantised_range(const float* row, const float* by, int64_t cols, ScaleKind kind, float* range) {
   for (int64_t begin = 0; begin < cols; begin += kScaleGroup) {
     const int64_t count = std::min<int64_t>(kScaleGroup, cols - begin);
-    float low[kScaleGroup], high[kScaleGroup];
+    float low[kScaleGroup] = {}, high[kScaleGroup] = {};
     for (int64_t i = 0; i < count; ++i) {
       const float magnitude = std::fabs(row[begin + i]);
       low[i] = oracle::rounded(DType::bf16, std::max(0.0f, magnitude - by[begin + i]));

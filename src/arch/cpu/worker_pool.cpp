@@ -79,7 +79,7 @@ WorkerPool::WorkerPool(int num_blocks, int num_warps) : num_blocks_(num_blocks),
       warps_.push_back(std::make_unique<CpuWarp>(block, warp, num_blocks, num_warps, &barriers_[static_cast<size_t>(block)]));
     }
   }
-  // A thread that polls while others lack a core delays the one it waits for.
+  // In a pool with more threads than cores, a thread that polls delays the one that it waits for.
   if (warps_.size() <= std::thread::hardware_concurrency()) spins_ = kSpins;
   failures_.resize(warps_.size());
   threads_.reserve(warps_.size() - 1);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode across several hosts in phases, run by CPU workers and by kernels. One round is exchanged between two
-// phases. low_latency_forward.hpp and low_latency_returns.hpp define the messages and their writers.
+// Low-latency mode across several hosts in phases, run by CPU workers and by kernels, with rounds between them.
+// low_latency_forward.hpp and low_latency_returns.hpp define the messages and their writers.
 //
 //   dispatch   pack_crossing, low_latency_send  -- round -->  forward_crossing_tokens, low_latency_receive
 //   combine    low_latency_return, collect_returned  -- round -->  announce_entered, low_latency_sum
+//
+// On CPUs, a combine's rows cross in several rounds and its headers in a round of their own, which replaces announce_entered.
 //
 // Both ends know the sizes without communication. Each token has a fixed place in a dispatch, whose size is that of the maximum
 // number of tokens per rank. Returned rows are placed by token: CPUs, on which both ends read the experts of the tokens, pack
@@ -69,7 +71,7 @@ struct DispatchRound {
   SWITCHYARD_FN std::byte* slot(std::byte* message, int t) const { return message + tokens_at + int64_t{t} * at.bytes; }
 };
 
-/// Approximate bytes of a combine message per round, if it crosses in several rounds.
+/// Maximum bytes of a combine message per round, if it crosses in several rounds and no token has more.
 inline constexpr int64_t kCombineRoundBytes = int64_t{1} << 18;
 
 struct TokenRange {
@@ -140,7 +142,8 @@ struct PhasedCombineParams : RemoteCombineParams {
   SWITCHYARD_FN const CrossingSlots* placed_of(int rail, bool received) const {
     return placed != nullptr ? placed + (rail * 2 + (received ? 1 : 0)) * (int64_t{layout.max_tokens} + 1) : nullptr;
   }
-  /// The messages that this rank sends as a proxy, and those that a host's proxy sends to this rank.
+  /// The messages that this rank sends as a proxy, and those that a host's proxy sends to this rank. On GPUs, only kernels can
+  /// read `rails`.
   SWITCHYARD_FN CombineRound sent(int rail) const {
     return {order, layout.topk, row_bytes, rails.own_ranks, placed_of(rail, false)};
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Low-latency mode over several hosts on the CPU: the messages of a call and its round.
+// Low-latency mode over several hosts on the CPU: the messages and rounds of a call.
 #pragma once
 
 #include <memory>

@@ -89,9 +89,13 @@ std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const Phased
     const bool is_my_proxy = rail.peer_is_my_proxy != 0, is_proxy_of_peer = rail.is_proxy_of_peer != 0;
     const int64_t theirs = p.placed != nullptr ? p.source_tokens[rail.rank] : max_tokens;
     const int64_t ours = p.placed != nullptr ? p.own->tokens : max_tokens;
+    const auto round = [&](bool received) {
+      const int ranks = received ? rail.host_ranks : plan.own_ranks;
+      return CombineRound(p.order, p.layout.topk, p.row_bytes, ranks, p.placed_of(at, received));
+    };
     transfers.push_back({rail.rank,
-                         part_of<const std::byte>(p.rails.out(at), p.sent(at), k, is_my_proxy, is_proxy_of_peer, theirs),
-                         part_of(p.rails.in(at), p.received(at), k, is_proxy_of_peer, is_my_proxy, ours)});
+                         part_of<const std::byte>(p.rails.out(at), round(false), k, is_my_proxy, is_proxy_of_peer, theirs),
+                         part_of(p.rails.in(at), round(true), k, is_proxy_of_peer, is_my_proxy, ours)});
   }
   return transfers;
 }

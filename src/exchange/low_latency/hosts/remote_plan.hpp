@@ -30,6 +30,7 @@ int64_t rail_bytes(const LowLatencyLayout& layout);
 
 /// The transfers of a dispatch's round, and of round k of a combine. `remote`: the places of messages for the rails of `plan`.
 std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const RemoteRails& remote, const LowLatencyLayout& layout);
+/// Tables of `remote` and `params` that may be in device memory are not read: on GPUs, `params.placed` is null.
 std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& params, int k);
 
 }  // namespace switchyard::detail
