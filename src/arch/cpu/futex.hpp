@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sleep and wake-up on an atomic word, for threads of one process. All ordering is that of the word's own operations, which
-// ThreadSanitizer sees. Unlike std::condition_variable, a wake-up takes no lock that the woken threads would queue for, and a wait
-// needs no symbol of a libstdc++ newer than that of GCC 11.
+// ThreadSanitizer sees. Unlike std::condition_variable, a wake-up takes no lock that the woken threads would queue for, and a
+// wait needs no symbol of a libstdc++ newer than that of GCC 11.
 #pragma once
 
 #include <linux/futex.h>
