@@ -51,6 +51,7 @@ class Trace:
 
     @checked("Trace.__init__")
     def __init__(self, group: Group, *, events_per_track: int = 1 << 14, num_blocks: int = 132, num_warps: int = 20) -> None:
+        _ = group.pointer  # raises if the group is closed
         self.group = group
         self._functions = library().functions
         cuda = group._backend == CUDA

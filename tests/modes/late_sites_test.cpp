@@ -111,7 +111,10 @@ std::vector<LateSite> late_sites() {
   add(Site::layer_tiles, Event::wait_tiles, {"fused"}, Waiting::own_rank);
   add(Site::layer_returned, Event::wait_returned, {"fused"});
   add(Site::barrier, Event::barrier, {"barrier"});
-  add(Site::network, Event::wait_network, {"dispatch", "combine", "low_latency_dispatch"}, Waiting::others, "a,b,c");
+  add(Site::network, Event::wait_network,
+      {"dispatch", "cached_dispatch", "combine", "combine_by_expert", "low_latency_dispatch", "low_latency_combine",
+       "low_latency_combine_by_rank"},
+      Waiting::others, "a,b,c");
   return all;
 }
 

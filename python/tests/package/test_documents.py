@@ -82,6 +82,19 @@ def test_errors_that_are_explained_are_there():
     assert not missing
 
 
+def test_the_c_program_checks_every_code():
+    program = re.search(r"```c\n(.*?)```", text_of("docs/start/c.md"), re.S)[1]
+    header = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "include/switchyard/c").glob("*.h"))
+    codes = set(re.findall(r"sy_code (sy_\w+)\(", header))
+    unchecked = [line for line in program.splitlines() for name in re.findall(r"(sy_\w+)\(", line) if name in codes and "CHECK(" not in line]
+    assert len(codes) > 100 and unchecked == []
+
+
+def test_pip_shows_the_progress_of_a_build():
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    assert [page for page in pages if "pip install ." in page.read_text(encoding="utf-8")] == []
+
+
 def test_figures_of_the_readme_have_files():
     text = text_of("README.md")
     assert len(text.split()) < 700

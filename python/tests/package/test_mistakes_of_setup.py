@@ -138,6 +138,7 @@ ENDED = [
     ("closed(ex, group).last_call()", "InvalidArgument", "its group is closed"),
     ("closed(group, group).barrier()", "InvalidArgument", "the group is closed"),
     ("closed(trace, group).start()", "InvalidArgument", "the group is closed"),
+    ("sy.Trace(closed(group, group))", "InvalidArgument", "the group is closed"),
     ("sy.Exchange(closed(group, group), **SHAPE)", "InvalidArgument", "the group is closed"),
     ("[ex.close(), ex.dispatch(X, IDS)]", "InvalidArgument", "the exchange is closed"),
     ("[(ex, forked(lambda: ex.dispatch(X, IDS)))]", "InvalidArgument", "forked"),

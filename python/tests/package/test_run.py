@@ -102,7 +102,7 @@ with sy.Group.connect(int(sys.argv[1]), 2, sys.argv[2], "token", 4 << 20, timeou
     exchange = sy.Exchange(group, hidden=16, num_experts=4, topk=2, max_tokens=8, dtype="f32")
     print("waits", flush=True)
     if group.rank == 1:
-        time.sleep(600)
+        sys.stdin.readline()
     exchange.dispatch(np.ones((2, 16), "f"), np.zeros((2, 2), "i8"))
 """
 
@@ -123,7 +123,8 @@ def start(environment, program, *arguments):
     def as_from_a_terminal():  # background jobs of a shell ignore the signal, and their children would too
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    return subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True,
                             preexec_fn=as_from_a_terminal)
 
 
@@ -136,13 +137,15 @@ def test_ctrl_c_ends_run_ranks(environment, other):
 
 
 def test_ctrl_c_ends_a_process_in_a_call_and_its_peers(environment):
-    """Rank 0 waits in a call without a deadline. Its sleeping peer receives the error at its next call."""
+    """Rank 0 waits in a call without a deadline. Its peer, which waits for input, receives the error at its next call."""
     store = f"unix:@switchyard-interrupt-{os.getpid()}"
     ranks = [start(environment, PROCESS, str(rank), store) for rank in (0, 1)]
     assert ranks[1].stdout.readline().strip() == "waits"
     try:
         said = interrupted(ranks[0])
         assert "KeyboardInterrupt" in said
+        peer = ranks[1].communicate("\n", timeout=60)[1]
+        assert "PeerFailed" in peer and "rank 0" in peer
     finally:
         ranks[1].kill()
         ranks[1].communicate()

@@ -47,6 +47,7 @@ def test_no_message_has_words_of_other_languages():
 
 @pytest.mark.parametrize("theirs, ours", [
     ("topk_ids.num_tokens = 21: must be in [0, 16] (max_tokens)", "topk_ids has 21 rows: must be in [0, 16] (max_tokens)"),
+    ("NormalConfig::dtype = bf16 on rank 0 and f32 on rank 1", "dtype = 'bf16' on rank 0 and 'f32' on rank 1"),
     ("x.rows = 1: must equal the number of tokens, 3", "x has 1 row: must equal the number of tokens, 3"),
     ("DispatchOptions::out->cols = 64: must equal NormalConfig::hidden, 128", "out has 64 columns: must equal hidden, 128"),
     ("DispatchOptions::out->dtype = f32: must be bf16", "out is f32: must be 'bf16'"),

@@ -403,6 +403,9 @@ class Demo(unittest.TestCase):
             self.assertIn(str(out_dir / "report.html"), out)
             self.assertIn(str(out_dir / "trace.json"), out)
         data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S).group(1))
+        self.assertNotRegex(out, "% of (the|its) .*limit")  # toy sizes
+        kinds = re.search(r"const KINDS = \[(.*?)\];", html, re.S).group(1)
+        self.assertEqual([p["category"] for p in data["phases"] if f"['{p['category']}'," not in kinds], [], "phases without a legend")
         self.check_report(data)
         self.check_trace(trace, data)
         return data, out
