@@ -10,11 +10,11 @@
 # Creates the static library switchyard_tool_<folder>, which links the rooms that it SEES. A room is compiled against a folder of
 # links to exactly the paths that it may include, like the layers of src.
 
-# What takes time runs in the library, in the oracle or in the room `measure`; the compilation of the other rooms is a good part of
-# a first `./dev demo`.
+# Rooms other than `measure` compute little, apart from files that set their own optimization. Compiling them takes a considerable
+# part of a first `./dev demo`.
 set(switchyard_room_optimization $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:C,CXX>>:-O1>)
 
-# Headers that most rooms include, precompiled once for all of them but `measure`, whose options differ. No source may rely on them: builds with
+# Headers that most rooms include, precompiled once for all rooms except `measure`, whose options differ. No source may rely on them: builds with
 # CMAKE_DISABLE_PRECOMPILE_HEADERS do not use them.
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/tool_headers.cpp CONTENT "")
 add_library(switchyard_tool_headers STATIC EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/tool_headers.cpp)

@@ -13,7 +13,7 @@
 #   [OWN_MAIN]                 the sources define main()
 #   [IN <program>])            the sources become part of a program that several tests share, and are compiled in groups with the
 #                              other sources of this program. The ctest entry runs only the tests of its own sources.
-# Entries with larger timeouts start first, so that no long one runs alone at the end.
+# Parallel runs start entries with larger timeouts first, so that no long entry runs alone at the end.
 #
 # switchyard_test_program(<name> SOURCES [LINK] [DEFINES] [EXCEPT] [QUICK] [OWN_MAIN])
 #   the executable alone, for suites that run more than once, for example with ranks as threads and as processes.

@@ -172,7 +172,7 @@ INTERNAL = {"NamesOf"}
 
 
 def without_internal_namespaces(text):
-    """A header without the contents of its namespaces `detail`. Braces in strings and comments must be balanced."""
+    """Returns a header without its `detail` namespaces. Braces in strings and comments must be balanced."""
     while start := re.search(r"^namespace (?:\w+::)?detail \{", text, re.M):
         depth, end = 1, start.end()
         while depth > 0:

@@ -97,7 +97,7 @@ def rank(group):
 sy.run_ranks(rank, 3, heap_bytes=4 << 20, timeout=None)
 """
 PROCESS = """
-import numpy as np, switchyard as sy, sys, time
+import numpy as np, switchyard as sy, sys
 with sy.Group.connect(int(sys.argv[1]), 2, sys.argv[2], "token", 4 << 20, timeout=None) as group:
     exchange = sy.Exchange(group, hidden=16, num_experts=4, topk=2, max_tokens=8, dtype="f32")
     print("waits", flush=True)

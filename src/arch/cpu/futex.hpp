@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sleep and wake-up on an atomic word, for threads of one process. All ordering is that of the word's own operations, which
-// ThreadSanitizer sees. Unlike std::condition_variable, a wake-up takes no lock that the woken threads would queue for, and a
-// wait needs no symbol of a libstdc++ newer than that of GCC 11.
+// Sleep and wake-up on an atomic word, for threads of one process. Only the operations on the word order memory, and
+// ThreadSanitizer sees these. Unlike with std::condition_variable, woken threads do not contend for a mutex, and no libstdc++
+// symbol newer than GCC 11 is needed.
 #pragma once
 
 #include <linux/futex.h>
@@ -16,7 +16,7 @@ namespace switchyard::detail {
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) && std::atomic<uint32_t>::is_always_lock_free);
 
-/// Sleeps while `word` holds `value`. May return early, so callers check the word again.
+/// If `word` holds `value`, sleeps until futex_wake_all(). May return early, so callers check the word again.
 inline void futex_wait(std::atomic<uint32_t>& word, uint32_t value) noexcept {
   ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 }

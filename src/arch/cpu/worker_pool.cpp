@@ -38,7 +38,7 @@ class SignalsBlocked {
   sigset_t saved_;
 };
 
-/// Returns once ready(value of the word), after some polls and, if these do not suffice, asleep. \returns the value
+/// Waits until ready(value of `word`) is true: polls up to `spins` times, then sleeps. \returns that value
 template <class Ready>
 uint32_t await(std::atomic<uint32_t>& word, int spins, Ready ready) {
   uint32_t value = word.load(std::memory_order_acquire);
@@ -79,7 +79,7 @@ WorkerPool::WorkerPool(int num_blocks, int num_warps) : num_blocks_(num_blocks),
       warps_.push_back(std::make_unique<CpuWarp>(block, warp, num_blocks, num_warps, &barriers_[static_cast<size_t>(block)]));
     }
   }
-  // In a pool with more threads than cores, a thread that polls delays the one that it waits for.
+  // If a pool has more threads than there are cores, a polling thread can delay the thread that it waits for.
   if (warps_.size() <= std::thread::hardware_concurrency()) spins_ = kSpins;
   failures_.resize(warps_.size());
   threads_.reserve(warps_.size() - 1);

@@ -46,14 +46,14 @@ class WorkerPool {
 
   int num_blocks_;
   int num_warps_;
-  int spins_ = 0;  // polls before a thread sleeps
+  int spins_ = 0;  // maximum polls before a thread sleeps
   std::unique_ptr<BlockBarrier[]> barriers_;
   std::vector<std::unique_ptr<CpuWarp>> warps_;
   std::vector<std::exception_ptr> failures_;  // by warp; written by its thread, read after all have ended
   std::vector<std::thread> threads_;
 
   std::mutex run_mutex_;           // held during run()
-  std::atomic<uint32_t> call_{0};  // number of run() calls so far, and one more to stop; pool threads sleep on it
+  std::atomic<uint32_t> call_{0};  // incremented to start a run() and to stop; pool threads sleep on it
   std::atomic<uint32_t> busy_{0};  // pool threads that have not finished the current call; run() sleeps on it
   std::atomic<bool> stopping_{false};
   const std::function<void(CpuWarp&)>* body_ = nullptr;

@@ -23,7 +23,7 @@ struct RailPeer {
   std::vector<std::byte> out, in;  ///< messages
 };
 
-/// Posts the same `bytes` bytes, with number(peer), to all proxies of this rank. take_relay() completes the round.
+/// Posts a round that sends the same `bytes` bytes, with number(peer), to all proxies of this rank. take_relay() completes it.
 template <class Number>
 void post_relay(const CallContext& call, Carrier& carrier, uint64_t round, std::vector<RailPeer>& peers, const void* message,
                 size_t bytes, Number&& number) {
@@ -41,8 +41,8 @@ void post_relay(const CallContext& call, Carrier& carrier, uint64_t round, std::
   carrier.post(round, transfers, nullptr);
 }
 
-/// Receives the `bytes` bytes from each rank whose proxy is this rank, and calls deliver(source, number, message) for each of
-/// these messages. Returns false after recording a fault.
+/// Waits for a round of post_relay(), which receives `bytes` bytes from each rank whose proxy is this rank, and calls
+/// deliver(source, number, message) for each of these messages. Returns false after recording a fault.
 template <class A, class Deliver>
 bool take_relay(typename A::Warp& w, const CallContext& call, Carrier& carrier, uint64_t round,
                 const std::vector<RailPeer>& peers, size_t bytes, Deliver&& deliver) {

@@ -190,8 +190,8 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   }
   void cross(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
     const PhasedCombineParams phased = hosts_->phased(p, crossed(block));
-    // A proxy sends rows only after ranks of its host have returned them. The headers cross apart from the rows, so that a
-    // report names the missing rank.
+    // A proxy sends rows only after ranks of its host have returned them. Headers cross in a round of their own, so that a
+    // report names the missing rank and not its proxy.
     const uint64_t headers = hosts_->take_round();
     post_relay(p.call, hosts_->carrier(), headers, hosts_->peers(), nullptr, 0,
                [&](const RailPeer&) { return static_cast<int64_t>(p.header()); });

@@ -7,10 +7,10 @@
 //
 // On CPUs, a combine's rows cross in several rounds and its headers in a round of their own, which replaces announce_entered.
 //
-// Both ends know the sizes without communication. Each token has a fixed place in a dispatch, whose size is that of the maximum
-// number of tokens per rank. Returned rows are placed by token: CPUs, on which both ends read the experts of the tokens, pack
-// them without gaps and in several rounds; GPUs, whose sizes are part of a graph, leave `max` places per token. Places of
-// absent tokens and rows are not read.
+// Both ends know the sizes without communication. A dispatch has a fixed place for each of the maximum number of tokens per
+// rank. Returned rows are ordered by token. On CPUs, both ends know the experts of the tokens, and rows are packed without
+// gaps. On GPUs, sizes are part of a graph, and each token has room for `max` rows. Places of absent tokens and rows are not
+// read.
 //
 // | flag         | written by                       | read by           | order           | scope  | reuse                    |
 // | call_header  | each rank and its proxies        | all ranks         | release/acquire | system | epoch; two sets          |
@@ -71,14 +71,14 @@ struct DispatchRound {
   SWITCHYARD_FN std::byte* slot(std::byte* message, int t) const { return message + tokens_at + int64_t{t} * at.bytes; }
 };
 
-/// Maximum bytes of a combine message per round, if it crosses in several rounds and no token has more.
+/// CPU: maximum bytes of rows per round of a combine message; if one token can have more, each round has one token.
 inline constexpr int64_t kCombineRoundBytes = int64_t{1} << 18;
 
 struct TokenRange {
   int begin, end;
 };
 
-/// The rows that cross for a token, and their number for all tokens before it.
+/// Bit mask of a token's slots whose rows cross, and the number of crossing rows of all tokens before it.
 struct CrossingSlots {
   uint64_t slots;
   int64_t before;
@@ -110,7 +110,7 @@ struct CombineRound {
     const int64_t begin = k * per_round(), end = begin + per_round();
     return {static_cast<int>(begin < tokens ? begin : tokens), static_cast<int>(end < tokens ? end : tokens)};
   }
-  /// The row of token t for one of its slots that cross, `slots`.
+  /// Place of the row for slot `slot` of token t. `slots`: bit mask of the token's slots whose rows cross.
   SWITCHYARD_FN std::byte* row(std::byte* message, int t, uint64_t slots, int slot) const {
     const int n = per_rank || of_token != nullptr ? bits(slots & ((uint64_t{1} << slot) - 1)) : slot;
     return message + bytes(t) + n * row_stride;
@@ -142,8 +142,8 @@ struct PhasedCombineParams : RemoteCombineParams {
   SWITCHYARD_FN const CrossingSlots* placed_of(int rail, bool received) const {
     return placed != nullptr ? placed + (rail * 2 + (received ? 1 : 0)) * (int64_t{layout.max_tokens} + 1) : nullptr;
   }
-  /// The messages that this rank sends as a proxy, and those that a host's proxy sends to this rank. On GPUs, only kernels can
-  /// read `rails`.
+  /// The messages that this rank sends as a proxy, and those that another host's proxy sends to this rank. On GPUs,
+  /// received() may be called only in kernels.
   SWITCHYARD_FN CombineRound sent(int rail) const {
     return {order, layout.topk, row_bytes, rails.own_ranks, placed_of(rail, false)};
   }

@@ -401,7 +401,7 @@ class Demo(unittest.TestCase):
             trace = json.loads(out_dir.joinpath("trace.json").read_text())
             self.assertLessEqual({str(out_dir / "report.html"), str(out_dir / "trace.json")}, set(out.split()))
         data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.S).group(1))
-        self.assertNotRegex(out, "% of (the|its) .*limit")  # toy sizes
+        self.assertNotRegex(out, "% of (the|its) .*limit")  # these sizes are too small to compare with limits
         kinds = re.search(r"const KINDS = \[(.*?)\];", html, re.S).group(1)
         self.assertEqual([p["category"] for p in data["phases"] if f"['{p['category']}'," not in kinds], [], "phases without a legend")
         self.check_report(data)

@@ -83,7 +83,7 @@ void LowLatencyLinks::post_dispatch(uint64_t round) {
 
 void LowLatencyLinks::post_combine(const PhasedCombineParams& p, uint64_t first, int k) {
   carrier().post(first + static_cast<uint64_t>(k), combine_transfers(plan_, p, k), nullptr);
-  if (k > 0) (void)carrier().advance(first);  // MPI transfers large messages only within its calls
+  if (k > 0) (void)carrier().advance(first);  // MPI transfers large messages only during MPI calls
 }
 
 }  // namespace switchyard::detail

@@ -29,12 +29,12 @@ class LowLatencyLinks : public HostRails {
   /// Makes room in an output for a dispatch.
   CrossedIds take_crossed(CrossedOutput& output) const;
   PhasedCombineParams phased(const LowLatencyCombineParams& p, CrossedOutput& output) const;
-  /// Computes the places of a combine's rows. Call before they are collected. \returns the number of rounds
+  /// Computes the places of a combine's rows. Call before collect_returned(). \returns the number of rounds
   int place_rows(const PhasedCombineParams& p);
   /// Bytes of the rows that a combine receives from other hosts. Call after place_rows().
   uint64_t received_bytes(const PhasedCombineParams& p) const;
   void post_dispatch(uint64_t round);
-  /// Posts round k of a combine, whose rounds begin with `first`.
+  /// Posts round k of a combine. `first`: the number of its round 0.
   void post_combine(const PhasedCombineParams& p, uint64_t first, int k);
 
  private:

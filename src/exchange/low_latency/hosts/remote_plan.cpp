@@ -67,8 +67,8 @@ std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const Remot
 
 namespace {
 
-/// The part of a combine message that crosses in round k, with the rows of an owner's `tokens` tokens if it has rows, and with
-/// its head if it has one.
+/// The part of a combine message that crosses in round k: in round 0 the head, if the message has a head; and this round's
+/// share of the rows of the owner's `tokens` tokens, if it has rows.
 template <class Byte>
 std::span<Byte> part_of(Byte* message, const CombineRound& round, int k, bool head, bool rows, int64_t tokens) {
   const TokenRange range = round.range(k, static_cast<int>(tokens));
@@ -80,7 +80,7 @@ std::span<Byte> part_of(Byte* message, const CombineRound& round, int k, bool he
 }  // namespace
 
 std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& p, int k) {
-  // Without places of rows, the sizes are those of the maximum number of tokens.
+  // If `placed` is null, sizes are those for the maximum number of tokens.
   const int64_t max_tokens = p.layout.max_tokens;
   std::vector<PeerTransfer> transfers;
   for (size_t i = 0; i < plan.rails.size(); ++i) {

@@ -28,9 +28,9 @@ struct RemotePlan {
 /// RemoteRails::stride for the rounds of all calls with a layout.
 int64_t rail_bytes(const LowLatencyLayout& layout);
 
-/// The transfers of a dispatch's round, and of round k of a combine. `remote`: the places of messages for the rails of `plan`.
+/// The transfers of a dispatch. `remote`: the places of messages for the rails of `plan`.
 std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const RemoteRails& remote, const LowLatencyLayout& layout);
-/// Tables of `remote` and `params` that may be in device memory are not read: on GPUs, `params.placed` is null.
+/// The transfers of round k of a combine. If `params.placed` is null (GPUs), does not read tables, which are in device memory.
 std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& params, int k);
 
 }  // namespace switchyard::detail
