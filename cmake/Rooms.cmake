@@ -14,8 +14,8 @@
 # part of a first `./dev demo`.
 set(switchyard_room_optimization $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:C,CXX>>:-O1>)
 
-# Headers that most rooms include, precompiled once for all rooms except `measure`, whose options differ. No source may rely on them: builds with
-# CMAKE_DISABLE_PRECOMPILE_HEADERS do not use them.
+# Headers that most rooms include, precompiled once for all rooms except `measure`, whose options differ. No source may rely on
+# them: builds with CMAKE_DISABLE_PRECOMPILE_HEADERS do not use them.
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/tool_headers.cpp CONTENT "")
 add_library(switchyard_tool_headers STATIC EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/tool_headers.cpp)
 target_link_libraries(switchyard_tool_headers PRIVATE switchyard_flags fmt::fmt nlohmann_json::nlohmann_json)
