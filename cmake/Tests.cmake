@@ -90,7 +90,8 @@ function(switchyard_test_run name executable)
     endif()
     add_test(NAME ${entry} COMMAND ${executable} ${arg_ARGS})
     set_tests_properties(${entry} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" ENVIRONMENT "${environment}"
-      PROCESSORS ${arg_PROCESSORS} COST ${arg_TIMEOUT} FAIL_REGULAR_EXPRESSION "Running 0 tests from")  # a filter without matches is a failure
+      PROCESSORS ${arg_PROCESSORS} COST ${arg_TIMEOUT}
+      FAIL_REGULAR_EXPRESSION "Running 0 tests from")  # a filter without matches is a failure
   endforeach()
 endfunction()
 

@@ -139,7 +139,8 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   /// Collective.
   void connect_hosts() {
     group_.collectively("LowLatencyExchange", [&] {
-      hosts_ = std::make_unique<LowLatencyLinks>(group_.host_map(), rank(), detail::connect_hosts(group_), layout_);
+      hosts_ = std::make_unique<LowLatencyLinks>(group_.host_map(), rank(), detail::connect_hosts(group_), group_.round_bytes,
+                                                 layout_);
       try {
         hosts_->set_returned(SymmetricHeap::create(*group_.bootstrap, static_cast<size_t>(hosts_->returned_bytes()),
                                                    group_.deadline_of(Operation::construction)));
@@ -203,11 +204,11 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
       meet(p.call, p.header(), 0, "combine");
       return true;
     };
-    const int rounds = hosts_->place_rows(phased);
+    const int64_t rounds = hosts_->place_rows(phased);
     const uint64_t first = hosts_->reserve_rounds(rounds);
     const auto send = [&](int64_t k) {
-      run_phase("combine", [&](CpuWarp& w) { return collect_returned<A>(w, phased, static_cast<int>(k)); });
-      hosts_->post_combine(phased, first, static_cast<int>(k));
+      run_phase("combine", [&](CpuWarp& w) { return collect_returned<A>(w, phased, k); });
+      hosts_->post_combine(phased, first, k);
       return true;
     };
     const auto take = [&](int64_t k) {

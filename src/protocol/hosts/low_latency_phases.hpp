@@ -71,12 +71,14 @@ struct DispatchRound {
   SWITCHYARD_FN std::byte* slot(std::byte* message, int t) const { return message + tokens_at + int64_t{t} * at.bytes; }
 };
 
-/// CPU: maximum bytes of rows per round of a combine message; if one token can have more, each round has one token.
-inline constexpr int64_t kCombineRoundBytes = int64_t{1} << 18;
-
 struct TokenRange {
-  int begin, end;
+  int64_t begin, end;
 };
+/// The tokens, of `tokens`, whose rows cross in round k.
+SWITCHYARD_FN inline TokenRange tokens_of_round(int64_t k, int64_t per_round, int64_t tokens) {
+  const int64_t begin = k * per_round, end = begin + per_round;
+  return {begin < tokens ? begin : tokens, end < tokens ? end : tokens};
+}
 
 /// Bit mask of a token's slots whose rows cross, and the number of crossing rows of all tokens before it.
 struct CrossingSlots {
@@ -99,27 +101,18 @@ struct CombineRound {
         per_rank(order == CombineOrder::per_rank),
         row_stride(round_up(row_bytes, 16)),
         of_token(rows_of_token) {}
-  SWITCHYARD_FN int64_t rows(int tokens) const { return of_token != nullptr ? of_token[tokens].before : int64_t{tokens} * max; }
-  SWITCHYARD_FN int64_t bytes(int tokens) const { return kRailHeadBytes + rows(tokens) * row_stride; }
-  /// The number of rounds in which the rows of `tokens` tokens cross, and the tokens whose rows cross in round k.
-  SWITCHYARD_FN int rounds(int tokens) const {
-    return of_token == nullptr || tokens <= per_round() ? 1 : static_cast<int>((tokens + per_round() - 1) / per_round());
-  }
-  SWITCHYARD_FN TokenRange range(int k, int tokens) const {
-    if (of_token == nullptr) return {0, tokens};
-    const int64_t begin = k * per_round(), end = begin + per_round();
-    return {static_cast<int>(begin < tokens ? begin : tokens), static_cast<int>(end < tokens ? end : tokens)};
+  SWITCHYARD_FN int64_t rows(int64_t tokens) const { return of_token != nullptr ? of_token[tokens].before : tokens * max; }
+  SWITCHYARD_FN int64_t bytes(int64_t tokens) const { return kRailHeadBytes + rows(tokens) * row_stride; }
+  /// Tokens per round of at most `round_bytes` bytes of rows; at least one. 0 bytes: all tokens in one round.
+  SWITCHYARD_FN int64_t tokens_per_round(int64_t round_bytes) const {
+    if (round_bytes == 0) return int64_t{1} << 31;
+    const int64_t tokens = round_bytes / (max * row_stride);
+    return tokens > 1 ? tokens : 1;
   }
   /// Place of the row for slot `slot` of token t. `slots`: bit mask of the token's slots whose rows cross.
   SWITCHYARD_FN std::byte* row(std::byte* message, int t, uint64_t slots, int slot) const {
     const int n = per_rank || of_token != nullptr ? bits(slots & ((uint64_t{1} << slot) - 1)) : slot;
     return message + bytes(t) + n * row_stride;
-  }
-
- private:
-  SWITCHYARD_FN int64_t per_round() const {
-    const int64_t tokens = kCombineRoundBytes / (max * row_stride);
-    return tokens > 1 ? tokens : 1;
   }
 };
 
@@ -138,6 +131,7 @@ struct PhasedCombineParams : RemoteCombineParams {
   CrossedIds crossed;
   /// CPU: CombineRound::of_token of the messages of each rail, sent and received: [num_rails, 2, max_tokens + 1].
   const CrossingSlots* placed = nullptr;
+  int64_t round_bytes = 0;  ///< CPU: CombineRound::tokens_per_round; 0: one round
 
   SWITCHYARD_FN const CrossingSlots* placed_of(int rail, bool received) const {
     return placed != nullptr ? placed + (rail * 2 + (received ? 1 : 0)) * (int64_t{layout.max_tokens} + 1) : nullptr;
@@ -317,20 +311,19 @@ SWITCHYARD_FN bool wait_entered_local(typename A::Warp& w, const PhasedCombinePa
 /// Proxy: collects the rows of round `round` that the ranks of this host return for tokens of the ranks that use this proxy.
 /// Call from all warps, after this rank has returned its own rows. Returns false after recording a fault.
 template <class A>
-SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombineParams& p, int round) {
+SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombineParams& p, int64_t round) {
   if (!wait_entered_local<A>(w, p)) return false;
   const WarpSpan<A> span(w, p.call, Event::pack_rows);
   const auto& l = p.layout;
   const RemoteRails& remote = p.rails;
   const bool per_rank = p.order == CombineOrder::per_rank;
   const int max = p.sent(0).max;
-  const auto range = [&](int rail) {
-    return p.sent(rail).range(round, static_cast<int>(p.source_tokens[remote.rails[rail].rank]));
-  };
+  const int64_t per_round = p.sent(0).tokens_per_round(p.round_bytes);
+  const auto range = [&](int rail) { return tokens_of_round(round, per_round, p.source_tokens[remote.rails[rail].rank]); };
   const auto items = [&](int rail) {
     if (remote.rails[rail].is_proxy_of_peer == 0) return int64_t{0};
     const TokenRange tokens = range(rail);
-    return int64_t{tokens.end - tokens.begin} * max * l.pieces;
+    return (tokens.end - tokens.begin) * max * l.pieces;
   };
   for (int64_t i = spread_index(w);; i += w.total()) {
     const Located found = A::locate(w, i, remote.num_rails, items);
@@ -338,7 +331,7 @@ SWITCHYARD_FN bool collect_returned(typename A::Warp& w, const PhasedCombinePara
     const RemoteRail& to = remote.rails[found.segment];
     const ItemPiece at = split_index(found.offset, l);
     const int in_range = static_cast<int>(at.item) / max, n = static_cast<int>(at.item) - in_range * max;
-    const int t = range(found.segment).begin + in_range;
+    const int t = static_cast<int>(range(found.segment).begin) + in_range;
     const int32_t* const ids = p.crossed.of(l, to.source, t);
     const CombineRound sent = p.sent(found.segment);
     const uint64_t slots = sent.of_token != nullptr

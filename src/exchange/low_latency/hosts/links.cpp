@@ -7,8 +7,9 @@
 
 namespace switchyard::detail {
 
-LowLatencyLinks::LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, const LowLatencyLayout& layout)
-    : HostRails(map, rank, std::move(carrier), 0), layout_(layout), plan_(map, rank) {
+LowLatencyLinks::LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes,
+                                 const LowLatencyLayout& layout)
+    : HostRails(map, rank, std::move(carrier), std::min(round_bytes, kMaxRoundBytes)), layout_(layout), plan_(map, rank) {
   remote_.rails = plan_.rails.data();
   remote_.host_of = plan_.host_of.data();
   remote_.rail_of_host = plan_.rail_of_host.data();
@@ -42,11 +43,12 @@ PhasedCombineParams LowLatencyLinks::phased(const LowLatencyCombineParams& p, Cr
   phased.rails = remote_;
   phased.crossed = {output.ids.data()};
   phased.placed = placed_.data();
+  phased.round_bytes = round_bytes_;
   return phased;
 }
 
-int LowLatencyLinks::place_rows(const PhasedCombineParams& p) {
-  int rounds = 1;
+int64_t LowLatencyLinks::place_rows(const PhasedCombineParams& p) {
+  int64_t rounds = 1;
   const auto place = [&](int rail, bool received, int64_t count, int host, const auto& ids) {
     CrossingSlots* const rows = placed_.data() + (p.placed_of(rail, received) - p.placed);
     int64_t before = 0;
@@ -57,7 +59,8 @@ int LowLatencyLinks::place_rows(const PhasedCombineParams& p) {
       before += bits(rows[t].slots);
     }
     rows[count] = {0, before};
-    rounds = std::max(rounds, (received ? p.received(rail) : p.sent(rail)).rounds(static_cast<int>(count)));
+    const int64_t per_round = (received ? p.received(rail) : p.sent(rail)).tokens_per_round(round_bytes_);
+    rounds = std::max(rounds, (count + per_round - 1) / per_round);
   };
   for (int i = 0; i < remote_.num_rails; ++i) {
     const RemoteRail& rail = remote_.rails[i];
@@ -73,7 +76,7 @@ int LowLatencyLinks::place_rows(const PhasedCombineParams& p) {
 uint64_t LowLatencyLinks::received_bytes(const PhasedCombineParams& p) const {
   int64_t rows = 0;
   for (int i = 0; i < remote_.num_rails; ++i)
-    if (remote_.rails[i].peer_is_my_proxy != 0) rows += p.received(i).rows(static_cast<int>(p.own->tokens));
+    if (remote_.rails[i].peer_is_my_proxy != 0) rows += p.received(i).rows(p.own->tokens);
   return static_cast<uint64_t>(rows * p.row_bytes);
 }
 
@@ -81,7 +84,7 @@ void LowLatencyLinks::post_dispatch(uint64_t round) {
   carrier().post(round, dispatch_transfers(plan_, remote_, layout_), nullptr);
 }
 
-void LowLatencyLinks::post_combine(const PhasedCombineParams& p, uint64_t first, int k) {
+void LowLatencyLinks::post_combine(const PhasedCombineParams& p, uint64_t first, int64_t k) {
   carrier().post(first + static_cast<uint64_t>(k), combine_transfers(plan_, p, k), nullptr);
   if (k > 0) (void)carrier().advance(first);  // MPI transfers large messages only during MPI calls
 }

@@ -20,7 +20,9 @@ struct CrossedOutput {
 
 class LowLatencyLinks : public HostRails {
  public:
-  LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, const LowLatencyLayout& layout);
+  /// `round_bytes`: as for HostRails; at most 256 KiB of it are used, so that the rounds of a small combine overlap too.
+  LowLatencyLinks(const HostMap& map, int rank, std::unique_ptr<Carrier> carrier, int64_t round_bytes,
+                  const LowLatencyLayout& layout);
   /// Bytes of a rank's memory for rows returned to ranks of other hosts; identical on all ranks.
   int64_t returned_bytes() const { return returns_.bytes(); }
   void set_returned(std::unique_ptr<SymmetricHeap> memory);
@@ -30,14 +32,16 @@ class LowLatencyLinks : public HostRails {
   CrossedIds take_crossed(CrossedOutput& output) const;
   PhasedCombineParams phased(const LowLatencyCombineParams& p, CrossedOutput& output) const;
   /// Computes the places of a combine's rows. Call before collect_returned(). \returns the number of rounds
-  int place_rows(const PhasedCombineParams& p);
+  int64_t place_rows(const PhasedCombineParams& p);
   /// Bytes of the rows that a combine receives from other hosts. Call after place_rows().
   uint64_t received_bytes(const PhasedCombineParams& p) const;
   void post_dispatch(uint64_t round);
   /// Posts round k of a combine. `first`: the number of its round 0.
-  void post_combine(const PhasedCombineParams& p, uint64_t first, int k);
+  void post_combine(const PhasedCombineParams& p, uint64_t first, int64_t k);
 
  private:
+  static constexpr int64_t kMaxRoundBytes = int64_t{1} << 18;
+
   const LowLatencyLayout layout_;
   const RemotePlan plan_;
   RemoteRails remote_;

@@ -68,10 +68,9 @@ std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const Remot
 namespace {
 
 /// The part of a combine message that crosses in round k: in round 0 the head, if the message has a head; and this round's
-/// share of the rows of the owner's `tokens` tokens, if it has rows.
+/// rows, those of the tokens in `range`, if it has rows.
 template <class Byte>
-std::span<Byte> part_of(Byte* message, const CombineRound& round, int k, bool head, bool rows, int64_t tokens) {
-  const TokenRange range = round.range(k, static_cast<int>(tokens));
+std::span<Byte> part_of(Byte* message, const CombineRound& round, TokenRange range, int64_t k, bool head, bool rows) {
   const int64_t begin = k > 0 ? round.bytes(range.begin) : head ? 0 : kRailHeadBytes;
   const int64_t end = rows ? round.bytes(range.end) : k > 0 ? begin : kRailHeadBytes;
   return {message + begin, idx(end - begin)};
@@ -79,7 +78,7 @@ std::span<Byte> part_of(Byte* message, const CombineRound& round, int k, bool he
 
 }  // namespace
 
-std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& p, int k) {
+std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& p, int64_t k) {
   // If `placed` is null, sizes are those for the maximum number of tokens.
   const int64_t max_tokens = p.layout.max_tokens;
   std::vector<PeerTransfer> transfers;
@@ -93,9 +92,11 @@ std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const Phased
       const int ranks = received ? rail.host_ranks : plan.own_ranks;
       return CombineRound(p.order, p.layout.topk, p.row_bytes, ranks, p.placed_of(at, received));
     };
-    transfers.push_back({rail.rank,
-                         part_of<const std::byte>(p.rails.out(at), round(false), k, is_my_proxy, is_proxy_of_peer, theirs),
-                         part_of(p.rails.in(at), round(true), k, is_proxy_of_peer, is_my_proxy, ours)});
+    const CombineRound sent = round(false), received = round(true);
+    const TokenRange out = tokens_of_round(k, sent.tokens_per_round(p.round_bytes), theirs);
+    const TokenRange in = tokens_of_round(k, received.tokens_per_round(p.round_bytes), ours);
+    transfers.push_back({rail.rank, part_of<const std::byte>(p.rails.out(at), sent, out, k, is_my_proxy, is_proxy_of_peer),
+                         part_of(p.rails.in(at), received, in, k, is_proxy_of_peer, is_my_proxy)});
   }
   return transfers;
 }

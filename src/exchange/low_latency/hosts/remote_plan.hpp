@@ -31,6 +31,6 @@ int64_t rail_bytes(const LowLatencyLayout& layout);
 /// The transfers of a dispatch. `remote`: the places of messages for the rails of `plan`.
 std::vector<PeerTransfer> dispatch_transfers(const RemotePlan& plan, const RemoteRails& remote, const LowLatencyLayout& layout);
 /// The transfers of round k of a combine. If `params.placed` is null (GPUs), does not read tables, which are in device memory.
-std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& params, int k);
+std::vector<PeerTransfer> combine_transfers(const RemotePlan& plan, const PhasedCombineParams& params, int64_t k);
 
 }  // namespace switchyard::detail
