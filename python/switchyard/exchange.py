@@ -29,6 +29,7 @@ _UNREAD = ("topk_weights: dispatch got weights that a rank-major combine does no
            "where experts compute, or make the exchange with layout='expert_major', or say apply_weights=False")
 #: Default numeric values of quantize, size, overflow, padding and capacity.
 _PLAIN_DISPATCH = (0, 3, 0, 0, 0)
+_AUTOMATIC = (*_PLAIN_DISPATCH, 0)  # with num_sms
 
 Rows = Union[Any, Tuple[Any, Any]]
 
@@ -184,7 +185,7 @@ class Exchange:
         """
         if quantize is None and capacity is None and size == "automatic" and overflow == "fail" and padding == "zero" \
                 and num_sms.__class__ is int and not num_sms >> 31 and (handle is None or isinstance(handle, Handle)):
-            options: Tuple[int, ...] = (*_PLAIN_DISPATCH, num_sms)
+            options: Tuple[int, ...] = (*_PLAIN_DISPATCH, num_sms) if num_sms else _AUTOMATIC
         elif is_traced():
             options = self._options(quantize, size, capacity, overflow, padding, num_sms)
         else:
@@ -211,10 +212,10 @@ class Exchange:
             invalid(f"capacity = {capacity}: goes with size = 'capacity', not {size!r}")
         return value_of(_names.SIZES, "size", size)
 
-    def _dispatch(self, x: Rows, topk_ids: Any, topk_weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = (*_PLAIN_DISPATCH, 0),
+    def _dispatch(self, x: Rows, topk_ids: Any, topk_weights: Any, handle: Optional[Handle], options: Tuple[int, ...] = _AUTOMATIC,
                   out: Optional[Rows] = None) -> Tuple[Any, Any, Handle]:
         """Returns the rows, the scales or None, and the handle. `options`: as returned by :meth:`_options`."""
-        plain = out is not None and topk_ids is None and topk_weights is None and options[:5] == _PLAIN_DISPATCH and self._site is None
+        plain = out is not None and topk_ids is topk_weights is self._site is None and (options is _AUTOMATIC or options[:5] == _PLAIN_DISPATCH)
         if plain and handle is not None and self._dispatch_again is not None:
             rows = self._dispatch_again(x, handle, options[5], None, out)
             if rows is not None:
@@ -492,8 +493,7 @@ class Exchange:
     def __enter__(self) -> "Exchange":
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -12,15 +12,22 @@ from .handle import RoutingLayout, stored
 
 __all__ = ["routing_layout"]
 
+_TAKERS = {backend: _arguments.bind("routing_layout", backend) for backend in (_names.CPU, _names.CUDA)}
+
 
 @checked("routing_layout")
 def routing_layout(topk_ids: Any, *, num_experts: int, world: int) -> RoutingLayout:
     """Counts the tokens per rank and per expert in `topk_ids`, int32 or int64 [T, K]. Requires no group. For ids in host
     memory, returns numpy arrays. For a tensor on a GPU, a single kernel on the GPU's current stream computes the counts without
     synchronizing; the results are tensors on that GPU, and at most 32768 experts are supported."""
+    return layout_of_checked(topk_ids, num_experts, world)
+
+
+def layout_of_checked(topk_ids: Any, num_experts: int, world: int) -> RoutingLayout:
+    """Like :func:`routing_layout`, for callers that pass an int as `num_experts` and as `world`."""
     if _arrays.is_tensor(topk_ids) and topk_ids.is_cuda:
         return _on_gpu(topk_ids, num_experts, world)
-    taken = _arguments.bind("routing_layout", _names.CPU).topk_ids(topk_ids)
+    taken = _TAKERS[_names.CPU].topk_ids(topk_ids)
     given = structs.ExpertIds(data=taken.pointer, num_tokens=taken.shape[0], topk=taken.shape[1], is_int64=int(taken.code == I64))
     out = structs.RoutingLayout()
     check(library().functions.sy_routing_layout_of(byref(given), num_experts, world, byref(out)))
@@ -30,7 +37,7 @@ def routing_layout(topk_ids: Any, *, num_experts: int, world: int) -> RoutingLay
 
 
 def _on_gpu(topk_ids: Any, num_experts: int, world: int) -> RoutingLayout:
-    taken = _arguments.bind("routing_layout", _names.CUDA).topk_ids(topk_ids)
+    taken = _TAKERS[_names.CUDA].topk_ids(topk_ids)
     arrays, (tokens, topk) = taken.arrays, taken.shape
     assert isinstance(arrays, TorchArrays)  # only tensors are on GPUs
     torch, device = arrays.torch, topk_ids.device

@@ -2,8 +2,9 @@
 // Protection for objects that a forked child inherits from its parent.
 #pragma once
 
-#include <unistd.h>
+#include <pthread.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -13,12 +14,22 @@ namespace switchyard::detail {
 
 /// The process that created an object. A forked child's copy of the object shares sockets with the original but lacks its
 /// threads and any memory that is not inherited across a fork. The child must not use the copy or even destroy it.
+///
+/// Every call asks here(), so it costs one load instead of the system call getpid(). A handler of pthread_atfork() counts the
+/// forks between the first process and this one; children created without handlers (vfork, clone) must call exec or exit.
 class HomeProcess {
  public:
-  bool here() const noexcept { return ::getpid() == process_; }
+  HomeProcess() {
+    static const int error = ::pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+    if (error != 0) throw std::bad_alloc();
+    forks_ = forks.load(std::memory_order_relaxed);
+  }
+
+  bool here() const noexcept { return forks.load(std::memory_order_relaxed) == forks_; }
 
  private:
-  pid_t process_ = ::getpid();
+  static inline std::atomic<unsigned> forks{0};
+  unsigned forks_;
 };
 
 /// Keeps `object` unchanged until the process ends; it stays reachable, so it is not reported as a leak.

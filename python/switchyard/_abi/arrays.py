@@ -105,8 +105,21 @@ class TorchArrays:
         # Tensor.new_empty.
         made = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
         self._empty_cpu, self._empty_cuda = getattr(made, "_empty_strided_cpu", None), getattr(made, "_empty_strided_cuda", None)
-        self.increment_version = torch.autograd.graph.increment_version
+        self.increment_version = self._find_increment_version(torch)
         self._current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+
+    @staticmethod
+    def _find_increment_version(torch: Any) -> Any:
+        """Returns a function that takes a sequence of tensors: torch's own, of which older versions take a single tensor."""
+        try:
+            torch._C._increment_version(())
+            return torch._C._increment_version
+        except (AttributeError, TypeError):
+            def one_by_one(tensors: Sequence[Any]) -> None:
+                for each in tensors:
+                    torch.autograd.graph.increment_version(each)
+
+            return one_by_one
 
     def code(self, tensor: Any) -> int:
         return self.codes.get(tensor.dtype, -1)
@@ -204,9 +217,7 @@ def written(*arrays: Any) -> None:
     """Increments the version counters of the torch tensors among `arrays`, which the library has overwritten. Autograd then
     rejects a backward pass that needs their previous content."""
     if _torch is not None:
-        for each in arrays:
-            if isinstance(each, _torch.torch.Tensor):
-                _torch.increment_version(each)
+        _torch.increment_version([each for each in arrays if isinstance(each, _torch.Tensor)])
 
 
 def describe(shape: Sequence[object]) -> str:

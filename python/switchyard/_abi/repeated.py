@@ -124,7 +124,7 @@ class Dispatch(_Weighted):
             self._x.data, self._ids.data = x.data_ptr(), topk_ids.data_ptr()
             check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
             output.num_tokens, output._weighted = self._x.rows, self._weighted
-            self._wrote(output.x)
+            self._wrote((output.x,))
             self._done(x)
             return True
         finally:
@@ -275,7 +275,7 @@ class NormalDispatch(_Normal):
             check(self._function(self._at, self._by_x, handle._at, self._by_options, self._nothing))
             self._done(x)
             if out is not None:
-                self._wrote(rows)
+                self._wrote((rows,))
             return rows
         finally:
             self._release()

@@ -11,7 +11,7 @@ from ..errors import HeapExhausted, InvalidArgument, Unsupported
 from ..exchange import Exchange
 from ..group import Group
 from ..handle import Handle
-from ..routing import routing_layout
+from ..routing import layout_of_checked, routing_layout
 from ._config import ring_shape
 from ._copies import CopyingExchange, Generation, Generations, Kept, Shape
 
@@ -107,7 +107,9 @@ class Normal:
 def layout_of(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns tokens per rank, int32 [W]; routes per expert, int32 [E]; and is_token_in_rank, bool [T, W], on the device of
     `topk_idx`."""
-    layout: Any = routing_layout(topk_idx.contiguous(), num_experts=experts, world=world)
+    topk_idx = topk_idx.contiguous()
+    layout: Any = (layout_of_checked(topk_idx, experts, world) if experts.__class__ is int else
+                   routing_layout(topk_idx, num_experts=experts, world=world))
     per_rank, per_expert, where = layout if topk_idx.is_cuda else map(torch.from_numpy, layout)
     return per_rank, per_expert, where
 

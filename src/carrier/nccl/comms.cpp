@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <utility>
 
+#include "base/forked.hpp"
 #include "switchyard/status.hpp"
 
 namespace switchyard::detail {
@@ -24,6 +26,7 @@ Endings& endings() {
   return *all;
 }
 
+/// Maximum wait of a new carrier, and of the end of the process.
 constexpr std::chrono::seconds kMaxEndingTime{5};
 
 /// Waits for these threads, for at most `max` or until `stop` returns true.
@@ -32,6 +35,16 @@ void await_endings(std::chrono::milliseconds max, const std::function<bool()>& s
   std::unique_lock lock(endings().mutex);
   while (endings().in_progress > 0 && !stop() && std::chrono::steady_clock::now() < until)
     endings().ended.wait_for(lock, std::chrono::milliseconds(5));
+}
+
+/// NCCL's destructors, which exit() runs, must not run beside a thread that aborts a communicator. The handler is registered
+/// after NCCL was loaded, so exit() calls it first. A forked child has no such threads.
+void await_endings_at_exit() {
+  static const HomeProcess home;
+  static const int registered = std::atexit([] {
+    if (home.here()) await_endings(kMaxEndingTime, [] { return false; });
+  });
+  (void)registered;  // without memory for a handler, exit() does not wait
 }
 
 }  // namespace
@@ -93,6 +106,7 @@ void end_in_thread(std::function<void()> end) {
     endings().in_progress += by;
     endings().ended.notify_all();
   };
+  await_endings_at_exit();
   count(1);
   try {
     std::thread([end = std::move(end), count] {

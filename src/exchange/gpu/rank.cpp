@@ -246,7 +246,7 @@ const char* CudaRank::advice() const noexcept {
   if (!threads_ || ranks_on_gpu_ == 1) return "";
   return "Or it could not begin: ranks that are threads of one process share this GPU. Each needs streams of its own, all used "
          "before the first call, no more of them together than CUDA_DEVICE_MAX_CONNECTIONS (set it to 32 before CUDA starts). "
-         "And no rank may allocate, free or load a kernel while another's waits";
+         "And no rank may allocate, free, load a kernel or launch a graph that is not uploaded while another's kernel waits";
 }
 
 const FaultRecord* CudaRank::fault() const noexcept {

@@ -182,6 +182,8 @@ class Graph {
     calls();
     must(cudaStreamEndCapture(stream, &graph_));
     must(cudaGraphInstantiate(&exec_, graph_, 0));
+    must(cudaGraphUpload(exec_, stream_));  // the first launch would allocate while another rank's kernel waits on this GPU
+    must(cudaStreamSynchronize(stream_));
   }
   ~Graph() {
     cudaGraphExecDestroy(exec_);

@@ -329,6 +329,7 @@ void replay_rows(Station& me, const std::shared_ptr<const Case>& c, const Normal
   }
   must(cudaStreamEndCapture(me.stream(), &g.graph), "cudaStreamEndCapture");
   must(cudaGraphInstantiate(&g.exec, g.graph, 0), "cudaGraphInstantiate");
+  must(cudaGraphUpload(g.exec, me.stream()), "cudaGraphUpload");
   std::vector<Shot> shots;
   me.meet();
   for (size_t i = 0; i < 2 * kTurns; i += 2) {

@@ -148,6 +148,7 @@ TEST_P(GpuMemory, SleepGivesMemoryBackAndEverythingGoesOn) {
       }
       must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
       must(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
+      must(cudaGraphUpload(exec, me.stream()), "cudaGraphUpload");
       for (int nap = 0; nap < 2; ++nap) {
         me.f.set_context("nap " + std::to_string(nap));
         me.meet();
