@@ -67,10 +67,14 @@ SWITCHYARD_FN void record_fault(typename A::Warp& w, const CallContext& call, co
   A::template store_release<Scope::system>(w, &call.fault->ready, 1, Site::none);
 }
 
-/// Records that `rank` made a different call. \returns false
+/// Records that `rank` made a different call. `mine` and `theirs`: the words that differ, from which the host names the option
+/// (exchange/group/call_difference.hpp); equal if not known. \returns false
 template <class A>
-SWITCHYARD_FN bool record_mismatch(typename A::Warp& w, const CallContext& call, Site site, int rank) {
+SWITCHYARD_FN bool record_mismatch(typename A::Warp& w, const CallContext& call, Site site, int rank, uint64_t mine = 0,
+                                   uint64_t theirs = 0) {
   FaultRecord fault;
+  fault.expected = mine;
+  fault.seen = theirs;
   fault.site = site;
   fault.mismatch = true;
   fault.awaited_rank = rank;

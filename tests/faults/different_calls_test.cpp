@@ -164,6 +164,132 @@ TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
 INSTANTIATE_TEST_SUITE_P(AllPairs, DifferentCalls, testing::Range(size_t{0}, std::size(kCalls)),
                          [](const auto& p) { return std::string(kCalls[p.param].name); });
 
+/// An option, its value on rank 0 and its value on rank 1.
+struct Differing {
+  const char *option, *value, *other;
+};
+
+/// A call that rank 1 makes with other options; without any: what the errors say instead.
+struct OptionCase {
+  const char* name;
+  std::vector<Differing> options;
+  void (*call)(Rig& rig, bool other);
+  const char* text = "";
+};
+
+/// The part of the error of a difference that `rank` found.
+std::string text_found_by(int rank, const OptionCase& of) {
+  std::string text = of.text;
+  for (const Differing& d : of.options) {
+    const std::string on_0 = std::string(d.value) + " on rank 0", on_1 = std::string(d.other) + " on rank 1";
+    text += (text.empty() ? "" : ", ") + std::string(d.option) + " = " +
+            (rank == 0 ? on_0 + " and " + on_1 : on_1 + " and " + on_0);
+  }
+  return text;
+}
+
+const OptionCase kOptionCases[] = {
+    {"type_of_rows",
+     {{"x.dtype", "bf16", "f16"}},
+     [](Rig& r, bool other) {
+       auto x = r.rank_major.x();
+       if (other) x.dtype = DType::f16;
+       (void)r.rank_major.exchange.dispatch(x, r.rank_major.expert_ids());
+     }},
+    {"quantize",
+     {{"DispatchOptions::quantize", "none", "f32"}},
+     [](Rig& r, bool other) {
+       DispatchOptions o;
+       if (other) o.quantize = switchyard::ScaleKind::f32;
+       (void)r.rank_major.exchange.dispatch(r.rank_major.x(), r.rank_major.expert_ids(), nullptr, o);
+     }},
+    {"padding",
+     {{"DispatchOptions::padding", "zero", "unspecified"}},
+     [](Rig& r, bool other) {
+       DispatchOptions o;
+       if (other) o.padding = switchyard::Padding::unspecified;
+       (void)r.expert_major.exchange.dispatch(r.expert_major.x(), r.of_expert_major.handle, o);
+     }},
+    {"size",
+     {{"DispatchOptions::size", "exact", "worst_case"}},
+     [](Rig& r, bool other) {
+       DispatchOptions o;
+       o.size = other ? switchyard::SizePolicy::worst_case : switchyard::SizePolicy::exact;
+       (void)r.ring.exchange.dispatch(r.ring.x(), r.ring.expert_ids(), nullptr, o);
+     }},
+    {"two_options",
+     {{"DispatchOptions::padding", "zero", "unspecified"}, {"DispatchOptions::overflow", "fail", "drop_and_report"}},
+     [](Rig& r, bool other) {
+       DispatchOptions o;
+       o.size = switchyard::SizePolicy::capacity;
+       o.capacity = 64;
+       if (other) o.overflow = switchyard::Overflow::drop_and_report;
+       if (other) o.padding = switchyard::Padding::unspecified;
+       (void)r.rank_major.exchange.dispatch(r.rank_major.x(), r.rank_major.expert_ids(), nullptr, o);
+     }},
+    {"order",
+     {{"CombineOptions::order", "per_rank", "per_route"}},
+     [](Rig& r, bool other) {
+       CombineOptions o;
+       if (other) o.order = switchyard::CombineOrder::per_route;
+       r.expert_major.exchange.combine(r.of_expert_major.x, r.of_expert_major.handle, r.expert_major.out.data(), o);
+     }},
+    {"apply_weights",
+     {{"CombineOptions::apply_weights", "true", "false"}},
+     [](Rig& r, bool other) {
+       CombineOptions o;
+       o.apply_weights = !other;
+       r.expert_major.exchange.combine(r.of_expert_major.x, r.of_expert_major.handle, r.expert_major.out.data(), o);
+     }},
+    {"handles",
+     {},
+     [](Rig& r, bool other) {
+       const switchyard::Handle second = r.rank_major.dispatch().handle;
+       (void)r.rank_major.exchange.dispatch(r.rank_major.x(), other ? second : r.of_rank_major.handle);
+     },
+     "the handles are of different dispatches"},
+    {"low_latency_order",
+     {{"LowLatencyCombineOptions::order", "per_route", "per_rank"}},
+     [](Rig& r, bool other) {
+       r.low.combine(other ? switchyard::CombineOrder::per_rank : switchyard::CombineOrder::per_route);
+     }},
+    {"low_latency_type",
+     {{"y.dtype", "bf16", "f16"}},
+     [](Rig& r, bool other) {
+       auto y = r.low.y();
+       if (other) y.dtype = DType::f16;
+       r.low.exchange.combine(y, r.low.output, r.low.out.data(), {switchyard::CombineOrder::per_route});
+     }},
+    {"add",
+     {{"MoeLayerCall::add", "false", "true"}},
+     [](Rig& r, bool other) {
+       switchyard::detail::FusedMoeCall o;
+       o.add = other;
+       r.fused.layer.forward(r.fused.rows.data(), r.fused.expert_ids(), r.fused.weights.data(), r.fused.out.data(), o);
+     }},
+};
+
+class DifferentOptions : public testing::TestWithParam<size_t> {};
+
+/// Both ranks name the option, both values and the rank of each, whichever of them finds the difference.
+TEST_P(DifferentOptions, AreNamed) {
+  const OptionCase& of = kOptionCases[GetParam()];
+  const auto all = outcomes(2, options_with(90s), [&](Group& group) {
+    Rig rig(group);
+    of.call(rig, group.rank() == 1);
+  });
+  const std::string either = text_found_by(0, of), other = text_found_by(1, of);
+  for (const Outcome& o : all) {
+    EXPECT_EQ(code_name(o.code), "mismatch") << o.text;
+    EXPECT_TRUE(o.text.find(either) != std::string::npos || o.text.find(other) != std::string::npos)
+        << either << ", or " << other << ", not in\n"
+        << o.text;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, DifferentOptions, testing::Range(size_t{0}, std::size(kOptionCases)),
+                         [](const auto& p) { return std::string(kOptionCases[p.param].name); });
+
 /// The mismatch is reported even if the mismatched calls only send and the next calls of all ranks match.
 TEST(DifferentCallsLater, OfRanksThatHaveOnlySent) {
   const auto all = outcomes(2, options_with(90s), [&](Group& group) {

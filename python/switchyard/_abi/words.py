@@ -65,6 +65,9 @@ _WORDS_OF = _words()
 _WORDS = "|".join(sorted(set().union(*_WORDS_OF.values()), key=len, reverse=True))
 _VALUE = re.compile(rf"\b({'|'.join(sorted(_WORDS_OF, key=len, reverse=True))}) (=|is) (\w+)\b")
 _OTHER = re.compile(rf"( = '\w+' on rank \d+ and )({_WORDS})( on rank)")
+#: Values that differ between ranks, of keywords that are bools, or None for no scales.
+_CONSTANT = re.compile(r"(?<= )(true|false|'none')(?= on rank \d)")
+_CONSTANTS = {"true": "True", "false": "False", "'none'": "None"}
 _ALLOWED = re.compile(rf"\b(must (?:be|not be) )((?:{_WORDS})(?:, (?:{_WORDS}))*(?: or (?:{_WORDS}))?)(?![\w'])")
 #: Words that occur only as values, except types, which messages also name in sentences.
 _BARE = re.compile(rf"(?<![\w'.-])({'|'.join(word for word in _WORDS.split('|') if '_' in word and word not in _enumerations.DTYPES)})(?![\w'(])")
@@ -98,5 +101,6 @@ def in_python(text: str) -> str:
     text = _TYPE.sub(r"\1 is \2", text)
     text = _PART.sub(r"\1", _SCALES.sub(r"scales of \1", _COUNT.sub(_count, text)))
     text = _OTHER.sub(r"\1'\2'\3", _VALUE.sub(_value, text))
+    text = _CONSTANT.sub(lambda found: _CONSTANTS[found[1]], text)
     text = _ALLOWED.sub(lambda found: found[1] + _quoted(found[2]), text)
     return _BARE.sub(r"'\1'", text)

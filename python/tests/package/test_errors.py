@@ -143,3 +143,37 @@ def test_a_library_that_is_none(tmp_path, monkeypatch):
     monkeypatch.setenv("SWITCHYARD_LIBRARY", "libc.so.6")
     with pytest.raises(sy.LibraryNotFound, match="sy_struct_bytes"):
         _ffi._load()
+
+
+def _call_with(option, value):
+    """A rank's calls, of which the one that accepts `option` has this value."""
+    def scenario(group):
+        own_value = value if group.rank else None
+        x, ids = np.ones((4, 16), np.float32), np.zeros((4, 2), np.int32)
+        given = {} if own_value is None else {option: own_value}
+        with sy.Exchange(group, **CONFIG, layout="expert_major") as exchange, sy.LowLatency(group, **CONFIG) as low:
+            if option == "order of low latency":
+                received = low.dispatch(x, ids)
+                low.combine(received.x, received, order=own_value or "per_route")
+            elif option in ("padding", "quantize", "size"):
+                exchange.dispatch(x, ids, **given)
+            else:
+                rows, handle = exchange.dispatch(x, ids, np.ones((4, 2), np.float32))
+                exchange.combine(rows, handle, **given)
+    return scenario
+
+
+@pytest.mark.parametrize("option, value, text", [
+    ("padding", "unspecified", "padding = 'zero' on rank 0 and 'unspecified' on rank 1"),
+    ("quantize", "f32", "quantize = None on rank 0 and 'f32' on rank 1"),
+    ("size", "worst_case", "size = 'exact' on rank 0 and 'worst_case' on rank 1"),
+    ("order", "per_route", "order = 'per_rank' on rank 0 and 'per_route' on rank 1"),
+    ("apply_weights", False, "apply_weights = True on rank 0 and False on rank 1"),
+    ("order of low latency", "per_rank", "order = 'per_route' on rank 0 and 'per_rank' on rank 1"),
+])
+def test_a_mismatch_names_the_option(option, value, text):
+    first, second = text.split(" = ")[1].replace(" on rank 0", "").replace(" on rank 1", "").split(" and ")
+    other = f"{text.split(' = ')[0]} = {second} on rank 1 and {first} on rank 0"  # rank 1 found it
+    with pytest.raises(sy.Mismatch) as found:
+        sy.run_ranks(_call_with(option, value), 2)
+    assert text in str(found.value) or other in str(found.value)

@@ -137,11 +137,12 @@ class CpuFused final : public FusedImpl {
       take_invalid(local_.invalid, config.invalid_ids, config.topk, config.num_experts);
     }
     const int64_t capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
-    const CountsHead head{mix_hash(hash(), fused_call_kind(parts, o)), ids.num_tokens, capacity, 0};
-    int other = -1;
+    const CountsHead head{fused_signature(hash(), parts, o), ids.num_tokens, capacity, 0};
+    OtherCall other;
     const bool ok = exchange_host_counts<A>(solo_, call, layout_.control(), head, local_, counts_row_, handle_.counts, &other);
     if (!ok) group_.raise_fault(kCall, epochs_.calls());
-    if (other >= 0) group_.throw_mismatch(this_call(), other);
+    if (other.rank >= 0)
+      group_.throw_mismatch(this_call(), other.rank, {Site::counts, Operation::layer, head.signature, other.signature});
     if (config.overflow == Overflow::fail)
       check_capacity(handle_.counts, handle_.layout, handle_.alignment, this_call(), "MoeLayerConfig::capacity");
     const TraceSpan span(call.tracer, kHostTrack, Event::plan, routes);

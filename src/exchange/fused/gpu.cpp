@@ -358,7 +358,7 @@ class CudaFused final : public FusedImpl {
     p.layout = Layout::expert_major;
     p.capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
     p.fail_on_overflow = config.capacity > 0 && config.overflow == Overflow::fail;
-    p.signature = mix_hash(hash(), fused_call_kind(parts, o));
+    p.signature = fused_signature(hash(), parts, o);
     p.object = mix_hash(group_.nonce, object_);
     p.tables = tables_;
     p.soft = gpu_.device_soft_fault();

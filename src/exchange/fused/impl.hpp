@@ -7,8 +7,10 @@
 #include <span>
 #include <string>
 
+#include "base/call_signature.hpp"
 #include "exchange/fused/fused_moe.hpp"
 #include "exchange/fused/sizes.hpp"
+#include "exchange/group/call_difference.hpp"
 #include "exchange/group/exchange_base.hpp"
 #include "switchyard/expert.hpp"
 
@@ -21,9 +23,10 @@ void check_type_on_cpu(const FusedMoeConfig& config);
 /// Maximum number of rows for a rank's experts.
 int64_t max_rows(const FusedMoeConfig& config, int world);
 
-/// Kind of a call; identical on all ranks that make the same call.
-inline uint64_t fused_call_kind(const FusedParts& parts, const FusedMoeCall& call) {
-  return (static_cast<uint64_t>(call.weight_set) << 2) + (parts.down ? 0 : 2) + (call.add ? 1 : 0);
+/// The signature of a call of an object with this hash.
+inline uint64_t fused_signature(uint64_t hash, const FusedParts& parts, const FusedMoeCall& call) {
+  const uint64_t options = pack_options(Operation::layer, {call.add ? 1 : 0, parts.down ? 1 : 0, call.weight_set});
+  return make_signature(mix_hash(mix_hash(hash, options), static_cast<uint64_t>(call.weight_set)), options);
 }
 
 /// Fields that must be identical on all ranks.

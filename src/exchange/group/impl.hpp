@@ -18,6 +18,7 @@
 #include "base/forked.hpp"
 #include "bootstrap/bootstrap.hpp"
 #include "bootstrap/deadline.hpp"
+#include "exchange/group/call_difference.hpp"
 #include "exchange/group/device_rank.hpp"
 #include "exchange/group/remote_headers.hpp"
 #include "heap/collective_step.hpp"
@@ -92,7 +93,7 @@ struct Group::Impl {
   /// Returns a rank whose calls differ from this rank's, or -1.
   int find_other_call() const noexcept;
   /// Ends the peers' calls and throws because `rank` is making a different call than this rank.
-  [[noreturn]] void throw_mismatch(const std::string& context, int rank);
+  [[noreturn]] void throw_mismatch(const std::string& context, int rank, const detail::CallDifference& difference = {});
   /// The context of a call without its epoch. Clears the fault record and the move counters.
   detail::CallContext begin_call(detail::Operation operation);
   /// Throws the fault recorded by the last call, if any: PeerTimeout (which also aborts all peers), PeerFailed, ...
@@ -221,8 +222,11 @@ struct Group::Impl {
   void find_headers(const detail::SymmetricHeap& memory);
   /// The difference between the calls of ranks a and b, or "" if it is unknown.
   std::string describe_mismatch(int a, int b) const;
-  /// describe_mismatch() after waiting for the difference to become known; otherwise, a list of possible differences.
-  std::string describe_announced_mismatch(int a, int b) const;
+  /// describe_mismatch(), else the options that differ according to `known`, else describe_mismatch() after waiting for the
+  /// announcements of ranks on other hosts, else a list of possible differences.
+  std::string explain_mismatch(int a, int b, const detail::CallDifference& known) const;
+  /// What rank `r` compared when it found that a peer made a different call; Site::none if it has not written it.
+  detail::CallDifference difference_found_by(int r) const noexcept;
   void post_word(uint64_t word) noexcept;
   [[noreturn]] void throw_abort(uint64_t word, const char* context) const;
   void raise_missing(const char* operation, int rank, uint64_t start_ns);

@@ -3,6 +3,8 @@
 // are virtual functions of NormalImpl.
 #include <string>
 
+#include "base/call_signature.hpp"
+#include "exchange/group/call_difference.hpp"
 #include "exchange/group/enum_checks.hpp"
 #include "exchange/normal/impl.hpp"
 
@@ -113,9 +115,9 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   if (sized_by_counts && call->captured)
     throw Error(ErrorCode::unsupported,
                 "DispatchOptions::size = exact waits for the counts and cannot be captured; use worst_case or capacity");
-  call->signature = signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
-                                                    static_cast<int64_t>(format.scales), static_cast<int64_t>(o.size),
-                                                    static_cast<int64_t>(o.overflow), static_cast<int64_t>(o.padding)});
+  call->signature = signature(
+      Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.scales),
+                            static_cast<int64_t>(o.padding), static_cast<int64_t>(o.size), static_cast<int64_t>(o.overflow)});
   Dispatch d(x, format, o, weights);
   d.fresh = new_handle(*call, ids, o, d.error);
   d.handle = d.fresh;
@@ -155,10 +157,10 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
                                              {"DispatchOptions::out->scales", o.out ? o.out->scales : nullptr, 16}}});
   Dispatch d(x, format, o);
   d.handle = use_handle(*call, handle);
-  call->signature = signature(Operation::cached_dispatch,
-                              {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.type),
-                               static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)},
-                              d.handle.get());
+  call->signature =
+      signature(Operation::cached_dispatch,
+                {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)},
+                d.handle.get());
   offer(*call, d);
   Dispatched out = finish(*call, d);
   out.handle = handle;
@@ -331,10 +333,11 @@ void NormalImpl::set_site(uint32_t site) {
   site_ = site;
 }
 
-uint64_t NormalImpl::signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h) const {
+uint64_t NormalImpl::signature(Operation op, std::initializer_list<int64_t> options, const HandleData* h) const {
   uint64_t hash = mix_hash(mix_hash(config_hash_, static_cast<uint64_t>(op)), site_);
-  for (const int64_t v : values) hash = mix_hash(hash, static_cast<uint64_t>(v));
-  return h && counts_at_ == CountsAt::host ? mix_hash(hash, h->identity) : hash;
+  for (const int64_t v : options) hash = mix_hash(hash, static_cast<uint64_t>(v));
+  const uint64_t signature = make_signature(hash, pack_options(op, options));
+  return h && counts_at_ == CountsAt::host ? mix_signature(signature, h->identity) : signature;
 }
 
 MoveShape NormalImpl::move_shape(const Dispatch& d) const {

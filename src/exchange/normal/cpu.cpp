@@ -81,8 +81,8 @@ void CpuNormal<A>::raise(const char* operation) {
 }
 
 template <class A>
-void CpuNormal<A>::throw_mismatch(const char* operation, int rank) {
-  group_.throw_mismatch(std::string(operation) + " (call " + std::to_string(epochs_.calls()) + ")", rank);
+void CpuNormal<A>::throw_mismatch(const char* operation, int rank, const CallDifference& difference) {
+  group_.throw_mismatch(std::string(operation) + " (call " + std::to_string(epochs_.calls()) + ")", rank, difference);
 }
 
 template <class A>
@@ -124,7 +124,8 @@ void CpuNormal<A>::check_placements(const CpuCall& call, const std::exception_pt
   if (own) rethrow_agreed(own);
   for (int r = 0; r < world(); ++r) {
     const Placement& place = *context.heap.local(control_.placement(context.epoch, r));
-    if (place.signature != call.signature || !reachable(context, place)) throw_mismatch(call.name, r);
+    if (place.signature != call.signature || !reachable(context, place))
+      throw_mismatch(call.name, r, {Site::placement, context.operation, call.signature, place.signature});
     if (place.status != 0)
       throw AgreedError(static_cast<ErrorCode>(place.status),
                         std::string(call.name) + " (call " + std::to_string(epochs_.calls()) + "): rank " + std::to_string(r) +

@@ -61,7 +61,7 @@ class CpuNormal final : public NormalImpl {
   std::shared_ptr<CpuBlock> allocate(size_t bytes);
   /// Throws the fault recorded by warps.
   void raise(const char* operation);
-  [[noreturn]] void throw_mismatch(const char* operation, int rank);
+  [[noreturn]] void throw_mismatch(const char* operation, int rank, const CallDifference& difference = {});
   /// Exchanges placements in calls that move rows only after all placements have arrived: dispatch, ring staging, and all calls
   /// on several hosts.
   void exchange_placements(const CpuCall& call, const SumStaging& staging, const std::exception_ptr& own);

@@ -41,7 +41,7 @@ const float* data_or_null(const std::vector<float>& v) { return v.empty() ? null
 template <class A>
 void CpuNormal<A>::gather_counts(const CpuCall& given, int64_t capacity, HandleData& h) {
   const CountsHead head{given.signature, local_.tokens, capacity, 0};
-  int other = -1;
+  OtherCall other;
   const auto relay = [&](CpuWarp& w) {
     if (!hosts_) return true;
     const auto leaving = [&](const RailPeer& peer) {
@@ -55,7 +55,8 @@ void CpuNormal<A>::gather_counts(const CpuCall& given, int64_t capacity, HandleD
   };
   const bool ok = exchange_host_counts<A>(solo_, given.context, control_, head, local_, counts_row_, h.counts, &other, relay);
   if (!ok) raise("dispatch");
-  if (other >= 0) throw_mismatch("dispatch", other);
+  if (other.rank >= 0)
+    throw_mismatch("dispatch", other.rank, {Site::counts, Operation::dispatch, given.signature, other.signature});
 }
 
 template <class A>

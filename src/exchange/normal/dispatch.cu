@@ -10,7 +10,7 @@
 // launcher gives each block a multiprocessor that no other rank uses. Every warp polls all its streams in turn and stops at the
 // deadline. Other kernels may delay a block as long as they end.
 #include "arch/cuda/cuda_traced.cuh"
-#include "base/mix_hash.hpp"
+#include "base/call_signature.hpp"
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/complete.cuh"
 #include "protocol/normal/dispatch_ring.hpp"
@@ -25,7 +25,7 @@ __device__ const TablesHeader* handle_of(const CudaDispatchParams& p) { return p
 /// The signature compared by ranks. For a cached dispatch, it includes the identity of the dispatch that made its tables, which
 /// the host does not know.
 __device__ uint64_t signature_of(const CudaDispatchParams& p, const TablesHeader& header) {
-  return p.d.shape.with_records ? p.place.signature : mix_hash(p.place.signature, header.identity);
+  return p.d.shape.with_records ? p.place.signature : mix_signature(p.place.signature, header.identity);
 }
 
 /// The last step of the call. Call from one warp, after all warps have read the header.

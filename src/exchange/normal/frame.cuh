@@ -80,7 +80,8 @@ __device__ inline bool placements_agree(CudaWarp& w, const CallContext& call, co
   if (w.index() != 0) return false;
   for (int r = 0; r < call.world(); ++r) {
     const Placement& place = *call.heap.local(control.placement(call.epoch, r));
-    if (place.signature != signature || !reachable(call, place)) return record_mismatch<Cuda>(w, call, Site::placement, r);
+    if (place.signature != signature || !reachable(call, place))
+      return record_mismatch<Cuda>(w, call, Site::placement, r, signature, place.signature);
   }
   return false;
 }

@@ -240,7 +240,7 @@ class NormalImpl : protected ExchangeBase {
   // calls.cpp
   /// Signature of a call, identical on all ranks that make the same call. `h`: the call's handle, if it has one. The identity
   /// of the dispatch that made the handle is mixed in here or, if only the device knows it, by the kernel.
-  uint64_t signature(Operation op, std::initializer_list<int64_t> values, const HandleData* h = nullptr) const;
+  uint64_t signature(Operation op, std::initializer_list<int64_t> options, const HandleData* h = nullptr) const;
   MoveShape move_shape(const Dispatch& d) const;
   SumShape sum_shape(const ConstRows& y, const HandleData& h, void* out, const CombineOptions& options,
                      float* out_weights) const;

@@ -305,7 +305,8 @@ SWITCHYARD_FN bool wait_entered_local(typename A::Warp& w, const PhasedCombinePa
   if (!wait_for<A>(w, call, call.world(), header, call.word(), Site::call_header, here, span)) return false;
   const uint64_t others = A::lanes_where(w, call.world(), [&](int r) { return flag_value(*header(r)) != value; });
   if (others == 0) return true;
-  return A::out_of_line(w, RecordMismatch<A>{}, &call, nth_bit(others, 0));
+  const int other = nth_bit(others, 0);
+  return A::out_of_line(w, RecordMismatch<A>{}, &call, other, value, flag_value(*header(other)));
 }
 
 /// Proxy: collects the rows of round `round` that the ranks of this host return for tokens of the ranks that use this proxy.

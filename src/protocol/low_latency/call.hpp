@@ -72,11 +72,11 @@ SWITCHYARD_FN void enter_call(typename A::Warp& w, const CallContext& call, cons
       Site::call_header);
 }
 
-/// Records that `rank` made a different call than this rank. \returns false
+/// Records that `rank`, whose header value is `theirs`, made a different call than this rank. \returns false
 template <class A>
 struct RecordMismatch {
-  SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int rank) const {
-    return record_mismatch<A>(w, *call, Site::call_header, rank);
+  SWITCHYARD_FN bool operator()(typename A::Warp& w, const CallContext* call, int rank, uint64_t mine, uint64_t theirs) const {
+    return record_mismatch<A>(w, *call, Site::call_header, rank, mine, theirs);
   }
 };
 
@@ -93,7 +93,8 @@ SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, co
   const uint64_t others =
       A::lanes_where(w, call.world(), [&](int r) { return flag_value(*header(r)) >> own_bits != value >> own_bits; });
   if (others == 0) return true;
-  return A::out_of_line(w, RecordMismatch<A>{}, &call, nth_bit(others, 0));
+  const int other = nth_bit(others, 0);
+  return A::out_of_line(w, RecordMismatch<A>{}, &call, other, value, flag_value(*header(other)));
 }
 
 /// T of rank r in a dispatch or flat exchange; valid after wait_entered.

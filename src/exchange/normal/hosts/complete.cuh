@@ -3,7 +3,7 @@
 #pragma once
 
 #include "arch/cuda/cuda_arch.cuh"
-#include "base/mix_hash.hpp"
+#include "base/call_signature.hpp"
 #include "exchange/normal/launch.hpp"
 
 namespace switchyard::detail {
@@ -38,7 +38,7 @@ __device__ inline void fill_rest(CudaWarp& w, Layout layout, const FillRest& res
 __device__ inline void complete(CombineParams& c, const CudaCombineParams& args, const TablesHeader& header) {
   c.tokens = header.tokens;
   c.num_records = header.num_records;
-  c.staging.place.signature = mix_hash(args.c.staging.place.signature, header.identity);
+  c.staging.place.signature = mix_signature(args.c.staging.place.signature, header.identity);
   c.record_weight = header.any_weights ? args.weights_of_records : nullptr;
   c.weights = header.any_weights && args.caller_weights == nullptr ? args.weights_of_routes : args.caller_weights;
 }

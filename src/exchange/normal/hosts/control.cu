@@ -2,6 +2,7 @@
 // Counts and placements over several hosts on GPUs: performs the steps of exchange/hosts/relay.hpp in kernels before and after
 // a round, and cuts the rounds of a combine.
 #include "arch/cuda/cuda_traced.cuh"
+#include "base/call_signature.hpp"
 #include "exchange/normal/frame.cuh"
 #include "exchange/normal/hosts/frame.cuh"
 #include "plan/decisions.hpp"
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kLanes) offer_hosts_kernel(const __grid_consta
   CudaWarp w(CudaWarp::Bare{});
   if (threadIdx.x == 0) {
     place = p.place;
-    if (p.handle != nullptr) place.signature = mix_hash(place.signature, p.handle->identity);
+    if (p.handle != nullptr) place.signature = mix_signature(place.signature, p.handle->identity);
   }
   __syncthreads();
   publish_placement<A>(w, call, p.control, place, nullptr, p.own_rows_differ ? &p.own_rows : nullptr);
@@ -131,12 +132,12 @@ __global__ void __launch_bounds__(kLanes) judge_hosts_kernel(const __grid_consta
   // A trace attributes this kernel to the plan because the kernels that move rows between hosts do not record.
   const KernelTrace<A> trace(w, call.device_trace, Event::plan, pack_launch(call.epoch, p.state, p.header->tokens * p.topk));
   if (!wait_placements<A>(w, call, p.control, Site::placement)) return;
-  const uint64_t signature = p.handle != nullptr ? mix_hash(p.place.signature, p.handle->identity) : p.place.signature;
+  const uint64_t signature = p.handle != nullptr ? mix_signature(p.place.signature, p.handle->identity) : p.place.signature;
   int failed = -1;
   for (int r = call.world() - 1; r >= 0; --r) {
     const Placement& theirs = *call.heap.local(p.control.placement(call.epoch, r));
     if (theirs.signature != signature) {
-      record_mismatch<A>(w, call, Site::placement, r);
+      record_mismatch<A>(w, call, Site::placement, r, signature, theirs.signature);
       return;
     }
     if (theirs.status != 0) failed = r;

@@ -14,12 +14,18 @@
 
 namespace switchyard::detail {
 
+/// A rank whose call has another signature; rank -1: none.
+struct OtherCall {
+  int rank = -1;
+  uint64_t signature = 0;
+};
+
 /// Sends the counts of `local` to all ranks, gathers theirs and fills `counts`. Call from one warp of each rank, with the epoch
-/// in `call`. `row`: scratch of counts_row_bytes(). `*other`: set to a rank whose signature differs, or -1. Returns false after
+/// in `call`. `row`: scratch of counts_row_bytes(). `*other`: set to the last rank whose signature differs. Returns false after
 /// a (recorded) fault. `relay`: as in exchange_counts.
 template <class A, class Relay = NoRelay>
 bool exchange_host_counts(CpuWarp& w, const CallContext& call, const ControlLayout& control, const CountsHead& head,
-                          const LocalPlan& local, std::vector<std::byte>& row, GatheredCounts& counts, int* other,
+                          const LocalPlan& local, std::vector<std::byte>& row, GatheredCounts& counts, OtherCall* other,
                           const Relay& relay = {}) {
   const auto experts = static_cast<size_t>(control.experts), ranks = static_cast<size_t>(control.world);
   std::memcpy(row.data(), &head, sizeof head);
@@ -35,11 +41,11 @@ bool exchange_host_counts(CpuWarp& w, const CallContext& call, const ControlLayo
   counts.touching.resize(ranks * ranks);
   counts.tokens.resize(ranks);
   counts.capacity.resize(ranks);
-  *other = -1;
+  *other = {};
   for (size_t r = 0; r < ranks; ++r) {
     const CountsHead* const theirs = call.heap.local(control.counts_head(call.epoch, static_cast<int>(r)));
     const auto* const body = reinterpret_cast<const int32_t*>(theirs + 1);
-    if (theirs->signature != head.signature) *other = static_cast<int>(r);
+    if (theirs->signature != head.signature) *other = {static_cast<int>(r), theirs->signature};
     counts.tokens[r] = theirs->tokens;
     counts.capacity[r] = theirs->capacity;
     std::memcpy(&counts.touching[r * ranks], body, 4 * ranks);

@@ -143,7 +143,8 @@ __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   if (weights != 0) other |= missing;
   if (v.lane == 0 && blockIdx.x == 0) v.p.tables.header->any_weights = weights != 0;
   if (other == 0) return true;
-  return record_mismatch<A>(w, call, Site::counts, __ffsll(static_cast<long long>(other)) - 1);
+  const int rank = __ffsll(static_cast<long long>(other)) - 1;
+  return record_mismatch<A>(w, call, Site::counts, rank, v.p.signature, v.head(rank)->signature);
 }
 
 /// Adds the sums of earlier blocks to start (experts) and record_base (ranks), and those of earlier warps to hist and touching.
