@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -137,15 +137,15 @@ class Handle:
         """"rank_major" or "expert_major"."""
         return _names.name_of(_names.LAYOUTS, self._layout)
 
-    def _array(self, name: str, element: int, *shape: str, layout: Optional[int] = None) -> Any:
-        """Returns an array of the view, created on first use. `shape` contains names of view members."""
+    def _array(self, name: str, element: int, *shape: Union[str, int], layout: Optional[int] = None) -> Any:
+        """Returns an array of the view, created on first use. `shape` contains numbers and names of view members."""
         if name in self._cache:
             return self._cache[name]
         view = self._view
         if view is None:
             _names.invalid(f"this handle was made from bytes: {name} is not in them; dispatch with it first, or use counts()")
-        sizes = tuple(getattr(view, size) for size in shape)
-        pointer = getattr(view, name)
+        sizes = tuple(size if isinstance(size, int) else getattr(view, size) for size in shape)
+        pointer = getattr(view, name.replace("device_", ""))  # distinguishes the array from the number of the same name
         absent = (layout is not None and layout != self._layout) or (not pointer and 0 not in sizes)
         self._cache[name] = None if absent else self._arrays.wrap(pointer, sizes, element, self._owned, self._like)
         return self._cache[name]
@@ -225,6 +225,11 @@ class Handle:
     def dropped_per_source(self) -> Any:
         """int64 [W, L] number of routes dropped on this rank; None with ``overflow="fail"``."""
         return self._array("dropped_per_source", I64, "world", "num_local_experts")
+
+    @property
+    def device_invalid_ids(self) -> Any:
+        """int64 [1], :attr:`invalid_ids` on the device of the ids; reading it requires no host wait."""
+        return self._array("device_invalid_ids", I64, 1)
 
     # ---- Queries. CUDA: these wait for the dispatch ----
 

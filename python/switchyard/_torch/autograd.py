@@ -15,7 +15,7 @@ summing over routes yields row t.
 """
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Optional, Sequence, Tuple, Union
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -154,7 +154,7 @@ class TracedHandle(Handle):
         self._rows_allocated, self._tokens, self._layout = rows.shape[0], tokens, exchange._layout
         self._sizes = (tokens, exchange.topk, exchange._experts_here, exchange._world)
 
-    def _array(self, name: str, element: int, *shape: str, layout: Optional[int] = None) -> Any:
+    def _array(self, name: str, element: int, *shape: Union[str, int], layout: Optional[int] = None) -> Any:
         if layout is not None and layout != self._layout:
             return None
         if name in ("topk_weights", "row_weights"):
@@ -163,7 +163,7 @@ class TracedHandle(Handle):
             return None
         tokens, topk, here, world = self._sizes
         sizes = {"x_rows": self._rows_allocated, "num_tokens": tokens, "topk": topk, "num_local_experts": here, "world": world}
-        return _operators.table(self._plan, self._like, name, element, [sizes[each] for each in shape])
+        return _operators.table(self._plan, self._like, name, element, [each if isinstance(each, int) else sizes[each] for each in shape])
 
     @property
     def topk_ids_int64(self) -> Any:

@@ -108,6 +108,7 @@ def _expert_major(group, order):
     out = exchange.combine(y, handle, order=order)
     made = [oracle.expert_major(inputs, EXPERTS, r, 4).x * np.float32(r + 2) for r in range(WORLD)]
     assert equal(out, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made.__getitem__, order, True, 4))
+    assert handle.device_invalid_ids.is_cuda and handle.device_invalid_ids.item() == handle.invalid_ids
 
 
 @pytest.mark.parametrize("order", ["per_rank", "per_route"])

@@ -126,7 +126,7 @@ def test_handles_enter_and_leave_graphs(layout):
     exchange = sy.Exchange(group, dtype="f32", layout=layout, **SHAPE)
     x, ids, weights = (each.detach() for each in inputs_of(5, 1))
     options = {"size": "capacity", "capacity": 6, "overflow": "drop_and_report"}
-    names = ["tokens_per_expert", "aligned_per_expert", "dropped", "dropped_per_source"]
+    names = ["tokens_per_expert", "aligned_per_expert", "dropped", "dropped_per_source", "device_invalid_ids"]
     names += ["topk_ids", "topk_weights", "source_token"] if layout == "rank_major" else ["row_source", "row_weights", "expert_first_row"]
     absent = ["row_source", "row_weights"] if layout == "rank_major" else ["topk_ids", "source_token"]
 
