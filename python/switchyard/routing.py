@@ -24,7 +24,7 @@ def routing_layout(topk_ids: Any, *, num_experts: int, world: int) -> RoutingLay
 
 
 def layout_of_checked(topk_ids: Any, num_experts: int, world: int) -> RoutingLayout:
-    """Like :func:`routing_layout`, for callers that pass an int as `num_experts` and as `world`."""
+    """Like :func:`routing_layout`, for callers that pass ints in [0, 2^31) as `num_experts` and `world`."""
     if _arrays.is_tensor(topk_ids) and topk_ids.is_cuda:
         return _on_gpu(topk_ids, num_experts, world)
     taken = _TAKERS[_names.CPU].topk_ids(topk_ids)

@@ -16,7 +16,7 @@ namespace switchyard::detail {
 /// threads and any memory that is not inherited across a fork. The child must not use the copy or even destroy it.
 ///
 /// Every call asks here(), so it costs one load instead of the system call getpid(). A handler of pthread_atfork() counts the
-/// forks between the first process and this one; children created without handlers (vfork, clone) must call exec or exit.
+/// forks between the first process and this one; children created without handlers (vfork, clone) must call exec or _exit.
 class HomeProcess {
  public:
   HomeProcess() {

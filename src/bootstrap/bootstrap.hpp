@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,14 @@ class Bootstrap {
   /// Collective. `all` receives world() * `bytes` bytes. Throws RendezvousError naming the missing ranks at the deadline,
   /// PeerFailed as soon as a peer has died or left without contributing, or Error(mismatch) if the ranks disagree on `bytes`.
   virtual void all_gather(const void* mine, size_t bytes, void* all, Milliseconds deadline) = 0;
+  /// all_gather() of one value; element r is that of rank r.
+  template <class T>
+  std::vector<T> gather(const T& mine, Milliseconds deadline) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    std::vector<T> all(static_cast<size_t>(world()));
+    all_gather(&mine, sizeof mine, all.data(), deadline);
+    return all;
+  }
   /// Collective, processes only: passes `fd` to every rank on this host. Element r is a descriptor from rank r (own rank: a
   /// duplicate); it is empty for ranks on other hosts.
   virtual std::vector<UniqueFd> exchange_fds(int fd, Milliseconds deadline) = 0;

@@ -69,10 +69,28 @@ inline void raise_if_failed(StepReport report, const char* subject, size_t rank)
 /// are still in step with each other; after an exception from the bootstrap, they are not.
 template <class Step>
 void run_step(Bootstrap& bootstrap, const Deadline& deadline, const char* subject, const Step& step) {
-  const StepReport mine = attempt(step);
-  std::vector<StepReport> all(static_cast<size_t>(bootstrap.world()));
-  bootstrap.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
+  const std::vector<StepReport> all = bootstrap.gather(attempt(step), deadline.remaining());
   for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r], subject, r);
+}
+
+/// Collective. Like run_step(), for a step that returns what this rank proposes to the others. \returns the proposals of all
+/// ranks, of which every rank must decide the same
+template <class Step>
+auto propose_step(Bootstrap& bootstrap, const Deadline& deadline, const char* subject, const Step& step) {
+  using Proposal = decltype(step());
+  struct Proposed {
+    StepReport report;
+    Proposal proposal;
+  };
+  Proposed mine{};
+  mine.report = attempt([&] { mine.proposal = step(); });
+  std::vector<Proposal> all;
+  size_t r = 0;
+  for (const Proposed& share : bootstrap.gather(mine, deadline.remaining())) {
+    raise_if_failed(share.report, subject, r++);
+    all.push_back(share.proposal);
+  }
+  return all;
 }
 
 }  // namespace switchyard::detail

@@ -78,8 +78,7 @@ std::vector<Proposal> agree_on_memory(Bootstrap& bootstrap, size_t bytes, const 
   const MemoryAvailable available = memory_available();
   Proposal mine = {bytes, available.bytes, {}};
   std::snprintf(mine.limit, sizeof mine.limit, "%s", available.limit.c_str());
-  std::vector<Proposal> all(static_cast<size_t>(bootstrap.world()));
-  bootstrap.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
+  std::vector<Proposal> all = bootstrap.gather(mine, deadline.remaining());
   for (int host = 0; host < bootstrap.host_map().hosts(); ++host) {
     const std::vector<int>& ranks = bootstrap.host_map().ranks_of(host);
     Proposal* least = &all[static_cast<size_t>(ranks.front())];

@@ -54,8 +54,8 @@ struct HeapHeader {
   /// (next_call_word), with that of call n at index n % kCallsKept. Written only by this rank, on entry to a call.
   alignas(64) uint64_t num_calls;
   uint64_t calls[kCallsKept];
-  /// What this rank compared when it found that a peer made a different call, for the errors of other ranks: {1:1, unused,
-  /// operation:8, site:8} (0: nothing), its own word and the peer's. Written once, by this rank's host.
+  /// What this rank compared when it found that a peer made a different call, for the errors of other ranks on this host: the
+  /// site (0: nothing), its own word and the peer's. Written once, by this rank's host thread.
   uint64_t difference[3];
 };
 inline constexpr size_t kHeapHeaderBytes = 4096;

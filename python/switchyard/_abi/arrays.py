@@ -114,7 +114,7 @@ class TorchArrays:
         try:
             torch._C._increment_version(())
             return torch._C._increment_version
-        except (AttributeError, TypeError):
+        except (AttributeError, TypeError, RuntimeError):
             def one_by_one(tensors: Sequence[Any]) -> None:
                 for each in tensors:
                     torch.autograd.graph.increment_version(each)

@@ -108,7 +108,7 @@ def layout_of(topk_idx: torch.Tensor, experts: int, world: int) -> Tuple[torch.T
     """Returns tokens per rank, int32 [W]; routes per expert, int32 [E]; and is_token_in_rank, bool [T, W], on the device of
     `topk_idx`."""
     topk_idx = topk_idx.contiguous()
-    layout: Any = (layout_of_checked(topk_idx, experts, world) if experts.__class__ is int else
+    layout: Any = (layout_of_checked(topk_idx, experts, world) if experts.__class__ is int and not experts >> 31 else
                    routing_layout(topk_idx, num_experts=experts, world=world))
     per_rank, per_expert, where = layout if topk_idx.is_cuda else map(torch.from_numpy, layout)
     return per_rank, per_expert, where

@@ -415,6 +415,9 @@ def _refusals(buffer):
         buffer.dispatch(x, handle=handle, topk_idx=ids)
     with pytest.raises(sy.InvalidArgument, match="get_dispatch_layout"):
         buffer.dispatch(x, topk_idx=ids)
+    for experts in (0, -1, 1 << 31, (1 << 32) + EXPERTS):
+        with pytest.raises(sy.InvalidArgument, match="num_experts"):
+            buffer.get_dispatch_layout(ids, experts)
     with pytest.raises(sy.InvalidArgument, match="num_max_dispatch_tokens_per_rank = 2"):
         buffer.low_latency_dispatch(on(torch.zeros(3, HIDDEN)).bfloat16(), on(torch.zeros(3, TOPK)).long(), 2, EXPERTS)
     with pytest.raises(sy.InvalidArgument, match="use_ue8m0 needs round_scale"):

@@ -10,6 +10,7 @@ import switchyard as sy
 
 torch = pytest.importorskip("torch")
 
+from switchyard._abi.arrays import TorchArrays  # noqa: E402
 from plain_moe import HIDDEN, Experts, Model, loss_of, off, seeded, tokens_of  # noqa: E402
 
 SHAPE = {"hidden": 16, "num_experts": 4, "topk": 2, "max_tokens": 4, "dtype": "f32"}
@@ -263,3 +264,18 @@ def test_copies_of_a_divided_model(ranks):
             pickle.dumps(model)
 
     ranks(rank, 2)
+
+
+@pytest.mark.parametrize("error", [TypeError, RuntimeError, AttributeError])
+def test_torch_whose_version_counters_are_raised_one_by_one(monkeypatch, error):
+    def of_older_torch(tensor):
+        if not isinstance(tensor, torch.Tensor):
+            raise error("increment_version expect a Tensor as input")
+        real((tensor,))
+
+    real = torch._C._increment_version
+    monkeypatch.setattr(torch._C, "_increment_version", of_older_torch)
+    monkeypatch.setattr(torch.autograd.graph, "increment_version", of_older_torch)
+    tensors = [torch.zeros(2), torch.zeros(3)]
+    TorchArrays(torch).increment_version(tensors)
+    assert [each._version for each in tensors] == [1, 1]

@@ -38,8 +38,7 @@ std::vector<UniqueFd> ProcessBootstrap::connect_rails(Milliseconds budget) {
   Listener listener = listen_on_same_address(own_address_);
   Proposal mine = {{}, port_of(listener)};
   fill_random(mine.session);
-  std::vector<Proposal> all(rails.size());
-  all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
+  const std::vector<Proposal> all = gather(mine, deadline.remaining());
   Roster roster;
   roster.session = all[0].session;
   std::vector<std::optional<SocketAddress>> peer_addresses(rails.size());

@@ -20,6 +20,7 @@ struct Endings {
   std::mutex mutex;
   std::condition_variable ended;
   int in_progress = 0;
+  bool at_exit = false;  ///< exit() will wait for them
 };
 Endings& endings() {
   static auto* const all = new Endings;  // detached threads use it to their end
@@ -37,14 +38,22 @@ void await_endings(std::chrono::milliseconds max, const std::function<bool()>& s
     endings().ended.wait_for(lock, std::chrono::milliseconds(5));
 }
 
-/// NCCL's destructors, which exit() runs, must not run beside a thread that aborts a communicator. The handler is registered
-/// after NCCL was loaded, so exit() calls it first. A forked child has no such threads.
+/// Makes exit() wait: NCCL's destructors must not run beside a thread that aborts a communicator. The handler is registered
+/// after NCCL was loaded, and again for communicators that end during exit(), so it runs before these destructors. A forked
+/// child has no such threads.
 void await_endings_at_exit() {
   static const HomeProcess home;
-  static const int registered = std::atexit([] {
-    if (home.here()) await_endings(kMaxEndingTime, [] { return false; });
+  const std::lock_guard lock(endings().mutex);
+  if (endings().at_exit) return;
+  endings().at_exit = true;
+  (void)std::atexit([] {  // without memory for the handler, exit() does not wait
+    if (!home.here()) return;
+    {
+      const std::lock_guard again(endings().mutex);
+      endings().at_exit = false;
+    }
+    await_endings(kMaxEndingTime, [] { return false; });
   });
-  (void)registered;  // without memory for a handler, exit() does not wait
 }
 
 }  // namespace

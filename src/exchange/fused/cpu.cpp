@@ -141,8 +141,7 @@ class CpuFused final : public FusedImpl {
     OtherCall other;
     const bool ok = exchange_host_counts<A>(solo_, call, layout_.control(), head, local_, counts_row_, handle_.counts, &other);
     if (!ok) group_.raise_fault(kCall, epochs_.calls());
-    if (other.rank >= 0)
-      group_.throw_mismatch(this_call(), other.rank, {Site::counts, Operation::layer, head.signature, other.signature});
+    if (other.rank >= 0) group_.throw_mismatch(this_call(), other.rank, {Site::counts, head.signature, other.signature});
     if (config.overflow == Overflow::fail)
       check_capacity(handle_.counts, handle_.layout, handle_.alignment, this_call(), "MoeLayerConfig::capacity");
     const TraceSpan span(call.tracer, kHostTrack, Event::plan, routes);

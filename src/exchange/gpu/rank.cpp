@@ -470,8 +470,7 @@ DeviceParts join_device(Bootstrap& bootstrap, const GroupOptions& options) {
   DeviceParts parts;
   const int device = device_of(options, bootstrap.rank());
   const DeviceAddress mine = address_of(device);
-  std::vector<DeviceAddress> all(static_cast<size_t>(bootstrap.world()));
-  bootstrap.all_gather(&mine, sizeof mine, all.data(), options.rendezvous_timeout);
+  const std::vector<DeviceAddress> all = bootstrap.gather(mine, options.rendezvous_timeout);
   parts.control = SymmetricHeap::create(bootstrap, kControlBytes, options.rendezvous_timeout);
   auto heap = CudaHeap::create(bootstrap, options.heap_bytes, device, options.rendezvous_timeout);
   parts.rank = std::make_unique<CudaRank>(*heap, *parts.control, static_cast<int>(std::count(all.begin(), all.end(), mine)),

@@ -27,83 +27,122 @@ std::string named(int64_t value) {
 std::string yes(int64_t value) { return value != 0 ? "true" : "false"; }
 std::string given(int64_t value) { return value != 0 ? "given" : "null"; }
 std::string number(int64_t value) { return std::to_string(value); }
-std::string low_latency_call(int64_t value) {
-  constexpr const char* kNames[] = {"dispatch", "combine", "moe_all_to_all"};
-  return value < std::ssize(kNames) ? kNames[value] : number(value);
-}
 
+/// In the order of pack_options(). The second is x.scale_kind for fp8 rows.
 constexpr PackedOption kDispatch[] = {{"x.dtype", 4, named<DType>},
                                       {"DispatchOptions::quantize", 4, named<ScaleKind>},
                                       {"DispatchOptions::padding", 4, named<Padding>},
                                       {"DispatchOptions::size", 4, named<SizePolicy>},
                                       {"DispatchOptions::overflow", 4, named<Overflow>}};
-constexpr std::span<const PackedOption> kCachedDispatch(kDispatch, 3);
 constexpr PackedOption kCombine[] = {{"y.dtype", 4, named<DType>},
                                      {"CombineOptions::order", 4, named<CombineOrder>},
                                      {"CombineOptions::apply_weights", 1, yes},
                                      {"CombineOptions::topk_weights", 1, given}};
-constexpr PackedOption kLayer[] = {
-    {"MoeLayerCall::add", 1, yes}, {"the second product", 1, yes}, {"MoeLayerCall::weight_set", 22, number}};
-/// Of a header value (protocol/low_latency/call.hpp), above its detail.
-constexpr PackedOption kLowLatency[] = {{"the call", 2, low_latency_call},
-                                        {"LowLatencyCombineOptions::order", 1, named<CombineOrder>},
+constexpr PackedOption kLayer[] = {{"MoeLayerCall::add", 1, yes},
+                                   {"the second product", 1, yes},
+                                   {"the set of weights (0: those of the constructor)", 20, number}};
+/// Of a header value (protocol/low_latency/call.hpp), above its detail and kind.
+constexpr PackedOption kLowLatency[] = {{"LowLatencyCombineOptions::order", 1, named<CombineOrder>},
                                         {"y.dtype", 2, named<DType>}};
 
-std::span<const PackedOption> options_of(Operation operation) {
-  switch (operation) {
-    case Operation::dispatch: return kDispatch;
-    case Operation::cached_dispatch: return kCachedDispatch;
-    case Operation::combine: return kCombine;
-    case Operation::layer: return kLayer;
-    default: return {};
-  }
+struct PackedCall {
+  Operation operation;
+  std::span<const PackedOption> options;
+};
+/// Their indices are the lowest bits of the options: ranks may have called different operations of an object.
+constexpr PackedCall kCalls[] = {{Operation::layer, kLayer},
+                                 {Operation::dispatch, kDispatch},
+                                 {Operation::cached_dispatch, std::span(kDispatch, 3)},
+                                 {Operation::combine, kCombine}};
+constexpr int kCallBits = 2;
+static_assert(std::size(kCalls) == 1 << kCallBits);
+const PackedCall& call_in(uint64_t word) { return kCalls[word & (std::size(kCalls) - 1)]; }
+
+std::string describe_calls(const std::string& mine, const std::string& theirs, int my_rank, int their_rank) {
+  return "rank " + std::to_string(my_rank) + " called " + mine + " and rank " + std::to_string(their_rank) + " " + theirs;
 }
 
+std::string describe_option(const char* name, const std::string& mine, const std::string& theirs, int my_rank, int their_rank) {
+  return std::string(name) + " = " + mine + " on rank " + std::to_string(my_rank) + " and " + theirs + " on rank " +
+         std::to_string(their_rank);
+}
+
+/// `mine` and `theirs`: the options from bit 0.
 std::string describe_options(std::span<const PackedOption> options, uint64_t mine, uint64_t theirs, int my_rank,
                              int their_rank) {
   std::string text;
-  int at = 0;
   for (const PackedOption& option : options) {
-    const auto value_in = [&](uint64_t word) { return static_cast<int64_t>(word >> at & ((uint64_t{1} << option.bits) - 1)); };
-    const int64_t here = value_in(mine), there = value_in(theirs);
-    at += option.bits;
+    const uint64_t mask = (uint64_t{1} << option.bits) - 1;
+    const auto here = static_cast<int64_t>(mine & mask), there = static_cast<int64_t>(theirs & mask);
+    mine >>= option.bits;
+    theirs >>= option.bits;
     if (here == there) continue;
-    text += (text.empty() ? "" : ", ") + std::string(option.name) + " = " + option.text(here) + " on rank " +
-            std::to_string(my_rank) + " and " + option.text(there) + " on rank " + std::to_string(their_rank);
+    text +=
+        (text.empty() ? "" : ", ") + describe_option(option.name, option.text(here), option.text(there), my_rank, their_rank);
   }
+  return text;
+}
+
+/// Like describe_options(), for kDispatch or its beginning: scales are compared only for rows of the same type.
+std::string describe_dispatch(std::span<const PackedOption> options, uint64_t mine, uint64_t theirs, int my_rank,
+                              int their_rank) {
+  constexpr uint64_t kType = 0xf, kScales = 0xf0;
+  const auto scales = [](uint64_t word) { return named<ScaleKind>(static_cast<int64_t>((word & kScales) >> 4)); };
+  const bool are_fp8 = static_cast<DType>(mine & kType) == DType::fp8_e4m3;
+  std::string text;
+  if ((mine & kType) != (theirs & kType) || are_fp8) {
+    if (are_fp8 && (mine & kType) == (theirs & kType) && scales(mine) != scales(theirs))
+      text = describe_option("x.scale_kind", scales(mine), scales(theirs), my_rank, their_rank);
+    theirs = (theirs & ~kScales) | (mine & kScales);
+  }
+  const std::string others = describe_options(options, mine, theirs, my_rank, their_rank);
+  return text + (text.empty() || others.empty() ? "" : ", ") + others;
+}
+
+std::string describe_headers(uint64_t mine, uint64_t theirs, int my_rank, int their_rank) {
+  constexpr const char* kNames[] = {"dispatch", "combine", "moe_all_to_all", "another call"};
+  const uint64_t my_kind = mine >> kHeaderDetailBits, their_kind = theirs >> kHeaderDetailBits;
+  if ((my_kind & 3) != (their_kind & 3))
+    return describe_calls(kNames[my_kind & 3], kNames[their_kind & 3], my_rank, their_rank);
+  if (my_kind == their_kind) return mine == theirs ? "" : "the rows to sum are of different dispatches";
+  return describe_options(kLowLatency, my_kind >> 2, their_kind >> 2, my_rank, their_rank);
+}
+
+std::string describe_signatures(uint64_t mine, uint64_t theirs, int my_rank, int their_rank) {
+  const PackedCall &my_call = call_in(mine), &their_call = call_in(theirs);
+  if (&my_call != &their_call)
+    return describe_calls(operation_name(my_call.operation), operation_name(their_call.operation), my_rank, their_rank);
+  const bool moves = my_call.operation == Operation::dispatch || my_call.operation == Operation::cached_dispatch;
+  const std::string text = (moves ? describe_dispatch : describe_options)(my_call.options, mine >> kCallBits,
+                                                                          theirs >> kCallBits, my_rank, their_rank);
+  if (text.empty() && (my_call.operation == Operation::cached_dispatch || my_call.operation == Operation::combine))
+    return "the handles are of different dispatches, or the calls have different sites";
   return text;
 }
 
 }  // namespace
 
 uint64_t pack_options(Operation operation, std::initializer_list<int64_t> values) {
-  const std::span<const PackedOption> options = options_of(operation);
-  assert(options.size() == values.size());
-  uint64_t word = 0;
-  int at = 0;
-  for (size_t i = 0; i < std::min(options.size(), values.size()); at += options[i++].bits)
-    word |= (static_cast<uint64_t>(values.begin()[i]) & ((uint64_t{1} << options[i].bits) - 1)) << at;
+  const PackedCall* const call = std::ranges::find(kCalls, operation, &PackedCall::operation);
+  assert(call != std::end(kCalls) && call->options.size() == values.size());
+  auto word = static_cast<uint64_t>(call - kCalls);
+  int at = kCallBits;
+  for (size_t i = 0; i < std::min(call->options.size(), values.size()); at += call->options[i++].bits)
+    word |= (static_cast<uint64_t>(values.begin()[i]) & ((uint64_t{1} << call->options[i].bits) - 1)) << at;
   assert(at <= kSignatureOptionBits);
   return word;
 }
 
 std::string describe_difference(const CallDifference& d, int my_rank, int their_rank) {
   switch (d.site) {
-    case Site::none: return "";
-    case Site::call_header: {
-      const uint64_t mine = d.mine >> kHeaderDetailBits, theirs = d.theirs >> kHeaderDetailBits;
-      if (mine == theirs && d.mine != d.theirs) return "the rows to sum are of different dispatches";
-      return describe_options(kLowLatency, mine, theirs, my_rank, their_rank);
-    }
+    case Site::none:
     case Site::ledger_rows: return "";
+    case Site::call_header: return describe_headers(d.mine, d.theirs, my_rank, their_rank);
     default: break;
   }
   if (d.mine == d.theirs)
     return d.site == Site::counts && d.mine != 0 ? "some ranks passed topk_weights and others did not" : "";
-  std::string text = describe_options(options_of(d.operation), d.mine, d.theirs, my_rank, their_rank);
-  if (text.empty() && (d.operation == Operation::cached_dispatch || d.operation == Operation::combine))
-    return "the handles are of different dispatches, or the calls have different sites";
-  return text;
+  return describe_signatures(d.mine, d.theirs, my_rank, their_rank);
 }
 
 }  // namespace switchyard::detail

@@ -192,40 +192,37 @@ std::string Group::Impl::describe_mismatch(int a, int b) const {
          describe_call(first.theirs) + " (objects count from 1 as they were made)";
 }
 
-std::string Group::Impl::explain_mismatch(int a, int b, const CallDifference& known) const {
-  std::string text = describe_mismatch(a, b);
-  if (text.empty()) text = describe_difference(known, a, b);
-  // The calls of ranks on other hosts are announced with their pulse and may arrive after the word that ended the call.
-  const Deadline announcement_deadline(remote ? kExplanationTime : Milliseconds{0});
-  while (text.empty() && !announcement_deadline.passed()) {
+std::string Group::Impl::explain_mismatch(int a, int b) const {
+  // The calls of ranks on other hosts are announced with their pulse and may arrive after the word that ended the call. A GPU
+  // ends the peers' calls before its host writes what differs.
+  const Deadline deadline(remote || device ? kExplanationTime : Milliseconds{0});
+  while (true) {
+    std::string text = describe_mismatch(a, b);
+    if (text.empty()) text = describe_difference(difference_found_by(a), a, b);
+    if (!text.empty()) return text;
+    if (deadline.passed()) return "mode, row type, sizes, options, registered memory, outputs or ledgers differ";
     std::this_thread::sleep_for(Milliseconds{10});
-    text = describe_mismatch(a, b);
   }
-  return text.empty() ? "mode, row type, sizes, options, registered memory, outputs or ledgers differ" : text;
 }
 
 CallDifference Group::Impl::difference_found_by(int r) const noexcept {
   const HeapHeader& theirs = *header(r);
-  const uint64_t what = std::atomic_ref(theirs.difference[0]).load(std::memory_order_acquire);
-  if (what == 0) return {};
-  return {static_cast<Site>(what & 0xff), static_cast<Operation>(what >> 8 & 0xff), peek_word(&theirs.difference[1]),
-          peek_word(&theirs.difference[2])};
+  const uint64_t site = std::atomic_ref(theirs.difference[0]).load(std::memory_order_acquire);
+  return {static_cast<Site>(site), peek_word(&theirs.difference[1]), peek_word(&theirs.difference[2])};
 }
 
 void Group::Impl::throw_mismatch(const std::string& context, int rank, const CallDifference& difference) {
   const int self = bootstrap->rank();
-  if (auto& mine = header(self)->difference; difference.site != Site::none && !left_ && mine[0] == 0) {
+  if (auto& mine = header(self)->difference; !left_ && peek_word(mine) == 0) {
     std::atomic_ref(mine[1]).store(difference.mine, std::memory_order_relaxed);
     std::atomic_ref(mine[2]).store(difference.theirs, std::memory_order_relaxed);
-    std::atomic_ref(mine[0]).store(
-        uint64_t{1} << 63 | static_cast<uint64_t>(difference.operation) << 8 | static_cast<uint64_t>(difference.site),
-        std::memory_order_release);
+    std::atomic_ref(mine[0]).store(static_cast<uint64_t>(difference.site), std::memory_order_release);
   }
   post_abort(static_cast<int>(ErrorCode::mismatch), rank);
   const std::string ranks_text = rank == self ? "rank " + std::to_string(self) + " and others"
                                               : "rank " + std::to_string(rank) + " and rank " + std::to_string(self);
-  throw Error(ErrorCode::mismatch, context + ": " + ranks_text + " made different calls: " +
-                                       explain_mismatch(self, rank, difference) + "; the group cannot be used any more");
+  throw Error(ErrorCode::mismatch, context + ": " + ranks_text + " made different calls: " + explain_mismatch(self, rank) +
+                                       "; the group cannot be used any more");
 }
 
 void Group::Impl::throw_abort(uint64_t word, const char* context) const {
@@ -234,8 +231,7 @@ void Group::Impl::throw_abort(uint64_t word, const char* context) const {
   if (reason == ErrorCode::mismatch) {
     text += ": rank " + std::to_string(abort_rank(word)) + " found that ";
     if (const int other = abort_awaited(word); other < bootstrap->world() && other != abort_rank(word))
-      text += "it and rank " + std::to_string(other) +
-              " made different calls: " + explain_mismatch(abort_rank(word), other, difference_found_by(abort_rank(word)));
+      text += "it and rank " + std::to_string(other) + " made different calls: " + explain_mismatch(abort_rank(word), other);
     else
       text += "the ranks made different calls";
     throw Error(ErrorCode::mismatch, text + "; the group cannot be used any more");
@@ -282,7 +278,7 @@ void Group::Impl::raise_fault(const char* operation, uint64_t call) {
   if (fault.ready == 0) return;
   if (fault.mismatch)
     throw_mismatch(std::string(operation) + " (call " + std::to_string(call) + ")", fault.awaited_rank,
-                   {fault.site, fault.operation, fault.expected, fault.seen});
+                   {fault.site, fault.expected, fault.seen});
   // A GPU may have observed the failure before this host did.
   const uint64_t word = fault.seen_abort ? fault.seen_abort : abort_word();
   const bool timed_out = fault.aborted && abort_reason(word) == static_cast<int>(ErrorCode::peer_timeout);
@@ -342,8 +338,7 @@ std::vector<ConstructionReport> Group::Impl::gather_reports(const char* subject,
                                                             const ConstructionReport& mine, const Deadline& deadline) {
   ConstructionReport proposal = mine;
   proposal.agreed = AgreedProposal(subject, fields);
-  std::vector<ConstructionReport> shares(static_cast<size_t>(bootstrap->world()));
-  bootstrap->all_gather(&proposal, sizeof proposal, shares.data(), deadline.remaining());
+  std::vector<ConstructionReport> shares = bootstrap->gather(proposal, deadline.remaining());
   check_step(subject, shares);
   return shares;
 }

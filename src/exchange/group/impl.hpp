@@ -222,9 +222,9 @@ struct Group::Impl {
   void find_headers(const detail::SymmetricHeap& memory);
   /// The difference between the calls of ranks a and b, or "" if it is unknown.
   std::string describe_mismatch(int a, int b) const;
-  /// describe_mismatch(), else the options that differ according to `known`, else describe_mismatch() after waiting for the
-  /// announcements of ranks on other hosts, else a list of possible differences.
-  std::string explain_mismatch(int a, int b, const detail::CallDifference& known) const;
+  /// describe_mismatch(), else the options that differ according to rank `a`, which found the mismatch, else a list of possible
+  /// differences. Waits for words that are on their way.
+  std::string explain_mismatch(int a, int b) const;
   /// What rank `r` compared when it found that a peer made a different call; Site::none if it has not written it.
   detail::CallDifference difference_found_by(int r) const noexcept;
   void post_word(uint64_t word) noexcept;

@@ -134,10 +134,9 @@ Group join(const JoinSpec& spec, const GroupOptions& given) {
   JoinSpec placed = spec;
   placed.host = place_of_rank(options.host, spec.rank);
   auto link = connect_processes(placed, options.rendezvous_timeout);
-  std::vector<Greeting> all(static_cast<size_t>(link->world()));
   Greeting mine;
   mine.network = options.network;
-  link->all_gather(&mine, sizeof mine, all.data(), options.rendezvous_timeout);
+  const std::vector<Greeting> all = link->gather(mine, options.rendezvous_timeout);
   check_networks(link->host_map(), options.backend, all);
   if (options.backend == Backend::cuda) {
     auto parts = join_device(*link, options);

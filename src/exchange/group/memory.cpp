@@ -24,10 +24,7 @@ std::vector<std::byte*> share_addresses(Bootstrap& bootstrap, void* memory, size
       throw Error(ErrorCode::invalid_argument,
                   "memory = null with " + std::to_string(bytes) + " bytes: null is for 0 bytes only");
   });
-  std::vector<std::byte*> at(static_cast<size_t>(bootstrap.world()));
-  auto* const mine = static_cast<std::byte*>(memory);
-  bootstrap.all_gather(&mine, sizeof mine, at.data(), deadline.remaining());
-  return at;
+  return bootstrap.gather(static_cast<std::byte*>(memory), deadline.remaining());
 }
 
 /// Collective; returns the lowest slot that is free on all ranks.

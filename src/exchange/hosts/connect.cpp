@@ -17,7 +17,6 @@ constexpr const char* kSubject = "connecting the hosts";
 
 /// A rank's announcement of its connection to the others.
 struct Proposal {
-  StepReport report;
   HostNetwork network = HostNetwork::sockets;
   int process = -1;  ///< HostNetwork::mpi
   uint64_t nonce = 0;
@@ -34,22 +33,18 @@ std::unique_ptr<Carrier> over_sockets(Group::Impl& group, Milliseconds deadline)
 std::unique_ptr<Carrier> connect(Group::Impl& group) {
   const Milliseconds deadline = group.deadline_of(Operation::construction);
   Bootstrap& link = *group.bootstrap;
-  Proposal mine{{}, group.options.network};
-  std::random_device source;
-  mine.nonce = uint64_t{source()} << 32 | source();
-  mine.report = attempt([&] {
-    if (mine.network == HostNetwork::mpi) mine.process = mpi_process(deadline);
+  const HostNetwork network = group.options.network;
+  const std::vector<Proposal> all = propose_step(link, Deadline(deadline), kSubject, [&] {
+    std::random_device source;
+    return Proposal{network, network == HostNetwork::mpi ? mpi_process(deadline) : -1, uint64_t{source()} << 32 | source()};
   });
-  std::vector<Proposal> all(static_cast<size_t>(link.world()));
-  link.all_gather(&mine, sizeof mine, all.data(), deadline);
-  for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r].report, kSubject, r);
   for (size_t r = 0; r < all.size(); ++r)
     if (all[r].network != all[0].network)
       throw AgreedError(ErrorCode::mismatch,
                         std::string("GroupOptions::network is ") + to_string(all[0].network) + " on rank 0 and " +
                             to_string(all[r].network) + " on rank " + std::to_string(r),
                         "GroupOptions::network");
-  if (mine.network == HostNetwork::sockets) return over_sockets(group, deadline);
+  if (network == HostNetwork::sockets) return over_sockets(group, deadline);
   MpiCarrierSpec spec;
   spec.rank = link.rank();
   spec.nonce = all[0].nonce;

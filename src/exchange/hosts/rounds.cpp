@@ -49,17 +49,9 @@ class Marks final : public StreamMarks {
 
 /// A rank's announcement of its NCCL version and settings.
 struct Proposal {
-  StepReport report;
   int version = 0;
   GinProposal gin;
 };
-
-std::vector<Proposal> share(Bootstrap& link, const Deadline& deadline, const Proposal& mine) {
-  std::vector<Proposal> all(static_cast<size_t>(link.world()));
-  link.all_gather(&mine, sizeof mine, all.data(), deadline.remaining());
-  for (size_t r = 0; r < all.size(); ++r) raise_if_failed(all[r].report, kSubject, r);
-  return all;
-}
 
 /// agree_on_gin() for the proposals; if it fails, all ranks throw the same error.
 bool agree(const std::vector<Proposal>& all) try {
@@ -130,22 +122,22 @@ GpuRounds::~GpuRounds() {
 std::unique_ptr<Carrier> GpuRounds::connect(Milliseconds budget) {
   const Deadline deadline(budget);
   Bootstrap& link = *group_.bootstrap;
-  Proposal mine;
-  mine.report = attempt([&] {
-    mine.version = nccl().version;
-    const GinChoice choice = gin_choice();
+  GinChoice choice{};
+  const std::vector<Proposal> all = propose_step(link, deadline, kSubject, [&] {
+    const int version = nccl().version;
+    choice = gin_choice();
     if (choice != GinChoice::off) gin_ = make_gpu_gin(gpu_);
-    mine.gin = make_gin_proposal(choice, why_no_gin(nccl(), gin_.get(), gpu_.ranks_on_gpu()));
+    return Proposal{version, make_gin_proposal(choice, why_no_gin(nccl(), gin_.get(), gpu_.ranks_on_gpu()))};
   });
-  const std::vector<Proposal> all = share(link, deadline, mine);
   check_versions(all);
   bool by_kernels = agree(all);
   const std::vector<NcclId> ids = share_ids(link, deadline);
   std::unique_ptr<NcclComms> comms;
   run_step(link, deadline, kSubject, [&] { comms = std::make_unique<NcclComms>(nccl(), spec_of(ids, budget)); });
   if (by_kernels) {
-    mine.report = attempt([&] { mine.gin = make_gin_proposal(mine.gin.choice, why_no_gin(*comms)); });
-    by_kernels = agree(share(link, deadline, mine));
+    by_kernels = agree(propose_step(link, deadline, kSubject, [&] {
+      return Proposal{nccl().version, make_gin_proposal(choice, why_no_gin(*comms))};
+    }));
   }
   if (!by_kernels) {
     gin_ = nullptr;

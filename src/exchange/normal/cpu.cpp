@@ -125,7 +125,7 @@ void CpuNormal<A>::check_placements(const CpuCall& call, const std::exception_pt
   for (int r = 0; r < world(); ++r) {
     const Placement& place = *context.heap.local(control_.placement(context.epoch, r));
     if (place.signature != call.signature || !reachable(context, place))
-      throw_mismatch(call.name, r, {Site::placement, context.operation, call.signature, place.signature});
+      throw_mismatch(call.name, r, {Site::placement, call.signature, place.signature});
     if (place.status != 0)
       throw AgreedError(static_cast<ErrorCode>(place.status),
                         std::string(call.name) + " (call " + std::to_string(epochs_.calls()) + "): rank " + std::to_string(r) +

@@ -55,8 +55,7 @@ void CpuNormal<A>::gather_counts(const CpuCall& given, int64_t capacity, HandleD
   };
   const bool ok = exchange_host_counts<A>(solo_, given.context, control_, head, local_, counts_row_, h.counts, &other, relay);
   if (!ok) raise("dispatch");
-  if (other.rank >= 0)
-    throw_mismatch("dispatch", other.rank, {Site::counts, Operation::dispatch, given.signature, other.signature});
+  if (other.rank >= 0) throw_mismatch("dispatch", other.rank, {Site::counts, given.signature, other.signature});
 }
 
 template <class A>

@@ -218,14 +218,11 @@ Segments share_ipc(Bootstrap& bootstrap, const Deadline& deadline, const std::ve
   const auto me = static_cast<size_t>(bootstrap.rank());
   const int device = proposals[me].device;
   std::shared_ptr<DeviceSegment> mine;
-  Offer offer = {};
-  run_step(bootstrap, deadline, kSubject, [&] {
+  const std::vector<Offer> offers = propose_step(bootstrap, deadline, kSubject, [&] {
     mine = malloc_zeroed(device, plan.bytes);
     const DeviceGuard guard(device);
-    offer = {ipc_handle_of(mine->data()), reinterpret_cast<uint64_t>(mine->data())};
+    return Offer{ipc_handle_of(mine->data()), reinterpret_cast<uint64_t>(mine->data())};
   });
-  std::vector<Offer> offers(proposals.size());
-  bootstrap.all_gather(&offer, sizeof offer, offers.data(), deadline.remaining());
   Segments segments(proposals.size());
   segments[me] = mine;
   run_step(bootstrap, deadline, kSubject, [&] {
@@ -291,10 +288,8 @@ CudaHeap::~CudaHeap() { close(); }
 
 std::unique_ptr<CudaHeap> CudaHeap::create(Bootstrap& bootstrap, size_t bytes, int device, Milliseconds budget) {
   const Deadline deadline(budget);
-  Proposal mine;
-  run_step(bootstrap, deadline, kSubject, [&] { mine = make_proposal(bytes, device); });
-  std::vector<Proposal> proposals(static_cast<size_t>(bootstrap.world()));
-  bootstrap.all_gather(&mine, sizeof mine, proposals.data(), deadline.remaining());
+  const std::vector<Proposal> proposals =
+      propose_step(bootstrap, deadline, kSubject, [&] { return make_proposal(bytes, device); });
   const Agreement plan = agree(proposals);
   const std::vector<Proposal> here = proposals_of_host(proposals, bootstrap.host_map(), bootstrap.rank());
   run_step(bootstrap, deadline, kSubject, [&] { check_peers(here, device); });

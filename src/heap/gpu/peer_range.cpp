@@ -171,15 +171,14 @@ bool passes_descriptors(const Bootstrap& bootstrap, const std::vector<Offer>& of
 std::shared_ptr<PeerRange> PeerRange::create(Bootstrap& bootstrap, int device, void* p, size_t bytes, Milliseconds budget) {
   const Deadline deadline(budget);
   const auto me = static_cast<size_t>(bootstrap.rank());
-  Offer mine;
   PhysicalMemory memory;
   UniqueFd fd;
-  run_step(bootstrap, deadline, kSubject, [&] {
-    mine = describe_buffer(p, bytes, device, bootstrap.same_process(), memory);
+  const std::vector<Offer> offers = propose_step(bootstrap, deadline, kSubject, [&] {
+    const Offer offer = describe_buffer(p, bytes, device, bootstrap.same_process(), memory);
     if (!bootstrap.same_process()) fd = memory ? memory.export_fd() : placeholder_fd();
+    return offer;
   });
-  std::vector<Offer> offers(static_cast<size_t>(bootstrap.world()));
-  bootstrap.all_gather(&mine, sizeof mine, offers.data(), deadline.remaining());
+  const Offer& mine = offers[me];
   std::vector<UniqueFd> fds;
   if (passes_descriptors(bootstrap, offers)) fds = bootstrap.exchange_fds(fd.get(), deadline.remaining());
 

@@ -221,7 +221,7 @@ TEST(AbortOnGpus, EndsQueuedAndWaitingKernels) {
   });
 }
 
-/// Ranks that made different calls: all ranks detect this by comparison.
+/// Ranks that made calls with different options: all ranks detect this by comparison, and their errors name the option.
 TEST(MismatchOnGpus, IsFoundByAllRanks) {
   constexpr int kWorld = 3;
   const auto c = make_case(gpu_scenario("mismatch", kWorld, Layout::rank_major, 10));
@@ -244,6 +244,9 @@ TEST(MismatchOnGpus, IsFoundByAllRanks) {
         me.meet();
         const Outcome end = outcome_of([&] { me.group.check(); });
         me.f.check(end.code == ErrorCode::mismatch, shown(end));
+        constexpr const char* kNamed[] = {"DispatchOptions::padding = ", "some ranks passed topk_weights",
+                                          "CombineOptions::apply_weights = "};
+        me.f.check(end.text.find(kNamed[kind]) != std::string::npos, shown(end));
         me.gather();
       });
     }

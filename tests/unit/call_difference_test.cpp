@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Errors about calls with different options: what is named for pairs of signatures and of low-latency headers.
+#include <gtest/gtest.h>
+
+#include "base/call_signature.hpp"
+#include "exchange/group/call_difference.hpp"
+#include "protocol/low_latency/call.hpp"
+#include "switchyard/types.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+template <class... Values>
+uint64_t signature(Operation operation, Values... values) {
+  return make_signature(0x123456789abcdef0, pack_options(operation, {static_cast<int64_t>(values)...}));
+}
+uint64_t dispatch(DType type, ScaleKind scales, Padding padding = Padding::zero) {
+  return signature(Operation::dispatch, type, scales, padding, SizePolicy::exact, Overflow::fail);
+}
+uint64_t cached(DType type, ScaleKind scales) { return signature(Operation::cached_dispatch, type, scales, Padding::zero); }
+uint64_t combine(bool apply_weights) {
+  return signature(Operation::combine, DType::bf16, CombineOrder::per_rank, apply_weights, 0);
+}
+std::string difference(uint64_t mine, uint64_t theirs, Site site = Site::placement) {
+  return describe_difference({site, mine, theirs}, 3, 5);
+}
+
+TEST(CallDifference, NamesOptions) {
+  EXPECT_EQ(difference(dispatch(DType::bf16, ScaleKind::none), dispatch(DType::bf16, ScaleKind::ue8m0, Padding::unspecified)),
+            "DispatchOptions::quantize = none on rank 3 and ue8m0 on rank 5, "
+            "DispatchOptions::padding = zero on rank 3 and unspecified on rank 5");
+  EXPECT_EQ(difference(combine(true), combine(false)), "CombineOptions::apply_weights = true on rank 3 and false on rank 5");
+  const auto layer = [](int set) { return signature(Operation::layer, 0, 1, set); };
+  EXPECT_EQ(difference(layer(0), layer((1 << 20) - 1)),
+            "the set of weights (0: those of the constructor) = 0 on rank 3 and 1048575 on rank 5");
+}
+
+TEST(CallDifference, ScalesOfGivenRowsAreNotCalledAnOption) {
+  EXPECT_EQ(
+      difference(dispatch(DType::fp8_e4m3, ScaleKind::f32), dispatch(DType::fp8_e4m3, ScaleKind::ue8m0, Padding::unspecified)),
+      "x.scale_kind = f32 on rank 3 and ue8m0 on rank 5, "
+      "DispatchOptions::padding = zero on rank 3 and unspecified on rank 5");
+  EXPECT_EQ(difference(cached(DType::fp8_e4m3, ScaleKind::f32), cached(DType::fp8_e4m3, ScaleKind::ue8m0)),
+            "x.scale_kind = f32 on rank 3 and ue8m0 on rank 5");
+  EXPECT_EQ(difference(dispatch(DType::bf16, ScaleKind::none), dispatch(DType::fp8_e4m3, ScaleKind::f32)),
+            "x.dtype = bf16 on rank 3 and fp8_e4m3 on rank 5");
+}
+
+TEST(CallDifference, OptionsOfDifferentCallsAreNotCompared) {
+  EXPECT_EQ(difference(combine(false), dispatch(DType::f32, ScaleKind::none)), "rank 3 called combine and rank 5 dispatch");
+  EXPECT_EQ(difference(cached(DType::bf16, ScaleKind::none), combine(false)),
+            "rank 3 called cached dispatch and rank 5 combine");
+}
+
+TEST(CallDifference, WithoutAnOption) {
+  const uint64_t one = cached(DType::bf16, ScaleKind::none);
+  EXPECT_EQ(difference(mix_signature(one, 1), mix_signature(one, 2)),
+            "the handles are of different dispatches, or the calls have different sites");
+  const uint64_t fresh = dispatch(DType::bf16, ScaleKind::none);
+  EXPECT_EQ(difference(mix_signature(fresh, 1), mix_signature(fresh, 2)), "");
+  EXPECT_EQ(difference(fresh, fresh), "");
+  EXPECT_EQ(difference(fresh, fresh, Site::counts), "some ranks passed topk_weights and others did not");
+  EXPECT_EQ(difference(0, 0, Site::counts), "");
+  EXPECT_EQ(difference(one, fresh, Site::none), "");
+  EXPECT_EQ(difference(1, 2, Site::ledger_rows), "");
+}
+
+TEST(CallDifference, OfLowLatency) {
+  const auto header = [](LowLatencyKind kind, CombineOrder order, DType type, uint64_t detail) {
+    return header_value(low_latency_kind(kind, order, type), detail);
+  };
+  const auto sum = [&](CombineOrder order, DType type, uint64_t number) {
+    return header(LowLatencyKind::combine, order, type, number);
+  };
+  const uint64_t plain = sum(CombineOrder::per_route, DType::bf16, 7);
+  EXPECT_EQ(difference(plain, sum(CombineOrder::per_rank, DType::f32, 7), Site::call_header),
+            "LowLatencyCombineOptions::order = per_route on rank 3 and per_rank on rank 5, "
+            "y.dtype = bf16 on rank 3 and f32 on rank 5");
+  EXPECT_EQ(difference(plain, sum(CombineOrder::per_route, DType::bf16, 8), Site::call_header),
+            "the rows to sum are of different dispatches");
+  EXPECT_EQ(difference(header(LowLatencyKind::dispatch, CombineOrder::per_route, DType::bf16, 100),
+                       sum(CombineOrder::per_rank, DType::f32, 7), Site::call_header),
+            "rank 3 called dispatch and rank 5 combine");
+}
+
+/// No option is lost: values at the end of their fields stay apart.
+TEST(CallDifference, OptionsDoNotOverlap) {
+  const uint64_t all = pack_options(Operation::layer, {1, 1, (1 << 20) - 1});
+  EXPECT_EQ(all >> kSignatureOptionBits, 0u);
+  EXPECT_NE(pack_options(Operation::layer, {0, 1, 1}), pack_options(Operation::layer, {1, 0, 1}));
+  EXPECT_EQ(make_signature(~uint64_t{0}, 0) & all, 0u);
+}
+
+}  // namespace
+}  // namespace switchyard::detail
