@@ -12,7 +12,7 @@ namespace switchyard::detail {
 SWITCHYARD_FN constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 /// Assignment of experts to ranks in consecutive ranges; the first `experts mod world` ranks hold one more expert.
-struct ExpertMap {
+struct ExpertRanges {
   int experts = 0;
   int world = 1;
 

@@ -45,7 +45,7 @@ struct LowLatencyLayout {
   static constexpr int64_t kLine = 64;
 
   uint64_t base = 0;  ///< heap offset
-  ExpertMap map;
+  ExpertRanges map;
   int experts_base = 0, experts_extra = 0;  ///< quotient and remainder of experts / world, since kernels do not divide
   int topk = 1;
   int entries = 1;  ///< per message: K, or 1 if routes are sent singly

@@ -22,7 +22,7 @@ inline constexpr int kReturnKinds = 3;
 /// Number of rows that the host with `ranks` (a bit mask) returns for a token, a byte for each ReturnKind. `entries`, `ids` and
 /// `route_row`: of the token; `route_row` is null if rows are rank-major.
 SWITCHYARD_FN inline uint32_t returned_rows(const SendEntry* entries, int places, const int32_t* ids, const int32_t* route_row,
-                                            int topk, const ExpertMap& map, uint64_t ranks) {
+                                            int topk, const ExpertRanges& map, uint64_t ranks) {
   uint32_t by_rank = 0, by_route = 0;
   for (int i = 0; i < places; ++i)
     by_rank += entries[i].rank >= 0 && entries[i].row >= 0 && (ranks >> entries[i].rank & 1) != 0 ? 1 : 0;

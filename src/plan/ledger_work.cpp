@@ -13,7 +13,7 @@ namespace {
 int64_t rows_per_chunk(int64_t row_bytes, int64_t chunk_bytes) { return std::max<int64_t>(1, chunk_bytes / row_bytes); }
 
 /// The rank that returns each row, and the ranks that return rows for each token.
-void find_senders(const LedgerTables& t, const ExpertMap& map, int topk, int rank, LedgerWork& work) {
+void find_senders(const LedgerTables& t, const ExpertRanges& map, int topk, int rank, LedgerWork& work) {
   const int64_t first = int64_t{rank} * t.num_experts_padded;
   for (int expert = 0; expert < t.num_experts; ++expert)
     work.sender_of.resize(idx(t.cumsum_per_expert[idx(first + expert)]), static_cast<uint8_t>(map.owner(expert)));
@@ -27,7 +27,7 @@ void find_senders(const LedgerTables& t, const ExpertMap& map, int topk, int ran
 }  // namespace
 
 LedgerWork make_ledger_work(const LedgerTables& t, int topk, int64_t row_bytes, int rank, int64_t chunk_bytes) {
-  const ExpertMap map{t.num_experts, t.world};
+  const ExpertRanges map{t.num_experts, t.world};
   const int64_t per_chunk = rows_per_chunk(row_bytes, chunk_bytes);
   LedgerWork work;
   work.chunks_of.assign(idx(t.world), 0);

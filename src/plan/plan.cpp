@@ -9,7 +9,7 @@
 namespace switchyard::detail {
 
 void LocalPlan::build(const ExpertIds& in, int num_experts, int world) {
-  map = ExpertMap{num_experts, world};
+  map = ExpertRanges{num_experts, world};
   topk = in.topk;
   tokens = in.num_tokens;
   const int64_t routes = tokens * topk;
@@ -52,7 +52,7 @@ int64_t GatheredCounts::touching_before(int source, int dest) const {
 }
 
 void GatheredCounts::expert_first_rows(int alignment, int dest, std::vector<int64_t>& out) const {
-  const ExpertMap map{experts, world};
+  const ExpertRanges map{experts, world};
   const int local_experts = map.count(dest), first = map.first(dest);
   out.assign(idx(local_experts + 1), 0);
   for (int el = 0; el < local_experts; ++el) {
@@ -73,7 +73,7 @@ namespace {
 
 /// First row of this rank's segment for every expert, at the expert's rank.
 std::vector<int64_t> segment_starts(const GatheredCounts& counts, int alignment, int rank) {
-  const ExpertMap map{counts.experts, counts.world};
+  const ExpertRanges map{counts.experts, counts.world};
   std::vector<int64_t> start(idx(counts.experts)), first;
   for (int dest = 0; dest < counts.world; ++dest) {
     counts.expert_first_rows(alignment, dest, first);

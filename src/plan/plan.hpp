@@ -16,7 +16,7 @@ namespace switchyard::detail {
 
 /// Results derived only from one rank's ids. Route f = t * K + k.
 struct LocalPlan {
-  ExpertMap map;
+  ExpertRanges map;
   int topk = 0;
   int64_t tokens = 0;
   std::vector<int32_t> ids;           ///< [T * K] expert, or -1 (any id outside [0, E))
@@ -102,7 +102,7 @@ struct HandleData {
   int64_t invalid_ids = 0;     ///< routes of this rank with ids that are neither -1 nor an expert
   bool reports_drops = false;  ///< made with Overflow::drop_and_report: `dropped` and `local_dropped` have their full length
   GatheredCounts counts;
-  ExpertMap map;
+  ExpertRanges map;
 
   // Owner side (this rank's tokens).
   std::vector<int32_t> ids;           ///< [T * K] expert or -1; -1 also if the route was dropped at capacity

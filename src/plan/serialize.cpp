@@ -120,7 +120,7 @@ void read_shape(Reader& in, HandleData& h) {
   h.rows_allocated = in_range(in.get<int64_t>(), 0, kMaxIndex, "rows_allocated");
   h.records_allocated = in_range(in.get<int64_t>(), 0, kMaxIndex, "records_allocated");
   h.identity = in.get<uint64_t>();
-  h.map = ExpertMap{experts, world};
+  h.map = ExpertRanges{experts, world};
   h.counts.world = world;
   h.counts.experts = experts;
 }

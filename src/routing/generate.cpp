@@ -15,7 +15,7 @@ namespace switchyard {
 namespace {
 
 using detail::check_range;
-using detail::ExpertMap;
+using detail::ExpertRanges;
 using detail::Purpose;
 using detail::refuse;
 using detail::TokenRandom;
@@ -149,7 +149,7 @@ class Generator {
       for (int k = 0; k < spec_.topk; ++k) ids[k] = k == 0 || spec_.duplicates ? spec_.target : -1;
       return;
     }
-    const ExpertMap experts{spec_.num_experts, spec_.world};
+    const ExpertRanges experts{spec_.num_experts, spec_.world};
     copy(uniform_.draw(random, experts.count(spec_.target), spec_.topk, spec_.duplicates), experts.first(spec_.target), ids);
   }
 
@@ -202,7 +202,7 @@ int64_t check_pattern(const GeneratorSpec& spec) {
     case Pattern::all_to_one:
       check_range(kGenerate, "target", spec.target, 0, (spec.target_is_expert ? spec.num_experts : spec.world) - 1);
       if (spec.target_is_expert) return kMaxTopk;  // the other routes are dropped
-      return ExpertMap{spec.num_experts, spec.world}.count(spec.target);
+      return ExpertRanges{spec.num_experts, spec.world}.count(spec.target);
     case Pattern::group_limited:
       check_range(kGenerate, "num_groups", spec.num_groups, 1, spec.num_experts);
       if (spec.num_experts % spec.num_groups != 0) {
@@ -279,7 +279,7 @@ double mean_ranks_per_token(const Routing& routing, int world) {
   check_routing(routing);
   check_range("mean_ranks_per_token", "world", world, 1, kMaxRanks);
   if (routing.num_tokens == 0) return 0;
-  const ExpertMap experts{routing.num_experts, world};
+  const ExpertRanges experts{routing.num_experts, world};
   int64_t reached = 0;
   for (int64_t t = 0; t < routing.num_tokens; ++t) {
     uint64_t ranks = 0;  // kMaxRanks bits

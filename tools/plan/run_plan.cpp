@@ -14,6 +14,7 @@
 #include "measure/figures.hpp"
 #include "measure/result_file.hpp"
 #include "plan/model.hpp"
+#include "plan/replicas.hpp"
 #include "report/plan_page.hpp"
 
 namespace switchyard::tool {
@@ -98,11 +99,30 @@ json prediction_json(const Prediction& p) {
             {"continued", p.memory.continued}}}};
 }
 
+json load_json(const ExpertLoad& load) {
+  json out = {{"busiest", load.home}};
+  if (load.spare_slots > 0) {
+    out["busiest_with_replicas"] = load.planned;
+    out["weights_to_move"] = load.moved;
+  }
+  return out;
+}
+
+/// "1.83", "1.83 > 1.02" with replicas, "-" if unknown.
+std::string load_cell(const json& point) {
+  if (!point.contains("load")) return "-";
+  const json& load = point.at("load");
+  const std::string home = fmt::format("{:.2f}", load.at("busiest").get<double>());
+  if (!load.contains("busiest_with_replicas")) return home;
+  return fmt::format("{} > {:.2f}", home, load.at("busiest_with_replicas").get<double>());
+}
+
 json shape_json(const PlanOptions& o, const PlanShape& shape, const std::string& routing) {
   return {{"tokens_per_rank", shape.tokens},
           {"hidden", shape.hidden},
           {"experts", shape.experts},
           {"topk", shape.topk},
+          {"spare_slots", o.spare_slots},
           {"dtype", o.dtype},
           {"quantize", o.quantize},
           {"routing", routing},
@@ -129,19 +149,24 @@ std::vector<std::string> notes_of(const PlanOptions& o, const std::vector<HostsO
 void print(const json& document, const std::vector<Prediction>& all, const std::vector<HostsOfRanks>& groups, size_t variants) {
   fmt::print("{}\n  {}\n  commit {}, {}\n\n", bold("switchyard plan"), document.at("what").get<std::string>(),
              document.at("commit").get<std::string>(), document.at("date").get<std::string>());
-  Table table({"ranks", "hosts", "variant", "dispatch", "bottleneck", "network", "links", "combine", "bottleneck", "network",
-               "links", "memory"});
+  Table table({"ranks", "hosts", "busiest", "variant", "dispatch", "bottleneck", "network", "links", "combine", "bottleneck",
+               "network", "links", "memory"});
   for (size_t i = 0; i < all.size(); ++i) {
     const Prediction& p = all[i];
     const HostsOfRanks& where = groups[i / variants];
-    std::vector<std::string> cells{std::to_string(where.world()), std::to_string(where.hosts()), to_string(p.variant)};
+    std::vector<std::string> cells{std::to_string(where.world()), std::to_string(where.hosts()),
+                                   load_cell(document.at("points")[i / variants]), to_string(p.variant)};
     for (const CallPrediction* call : {&p.dispatch, &p.combine})
       cells.insert(cells.end(), {duration(call->us * 1e-6), call->bottleneck, decimal_size(call->bytes.network_out),
                                  decimal_size(call->bytes.link_out)});
     cells.push_back(binary_size(p.memory.total()));
     table.row(cells);
   }
-  fmt::print("{}\n  network, links: bytes sent by the rank that sends most. Nothing was measured.\n", table.text());
+  fmt::print(
+      "{}\n  busiest: expert rows of the busiest rank over the mean{}. network, links: bytes sent by the rank that sends "
+      "most.\n"
+      "  Nothing was measured.\n",
+      table.text(), document.at("shape").at("spare_slots").get<int64_t>() > 0 ? ", without > with replicas" : "");
   for (const json& note : document.at("notes")) fmt::print("  {}: {}\n", yellow("note"), note.get<std::string>());
 }
 
@@ -172,17 +197,24 @@ int run_plan(const PlanOptions& o) {
   }
   const RoutingSource source = source_of(o, std::min(groups.front().world(), kMaxRanks), more);
   const PlanShape shape{o.tokens, o.hidden, source.experts(), source.topk(), rows_named(o.dtype), scales_named(o.quantize)};
-  const std::vector<Traffic> traffic = count_traffic(groups, o.tokens, [&](int world) { return source_of(o, world, more); });
+  if (o.spare_slots > 0 && more)
+    throw UsageError(fmt::format("--spare-slots: {} given with more than {} ranks; allowed: at most {}, see --ranks",
+                                 o.spare_slots, kMaxRanks, kMaxRanks));
+  const std::vector<PlannedTraffic> traffic =
+      count_traffic(groups, o.tokens, static_cast<int>(o.spare_slots), [&](int world) { return source_of(o, world, more); });
 
   json document = document_of(o, topology, shape, source.description());
   document["notes"] = notes_of(o, groups, shape);
   std::vector<Prediction> all;
   for (size_t g = 0; g < groups.size(); ++g) {
     json point = {{"ranks", groups[g].world()}, {"hosts", groups[g].hosts()}, {"ranks_per_host", groups[g].max_host_size()}};
+    if (groups[g].world() <= kMaxRanks) point["load"] = load_json(traffic[g].load);
+    PlanShape with_slots = shape;
+    if (o.spare_slots > 0) with_slots.experts = traffic[g].load.num_slots;
     for (const std::string& word : o.variants) {
       const auto* const variant =
           std::find_if(std::begin(kVariants), std::end(kVariants), [&](Variant v) { return word == to_string(v); });
-      all.push_back(predict(topology, shape, traffic[g], *variant));
+      all.push_back(predict(topology, with_slots, traffic[g].traffic, *variant));
       point["variants"].push_back(prediction_json(all.back()));
     }
     document["points"].push_back(std::move(point));

@@ -22,6 +22,7 @@ struct PlanOptions {
   int64_t tokens = 4096;
   int64_t hidden = 7168;
   int64_t experts = 0;
+  int64_t spare_slots = 0;
   int64_t topk = 0;
   std::string dtype = "bf16";
   std::string quantize = "none";

@@ -64,31 +64,23 @@ void Traffic::scale(int64_t counted, int64_t tokens) {
   scale_ = counted > 0 ? static_cast<double>(tokens) / static_cast<double>(counted) : 1;
 }
 
-std::vector<Traffic> count_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens,
-                                   const std::function<RoutingSource(int world)>& source_of) {
+int64_t counted_tokens(int64_t tokens, int max_world) {
+  return std::min(tokens, std::max<int64_t>(1, kMaxCountedTokens / max_world));
+}
+
+std::vector<Traffic> count_large_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens, const RoutingSource& source) {
   std::vector<Traffic> all;
   int max = 1;
   for (const HostsOfRanks& group : groups) {
     max = std::max(max, group.world());
-    all.emplace_back(group, source_of(std::min(group.world(), kMaxRanks)).experts());
+    all.emplace_back(group, source.experts());
   }
-  const int64_t counted = std::min(tokens, std::max<int64_t>(1, kMaxCountedTokens / max));
-  for (Traffic& one : all) {
-    one.scale(counted, tokens);
-    if (one.where().world() > kMaxRanks) continue;
-    const RoutingSource source = source_of(one.where().world());
-    for (int r = 0; r < one.where().world(); ++r) one.add(r, source.batches(r, counted, 1).front());
-  }
-  if (max <= kMaxRanks) return all;
-  const RoutingSource source = source_of(kMaxRanks);
   const int64_t turns = (max + kMaxRanks - 1) / kMaxRanks;
-  for (int r = 0; r < kMaxRanks; ++r) {
-    const std::vector<Routing> batches = source.batches(r, counted, turns);
-    for (Traffic& one : all) {
-      if (one.where().world() <= kMaxRanks) continue;
+  for (int r = 0; r < kMaxRanks && !groups.empty(); ++r) {
+    const std::vector<Routing> batches = source.batches(r, tokens, turns);
+    for (Traffic& one : all)
       for (int rank = r; rank < one.where().world(); rank += kMaxRanks)
         one.add(rank, batches[static_cast<size_t>(rank / kMaxRanks)]);
-    }
   }
   return all;
 }

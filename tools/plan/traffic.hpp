@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include "run/routing_source.hpp"
@@ -72,9 +71,11 @@ class Traffic {
 /// representatives.
 inline constexpr int64_t kMaxCountedTokens = int64_t{1} << 24;
 
-/// The traffic of each group with `tokens` tokens per rank. `source_of(world)` returns the routing for a group of at most
-/// kMaxRanks ranks; larger groups reuse the routing for kMaxRanks ranks, each time with further tokens.
-std::vector<Traffic> count_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens,
-                                   const std::function<RoutingSource(int world)>& source_of);
+/// Number of tokens per rank that are counted in groups of at most `max_world` ranks.
+int64_t counted_tokens(int64_t tokens, int max_world);
+
+/// The traffic of groups with more than kMaxRanks ranks and `tokens` tokens per rank. They reuse the routing for kMaxRanks
+/// ranks, each time with further tokens.
+std::vector<Traffic> count_large_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens, const RoutingSource& source);
 
 }  // namespace switchyard::tool

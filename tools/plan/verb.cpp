@@ -31,6 +31,8 @@ void declare(Options& add, PlanOptions& o) {
   add.integer("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank");
   add.integer("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 8");
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: as in the recording, else 256");
+  add.integer("--spare-slots", o.spare_slots, 0, 1024,
+              "Slots per rank for replicas of experts, planned from this routing; at most 64 ranks");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: as in the recording, else 8");
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");
   add.choice("--quantize", o.quantize, kQuantize, "Send rows as fp8 with these scales");
@@ -46,6 +48,7 @@ void declare(Options& add, PlanOptions& o) {
       "memory by the\nfunctions of the library. Predictions are for rank-major rows of normal mode: "
       "docs/concepts/prediction.md.\n"
       "To write a topology file of this machine: switchyard doctor --measure here.json\n"
+      "busiest: expert rows of the busiest rank over the mean; with --spare-slots, all figures are those with replicas.\n"
       "\nVariants:\n"
       "  flat_per_route         one row per route, from the rank of the token to the rank of the expert\n"
       "  flat_per_rank          one row per (token, rank)\n"
@@ -55,6 +58,7 @@ void declare(Options& add, PlanOptions& o) {
       "\nExamples:\n"
       "  switchyard plan here.json --tokens 512\n"
       "  switchyard plan data/topologies/h100_8_400g.json --html plan.html\n"
+      "  switchyard plan data/topologies/h100_8_400g.json --ranks 8,32 --routing zipf:1.2 --spare-slots 2\n"
       "  switchyard plan data/topologies/h100_8_400g.json --ranks 16,64 --quantize f32 --routing recorded --json plan.json\n");
 }
 

@@ -25,7 +25,7 @@ namespace {
 int64_t countable_rows(const FusedMoeConfig& c, int world) {
   constexpr int64_t kMaxTiles = int64_t{1} << 20, kMaxTickets = int64_t{1} << 30;
   const int64_t columns = (c.intermediate + kUpColumns - 1) / kUpColumns + (c.hidden + kDownColumns - 1) / kDownColumns;
-  const int64_t tiles = std::min(kMaxTiles, kMaxTickets / columns) - ExpertMap{c.num_experts, world}.max_count();
+  const int64_t tiles = std::min(kMaxTiles, kMaxTickets / columns) - ExpertRanges{c.num_experts, world}.max_count();
   return tiles * kFusedRows;
 }
 
@@ -34,7 +34,7 @@ void check_type(const FusedMoeConfig& c, int world) {
   if (c.dtype != DType::fp8_e4m3)
     invalid_value("MoeLayerConfig::dtype", is_named(c.dtype) ? to_string(c.dtype) : std::to_string(static_cast<int>(c.dtype)),
                   "bf16 or fp8_e4m3");
-  if (const int local_experts = ExpertMap{c.num_experts, world}.max_count(); local_experts > kMaxFusedFp8Experts)
+  if (const int local_experts = ExpertRanges{c.num_experts, world}.max_count(); local_experts > kMaxFusedFp8Experts)
     invalid_value("MoeLayerConfig::num_experts", std::to_string(c.num_experts),
                   "at most " + std::to_string(kMaxFusedFp8Experts) + " of a rank for fp8_e4m3");
   check_range("MoeLayerConfig::hidden (fp8)", c.hidden, 128, kMaxFusedFp8Hidden);
@@ -146,7 +146,7 @@ FusedMoeMemory FusedMoe::memory_required(const FusedMoeConfig& config, int world
   FusedMemory memory;
   if (backend == Backend::cpu) check_type_on_cpu(config);
   if (backend == Backend::cpu) return {heap, static_cast<size_t>(carve_fused_on_cpu(nullptr, config, rows, memory))};
-  const int local_experts = ExpertMap{config.num_experts, world}.max_count();
+  const int local_experts = ExpertRanges{config.num_experts, world}.max_count();
   const TablesShape tables{world, config.num_experts, local_experts, config.topk, config.max_tokens, true};
   const int64_t own = carve_fused(nullptr, config, rows, local_experts, memory) + carve_tables(nullptr, tables).bytes;
   return {heap, static_cast<size_t>(own) + weight_scales_bytes(config, local_experts)};

@@ -285,7 +285,7 @@ class CudaFused final : public FusedImpl {
     params_.state = state_.as<ObjectState>();
     params_.header = tables_.header;
     params_.layout = layout_;
-    params_.map = ExpertMap{config.num_experts, world()};
+    params_.map = ExpertRanges{config.num_experts, world()};
     params_.lag = std::min(kLag, local_experts());
     params_.ids = tables_.ids;
     params_.route_row = tables_.route_row;

@@ -92,7 +92,7 @@ class FusedImpl : protected ExchangeBase {
   }
   int next_set_ = 0;  ///< number of the next weight set
 
-  int local_experts() const { return ExpertMap{config.num_experts, world()}.count(rank()); }
+  int local_experts() const { return ExpertRanges{config.num_experts, world()}.count(rank()); }
   /// Hash of everything that must be identical on all ranks.
   uint64_t hash() const { return config_hash_; }
   /// Throws invalid_argument.

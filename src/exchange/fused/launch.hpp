@@ -26,7 +26,7 @@ struct FusedParams {
   FusedLayout layout;
   FusedMemory memory;
   gemm::GroupedParams up, down;  ///< the rows of `down` are the outputs of `up`; the ranges of `up` apply to both
-  ExpertMap map;
+  ExpertRanges map;
   FusedParts parts;                       ///< second half only: p.x is null and the rows are those of the previous call
   int lag = 0;                            ///< steps between an expert's up product and its down product
   int64_t max_tokens = 0;                 ///< bound of T

@@ -25,7 +25,7 @@ struct LedgerChecker {
   const LedgerTables& t;
   const LedgerConfig& config;
   int world, rank;
-  ExpertMap map{config.num_experts, world};
+  ExpertRanges map{config.num_experts, world};
 
   int64_t padded() const { return t.num_experts_padded; }
   static size_t idx(int64_t i) { return static_cast<size_t>(i); }

@@ -35,7 +35,7 @@ LedgerTables empty_tables(const LedgerConfig& c, int world, int rank, int64_t to
   t.world = world;
   t.num_experts = c.num_experts;
   t.num_experts_padded = static_cast<int>(round_up(c.num_experts, kExpertPadding));
-  t.num_local_experts = ExpertMap{c.num_experts, world}.count(rank);
+  t.num_local_experts = ExpertRanges{c.num_experts, world}.count(rank);
   t.peer_token_per_expert = t.cumsum_per_expert = zeros(int64_t{world} * t.num_experts_padded);
   t.expanded_row_idx = zeros(tokens * c.topk);
   t.dispatch_offset = zeros(t.num_local_experts);
@@ -63,7 +63,7 @@ RouteMetaLayout route_meta_layout(const LedgerConfig& c, int world, int rank, in
   check_range("rank", rank, 0, world - 1);
   check_range("tokens", tokens, 0, c.max_tokens);
   const int64_t by_expert = field(4 * world * round_up(c.num_experts, kExpertPadding));
-  const int64_t local_experts = ExpertMap{c.num_experts, world}.count(rank);
+  const int64_t local_experts = ExpertRanges{c.num_experts, world}.count(rank);
   int64_t end = 0;
   const auto next = [&](int64_t bytes) {
     const auto begin = static_cast<size_t>(end);

@@ -141,7 +141,7 @@ class CudaLedger final : public LedgerImpl {
   static constexpr size_t kFilledAt = 128, kSendsDoneAt = 256;  // in state_
 
   LedgerTablesOnDevice carve(std::byte* base) const {
-    return carve_ledger(base, config, layout_, ExpertMap{config.num_experts, world()}.count(rank()), chunk_bytes());
+    return carve_ledger(base, config, layout_, ExpertRanges{config.num_experts, world()}.count(rank()), chunk_bytes());
   }
 
   void initialize() {

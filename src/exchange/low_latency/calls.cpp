@@ -21,7 +21,7 @@ int64_t element_bytes_of_scale(ScaleKind kind) { return kind == ScaleKind::ue8m0
 LowLatencyLayout low_latency_layout(const LowLatencyConfig& c, int world, uint64_t base) {
   LowLatencyLayout l;
   l.base = base;
-  l.map = ExpertMap{c.num_experts, world};
+  l.map = ExpertRanges{c.num_experts, world};
   l.topk = c.topk;
   l.entries = c.sending == Sending::per_rank ? c.topk : 1;
   l.max_tokens = static_cast<int>(c.max_tokens);

@@ -41,7 +41,7 @@ void check_config(const LowLatencyConfig& c, int world) {
   if (c.scale_group != 32 && c.scale_group != 64 && c.scale_group != 128)
     invalid("LowLatencyConfig::scale_group", " = " + std::to_string(c.scale_group) + ": must be 32, 64 or 128");
   if (c.scales != ScaleKind::none) checked_row_bytes("LowLatencyConfig::hidden", c.hidden, sent_type(c), "a row as it is sent");
-  const int64_t rows = c.max_tokens * world * ExpertMap{c.num_experts, world}.max_count();
+  const int64_t rows = c.max_tokens * world * ExpertRanges{c.num_experts, world}.max_count();
   check_range("experts per rank * world * max_tokens (rows of an output)", rows, 1, int64_t{1} << 30);
 }
 

@@ -41,7 +41,7 @@ std::shared_ptr<HandleData> NormalImpl::new_handle(Call& call, const ExpertIds& 
   h->reports_drops = o.overflow == Overflow::drop_and_report;
   h->counts.world = world();
   h->counts.experts = config.num_experts;
-  h->map = ExpertMap{config.num_experts, world()};
+  h->map = ExpertRanges{config.num_experts, world()};
   h->rows = -1;
   return h;
 }

@@ -32,7 +32,7 @@ constexpr int64_t kMaxRingSlots = 1 << 20;
 /// Bytes of one handle's tables and of all data that a dispatch stores besides rows and records.
 int64_t cuda_handle_bytes(const NormalConfig& c, int world) {
   const bool expert_major = c.layout == Layout::expert_major;
-  const TablesShape shape{world,  c.num_experts, ExpertMap{c.num_experts, world}.max_count(),
+  const TablesShape shape{world,  c.num_experts, ExpertRanges{c.num_experts, world}.max_count(),
                           c.topk, c.max_tokens,  expert_major};
   return carve_tables(nullptr, shape).bytes + (expert_major ? round_up(worst_case_rows(c, world) * 12, 128) + 128 : 0);
 }
@@ -92,7 +92,7 @@ int64_t worst_case_rows(const NormalConfig& c, int world) {
   const int64_t tokens = world * c.max_tokens;
   if (c.layout == Layout::rank_major) return tokens;
   // A token may choose the same expert several times, so all K routes may end up on one rank.
-  const int64_t local_experts = ExpertMap{c.num_experts, world}.max_count(), routes = tokens * c.topk;
+  const int64_t local_experts = ExpertRanges{c.num_experts, world}.max_count(), routes = tokens * c.topk;
   if (routes == 0) return 0;
   // Padding is largest with one route to each expert except one, and all remaining routes to that one.
   const int64_t alone = std::min(local_experts, routes) - 1;
@@ -246,7 +246,7 @@ int first_expert(int num_experts, int world, int rank) {
   check_range("first_expert: num_experts", num_experts, 1, std::numeric_limits<int>::max());
   check_range("first_expert: world", world, 1, kMaxRanks);
   check_range("first_expert: rank", rank, 0, world);
-  return ExpertMap{num_experts, world}.first(rank);
+  return ExpertRanges{num_experts, world}.first(rank);
 }
 
 namespace {
@@ -268,7 +268,7 @@ void check_routing(const char* function, const ExpertIds& ids, int num_experts, 
 void enqueue_routing_layout(const ExpertIds& ids, int num_experts, int world, const RoutingLayoutView& out, void* stream) {
   check_routing("enqueue_routing_layout", ids, num_experts, world, kMaxCountedExperts);
   if constexpr (kHasGpuCode)
-    as_error("enqueue_routing_layout", [&] { count_routing(ids, ExpertMap{num_experts, world}, out, stream); });
+    as_error("enqueue_routing_layout", [&] { count_routing(ids, ExpertRanges{num_experts, world}, out, stream); });
   else
     throw Error(ErrorCode::unsupported,
                 "enqueue_routing_layout: this build has no CUDA code; routing_layout counts on the host");

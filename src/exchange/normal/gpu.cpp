@@ -102,7 +102,7 @@ CudaNormal::~CudaNormal() {
 }
 
 TablesShape CudaNormal::shape_of(int64_t tokens) const {
-  const ExpertMap map{config.num_experts, world()};
+  const ExpertRanges map{config.num_experts, world()};
   return {world(), config.num_experts, map.count(rank()), config.topk, tokens, config.layout == Layout::expert_major};
 }
 

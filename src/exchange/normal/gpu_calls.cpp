@@ -85,7 +85,7 @@ PlanParams CudaNormal::plan_params(const CudaCall& call, const Routing& routing,
   p.device_tokens = routing.options.device_tokens;
   p.weights = routing.weights;
   p.topk = config.topk;
-  p.map = ExpertMap{config.num_experts, world()};
+  p.map = ExpertRanges{config.num_experts, world()};
   p.layout = config.layout;
   p.alignment = config.expert_alignment;
   p.capacity = routing.capacity;

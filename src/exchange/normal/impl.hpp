@@ -40,7 +40,7 @@ inline int send_chunk(const NormalConfig& config, const RingLayout& rings) {
 AgreedFields agreed_fields(const NormalConfig& config);
 
 /// Implements enqueue_routing_layout() for arguments whose ranges have been checked; see plan/routing_layout.cu.
-void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayoutView& out, void* stream);
+void count_routing(const ExpertIds& ids, const ExpertRanges& map, const RoutingLayoutView& out, void* stream);
 
 class NormalImpl : protected ExchangeBase {
  public:

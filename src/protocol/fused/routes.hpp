@@ -12,7 +12,7 @@ namespace switchyard::detail {
 struct RouteTables {
   const int32_t* ids = nullptr;        ///< [T, K] expert, or negative
   const int32_t* route_row = nullptr;  ///< [T, K] row at the expert's rank, or -1: dropped
-  ExpertMap map;
+  ExpertRanges map;
   int topk = 1;
 };
 

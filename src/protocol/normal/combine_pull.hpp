@@ -36,7 +36,7 @@ struct SumShape {
   CombineOrder order = CombineOrder::per_rank;
   DType type = DType::bf16;
   int topk = 0;
-  ExpertMap map;
+  ExpertRanges map;
   int64_t hidden = 0;
   int64_t row_bytes = 0;
   const std::byte* y = nullptr;       ///< expert side: [rows]

@@ -47,7 +47,7 @@ struct MoveShape {
   ScaleKind quantize = ScaleKind::none;
   Layout layout = Layout::rank_major;
   bool with_records = true;  ///< false: cached dispatch
-  ExpertMap map;
+  ExpertRanges map;
   int topk = 0;
 };
 

@@ -56,7 +56,7 @@ struct Plan {
 };
 
 Plan make_plan(const FusedScenario& s, int call) {
-  const ExpertMap map{s.experts, s.world};
+  const ExpertRanges map{s.experts, s.world};
   Plan p;
   std::vector<int64_t> kept(idx(s.experts));
   for (int r = 0; r < s.world; ++r) {
@@ -181,7 +181,7 @@ class Rank {
   std::string name() const { return "rank " + std::to_string(rank_); }
 
   void carve(std::byte* base) {
-    const ExpertMap map{s_.experts, s_.world};
+    const ExpertRanges map{s_.experts, s_.world};
     const int64_t tiles = world_.rows / s_.tile_rows + map.count(rank_);
     FusedMemory& m = p_.memory;
     Carver carver(base);
@@ -198,7 +198,7 @@ class Rank {
 
   void set_up(int call) {
     const Plan& plan = world_.plans[idx(call)];
-    const ExpertMap map{s_.experts, s_.world};
+    const ExpertRanges map{s_.experts, s_.world};
     p_.call.heap = world_.heap;
     p_.call.heap.rank = rank_;
     p_.call.epoch = world_.epoch(call);
@@ -236,7 +236,7 @@ class Rank {
 
   /// Leaves outputs pending, as the protocol allows.
   void multiply(CpuWarp& w, const FusedTile& tile) const {
-    const int expert = ExpertMap{s_.experts, s_.world}.first(rank_) + tile.expert;
+    const int expert = ExpertRanges{s_.experts, s_.world}.first(rank_) + tile.expert;
     auto* const made = reinterpret_cast<float*>(w.scratch());
     for (int64_t r = tile.row; r < tile.row + tile.rows; ++r) {
       const auto* const x = reinterpret_cast<const float*>(p_.memory.x_rows) + r * kHidden;

@@ -34,7 +34,7 @@ struct Counts {
       }
     }
   }
-  ExpertMap map;
+  ExpertRanges map;
   std::vector<std::vector<int64_t>> routes, touching;
 };
 

@@ -123,7 +123,7 @@ TEST(Ledger, AlignmentPadsTheExpertBuffer) {
 TEST(Addressing, ExpertsAreSpreadEvenly) {
   for (int world = 1; world <= switchyard::kMaxRanks; ++world) {
     for (const int experts : {1, 2, 7, 63, 64, 65, 100, 257}) {
-      const switchyard::detail::ExpertMap map{experts, world};
+      const switchyard::detail::ExpertRanges map{experts, world};
       oracle::Problem p;
       p.world = world;
       p.experts = experts;

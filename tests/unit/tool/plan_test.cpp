@@ -10,6 +10,7 @@
 #include "switchyard/status.hpp"
 #include "tools/measure/primitives.hpp"
 #include "tools/plan/model.hpp"
+#include "tools/plan/replicas.hpp"
 #include "tools/plan/topology.hpp"
 #include "tools/plan/traffic.hpp"
 #include "tools/report/plan_page.hpp"
@@ -111,15 +112,16 @@ TEST(PlanTraffic, CountsPairsRoutesAndHosts) {
 
 /// The expected values are from docs/design/0055-several-hosts.md: 58.5, 155.5 and 234.9 MB per rank.
 TEST(PlanTraffic, UniformRoutingIsAsExpected) {
-  const std::vector<Traffic> all = count_traffic({HostsOfRanks({4, 4})}, 4096, [](int world) {
+  const std::vector<PlannedTraffic> all = count_traffic({HostsOfRanks({4, 4})}, 4096, 0, [](int world) {
     return RoutingSource("--routing", "uniform", {256, 8, world, 1});
   });
+  EXPECT_NEAR(all[0].load.home, 1, 0.01);
   double hosts = 0, ranks = 0, routes = 0;
   for (int s = 0; s < 8; ++s) {
-    hosts += all[0].tokens_to(s, s < 4 ? 1 : 0) * kRow / 8;
+    hosts += all[0].traffic.tokens_to(s, s < 4 ? 1 : 0) * kRow / 8;
     for (int d = s < 4 ? 4 : 0; d < (s < 4 ? 8 : 4); ++d) {
-      ranks += all[0].pairs(s, d) * kRow / 8;
-      routes += all[0].routes(s, d) * kRow / 8;
+      ranks += all[0].traffic.pairs(s, d) * kRow / 8;
+      routes += all[0].traffic.routes(s, d) * kRow / 8;
     }
   }
   EXPECT_NEAR(hosts, 58.5e6, 0.01 * 58.5e6);
@@ -129,14 +131,38 @@ TEST(PlanTraffic, UniformRoutingIsAsExpected) {
 
 TEST(PlanTraffic, GroupsThatNobodyCanForm) {
   const auto source = [](int world) { return RoutingSource("--routing", "uniform", {256, 8, world, 1}); };
-  const std::vector<Traffic> all =
-      count_traffic({HostsOfRanks(std::vector<int>(1, 64)), HostsOfRanks(std::vector<int>(3, 64))}, 32, source);
-  EXPECT_EQ(all[1].where().world(), 192);
-  for (const int s : {0, 63, 64, 191}) EXPECT_EQ(all[1].tokens(s), 32);
+  const std::vector<PlannedTraffic> all =
+      count_traffic({HostsOfRanks(std::vector<int>(1, 64)), HostsOfRanks(std::vector<int>(3, 64))}, 32, 0, source);
+  const Traffic &small = all[0].traffic, &large = all[1].traffic;
+  EXPECT_EQ(large.where().world(), 192);
+  for (const int s : {0, 63, 64, 191}) EXPECT_EQ(large.tokens(s), 32);
   double routes = 0;
-  for (int d = 0; d < 192; ++d) routes += all[1].routes(130, d);
+  for (int d = 0; d < 192; ++d) routes += large.routes(130, d);
   EXPECT_EQ(routes, 32 * 8);
-  for (int d = 0; d < 64; ++d) EXPECT_EQ(all[0].tokens(d), 32);
+  for (int d = 0; d < 64; ++d) EXPECT_EQ(small.tokens(d), 32);
+}
+
+/// Two ranks with two experts each. Expert 0 gets 6 of 8 routes: with a replica on rank 1, both ranks get 4.
+TEST(PlanTraffic, ReplicasLevelTheRanks) {
+  const HostsOfRanks where({2});
+  const auto routing = [](std::vector<int32_t> ids) {
+    const auto tokens = static_cast<int64_t>(ids.size());
+    return Routing{4, 1, tokens, std::move(ids), {}};
+  };
+  const std::vector<Routing> ranks{routing({0, 0, 0, 1}), routing({0, 0, 0, 3, -1})};
+  const PlannedTraffic home = plan_traffic(where, 4, ranks, 0), planned = plan_traffic(where, 4, ranks, 1);
+  EXPECT_EQ(home.load.home, 7.0 / 4);
+  EXPECT_EQ(home.load.planned, 7.0 / 4);
+  EXPECT_EQ(home.traffic.routes(1, 0), 3);
+  EXPECT_EQ(planned.load.home, 7.0 / 4);
+  EXPECT_EQ(planned.load.planned, 1);
+  EXPECT_EQ(planned.load.num_slots, 6);
+  EXPECT_EQ(planned.load.moved, 1);
+  // Rank 1 uses its own replica: nothing but expert 3's row was local to it before.
+  EXPECT_EQ(planned.traffic.routes(0, 0), 4);
+  EXPECT_EQ(planned.traffic.routes(1, 1), 4);
+  EXPECT_EQ(planned.traffic.routes(0, 1) + planned.traffic.routes(1, 0), 0);
+  EXPECT_EQ(planned.traffic.tokens(1), 4) << "a token without experts sends nothing";
 }
 
 TEST(PlanModel, OneRankCopiesAndSums) {

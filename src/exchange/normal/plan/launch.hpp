@@ -35,7 +35,7 @@ struct PlanParams {
   const int32_t* device_tokens = nullptr;
   const float* weights = nullptr;
   int topk = 0;
-  ExpertMap map;
+  ExpertRanges map;
   Layout layout = Layout::rank_major;
   int alignment = 1;
   int64_t capacity = 0;

@@ -23,7 +23,7 @@ struct RoutingLayoutParams {
   bool ids64 = false;
   int topk = 0;
   int64_t tokens = 0;
-  ExpertMap map;
+  ExpertRanges map;
   int32_t *per_rank = nullptr, *per_expert = nullptr;
   uint8_t* where = nullptr;
 };
@@ -178,7 +178,7 @@ int device_of(const char* name, const void* p, size_t alignment) {
 
 }  // namespace
 
-void count_routing(const ExpertIds& ids, const ExpertMap& map, const RoutingLayoutView& out, void* stream) {
+void count_routing(const ExpertIds& ids, const ExpertRanges& map, const RoutingLayoutView& out, void* stream) {
   const int device = device_of("num_tokens_per_rank", out.num_tokens_per_rank, 4);
   const auto check = [&](const char* name, const void* p, size_t alignment) {
     if (const int on = device_of(name, p, alignment); on != device)

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "switchyard/expert_map.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "layout/addressing.hpp"
+#include "plan/expert_division.hpp"
+#include "switchyard/group.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard {
+
+namespace {
+
+using detail::slot_idx;
+
+constexpr int64_t kMaxRoutes = int64_t{1} << 40;
+
+[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
+
+std::string is(const char* name, int64_t value) { return std::string(name) + " = " + std::to_string(value); }
+
+void check_sizes(int num_experts, int world, int slots_per_rank) {
+  if (world < 1 || world > kMaxRanks)
+    refuse(is("ExpertMap::world", world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]");
+  if (num_experts < 1) refuse(is("ExpertMap::num_experts", num_experts) + ": must be at least 1");
+  const int home = detail::ExpertRanges{num_experts, world}.max_count();
+  if (slots_per_rank < home || slots_per_rank > (1 << 20) / world)
+    refuse(is("ExpertMap::slots_per_rank", slots_per_rank) + ": must be in [" + std::to_string(home) + ", " +
+           std::to_string((1 << 20) / world) + "] for " + std::to_string(num_experts) + " experts on " + std::to_string(world) +
+           " ranks");
+}
+
+void check_routes(std::span<const int64_t> routes, size_t size, const char* name) {
+  if (routes.size() != size)
+    refuse(std::string(name) + " has " + std::to_string(routes.size()) + " elements: must be " + std::to_string(size));
+  for (size_t i = 0; i < size; ++i)
+    if (routes[i] < 0 || routes[i] > kMaxRoutes)
+      refuse(std::string(name) + "[" + std::to_string(i) + "] is " + std::to_string(routes[i]) + ": must be in [0, 2^40]");
+}
+
+/// Adds `count` routes to the last run if it has the same slot.
+void add_run(SlotRuns& runs, size_t begin, int32_t slot, int64_t count) {
+  if (count == 0) return;
+  if (runs.runs.size() > begin && runs.runs.back().slot == slot)
+    runs.runs.back().count += count;
+  else
+    runs.runs.push_back({slot, count});
+}
+
+}  // namespace
+
+void check_expert_map(const ExpertMap& map) {
+  check_sizes(map.num_experts, map.world, map.slots_per_rank);
+  if (map.expert_of_slot.size() != slot_idx(map.num_slots()))
+    refuse("ExpertMap::expert_of_slot has " + std::to_string(map.expert_of_slot.size()) + " elements: must be " +
+           std::to_string(map.num_slots()) + ", world times slots_per_rank");
+  std::vector<char> held(slot_idx(map.num_experts), 0);
+  for (int p = 0; p < map.num_slots(); ++p) {
+    const int32_t e = map.expert_of_slot[slot_idx(p)];
+    if (e < -1 || e >= map.num_experts)
+      refuse("ExpertMap::expert_of_slot[" + std::to_string(p) + "] is " + std::to_string(e) + ": must be in [-1, " +
+             std::to_string(map.num_experts) + ")");
+    if (e >= 0) held[slot_idx(e)] = 1;
+  }
+  const auto missing = std::find(held.begin(), held.end(), 0);
+  if (missing != held.end())
+    refuse("ExpertMap::expert_of_slot has no slot of expert " + std::to_string(missing - held.begin()));
+}
+
+ExpertMap home_map(int num_experts, int world, int slots_per_rank) {
+  check_sizes(num_experts, world, slots_per_rank);
+  ExpertMap map{num_experts, world, slots_per_rank, {}};
+  map.expert_of_slot.assign(slot_idx(map.num_slots()), -1);
+  const detail::ExpertRanges home{num_experts, world};
+  for (int e = 0; e < num_experts; ++e) {
+    const int rank = home.owner(e);
+    map.expert_of_slot[slot_idx(rank * slots_per_rank + e - home.first(rank))] = e;
+  }
+  return map;
+}
+
+int64_t SlotLoads::max() const noexcept { return of_rank.empty() ? 0 : *std::max_element(of_rank.begin(), of_rank.end()); }
+
+SlotLoads divide_routes(const ExpertMap& map, std::span<const int64_t> routes_per_expert) {
+  check_expert_map(map);
+  check_routes(routes_per_expert, slot_idx(map.num_experts), "routes_per_expert");
+  return detail::ExpertDivision(map, routes_per_expert).loads();
+}
+
+SlotRuns divide_source(const ExpertMap& map, std::span<const int64_t> routes, int source) {
+  check_expert_map(map);
+  const size_t experts = slot_idx(map.num_experts);
+  check_routes(routes, slot_idx(map.world) * experts, "routes");
+  if (source < 0 || source >= map.world) refuse(is("source", source) + ": must be in [0, " + std::to_string(map.world) + ")");
+  std::vector<int64_t> sums(experts);
+  for (size_t i = 0; i < routes.size(); ++i) sums[i % experts] += routes[i];
+  check_routes(sums, experts, "the sum of routes over the ranks");
+  const detail::ExpertDivision division(map, sums);
+  SlotRuns result;
+  result.begin.push_back(0);
+  for (size_t e = 0; e < experts; ++e) {
+    const std::vector<int>& slots = division.slots_of(static_cast<int>(e));
+    std::vector<int64_t> left;
+    for (const int p : slots) left.push_back(division.loads().of_slot[slot_idx(p)]);
+    std::vector<int64_t> away;  // routes of each rank beyond its own slot's share
+    const size_t begin = result.runs.size();
+    for (int r = 0; r < map.world; ++r) {
+      away.push_back(routes[slot_idx(r) * experts + e]);
+      const auto own = std::find_if(slots.begin(), slots.end(), [&](int p) { return p / map.slots_per_rank == r; });
+      if (own == slots.end()) continue;
+      int64_t& share = left[static_cast<size_t>(own - slots.begin())];
+      const int64_t here = std::min(away.back(), share);
+      share -= here;
+      away.back() -= here;
+      if (r == source) add_run(result, begin, *own, here);
+    }
+    size_t at = 0;
+    for (int r = 0; r <= source; ++r)
+      for (int64_t n = away[slot_idx(r)]; n > 0;) {
+        if (left[at] == 0) {
+          ++at;
+          continue;
+        }
+        const int64_t there = std::min(n, left[at]);
+        left[at] -= there;
+        n -= there;
+        if (r == source) add_run(result, begin, slots[at], there);
+      }
+    result.begin.push_back(result.runs.size());
+  }
+  return result;
+}
+
+void replace_by_slots(std::span<int32_t> ids, const SlotRuns& runs) {
+  const size_t experts = runs.begin.empty() ? 0 : runs.begin.size() - 1;
+  std::vector<size_t> run(runs.begin.begin(), runs.begin.begin() + static_cast<std::ptrdiff_t>(experts));
+  std::vector<int64_t> used(experts, 0);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] == -1) continue;
+    if (ids[i] < 0 || slot_idx(ids[i]) >= experts)
+      refuse("ids[" + std::to_string(i) + "] is " + std::to_string(ids[i]) + ": must be -1 or an expert in [0, " +
+             std::to_string(experts) + ")");
+    const size_t e = slot_idx(ids[i]);
+    if (run[e] < runs.begin[e + 1] && used[e] == runs.runs[run[e]].count) {
+      ++run[e];
+      used[e] = 0;
+    }
+    if (run[e] == runs.begin[e + 1])
+      refuse("ids has more routes to expert " + std::to_string(e) + " than the runs, which were made for another routing");
+    ++used[e];
+    ids[i] = runs.runs[run[e]].slot;
+  }
+}
+
+int count_moved(const ExpertMap& from, const ExpertMap& to) {
+  if (from.num_experts != to.num_experts || from.world != to.world || from.slots_per_rank != to.slots_per_rank)
+    refuse("count_moved: the maps have different numbers of experts, ranks or slots");
+  check_expert_map(from);
+  check_expert_map(to);
+  int moved = 0;
+  for (int p = 0; p < to.num_slots(); ++p) {
+    const int32_t e = to.expert_of_slot[slot_idx(p)];
+    moved += e >= 0 && !detail::holds(from, p / from.slots_per_rank, e) ? 1 : 0;
+  }
+  return moved;
+}
+
+}  // namespace switchyard

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// The planner of replicas (plan_experts).
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <string>
+
+#include "plan/expert_division.hpp"
+#include "switchyard/expert_map.hpp"
+#include "switchyard/status.hpp"
+
+namespace switchyard {
+
+namespace {
+
+using detail::ExpertDivision;
+using detail::holds;
+using detail::slot_idx;
+
+/// Passes of a division while replicas are added one by one; the results of the two plans are divided completely.
+constexpr int kRoughPasses = 16;
+constexpr int kMaxExchanges = 32;
+
+using Routes = std::span<const int64_t>;
+
+/// The indices [begin, begin + count), those with the largest values first.
+std::vector<int> by_descending(const std::vector<int64_t>& values, int begin, int count) {
+  std::vector<int> order(slot_idx(count));
+  std::iota(order.begin(), order.end(), begin);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return values[slot_idx(a)] > values[slot_idx(b)]; });
+  return order;
+}
+
+int32_t& expert_in(ExpertMap& map, int slot) { return map.expert_of_slot[slot_idx(slot)]; }
+
+/// An empty slot of `rank`, or -1.
+int empty_slot(const ExpertMap& map, int rank) {
+  const auto begin = map.expert_of_slot.begin() + static_cast<std::ptrdiff_t>(rank) * map.slots_per_rank;
+  const auto found = std::find(begin, begin + map.slots_per_rank, -1);
+  return found == begin + map.slots_per_rank ? -1 : static_cast<int>(found - map.expert_of_slot.begin());
+}
+
+/// Adds a replica of an expert of the busiest rank possible to the idlest rank possible. Returns false if no replica can help.
+bool add_replica(ExpertMap& map, const SlotLoads& loads, int64_t mean) {
+  const std::vector<int> ranks = by_descending(loads.of_rank, 0, map.world);
+  for (const int busy : ranks) {
+    const int64_t surplus = loads.of_rank[slot_idx(busy)] - mean;
+    if (surplus <= 0) return false;
+    const std::vector<int> slots = by_descending(loads.of_slot, busy * map.slots_per_rank, map.slots_per_rank);
+    for (auto idle = ranks.rbegin(); idle != ranks.rend() && loads.of_rank[slot_idx(*idle)] < mean; ++idle) {
+      const int to = empty_slot(map, *idle);
+      if (to < 0) continue;
+      const int64_t wanted = std::min(surplus, mean - loads.of_rank[slot_idx(*idle)]);
+      int from = -1;  // the slot with the smallest load that is enough, else the one with the largest
+      for (const int p : slots) {
+        const int64_t load = loads.of_slot[slot_idx(p)];
+        if (load == 0 || (from >= 0 && load < wanted)) break;
+        if (!holds(map, *idle, expert_in(map, p))) from = p;
+      }
+      if (from < 0) continue;
+      expert_in(map, to) = expert_in(map, from);
+      return true;
+    }
+  }
+  return false;
+}
+
+/// Keeps the first copy of every expert and adds replicas. Returns the map with the lowest load of the busiest rank.
+ExpertMap plan_kept(Routes routes, const ExpertMap& current) {
+  ExpertMap map = current;
+  std::vector<char> seen(slot_idx(map.num_experts), 0);
+  for (int32_t& e : map.expert_of_slot)
+    if (e >= 0 && seen[slot_idx(e)]++ != 0) e = -1;
+  const int64_t mean = std::accumulate(routes.begin(), routes.end(), int64_t{0}) / map.world;
+  ExpertMap best = map;
+  for (int64_t best_load = -1;;) {
+    const ExpertDivision division(map, routes, kRoughPasses);
+    if (const int64_t load = division.loads().max(); best_load < 0 || load < best_load) {
+      best_load = load;
+      best = map;
+    }
+    if (!add_replica(map, division.loads(), mean)) return best;
+  }
+}
+
+struct Exchange {
+  int from = -1, to = -1;
+};
+/// The exchange of an expert of the busiest rank with an expert or an empty slot of another rank that lowers the load of both
+/// the most, if the shares of all other experts stay as they are.
+Exchange best_exchange(const ExpertMap& map, const SlotLoads& loads) {
+  const int size = map.slots_per_rank;
+  const int busy = by_descending(loads.of_rank, 0, map.world).front();
+  int64_t best = loads.of_rank[slot_idx(busy)];
+  Exchange found;
+  for (int other = 0; other < map.world; ++other) {
+    if (other == busy) continue;
+    for (int p = busy * size; p < (busy + 1) * size; ++p)
+      for (int q = other * size; q < (other + 1) * size; ++q) {
+        const int64_t by = loads.of_slot[slot_idx(p)] - loads.of_slot[slot_idx(q)];
+        const int64_t load = std::max(loads.of_rank[slot_idx(busy)] - by, loads.of_rank[slot_idx(other)] + by);
+        if (by <= 0 || load >= best) continue;
+        const int32_t mine = map.expert_of_slot[slot_idx(p)], theirs = map.expert_of_slot[slot_idx(q)];
+        if (holds(map, other, mine) || (theirs >= 0 && holds(map, busy, theirs))) continue;
+        best = load;
+        found = {p, q};
+      }
+  }
+  return found;
+}
+
+/// A map and the load of its busiest rank.
+struct Plan {
+  ExpertMap map;
+  int64_t load;
+};
+
+/// Exchanges experts of the busiest rank as long as this lowers its load.
+Plan refine(Routes routes, ExpertMap map) {
+  SlotLoads loads = ExpertDivision(map, routes).loads();
+  for (int i = 0; i < kMaxExchanges; ++i) {
+    const Exchange e = best_exchange(map, loads);
+    if (e.from < 0) break;
+    std::swap(expert_in(map, e.from), expert_in(map, e.to));
+    SlotLoads after = ExpertDivision(map, routes).loads();
+    if (after.max() >= loads.max()) {
+      std::swap(expert_in(map, e.from), expert_in(map, e.to));
+      break;
+    }
+    loads = std::move(after);
+  }
+  return {std::move(map), loads.max()};
+}
+
+/// All replicas in descending order of load: each spare slot goes to the expert with the highest load per replica.
+std::vector<int> replicas_by_load(Routes routes, const ExpertMap& sizes, std::vector<int>& count) {
+  // Compares loads per replica without division; the products may exceed 64 bits.
+  const auto is_higher = [&](int a, int b) {
+    return static_cast<long double>(routes[slot_idx(a)]) * count[slot_idx(b)] >
+           static_cast<long double>(routes[slot_idx(b)]) * count[slot_idx(a)];
+  };
+  count.assign(slot_idx(sizes.num_experts), 1);
+  for (int spare = sizes.num_slots() - sizes.num_experts; spare > 0; --spare) {
+    int highest = -1;
+    for (int e = 0; e < sizes.num_experts; ++e)
+      if (count[slot_idx(e)] < sizes.world && (highest < 0 || is_higher(e, highest))) highest = e;
+    if (highest < 0) break;
+    ++count[slot_idx(highest)];
+  }
+  std::vector<int> all;
+  for (int e = 0; e < sizes.num_experts; ++e) all.insert(all.end(), slot_idx(count[slot_idx(e)]), e);
+  std::stable_sort(all.begin(), all.end(), is_higher);
+  return all;
+}
+
+/// Places every replica on the idlest rank with an empty slot, of those without the expert if there is one.
+std::vector<std::vector<int>> pack(Routes routes, const ExpertMap& sizes) {
+  std::vector<int> count;
+  std::vector<std::vector<int>> packs(slot_idx(sizes.world));
+  std::vector<int64_t> load(packs.size(), 0);
+  for (const int e : replicas_by_load(routes, sizes, count)) {
+    size_t to = packs.size();
+    bool again = true;  // rank `to` holds the expert already
+    for (size_t r = 0; r < packs.size(); ++r) {
+      if (static_cast<int>(packs[r].size()) == sizes.slots_per_rank) continue;
+      const bool has = std::find(packs[r].begin(), packs[r].end(), e) != packs[r].end();
+      if (to != packs.size() && (has != again ? has : load[r] >= load[to])) continue;
+      to = r;
+      again = has;
+    }
+    packs[to].push_back(e);
+    load[to] += routes[slot_idx(e)] / count[slot_idx(e)];
+  }
+  return packs;
+}
+
+/// Assigns the packs to the ranks that hold most of their experts; experts that stay keep their slots.
+ExpertMap settle(std::vector<std::vector<int>> packs, const ExpertMap& current) {
+  struct Match {
+    int different, pack, rank;
+    auto operator<=>(const Match&) const = default;
+  };
+  std::vector<Match> matches;
+  for (int a = 0; a < current.world; ++a)
+    for (int r = 0; r < current.world; ++r) {
+      const auto& experts = packs[slot_idx(a)];
+      const auto same = std::count_if(experts.begin(), experts.end(), [&](int e) { return holds(current, r, e); });
+      matches.push_back({current.slots_per_rank - static_cast<int>(same), a, r});
+    }
+  std::sort(matches.begin(), matches.end());
+  std::vector<char> is_placed(packs.size(), 0), is_taken(packs.size(), 0);
+  ExpertMap map = current;
+  std::fill(map.expert_of_slot.begin(), map.expert_of_slot.end(), -1);
+  for (const Match& match : matches) {
+    if (is_placed[slot_idx(match.pack)] != 0 || is_taken[slot_idx(match.rank)] != 0) continue;
+    is_placed[slot_idx(match.pack)] = is_taken[slot_idx(match.rank)] = 1;
+    std::vector<int>& experts = packs[slot_idx(match.pack)];
+    for (int p = match.rank * map.slots_per_rank; p < (match.rank + 1) * map.slots_per_rank; ++p) {
+      const auto stays = std::find(experts.begin(), experts.end(), current.expert_of_slot[slot_idx(p)]);
+      if (stays == experts.end()) continue;
+      expert_in(map, p) = *stays;
+      experts.erase(stays);
+    }
+    for (const int e : experts) expert_in(map, empty_slot(map, match.rank)) = e;
+  }
+  return map;
+}
+
+}  // namespace
+
+ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance) {
+  const int64_t load_now = divide_routes(current, routes_per_expert).max();  // checks the arguments
+  if (!(tolerance >= 0) || !std::isfinite(tolerance))
+    throw Error(ErrorCode::invalid_argument,
+                "tolerance = " + std::to_string(tolerance) + ": must be a finite number of at least 0");
+  const int64_t total = std::accumulate(routes_per_expert.begin(), routes_per_expert.end(), int64_t{0});
+  const double allowed = tolerance * static_cast<double>(total) / current.world;
+  const auto is_enough = [&](int64_t load, int64_t best) {
+    return static_cast<double>(load) <= static_cast<double>(best) + allowed;
+  };
+  const int64_t bound = (total + current.world - 1) / current.world;  // no map is better
+  if (is_enough(load_now, bound)) return current;
+  Plan kept = refine(routes_per_expert, plan_kept(routes_per_expert, current));
+  const auto first = [&](int64_t best) -> const ExpertMap* {
+    return is_enough(load_now, best) ? &current : is_enough(kept.load, best) ? &kept.map : nullptr;
+  };
+  if (is_enough(kept.load, bound)) return *first(std::min(load_now, kept.load));
+  const Plan anew = refine(routes_per_expert, settle(pack(routes_per_expert, current), current));
+  const ExpertMap* const chosen = first(std::min({load_now, kept.load, anew.load}));
+  return chosen != nullptr ? *chosen : anew.map;
+}
+
+}  // namespace switchyard

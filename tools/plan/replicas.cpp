@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/replicas.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "switchyard/expert_map.hpp"
+
+namespace switchyard::tool {
+namespace {
+
+double busiest_over_mean(const SlotLoads& loads) {
+  const auto sum = static_cast<double>(std::accumulate(loads.of_rank.begin(), loads.of_rank.end(), int64_t{0}));
+  return sum > 0 ? static_cast<double>(loads.max()) * static_cast<double>(loads.of_rank.size()) / sum : 1;
+}
+
+}  // namespace
+
+PlannedTraffic plan_traffic(const HostsOfRanks& where, int num_experts, std::vector<Routing> routing, int spare_slots) {
+  const auto experts = static_cast<size_t>(num_experts);
+  std::vector<int64_t> routes(routing.size() * experts), sums(experts);
+  for (size_t r = 0; r < routing.size(); ++r)
+    for (const int32_t id : routing[r].topk_ids)
+      if (id >= 0) ++routes[r * experts + static_cast<size_t>(id)];
+  for (size_t i = 0; i < routes.size(); ++i) sums[i % experts] += routes[i];
+
+  const int world = where.world(), homes = (num_experts + world - 1) / world;
+  const ExpertMap home = home_map(num_experts, world, homes + spare_slots);
+  ExpertLoad load;
+  load.home = load.planned = busiest_over_mean(divide_routes(home, sums));
+  load.spare_slots = spare_slots;
+  load.num_slots = num_experts;
+  if (spare_slots > 0) {
+    const ExpertMap map = plan_experts(sums, home);
+    load.planned = busiest_over_mean(divide_routes(map, sums));
+    load.num_slots = map.num_slots();
+    load.moved = count_moved(home, map);
+    for (size_t r = 0; r < routing.size(); ++r)
+      replace_by_slots(routing[r].topk_ids, divide_source(map, routes, static_cast<int>(r)));
+  }
+  PlannedTraffic planned{Traffic(where, load.num_slots), load};
+  for (size_t r = 0; r < routing.size(); ++r) planned.traffic.add(static_cast<int>(r), routing[r]);
+  return planned;
+}
+
+std::vector<PlannedTraffic> count_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens, int spare_slots,
+                                          const std::function<RoutingSource(int world)>& source_of) {
+  std::vector<HostsOfRanks> large;
+  int max = 1;
+  for (const HostsOfRanks& group : groups) {
+    max = std::max(max, group.world());
+    if (group.world() > kMaxRanks) large.push_back(group);
+  }
+  const int64_t counted = counted_tokens(tokens, max);
+  std::vector<Traffic> of_large;
+  if (!large.empty()) of_large = count_large_traffic(large, counted, source_of(kMaxRanks));
+  std::vector<PlannedTraffic> all;
+  auto next = of_large.begin();
+  for (const HostsOfRanks& group : groups) {
+    if (group.world() > kMaxRanks) {
+      all.push_back({std::move(*next++), {}});
+    } else {
+      const RoutingSource source = source_of(group.world());
+      all.push_back(plan_traffic(group, source.experts(), source.all_ranks(counted), spare_slots));
+    }
+    all.back().traffic.scale(counted, tokens);
+  }
+  return all;
+}
+
+}  // namespace switchyard::tool
