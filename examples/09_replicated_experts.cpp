@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Skewed routing on four ranks that are threads, without and with replicas of the busiest experts.
+// Skewed routing on four in-process ranks, one thread each, without and with replicas of the busiest experts.
 //
-// The ranks gather the routes per expert, plan the same replicas and replace every id by a slot. The slots are the experts of
-// the second exchange; a slot computes what its expert computes. Both exchanges must return the same bits.
+// The ranks gather the route counts per expert, plan identical replicas and replace each id with a slot. The slots are the
+// experts of the second exchange; a slot performs the computation of its expert. The results of both exchanges must be bitwise
+// identical.
 #include <switchyard/expert_map.hpp>
 #include <switchyard/normal.hpp>
 
@@ -29,7 +30,7 @@ NormalConfig config_of(int num_experts) {
   return config;
 }
 
-// The tokens of a rank. Expert 0 gets most routes, then expert 1, ...
+// The tokens of a rank. Expert 0 receives the most routes, followed by expert 1, ...
 struct Tokens {
   explicit Tokens(int rank) : x(kTokens * kHidden), weights(kTokens * kTopk), ids(kTokens * kTopk) {
     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>((i * 7 + static_cast<size_t>(rank)) % 1000) / 999;
@@ -43,14 +44,14 @@ struct Tokens {
   std::vector<int32_t> ids;
 };
 
-// Plans on the routes of this call, which all ranks know; in practice, on those of past calls.
+// Plans from the routes of this call, gathered from all ranks. Applications plan from those of past calls.
 ExpertMap plan(const std::vector<int64_t>& routes) {
   std::vector<int64_t> per_expert(kExperts);
   for (size_t i = 0; i < routes.size(); ++i) per_expert[i % kExperts] += routes[i];
   return plan_experts(per_expert, home_map(kExperts, kRanks, kSlots));
 }
 
-// Runs the layer. `expert_of`: the expert of this rank's i-th rows. Returns the number of rows of this rank.
+// Runs the layer. `expert_of`: the expert of this rank's i-th group of rows. Returns the number of rows of this rank.
 int64_t run_layer(Group& group, const NormalConfig& config, const Tokens& in, const std::vector<int32_t>& ids,
                   const std::vector<int32_t>& expert_of, std::vector<float>& out) {
   NormalExchange exchange(group, config);
@@ -61,12 +62,12 @@ int64_t run_layer(Group& group, const NormalConfig& config, const Tokens& in, co
     for (int64_t at = 0; at < received.tokens_per_expert[i] * kHidden; ++at)
       rows[received.expert_first_row[i] * kHidden + at] *= 1 / static_cast<float>(expert_of[i] + 3);
   CombineOptions options;
-  options.order = CombineOrder::per_route;  // adds in order of k, whichever rank computed the row
+  options.order = CombineOrder::per_route;  // sums in order of k, independent of the rank of each expert
   exchange.combine(received.x, received.handle, out.data(), options);
   return received.rows;
 }
 
-// Returns true if both outputs are equal; adds the ranks' rows to `home` and `planned`.
+// Returns true if both outputs are equal. Stores the number of this rank's rows in `home` and `planned`.
 bool run_rank(Group& group, std::vector<int64_t>& home, std::vector<int64_t>& planned) {
   const int rank = group.rank();
   const auto r = static_cast<size_t>(rank);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Signatures of calls, which ranks compare: equal on all ranks that make the same call. Host and device.
+// Call signatures. Ranks compare them to detect different calls; all ranks that make the same call compute equal signatures.
+// Host and device code.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace switchyard::detail {
 
-/// {hash of everything that must be equal:40, options:24}. The options, packed as in exchange/group/call_difference.hpp, name
-/// what differs; they are also part of the hash, because some values do not fit.
+/// {hash of all values that must be equal:40, options:24}. The options, packed by exchange/group/call_difference.hpp, identify
+/// the difference; the hash includes them too, because some values do not fit.
 inline constexpr int kSignatureOptionBits = 24;
 
 SWITCHYARD_FN constexpr uint64_t make_signature(uint64_t hash, uint64_t options) {

@@ -13,10 +13,11 @@
 namespace switchyard::detail {
 
 /// The process that created an object. A forked child's copy of the object shares sockets with the original but lacks its
-/// threads and any memory that is not inherited across a fork. The child must not use the copy or even destroy it.
+/// threads and any memory that is not inherited across a fork. The child must neither use nor destroy the copy.
 ///
-/// Every call asks here(), so it costs one load instead of the system call getpid(). A handler of pthread_atfork() counts the
-/// forks between the first process and this one; children created without handlers (vfork, clone) must call exec or _exit.
+/// here() is on the path of every call and therefore performs one load instead of the system call getpid(). A pthread_atfork()
+/// handler counts the forks between the first process and this one. Children created without running the handlers (vfork,
+/// clone) must call exec or _exit.
 class HomeProcess {
  public:
   HomeProcess() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Division of the routes of replicated experts over their slots. Integer arithmetic only, so all ranks compute the same.
+// Division of the routes of replicated experts among their slots. Uses only integer arithmetic, so that all ranks compute the
+// same result.
 #pragma once
 
 #include <algorithm>
@@ -19,26 +20,30 @@ inline bool holds(const ExpertMap& map, int rank, int32_t e) {
   return std::find(begin, begin + map.slots_per_rank, e) != begin + map.slots_per_rank;
 }
 
-/// Loads of slots and ranks for given routes per expert. Starts with all routes of an expert in its first slot, then levels the
-/// routes of one replicated expert after the other, given the loads by all others, until nothing changes; the sum of the
-/// squares of the ranks' loads decreases with every step. The map must be valid, the routes at most 2^40 each.
+/// Slot and rank loads for the given routes per expert. Assigns all routes of an expert to its first slot, then balances one
+/// replicated expert at a time, with the shares of all others fixed, in a few passes. Finally moves routes from the busiest
+/// rank to the least loaded rank that a chain of experts connects with it, until no chain reduces the busiest rank's load: the
+/// maximum rank load is then the lowest possible. Each step reduces the sum of squared rank loads. \pre the map is valid, and
+/// each number of routes is at most 2^40
 class ExpertDivision {
  public:
-  /// `max_passes` over the replicated experts.
-  ExpertDivision(const ExpertMap& map, std::span<const int64_t> routes_per_expert, int max_passes = 256);
+  enum class Effort { rough, full };  ///< rough: without the final moves
+  ExpertDivision(const ExpertMap& map, std::span<const int64_t> routes_per_expert, Effort effort = Effort::full);
   const SlotLoads& loads() const { return loads_; }
-  /// The used slots of expert `e`: at most one per rank, in ascending order.
+  /// The slots of expert `e` in use: at most one per rank, in ascending order.
   const std::vector<int>& slots_of(int e) const { return slots_[slot_idx(e)]; }
 
  private:
   void add(int slot, int64_t routes);
-  /// Levels the routes of expert `e`. Returns whether any share changed by more than the rounding.
+  /// Balances the routes of expert `e`. Returns true if a share changed by more than rounding.
   bool level(int e, int64_t routes);
+  /// Moves routes from the busiest rank along one chain. Returns false if no chain reduces its load.
+  bool unload_busiest(const ExpertMap& map);
 
   int slots_per_rank_;
   std::vector<std::vector<int>> slots_;
   SlotLoads loads_;
-  // Scratch of level(), per slot of an expert.
+  // Scratch memory of level(), per slot of an expert.
   std::vector<int64_t> base_, share_;
   std::vector<int> order_;
 };

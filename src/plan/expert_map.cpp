@@ -2,7 +2,6 @@
 #include "switchyard/expert_map.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 
 #include "layout/addressing.hpp"
@@ -26,11 +25,13 @@ void check_sizes(int num_experts, int world, int slots_per_rank) {
   if (world < 1 || world > kMaxRanks)
     refuse(is("ExpertMap::world", world) + ": must be in [1, " + std::to_string(kMaxRanks) + "]");
   if (num_experts < 1) refuse(is("ExpertMap::num_experts", num_experts) + ": must be at least 1");
-  const int home = detail::ExpertRanges{num_experts, world}.max_count();
-  if (slots_per_rank < home || slots_per_rank > (1 << 20) / world)
+  const int home = detail::ExpertRanges{num_experts, world}.max_count(), max = (1 << 20) / world;
+  if (home > max)
+    refuse(is("ExpertMap::num_experts", num_experts) + ": " + std::to_string(world) + " ranks have at most " +
+           std::to_string(max) + " slots each");
+  if (slots_per_rank < home || slots_per_rank > max)
     refuse(is("ExpertMap::slots_per_rank", slots_per_rank) + ": must be in [" + std::to_string(home) + ", " +
-           std::to_string((1 << 20) / world) + "] for " + std::to_string(num_experts) + " experts on " + std::to_string(world) +
-           " ranks");
+           std::to_string(max) + "] for " + std::to_string(num_experts) + " experts on " + std::to_string(world) + " ranks");
 }
 
 void check_routes(std::span<const int64_t> routes, size_t size, const char* name) {
@@ -161,9 +162,12 @@ int count_moved(const ExpertMap& from, const ExpertMap& to) {
   check_expert_map(from);
   check_expert_map(to);
   int moved = 0;
-  for (int p = 0; p < to.num_slots(); ++p) {
-    const int32_t e = to.expert_of_slot[slot_idx(p)];
-    moved += e >= 0 && !detail::holds(from, p / from.slots_per_rank, e) ? 1 : 0;
+  for (int r = 0; r < to.world; ++r) {
+    const auto begin = to.expert_of_slot.begin() + static_cast<std::ptrdiff_t>(r) * to.slots_per_rank;
+    std::vector<int32_t> experts(begin, begin + to.slots_per_rank);
+    std::sort(experts.begin(), experts.end());
+    experts.erase(std::unique(experts.begin(), experts.end()), experts.end());
+    for (const int32_t e : experts) moved += e >= 0 && !detail::holds(from, r, e) ? 1 : 0;
   }
   return moved;
 }

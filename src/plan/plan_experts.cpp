@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The planner of replicas (plan_experts).
+// The replica planner (plan_experts).
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numeric>
 #include <string>
@@ -18,13 +17,11 @@ using detail::ExpertDivision;
 using detail::holds;
 using detail::slot_idx;
 
-/// Passes of a division while replicas are added one by one; the results of the two plans are divided completely.
-constexpr int kRoughPasses = 16;
 constexpr int kMaxExchanges = 32;
 
 using Routes = std::span<const int64_t>;
 
-/// The indices [begin, begin + count), those with the largest values first.
+/// The indices [begin, begin + count) in descending order of their values.
 std::vector<int> by_descending(const std::vector<int64_t>& values, int begin, int count) {
   std::vector<int> order(slot_idx(count));
   std::iota(order.begin(), order.end(), begin);
@@ -34,61 +31,86 @@ std::vector<int> by_descending(const std::vector<int64_t>& values, int begin, in
 
 int32_t& expert_in(ExpertMap& map, int slot) { return map.expert_of_slot[slot_idx(slot)]; }
 
-/// An empty slot of `rank`, or -1.
-int empty_slot(const ExpertMap& map, int rank) {
-  const auto begin = map.expert_of_slot.begin() + static_cast<std::ptrdiff_t>(rank) * map.slots_per_rank;
-  const auto found = std::find(begin, begin + map.slots_per_rank, -1);
-  return found == begin + map.slots_per_rank ? -1 : static_cast<int>(found - map.expert_of_slot.begin());
+/// An empty slot of `rank`, or -1; the slot of expert `e` in `current` if possible.
+int empty_slot(const ExpertMap& map, int rank, const ExpertMap& current, int32_t e) {
+  int found = -1;
+  for (int p = (rank + 1) * map.slots_per_rank; p-- > rank * map.slots_per_rank;) {
+    if (map.expert_of_slot[slot_idx(p)] != -1) continue;
+    if (current.expert_of_slot[slot_idx(p)] == e) return p;
+    found = p;
+  }
+  return found;
 }
 
-/// Adds a replica of an expert of the busiest rank possible to the idlest rank possible. Returns false if no replica can help.
-bool add_replica(ExpertMap& map, const SlotLoads& loads, int64_t mean) {
+/// The slot with the smallest load of at least `wanted`, else the one with the largest load, among the slots that satisfy
+/// `allowed`; -1 if none has routes. `slots` are in descending order of load.
+template <class Allowed>
+int choose_slot(const std::vector<int>& slots, const SlotLoads& loads, int64_t wanted, const Allowed& allowed) {
+  int chosen = -1;
+  for (const int p : slots) {
+    const int64_t load = loads.of_slot[slot_idx(p)];
+    if (load == 0 || (chosen >= 0 && load < wanted)) break;
+    if (allowed(p)) chosen = p;
+  }
+  return chosen;
+}
+
+/// Adds a replica of an expert of the busiest possible rank to the least loaded possible rank; prefers experts that this rank
+/// holds in `current`. Returns false if no replica can improve the balance.
+bool add_replica(ExpertMap& map, const ExpertMap& current, const SlotLoads& loads, int64_t mean) {
   const std::vector<int> ranks = by_descending(loads.of_rank, 0, map.world);
   for (const int busy : ranks) {
     const int64_t surplus = loads.of_rank[slot_idx(busy)] - mean;
     if (surplus <= 0) return false;
     const std::vector<int> slots = by_descending(loads.of_slot, busy * map.slots_per_rank, map.slots_per_rank);
     for (auto idle = ranks.rbegin(); idle != ranks.rend() && loads.of_rank[slot_idx(*idle)] < mean; ++idle) {
-      const int to = empty_slot(map, *idle);
-      if (to < 0) continue;
+      if (empty_slot(map, *idle, current, -1) < 0) continue;
       const int64_t wanted = std::min(surplus, mean - loads.of_rank[slot_idx(*idle)]);
-      int from = -1;  // the slot with the smallest load that is enough, else the one with the largest
-      for (const int p : slots) {
-        const int64_t load = loads.of_slot[slot_idx(p)];
-        if (load == 0 || (from >= 0 && load < wanted)) break;
-        if (!holds(map, *idle, expert_in(map, p))) from = p;
-      }
+      const auto is_new = [&](int p) { return !holds(map, *idle, expert_in(map, p)); };
+      const auto is_near = [&](int p) { return is_new(p) && holds(current, *idle, expert_in(map, p)); };
+      int from = choose_slot(slots, loads, wanted, is_near);
+      if (from < 0 || loads.of_slot[slot_idx(from)] < wanted) from = choose_slot(slots, loads, wanted, is_new);
       if (from < 0) continue;
-      expert_in(map, to) = expert_in(map, from);
+      const int32_t e = expert_in(map, from);
+      expert_in(map, empty_slot(map, *idle, current, e)) = e;
       return true;
     }
   }
   return false;
 }
 
-/// Keeps the first copy of every expert and adds replicas. Returns the map with the lowest load of the busiest rank.
-ExpertMap plan_kept(Routes routes, const ExpertMap& current) {
-  ExpertMap map = current;
-  std::vector<char> seen(slot_idx(map.num_experts), 0);
-  for (int32_t& e : map.expert_of_slot)
-    if (e >= 0 && seen[slot_idx(e)]++ != 0) e = -1;
+/// `map` without all but the first copy of each expert.
+ExpertMap without_replicas(ExpertMap map) {
+  std::vector<char> is_held(slot_idx(map.num_experts), 0);
+  for (int32_t& e : map.expert_of_slot) {
+    if (e < 0) continue;
+    if (is_held[slot_idx(e)] != 0)
+      e = -1;
+    else
+      is_held[slot_idx(e)] = 1;
+  }
+  return map;
+}
+
+/// Adds replicas to `map` as long as they may help. Returns the map with the lowest maximum rank load.
+ExpertMap with_replicas(Routes routes, ExpertMap map, const ExpertMap& current) {
   const int64_t mean = std::accumulate(routes.begin(), routes.end(), int64_t{0}) / map.world;
   ExpertMap best = map;
   for (int64_t best_load = -1;;) {
-    const ExpertDivision division(map, routes, kRoughPasses);
+    const ExpertDivision division(map, routes, ExpertDivision::Effort::rough);
     if (const int64_t load = division.loads().max(); best_load < 0 || load < best_load) {
       best_load = load;
       best = map;
     }
-    if (!add_replica(map, division.loads(), mean)) return best;
+    if (!add_replica(map, current, division.loads(), mean)) return best;
   }
 }
 
 struct Exchange {
   int from = -1, to = -1;
 };
-/// The exchange of an expert of the busiest rank with an expert or an empty slot of another rank that lowers the load of both
-/// the most, if the shares of all other experts stay as they are.
+/// The exchange of an expert of the busiest rank with an expert or an empty slot of another rank that minimizes the larger load
+/// of the two ranks, with the shares of all other experts fixed.
 Exchange best_exchange(const ExpertMap& map, const SlotLoads& loads) {
   const int size = map.slots_per_rank;
   const int busy = by_descending(loads.of_rank, 0, map.world).front();
@@ -116,7 +138,7 @@ struct Plan {
   int64_t load;
 };
 
-/// Exchanges experts of the busiest rank as long as this lowers its load.
+/// Exchanges experts of the busiest rank as long as this reduces the maximum rank load.
 Plan refine(Routes routes, ExpertMap map) {
   SlotLoads loads = ExpertDivision(map, routes).loads();
   for (int i = 0; i < kMaxExchanges; ++i) {
@@ -133,12 +155,11 @@ Plan refine(Routes routes, ExpertMap map) {
   return {std::move(map), loads.max()};
 }
 
-/// All replicas in descending order of load: each spare slot goes to the expert with the highest load per replica.
+/// All replicas in descending order of load: each spare slot is assigned to the expert with the highest load per replica.
 std::vector<int> replicas_by_load(Routes routes, const ExpertMap& sizes, std::vector<int>& count) {
-  // Compares loads per replica without division; the products may exceed 64 bits.
+  // Compares loads per replica by cross-multiplication; an expert has at most as many replicas as there are ranks.
   const auto is_higher = [&](int a, int b) {
-    return static_cast<long double>(routes[slot_idx(a)]) * count[slot_idx(b)] >
-           static_cast<long double>(routes[slot_idx(b)]) * count[slot_idx(a)];
+    return routes[slot_idx(a)] * count[slot_idx(b)] > routes[slot_idx(b)] * count[slot_idx(a)];
   };
   count.assign(slot_idx(sizes.num_experts), 1);
   for (int spare = sizes.num_slots() - sizes.num_experts; spare > 0; --spare) {
@@ -154,14 +175,14 @@ std::vector<int> replicas_by_load(Routes routes, const ExpertMap& sizes, std::ve
   return all;
 }
 
-/// Places every replica on the idlest rank with an empty slot, of those without the expert if there is one.
+/// Places each replica on the least loaded rank with an empty slot, preferring ranks without the expert.
 std::vector<std::vector<int>> pack(Routes routes, const ExpertMap& sizes) {
   std::vector<int> count;
   std::vector<std::vector<int>> packs(slot_idx(sizes.world));
   std::vector<int64_t> load(packs.size(), 0);
   for (const int e : replicas_by_load(routes, sizes, count)) {
     size_t to = packs.size();
-    bool again = true;  // rank `to` holds the expert already
+    bool again = true;  // rank `to` already holds the expert
     for (size_t r = 0; r < packs.size(); ++r) {
       if (static_cast<int>(packs[r].size()) == sizes.slots_per_rank) continue;
       const bool has = std::find(packs[r].begin(), packs[r].end(), e) != packs[r].end();
@@ -175,7 +196,8 @@ std::vector<std::vector<int>> pack(Routes routes, const ExpertMap& sizes) {
   return packs;
 }
 
-/// Assigns the packs to the ranks that hold most of their experts; experts that stay keep their slots.
+/// Assigns each pack to a rank, starting with the pairs that share the most experts; experts that remain on a rank keep their
+/// slots.
 ExpertMap settle(std::vector<std::vector<int>> packs, const ExpertMap& current) {
   struct Match {
     int different, pack, rank;
@@ -202,7 +224,7 @@ ExpertMap settle(std::vector<std::vector<int>> packs, const ExpertMap& current) 
       expert_in(map, p) = *stays;
       experts.erase(stays);
     }
-    for (const int e : experts) expert_in(map, empty_slot(map, match.rank)) = e;
+    for (const int e : experts) expert_in(map, empty_slot(map, match.rank, current, e)) = e;
   }
   return map;
 }
@@ -210,25 +232,27 @@ ExpertMap settle(std::vector<std::vector<int>> packs, const ExpertMap& current) 
 }  // namespace
 
 ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance) {
-  const int64_t load_now = divide_routes(current, routes_per_expert).max();  // checks the arguments
+  const int64_t load_now = divide_routes(current, routes_per_expert).max();  // validates the arguments
   if (!(tolerance >= 0) || !std::isfinite(tolerance))
     throw Error(ErrorCode::invalid_argument,
                 "tolerance = " + std::to_string(tolerance) + ": must be a finite number of at least 0");
   const int64_t total = std::accumulate(routes_per_expert.begin(), routes_per_expert.end(), int64_t{0});
-  const double allowed = tolerance * static_cast<double>(total) / current.world;
-  const auto is_enough = [&](int64_t load, int64_t best) {
-    return static_cast<double>(load) <= static_cast<double>(best) + allowed;
+  const int64_t bound = (total + current.world - 1) / current.world;  // lower bound of the maximum rank load
+  const auto allowed = static_cast<int64_t>(std::min(tolerance, 64.0) * static_cast<double>(total) / current.world);
+  if (load_now <= bound + allowed) return current;
+  std::vector<Plan> plans{{current, load_now},
+                          refine(routes_per_expert, with_replicas(routes_per_expert, current, current)),
+                          refine(routes_per_expert, with_replicas(routes_per_expert, without_replicas(current), current))};
+  const auto lowest = [&] {
+    return std::min_element(plans.begin(), plans.end(), [](const Plan& a, const Plan& b) { return a.load < b.load; })->load;
   };
-  const int64_t bound = (total + current.world - 1) / current.world;  // no map is better
-  if (is_enough(load_now, bound)) return current;
-  Plan kept = refine(routes_per_expert, plan_kept(routes_per_expert, current));
-  const auto first = [&](int64_t best) -> const ExpertMap* {
-    return is_enough(load_now, best) ? &current : is_enough(kept.load, best) ? &kept.map : nullptr;
-  };
-  if (is_enough(kept.load, bound)) return *first(std::min(load_now, kept.load));
-  const Plan anew = refine(routes_per_expert, settle(pack(routes_per_expert, current), current));
-  const ExpertMap* const chosen = first(std::min({load_now, kept.load, anew.load}));
-  return chosen != nullptr ? *chosen : anew.map;
+  if (lowest() > bound + allowed) plans.push_back(refine(routes_per_expert, settle(pack(routes_per_expert, current), current)));
+  const int64_t max = lowest() + allowed;
+  const Plan* chosen = nullptr;
+  for (const Plan& plan : plans)
+    if (plan.load <= max && (chosen == nullptr || count_moved(current, plan.map) < count_moved(current, chosen->map)))
+      chosen = &plan;
+  return chosen->map;
 }
 
 }  // namespace switchyard

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "switchyard/expert_map.hpp"
 
@@ -14,33 +15,46 @@ double busiest_over_mean(const SlotLoads& loads) {
   return sum > 0 ? static_cast<double>(loads.max()) * static_cast<double>(loads.of_rank.size()) / sum : 1;
 }
 
+/// Adds the number of routes to each expert.
+void count_routes(const Routing& routing, std::span<int64_t> routes) {
+  for (const int32_t id : routing.topk_ids)
+    if (id >= 0) ++routes[static_cast<size_t>(id)];
+}
+
 }  // namespace
 
 PlannedTraffic plan_traffic(const HostsOfRanks& where, int num_experts, std::vector<Routing> routing, int spare_slots) {
   const auto experts = static_cast<size_t>(num_experts);
   std::vector<int64_t> routes(routing.size() * experts), sums(experts);
-  for (size_t r = 0; r < routing.size(); ++r)
-    for (const int32_t id : routing[r].topk_ids)
-      if (id >= 0) ++routes[r * experts + static_cast<size_t>(id)];
+  for (size_t r = 0; r < routing.size(); ++r) count_routes(routing[r], std::span(routes).subspan(r * experts, experts));
   for (size_t i = 0; i < routes.size(); ++i) sums[i % experts] += routes[i];
 
   const int world = where.world(), homes = (num_experts + world - 1) / world;
-  const ExpertMap home = home_map(num_experts, world, homes + spare_slots);
+  const ExpertMap home = home_map(num_experts, world, homes + spare_slots), map = plan_experts(sums, home);
   ExpertLoad load;
-  load.home = load.planned = busiest_over_mean(divide_routes(home, sums));
-  load.spare_slots = spare_slots;
-  load.num_slots = num_experts;
-  if (spare_slots > 0) {
-    const ExpertMap map = plan_experts(sums, home);
-    load.planned = busiest_over_mean(divide_routes(map, sums));
-    load.num_slots = map.num_slots();
-    load.moved = count_moved(home, map);
-    for (size_t r = 0; r < routing.size(); ++r)
-      replace_by_slots(routing[r].topk_ids, divide_source(map, routes, static_cast<int>(r)));
-  }
+  load.home = busiest_over_mean(divide_routes(home, sums));
+  load.planned = busiest_over_mean(divide_routes(map, sums));
+  load.num_slots = map.num_slots();
+  load.moved = count_moved(home, map);
   PlannedTraffic planned{Traffic(where, load.num_slots), load};
-  for (size_t r = 0; r < routing.size(); ++r) planned.traffic.add(static_cast<int>(r), routing[r]);
+  for (size_t r = 0; r < routing.size(); ++r) {
+    replace_by_slots(routing[r].topk_ids, divide_source(map, routes, static_cast<int>(r)));
+    planned.traffic.add(static_cast<int>(r), routing[r]);
+  }
   return planned;
+}
+
+PlannedTraffic plain_traffic(const HostsOfRanks& where, const RoutingSource& source, int64_t tokens) {
+  PlannedTraffic plain{Traffic(where, source.experts()), {}};
+  std::vector<int64_t> sums(static_cast<size_t>(source.experts()));
+  for (int r = 0; r < where.world(); ++r) {  // one rank's routing at a time is in memory
+    const Routing routing = source.batches(r, tokens, 1).front();
+    count_routes(routing, sums);
+    plain.traffic.add(r, routing);
+  }
+  const int homes = (source.experts() + where.world() - 1) / where.world();
+  plain.load.home = busiest_over_mean(divide_routes(home_map(source.experts(), where.world(), homes), sums));
+  return plain;
 }
 
 std::vector<PlannedTraffic> count_traffic(const std::vector<HostsOfRanks>& groups, int64_t tokens, int spare_slots,
@@ -61,7 +75,8 @@ std::vector<PlannedTraffic> count_traffic(const std::vector<HostsOfRanks>& group
       all.push_back({std::move(*next++), {}});
     } else {
       const RoutingSource source = source_of(group.world());
-      all.push_back(plan_traffic(group, source.experts(), source.all_ranks(counted), spare_slots));
+      all.push_back(spare_slots == 0 ? plain_traffic(group, source, counted)
+                                     : plan_traffic(group, source.experts(), source.all_ranks(counted), spare_slots));
     }
     all.back().traffic.scale(counted, tokens);
   }

@@ -101,7 +101,7 @@ json prediction_json(const Prediction& p) {
 
 json load_json(const ExpertLoad& load) {
   json out = {{"busiest", load.home}};
-  if (load.spare_slots > 0) {
+  if (load.num_slots > 0) {
     out["busiest_with_replicas"] = load.planned;
     out["weights_to_move"] = load.moved;
   }
@@ -139,7 +139,8 @@ std::vector<std::string> notes_of(const PlanOptions& o, const std::vector<HostsO
   if (max > kMaxRanks)
     notes.push_back(
         fmt::format("a group has at most {} ranks today; larger groups are predicted as if they were possible", kMaxRanks));
-  if (max > shape.experts) notes.push_back(fmt::format("{} experts: further ranks have none, and only send", shape.experts));
+  if (max > shape.experts && o.spare_slots == 0)
+    notes.push_back(fmt::format("{} experts: further ranks have none, and only send", shape.experts));
   if (max * o.tokens > kMaxCountedTokens)
     notes.push_back(fmt::format("rows were counted over the first {} tokens of each rank",
                                 grouped(std::max<int64_t>(1, kMaxCountedTokens / max))));

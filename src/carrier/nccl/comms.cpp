@@ -38,15 +38,15 @@ void await_endings(std::chrono::milliseconds max, const std::function<bool()>& s
     endings().ended.wait_for(lock, std::chrono::milliseconds(5));
 }
 
-/// Makes exit() wait: NCCL's destructors must not run beside a thread that aborts a communicator. The handler is registered
-/// after NCCL was loaded, and again for communicators that end during exit(), so it runs before these destructors. A forked
-/// child has no such threads.
+/// Makes exit() wait for these threads: NCCL's destructors must not run while a thread aborts a communicator. The handler runs
+/// before these destructors, because it is registered after NCCL is loaded, and again for communicators that end during exit().
+/// A forked child has no such threads.
 void await_endings_at_exit() {
   static const HomeProcess home;
   const std::lock_guard lock(endings().mutex);
   if (endings().at_exit) return;
   endings().at_exit = true;
-  (void)std::atexit([] {  // without memory for the handler, exit() does not wait
+  (void)std::atexit([] {  // if memory for the handler is exhausted, exit() does not wait
     if (!home.here()) return;
     {
       const std::lock_guard again(endings().mutex);

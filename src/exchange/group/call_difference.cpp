@@ -113,8 +113,8 @@ std::string describe_signatures(uint64_t mine, uint64_t theirs, int my_rank, int
   if (&my_call != &their_call)
     return describe_calls(operation_name(my_call.operation), operation_name(their_call.operation), my_rank, their_rank);
   const bool moves = my_call.operation == Operation::dispatch || my_call.operation == Operation::cached_dispatch;
-  const std::string text = (moves ? describe_dispatch : describe_options)(my_call.options, mine >> kCallBits,
-                                                                          theirs >> kCallBits, my_rank, their_rank);
+  std::string text = (moves ? describe_dispatch : describe_options)(my_call.options, mine >> kCallBits, theirs >> kCallBits,
+                                                                    my_rank, their_rank);
   if (text.empty() && (my_call.operation == Operation::cached_dispatch || my_call.operation == Operation::combine))
     return "the handles are of different dispatches, or the calls have different sites";
   return text;

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes eplb_balance.txt: how well EPLB balances the loads of expert_map_test.cpp, with the global mode of SGLang 0.5.23.
+"""Writes eplb_balance.txt: the balance of EPLB (the global mode of SGLang 0.5.23) for the loads of expert_map_test.cpp.
 
     python3 -m pip install torch safetensors numpy && python3 eplb_balance.py RECORDING > eplb_balance.txt
 
-Downloads SGLang's wheel without its dependencies and runs the one module of it that plans. Each line: a case, the load of the
-busiest rank over the mean if the routes of an expert are divided evenly over its replicas, and, for some cases, the expert of
-each of the 320 slots.
+Downloads SGLang's wheel without dependencies and runs only its planner module. Each line contains a case, the ratio of the
+maximum rank load to the mean if the routes of an expert are divided evenly among its replicas, and, for some cases, the expert
+of each of the 320 slots.
 """
 import importlib.util
 import pathlib
@@ -65,7 +65,7 @@ def main():
             each = SLOTS // WORLD
             ranks = [sum(loads[e] / count[e] for e in slots[r * each:(r + 1) * each]) for r in range(WORLD)]
             shown = " ".join(map(str, slots)) if name == "recorded" or int(name) % 10 == 7 else ""
-            print(name, f"{max(ranks) / (sum(loads) / WORLD):.9f}", shown)
+            print(f"{name} {max(ranks) / (sum(loads) / WORLD):.9f} {shown}".rstrip())
 
 
 if __name__ == "__main__":
