@@ -112,7 +112,7 @@ json load_json(const ExpertLoad& load) {
 std::string load_cell(const json& point) {
   if (!point.contains("load")) return "-";
   const json& load = point.at("load");
-  const std::string home = fmt::format("{:.2f}", load.at("busiest").get<double>());
+  std::string home = fmt::format("{:.2f}", load.at("busiest").get<double>());
   if (!load.contains("busiest_with_replicas")) return home;
   return fmt::format("{} > {:.2f}", home, load.at("busiest_with_replicas").get<double>());
 }
