@@ -75,5 +75,5 @@ wait
 cat "$logs/failed"
 errors=$(cat "$logs"/test_*.log | sed -nE 's/.*ERROR SUMMARY: ([0-9]+) error.*/\1/p' | awk '{n += $1} END {print n + 0}')
 total=$((${#exact[@]} + ${#cached[@]}))
-echo "memcheck: $((total - $(cut -d' ' -f2 "$logs/failed" | sort -u | grep -c .))) of $total tests passed, $errors errors, the planted error was found"
+echo "memcheck: $((total - $(cut -d' ' -f2 "$logs/failed" | sed 's/:$//' | sort -u | grep -c .))) of $total tests passed, $errors errors, the planted error was found"
 [[ ! -s $logs/failed && $errors -eq 0 ]]

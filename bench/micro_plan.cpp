@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Time of planning replicas and of dividing routes on one core, for 256 experts on 32 ranks with two spare slots per rank.
+// Measures CPU time, so other load on the machine has little effect.
+#include <benchmark/benchmark.h>
+
+#include <numeric>
+#include <vector>
+
+#include "switchyard/expert_map.hpp"
+#include "switchyard/routing.hpp"
+
+namespace switchyard {
+namespace {
+
+constexpr int kExperts = 256, kRanks = 32, kSlots = kExperts / kRanks + 2, kTokens = 4096;
+
+/// [W, E] routes of all ranks; `exponent` of a Zipf distribution.
+std::vector<int64_t> routes_of(double exponent) {
+  GeneratorSpec spec;
+  spec.pattern = Pattern::zipf;
+  spec.zipf_exponent = exponent;
+  spec.num_experts = kExperts;
+  spec.topk = 8;
+  spec.world = kRanks;
+  std::vector<int64_t> routes(size_t{kRanks} * kExperts);
+  for (int r = 0; r < kRanks; ++r)
+    for (const int32_t id : generate(spec, r, kTokens).topk_ids)
+      ++routes[static_cast<size_t>(r) * kExperts + static_cast<size_t>(id)];
+  return routes;
+}
+
+std::vector<int64_t> per_expert(const std::vector<int64_t>& routes) {
+  std::vector<int64_t> sums(kExperts);
+  for (size_t i = 0; i < routes.size(); ++i) sums[i % kExperts] += routes[i];
+  return sums;
+}
+
+// Arguments: exponent in tenths, tolerance in thousandths.
+void plan(benchmark::State& state) {
+  const auto loads = per_expert(routes_of(static_cast<double>(state.range(0)) / 10));
+  const ExpertMap home = home_map(kExperts, kRanks, kSlots);
+  ExpertMap planned;
+  for (auto _ : state)
+    benchmark::DoNotOptimize(planned = plan_experts(loads, home, static_cast<double>(state.range(1)) / 1000));
+  const double mean = static_cast<double>(std::accumulate(loads.begin(), loads.end(), int64_t{0})) / kRanks;
+  state.counters["busiest"] = static_cast<double>(divide_routes(home, loads).max()) / mean;
+  state.counters["with_replicas"] = static_cast<double>(divide_routes(planned, loads).max()) / mean;
+  state.counters["moved"] = count_moved(home, planned);
+}
+
+void divide(benchmark::State& state) {
+  const auto routes = routes_of(static_cast<double>(state.range(0)) / 10);
+  const ExpertMap map = plan_experts(per_expert(routes), home_map(kExperts, kRanks, kSlots));
+  for (auto _ : state) benchmark::DoNotOptimize(divide_source(map, routes, kRanks - 1));
+}
+
+BENCHMARK(plan)->ArgsProduct({{5, 12, 20}, {0, 20}})->Unit(benchmark::kMillisecond);
+BENCHMARK(divide)->Args({12})->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+}  // namespace switchyard
+
+BENCHMARK_MAIN();
