@@ -16,6 +16,8 @@
 #include <span>
 #include <vector>
 
+#include "switchyard/status.hpp"
+
 namespace switchyard {
 
 /// The expert of each slot. Slot p belongs to rank p / slots_per_rank.

@@ -207,7 +207,7 @@ def _member_on_hosts(rank, world, path):
 
 def test_process_groups_of_several_machines(tmp_path, monkeypatch):
     monkeypatch.delenv("SWITCHYARD_STORE", raising=False)
-    assert run_processes("fork", _member_on_hosts, 4, str(tmp_path / "store")) == [0] * 4
+    assert run_processes("spawn", _member_on_hosts, 4, str(tmp_path / "store")) == [0] * 4
 
 
 def test_torchrun(tmp_path, environment):

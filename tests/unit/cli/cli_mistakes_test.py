@@ -210,7 +210,7 @@ def contents(folder):
 OWN_OPTIONS = {
     "demo": "--steps", "verify": "--equal-tokens --repeat --verbose", "verify ledger": "--quick --drop-percent --aiv-blocks",
     "bench": "--exchange --scale-order --compute --cached --contest --sweep --channels --send-chunk --slots --sets --limit-ms --pin --no-verify",
-    "trace": "--form --calls --events --cost --in", "tune": "--slack", "plan": "--ranks-per-host --variants", "plot": "",
+    "trace": "--form --calls --events --cost --in", "tune": "--slack", "plan": "--ranks-per-host --variants --spare-slots", "plot": "",
     "doctor": "--measure --hosts --seconds"}
 
 
