@@ -42,13 +42,28 @@ void check_routes(std::span<const int64_t> routes, size_t size, const char* name
       refuse(std::string(name) + "[" + std::to_string(i) + "] is " + std::to_string(routes[i]) + ": must be in [0, 2^40]");
 }
 
-/// Adds `count` routes to the last run if it has the same slot.
-void add_run(SlotRuns& runs, size_t begin, int32_t slot, int64_t count) {
-  if (count == 0) return;
-  if (runs.runs.size() > begin && runs.runs.back().slot == slot)
-    runs.runs.back().count += count;
-  else
-    runs.runs.push_back({slot, count});
+/// Appends the runs of the routes of rank `source` to one expert. `slots`: those of the expert; `left`: their shares;
+/// `routes_of(r)`: the routes of rank r to the expert.
+template <class RoutesOf>
+void append_runs(const std::vector<int>& slots, int slots_per_rank, std::vector<int64_t> left, int source,
+                 const RoutesOf& routes_of, std::vector<SlotRuns::Run>& runs) {
+  int64_t before = 0, mine = routes_of(source);  // routes of lower ranks and of `source` that their own slots do not take
+  for (int r = 0; r < source; ++r) before += routes_of(r);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const int rank = slots[i] / slots_per_rank;
+    const int64_t own = std::min(routes_of(rank), left[i]);
+    left[i] -= own;
+    if (rank < source) before -= own;
+    if (rank != source) continue;
+    mine -= own;
+    if (own > 0) runs.push_back({slots[i], own});
+  }
+  for (size_t i = 0; i < slots.size() && mine > 0; ++i) {
+    const int64_t passed = std::min(before, left[i]), taken = std::min(mine, left[i] - passed);
+    before -= passed;
+    mine -= taken;
+    if (taken > 0) runs.push_back({slots[i], taken});
+  }
 }
 
 }  // namespace
@@ -104,32 +119,11 @@ SlotRuns divide_source(const ExpertMap& map, std::span<const int64_t> routes, in
   result.begin.push_back(0);
   for (size_t e = 0; e < experts; ++e) {
     const std::vector<int>& slots = division.slots_of(static_cast<int>(e));
-    std::vector<int64_t> left;
-    for (const int p : slots) left.push_back(division.loads().of_slot[slot_idx(p)]);
-    std::vector<int64_t> away;  // routes of each rank beyond its own slot's share
-    const size_t begin = result.runs.size();
-    for (int r = 0; r < map.world; ++r) {
-      away.push_back(routes[slot_idx(r) * experts + e]);
-      const auto own = std::find_if(slots.begin(), slots.end(), [&](int p) { return p / map.slots_per_rank == r; });
-      if (own == slots.end()) continue;
-      int64_t& share = left[static_cast<size_t>(own - slots.begin())];
-      const int64_t here = std::min(away.back(), share);
-      share -= here;
-      away.back() -= here;
-      if (r == source) add_run(result, begin, *own, here);
-    }
-    size_t at = 0;
-    for (int r = 0; r <= source; ++r)
-      for (int64_t n = away[slot_idx(r)]; n > 0;) {
-        if (left[at] == 0) {
-          ++at;
-          continue;
-        }
-        const int64_t there = std::min(n, left[at]);
-        left[at] -= there;
-        n -= there;
-        if (r == source) add_run(result, begin, slots[at], there);
-      }
+    std::vector<int64_t> shares;
+    for (const int p : slots) shares.push_back(division.loads().of_slot[slot_idx(p)]);
+    append_runs(
+        slots, map.slots_per_rank, std::move(shares), source, [&](int r) { return routes[slot_idx(r) * experts + e]; },
+        result.runs);
     result.begin.push_back(result.runs.size());
   }
   return result;

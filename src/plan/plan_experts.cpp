@@ -113,7 +113,7 @@ struct Exchange {
 /// of the two ranks, with the shares of all other experts fixed.
 Exchange best_exchange(const ExpertMap& map, const SlotLoads& loads) {
   const int size = map.slots_per_rank;
-  const int busy = by_descending(loads.of_rank, 0, map.world).front();
+  const auto busy = static_cast<int>(std::max_element(loads.of_rank.begin(), loads.of_rank.end()) - loads.of_rank.begin());
   int64_t best = loads.of_rank[slot_idx(busy)];
   Exchange found;
   for (int other = 0; other < map.world; ++other) {
@@ -249,9 +249,14 @@ ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertM
   if (lowest() > bound + allowed) plans.push_back(refine(routes_per_expert, settle(pack(routes_per_expert, current), current)));
   const int64_t max = lowest() + allowed;
   const Plan* chosen = nullptr;
-  for (const Plan& plan : plans)
-    if (plan.load <= max && (chosen == nullptr || count_moved(current, plan.map) < count_moved(current, chosen->map)))
-      chosen = &plan;
+  int min_moved = 0;
+  for (const Plan& plan : plans) {
+    if (plan.load > max) continue;
+    const int moved = count_moved(current, plan.map);
+    if (chosen != nullptr && moved >= min_moved) continue;
+    chosen = &plan;
+    min_moved = moved;
+  }
   return chosen->map;
 }
 

@@ -248,6 +248,13 @@ const OptionCase kOptionCases[] = {
        (void)r.rank_major.exchange.dispatch(r.rank_major.x(), other ? second : r.of_rank_major.handle);
      },
      "the handles are of different dispatches"},
+    {"weights",
+     {},
+     [](Rig& r, bool other) {
+       (void)r.rank_major.exchange.dispatch(r.rank_major.x(), r.rank_major.expert_ids(),
+                                            other ? nullptr : r.rank_major.weights.data());
+     },
+     "some ranks passed topk_weights and others did not"},
     {"low_latency_order",
      {{"LowLatencyCombineOptions::order", "per_route", "per_rank"}},
      [](Rig& r, bool other) {

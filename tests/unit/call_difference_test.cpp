@@ -14,10 +14,12 @@ template <class... Values>
 uint64_t signature(Operation operation, Values... values) {
   return make_signature(0x123456789abcdef0, pack_options(operation, {static_cast<int64_t>(values)...}));
 }
-uint64_t dispatch(DType type, ScaleKind scales, Padding padding = Padding::zero) {
-  return signature(Operation::dispatch, type, scales, padding, SizePolicy::exact, Overflow::fail);
+uint64_t dispatch(DType type, ScaleKind x_scales, ScaleKind quantize, Padding padding = Padding::zero) {
+  return signature(Operation::dispatch, type, x_scales, quantize, padding, SizePolicy::exact, Overflow::fail);
 }
-uint64_t cached(DType type, ScaleKind scales) { return signature(Operation::cached_dispatch, type, scales, Padding::zero); }
+uint64_t cached(DType type, ScaleKind x_scales) {
+  return signature(Operation::cached_dispatch, type, x_scales, ScaleKind::none, Padding::zero);
+}
 uint64_t combine(bool apply_weights) {
   return signature(Operation::combine, DType::bf16, CombineOrder::per_rank, apply_weights, 0);
 }
@@ -26,7 +28,8 @@ std::string difference(uint64_t mine, uint64_t theirs, Site site = Site::placeme
 }
 
 TEST(CallDifference, NamesOptions) {
-  EXPECT_EQ(difference(dispatch(DType::bf16, ScaleKind::none), dispatch(DType::bf16, ScaleKind::ue8m0, Padding::unspecified)),
+  EXPECT_EQ(difference(dispatch(DType::bf16, ScaleKind::none, ScaleKind::none),
+                       dispatch(DType::bf16, ScaleKind::none, ScaleKind::ue8m0, Padding::unspecified)),
             "DispatchOptions::quantize = none on rank 3 and ue8m0 on rank 5, "
             "DispatchOptions::padding = zero on rank 3 and unspecified on rank 5");
   EXPECT_EQ(difference(combine(true), combine(false)), "CombineOptions::apply_weights = true on rank 3 and false on rank 5");
@@ -36,18 +39,20 @@ TEST(CallDifference, NamesOptions) {
 }
 
 TEST(CallDifference, ScalesOfGivenRowsAreNotCalledAnOption) {
-  EXPECT_EQ(
-      difference(dispatch(DType::fp8_e4m3, ScaleKind::f32), dispatch(DType::fp8_e4m3, ScaleKind::ue8m0, Padding::unspecified)),
-      "x.scale_kind = f32 on rank 3 and ue8m0 on rank 5, "
-      "DispatchOptions::padding = zero on rank 3 and unspecified on rank 5");
+  EXPECT_EQ(difference(dispatch(DType::fp8_e4m3, ScaleKind::f32, ScaleKind::none),
+                       dispatch(DType::fp8_e4m3, ScaleKind::ue8m0, ScaleKind::none, Padding::unspecified)),
+            "x.scale_kind = f32 on rank 3 and ue8m0 on rank 5, "
+            "DispatchOptions::padding = zero on rank 3 and unspecified on rank 5");
   EXPECT_EQ(difference(cached(DType::fp8_e4m3, ScaleKind::f32), cached(DType::fp8_e4m3, ScaleKind::ue8m0)),
             "x.scale_kind = f32 on rank 3 and ue8m0 on rank 5");
-  EXPECT_EQ(difference(dispatch(DType::bf16, ScaleKind::none), dispatch(DType::fp8_e4m3, ScaleKind::f32)),
-            "x.dtype = bf16 on rank 3 and fp8_e4m3 on rank 5");
+  EXPECT_EQ(difference(dispatch(DType::bf16, ScaleKind::none, ScaleKind::none),
+                       dispatch(DType::fp8_e4m3, ScaleKind::f32, ScaleKind::none)),
+            "x.dtype = bf16 on rank 3 and fp8_e4m3 on rank 5, x.scale_kind = none on rank 3 and f32 on rank 5");
 }
 
 TEST(CallDifference, OptionsOfDifferentCallsAreNotCompared) {
-  EXPECT_EQ(difference(combine(false), dispatch(DType::f32, ScaleKind::none)), "rank 3 called combine and rank 5 dispatch");
+  EXPECT_EQ(difference(combine(false), dispatch(DType::f32, ScaleKind::none, ScaleKind::none)),
+            "rank 3 called combine and rank 5 dispatch");
   EXPECT_EQ(difference(cached(DType::bf16, ScaleKind::none), combine(false)),
             "rank 3 called cached dispatch and rank 5 combine");
 }
@@ -56,7 +61,7 @@ TEST(CallDifference, WithoutAnOption) {
   const uint64_t one = cached(DType::bf16, ScaleKind::none);
   EXPECT_EQ(difference(mix_signature(one, 1), mix_signature(one, 2)),
             "the handles are of different dispatches, or the calls have different sites");
-  const uint64_t fresh = dispatch(DType::bf16, ScaleKind::none);
+  const uint64_t fresh = dispatch(DType::bf16, ScaleKind::none, ScaleKind::none);
   EXPECT_EQ(difference(mix_signature(fresh, 1), mix_signature(fresh, 2)), "");
   EXPECT_EQ(difference(fresh, fresh), "");
   EXPECT_EQ(difference(fresh, fresh, Site::counts), "some ranks passed topk_weights and others did not");

@@ -28,12 +28,13 @@ std::string yes(int64_t value) { return value != 0 ? "true" : "false"; }
 std::string given(int64_t value) { return value != 0 ? "given" : "null"; }
 std::string number(int64_t value) { return std::to_string(value); }
 
-/// In the order of pack_options(). The second is x.scale_kind for fp8 rows.
+/// In the order of pack_options().
 constexpr PackedOption kDispatch[] = {{"x.dtype", 4, named<DType>},
-                                      {"DispatchOptions::quantize", 4, named<ScaleKind>},
-                                      {"DispatchOptions::padding", 4, named<Padding>},
-                                      {"DispatchOptions::size", 4, named<SizePolicy>},
-                                      {"DispatchOptions::overflow", 4, named<Overflow>}};
+                                      {"x.scale_kind", 3, named<ScaleKind>},
+                                      {"DispatchOptions::quantize", 3, named<ScaleKind>},
+                                      {"DispatchOptions::padding", 3, named<Padding>},
+                                      {"DispatchOptions::size", 3, named<SizePolicy>},
+                                      {"DispatchOptions::overflow", 3, named<Overflow>}};
 constexpr PackedOption kCombine[] = {{"y.dtype", 4, named<DType>},
                                      {"CombineOptions::order", 4, named<CombineOrder>},
                                      {"CombineOptions::apply_weights", 1, yes},
@@ -41,7 +42,7 @@ constexpr PackedOption kCombine[] = {{"y.dtype", 4, named<DType>},
 constexpr PackedOption kLayer[] = {{"MoeLayerCall::add", 1, yes},
                                    {"the second product", 1, yes},
                                    {"the set of weights (0: those of the constructor)", 20, number}};
-/// Of a header value (protocol/low_latency/call.hpp), above its detail and kind.
+/// The bits of a header value (protocol/low_latency/call.hpp) above its detail and kind.
 constexpr PackedOption kLowLatency[] = {{"LowLatencyCombineOptions::order", 1, named<CombineOrder>},
                                         {"y.dtype", 2, named<DType>}};
 
@@ -52,7 +53,7 @@ struct PackedCall {
 /// Their indices are the lowest bits of the options: ranks may have called different operations of an object.
 constexpr PackedCall kCalls[] = {{Operation::layer, kLayer},
                                  {Operation::dispatch, kDispatch},
-                                 {Operation::cached_dispatch, std::span(kDispatch, 3)},
+                                 {Operation::cached_dispatch, std::span(kDispatch, 4)},
                                  {Operation::combine, kCombine}};
 constexpr int kCallBits = 2;
 static_assert(std::size(kCalls) == 1 << kCallBits);
@@ -83,22 +84,6 @@ std::string describe_options(std::span<const PackedOption> options, uint64_t min
   return text;
 }
 
-/// Like describe_options(), for kDispatch or its beginning: scales are compared only for rows of the same type.
-std::string describe_dispatch(std::span<const PackedOption> options, uint64_t mine, uint64_t theirs, int my_rank,
-                              int their_rank) {
-  constexpr uint64_t kType = 0xf, kScales = 0xf0;
-  const auto scales = [](uint64_t word) { return named<ScaleKind>(static_cast<int64_t>((word & kScales) >> 4)); };
-  const bool are_fp8 = static_cast<DType>(mine & kType) == DType::fp8_e4m3;
-  std::string text;
-  if ((mine & kType) != (theirs & kType) || are_fp8) {
-    if (are_fp8 && (mine & kType) == (theirs & kType) && scales(mine) != scales(theirs))
-      text = describe_option("x.scale_kind", scales(mine), scales(theirs), my_rank, their_rank);
-    theirs = (theirs & ~kScales) | (mine & kScales);
-  }
-  const std::string others = describe_options(options, mine, theirs, my_rank, their_rank);
-  return text + (text.empty() || others.empty() ? "" : ", ") + others;
-}
-
 std::string describe_headers(uint64_t mine, uint64_t theirs, int my_rank, int their_rank) {
   constexpr const char* kNames[] = {"dispatch", "combine", "moe_all_to_all", "another call"};
   const uint64_t my_kind = mine >> kHeaderDetailBits, their_kind = theirs >> kHeaderDetailBits;
@@ -112,9 +97,7 @@ std::string describe_signatures(uint64_t mine, uint64_t theirs, int my_rank, int
   const PackedCall &my_call = call_in(mine), &their_call = call_in(theirs);
   if (&my_call != &their_call)
     return describe_calls(operation_name(my_call.operation), operation_name(their_call.operation), my_rank, their_rank);
-  const bool moves = my_call.operation == Operation::dispatch || my_call.operation == Operation::cached_dispatch;
-  std::string text = (moves ? describe_dispatch : describe_options)(my_call.options, mine >> kCallBits, theirs >> kCallBits,
-                                                                    my_rank, their_rank);
+  std::string text = describe_options(my_call.options, mine >> kCallBits, theirs >> kCallBits, my_rank, their_rank);
   if (text.empty() && (my_call.operation == Operation::cached_dispatch || my_call.operation == Operation::combine))
     return "the handles are of different dispatches, or the calls have different sites";
   return text;

@@ -115,9 +115,10 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   if (sized_by_counts && call->captured)
     throw Error(ErrorCode::unsupported,
                 "DispatchOptions::size = exact waits for the counts and cannot be captured; use worst_case or capacity");
-  call->signature = signature(
-      Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.scales),
-                            static_cast<int64_t>(o.padding), static_cast<int64_t>(o.size), static_cast<int64_t>(o.overflow)});
+  call->signature =
+      signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.src_scales()),
+                                      static_cast<int64_t>(o.quantize), static_cast<int64_t>(o.padding),
+                                      static_cast<int64_t>(o.size), static_cast<int64_t>(o.overflow)});
   Dispatch d(x, format, o, weights);
   d.fresh = new_handle(*call, ids, o, d.error);
   d.handle = d.fresh;
@@ -157,10 +158,10 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
                                              {"DispatchOptions::out->scales", o.out ? o.out->scales : nullptr, 16}}});
   Dispatch d(x, format, o);
   d.handle = use_handle(*call, handle);
-  call->signature =
-      signature(Operation::cached_dispatch,
-                {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.scales), static_cast<int64_t>(o.padding)},
-                d.handle.get());
+  call->signature = signature(Operation::cached_dispatch,
+                              {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.src_scales()),
+                               static_cast<int64_t>(o.quantize), static_cast<int64_t>(o.padding)},
+                              d.handle.get());
   offer(*call, d);
   Dispatched out = finish(*call, d);
   out.handle = handle;

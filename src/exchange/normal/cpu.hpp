@@ -61,7 +61,11 @@ class CpuNormal final : public NormalImpl {
   std::shared_ptr<CpuBlock> allocate(size_t bytes);
   /// Throws the fault recorded by warps.
   void raise(const char* operation);
-  [[noreturn]] void throw_mismatch(const char* operation, int rank, const CallDifference& difference = {});
+  [[noreturn]] void throw_mismatch(const char* operation, int rank, const CallDifference& difference);
+  /// Of ranks that make the same call, only some of which pass weights.
+  [[noreturn]] void throw_weights_mismatch(const CpuCall& call, int rank) {
+    throw_mismatch(call.name, rank, {Site::counts, call.signature, call.signature});
+  }
   /// Exchanges placements in calls that move rows only after all placements have arrived: dispatch, ring staging, and all calls
   /// on several hosts.
   void exchange_placements(const CpuCall& call, const SumStaging& staging, const std::exception_ptr& own);
@@ -110,7 +114,7 @@ class CpuNormal final : public NormalImpl {
   }
   void gather_counts(const CpuCall& call, int64_t capacity, HandleData& h);
   /// True if this call carries weights. Throws on all ranks if only some of the ranks that have tokens passed weights.
-  bool agree_on_weights(const CallContext& call, const GatheredCounts& counts);
+  bool agree_on_weights(const CpuCall& call, const GatheredCounts& counts);
   MoveTables move_tables(CpuCall& call, const Dispatch& d) const;
   /// True if any rank copies rows out as they arrive. Valid once all placements have arrived.
   bool any_rank_copies(const CallContext& call) const;
@@ -121,7 +125,7 @@ class CpuNormal final : public NormalImpl {
   SumTables sum_tables(CpuCall& call, const HandleData& h) const;
   SumWork sum_work();
   /// Rank-major layout: throws on all ranks that requested weights if a rank that holds rows passed none.
-  void check_weights_present(const CallContext& call, const HandleData& h);
+  void check_weights_present(const CpuCall& call, const HandleData& h);
 
   CallStatistics stats_;
   CallEpochs epochs_{first_epoch_};

@@ -86,7 +86,8 @@ void CpuNormal<A>::plan(Call& given, const Routing& routing, HandleData& h, cons
 }
 
 template <class A>
-bool CpuNormal<A>::agree_on_weights(const CallContext& call, const GatheredCounts& counts) {
+bool CpuNormal<A>::agree_on_weights(const CpuCall& given, const GatheredCounts& counts) {
+  const CallContext& call = given.context;
   bool any = false;
   int with = -1, without = -1;  // ranks with tokens, with and without weights
   for (int r = 0; r < world(); ++r) {
@@ -94,7 +95,7 @@ bool CpuNormal<A>::agree_on_weights(const CallContext& call, const GatheredCount
     any = any || sends;
     if (sends || counts.tokens[idx(r)] > 0) (sends ? with : without) = r;
   }
-  if (any && without >= 0) throw_mismatch("dispatch (weights given on some ranks only)", rank() == without ? with : without);
+  if (any && without >= 0) throw_weights_mismatch(given, rank() == without ? with : without);
   return any;
 }
 
@@ -133,7 +134,7 @@ template <class A>
 void CpuNormal<A>::move(Call& given, Dispatch& d, const MoveShape& shape) {
   auto& call = static_cast<CpuCall&>(given);
   exchange_placements(call, d.place, d.error);
-  const bool any_weights = agree_on_weights(call.context, d.handle->counts);
+  const bool any_weights = agree_on_weights(call, d.handle->counts);
   const MoveWork work = move_work(shape.layout == Layout::expert_major || d.place.dispatch.copies_out != 0);
   const DispatchParams p{{call.context, d.handle->tokens}, shape, move_tables(call, d), d.copies(call), work};
   const OutputLayout layout = d.output();
@@ -266,15 +267,16 @@ void CpuNormal<A>::sum(Call& given, const HandleData& h, const SumShape& shape, 
     raise(call.name);
     check_placements(call, error);
   }
-  if (shape.out_weights && h.layout == Layout::rank_major) check_weights_present(call.context, h);
+  if (shape.out_weights && h.layout == Layout::rank_major) check_weights_present(call, h);
 }
 
 template <class A>
-void CpuNormal<A>::check_weights_present(const CallContext& call, const HandleData& h) {
+void CpuNormal<A>::check_weights_present(const CpuCall& given, const HandleData& h) {
+  const CallContext& call = given.context;
   for (int r = 0; r < world(); ++r) {
     const int64_t rows = least(h.counts.rows_needed(h.layout, 1, r), h.counts.capacity[static_cast<size_t>(r)]);
     if (call.heap.local(control_.placement(call.epoch, r))->pull.gives_weights == 0 && rows > 0)
-      throw_mismatch("combine (weights given on some ranks only)", r);  // some weights are missing in the sums
+      throw_weights_mismatch(given, r);  // some weights are missing in the sums
   }
 }
 

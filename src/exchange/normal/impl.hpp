@@ -24,6 +24,8 @@ struct RowFormat {
   ScaleKind scales;
   bool quantize;
   int64_t src_row_bytes, row_bytes, scale_bytes;
+
+  ScaleKind src_scales() const { return quantize ? ScaleKind::none : scales; }
 };
 
 /// Throws invalid_argument, naming the field.
