@@ -42,6 +42,8 @@ class PlanUsage(unittest.TestCase):
         self.expect([H100, "--ranks-per-host", "9"], "--ranks-per-host: 9 given", "at most 8")
         self.expect([H100, "--ranks-per-host", "2", "--ranks", "1024"], "--ranks: 1024 given", "256 hosts with 512 ranks")
         self.expect([H100, "--variants", "per_hosts"], "--variants: 'per_hosts' given", "Did you mean 'per_host'?")
+        self.expect([H100, "--spare-slots", "-1"], "--spare-slots")
+        self.expect([H100, "--spare-slots", "2"], "--spare-slots: 2 given with more than 64 ranks", "at most 64")
         self.expect([H100, "--routing", "unifrm"], "--routing: 'unifrm' given", "Did you mean 'uniform'?")
         self.expect([H100, "--routing", "all_to_one", "--topk", "4", "--ranks", "128"], "--routing: 'all_to_one' given with more than 64 ranks")
         self.expect([H100, "--dtype", "fp8", "--quantize", "f32"], "--quantize: fp8 rows are quantized already")
@@ -80,6 +82,22 @@ class Plan(unittest.TestCase):
             code, out, err = run("plan", str(path), *SMALL)
             self.assertEqual(code, 0, f"{path}: {err}")
             self.assertIn("per_host", out)
+
+    def test_replicas_level_the_load(self):
+        loads = {}
+        for spare in (0, 2):
+            with tempfile.TemporaryDirectory() as folder:
+                code, out, err = run("plan", H100, "--ranks", "8,32", "--tokens", "256", "--routing", "zipf:1.2", "--spare-slots", str(spare),
+                                     "--variants", "per_host", "--json", "p.json", cwd=folder)
+                self.assertEqual(code, 0, err)
+                loads[spare] = [point["load"] for point in json.loads(Path(folder, "p.json").read_text())["points"]]
+        for before, after in zip(loads[0], loads[2]):
+            self.assertEqual(set(before), {"busiest"})
+            self.assertEqual(after["busiest"], before["busiest"])
+            self.assertGreater(before["busiest"], 1.5)
+            self.assertLess(after["busiest_with_replicas"], 1.03)
+            self.assertGreater(after["weights_to_move"], 0)
+        self.assertIn(f"{loads[2][1]['busiest']:.2f} > {loads[2][1]['busiest_with_replicas']:.2f}", out)
 
     def test_points_and_page(self):
         with tempfile.TemporaryDirectory() as folder:
