@@ -119,7 +119,8 @@ void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::
     tracer.append(track, {host.ns(begin), host.ns(end), r.arg, r.event, RecordKind::span, 0, r.bytes});
   });
   for (size_t track = 0; track < sizes.size(); ++track)
-    if (sizes[track] > trace.capacity) tracer.add_lost(static_cast<int>(track), sizes[track] - trace.capacity);
+    if (sizes[track] > trace.capacity)
+      tracer.add_lost(track == trace.marks() ? kHostTrack : static_cast<int>(track), sizes[track] - trace.capacity);
   append_calls(tracer, std::move(launches), host);
 }
 

@@ -22,6 +22,7 @@ struct alignas(16) DeviceRecord {
   uint32_t bytes;
 
   static constexpr uint16_t kAnchor = 0xffff;
+  static constexpr uint16_t kNoMultiprocessor = 0xffff;  ///< of marks, whose cycles are nanoseconds
 };
 static_assert(sizeof(DeviceRecord) == 32);
 
@@ -35,15 +36,16 @@ inline int64_t launch_tokens(int64_t launch) { return launch & 0xffffffff; }
 inline int64_t launch_call(int64_t launch) { return launch >> 32; }
 
 /// One rank's buffers in device memory. Trivially copyable. Each track is a ring that is written by one warp of one kernel at a
-/// time.
+/// time. The last one holds marks: anchors that kernels of any stream append (DeviceTracing::mark).
 struct DeviceTrace {
-  DeviceRecord* records = nullptr;  ///< [blocks * warps, capacity]; null: tracing is off
-  uint32_t* sizes = nullptr;        ///< [blocks * warps] number of records written, including overwritten ones
+  DeviceRecord* records = nullptr;  ///< [tracks(), capacity]; null: tracing is off
+  uint32_t* sizes = nullptr;        ///< [tracks()] number of records written, including overwritten ones
   int32_t blocks = 0;
   int32_t warps = 0;
   uint32_t capacity = 0;  ///< a power of two
 
-  SWITCHYARD_FN uint64_t tracks() const { return static_cast<uint64_t>(blocks) * static_cast<uint64_t>(warps); }
+  SWITCHYARD_FN uint64_t marks() const { return static_cast<uint64_t>(blocks) * static_cast<uint64_t>(warps); }
+  SWITCHYARD_FN uint64_t tracks() const { return marks() + 1; }
 };
 
 /// Result of reading a GPU's global timer.

@@ -135,6 +135,31 @@ TEST(DeviceTrace, ALaunchIsACallFromItsFirstAnchorToItsLast) {
   expect(3, Event::dispatch, 550, 700, 7);
 }
 
+/// Marks are in a track of their own, in nanoseconds, and in any order.
+TEST(DeviceTrace, TwoMarksAreASpanOfTheHost) {
+  Buffers b;
+  b.sizes.resize(5);
+  b.records.resize(5 * 8);
+  const auto mark = [&](uint64_t round, int peer, uint64_t ns) {
+    b.anchor(4, DeviceRecord::kNoMultiprocessor, ns, ns, Event::wait_network, pack_launch(round, nullptr, peer));
+  };
+  mark(1, 3, 100);
+  mark(2, 5, 250);  // on another stream
+  mark(1, 3, 300);
+  mark(2, 5, 400);
+  const Tracer t = b.converted();
+  ASSERT_EQ(t.size(kHostTrack), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    const TraceRecord& r = t.record(kHostTrack, i);
+    EXPECT_EQ(r.event, static_cast<uint16_t>(Event::wait_network));
+    EXPECT_EQ(r.begin_ns, (i == 0 ? 100u : 250u) + kHostMinusTimer);
+    EXPECT_EQ(r.end_ns, (i == 0 ? 300u : 400u) + kHostMinusTimer);
+    EXPECT_EQ(r.arg, i == 0 ? 3 : 5);
+  }
+  for (uint64_t i = 0; i < 6; ++i) mark(10 + i, 0, 500 + i);  // overwrites the first two marks
+  EXPECT_EQ(b.converted().lost(kHostTrack), 2u);
+}
+
 /// The first warp of a block records its last anchor when it has no more work; other warps continue.
 TEST(DeviceTrace, ACallEndsWithTheLastSpanOfAnyWarp) {
   Buffers b;
