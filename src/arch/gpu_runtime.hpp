@@ -167,6 +167,7 @@ struct DeviceTraits {
   std::array<char, 16> uuid{};
   int multiprocessors = 0;
   int shared_bytes = 0;  ///< maximum that a block may request
+  int reserved_bytes = 0;  ///< of shared memory, before a block's own
   int generation = 0;    ///< 9: sm_90
 };
 inline Status traits_of(DeviceTraits* traits, int device) {
@@ -177,6 +178,7 @@ inline Status traits_of(DeviceTraits* traits, int device) {
   std::copy_n(found.uuid.bytes, traits->uuid.size(), traits->uuid.begin());
   traits->multiprocessors = found.multiProcessorCount;
   traits->shared_bytes = static_cast<int>(found.sharedMemPerBlockOptin);
+  traits->reserved_bytes = static_cast<int>(found.reservedSharedMemPerBlock);
   traits->generation = found.major;
   return kOk;
 }

@@ -59,15 +59,15 @@ struct ProductMaps {
     else
       make({{of_k, 0, inner()}, {of_n, row, kTileColumns}, {e, expert, 1}});
   }
-  /// Sets the weights for the fp8 kernel for many rows.
-  void set_many_weights(GroupedParams& to, const void* data) const {
+  /// Sets the weights for the fp8 kernel for many rows, in boxes of `box` weights.
+  void set_many_weights(GroupedParams& to, const void* data, uint32_t box) const {
     const auto of_n = static_cast<uint64_t>(n), halves = gated ? uint64_t{2} : uint64_t{1};
     const uint64_t row = row_bytes();
     make_map(&to.many_weights,
              {data,
               map_element(type),
               {{static_cast<uint64_t>(k), 0, inner()},
-               {of_n / halves, row, 64},
+               {of_n / halves, row, box},
                {halves, of_n / halves * row, 1},
                {static_cast<uint64_t>(experts), of_n * row, 1}},
               gpu::Swizzle::bytes_128},
@@ -90,16 +90,17 @@ struct ProductMaps {
     const uint32_t box = narrow ? 32 : 64;
     const int64_t columns = gated ? n / 2 : n;
     const auto of_rows = static_cast<uint64_t>(rows);
-    const auto make = [&](CUtensorMap* map, uint32_t box_rows) {
+    const auto make = [&](CUtensorMap* map, uint32_t box_columns, uint32_t box_rows) {
       make_map(map,
                {data,
                 map_element(out_type),
-                {{static_cast<uint64_t>(columns), 0, box}, {of_rows, dtype_bytes(out_type, columns), box_rows}},
-                narrow ? gpu::Swizzle::bytes_64 : gpu::Swizzle::bytes_128},
+                {{static_cast<uint64_t>(columns), 0, box_columns}, {of_rows, dtype_bytes(out_type, columns), box_rows}},
+                box_columns == 32 ? gpu::Swizzle::bytes_64 : gpu::Swizzle::bytes_128},
                object, "the outputs");
     };
-    make(&to.out_64, 64);
-    make(&to.out_16, 16);
+    make(&to.out_64, box, 64);
+    make(&to.out_16, box, 16);
+    if (type == DType::fp8_e4m3) make(&to.out_wide, 64, 16);
     to.out = static_cast<uint16_t*>(data);
   }
 };

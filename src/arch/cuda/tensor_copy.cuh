@@ -130,11 +130,22 @@ __device__ __forceinline__ float load_shared_float(uint32_t p) {
 __device__ __forceinline__ void store_shared(uint32_t p, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(p), "r"(v) : "memory");
 }
+__device__ __forceinline__ void store_shared_half(uint32_t p, uint16_t v) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(p), "h"(v) : "memory");
+}
 __device__ __forceinline__ void store_shared_16(uint32_t p, const int4& v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 __device__ __forceinline__ void store_shared_pair(uint32_t p, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(p), "f"(a), "f"(b) : "memory");
+}
+/// Loads four 8 x 8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l / 8 and receives two
+/// elements of row l / 4 of each matrix.
+__device__ __forceinline__ void load_matrices(uint32_t* to, uint32_t p) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(p)
+               : "memory");
 }
 /// Stores four 8 x 8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l / 8 and holds two elements
 /// of row l / 4 of each matrix.

@@ -72,7 +72,7 @@ gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const Fus
     g.out = reinterpret_cast<uint16_t*>(d.out);
   if (d.experts == 0 || d.rows == 0) return g;
   const gemm::ProductMaps maps = maps_of(d, DType::fp8_e4m3);
-  maps.set_many_weights(g, d.weights);
+  maps.set_many_weights(g, d.weights, gemm::kUnitRows);
   maps.set_rows(g, d.in, d.rows, gemm::kUnitRows / 2);
   return g;
 }

@@ -88,65 +88,6 @@ __device__ __forceinline__ void make_many_barriers(const ManySharedStorage<K>& s
   ptx::fence_mbarrier_init();
 }
 
-/// Role of the thread that announces the cluster's tiles. The thread in the first block claims tiles with a ticket, as in the
-/// other kernel, and sends the ticket to its counterpart in the second block. There are two mailbox slots. A tile's slot is
-/// free when the tile is claimed: the tile two positions earlier needed rows that the other block loaded only after reading the
-/// slot.
-template <class K>
-__device__ __forceinline__ void announce_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage,
-                                               const int* first_tickets) {
-  const bool leads = ptx::cluster_rank() == 0;
-  const uint32_t clusters = gridDim.x / 2;
-  uint32_t ticket = blockIdx.x / 2;
-  for (int i = 0;; ++i) {
-    const uint32_t slot = static_cast<uint32_t>(i & 1);
-    if (i > 0) ptx::mbarrier_wait(storage.due(), static_cast<uint32_t>(i - 1) & 1);
-    if (i > 0 && leads) ticket = clusters + atomicAdd(p.tickets, 1u);
-    ptx::mbarrier_wait(storage.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
-    if (i > 0 && leads) {
-      ptx::store_async(ptx::shared_of_block(storage.letter(slot), 1), ticket, ptx::shared_of_block(storage.sent(slot), 1));
-    } else if (i > 0) {
-      ptx::mbarrier_expect(storage.sent(slot), 4);
-      ptx::mbarrier_wait(storage.sent(slot), static_cast<uint32_t>(i - 1) >> 1 & 1);
-      ticket = ptx::load_shared(storage.letter(slot));
-    }
-    const Tile t = tile_of<kUnitRows>(p, first_tickets, ticket);
-    ptx::store_shared_16(storage.entry(slot), {t.expert, t.column_tile, t.row, static_cast<int>(t.shape)});
-    ptx::mbarrier_arrive(storage.announced(slot));
-    if (t.shape == kNoTile) break;
-  }
-  if (leads && atomicAdd(p.tickets + 1, 1u) == clusters - 1) p.tickets[0] = p.tickets[1] = 0;
-}
-
-/// Role of the loader thread: loads this block's weights (gated: 64 of the gate half and 64 of the up half). Once both blocks
-/// have read the previous contents, also loads half of each unit's rows into both.
-template <class K>
-__device__ __forceinline__ void load_many_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage) {
-  constexpr uint32_t kHalfUnit = kUnitBytes / 2, kHalfWeights = kBlockWeights / 2 * kFp8Inner;
-  const int rank = static_cast<int>(ptx::cluster_rank());
-  const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
-  uint32_t slot = 0, parity = 1;
-  for_each_tile(storage, [&](const Tile& t) {
-    const int units = static_cast<int>(t.shape & 0xffff) / kUnitRows;
-    const int output = t.column_tile * K::kColumns + rank * (K::kColumns / 2);
-    const int second = K::kGated ? output : output + kBlockWeights / 2;
-    for (int block = 0; block < p.inner_blocks; ++block) {
-      if (block == due_at) ptx::mbarrier_arrive(storage.due());
-      const int inner = block * kFp8Inner;
-      ptx::mbarrier_wait(storage.empty(slot), parity);
-      const uint32_t rows = storage.stage(slot), weights = rows + kManyRowBytes, bar = storage.full(slot);
-      ptx::mbarrier_expect(bar, static_cast<uint32_t>(units) * kUnitBytes + 2 * kHalfWeights);
-      ptx::load_box(weights, &p.many_weights, bar, inner, output, 0, t.expert);
-      ptx::load_box(weights + kHalfWeights, &p.many_weights, bar, inner, second, K::kGated ? 1 : 0, t.expert);
-      for (int unit = 0; unit < units; ++unit)
-        ptx::load_box_to_blocks(rows + static_cast<uint32_t>(unit) * kUnitBytes + static_cast<uint32_t>(rank) * kHalfUnit,
-                                &p.rows[kUnitRows / 2 / kRowStep - 1], bar, inner,
-                                t.row + unit * kUnitRows + rank * (kUnitRows / 2), kBothBlocks);
-      if (++slot == storage.num_stages()) slot = 0, parity ^= 1;
-    }
-  });
-}
-
 /// Sums of a thread. Warp w in a warpgroup has rows [16 w, 16 w + 16) of a unit. A thread holds rows lane / 4 and lane / 4 + 8
 /// of these, and two of every eight of the 128 weights, as defined by Wgmma.
 using UnitSums = float[kBlockWeights / 2];
@@ -170,8 +111,8 @@ __device__ __forceinline__ void add_unit(UnitSums& sums, const UnitSums& product
 }
 
 /// Releases a stage that this warp has read, in both blocks, because the other block loads a part of it.
-template <class K>
-__device__ __forceinline__ void release_in_both(const ManySharedStorage<K>& storage, uint32_t slot) {
+template <class AnyStorage>
+__device__ __forceinline__ void release_in_both(const AnyStorage& storage, uint32_t slot) {
   if (lane() < 2) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(storage.empty(slot), static_cast<uint32_t>(lane())));
 }
 
@@ -300,31 +241,6 @@ __device__ __forceinline__ void store_warp_quantised(const GroupedParams& p, con
   if (lane() == 0) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(storage.free(warp), static_cast<uint32_t>(rank) ^ 1));
 }
 
-/// `parity` is the parity of the number of this warpgroup's earlier tiles.
-template <class K>
-__device__ __forceinline__ void multiply_many_tile(const GroupedParams& p, const ManySharedStorage<K>& storage, Position& at,
-                                                   uint32_t entry, uint32_t parity) {
-  UnitSums sums;
-  multiply_unit(p, storage, at, sums);
-  const Tile t = read_entry(entry);
-  const int first = math_group() * kUnitRows + warp_of_group() * 16, rows = static_cast<int>(t.shape >> 16) - first;
-  const auto gated_value = [&](int i) { return gated(p.gating, sums[i], sums[i + kBlockWeights / 4]); };
-  if constexpr (K::kQuantised) {
-    store_warp_quantised(p, storage, t.row + first, rows, t.column_tile, parity, gated_value);
-  } else {
-    const int column = t.column_tile * K::kColumns + static_cast<int>(ptx::cluster_rank()) * (K::kColumns / 2);
-    const uint32_t staging = storage.warp_staging(math_group() * 4 + warp_of_group());
-    if constexpr (K::kGated) {
-      store_warp_rows(p, staging, t.row + first, rows, column, gated_value);
-    } else {
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        store_warp_rows(p, staging, t.row + first, rows, column + half * 64,
-                        [&](int i) { return activated<K>(p, sums[half * (kBlockWeights / 4) + i]); });
-    }
-  }
-}
-
 /// Like multiply_unit(), for a tile in which this warpgroup has no unit.
 template <class K>
 __device__ __forceinline__ void skip_unit(const GroupedParams& p, const ManySharedStorage<K>& storage, Position& at) {
@@ -335,53 +251,6 @@ __device__ __forceinline__ void skip_unit(const GroupedParams& p, const ManyShar
     release_in_both(storage, at.slot);
     advance(storage, at);
   }
-}
-
-/// Role of each math warp. In tiles with two units, the last warpgroup has no unit.
-template <class K>
-__device__ __forceinline__ void multiply_many_tiles(const GroupedParams& p, const ManySharedStorage<K>& storage) {
-  Position at;
-  uint32_t parity = 0;
-  if (math_group() == kManyGroups - 1) pass_turn();
-  for (int i = 0;; ++i) {
-    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = storage.entry(slot);
-    ptx::mbarrier_wait(storage.announced(slot), static_cast<uint32_t>(i >> 1 & 1));
-    const int width = __shfl_sync(~0u, ptx::load_shared_16(entry).w & 0xffff, 0);
-    if (width == static_cast<int>(kNoTile)) {
-      if (math_group() == 0) take_turn();  // the last group passes it on
-      break;
-    }
-    if (math_group() * kUnitRows < width) {
-      multiply_many_tile(p, storage, at, entry, parity);
-      parity ^= 1;
-    } else {
-      skip_unit(p, storage, at);
-    }
-    ptx::mbarrier_arrive(storage.taken(slot));
-  }
-}
-
-template <class K>
-__global__ void __launch_bounds__(kManyThreads, 1) __cluster_dims__(2, 1, 1)
-    fp8_many_kernel(const __grid_constant__ GroupedParams p) {
-  extern __shared__ __align__(1024) uint8_t shared[];
-  int* const first_tickets = reinterpret_cast<int*>(shared + p.shared_bytes) - (p.num_experts + 1);
-  count_tickets(p, first_tickets, first_tickets - 1);
-  const ManySharedStorage<K> storage = make_many_storage<K>(ptx::shared_address(shared), p.shared_bytes, p.num_experts);
-  make_many_barriers(storage);
-  ptx::cluster_barrier();
-  const auto thread = static_cast<int>(threadIdx.x);
-  if (thread >= kManyMathThreads) {
-    ptx::dealloc_registers<56>();
-    if (thread == kManyMathThreads) load_many_tiles(p, storage);
-    if (thread == kManyMathThreads + 32) announce_tiles(p, storage, first_tickets);
-    if (thread >= K::kFirstScaleThread) load_scales<K>(p, storage);
-    __syncwarp();
-  } else {
-    ptx::alloc_registers<152>();
-    multiply_many_tiles(p, storage);
-  }
-  ptx::cluster_barrier();  // the other block no longer accesses this one's shared memory
 }
 
 }  // namespace switchyard::detail::gemm

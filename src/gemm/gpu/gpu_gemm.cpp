@@ -47,6 +47,7 @@ class GpuGemm final : public GroupedGemm::Impl {
     if (!fp8_) params_.inner_blocks = std::max(3, params_.inner_blocks);
     params_.gate_rows = static_cast<int>(c.n / 2);
     params_.shared_bytes = static_cast<uint32_t>(traits_.shared_bytes);
+    params_.shared_base = static_cast<uint32_t>(traits_.reserved_bytes);
     params_.activation = c.epilogue == Epilogue::silu ? Activation::silu : Activation::relu;
     params_.gating = {c.swiglu.limit, c.swiglu.alpha, c.swiglu.up_shift};
     params_.scales.weights = static_cast<const std::byte*>(weight_scales);
@@ -55,9 +56,9 @@ class GpuGemm final : public GroupedGemm::Impl {
     check(kernel_.prepare(traits_.shared_bytes), "kernel");
     maps().set_weights(params_, weights);
     if (!fp8_) return;
-    many_kernel_ = kernel_fp8_many(finish_of(c));
-    check(many_kernel_.prepare(traits_.shared_bytes), "kernel");
-    maps().set_many_weights(params_, weights);
+    wide_kernel_ = kernel_fp8_wide(finish_of(c));
+    check(wide_kernel_.prepare(traits_.shared_bytes), "kernel");
+    maps().set_many_weights(params_, weights, kTileColumns / 2);
   }
 
   void run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) override {
@@ -85,15 +86,14 @@ class GpuGemm final : public GroupedGemm::Impl {
   void launch(int blocks, gpu::Stream stream) {
     const RowRanges& r = params_.ranges;
     const bool many = fp8_ && blocks > 1 && (r.first_row != nullptr ? r.end : std::min(r.end, r.rows_per_expert)) > kFewFp8Rows;
-    const auto part = [&](const GroupedKernel& kernel, const gpu::Grid& grid, int64_t min, int64_t max, int rows_of_tile) {
+    params_.max_rows = max_rows();
+    const auto part = [&](const GroupedKernel& kernel, const gpu::Grid& grid, int64_t min, int64_t max) {
       params_.min = min;
       params_.max = max;
-      params_.max_rows = rows_of_tile;
       check(kernel.launch(grid, stream, params_), "launch");
     };
-    part(kernel_, {blocks, kThreads, params_.shared_bytes}, 1, many ? kFewFp8Rows : INT64_MAX, max_rows());
-    if (many)
-      part(many_kernel_, {blocks / 2 * 2, kManyThreads, params_.shared_bytes}, kFewFp8Rows + 1, INT64_MAX, kMaxManyRows);
+    part(kernel_, {blocks, kThreads, params_.shared_bytes}, 1, many ? kFewFp8Rows : INT64_MAX);
+    if (many) part(wide_kernel_, {blocks / 2 * 2, kThreads, params_.shared_bytes}, kFewFp8Rows + 1, INT64_MAX);
   }
 
   static constexpr int64_t kMaxTiles = int64_t{1} << 30;  // tickets are 31-bit numbers
@@ -153,7 +153,7 @@ class GpuGemm final : public GroupedGemm::Impl {
   int device_ = -1;
   gpu::DeviceTraits traits_;
   GroupedKernel kernel_;
-  GroupedKernel many_kernel_{};  // fp8
+  GroupedKernel wide_kernel_{};  // fp8
   bool fp8_;
   GpuMemory tickets_{kClass, 2 * sizeof(uint32_t)};  // two counters, 0 while no call runs
   GroupedParams params_;

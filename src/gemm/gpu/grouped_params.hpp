@@ -69,7 +69,7 @@ struct Fp8Outputs {
 struct GroupedParams {
   CUtensorMap rows[kMaxRows / kRowStep];  ///< [end, inner], boxes of the rows of a tile of each width
   CUtensorMap weights;                    ///< boxes as in the kernel's load_stage
-  CUtensorMap many_weights;    ///< fp8: [experts, 2, n / 2, inner] if gated, else [experts, 1, n, inner]; boxes of 64 weights
+  CUtensorMap many_weights;    ///< fp8: [experts, 2, n / 2, inner] if gated, else [experts, 1, n, inner]; see set_many_weights()
   CUtensorMap out_64, out_16;  ///< [end, columns], boxes of the columns of one store times 64, or 16, rows
   RowRanges ranges;
   /// Range of rows per expert; experts with more or fewer rows have no tiles.
@@ -83,10 +83,13 @@ struct GroupedParams {
   int inner_blocks = 0;     ///< at least 3, except in fp8; blocks past the end of the sum are 0
   int gate_rows = 0;        ///< gated: number of gate weights, which precede those of the up half
   uint32_t shared_bytes = 0;
+  uint32_t shared_base = 0;  ///< address of a block's first byte of dynamic shared memory
+  uint32_t zero = 0;         ///< 0, unknown to the compiler
   Activation activation = Activation::relu;
   Gating gating;
   Fp8Scales scales;      ///< of the fp8 kernels
   Fp8Outputs quantised;  ///< of the quantizing fp8 kernel, instead of `out` and its maps
+  CUtensorMap out_wide;  ///< fp8: [end, columns], boxes of 64 columns x 16 rows
 };
 
 }  // namespace switchyard::detail::gemm

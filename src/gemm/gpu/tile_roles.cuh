@@ -120,15 +120,17 @@ __device__ __forceinline__ void sum_before(int* values, int count) {
 }
 
 /// Sets first_tickets[e] to the number of tickets of all experts before e, and the last entry to the total number of tickets.
-/// Returns the width of the widest tile, at least kRowStep. Call from all threads; ends with `__syncthreads()`.
-__device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_tickets, int* widest) {
+/// `tickets(rows)` is the number of an expert. Returns the width of the widest tile, at least kRowStep. Call from all threads;
+/// ends with `__syncthreads()`.
+template <class Tickets>
+__device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_tickets, int* widest, Tickets tickets) {
   int mine = kRowStep;
   if (threadIdx.x == 0) *widest = 0;
   __syncthreads();
   for (int e = static_cast<int>(threadIdx.x); e < p.num_experts; e += static_cast<int>(blockDim.x)) {
     const int64_t rows = rows_of(p, e);
     const int width = widest_row_tile(rows, p.max_rows);
-    first_tickets[e] = count_row_tiles(rows, p.max_rows) * p.column_tiles;
+    first_tickets[e] = tickets(rows);
     mine = width > mine ? width : mine;
   }
   atomicMax(widest, mine);
@@ -138,10 +140,14 @@ __device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_
   return *widest;
 }
 
-/// Returns the tile for a ticket. If `kUnit` is not 0, tiles consist of whole units of this many rows.
-template <int kUnit = 0>
-__device__ __forceinline__ Tile tile_of(const GroupedParams& p, const int* first_tickets, uint32_t ticket) {
-  if (ticket >= static_cast<uint32_t>(first_tickets[p.num_experts])) return {0, 0, 0, kNoTile};
+__device__ __forceinline__ int count_tickets(const GroupedParams& p, int* first_tickets, int* widest) {
+  return count_tickets(p, first_tickets, widest,
+                       [&](int64_t rows) { return count_row_tiles(rows, p.max_rows) * p.column_tiles; });
+}
+
+/// Returns the expert of a ticket, or -1 if there is no such ticket.
+__device__ __forceinline__ int expert_of_ticket(const GroupedParams& p, const int* first_tickets, uint32_t ticket) {
+  if (ticket >= static_cast<uint32_t>(first_tickets[p.num_experts])) return -1;
   int low = 0, high = p.num_experts;  // first_tickets[low] <= ticket < first_tickets[high]
   while (high - low > 1) {
     const int middle = (low + high) / 2;
@@ -150,15 +156,18 @@ __device__ __forceinline__ Tile tile_of(const GroupedParams& p, const int* first
     else
       high = middle;
   }
-  const int64_t rows = rows_of(p, low);
+  return low;
+}
+
+/// Returns the tile for a ticket.
+__device__ __forceinline__ Tile tile_of(const GroupedParams& p, const int* first_tickets, uint32_t ticket) {
+  const int expert = expert_of_ticket(p, first_tickets, ticket);
+  if (expert < 0) return {0, 0, 0, kNoTile};
+  const int64_t rows = rows_of(p, expert);
   const TilePlace place =
-      tile_place(static_cast<int64_t>(ticket) - first_tickets[low], count_row_tiles(rows, p.max_rows), p.column_tiles);
-  RowTile t;
-  if constexpr (kUnit > 0)
-    t = unit_tile(rows, place.row_tile, kUnit, p.max_rows / kUnit);
-  else
-    t = row_tile(rows, place.row_tile, p.max_rows);
-  return {low, place.column_tile, static_cast<int>(first_row_of(p.ranges, low) + t.first),
+      tile_place(static_cast<int64_t>(ticket) - first_tickets[expert], count_row_tiles(rows, p.max_rows), p.column_tiles);
+  const RowTile t = row_tile(rows, place.row_tile, p.max_rows);
+  return {expert, place.column_tile, static_cast<int>(first_row_of(p.ranges, expert) + t.first),
           static_cast<uint32_t>(t.width) | static_cast<uint32_t>(t.rows) << 16};
 }
 

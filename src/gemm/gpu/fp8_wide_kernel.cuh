@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+// Grouped GEMM for sm_90a: fp8 rows and weights, for experts with more than kFewFp8Rows rows. The products and sums, and thus
+// the output bits, are those of the other kernel (fp8_kernel.cuh).
+//
+// Two blocks form a cluster, which computes the tiles of wide_tiles.hpp: a block multiplies up to 128 rows by 256 weights, and
+// loads half of the weights, or of the rows, that both blocks need into the shared memory of both. Each of two warpgroups has
+// one unit of 64 rows, which it loads from shared memory into registers once per stage, and multiplies it by 128 weights at a
+// time, because the registers not used for the sums hold one such product. While a warpgroup adds a product to its sums, the
+// other one keeps the tensor cores busy: they take turns issuing products.
+//
+// Roles: as in tile_roles.cuh, plus two warps that load scales. Both blocks process the same tiles, which the first block
+// claims. A block waits only for the other block, which runs concurrently: for its tiles, and before overwriting a stage that
+// both read.
+#pragma once
+
+#include "gemm/gpu/fp8_many_kernel.cuh"
+#include "gemm/gpu/wide_tiles.hpp"
+
+namespace switchyard::detail::gemm {
+
+inline constexpr int kWideGroups = 2, kHalfColumns = 128;  // weights of one product
+inline constexpr uint32_t kHalfWeightBytes = kHalfColumns * kFp8Inner;
+inline constexpr uint32_t kWideRowsAt = 2 * kHalfWeightBytes;  // in a stage, after its weights
+inline constexpr uint32_t kWideStageBytes = kWideRowsAt + kWideGroups * kUnitBytes;
+/// Staging bytes per warp: 16 rows, either of 64 bf16 outputs or of a group of 128 fp8 outputs.
+inline constexpr uint32_t kWideStaging = 2048;
+inline constexpr uint32_t kSharesWeights = 1u << 15;  // in the shape of an announced tile
+static_assert(kUnitRows == kWideUnit && kWideGroups == kWideBlockUnits && kTileColumns == 2 * kHalfColumns);
+
+/// `kTileFinish` has the same meaning as in the other kernel.
+template <Finish kTileFinish>
+struct WideKind : Fp8Kind<kTileFinish> {
+  using Fp8Kind<kTileFinish>::kGated;
+  static constexpr int kScaledRows = kWideGroups * kUnitRows, kWeightScales = 2;
+  /// Scales of a block's two halves of weights. Gated: the gate and up halves.
+  static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
+    return kGated ? t.column_tile + i * (p.scales.weight_rows / 2) : t.column_tile * 2 + i;
+  }
+};
+
+/// Layout of shared memory: the barriers and slots of SharedStorage, staging, stages, scales, and the list of first tickets.
+template <class K>
+struct WideStorage : SharedStorage {
+  static constexpr uint32_t kStagesAt = kFixedBytes + kMathWarps * kWideStaging;
+  static_assert(kStagesAt % 1024 == 0);
+
+  __device__ uint32_t sent(uint32_t slot) const { return base + 336 + 8 * slot; }
+  __device__ uint32_t letter(uint32_t slot) const { return base + 352 + 4 * slot; }
+  __device__ uint32_t warp_staging(int warp) const { return base + kFixedBytes + static_cast<uint32_t>(warp) * kWideStaging; }
+  __device__ uint32_t stage(uint32_t slot) const { return base + kStagesAt + slot * kWideStageBytes; }
+  __device__ uint32_t scales(uint32_t slot) const { return stage(num_stages()) + slot * kScaleBytes<K>; }
+};
+template <class K>
+__device__ __forceinline__ WideStorage<K> make_wide_storage(uint32_t base, uint32_t shared_bytes, int num_experts) {
+  const uint32_t list = (static_cast<uint32_t>(num_experts) + 2) * 4;
+  const uint32_t fit = (shared_bytes - WideStorage<K>::kStagesAt - list) / (kWideStageBytes + kScaleBytes<K>);
+  return {{base, fit < kMaxTileStages ? fit : kMaxTileStages}};
+}
+
+/// This block's part of the cluster's tile.
+__device__ __forceinline__ Tile wide_tile_of(const GroupedParams& p, const int* first_tickets, uint32_t ticket) {
+  const int expert = expert_of_ticket(p, first_tickets, ticket);
+  if (expert < 0) return {0, 0, 0, kNoTile};
+  const int64_t rows = rows_of(p, expert);
+  const WideTile t = wide_tile(rows, static_cast<int64_t>(ticket) - first_tickets[expert], p.column_tiles);
+  const int rank = static_cast<int>(ptx::cluster_rank());
+  const int64_t first = (t.first_unit + (t.shares_weights ? rank * kWideBlockUnits : 0)) * kUnitRows;
+  const int64_t width = static_cast<int64_t>(t.units) * kUnitRows, left = rows - first;
+  const auto valid = static_cast<uint32_t>(left < width ? left : width);
+  return {expert, t.column_tile + (t.shares_weights ? 0 : rank), static_cast<int>(first_row_of(p.ranges, expert) + first),
+          static_cast<uint32_t>(width) | (t.shares_weights ? kSharesWeights : 0) | valid << 16};
+}
+__device__ __forceinline__ int wide_units(uint32_t shape) { return static_cast<int>(shape & (kSharesWeights - 1)) / kUnitRows; }
+
+/// Role of the thread that announces the cluster's tiles. The thread in the first block claims tiles with a ticket, as in the
+/// other kernel, and sends the ticket to its counterpart in the second block. There are two mailbox slots. A tile's slot is
+/// free when the tile is claimed: the tile two positions earlier needed operands that the other block loaded only after reading
+/// the slot. `tile_of_ticket(ticket)` is this block's part of a tile.
+template <class AnyStorage, class TileOf>
+__device__ __forceinline__ void announce_tiles(const GroupedParams& p, const AnyStorage& storage, TileOf tile_of_ticket) {
+  const bool leads = ptx::cluster_rank() == 0;
+  const uint32_t clusters = gridDim.x / 2;
+  uint32_t ticket = blockIdx.x / 2;
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1);
+    if (i > 0) ptx::mbarrier_wait(storage.due(), static_cast<uint32_t>(i - 1) & 1);
+    if (i > 0 && leads) ticket = clusters + atomicAdd(p.tickets, 1u);
+    ptx::mbarrier_wait(storage.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
+    if (i > 0 && leads) {
+      ptx::store_async(ptx::shared_of_block(storage.letter(slot), 1), ticket, ptx::shared_of_block(storage.sent(slot), 1));
+    } else if (i > 0) {
+      ptx::mbarrier_expect(storage.sent(slot), 4);
+      ptx::mbarrier_wait(storage.sent(slot), static_cast<uint32_t>(i - 1) >> 1 & 1);
+      ticket = ptx::load_shared(storage.letter(slot));
+    }
+    const Tile t = tile_of_ticket(ticket);
+    ptx::store_shared_16(storage.entry(slot), {t.expert, t.column_tile, t.row, static_cast<int>(t.shape)});
+    ptx::mbarrier_arrive(storage.announced(slot));
+    if (t.shape == kNoTile) break;
+  }
+  if (leads && atomicAdd(p.tickets + 1, 1u) == clusters - 1) p.tickets[0] = p.tickets[1] = 0;
+}
+
+/// Role of the loader thread.
+template <class K>
+__device__ __forceinline__ void load_wide_tiles(const GroupedParams& p, const WideStorage<K>& storage) {
+  const int rank = static_cast<int>(ptx::cluster_rank());
+  const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
+  uint32_t slot = 0, parity = 1;
+  for_each_tile(storage, [&](const Tile& t) {
+    const int units = wide_units(t.shape), part = units * (kUnitRows / 2);  // rows that this block loads for both
+    const bool shares_weights = (t.shape & kSharesWeights) != 0;
+    // The halves of a block's weights: gate and up weights of the same outputs, or weights of adjacent outputs.
+    const int output = t.column_tile * K::kColumns;
+    const auto load_weights = [&](uint32_t to, uint32_t bar, int inner, int half, auto load) {
+      load(to + static_cast<uint32_t>(half) * kHalfWeightBytes, bar, inner, K::kGated ? output : output + half * kHalfColumns,
+           K::kGated ? half : 0);
+    };
+    const auto load_own = [&](uint32_t to, uint32_t bar, int x, int y, int z) {
+      ptx::load_box(to, &p.many_weights, bar, x, y, z, t.expert);
+    };
+    const auto load_both = [&](uint32_t to, uint32_t bar, int x, int y, int z) {
+      ptx::load_box_to_blocks(to, &p.many_weights, bar, x, y, z, t.expert, kBothBlocks);
+    };
+    for (int block = 0; block < p.inner_blocks; ++block) {
+      if (block == due_at) ptx::mbarrier_arrive(storage.due());
+      const int inner = block * kFp8Inner;
+      ptx::mbarrier_wait(storage.empty(slot), parity);
+      const uint32_t weights = storage.stage(slot), rows = weights + kWideRowsAt, bar = storage.full(slot);
+      ptx::mbarrier_expect(bar, static_cast<uint32_t>(units) * kUnitBytes + 2 * kHalfWeightBytes);
+      if (shares_weights) {
+        load_weights(weights, bar, inner, rank, load_both);
+        ptx::load_box(rows, &p.rows[kWideGroups * kUnitRows / kRowStep - 1], bar, inner, t.row);
+      } else {
+        load_weights(weights, bar, inner, 0, load_own);
+        load_weights(weights, bar, inner, 1, load_own);
+        ptx::load_box_to_blocks(rows + static_cast<uint32_t>(rank * part) * kFp8Inner, &p.rows[part / kRowStep - 1], bar, inner,
+                                t.row + rank * part, kBothBlocks);
+      }
+      if (++slot == storage.num_stages()) slot = 0, parity ^= 1;
+    }
+  });
+}
+
+/// Sums of a thread: of each half of the weights, as defined by Wgmma.
+struct WideSums {
+  float half[2][kHalfColumns / 2];
+};
+
+__device__ __forceinline__ void take_wide_turn() { ptx::named_barrier(1 + math_group(), kMathThreads); }
+__device__ __forceinline__ void pass_wide_turn() { ptx::named_barrier_arrive(2 - math_group(), kMathThreads); }
+
+/// sums += product * scales. `scales`: of the thread's two rows, already multiplied by that of the weights.
+__device__ __forceinline__ void add_half(float (&sums)[kHalfColumns / 2], const float (&product)[kHalfColumns / 2],
+                                         float2 scales) {
+#pragma unroll
+  for (int i = 0; i < kHalfColumns / 2; i += 4) {
+    sums[i] += product[i] * scales.x;
+    sums[i + 1] += product[i + 1] * scales.x;
+    sums[i + 2] += product[i + 2] * scales.y;
+    sums[i + 3] += product[i + 3] * scales.y;
+  }
+}
+
+/// Issues the product of this warpgroup's rows, in registers, and 128 weights, in turn with the other warpgroup.
+__device__ __forceinline__ void issue_half(float (&product)[kHalfColumns / 2], const uint32_t (&rows)[16], uint32_t weights,
+                                           uint32_t zero) {
+  take_wide_turn();
+  ptx::wgmma_begin();
+#pragma unroll
+  for (int step = 0; step < kFp8Inner / 32; ++step)
+    ptx::multiply_e4m3_rows(product, &rows[step * 4],
+                            ptx::operand_at(0) >> 32 << 32 | (weights + static_cast<uint32_t>(ptx::kInnerStep) * step),
+                            step == 0 ? zero : 1);
+  ptx::wgmma_commit();
+  pass_wide_turn();
+}
+
+/// Computes the sums of this warpgroup's unit.
+template <class K>
+__device__ __forceinline__ void multiply_wide_unit(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
+                                                   WideSums& sums) {
+#pragma unroll
+  for (int i = 0; i < kHalfColumns / 2; ++i) sums.half[0][i] = sums.half[1][i] = 0;
+  constexpr auto kNextStage = static_cast<uint32_t>(ptx::operand_bytes(kWideStageBytes));
+  constexpr auto kNextHalf = static_cast<uint32_t>(ptx::operand_bytes(kHalfWeightBytes));
+  // The low half of a descriptor. The parameter makes it the same for all threads in the compiler's eyes, so that it is computed
+  // in uniform registers, where the instruction needs it.
+  const auto weights_at = [&](uint32_t slot) {
+    return static_cast<uint32_t>(ptx::operand_at(p.shared_base + WideStorage<K>::kStagesAt)) + slot * kNextStage;
+  };
+  const int in_unit = warp_of_group() * 16 + (lane() & 15);
+  uint32_t first_rows = storage.stage(0) + kWideRowsAt + static_cast<uint32_t>(math_group()) * kUnitBytes +
+                        static_cast<uint32_t>(in_unit * kFp8Inner + (lane() >> 4 ^ (in_unit & 7)) * 16);
+  uint32_t first_scales = storage.scales(0);
+  uint32_t first_row_scales =
+      first_scales + static_cast<uint32_t>(math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
+  ptx::keep_register(first_rows);
+  ptx::keep_register(first_scales);
+  ptx::keep_register(first_row_scales);
+  uint32_t rows[16];
+  float2 row_scales, weight_scales;
+  bool ready = false;
+  const auto load_rows = [&] {  // and the scales of the stage
+    if (!ready) ptx::mbarrier_wait(storage.full(at.slot), at.parity);
+    const uint32_t from = first_rows + at.slot * kWideStageBytes, scales = at.slot * kScaleBytes<K>;
+#pragma unroll
+    for (int step = 0; step < kFp8Inner / 32; ++step) ptx::load_matrices(&rows[step * 4], from ^ (step * 32));
+    row_scales = {ptx::load_shared_float(first_row_scales + scales), ptx::load_shared_float(first_row_scales + scales + 8 * 4)};
+    weight_scales = ptx::load_shared_pair(first_scales + kWeightScalesAt<K> + scales);
+  };
+  float product[kHalfColumns / 2];
+#pragma unroll
+  for (float& v : product) v = 0;
+  load_rows();
+#pragma unroll 1
+  for (int block = 0; block < p.inner_blocks; ++block) {
+    const uint32_t slot = at.slot, weights = weights_at(slot);
+    issue_half(product, rows, weights, p.zero);
+    ptx::wgmma_wait<0>();
+    ptx::keep(product);
+    add_half(sums.half[0], product, {row_scales.x * weight_scales.x, row_scales.y * weight_scales.x});
+    issue_half(product, rows, weights + kNextHalf, p.zero);
+    const float2 second{row_scales.x * weight_scales.y, row_scales.y * weight_scales.y};
+    advance(storage, at);
+    ready = ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
+    ptx::wgmma_wait<0>();
+    ptx::keep(product);
+    release_in_both(storage, slot);
+    if (block + 1 < p.inner_blocks) load_rows();
+    add_half(sums.half[1], product, second);
+  }
+}
+
+/// Stores 64 columns, starting at `column`, of this warp's 16 rows, the first `rows` of which exist. `value(i)` is output i of
+/// this thread. 16 rows are stored by a box copy; after fewer rows, the next expert's rows begin.
+template <class Value>
+__device__ __forceinline__ void store_wide_rows(const GroupedParams& p, uint32_t staging, int64_t row, int rows, int column,
+                                                Value value) {
+  const auto two = [&](int i) { return pack<__nv_bfloat16>(value(i), value(i + 1)); };
+  if (lane() == 0) ptx::bulk_wait_read();  // of the previous columns
+  __syncwarp();
+  const int to = (lane() & 7) + (lane() >> 3 & 1) * 8;
+#pragma unroll
+  for (int j = 0; j < 8; j += 2)
+    ptx::store_matrices(staging + staged_at<8>(to, j + (lane() >> 4)), two(j * 4), two(j * 4 + 2), two(j * 4 + 4), two(j * 4 + 6));
+  ptx::fence_proxy_async_shared();
+  __syncwarp();
+  if (lane() == 0) {
+    if (rows >= 16) ptx::store_box(&p.out_wide, staging, column, static_cast<int>(row));
+    ptx::bulk_commit();
+  }
+  const int piece = lane() % 8;
+  if (rows >= 16 || column + piece * 8 >= p.columns) return;
+#pragma unroll 1
+  for (int i = lane() / 8; i < rows; i += 4)
+    *reinterpret_cast<int4*>(p.out + (row + i) * p.columns + column + piece * 8) =
+        ptx::load_shared_16(staging + staged_at<8>(i, piece));
+}
+
+/// Stores this warp's 16 rows of a unit, the first `rows` of which exist, as fp8: a group of 128 outputs per row. Outputs are
+/// first rounded to bf16, so that the bytes are identical to those of a separate quantization. `value(i)` is output i of this
+/// thread.
+template <class Value>
+__device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uint32_t staging, int64_t row, int rows, int group,
+                                                     Value value) {
+  const ScaleKind kind = p.quantised.ue8m0 ? ScaleKind::ue8m0 : ScaleKind::f32;
+  __syncwarp();  // the previous contents have been read
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    // The four lanes that share a row have 32 outputs each: two adjacent ones of every eight.
+    RawColumns<4> raw{};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const auto two = [&](int pair) {
+        return pack<__nv_bfloat16>(value((e * 4 + pair) * 4 + half * 2), value((e * 4 + pair) * 4 + half * 2 + 1));
+      };
+      raw.eight[e].low = {two(0), two(1), two(2), two(3)};
+    }
+    const QuantizedColumns<4> q = quantize_columns<DType::bf16, 4>(raw, 4, kind);
+    const int in_warp = half * 8 + lane() / 4;
+#pragma unroll
+    for (int pair = 0; pair < 16; ++pair) {
+      const uint2 bytes = q.bytes[pair / 4];
+      const int column = pair * 8 + (lane() & 3) * 2;
+      ptx::store_shared_half(staging + staged_at<8>(in_warp, column / 16) + static_cast<uint32_t>(column % 16),
+                             static_cast<uint16_t>((pair % 4 < 2 ? bytes.x : bytes.y) >> (pair % 2 * 16)));
+    }
+    if ((lane() & 3) == 0 && in_warp < rows && group * 128 < p.columns) {
+      std::byte* const to = p.quantised.scales + (row + in_warp) * p.quantised.row + group * p.quantised.block;
+      if (p.quantised.ue8m0)
+        *to = static_cast<std::byte>(q.scale);
+      else
+        *reinterpret_cast<uint32_t*>(to) = q.scale;
+    }
+  }
+  __syncwarp();
+  const int piece = lane() % 8, column = group * 128 + piece * 16;
+#pragma unroll
+  for (int i = lane() / 8; i < 16; i += 4) {
+    if (i >= rows || column >= p.columns) continue;
+    const int4 bytes = ptx::load_shared_16(staging + staged_at<8>(i, piece));
+    auto* const to = p.quantised.rows + (row + i) * p.columns + column;  // columns are a multiple of 8
+    *reinterpret_cast<int2*>(to) = {bytes.x, bytes.y};
+    if (column + 8 < p.columns) *reinterpret_cast<int2*>(to + 8) = {bytes.z, bytes.w};
+  }
+}
+
+template <class K>
+__device__ __forceinline__ void multiply_wide_tile(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
+                                                   uint32_t entry) {
+  WideSums sums;
+  multiply_wide_unit(p, storage, at, sums);
+  const Tile t = read_entry(entry);
+  const int first = math_group() * kUnitRows + warp_of_group() * 16, rows = static_cast<int>(t.shape >> 16) - first;
+  const uint32_t staging = storage.warp_staging(static_cast<int>(threadIdx.x >> 5));
+  if constexpr (K::kQuantised) {
+    store_wide_quantised(p, staging, t.row + first, rows, t.column_tile,
+                         [&](int i) { return gated(p.gating, sums.half[0][i], sums.half[1][i]); });
+  } else {
+    constexpr int kQuarters = K::kColumns / 64;
+#pragma unroll
+    for (int quarter = 0; quarter < kQuarters; ++quarter)
+      store_wide_rows(p, staging, t.row + first, rows, t.column_tile * K::kColumns + quarter * 64, [&](int i) {
+        const int at_half = quarter % 2 * (kHalfColumns / 4) + i;
+        if constexpr (K::kGated)
+          return gated(p.gating, sums.half[0][at_half], sums.half[1][at_half]);
+        else
+          return activated<K>(p, sums.half[quarter / 2][at_half]);
+      });
+  }
+}
+
+/// Like multiply_wide_unit(), for a tile in which this warpgroup has no unit.
+template <class K>
+__device__ __forceinline__ void skip_wide_unit(const GroupedParams& p, const WideStorage<K>& storage, Position& at) {
+  for (int block = 0; block < p.inner_blocks; ++block) {
+    for (int half = 0; half < 2; ++half) {
+      take_wide_turn();
+      pass_wide_turn();
+    }
+    ptx::mbarrier_wait(storage.full(at.slot), at.parity);
+    release_in_both(storage, at.slot);
+    advance(storage, at);
+  }
+}
+
+/// Role of each math warp. In tiles with one unit, the second warpgroup has no unit.
+template <class K>
+__device__ __forceinline__ void multiply_wide_tiles(const GroupedParams& p, const WideStorage<K>& storage) {
+  Position at;
+  if (math_group() == 1) pass_wide_turn();
+  for (int i = 0;; ++i) {
+    const uint32_t slot = static_cast<uint32_t>(i & 1), entry = storage.entry(slot);
+    ptx::mbarrier_wait(storage.announced(slot), static_cast<uint32_t>(i >> 1 & 1));
+    const auto shape = static_cast<uint32_t>(__shfl_sync(~0u, ptx::load_shared_16(entry).w, 0));
+    if (shape == kNoTile) {
+      if (math_group() == 0) take_wide_turn();  // the other group passes it on
+      break;
+    }
+    if (math_group() < wide_units(shape & 0xffff))
+      multiply_wide_tile(p, storage, at, entry);
+    else
+      skip_wide_unit(p, storage, at);
+    ptx::mbarrier_arrive(storage.taken(slot));
+  }
+  if (lane() == 0) ptx::bulk_wait();
+}
+
+template <class K>
+__global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(2, 1, 1)
+    fp8_wide_kernel(const __grid_constant__ GroupedParams p) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  // The shuffle keeps the compiler from computing the address again for each use, by slow reads of a special register.
+  const uint32_t base = __shfl_sync(~0u, ptx::shared_address(shared), 0);
+  int* const first_tickets = reinterpret_cast<int*>(shared + p.shared_bytes) - (p.num_experts + 1);
+  count_tickets(p, first_tickets, first_tickets - 1,
+                [&](int64_t rows) { return static_cast<int>(count_wide_tiles(rows, p.column_tiles)); });
+  const WideStorage<K> storage = make_wide_storage<K>(base, p.shared_bytes, p.num_experts);
+  make_barriers(storage, 1 + K::kScaleThreads, kMathThreads + 1 + K::kScaleThreads, 2 * kMathWarps);
+  if (threadIdx.x == 0) {
+    ptx::mbarrier_init(storage.sent(0), 1);
+    ptx::mbarrier_init(storage.sent(1), 1);
+    ptx::fence_mbarrier_init();
+  }
+  ptx::cluster_barrier();
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread >= kMathThreads) {
+    ptx::dealloc_registers<56>();
+    if (thread == kLoaderThread) load_wide_tiles(p, storage);
+    if (thread == kClaimerThread)
+      announce_tiles(p, storage, [&](uint32_t ticket) { return wide_tile_of(p, first_tickets, ticket); });
+    if (thread >= K::kFirstScaleThread) load_scales<K>(p, storage);
+    __syncwarp();
+  } else {
+    ptx::alloc_registers<224>();
+    multiply_wide_tiles(p, storage);
+  }
+  ptx::cluster_barrier();  // the other block no longer accesses this one's shared memory
+}
+
+}  // namespace switchyard::detail::gemm

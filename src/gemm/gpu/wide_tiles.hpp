@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of the fp8 kernel for many rows, and their order: pure functions of an expert's number of rows, for host and device.
+//
+// A cluster of two blocks computes a tile, each block up to 128 rows x one column tile (256 weights), in units of 64 rows. As
+// long as an expert has more than 192 rows left, the blocks have 128 rows each and share the weights of one column tile. They
+// share the rows of the remaining one to three units, one or two at a time, with neighboring column tiles. In both forms a
+// block loads half of what both blocks need.
+//
+// Tickets number an expert's tiles by bands of at most kWideBand tiles that share weights, the last band followed by the rest of
+// the rows. Within a band, all tiles of two column tiles are consecutive, so their weights are read from memory once.
+#pragma once
+
+#include <cstdint>
+
+#include "base/macros.hpp"
+
+namespace switchyard::detail {
+
+inline constexpr int kWideUnit = 64, kWideBlockUnits = 2, kWideBand = 8;
+
+/// A cluster's tile. Block b has units [first_unit + 2 b, first_unit + 2 b + 2) of `column_tile` if the blocks share weights,
+/// else units [first_unit, first_unit + units) of column tile `column_tile` + b, which may be past the last one.
+struct WideTile {
+  int64_t first_unit = 0;
+  int units = 0;  ///< of a block
+  int column_tile = 0;
+  bool shares_weights = false;
+};
+
+/// An expert's rows as tiles: `whole` that share weights, then `rests` that share rows.
+struct WideRows {
+  int64_t whole;
+  int rest_units, rests;
+};
+SWITCHYARD_INLINE WideRows wide_rows(int64_t rows) {
+  const int64_t units = (rows + kWideUnit - 1) / kWideUnit;
+  const int rest = static_cast<int>(units % (2 * kWideBlockUnits));
+  return {units / (2 * kWideBlockUnits), rest, (rest + kWideBlockUnits - 1) / kWideBlockUnits};
+}
+
+/// Number of tickets of `whole` and `rests` tiles over all column tiles.
+SWITCHYARD_INLINE int64_t wide_tickets(int64_t whole, int rests, int column_tiles) {
+  return whole * column_tiles + int64_t{rests} * ((column_tiles + 1) / 2);
+}
+/// Number of tickets of an expert.
+SWITCHYARD_INLINE int64_t count_wide_tiles(int64_t rows, int column_tiles) {
+  const WideRows r = wide_rows(rows);
+  return wide_tickets(r.whole, r.rests, column_tiles);
+}
+
+/// The tile of ticket `ticket`, which is less than count_wide_tiles().
+SWITCHYARD_INLINE WideTile wide_tile(int64_t rows, int64_t ticket, int column_tiles) {
+  const WideRows r = wide_rows(rows);
+  // All bands but the last one are full.
+  const int64_t bands = r.whole > 0 ? (r.whole + kWideBand - 1) / kWideBand : 1, full = int64_t{kWideBand} * column_tiles;
+  const int64_t band = ticket / full < bands - 1 ? ticket / full : bands - 1;
+  const bool last = band == bands - 1;
+  const int64_t whole = last ? r.whole - band * kWideBand : kWideBand;
+  const int rests = last ? r.rests : 0;
+  const int64_t in_band = ticket - band * full, pair_tickets = 2 * whole + rests;
+  const int64_t pair = in_band / pair_tickets, within = in_band - pair * pair_tickets;
+  const int first_column = static_cast<int>(2 * pair);
+  const int64_t sharing = first_column + 1 < column_tiles ? 2 * whole : whole;
+  if (within < sharing) {
+    const int second = within >= whole ? 1 : 0;
+    const int64_t tile = band * kWideBand + within - second * whole;
+    return {tile * 2 * kWideBlockUnits, kWideBlockUnits, first_column + second, true};
+  }
+  const int done = static_cast<int>(within - sharing) * kWideBlockUnits, left = r.rest_units - done;
+  return {r.whole * 2 * kWideBlockUnits + done, left < kWideBlockUnits ? left : kWideBlockUnits, first_column, false};
+}
+
+}  // namespace switchyard::detail
