@@ -230,6 +230,9 @@ class Bench {
     fill_floats<<<1024, 256>>>(x_scales_->get(), o_.rows * scale_row, fp8_scale(1.F));
     fill_floats<<<1024, 256>>>(w_scales_->get(), o_.experts * rows_of_scales * groups, fp8_scale(kWeights));
     out8_scales_ = std::make_unique<Memory<float>>(o_.rows * (num_scales(o_.n) + 3));
+    for (const Accumulate accumulate : {Accumulate::exact, Accumulate::fast}) add_fp8_products(accumulate);
+  }
+  void add_fp8_products(Accumulate accumulate) {
     for (const auto& [epilogue, quantize] : {std::pair{Epilogue::none, ScaleKind::none},
                                              {Epilogue::swiglu, ScaleKind::none},
                                              {Epilogue::swiglu, ScaleKind::f32}}) {
@@ -240,6 +243,7 @@ class Bench {
       c.dtype = DType::fp8_e4m3;
       c.epilogue = epilogue;
       c.quantize = quantize;
+      c.accumulate = accumulate;
       gemms_.push_back(std::make_unique<GroupedGemm>(c, w8_->get(), w_scales_->get()));
       const auto call = [this, gemm = gemms_.back().get(), quantize] {
         gemm->run({x8_->get(), o_.rows, o_.k, DType::fp8_e4m3, x_scales_->get(), ScaleKind::f32}, ranges(),
@@ -248,6 +252,7 @@ class Bench {
       };
       std::string name = std::string("fp8 ") + to_string(epilogue);
       if (quantize != ScaleKind::none) name += " to fp8";
+      if (accumulate == Accumulate::fast) name += ", fast";
       versions_.push_back({name, call, quantize == ScaleKind::none ? compare_with_bf16(call, epilogue) : 0});
     }
   }

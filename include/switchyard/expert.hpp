@@ -55,7 +55,8 @@ struct ExpertOptions {
   /// ceil(I / 128)]`, one per 128 x 128 weights. They are in GPU memory and owned by the caller.
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
-  ScaleKind weight_scales = ScaleKind::f32;  ///< f32 or ue8m0
+  ScaleKind weight_scales = ScaleKind::f32;   ///< f32 or ue8m0
+  Accumulate accumulate = Accumulate::exact;  ///< of both products; fast: only fp8_e4m3
 };
 
 /// Weights of the L SwiGLU experts of one rank, for objects that compute with several weight sets (ExpertMlp, MoeLayer). The

@@ -76,6 +76,7 @@ struct GroupedGemmConfig {
   /// The outputs are bit-identical to those of a dispatch of bf16 outputs with DispatchOptions::quantize
   /// (docs/concepts/layouts.md gives the formulas).
   ScaleKind quantize = ScaleKind::none;
+  Accumulate accumulate = Accumulate::exact;  ///< fast: only fp8; docs/gemm.md states its error
 
   /// Number of columns in an output row.
   int64_t columns() const { return epilogue == Epilogue::swiglu ? n / 2 : n; }

@@ -84,6 +84,7 @@ struct MoeLayerConfig {
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
+  Accumulate accumulate = Accumulate::exact;   ///< of both products; fast: only fp8_e4m3 in the separate form
 
   /// Type of tokens and results: bf16 (also for an fp8 layer) or f16.
   DType token_dtype() const { return dtype == DType::fp8_e4m3 ? DType::bf16 : dtype; }

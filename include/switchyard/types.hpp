@@ -50,6 +50,18 @@ struct NamesOf<ScaleKind> {
   static constexpr Named<ScaleKind> kAll[] = {{ScaleKind::none, "none"}, {ScaleKind::f32, "f32"}, {ScaleKind::ue8m0, "ue8m0"}};
 };
 
+/// Addition of fp8 products in matrix products on GPUs.
+enum class Accumulate : uint8_t {
+  exact = 0,  ///< in float32: the products of each 128 elements of a row are multiplied by their scales, then added
+  /// By the tensor cores, which keep about 14 bits, for experts with more than 64 rows; sums are multiplied by the quotient of
+  /// two scales when the scale changes. A sum may overflow if the scales of a row differ by more than 2^64.
+  fast = 1,
+};
+template <>
+struct NamesOf<Accumulate> {
+  static constexpr Named<Accumulate> kAll[] = {{Accumulate::exact, "exact"}, {Accumulate::fast, "fast"}};
+};
+
 /// Order of the rows delivered by a dispatch.
 enum class Layout : uint8_t {
   rank_major = 0,  ///< one row per (token, destination rank), ordered by (source rank, token)

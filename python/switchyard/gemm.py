@@ -27,7 +27,7 @@ class GroupedGemm:
     weights: [L, N, K], or [L, K, N] with order "kn", in bf16, f16 or fp8 e4m3; read in place and kept alive by this object.
     scales: scales of fp8 weights, float32 or uint8 [L, S, ceil(K / 128)]. epilogue: "none", "relu", "silu" or "swiglu", which
     has N / 2 output columns. quantize: for fp8 with "swiglu", returns fp8 outputs with "f32" or "ue8m0" scales. limit, alpha,
-    up_shift: parameters of swiglu (docs/gemm.md).
+    up_shift: parameters of swiglu. accumulate: "exact" or, for fp8, "fast" (docs/gemm.md).
 
         up = sy.GroupedGemm(w13, epilogue="swiglu")
         down = sy.GroupedGemm(w2)
@@ -39,7 +39,7 @@ class GroupedGemm:
 
     @_arguments.named("GroupedGemm.__init__")
     def __init__(self, weights: Any, *, scales: Any = None, order: str = "nk", epilogue: str = "none", quantize: Optional[str] = None,
-                 limit: float = float("inf"), alpha: float = 1.0, up_shift: float = 0.0) -> None:
+                 limit: float = float("inf"), alpha: float = 1.0, up_shift: float = 0.0, accumulate: str = "exact") -> None:
         self._functions = layer_library().functions
         _arguments.check("GroupedGemm.__init__", limit=limit, alpha=alpha, up_shift=up_shift)
         takes = _arguments.bind("GroupedGemm.__init__", CUDA)
@@ -48,7 +48,8 @@ class GroupedGemm:
         n, k = taken.shape[1:] if number == 0 else taken.shape[:0:-1]
         self._config = structs.GroupedGemmConfig(
             n=n, k=k, num_experts=taken.shape[0], dtype=taken.code, order=number, epilogue=value_of(_names.EPILOGUES, "epilogue", epilogue),
-            swiglu_limit=limit, swiglu_alpha=alpha, swiglu_up_shift=up_shift, quantize=value_of(_names.SCALES, "quantize", quantize))
+            swiglu_limit=limit, swiglu_alpha=alpha, swiglu_up_shift=up_shift, quantize=value_of(_names.SCALES, "quantize", quantize),
+            accumulate=value_of(_names.ACCUMULATIONS, "accumulate", accumulate))
         if (taken.code == FP8) != (scales is not None):
             invalid("scales: fp8 weights, and only these, come with scales")
         given = None if scales is None else self._take_weight_scales(scales, taken, n, k)

@@ -33,7 +33,7 @@ class LayerMemory(NamedTuple):
 def _config(*, hidden: int, intermediate: int, num_experts: int, topk: int, max_tokens: int, capacity: int = 0, dtype: object = "bf16",
             order: str = "per_route", exchange: str = "automatic", form: str = "automatic", overflow: str = "fail",
             captured: bool = True, storage: Optional[str] = None, row_scales: str = "f32", weight_scales: str = "f32",
-            invalid_ids: str = "raise", backend: int = CPU) -> structs.MoeLayerConfig:
+            invalid_ids: str = "raise", accumulate: str = "exact", backend: int = CPU) -> structs.MoeLayerConfig:
     """Converts the keywords of :class:`MoeLayer` to a config struct."""
     storage = storage or ("view" if backend == CUDA else "packed")
     return structs.MoeLayerConfig(
@@ -43,7 +43,8 @@ def _config(*, hidden: int, intermediate: int, num_experts: int, topk: int, max_
         overflow=value_of(_names.OVERFLOWS, "overflow", overflow), captured=int(captured),
         storage=value_of(_names.STORAGES, "storage", storage), row_scales=value_of(_names.SCALES, "row_scales", row_scales),
         weight_scales=value_of(_names.SCALES, "weight_scales", weight_scales),
-        invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
+        invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids),
+        accumulate=value_of(_names.ACCUMULATIONS, "accumulate", accumulate))
 
 
 def _pointers(group: Group, c: structs.MoeLayerConfig, w13: Any, w2: Any, w13_scales: Any, w2_scales: Any) -> Tuple[Any, ...]:

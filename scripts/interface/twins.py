@@ -20,6 +20,7 @@ ENUMERATIONS = {
     "sy_host_network": ("HostNetwork", "SY_NETWORK_", "NETWORKS"),
     "sy_dtype": ("DType", "SY_DTYPE_", "DTYPES"),
     "sy_scale_kind": ("ScaleKind", "SY_SCALE_", "SCALES"),
+    "sy_accumulate": ("Accumulate", "SY_ACCUMULATE_", "ACCUMULATIONS"),
     "sy_layout": ("Layout", "SY_LAYOUT_", "LAYOUTS"),
     "sy_staging": ("Staging", "SY_STAGING_", "STAGINGS"),
     "sy_size_policy": ("SizePolicy", "SY_SIZE_", "SIZES"),

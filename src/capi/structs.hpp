@@ -42,6 +42,8 @@ static_assert(SY_DTYPE_BF16 == static_cast<int>(DType::bf16) && SY_DTYPE_F16 == 
               SY_DTYPE_F32 == static_cast<int>(DType::f32) && SY_DTYPE_FP8_E4M3 == static_cast<int>(DType::fp8_e4m3));
 static_assert(SY_SCALE_NONE == static_cast<int>(ScaleKind::none) && SY_SCALE_F32 == static_cast<int>(ScaleKind::f32) &&
               SY_SCALE_UE8M0 == static_cast<int>(ScaleKind::ue8m0));
+static_assert(SY_ACCUMULATE_EXACT == static_cast<int>(Accumulate::exact) &&
+              SY_ACCUMULATE_FAST == static_cast<int>(Accumulate::fast));
 static_assert(SY_LAYOUT_RANK_MAJOR == static_cast<int>(Layout::rank_major) &&
               SY_LAYOUT_EXPERT_MAJOR == static_cast<int>(Layout::expert_major));
 static_assert(SY_STAGING_DIRECT == static_cast<int>(Staging::direct) && SY_STAGING_RING == static_cast<int>(Staging::ring));

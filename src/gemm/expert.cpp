@@ -61,6 +61,11 @@ void check_options(const ExpertShape& shape, const ExpertOptions& options) {
           "options.route_scratch_bytes is " + std::to_string(options.route_scratch_bytes) + ", which is no size of a memory");
   require(is_named(options.dtype) && options.dtype != DType::f32, kExpertClass,
           std::string("options.dtype is ") + to_string(options.dtype) + "; allowed: bf16, and on GPUs f16 and fp8_e4m3");
+  require(is_named(options.accumulate), kExpertClass,
+          "options.accumulate is " + std::to_string(static_cast<int>(options.accumulate)) +
+              "; allowed: " + detail::numbered_names<Accumulate>());
+  require(options.dtype == DType::fp8_e4m3 || options.accumulate == Accumulate::exact, kExpertClass,
+          "options.accumulate is fast; allowed: exact, and for fp8_e4m3 fast");
   if (options.backend == Backend::cuda) return check_gpu(shape, options);
   if (options.dtype != DType::bf16)
     throw Error(ErrorCode::unsupported,

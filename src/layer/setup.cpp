@@ -51,12 +51,15 @@ void check_kinds(const MoeLayerConfig& c, Backend backend) {
   check_enum("storage", c.storage);
   check_enum("row_scales", c.row_scales);
   check_enum("weight_scales", c.weight_scales);
+  check_enum("accumulate", c.accumulate);
   if (!is_named(backend))
     throw Error(ErrorCode::invalid_argument, "backend = " + text_of(backend) + ": must be " + numbered_names<Backend>(),
                 "backend");
   if (c.dtype == DType::f32) refuse("dtype", "f32", "bf16, and on GPUs f16 or fp8_e4m3");
   if (backend == Backend::cpu && c.dtype != DType::bf16)
     refuse("dtype", to_string(c.dtype), "bf16 on the CPU", ErrorCode::unsupported);
+  if (c.accumulate == Accumulate::fast && (c.dtype != DType::fp8_e4m3 || c.form == MoeForm::fused))
+    refuse("accumulate", "fast", "exact, but for fp8_e4m3 in the separate form", ErrorCode::unsupported);
   if (c.dtype == DType::fp8_e4m3) {
     if (c.row_scales == ScaleKind::none) refuse("row_scales", "none", "f32 or ue8m0 for fp8_e4m3");
     if (c.weight_scales == ScaleKind::none) refuse("weight_scales", "none", "f32 or ue8m0 for fp8_e4m3");
@@ -154,6 +157,7 @@ ExpertOptions LayerSetup::expert_options() const {
   o.w13_scales = config.w13_scales;
   o.w2_scales = config.w2_scales;
   o.weight_scales = config.weight_scales;
+  o.accumulate = config.accumulate;
   return o;
 }
 
@@ -206,7 +210,8 @@ AgreedFields LayerSetup::agreed_fields() const {
           agreed("MoeLayerConfig::form", config.form),
           agreed("MoeLayerConfig::overflow", config.overflow),
           agreed("MoeLayerConfig::row_scales", config.row_scales),
-          agreed("MoeLayerConfig::weight_scales", config.weight_scales)};
+          agreed("MoeLayerConfig::weight_scales", config.weight_scales),
+          agreed("MoeLayerConfig::accumulate", config.accumulate)};
 }
 
 LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {

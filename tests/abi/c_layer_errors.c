@@ -195,9 +195,9 @@ static void wrong_gemms(void) {
 #define CHECK_REFUSED(word) CHECK_FAILS(sy_grouped_gemm_create(&config, w13, NULL, &gemm), kWrong, word)
   const size_t members[] = {offsetof(sy_grouped_gemm_config, dtype),    offsetof(sy_grouped_gemm_config, order),
                             offsetof(sy_grouped_gemm_config, epilogue), offsetof(sy_grouped_gemm_config, weight_scales),
-                            offsetof(sy_grouped_gemm_config, quantize), offsetof(sy_grouped_gemm_config, reserved)};
+                            offsetof(sy_grouped_gemm_config, quantize), offsetof(sy_grouped_gemm_config, accumulate)};
   const char* names[] = {"config->dtype = 256",         "config->order = 256",    "config->epilogue = 256",
-                         "config->weight_scales = 256", "config->quantize = 256", "config->reserved = 256"};
+                         "config->weight_scales = 256", "config->quantize = 256", "config->accumulate = 256"};
   for (size_t i = 0; i < sizeof members / sizeof *members; ++i) {
     config = gemm_config();
     const int32_t value = 256;  // becomes 0 if truncated to a byte

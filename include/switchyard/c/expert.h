@@ -49,7 +49,7 @@ typedef struct sy_expert_options {
   const void* w13_scales;    ///< fp8: scales of the weights, as in switchyard/expert.hpp; owned by the caller
   const void* w2_scales;
   sy_scale_kind weight_scales SY_DEFAULT(SY_SCALE_F32);  ///< fp8: f32 or ue8m0
-  int32_t reserved2;                                     ///< must be 0
+  sy_accumulate accumulate;                              ///< of both products; fast: only fp8
 } sy_expert_options;
 
 /// Memory used by one object, in bytes, excluding the caller's arrays.

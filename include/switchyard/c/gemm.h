@@ -53,7 +53,7 @@ typedef struct sy_grouped_gemm_config {
   sy_scale_kind weight_scales
       SY_DEFAULT(SY_SCALE_F32);  ///< fp8: kind of the weight scales, [E, S, ceil(K / 128)]; see switchyard/gemm.hpp
   sy_scale_kind quantize;        ///< fp8 with swiglu: outputs are fp8 e4m3 with these scales
-  int32_t reserved;              ///< must be 0
+  sy_accumulate accumulate;      ///< fast: only fp8
 } sy_grouped_gemm_config;
 
 /// Number of columns and data type of an output row. Either pointer may be NULL. Uses only `n`, `dtype`, `epilogue` and

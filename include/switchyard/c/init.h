@@ -24,7 +24,7 @@
 #define SY_ROUTING_GRADIENT_CONFIG_INIT { sizeof(sy_routing_gradient_config), 0, 0, 0 }
 #define SY_MOE_LAYER_CONFIG_INIT { \
     sizeof(sy_moe_layer_config), 0, 0, 0, 0, 0, 0, 0, SY_ORDER_PER_ROUTE, 0, 0, 0, 1, 0, SY_SCALE_F32, SY_SCALE_F32, 0, \
-    NULL, NULL }
+    NULL, NULL, 0, 0 }
 #define SY_MOE_LAYER_MEMORY_INIT { sizeof(sy_moe_layer_memory), 0, 0, 0, 0, 0 }
 #define SY_MOE_LAYER_CALL_INIT { sizeof(sy_moe_layer_call), NULL, NULL, 0, 0 }
 #define SY_LEDGER_CONFIG_INIT { sizeof(sy_ledger_config), 0, 0, 0, 0, 0, SY_DTYPE_F16, 4 }

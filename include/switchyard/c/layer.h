@@ -57,6 +57,8 @@ typedef struct sy_moe_layer_config {
   sy_invalid_ids invalid_ids;    ///< may differ by rank
   const void* w13_scales;
   const void* w2_scales;
+  sy_accumulate accumulate;  ///< of both products; fast: only fp8 in the separate form
+  int32_t reserved;          ///< must be 0
 } sy_moe_layer_config;
 
 /// Memory used by a layer on the rank with the most experts, in bytes, excluding the caller's arrays.

@@ -68,6 +68,13 @@ enum {
   SY_SCALE_UE8M0 = 2  ///< one byte, a power of two: 2^(byte - 127)
 };
 
+/// Addition of fp8 products in matrix products on GPUs; see switchyard/types.hpp.
+typedef int32_t sy_accumulate;
+enum {
+  SY_ACCUMULATE_EXACT = 0,  ///< in float32
+  SY_ACCUMULATE_FAST = 1    ///< by the tensor cores, for experts with more than 64 rows
+};
+
 /// Order of the rows delivered by a dispatch.
 typedef int32_t sy_layout;
 enum {

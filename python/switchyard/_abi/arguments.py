@@ -52,7 +52,7 @@ _LAYER: Arguments = {
     **_SHAPE, "intermediate": ANY_INT64, "capacity": ANY_INT64, "order": Word(_names.ORDERS), "exchange": Word(_names.MOE_EXCHANGES),
     "form": Word(_names.MOE_FORMS), "overflow": Word(_names.OVERFLOWS), "captured": Flag(),
     "storage": Word(_names.STORAGES, optional=True), "row_scales": Word(_names.SCALES), "weight_scales": Word(_names.SCALES),
-    "invalid_ids": Word(_names.INVALID_IDS)}
+    "invalid_ids": Word(_names.INVALID_IDS), "accumulate": Word(_names.ACCUMULATIONS)}
 _SIZES: Arguments = {"world": _WORLD, "backend": Word(_names.BACKENDS)}
 _LAYER_WEIGHTS: Arguments = {
     "w13": Tensor(("L", "2I", "H"), ROW_TYPES, by_dtype=_LAYER_TYPES), "w2": Tensor(("L", "H", "I"), ROW_TYPES, by_dtype=_LAYER_TYPES),
@@ -117,7 +117,7 @@ FUNCTIONS: Dict[str, Arguments] = {
     "GroupedGemm.__init__": {
         "weights": Tensor(("L", "N", "K"), (BF16, F16, FP8)), "scales": Tensor(("L", "S", "G"), _SCALES, optional=True),
         "order": Word(_names.WEIGHT_ORDERS), "epilogue": Word(_names.EPILOGUES), "quantize": Word(_names.SCALES), "limit": Real(),
-        "alpha": Real(), "up_shift": Real()},
+        "alpha": Real(), "up_shift": Real(), "accumulate": Word(_names.ACCUMULATIONS)},
     "GroupedGemm.__call__": {
         "x": Tensor(("R", "K"), (BF16, F16, FP8), pair=True), "rows": Foreign("a Handle or a Received", "_view"),
         "out": Tensor(("R", "N"), (BF16, F16, F32, FP8), written=True, optional=True, pair=True), "num_sms": _NUM_SMS},

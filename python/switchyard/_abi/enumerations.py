@@ -7,6 +7,7 @@ BACKENDS = {"cpu": 0, "cuda": 1}
 NETWORKS = {"sockets": 0, "mpi": 1, "nccl": 2}
 DTYPES = {"bf16": 0, "f16": 1, "f32": 2, "fp8_e4m3": 3}
 SCALES = {"none": 0, "f32": 1, "ue8m0": 2}
+ACCUMULATIONS = {"exact": 0, "fast": 1}
 LAYOUTS = {"rank_major": 0, "expert_major": 1}
 STAGINGS = {"direct": 0, "ring": 1}
 SIZES = {"exact": 0, "capacity": 1, "worst_case": 2, "automatic": 3}
@@ -23,9 +24,10 @@ EPILOGUES = {"none": 0, "relu": 1, "silu": 2, "swiglu": 3}
 MOE_EXCHANGES = {"automatic": 0, "normal": 1, "low_latency": 2}
 MOE_FORMS = {"automatic": 0, "separate": 1, "fused": 2}
 #: The tables by the C++ type that messages of the library name.
-CPP_TYPES = {"Backend": BACKENDS, "HostNetwork": NETWORKS, "DType": DTYPES, "ScaleKind": SCALES, "Layout": LAYOUTS, "Staging": STAGINGS,
-             "SizePolicy": SIZES, "Overflow": OVERFLOWS, "InvalidIds": INVALID_IDS, "Padding": PADDINGS, "CombineOrder": ORDERS,
-             "ScaleOrder": SCALE_ORDERS, "Sending": SENDINGS, "TuningMode": TUNING_MODES, "WeightStorage": STORAGES,
-             "WeightOrder": WEIGHT_ORDERS, "Epilogue": EPILOGUES, "MoeExchange": MOE_EXCHANGES, "MoeForm": MOE_FORMS}
+CPP_TYPES = {"Backend": BACKENDS, "HostNetwork": NETWORKS, "DType": DTYPES, "ScaleKind": SCALES, "Accumulate": ACCUMULATIONS,
+             "Layout": LAYOUTS, "Staging": STAGINGS, "SizePolicy": SIZES, "Overflow": OVERFLOWS, "InvalidIds": INVALID_IDS,
+             "Padding": PADDINGS, "CombineOrder": ORDERS, "ScaleOrder": SCALE_ORDERS, "Sending": SENDINGS, "TuningMode": TUNING_MODES,
+             "WeightStorage": STORAGES, "WeightOrder": WEIGHT_ORDERS, "Epilogue": EPILOGUES, "MoeExchange": MOE_EXCHANGES,
+             "MoeForm": MOE_FORMS}
 #: Bits of an element of each row type.
 DTYPE_BITS = {0: 16, 1: 16, 2: 32, 3: 8}

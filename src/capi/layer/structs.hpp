@@ -37,7 +37,7 @@ static_assert(sizeof(sy_expert_options) == 64 && offsetof(sy_expert_options, bac
               offsetof(sy_expert_options, reserved) == 20 && offsetof(sy_expert_options, route_scratch_bytes) == 24 &&
               offsetof(sy_expert_options, max_rows) == 32 && offsetof(sy_expert_options, w13_scales) == 40 &&
               offsetof(sy_expert_options, w2_scales) == 48 && offsetof(sy_expert_options, weight_scales) == 56 &&
-              offsetof(sy_expert_options, reserved2) == 60);
+              offsetof(sy_expert_options, accumulate) == 60);
 static_assert(sizeof(sy_expert_memory) == 32 && offsetof(sy_expert_memory, weight_bytes) == 8 &&
               offsetof(sy_expert_memory, scratch_bytes) == 16 && offsetof(sy_expert_memory, total_bytes) == 24);
 static_assert(sizeof(sy_expert_call) == 24 && offsetof(sy_expert_call, stream) == 8 &&
@@ -49,7 +49,7 @@ static_assert(sizeof(sy_grouped_gemm_config) == 64 && offsetof(sy_grouped_gemm_c
               offsetof(sy_grouped_gemm_config, swiglu_alpha) == 44 &&
               offsetof(sy_grouped_gemm_config, swiglu_up_shift) == 48 &&
               offsetof(sy_grouped_gemm_config, weight_scales) == 52 && offsetof(sy_grouped_gemm_config, quantize) == 56 &&
-              offsetof(sy_grouped_gemm_config, reserved) == 60);
+              offsetof(sy_grouped_gemm_config, accumulate) == 60);
 static_assert(sizeof(sy_expert_rows) == 48 && offsetof(sy_expert_rows, num_rows) == 8 &&
               offsetof(sy_expert_rows, num_rows_32) == 16 && offsetof(sy_expert_rows, first_row) == 24 &&
               offsetof(sy_expert_rows, rows_per_expert) == 32 && offsetof(sy_expert_rows, scale_rows) == 40);
@@ -67,7 +67,7 @@ static_assert(sizeof(sy_swiglu_gradient_config) == 40 && offsetof(sy_swiglu_grad
               offsetof(sy_swiglu_gradient_config, reserved) == 36);
 static_assert(sizeof(sy_routing_gradient_config) == 24 && offsetof(sy_routing_gradient_config, columns) == 8 &&
               offsetof(sy_routing_gradient_config, num_experts) == 16 && offsetof(sy_routing_gradient_config, dtype) == 20);
-static_assert(sizeof(sy_moe_layer_config) == 104 && offsetof(sy_moe_layer_config, hidden) == 8 &&
+static_assert(sizeof(sy_moe_layer_config) == 112 && offsetof(sy_moe_layer_config, hidden) == 8 &&
               offsetof(sy_moe_layer_config, intermediate) == 16 && offsetof(sy_moe_layer_config, max_tokens) == 24 &&
               offsetof(sy_moe_layer_config, capacity) == 32 && offsetof(sy_moe_layer_config, num_experts) == 40 &&
               offsetof(sy_moe_layer_config, topk) == 44 && offsetof(sy_moe_layer_config, dtype) == 48 &&
@@ -76,7 +76,8 @@ static_assert(sizeof(sy_moe_layer_config) == 104 && offsetof(sy_moe_layer_config
               offsetof(sy_moe_layer_config, captured) == 68 && offsetof(sy_moe_layer_config, storage) == 72 &&
               offsetof(sy_moe_layer_config, row_scales) == 76 && offsetof(sy_moe_layer_config, weight_scales) == 80 &&
               offsetof(sy_moe_layer_config, invalid_ids) == 84 && offsetof(sy_moe_layer_config, w13_scales) == 88 &&
-              offsetof(sy_moe_layer_config, w2_scales) == 96);
+              offsetof(sy_moe_layer_config, w2_scales) == 96 && offsetof(sy_moe_layer_config, accumulate) == 104 &&
+              offsetof(sy_moe_layer_config, reserved) == 108);
 static_assert(sizeof(sy_moe_layer_memory) == 48 && offsetof(sy_moe_layer_memory, heap_bytes) == 8 &&
               offsetof(sy_moe_layer_memory, private_bytes) == 16 && offsetof(sy_moe_layer_memory, weight_bytes) == 24 &&
               offsetof(sy_moe_layer_memory, scratch_bytes) == 32 && offsetof(sy_moe_layer_memory, total_bytes) == 40);
@@ -112,7 +113,8 @@ static_assert(kInit<sy_expert_options>.backend == static_cast<int>(ExpertOptions
               kInit<sy_expert_options>.max_rows == ExpertOptions{}.max_rows &&
               kInit<sy_expert_options>.w13_scales == ExpertOptions{}.w13_scales &&
               kInit<sy_expert_options>.w2_scales == ExpertOptions{}.w2_scales &&
-              kInit<sy_expert_options>.weight_scales == static_cast<int>(ExpertOptions{}.weight_scales));
+              kInit<sy_expert_options>.weight_scales == static_cast<int>(ExpertOptions{}.weight_scales) &&
+              kInit<sy_expert_options>.accumulate == static_cast<int>(ExpertOptions{}.accumulate));
 inline ExpertOptions twin_of(const sy_expert_options& c, [[maybe_unused]] const char* name) {
   ExpertOptions twin;
   twin.backend = to_enum_of<Backend>(name, "backend", c.backend);
@@ -124,7 +126,7 @@ inline ExpertOptions twin_of(const sy_expert_options& c, [[maybe_unused]] const 
   twin.w13_scales = c.w13_scales;
   twin.w2_scales = c.w2_scales;
   twin.weight_scales = to_enum_of<ScaleKind>(name, "weight_scales", c.weight_scales);
-  require_range_of(name, "reserved2", c.reserved2, 0, 0);
+  twin.accumulate = to_enum_of<Accumulate>(name, "accumulate", c.accumulate);
   return twin;
 }
 inline ExpertOptions from_c(const sy_expert_options* given, const char* name = "options") {
@@ -166,7 +168,8 @@ static_assert(kInit<sy_grouped_gemm_config>.n == GroupedGemmConfig{}.n &&
               kInit<sy_grouped_gemm_config>.swiglu_alpha == GroupedGemmConfig{}.swiglu.alpha &&
               kInit<sy_grouped_gemm_config>.swiglu_up_shift == GroupedGemmConfig{}.swiglu.up_shift &&
               kInit<sy_grouped_gemm_config>.weight_scales == static_cast<int>(GroupedGemmConfig{}.weight_scales) &&
-              kInit<sy_grouped_gemm_config>.quantize == static_cast<int>(GroupedGemmConfig{}.quantize));
+              kInit<sy_grouped_gemm_config>.quantize == static_cast<int>(GroupedGemmConfig{}.quantize) &&
+              kInit<sy_grouped_gemm_config>.accumulate == static_cast<int>(GroupedGemmConfig{}.accumulate));
 inline GroupedGemmConfig twin_of(const sy_grouped_gemm_config& c, [[maybe_unused]] const char* name) {
   GroupedGemmConfig twin;
   twin.n = c.n;
@@ -180,7 +183,7 @@ inline GroupedGemmConfig twin_of(const sy_grouped_gemm_config& c, [[maybe_unused
   twin.swiglu.up_shift = c.swiglu_up_shift;
   twin.weight_scales = to_enum_of<ScaleKind>(name, "weight_scales", c.weight_scales);
   twin.quantize = to_enum_of<ScaleKind>(name, "quantize", c.quantize);
-  require_range_of(name, "reserved", c.reserved, 0, 0);
+  twin.accumulate = to_enum_of<Accumulate>(name, "accumulate", c.accumulate);
   return twin;
 }
 inline GroupedGemmConfig from_c(const sy_grouped_gemm_config* given, const char* name = "config") {
@@ -313,7 +316,8 @@ static_assert(kInit<sy_moe_layer_config>.hidden == MoeLayerConfig{}.hidden &&
               kInit<sy_moe_layer_config>.weight_scales == static_cast<int>(MoeLayerConfig{}.weight_scales) &&
               kInit<sy_moe_layer_config>.invalid_ids == static_cast<int>(MoeLayerConfig{}.invalid_ids) &&
               kInit<sy_moe_layer_config>.w13_scales == MoeLayerConfig{}.w13_scales &&
-              kInit<sy_moe_layer_config>.w2_scales == MoeLayerConfig{}.w2_scales);
+              kInit<sy_moe_layer_config>.w2_scales == MoeLayerConfig{}.w2_scales &&
+              kInit<sy_moe_layer_config>.accumulate == static_cast<int>(MoeLayerConfig{}.accumulate));
 inline MoeLayerConfig twin_of(const sy_moe_layer_config& c, [[maybe_unused]] const char* name) {
   MoeLayerConfig twin;
   twin.hidden = c.hidden;
@@ -334,6 +338,8 @@ inline MoeLayerConfig twin_of(const sy_moe_layer_config& c, [[maybe_unused]] con
   twin.invalid_ids = to_enum_of<InvalidIds>(name, "invalid_ids", c.invalid_ids);
   twin.w13_scales = c.w13_scales;
   twin.w2_scales = c.w2_scales;
+  twin.accumulate = to_enum_of<Accumulate>(name, "accumulate", c.accumulate);
+  require_range_of(name, "reserved", c.reserved, 0, 0);
   return twin;
 }
 inline MoeLayerConfig from_c(const sy_moe_layer_config* given, const char* name = "config") {

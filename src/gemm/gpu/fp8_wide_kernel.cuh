@@ -27,9 +27,11 @@ inline constexpr uint32_t kWideStaging = 2048;
 inline constexpr uint32_t kSharesWeights = 1u << 15;  // in the shape of an announced tile
 static_assert(kUnitRows == kWideUnit && kWideGroups == kWideBlockUnits && kTileColumns == 2 * kHalfColumns);
 
-/// `kTileFinish` has the same meaning as in the other kernel.
-template <Finish kTileFinish>
+/// `kTileFinish` has the same meaning as in the other kernel. `kFastSums`: Accumulate::fast.
+template <Finish kTileFinish, bool kFastSums>
 struct WideKind : Fp8Kind<kTileFinish> {
+  static constexpr bool kFast = kFastSums;
+  static constexpr int kTurns = kFast ? 1 : 2;  ///< of a warpgroup per stage
   using Fp8Kind<kTileFinish>::kGated;
   static constexpr int kScaledRows = kWideGroups * kUnitRows, kWeightScales = 2;
   /// Scales of a block's two halves of weights. Gated: the gate and up halves.
@@ -162,74 +164,152 @@ __device__ __forceinline__ void add_half(float (&sums)[kHalfColumns / 2], const 
   }
 }
 
-/// Issues the product of this warpgroup's rows, in registers, and 128 weights, in turn with the other warpgroup.
-__device__ __forceinline__ void issue_half(float (&product)[kHalfColumns / 2], const uint32_t (&rows)[16], uint32_t weights,
-                                           uint32_t zero) {
-  take_wide_turn();
-  ptx::wgmma_begin();
+/// What a thread of a warpgroup with a unit reads from a stage.
+template <class K>
+struct WideOperands {
+  uint32_t first_rows, first_scales, first_row_scales;  ///< addresses in the first stage
+  uint32_t rows[16];                                    ///< of the current stage, as the matrix instruction expects them
+  float2 row_scales, weight_scales;
+
+  __device__ __forceinline__ explicit WideOperands(const WideStorage<K>& storage) {
+    const int in_unit = warp_of_group() * 16 + (lane() & 15);
+    first_rows = storage.stage(0) + kWideRowsAt + static_cast<uint32_t>(math_group()) * kUnitBytes +
+                 static_cast<uint32_t>(in_unit * kFp8Inner + (lane() >> 4 ^ (in_unit & 7)) * 16);
+    first_scales = storage.scales(0);
+    first_row_scales = first_scales + static_cast<uint32_t>(math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
+    ptx::keep_register(first_rows);
+    ptx::keep_register(first_scales);
+    ptx::keep_register(first_row_scales);
+  }
+  /// Reads stage `slot`, which is full. No product may be in flight.
+  __device__ __forceinline__ void load(uint32_t slot) {
+    const uint32_t from = first_rows + slot * kWideStageBytes, scales = slot * kScaleBytes<K>;
+#pragma unroll
+    for (int step = 0; step < kFp8Inner / 32; ++step) ptx::load_matrices(&rows[step * 4], from ^ (step * 32));
+    row_scales = {ptx::load_shared_float(first_row_scales + scales), ptx::load_shared_float(first_row_scales + scales + 8 * 4)};
+    weight_scales = ptx::load_shared_pair(first_scales + kWeightScalesAt<K> + scales);
+  }
+  /// Scales of the products of this thread's two rows with half `half` of the weights.
+  __device__ __forceinline__ float2 scales(int half) const {
+    const float weight = half == 0 ? weight_scales.x : weight_scales.y;
+    return {row_scales.x * weight, row_scales.y * weight};
+  }
+  /// The low half of the descriptor of a stage's weights. The parameter makes it the same for all threads in the compiler's
+  /// eyes, so that it is computed in uniform registers, where the instruction needs it.
+  static __device__ __forceinline__ uint32_t weights(const GroupedParams& p, uint32_t slot) {
+    return static_cast<uint32_t>(ptx::operand_at(p.shared_base + WideStorage<K>::kStagesAt)) +
+           slot * static_cast<uint32_t>(ptx::operand_bytes(kWideStageBytes));
+  }
+};
+
+/// Enqueues d (+)= rows * 128 weights. `zero` is 0 to overwrite d, and 1 to add.
+__device__ __forceinline__ void enqueue_half(float (&d)[kHalfColumns / 2], const uint32_t (&rows)[16], uint32_t weights,
+                                             uint32_t zero) {
 #pragma unroll
   for (int step = 0; step < kFp8Inner / 32; ++step)
-    ptx::multiply_e4m3_rows(product, &rows[step * 4],
+    ptx::multiply_e4m3_rows(d, &rows[step * 4],
                             ptx::operand_at(0) >> 32 << 32 | (weights + static_cast<uint32_t>(ptx::kInnerStep) * step),
                             step == 0 ? zero : 1);
-  ptx::wgmma_commit();
-  pass_wide_turn();
 }
+inline constexpr auto kNextHalf = static_cast<uint32_t>(ptx::operand_bytes(kHalfWeightBytes));
 
-/// Computes the sums of this warpgroup's unit.
+/// Computes the sums of this warpgroup's unit: each stage's product is multiplied by its scales and added in float32.
 template <class K>
 __device__ __forceinline__ void multiply_wide_unit(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
                                                    WideSums& sums) {
 #pragma unroll
   for (int i = 0; i < kHalfColumns / 2; ++i) sums.half[0][i] = sums.half[1][i] = 0;
-  constexpr auto kNextStage = static_cast<uint32_t>(ptx::operand_bytes(kWideStageBytes));
-  constexpr auto kNextHalf = static_cast<uint32_t>(ptx::operand_bytes(kHalfWeightBytes));
-  // The low half of a descriptor. The parameter makes it the same for all threads in the compiler's eyes, so that it is computed
-  // in uniform registers, where the instruction needs it.
-  const auto weights_at = [&](uint32_t slot) {
-    return static_cast<uint32_t>(ptx::operand_at(p.shared_base + WideStorage<K>::kStagesAt)) + slot * kNextStage;
-  };
-  const int in_unit = warp_of_group() * 16 + (lane() & 15);
-  uint32_t first_rows = storage.stage(0) + kWideRowsAt + static_cast<uint32_t>(math_group()) * kUnitBytes +
-                        static_cast<uint32_t>(in_unit * kFp8Inner + (lane() >> 4 ^ (in_unit & 7)) * 16);
-  uint32_t first_scales = storage.scales(0);
-  uint32_t first_row_scales =
-      first_scales + static_cast<uint32_t>(math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
-  ptx::keep_register(first_rows);
-  ptx::keep_register(first_scales);
-  ptx::keep_register(first_row_scales);
-  uint32_t rows[16];
-  float2 row_scales, weight_scales;
-  bool ready = false;
-  const auto load_rows = [&] {  // and the scales of the stage
-    if (!ready) ptx::mbarrier_wait(storage.full(at.slot), at.parity);
-    const uint32_t from = first_rows + at.slot * kWideStageBytes, scales = at.slot * kScaleBytes<K>;
-#pragma unroll
-    for (int step = 0; step < kFp8Inner / 32; ++step) ptx::load_matrices(&rows[step * 4], from ^ (step * 32));
-    row_scales = {ptx::load_shared_float(first_row_scales + scales), ptx::load_shared_float(first_row_scales + scales + 8 * 4)};
-    weight_scales = ptx::load_shared_pair(first_scales + kWeightScalesAt<K> + scales);
-  };
+  WideOperands<K> from(storage);
   float product[kHalfColumns / 2];
 #pragma unroll
   for (float& v : product) v = 0;
-  load_rows();
+  const auto issue = [&](uint32_t weights) {
+    take_wide_turn();
+    ptx::wgmma_begin();
+    enqueue_half(product, from.rows, weights, p.zero);
+    ptx::wgmma_commit();
+    pass_wide_turn();
+  };
+  ptx::mbarrier_wait(storage.full(at.slot), at.parity);
+  from.load(at.slot);
 #pragma unroll 1
   for (int block = 0; block < p.inner_blocks; ++block) {
-    const uint32_t slot = at.slot, weights = weights_at(slot);
-    issue_half(product, rows, weights, p.zero);
+    const uint32_t slot = at.slot, weights = from.weights(p, slot);
+    issue(weights);
     ptx::wgmma_wait<0>();
     ptx::keep(product);
-    add_half(sums.half[0], product, {row_scales.x * weight_scales.x, row_scales.y * weight_scales.x});
-    issue_half(product, rows, weights + kNextHalf, p.zero);
-    const float2 second{row_scales.x * weight_scales.y, row_scales.y * weight_scales.y};
+    add_half(sums.half[0], product, from.scales(0));
+    issue(weights + kNextHalf);
+    const float2 second = from.scales(1);
     advance(storage, at);
-    ready = ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
+    const bool ready = ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
     ptx::wgmma_wait<0>();
     ptx::keep(product);
     release_in_both(storage, slot);
-    if (block + 1 < p.inner_blocks) load_rows();
+    if (block + 1 < p.inner_blocks) {
+      if (!ready) ptx::mbarrier_wait(storage.full(at.slot), at.parity);
+      from.load(at.slot);
+    }
     add_half(sums.half[1], product, second);
   }
+}
+
+/// sums *= factors, one per row.
+__device__ __forceinline__ void scale_half(float (&sums)[kHalfColumns / 2], float2 factors) {
+#pragma unroll
+  for (int i = 0; i < kHalfColumns / 2; i += 4) {
+    sums[i] *= factors.x;
+    sums[i + 1] *= factors.x;
+    sums[i + 2] *= factors.y;
+    sums[i + 3] *= factors.y;
+  }
+}
+/// Changes the unit of sums that are in units of `unit`, and returns the factor. If `next` is 0, all addends of the next stage
+/// are 0, and the unit remains.
+__device__ __forceinline__ float change_unit(float& unit, float next) {
+  if (next == 0) return 1;
+  const float factor = __fdividef(unit, next);
+  unit = next;
+  return factor;
+}
+
+/// Like multiply_wide_unit(), but the tensor cores add all products to the sums (Accumulate::fast). The sums are in units of the
+/// scales of the current stage, and are multiplied by the quotient of two scales between stages.
+template <class K>
+__device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
+                                                        WideSums& sums) {
+#pragma unroll
+  for (int i = 0; i < kHalfColumns / 2; ++i) sums.half[0][i] = sums.half[1][i] = 0;
+  WideOperands<K> from(storage);
+  ptx::mbarrier_wait(storage.full(at.slot), at.parity);
+  from.load(at.slot);
+  float2 units[2] = {from.scales(0), from.scales(1)};
+#pragma unroll 1
+  for (int block = 0;;) {
+    const uint32_t slot = at.slot, weights = from.weights(p, slot);
+    take_wide_turn();
+    ptx::wgmma_begin();
+    enqueue_half(sums.half[0], from.rows, weights, 1);
+    enqueue_half(sums.half[1], from.rows, weights + kNextHalf, 1);
+    ptx::wgmma_commit();
+    pass_wide_turn();
+    advance(storage, at);
+    const bool ready = ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
+    ptx::wgmma_wait<0>();
+    ptx::keep(sums.half[0]);
+    ptx::keep(sums.half[1]);
+    release_in_both(storage, slot);
+    if (++block == p.inner_blocks) break;
+    if (!ready) ptx::mbarrier_wait(storage.full(at.slot), at.parity);
+    from.load(at.slot);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 next = from.scales(half);
+      scale_half(sums.half[half], {change_unit(units[half].x, next.x), change_unit(units[half].y, next.y)});
+    }
+  }
+  scale_half(sums.half[0], units[0]);
+  scale_half(sums.half[1], units[1]);
 }
 
 /// Stores 64 columns, starting at `column`, of this warp's 16 rows, the first `rows` of which exist. `value(i)` is output i of
@@ -310,7 +390,10 @@ template <class K>
 __device__ __forceinline__ void multiply_wide_tile(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
                                                    uint32_t entry) {
   WideSums sums;
-  multiply_wide_unit(p, storage, at, sums);
+  if constexpr (K::kFast)
+    multiply_wide_unit_fast(p, storage, at, sums);
+  else
+    multiply_wide_unit(p, storage, at, sums);
   const Tile t = read_entry(entry);
   const int first = math_group() * kUnitRows + warp_of_group() * 16, rows = static_cast<int>(t.shape >> 16) - first;
   const uint32_t staging = storage.warp_staging(static_cast<int>(threadIdx.x >> 5));
@@ -335,7 +418,7 @@ __device__ __forceinline__ void multiply_wide_tile(const GroupedParams& p, const
 template <class K>
 __device__ __forceinline__ void skip_wide_unit(const GroupedParams& p, const WideStorage<K>& storage, Position& at) {
   for (int block = 0; block < p.inner_blocks; ++block) {
-    for (int half = 0; half < 2; ++half) {
+    for (int turn = 0; turn < K::kTurns; ++turn) {
       take_wide_turn();
       pass_wide_turn();
     }

@@ -28,6 +28,7 @@ class GpuExperts final : public ExpertMlp::Impl {
     up.dtype = type;
     up.epilogue = Epilogue::swiglu;
     up.weight_scales = options.weight_scales;
+    up.accumulate = options.accumulate;
     GroupedGemmConfig down = up;
     down.n = shape.hidden;
     down.k = shape.intermediate;

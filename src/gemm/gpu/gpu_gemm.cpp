@@ -56,7 +56,7 @@ class GpuGemm final : public GroupedGemm::Impl {
     check(kernel_.prepare(traits_.shared_bytes), "kernel");
     maps().set_weights(params_, weights);
     if (!fp8_) return;
-    wide_kernel_ = kernel_fp8_wide(finish_of(c));
+    wide_kernel_ = kernel_fp8_wide(finish_of(c), c.accumulate == Accumulate::fast);
     check(wide_kernel_.prepare(traits_.shared_bytes), "kernel");
     maps().set_many_weights(params_, weights, kTileColumns / 2);
   }

@@ -3,14 +3,21 @@
 
 namespace switchyard::detail::gemm {
 
-GroupedKernel kernel_fp8_wide(Finish finish) {
+namespace {
+
+template <bool kFast>
+GroupedKernel wide_kernel(Finish finish) {
   switch (finish) {
-    case Finish::plain: return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::plain>>>();
-    case Finish::activated: return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::activated>>>();
-    case Finish::gated: return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::gated>>>();
+    case Finish::plain: return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::plain, kFast>>>();
+    case Finish::activated: return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::activated, kFast>>>();
+    case Finish::gated: return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::gated, kFast>>>();
     case Finish::quantised: break;
   }
-  return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::quantised>>>();
+  return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::quantised, kFast>>>();
 }
+
+}  // namespace
+
+GroupedKernel kernel_fp8_wide(Finish finish, bool fast) { return fast ? wide_kernel<true>(finish) : wide_kernel<false>(finish); }
 
 }  // namespace switchyard::detail::gemm

@@ -19,6 +19,7 @@
 namespace gemm_test {
 namespace {
 
+using switchyard::Accumulate;
 using switchyard::DType;
 using switchyard::Epilogue;
 using switchyard::ScaleKind;
@@ -31,6 +32,7 @@ struct Shape {
   ScaleKind x_scales = ScaleKind::f32, w_scales = ScaleKind::f32;
   bool by_columns = false;  ///< scales of rows in the form of low latency, ScaleOrder::column_major
   ScaleKind quantize = ScaleKind::none;
+  Accumulate accumulate = Accumulate::exact;
 
   bool gated() const { return epilogue == Epilogue::swiglu; }
   int64_t columns() const { return gated() ? n / 2 : n; }
@@ -138,6 +140,7 @@ switchyard::GroupedGemmConfig config_of(const Shape& s) {
   c.epilogue = s.epilogue;
   c.weight_scales = s.w_scales;
   c.quantize = s.quantize;
+  c.accumulate = s.accumulate;
   return c;
 }
 
@@ -182,6 +185,13 @@ class Fp8Rig {
                {out_.as(), s_.total(), s_.columns(), gemm_->config().out_dtype(),
                 s_.quantize == ScaleKind::none ? nullptr : out_scales_.as(), s_.quantize},
                options);
+  }
+  /// Sets one group of every row, and its scale, to 0.
+  void zero_group(int64_t group) {
+    const auto width = static_cast<size_t>(std::min<int64_t>(128, s_.k - group * 128));
+    ok(cudaMemset2D(x_.as<uint8_t>() + group * 128, static_cast<size_t>(s_.k), 0, width, static_cast<size_t>(s_.total())));
+    ok(cudaMemset2D(x_table_.as<float>() + group, static_cast<size_t>(s_.groups()) * 4, 0, 4, static_cast<size_t>(s_.total())));
+    place_scales<<<512, 256>>>(x_table_.as<float>(), x_scales_.as<uint8_t>(), place_, s_.experts());
   }
   void set_counts(const std::vector<int64_t>& counts) { num_rows_.set(counts); }
 
@@ -270,6 +280,47 @@ TEST(Fp8Gemm, NormOfNormalShapes) {
       EXPECT_LE(rig.difference().norm, 5e-3) << to_string(epilogue) << ", n " << n << ", k " << k;
     }
   }
+}
+
+/// The error that docs/gemm.md states for fast sums, and exact sums for experts with up to 64 rows. The scales of a row differ by
+/// up to a factor of 11.
+TEST(Fp8Gemm, FastSumsHaveTheStatedError) {
+  for (const Epilogue epilogue : {Epilogue::none, Epilogue::swiglu}) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1024, 2048}, {960, 2880}, {512, 7168}, {256, 16384}}) {
+      Shape s{{65, 0, 130, 700, 256}, n, k, epilogue};
+      s.accumulate = Accumulate::fast;
+      Fp8Rig fast(s, false);
+      fast.run();
+      EXPECT_LE(fast.difference().norm, 1e-2) << to_string(epilogue) << ", n " << n << ", k " << k;
+      s.accumulate = Accumulate::exact;
+      Fp8Rig exact(s, false);
+      exact.run();
+      EXPECT_NE(fast.outputs(), exact.outputs()) << "the option has no effect";
+      std::printf("  K %lld, %s: error %.2e, exact %.2e\n", static_cast<long long>(k), to_string(epilogue), fast.difference().norm,
+                  exact.difference().norm);
+    }
+  }
+  Shape few{{1, 17, 64}, 512, 1024, Epilogue::none};
+  Fp8Rig exact(few, true);
+  exact.run();
+  few.accumulate = Accumulate::fast;
+  Fp8Rig fast(few, true);
+  fast.run();
+  EXPECT_EQ(fast.outputs(), exact.outputs());
+}
+
+/// Groups of zeros have the scale 0: they change neither the sums nor their unit.
+TEST(Fp8Gemm, FastSumsOfZeros) {
+  Shape s{{300, 70}, 384, 1024, Epilogue::none};
+  s.accumulate = Accumulate::fast;
+  Fp8Rig rig(s, true);
+  for (const int64_t group : {0, 1, 5, 7}) rig.zero_group(group);
+  rig.run();
+  const Difference d = rig.difference();
+  EXPECT_LE(d.norm, 5e-3);
+  for (int64_t group = 0; group < s.groups(); ++group) rig.zero_group(group);
+  rig.run();
+  EXPECT_EQ(rig.difference().unequal, 0) << "all outputs are 0";
 }
 
 /// The bytes and scales equal those from quantizing the same product's bf16 result on the host.

@@ -168,6 +168,7 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
   refused("MoeLayerConfig::storage = 2", [](auto& c) { c.storage = static_cast<WeightStorage>(2); });
   refused("MoeLayerConfig::row_scales = 3", [](auto& c) { c.row_scales = static_cast<ScaleKind>(3); });
   refused("MoeLayerConfig::weight_scales = 3", [](auto& c) { c.weight_scales = static_cast<ScaleKind>(3); });
+  refused("MoeLayerConfig::accumulate = 2", [](auto& c) { c.accumulate = static_cast<Accumulate>(2); });
   const auto low_latency = [](auto& c) { c.exchange = MoeExchange::low_latency; };
   refused("MoeLayerConfig::max_tokens (low_latency) = 0: must be in [1, 65535]", [&](auto& c) {
     low_latency(c);
@@ -195,6 +196,15 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
         c.weight_scales = ScaleKind::none;
       },
       Backend::cuda);
+  for (const auto form : {MoeForm::automatic, MoeForm::fused})
+    refused(
+        "MoeLayerConfig::accumulate = fast: must be exact, but for fp8_e4m3 in the separate form",
+        [&](auto& c) {
+          if (form == MoeForm::fused) fp8(c);
+          c.form = form;
+          c.accumulate = Accumulate::fast;
+        },
+        Backend::cuda, ErrorCode::unsupported);
   refused(
       "backend = 5: must be cpu (0) or cuda (1)", [](auto&) {}, static_cast<Backend>(5));
   expect_text(outcome_of([] { (void)MoeLayer::memory_required(small(), 65); }), ErrorCode::invalid_argument,
