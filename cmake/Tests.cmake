@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # switchyard_test(<name>
 #   SOURCES <file>...          one executable; relative to the calling folder
-#   [LINK <target>...]         further libraries besides GoogleTest, the library with its internals, and the oracle
+#   [LINK <target>...]         further libraries besides GoogleTest, the library with its internals, the oracle and tools/launch
 #   [DEFINES <macro>...]
 #   [LABELS <label>...]        labels by which .ci/run and ./dev select; CONTRIBUTING.md lists them under "Labels"
 #   [TIMEOUT <seconds>]        default 60; three times that under a sanitizer
@@ -114,7 +114,7 @@ function(switchyard_test_program name)
   add_executable(${name} ${arg_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE ${arg_DEFINES} SWITCHYARD_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  target_link_libraries(${name} PRIVATE switchyard_static switchyard_flags switchyard_${quick}test_flags switchyard_oracle GTest::gtest ${arg_LINK})
+  target_link_libraries(${name} PRIVATE switchyard_static switchyard_flags switchyard_${quick}test_flags switchyard_oracle switchyard_tool_launch GTest::gtest ${arg_LINK})
   target_precompile_headers(${name} REUSE_FROM ${headers})
   if(NOT arg_OWN_MAIN)
     target_link_libraries(${name} PRIVATE GTest::gtest_main)

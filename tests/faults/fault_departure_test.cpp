@@ -23,7 +23,7 @@ std::vector<Outcome> leaving_outcomes(int world, const std::function<void(Group&
   options.rendezvous_timeout = 600s;
   auto groups = Group::in_process(world, options);
   std::vector<Outcome> all(groups.size());
-  on_threads(groups.size(), [&](size_t r) {
+  switchyard::launch::on_threads(groups.size(), [&](size_t r) {
     all[r] = outcome_of([&] {
       Group mine = std::move(groups[r]);
       try {

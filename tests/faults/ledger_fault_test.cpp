@@ -128,7 +128,7 @@ TEST(Ledger, MemoryIsWhatItSays) {
   LedgerConfig config = published_config(5, 37, 3, 7);
   const auto need = LedgerCombine::memory_required(config, 3);
   auto groups = Group::in_process(3, options_with(10s, LedgerCombine::heap_bytes(config, 3)));
-  on_threads(groups.size(), [&](size_t r) {
+  switchyard::launch::on_threads(groups.size(), [&](size_t r) {
     LedgerCombine ledger(groups[r], config);
     EXPECT_EQ(groups[r].heap_used(), need.total());
   });

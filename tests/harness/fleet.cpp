@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/fleet.hpp"
 
-#include <poll.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,19 +9,22 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <sstream>
 #include <string_view>
 
-#include "harness/on_threads.hpp"
 #include "harness/rank_memory.hpp"
 #include "harness/rank_team.hpp"
 #include "harness/suite_hosts.hpp"
+#include "launch/forked_ranks.hpp"
+#include "launch/on_threads.hpp"
 #include "switchyard/status.hpp"
 #include "testing/test_access.hpp"
 
 namespace harness {
 
 using switchyard::Group;
-using Clock = std::chrono::steady_clock;
+using switchyard::launch::ChildRank;
+using switchyard::launch::RankEnd;
 
 namespace {
 
@@ -57,18 +57,6 @@ class StoreDirectory {
  private:
   std::string path_;
 };
-
-/// Reports a child's result to its parent: its failures, then a zero byte as the end mark.
-void report(int fd, const std::vector<std::string>& failures) {
-  std::string text;
-  for (const auto& f : failures) text += f + "\n";
-  text.push_back('\0');
-  for (size_t at = 0; at < text.size();) {
-    const ssize_t n = ::write(fd, text.data() + at, text.size() - at);
-    if (n <= 0) return;
-    at += static_cast<size_t>(n);
-  }
-}
 
 /// On GPUs, ranks with the same host name share a GPU, and other hosts use other GPUs, as on separate machines. NCCL treats
 /// each such host as a separate machine and uses its network transport between them.
@@ -103,25 +91,6 @@ std::vector<std::string> run_in_team(RankTeam& team, const Fleet& fleet, const R
   return team.gather(here ? be_rank(team.rank(), fleet, team.store(), team.token(), body) : std::vector<std::string>{});
 }
 
-/// Reads until the pipe closes or the deadline passes. Returns true if the child ran to completion.
-bool collect(int fd, Clock::time_point deadline, std::string& text) {
-  char buffer[4096];
-  while (true) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    pollfd waiting{fd, POLLIN, 0};
-    if (left <= 0 || ::poll(&waiting, 1, static_cast<int>(left)) <= 0) return false;
-    const ssize_t n = ::read(fd, buffer, sizeof buffer);
-    if (n <= 0) return !text.empty() && text.back() == '\0';
-    text.append(buffer, static_cast<size_t>(n));
-  }
-}
-
-void add_lines(const std::string& text, std::vector<std::string>& out) {
-  size_t begin = 0;
-  for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
-    out.push_back(text.substr(begin, end - begin));
-}
-
 }  // namespace
 
 std::string to_string(const Workers& w) {
@@ -147,7 +116,7 @@ std::vector<std::string> run_threads(const Fleet& fleet, const RankBody& body) {
   std::vector<Group> groups = Group::in_process(fleet.world, fleet.options);
   std::vector<Failures> failures;
   for (int r = 0; r < fleet.world; ++r) failures.emplace_back("rank " + std::to_string(r));
-  on_threads(groups.size(), [&](size_t r) { run_body(groups[r], fleet, body, failures[r]); });
+  switchyard::launch::on_threads(groups.size(), [&](size_t r) { run_body(groups[r], fleet, body, failures[r]); });
   std::vector<std::string> all;
   for (const auto& f : failures) {
     for (auto& text : f.take()) all.push_back(std::move(text));
@@ -178,39 +147,16 @@ std::vector<std::string> run_processes(const Fleet& fleet, const RankBody& body,
   static std::atomic<int> serial{0};
   const StoreDirectory directory;
   const std::string token = "test-" + std::to_string(::getpid()) + "-" + std::to_string(++serial);
-  std::vector<pid_t> pids;
-  std::vector<int> pipes;
-  std::fflush(nullptr);
-  for (int r = 0; r < fleet.world; ++r) {
-    int ends[2];
-    if (::pipe(ends) != 0) return {"pipe failed"};
-    const pid_t pid = ::fork();
-    if (pid == 0) {
-      ::close(ends[0]);
-      for (const int fd : pipes) ::close(fd);
-      report(ends[1], be_rank(r, fleet, directory.store(), token, body));
-      std::fflush(nullptr);
-      ::_exit(0);
-    }
-    ::close(ends[1]);
-    pids.push_back(pid);
-    pipes.push_back(ends[0]);
-  }
+  const auto rank_of_fleet = [&](ChildRank& me) {
+    for (const std::string& failure : be_rank(me.rank(), fleet, directory.store(), token, body)) me.say(failure);
+  };
   std::vector<std::string> all;
-  const auto deadline = Clock::now() + std::chrono::milliseconds(limit_ms);
-  for (size_t r = 0; r < pids.size(); ++r) {
-    std::string text;
-    const bool ended = collect(pipes[r], deadline, text);
-    ::close(pipes[r]);
-    if (!ended) ::kill(pids[r], SIGKILL);
-    int status = 0;
-    ::waitpid(pids[r], &status, 0);
-    add_lines(text, all);
-    const bool clean = ended && WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    if (!clean && !(may_die >> r & 1)) {
-      all.push_back("rank " + std::to_string(r) + (ended ? " ended badly, status " : " died or hung, status ") +
-                    std::to_string(status));
-    }
+  for (const RankEnd& end : switchyard::launch::run_ranks(fleet.world, rank_of_fleet, std::chrono::milliseconds(limit_ms))) {
+    all.insert(all.end(), end.said.begin(), end.said.end());
+    if (end.ok() || may_die >> end.rank & 1) continue;
+    std::ostringstream text;
+    text << end;
+    all.push_back(text.str());
   }
   return all;
 }

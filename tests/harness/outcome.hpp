@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "harness/on_threads.hpp"
+#include "launch/on_threads.hpp"
 #include "switchyard/group.hpp"
 
 namespace harness {
@@ -72,7 +72,7 @@ inline std::vector<Outcome> outcomes(int world, const switchyard::GroupOptions& 
                                      const std::function<void(switchyard::Group&)>& body) {
   auto groups = switchyard::Group::in_process(world, options);
   std::vector<Outcome> all(groups.size());
-  on_threads(groups.size(), [&](size_t r) { all[r] = outcome_of([&] { body(groups[r]); }); });
+  switchyard::launch::on_threads(groups.size(), [&](size_t r) { all[r] = outcome_of([&] { body(groups[r]); }); });
   return all;
 }
 

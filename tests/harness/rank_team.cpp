@@ -81,7 +81,7 @@ bool serve(ForkedRanks& members, Milliseconds patience) {
     }
     if (ended == members.world()) return true;
     if (there < members.world()) return false;
-    members.send_line_to_all("go " + std::to_string(round));
+    members.send_to_all("go " + std::to_string(round));
   }
 }
 

@@ -75,7 +75,7 @@ class Trial {
   /// Kills the victims, then lets all other ranks end. Returns a description of the failure, or "" if there was none.
   std::string finish() {
     for (const int r : victims_) ranks_.kill(r);
-    ranks_.send_line_to_all("end");
+    ranks_.send_to_all("end");
     std::string wrong;
     for (const RankEnd& end : ranks_.finish(kLong)) {
       const bool good = is_victim(end.rank) ? end.signal == SIGKILL && !end.overdue : end.ok() && blames_rightly(end);
@@ -201,7 +201,7 @@ class NetworkTrials : public testing::Test {
   /// The network drops all packets for two seconds, starting immediately before the call.
   static void lose_everything(Batch& batch, int) {
     Networks::get().cut();
-    for (auto& each : batch) each->ranks().send_line_to_all("go");
+    for (auto& each : batch) each->ranks().send_to_all("go");
     ::usleep(2'000'000);
     Networks::get().mend();
   }

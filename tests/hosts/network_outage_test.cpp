@@ -32,10 +32,10 @@ std::vector<RankEnd> barrier_without_network(GroupOptions options, const std::fu
   });
   for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "met", 30s));
   networks.cut();
-  ranks.send_line_to_all("go");
+  ranks.send_to_all("go");
   after(ranks);
   networks.mend();
-  ranks.send_line_to_all("end");
+  ranks.send_to_all("end");
   return ranks.finish(kLong);
 }
 

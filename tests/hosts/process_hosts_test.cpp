@@ -129,7 +129,7 @@ TEST(ProcessHostsOfThreads, JoinAndExchangeRows) {
   const Place place("127.0.0.1");
   expect_all_ok(run_ranks(2, [&](ChildRank& me) {
     std::vector<std::string> wrong(2);
-    harness::on_threads(2, [&](size_t thread) {
+    launch::on_threads(2, [&](size_t thread) {
       wrong[thread] = outcome_of([&] {
                         const int rank = 2 * me.rank() + static_cast<int>(thread);
                         GroupOptions options = options_of("a,a,b,b", 60s);
@@ -201,7 +201,7 @@ TEST(ProcessHostsFaults, AnAbortReachesRanksThatWaitAndRanksThatDoNot) {
     me.await("end");  // no rank leaves before all have been notified
   });
   for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank 2", 5s));
-  ranks.send_line_to_all("end");
+  ranks.send_to_all("end");
   const auto ends = ranks.finish(5s);
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end << all_said(end);
 }
@@ -227,7 +227,7 @@ std::vector<RankEnd> ends_of_barrier(const GroupOptions& options, const std::fun
   });
   for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "met", kLong));
   after(ranks);
-  ranks.send_line_to_all("end");
+  ranks.send_to_all("end");
   return ranks.finish(kLong);
 }
 
@@ -338,10 +338,10 @@ TEST(ProcessHostsFaults, ARankThatStandsStillIsSeen) {
   });
   for (int r = 0; r < 3; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "met", kLong));
   ranks.kill(1, SIGSTOP);
-  ranks.send_line_to_all("look");
+  ranks.send_to_all("look");
   for (const int r : {0, 2}) EXPECT_TRUE(ranks.wait_until_said(r, "seen", kLong));
   ranks.kill(1, SIGCONT);
-  ranks.send_line_to_all("end");
+  ranks.send_to_all("end");
   expect_all_ok(ranks.finish(kLong));
 }
 
@@ -349,8 +349,8 @@ TEST(ProcessHostsFaults, AShortSilenceIsNotNoticed) {
   const auto ends = ends_of_barrier(options_of("a,a,b,b", 60s),
                                     [&](ForkedRanks& ranks) {
                                       with_host_1_stopped(ranks, [&] { ::usleep(2'000'000); });
-                                      ranks.send_line(2, "go");
-                                      ranks.send_line(3, "go");
+                                      ranks.send(2, "go");
+                                      ranks.send(3, "go");
                                       for (int r = 0; r < 4; ++r)
                                         EXPECT_TRUE(ranks.wait_until_said_first(r, "ok rank -1", kLong));
                                     },

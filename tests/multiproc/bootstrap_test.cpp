@@ -11,7 +11,7 @@
 
 #include "arch/ops.hpp"
 #include "bootstrap/rank_list.hpp"
-#include "harness/on_threads.hpp"
+#include "launch/on_threads.hpp"
 #include "multiproc/fork_ranks.hpp"
 #include "multiproc/meeting.hpp"
 #include "switchyard/status.hpp"
@@ -25,7 +25,7 @@ using namespace test;
 
 template <class Body>
 void run_threads(std::vector<std::unique_ptr<Bootstrap>>& links, const Body& body) {
-  harness::on_threads(links.size(), [&](size_t r) { body(*links[r]); });
+  launch::on_threads(links.size(), [&](size_t r) { body(*links[r]); });
 }
 
 // ---- error texts ----
@@ -261,7 +261,7 @@ void expect_death_is_reported(
   for (int r = 0; r < 4; ++r) ASSERT_TRUE(ranks.wait_until_said(r, "ready", kLong));
   end(ranks, kVictim);
   for (const int r : {0, 2, 3}) ASSERT_TRUE(ranks.wait_until_said(r, "told", kLong));
-  ranks.send_line_to_all("end");
+  ranks.send_to_all("end");
   const auto ends = ranks.finish(kLong);
   for (const size_t r : {0, 2, 3}) EXPECT_TRUE(ends[r].ok()) << ends[r];
 }
@@ -325,7 +325,7 @@ TEST(Death, AStoppedRankIsOnlyLate) {
   });
   for (int r = 0; r < 2; ++r) ASSERT_TRUE(ranks.wait_until_said(r, "ready", kLong));
   ranks.kill(1, SIGSTOP);
-  ranks.send_line_to_all("go");
+  ranks.send_to_all("go");
   EXPECT_TRUE(ranks.wait_until_said(0, "waited", kLong));
   ranks.kill(1, SIGCONT);
   expect_ok(ranks.finish(kLong));

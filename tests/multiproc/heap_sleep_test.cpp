@@ -9,7 +9,7 @@
 #include <sstream>
 #include <thread>
 
-#include "harness/on_threads.hpp"
+#include "launch/on_threads.hpp"
 #include "heap/heap.hpp"
 #include "heap/segment.hpp"
 #include "multiproc/fork_ranks.hpp"
@@ -134,7 +134,7 @@ TEST_P(HeapSleep, GivesMemoryBackAndKeepsWhatItWasTold) {
     auto links = make_thread_bootstraps(GetParam());
     auto heaps = SymmetricHeap::create_in_process(GetParam(), kHeapBytes);
     std::vector<std::exception_ptr> errors(links.size());
-    harness::on_threads(links.size(), [&](size_t r) {
+    launch::on_threads(links.size(), [&](size_t r) {
       try {
         nap(*links[r], *heaps[r], 5);
       } catch (...) {

@@ -21,7 +21,7 @@
 #include <set>
 #include <thread>
 
-#include "harness/on_threads.hpp"
+#include "launch/on_threads.hpp"
 #include "heap/memory_limits.hpp"
 #include "heap/segment.hpp"
 #include "multiproc/fork_ranks.hpp"
@@ -203,7 +203,7 @@ INSTANTIATE_TEST_SUITE_P(Heap, Worlds, testing::Values(1, 2, 3, 8));
 TEST_P(Worlds, ThreadsShareTheirSegments) {
   auto links = make_thread_bootstraps(GetParam());
   std::vector<std::string> errors(links.size());
-  harness::on_threads(links.size(), [&](size_t r) {
+  launch::on_threads(links.size(), [&](size_t r) {
     try {
       const auto heap = SymmetricHeap::create(*links[r], 8 * kMiB, kMinute);
       exercise(*links[r], *heap);
@@ -227,7 +227,7 @@ TEST(Heap, ASegmentLivesAsLongAsAnyRankOfTheProcess) {
 TEST(Heap, DifferentSizesAreAMismatchOnEveryRank) {
   auto links = make_thread_bootstraps(3);
   std::atomic<int> mismatches{0};
-  harness::on_threads(links.size(), [&](size_t r) {
+  launch::on_threads(links.size(), [&](size_t r) {
     mismatches += error_of([&] { SymmetricHeap::create(*links[r], (r == 1 ? 2 : 1) * kMiB, kMinute); }) == ErrorCode::mismatch;
   });
   EXPECT_EQ(mismatches, 3);
@@ -311,7 +311,7 @@ TEST(HeapOfProcesses, OutlivesAKilledRankAndDisappearsWithTheLastOne) {
   }
   ranks.kill(1);
   ASSERT_TRUE(ranks.wait_until_ended(1, kMinute));
-  ranks.send_line_to_all("rank 1 is dead");
+  ranks.send_to_all("rank 1 is dead");
   for (const int r : {0, 2}) ASSERT_TRUE(ranks.wait_until_said(r, "touched", kMinute));
   ranks.kill(0);
   ranks.kill(2);

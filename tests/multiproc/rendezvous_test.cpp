@@ -31,7 +31,7 @@ std::vector<RankEnd> with_intruder(const std::string& kind,
     say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong);
   });
   EXPECT_TRUE(processes.wait_until_said(2, "done", kLong));
-  processes.send_line(1, "go");
+  processes.send(1, "go");
   return processes.finish(kLong);
 }
 
@@ -106,11 +106,11 @@ TEST_P(Intruders, SilenceHoldsNobodyUp) {
     say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong);
   });
   ASSERT_TRUE(processes.wait_until_said(2, "done", kLong));
-  processes.send_line(1, "go");
+  processes.send(1, "go");
   EXPECT_TRUE(processes.wait_until_said(1, "joined", kLong));
   EXPECT_TRUE(processes.wait_until_said(0, "joined", kLong));
   EXPECT_LT(std::chrono::steady_clock::now() - start, Milliseconds{4000}) << "a handshake deadline is 5 s";
-  processes.send_line(2, "end");
+  processes.send(2, "end");
   expect_ok(processes.finish(kLong));
 }
 
@@ -144,7 +144,7 @@ TEST(Rendezvous, AStrangerInThePlaceOfRankZeroEndsNobody) {
     me.say("done");
   });
   ASSERT_TRUE(ranks.wait_until_said(2, "done", kLong));
-  ranks.send_line(0, "go");
+  ranks.send(0, "go");
   const auto ends = ranks.finish(kLong);
   for (size_t r = 0; r < 2; ++r) EXPECT_TRUE(said(ends[r], "joined")) << r << ": " << all_said(ends[r]);
 }
@@ -223,9 +223,9 @@ TEST(Rendezvous, TheSecondOfTwoEqualRanksIsRefusedAndTheFirstStays) {
     say_outcome(me, {me.rank() == 3 ? 1 : me.rank(), 3, place.store(), "token"}, kLong);
   });
   ASSERT_TRUE(processes.wait_until_said(1, "counted", kLong));
-  processes.send_line(3, "go");
+  processes.send(3, "go");
   ASSERT_TRUE(processes.wait_until_ended(3, kLong));
-  processes.send_line(2, "go");
+  processes.send(2, "go");
   EXPECT_TRUE(processes.wait_until_said(1, "all here", kLong));
   const auto ends = processes.finish(kLong);
   EXPECT_TRUE(said(ends[3], "rank 1 is here already")) << all_said(ends[3]);
@@ -250,11 +250,11 @@ TEST(Rendezvous, ARankZeroOfAnotherJobComesNext) {
       say_outcome(me, {me.rank() % 2, 2, place.store(), first ? "token" : "another token"}, kLong);
     });
     ::usleep(200000);
-    processes.send_line(2, "go");
+    processes.send(2, "go");
     ::usleep(200000);
-    processes.send_line(1, "go");
+    processes.send(1, "go");
     ASSERT_TRUE(processes.wait_until_ended(0, kLong));
-    processes.send_line(3, "go");
+    processes.send(3, "go");
     const auto ends = processes.finish(kLong);
     for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "joined")) << all_said(end);
   }
@@ -284,8 +284,8 @@ TEST(Rendezvous, ARankKilledBeforeTheOthersComeMayComeAgain) {
   ASSERT_TRUE(processes.wait_until_said(1, "counted", kLong));
   processes.kill(1);
   ASSERT_TRUE(processes.wait_until_ended(1, kLong));
-  processes.send_line(3, "go");
-  processes.send_line(2, "go");
+  processes.send(3, "go");
+  processes.send(2, "go");
   const auto ends = processes.finish(kLong);
   for (const size_t r : {0, 2, 3}) EXPECT_TRUE(said(ends[r], "joined")) << r << ": " << all_said(ends[r]);
 }
@@ -359,7 +359,7 @@ TEST(Rendezvous, ARankThatNeverConnectsIsMissedAtTheDeadline) {
   });
   EXPECT_TRUE(ranks.wait_until_ended(0, kLong));
   EXPECT_TRUE(ranks.wait_until_ended(1, kLong));
-  ranks.send_line(2, "end");
+  ranks.send(2, "end");
   const auto ends = ranks.finish(kLong);
   for (size_t r = 0; r < 2; ++r) EXPECT_TRUE(said(ends[r], "2 ")) << r << ": " << all_said(ends[r]);
   EXPECT_TRUE(said(ends[0], "did not connect to all others")) << all_said(ends[0]);
@@ -463,7 +463,7 @@ TEST(Rendezvous, StrangersInTheMeshAreIgnored) {
     me.await("end");
   });
   for (int r = 0; r < 3; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "joined", kLong)) << r;
-  ranks.send_line_to_all("end");
+  ranks.send_to_all("end");
   expect_ok(ranks.finish(kLong));
 }
 

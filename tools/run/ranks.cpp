@@ -2,27 +2,25 @@
 #include "run/ranks.hpp"
 
 #include <fmt/core.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string_view>
-#include <thread>
+#include <system_error>
 
 #include "cli/words.hpp"
+#include "launch/forked_ranks.hpp"
+#include "launch/on_threads.hpp"
 #include "measure/machine.hpp"
 
 namespace switchyard::tool {
 namespace {
 
+using launch::ChildRank;
 using measure::pin_thread;
 using nlohmann::json;
 
@@ -93,165 +91,48 @@ class ThreadLink : public RankLink {
 std::vector<json> run_threads(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {
   std::vector<Group> groups = Group::in_process(job.world, job.group);
   std::vector<Outcome> outcomes(groups.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < groups.size(); ++r) {
-    threads.emplace_back([&, r] {
-      if (!job.cpus.empty()) pin_thread(job.cpus[r]);
-      ThreadLink link(static_cast<int>(r), on_progress);
-      outcomes[r] = run_body(groups[r], body, link);
-      // A failed rank leaves the group now so that peers waiting for it at a barrier are notified at once.
-      if (!outcomes[r].error.empty()) const Group left = std::move(groups[r]);
-    });
-  }
-  for (std::thread& t : threads) t.join();
+  launch::on_threads(groups.size(), [&](size_t r) {
+    if (!job.cpus.empty()) pin_thread(job.cpus[r]);
+    ThreadLink link(static_cast<int>(r), on_progress);
+    outcomes[r] = run_body(groups[r], body, link);
+    // A failed rank leaves the group now so that peers waiting for it at a barrier are notified at once.
+    if (!outcomes[r].error.empty()) const Group left = std::move(groups[r]);
+  });
   return collect(std::move(outcomes));
 }
 
 // ------------------------------------------------------------------------------------------------------------------ processes
 
-// A message from a rank's process: a 5-byte header {type, length} and the payload.
-constexpr char kProgress = 'P';
-constexpr char kResult = 'R';
-constexpr char kFailure = 'F';
-
-void write_all(int fd, const void* data, size_t bytes) {
-  const auto* at = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = write(fd, at, bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;  // the parent has ended, so this process ends too
-    at += n;
-    bytes -= static_cast<size_t>(n);
-  }
+// A message from a rank's process is a JSON array in CBOR: {done, note} is progress, otherwise the last one is {Outcome's
+// members}.
+std::string encoded(const json& message) {
+  const std::vector<uint8_t> bytes = json::to_cbor(message);
+  return {bytes.begin(), bytes.end()};
 }
 
-void send_message(int fd, char type, const void* data, size_t bytes) {
-  char header[5] = {type};
-  const auto length = static_cast<uint32_t>(bytes);
-  std::memcpy(header + 1, &length, sizeof length);
-  write_all(fd, header, sizeof header);
-  write_all(fd, data, bytes);
-}
-
-class PipeLink : public RankLink {
+class ProcessLink : public RankLink {
  public:
-  explicit PipeLink(int fd) : fd_(fd) {}
-  void progress(int64_t done, const std::string& note) override {
-    const std::string text = fmt::format("{} {}", done, note);
-    send_message(fd_, kProgress, text.data(), text.size());
-  }
+  explicit ProcessLink(ChildRank& me) : me_(me) {}
+  void progress(int64_t done, const std::string& note) override { me_.say(encoded(json::array({done, note}))); }
 
  private:
-  int fd_;
+  ChildRank& me_;
 };
 
-struct Child {
-  pid_t pid = -1;
-  int pipe = -1;
-  std::string buffer;
-  Outcome outcome{json(), "its process ended without a result"};
-};
-
-[[noreturn]] void be_rank(int rank, const RankJob& job, const RankBody& body, const std::string& store,
-                          const std::string& token, int pipe) {
-  if (!job.cpus.empty()) pin_thread(job.cpus[static_cast<size_t>(rank)]);
-  Outcome outcome;
+void be_rank(ChildRank& me, const RankJob& job, const RankBody& body, const std::string& store, const std::string& token) {
+  if (!job.cpus.empty()) pin_thread(job.cpus[static_cast<size_t>(me.rank())]);
+  Outcome o;
   bool joined = false;
   try {
-    Group group = Group::connect(rank, job.world, store, token, job.group);
+    Group group = Group::connect(me.rank(), job.world, store, token, job.group);
     joined = true;
-    PipeLink link(pipe);
-    outcome = run_body(group, body, link);
-    if (outcome.error.empty()) group.barrier();  // no rank leaves while a peer may still read its memory
+    ProcessLink link(me);
+    o = run_body(group, body, link);
+    if (o.error.empty()) group.barrier();  // no rank leaves while a peer may still read its memory
   } catch (...) {
-    outcome = failed(joined);
+    o = failed(joined);
   }
-  const bool ok = outcome.error.empty();
-  const std::vector<uint8_t> bytes = json::to_cbor(
-      ok ? outcome.result
-         : json{outcome.error, static_cast<int32_t>(outcome.code), outcome.distance, outcome.joined, outcome.field});
-  send_message(pipe, ok ? kResult : kFailure, bytes.data(), bytes.size());
-  _exit(0);
-}
-
-/// Removes complete messages from the front of the child's buffer.
-void take_messages(Child& child, int rank, const OnProgress& on_progress) {
-  size_t at = 0;
-  while (child.buffer.size() - at >= 5) {
-    uint32_t length = 0;
-    std::memcpy(&length, child.buffer.data() + at + 1, sizeof length);
-    if (child.buffer.size() - at - 5 < length) break;
-    const char type = child.buffer[at];
-    const std::string payload = child.buffer.substr(at + 5, length);
-    at += 5 + length;
-    if (type == kProgress) {
-      const size_t space = payload.find(' ');
-      if (on_progress) on_progress(rank, std::stoll(payload), payload.substr(space + 1));
-      continue;
-    }
-    json message = json::from_cbor(payload.begin(), payload.end());
-    if (type == kResult)
-      child.outcome = {std::move(message), ""};
-    else
-      child.outcome = {json(),
-                       message[0].get<std::string>(),
-                       static_cast<ErrorCode>(message[1].get<int32_t>()),
-                       message[2].get<int>(),
-                       message[3].get<bool>(),
-                       message[4].get<std::string>()};
-  }
-  child.buffer.erase(0, at);
-}
-
-/// Reads until all children have closed their pipes.
-void drain(std::vector<Child>& children, const OnProgress& on_progress) {
-  std::vector<char> chunk(1 << 16);
-  while (true) {
-    std::vector<pollfd> fds;
-    std::vector<size_t> polled;
-    for (size_t r = 0; r < children.size(); ++r) {
-      if (children[r].pipe < 0) continue;
-      fds.push_back({children[r].pipe, POLLIN, 0});
-      polled.push_back(r);
-    }
-    if (fds.empty()) return;
-    if (poll(fds.data(), fds.size(), -1) < 0) continue;  // every wait of a rank has a deadline: all pipes close eventually
-    for (size_t i = 0; i < fds.size(); ++i) {
-      if (fds[i].revents == 0) continue;
-      Child& child = children[polled[i]];
-      const ssize_t n = read(child.pipe, chunk.data(), chunk.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n > 0) {
-        child.buffer.append(chunk.data(), static_cast<size_t>(n));
-        take_messages(child, static_cast<int>(polled[i]), on_progress);
-        continue;
-      }
-      close(child.pipe);
-      child.pipe = -1;
-    }
-  }
-}
-
-void reap(Child& child) {
-  int status = 0;
-  while (waitpid(child.pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (!WIFSIGNALED(status)) return;
-  const int signal = WTERMSIG(status);
-  child.outcome = {json(), fmt::format("its process was ended by signal {} ({})", signal, strsignal(signal)),
-                   signal == SIGKILL ? ErrorCode::system : ErrorCode::peer_failed};  // typical of the out-of-memory killer
-}
-
-/// Ends the ranks already started. errno contains the reason why the next rank cannot be started.
-[[noreturn]] void cannot_start(const char* call, int rank, std::vector<Child>& children) {
-  const int error = errno;
-  for (Child& child : children) {
-    if (child.pipe >= 0) close(child.pipe);
-    if (child.pid <= 0) continue;
-    kill(child.pid, SIGKILL);
-    reap(child);
-  }
-  throw Error(ErrorCode::system, fmt::format("cannot start a process for rank {}: {}: {}", rank, call, std::strerror(error)));
+  me.say(encoded(json::array({o.result, o.error, static_cast<int32_t>(o.code), o.distance, o.joined, o.field})));
 }
 
 std::string random_text() {
@@ -261,38 +142,30 @@ std::string random_text() {
   return text;
 }
 
-std::vector<json> run_processes(const RankJob& job, const RankBody& body, const OnProgress& on_progress) {
+std::vector<json> run_processes(const RankJob& job, const RankBody& body, const OnProgress& on_progress) try {
   const std::string store = "unix:@switchyard-" + random_text();  // abstract: nothing remains, however this process ends
   const std::string token = random_text();
-  std::vector<Child> children(static_cast<size_t>(job.world));
-  std::fflush(nullptr);
-  for (int r = 0; r < job.world; ++r) {
-    Child& child = children[static_cast<size_t>(r)];
-    int ends[2];
-    if (pipe(ends) != 0) cannot_start("pipe", r, children);
-    const pid_t parent = getpid();
-    child.pid = fork();
-    if (child.pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (getppid() != parent) _exit(3);
-      signal(SIGPIPE, SIG_IGN);
-      close(ends[0]);
-      for (const Child& other : children) {
-        if (other.pipe >= 0) close(other.pipe);
-      }
-      be_rank(r, job, body, store, token, ends[1]);
+  std::vector<Outcome> outcomes(static_cast<size_t>(job.world), Outcome{json(), "its process ended without a result"});
+  const auto on_message = [&](int rank, const std::string& bytes) {
+    json message = json::from_cbor(bytes);
+    if (message.size() == 2) {
+      if (on_progress) on_progress(rank, message[0].get<int64_t>(), message[1].get<std::string>());
+      return;
     }
-    close(ends[1]);
-    child.pipe = ends[0];
-    if (child.pid < 0) cannot_start("fork", r, children);
-  }
-  drain(children, on_progress);
-  std::vector<Outcome> outcomes;
-  for (Child& child : children) {
-    reap(child);
-    outcomes.push_back(std::move(child.outcome));
+    outcomes[static_cast<size_t>(rank)] = {
+        std::move(message[0]), message[1].get<std::string>(), ErrorCode{message[2].get<int32_t>()},
+        message[3].get<int>(), message[4].get<bool>(),        message[5].get<std::string>()};
+  };
+  const auto start = [&](ChildRank& me) { be_rank(me, job, body, store, token); };
+  for (const launch::RankEnd& end : launch::run_ranks(job.world, start, launch::kNoDeadline, on_message)) {
+    if (end.signal == 0) continue;
+    outcomes[static_cast<size_t>(end.rank)] = {
+        json(), fmt::format("its process was ended by signal {} ({})", end.signal, strsignal(end.signal)),
+        end.signal == SIGKILL ? ErrorCode::system : ErrorCode::peer_failed};  // typical of the out-of-memory killer
   }
   return collect(std::move(outcomes));
+} catch (const std::system_error& e) {
+  throw Error(ErrorCode::system, e.what());
 }
 
 // ------------------------------------------------------------------------------------------------------------------- launched

@@ -20,7 +20,7 @@
 
 #include "bootstrap/bootstrap.hpp"
 #include "gpu/kernels/pattern.hpp"
-#include "harness/on_threads.hpp"
+#include "launch/on_threads.hpp"
 #include "multiproc/fork_ranks.hpp"
 #include "switchyard/status.hpp"
 
@@ -78,7 +78,7 @@ inline void run_one(Bootstrap& link, const RankBody& body) {
 inline void run_threads(int world, const RankBody& body) {
   auto links = detail::make_thread_bootstraps(world);
   std::vector<std::exception_ptr> errors(links.size());
-  harness::on_threads(links.size(), [&](size_t r) {
+  launch::on_threads(links.size(), [&](size_t r) {
     try {
       run_one(*links[r], body);
     } catch (...) {

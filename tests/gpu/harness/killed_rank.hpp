@@ -24,7 +24,7 @@ void kill_one(const Case& k, void (*run_rank)(switchyard::test::ChildRank&, cons
   ::usleep(200000);  // gives the kernels time to run
   ranks.kill(k.kVictim);
   ASSERT_TRUE(ranks.wait_until_ended(k.kVictim, 10s));
-  ranks.send_line_to_all("killed");
+  ranks.send_to_all("killed");
   const auto ends = ranks.finish(40s);
   for (int r = 0; r < k.kWorld; ++r) {
     if (r == k.kVictim) continue;

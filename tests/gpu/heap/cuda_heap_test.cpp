@@ -272,8 +272,8 @@ TEST(CudaHeapPeerDies, OthersGoOnAndTearDown) {
     EXPECT_TRUE(ready);
     ranks.kill(2);
     EXPECT_TRUE(ranks.wait_until_ended(2, kLong));
-    ranks.send_line(0, "go");
-    ranks.send_line(1, "go");
+    ranks.send(0, "go");
+    ranks.send(1, "go");
     const auto ends = ranks.finish(kLong);
     EXPECT_TRUE(ends[0].ok()) << kind << ", " << ends[0];
     EXPECT_TRUE(ends[1].ok()) << kind << ", " << ends[1];

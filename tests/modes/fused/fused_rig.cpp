@@ -16,7 +16,7 @@
 #include "base/index.hpp"
 #include "base/mix_hash.hpp"
 #include "harness/failures.hpp"
-#include "harness/on_threads.hpp"
+#include "launch/on_threads.hpp"
 #include "protocol/fused/layer.hpp"
 
 namespace harness {
@@ -296,7 +296,7 @@ std::vector<std::string> run_on(const FusedScenario& s) {
   World world(s);
   std::vector<std::unique_ptr<Rank<A>>> ranks;
   for (int r = 0; r < s.world; ++r) ranks.push_back(std::make_unique<Rank<A>>(world, r));
-  on_threads(ranks.size(), [&](size_t r) { ranks[r]->run(); });
+  switchyard::launch::on_threads(ranks.size(), [&](size_t r) { ranks[r]->run(); });
   std::vector<std::string> all;
   for (const auto& rank : ranks)
     for (const std::string& text : rank->failures()) all.push_back(text);

@@ -137,7 +137,7 @@ void expect_equal(const Comparison& c) {
   options.timeout = std::chrono::minutes(2);
   std::vector<Group> groups = Group::in_process(c.world(), options);
   std::vector<std::string> found(groups.size());
-  harness::on_threads(groups.size(), [&](size_t r) {
+  launch::on_threads(groups.size(), [&](size_t r) {
     const Outcome end = outcome_of([&] { found[r] = compare(groups[r], c); });
     found[r] += end.text;
   });

@@ -27,7 +27,7 @@ void on_ranks(const MoeCase& m, const std::function<std::string(Rank&, Group&)>&
   options.heap_bytes = m.heap_bytes(Backend::cpu, layers);
   std::vector<Group> groups = Group::in_process(m.c.world(), options);
   std::vector<std::string> found(groups.size());
-  harness::on_threads(groups.size(), [&](size_t r) {
+  launch::on_threads(groups.size(), [&](size_t r) {
     const harness::Outcome end = harness::outcome_of([&] {
       HostRig rig;
       Rank rank(rig, groups[r], m);

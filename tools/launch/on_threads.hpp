@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-namespace harness {
+namespace switchyard::launch {
 
 /// Runs body(0) to body(n - 1), each on its own thread. Returns when all threads have ended. No exception may escape a body.
 template <class Body>
@@ -16,4 +16,4 @@ void on_threads(size_t n, const Body& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-}  // namespace harness
+}  // namespace switchyard::launch
