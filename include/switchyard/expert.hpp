@@ -22,6 +22,12 @@
 
 namespace switchyard {
 
+class ExpertMlp;
+namespace detail {
+class ExpertSteps;
+void observe_steps(ExpertMlp& mlp, ExpertSteps* steps);
+}  // namespace detail
+
 /// Size of one rank's experts; all experts have the same size.
 struct ExpertShape {
   int64_t hidden = 0;         ///< H >= 1
@@ -160,6 +166,7 @@ class ExpertMlp {
 
  private:
   explicit ExpertMlp(std::unique_ptr<Impl> impl);
+  friend void detail::observe_steps(ExpertMlp& mlp, detail::ExpertSteps* steps);
   detail::Held<std::unique_ptr<Impl>, detail::kExpertObject> impl_;
 };
 

@@ -168,8 +168,12 @@ void ExpertMlp::forward_rank_major(const uint16_t* x, const ExpertIds& ids, cons
 ExpertMlp ExpertMlp::with_weights(const MoeWeights& weights) const {
   const Impl& impl = *impl_;
   check_weights("ExpertMlp::with_weights", "", impl.shape, weights, impl.options);
-  return ExpertMlp(impl.with_weights(weights));
+  std::unique_ptr<Impl> made = impl.with_weights(weights);
+  made->steps = impl.steps;
+  return ExpertMlp(std::move(made));
 }
+
+void detail::observe_steps(ExpertMlp& mlp, ExpertSteps* steps) { mlp.impl_->steps = steps; }
 
 const ExpertShape& ExpertMlp::shape() const { return impl_->shape; }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "gemm/expert_steps.hpp"
 #include "switchyard/expert.hpp"
 
 namespace switchyard {
@@ -29,6 +30,16 @@ struct ExpertMlp::Impl {
   virtual ExpertMemory memory() const = 0;
   virtual std::string implementation() const = 0;
 
+  /// Runs `step`, between calls to `steps` if they are set.
+  template <class Run>
+  void in_step(detail::ExpertStep step, int64_t rows, void* stream, const Run& run) const {
+    if (steps) steps->begin(step, rows, stream);
+    run();
+    if (steps) steps->end(step, rows, stream);
+  }
+
+  /// Set by detail::observe_steps, which must outlive these experts and those made by with_weights(); or null.
+  detail::ExpertSteps* steps = nullptr;
   const ExpertShape shape;
   const ExpertOptions options;
   const DType type;

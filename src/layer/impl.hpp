@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/forked.hpp"
+#include "exchange/group/step_trace.hpp"
 #include "gemm/cpu/fused_products.hpp"
 #include "layer/setup.hpp"
 #include "switchyard/expert.hpp"
@@ -48,7 +49,10 @@ class LayerForm {
 /// A rank's experts, by weight set, in a layer made of separate calls.
 class LayerExperts {
  public:
-  LayerExperts(ExpertMlp first, int max_sms) : num_sms(max_sms) { sets_.emplace(next_++, std::move(first)); }
+  LayerExperts(Group& group, ExpertMlp first, int max_sms) : num_sms(max_sms), trace_(std::make_unique<StepTrace>(group)) {
+    observe_steps(first, trace_.get());
+    sets_.emplace(next_++, std::move(first));
+  }
 
   const int num_sms;  ///< CUDA: maximum multiprocessors of a product, unless a call sets it; 0: all
   ExpertMlp& of(int set) { return sets_.at(set); }
@@ -61,6 +65,7 @@ class LayerExperts {
   std::string implementation() const { return sets_.begin()->second.implementation(); }
 
  private:
+  std::unique_ptr<StepTrace> trace_;
   std::map<int, ExpertMlp> sets_;  ///< at least one while a layer is alive
   int next_ = 0;
 };

@@ -80,7 +80,7 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
   if (!differs.text.empty()) throw Error(ErrorCode::mismatch, differs.text, differs.field != nullptr ? differs.field : "");
   if (setup.config.form == MoeForm::fused)
     return detail::make_fused_layer(group, setup, weights, std::move(products), std::move(make_products));
-  LayerExperts experts(std::move(*mlp), backend == Backend::cuda ? product_sms(all, mine.place, group.options()) : 0);
+  LayerExperts experts(group, std::move(*mlp), backend == Backend::cuda ? product_sms(all, mine.place, group.options()) : 0);
   auto made = setup.config.exchange == MoeExchange::normal ? detail::make_normal_layer(group, setup, std::move(experts))
                                                            : detail::make_low_latency_layer(group, setup, std::move(experts));
   group.agree(kClass, [&] {

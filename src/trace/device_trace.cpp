@@ -55,7 +55,24 @@ class Blocks {
   std::map<std::pair<int64_t, uint16_t>, std::vector<Seen>> seen_;  // (block, multiprocessor)
 };
 
-void append_calls(Tracer& tracer, Launches launches, const HostTime& host) {
+/// Spans between marks, which are in the order in which they were recorded.
+class Marks {
+ public:
+  void add(const DeviceRecord& mark, const HostTime& host) {
+    const auto [begin, is_begin] = open_.try_emplace({mark.bytes, mark.arg}, mark.end);
+    if (is_begin) return;
+    spans.push_back({host.ns(begin->second), host.ns(mark.end), launch_tokens(mark.arg), static_cast<uint16_t>(mark.bytes),
+                     RecordKind::span});
+    open_.erase(begin);
+  }
+  std::vector<TraceRecord> spans;
+
+ private:
+  std::map<std::pair<uint32_t, int64_t>, uint64_t> open_;  // (Event, launch) -> time
+};
+
+/// Appends the spans in `calls` and those of `launches` in the order of their ends.
+void append_calls(Tracer& tracer, Launches launches, std::vector<TraceRecord> calls, const HostTime& host) {
   for (const auto& [key, plan] : launches) {
     if (key.first != static_cast<uint32_t>(Event::plan)) continue;
     for (const Event with_plan : {Event::dispatch, Event::layer}) {
@@ -63,7 +80,6 @@ void append_calls(Tracer& tracer, Launches launches, const HostTime& host) {
       if (call != launches.end()) call->second.begin = std::min(call->second.begin, plan.begin);
     }
   }
-  std::vector<TraceRecord> calls;
   for (const auto& [key, launch] : launches)
     calls.push_back(
         {host.ns(launch.begin), host.ns(launch.end), launch.tokens, static_cast<uint16_t>(key.first), RecordKind::span});
@@ -94,6 +110,7 @@ void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::
   std::map<uint16_t, TickClock> clocks;  // of multiprocessors
   Launches launches;
   Blocks blocks;
+  Marks marks;
   const auto for_each = [&](auto&& f) {
     for (size_t track = 0; track < sizes.size(); ++track) {
       const uint32_t held = std::min(sizes[track], trace.capacity);
@@ -103,6 +120,7 @@ void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::
   };
   for_each([&](int track, const DeviceRecord& r) {
     if (r.event != DeviceRecord::kAnchor) return;
+    if (r.multiprocessor == DeviceRecord::kNoMultiprocessor) return marks.add(r, host);
     clocks[r.multiprocessor].add(r.begin, r.end);
     Launch& launch = launches[{r.bytes, launch_call(r.arg)}];
     launch.add(r);
@@ -121,7 +139,7 @@ void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::
   for (size_t track = 0; track < sizes.size(); ++track)
     if (sizes[track] > trace.capacity)
       tracer.add_lost(track == trace.marks() ? kHostTrack : static_cast<int>(track), sizes[track] - trace.capacity);
-  append_calls(tracer, std::move(launches), host);
+  append_calls(tracer, std::move(launches), std::move(marks.spans), host);
 }
 
 }  // namespace switchyard::detail

@@ -79,7 +79,8 @@ class HostTime {
 /// Appends the records written by kernels to `tracer`, in nanoseconds of this host's steady clock. `sizes` and `records` are
 /// host copies of the buffers of `trace`. The time of a record is interpolated between the surrounding anchors of its
 /// multiprocessor; records from a multiprocessor with fewer than two anchors are counted as lost. Spans for the calls are added
-/// to the host's track. Each extends from the first anchor of a launch to its last, or to the end of the last span in any of
+/// to the host's track. Two successive marks with the same event and `arg` are one span, so a replayed graph has one per
+/// replay. Other calls extend from the first anchor of a launch to its last, or to the end of the last span in any of
 /// its warps. A dispatch begins with its plan.
 void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::vector<uint32_t>& sizes,
                            const std::vector<DeviceRecord>& records, const HostTime& host);

@@ -14,7 +14,8 @@ PUBLIC_CXX = re.compile(r"^(vtable for |typeinfo for |typeinfo name for )?switch
 INNER_CXX = re.compile(r"^[^(]*?\sswitchyard::detail::\w+")
 EXCHANGE = "switchyard"
 INNER_HEADERS = ("internal_exports.hpp",)
-INNER_CLASSES = {"switchyard::detail::FusedMoe": "exchange/fused/fused_moe.hpp"}
+INNER_CLASSES = {"switchyard::detail::FusedMoe": "exchange/fused/fused_moe.hpp",
+                 "switchyard::detail::StepTrace": "exchange/group/step_trace.hpp"}
 
 
 def library_of(header):

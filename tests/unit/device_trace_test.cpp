@@ -157,7 +157,26 @@ TEST(DeviceTrace, TwoMarksAreASpanOfTheHost) {
     EXPECT_EQ(r.arg, i == 0 ? 3 : 5);
   }
   for (uint64_t i = 0; i < 6; ++i) mark(10 + i, 0, 500 + i);  // overwrites the first two marks
-  EXPECT_EQ(b.converted().lost(kHostTrack), 2u);
+  const Tracer full = b.converted();
+  EXPECT_EQ(full.lost(kHostTrack), 2u);
+  EXPECT_EQ(full.size(kHostTrack), 0u) << "of marks whose partners are missing";
+}
+
+TEST(DeviceTrace, EachReplayOfTwoMarksIsASpan) {
+  Buffers b;
+  b.sizes.resize(5);
+  b.records.resize(5 * 8);
+  for (const uint64_t replay : {0, 1, 2})
+    for (const uint64_t ns : {100, 130})
+      b.anchor(4, DeviceRecord::kNoMultiprocessor, 1000 * replay + ns, 1000 * replay + ns, Event::expert_up,
+               pack_launch(7, nullptr, 12));
+  const Tracer t = b.converted();
+  ASSERT_EQ(t.size(kHostTrack), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(t.record(kHostTrack, i).begin_ns, 1000 * i + 100 + kHostMinusTimer);
+    EXPECT_EQ(t.record(kHostTrack, i).end_ns, 1000 * i + 130 + kHostMinusTimer);
+    EXPECT_EQ(t.record(kHostTrack, i).arg, 12);
+  }
 }
 
 /// The first warp of a block records its last anchor when it has no more work; other warps continue.

@@ -2,8 +2,8 @@
 /// \file
 /// A complete MoE layer in one GPU kernel, or in one run of a CPU group's workers: row transfers, both expert matrix products
 /// and the return of outputs form a single task graph. Runs on GPUs of compute capability 9.0 (H100, H200) with peer access,
-/// and on the CPU. Internal: users select it with MoeForm::fused of MoeLayer, whose library links to this class (the only C++
-/// class that libswitchyard exports for it). Errors name the arguments of MoeLayer. docs/concepts/fused.md describes the
+/// and on the CPU. Internal: users select it with MoeForm::fused of MoeLayer, whose library links to this class, which
+/// libswitchyard exports for it. Errors name the arguments of MoeLayer. docs/concepts/fused.md describes the
 /// implementation.
 ///
 ///     out[t] = sum over k of topk_weights[t, k] * mlp_(topk_ids[t, k])(x[t])          mlp: see ExpertMlp (expert.hpp)

@@ -318,9 +318,6 @@ void CudaRank::start_trace(int blocks, int warps, size_t capacity) {
   const DeviceGuard guard(device());
   tracing_.start(blocks, warps, capacity, mailbox_, copies_);
 }
-void CudaRank::mark_trace(Event event, int64_t launch, gpu::Stream stream) const {
-  if (tracing_.trace().records != nullptr) tracing_.mark(event, launch, stream);
-}
 void CudaRank::stop_trace(Tracer& tracer) {
   const DeviceGuard guard(device());
   tracing_.stop(tracer, mailbox_, copies_);

@@ -45,7 +45,8 @@ __global__ void mark_kernel(const DeviceTrace trace, uint32_t event, int64_t lau
       now, now, launch, DeviceRecord::kAnchor, DeviceRecord::kNoMultiprocessor, event};
 }
 
-const Kernel<const DeviceTrace, uint32_t, int64_t> marks("trace mark kernel", mark_kernel, 1, [](const DeviceLimits&) { return 0; });
+const Kernel<const DeviceTrace, uint32_t, int64_t> marks("trace mark kernel", mark_kernel, 1,
+                                                         [](const DeviceLimits&) { return 0; });
 const Kernel<const uint64_t*, Answer*> answers("clock kernel", answer_kernel, 1, [](const DeviceLimits&) { return 0; });
 
 }  // namespace

@@ -25,8 +25,7 @@ class DeviceTracing {
   void start(int blocks, int warps, size_t capacity, const ClockMailbox& mailbox, gpu::Stream stream);
   /// Reads the timer again and moves the recorded spans into `tracer`. Waits for the current device.
   void stop(Tracer& tracer, const ClockMailbox& mailbox, gpu::Stream stream);
-  /// Enqueues a kernel that records the time. Two marks with the same event and launch (pack_launch) become one span on the
-  /// host's track; its argument is the launch's number of tokens. Call only while recording.
+  /// See DeviceRank::mark_trace. Call only while recording.
   void mark(Event event, int64_t launch, gpu::Stream stream) const;
   /// The trace for CallContext; off before start() and after stop().
   const DeviceTrace& trace() const { return active_; }

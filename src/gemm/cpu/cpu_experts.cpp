@@ -183,6 +183,7 @@ void CpuExperts::forward_on_host(const uint16_t* x, std::span<const int64_t> fir
 
 void CpuExperts::forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall&) {
   const int64_t end = std::min(x.rows, y.rows);
+  int64_t total = 0;
   for (size_t e = 0; e < expert_rows_.size(); ++e) {
     const int64_t given = rows.num_rows != nullptr ? rows.num_rows[e] : rows.num_rows_32[e];
     const int64_t first = rows.first_row != nullptr ? rows.first_row[e] : static_cast<int64_t>(e) * rows.rows_per_expert;
@@ -191,8 +192,11 @@ void CpuExperts::forward(const ConstRows& x, const ExpertRows& rows, const Rows&
     const int64_t max = rows.first_row != nullptr ? end - first : std::min(end - first, rows.rows_per_expert);
     next_slot_[e] = first;
     expert_rows_[e] = std::max<int64_t>(0, std::min(given, max));
+    total += expert_rows_[e];
   }
-  forward_on_host(static_cast<const uint16_t*>(x.data), next_slot_, expert_rows_, static_cast<uint16_t*>(y.data));
+  in_step(ExpertStep::mlp, total, nullptr, [&] {
+    forward_on_host(static_cast<const uint16_t*>(x.data), next_slot_, expert_rows_, static_cast<uint16_t*>(y.data));
+  });
 }
 
 void CpuExperts::forward_rank_major(const uint16_t* x, const ExpertIds& ids, const float* weights, uint16_t* y) {

@@ -55,10 +55,10 @@ class GpuExperts final : public ExpertMlp::Impl {
     }
     intermediate_->used_on(static_cast<gpu::Stream>(call.stream));
     const GroupedGemmOptions how{call.stream, call.num_sms};
-    gate_up_->run(x, rows, between, how);
+    in_step(ExpertStep::up, x.rows, call.stream, [&] { gate_up_->run(x, rows, between, how); });
     ExpertRows by_rows = rows;
     by_rows.scale_rows = 0;
-    down_->run(between, by_rows, y, how);
+    in_step(ExpertStep::down, x.rows, call.stream, [&] { down_->run(between, by_rows, y, how); });
   }
 
   ExpertImpl with_weights(const MoeWeights& weights) const override {

@@ -10,6 +10,7 @@
 
 #include "harness/outcome.hpp"
 #include "switchyard/layer.hpp"
+#include "switchyard/trace.hpp"
 #include "unit/expert/host_rig.hpp"
 #include "unit/layer/moe_rank.hpp"
 
@@ -140,6 +141,37 @@ TEST(MoeLayer, HasManyRanks) {
       rank.forward();
       rank.by_hand(false);
       return rank.judge(4, false);
+    });
+  }
+}
+
+// The spans of a rank's call track, in order, with the rows of its experts.
+TEST(MoeLayer, RecordsItsSteps) {
+  for (const bool masked : {false, true}) {
+    const MoeCase m{.c = {.name = "traced", .masked = masked, .experts = 5, .topk = 1, .tokens = {13, 0, 20}}};
+    on_ranks(m, [&](Rank& rank, Group& group) {
+      int64_t rows = 0;
+      for (int r = 0; r < m.c.world(); ++r)
+        for (const int32_t id : testing::LayerInput(m.c, 2, r).ids)
+          rows += id >= first_expert(5, 3, group.rank()) && id < first_expert(5, 3, group.rank() + 1);
+      Trace trace(group.size(), {group.options().num_blocks, group.options().num_warps});
+      MoeLayer second = rank.layer().with_weights(rank.other_weights());
+      rank.write(2);
+      rank.forward();
+      group.set_trace(&trace);
+      rank.forward();
+      rank.forward_by(second);
+      group.set_trace(nullptr);
+      rank.forward();
+      std::string steps;
+      double end = 0;
+      for (const TraceSlice& s : trace.slices()) {
+        if (s.track >= 0 || (s.category != "call" && s.category != "compute")) continue;
+        steps += s.name + (s.begin_us < end ? " (early) " : " ") + (s.name == "expert_mlp" ? std::to_string(s.arg) + " " : "");
+        end = s.begin_us + s.duration_us;
+      }
+      const std::string call = "dispatch expert_mlp " + std::to_string(rows) + " combine ";
+      return steps == call + call ? "" : "recorded: " + steps + ", expected twice: " + call;
     });
   }
 }
