@@ -28,16 +28,16 @@ using nlohmann::json;
 /// The timed sections, in this order.
 struct Section {
   const char* key;
-  void (*call)(LayerRank&, CombineOrder);
+  void (*call)(LayerRank&);
   enum Where { everywhere, in_parts, fuses } where;  ///< in_parts: needs separate up and down; fuses: needs the fused form
 };
-constexpr Section kSections[] = {{"dispatch", [](LayerRank& r, CombineOrder) { r.dispatch(); }, Section::everywhere},
-                                 {"combine", [](LayerRank& r, CombineOrder order) { r.combine(order); }, Section::everywhere},
-                                 {"up", [](LayerRank& r, CombineOrder) { r.up(); }, Section::in_parts},
-                                 {"down", [](LayerRank& r, CombineOrder) { r.down(); }, Section::in_parts},
-                                 {"experts", [](LayerRank& r, CombineOrder) { r.experts(); }, Section::everywhere},
-                                 {"layer", [](LayerRank& r, CombineOrder order) { r.layer(order); }, Section::everywhere},
-                                 {"fused", [](LayerRank& r, CombineOrder) { r.fused(); }, Section::fuses}};
+constexpr Section kSections[] = {{"dispatch", [](LayerRank& r) { r.dispatch(); }, Section::everywhere},
+                                 {"combine", [](LayerRank& r) { r.combine(); }, Section::everywhere},
+                                 {"up", [](LayerRank& r) { r.up(); }, Section::in_parts},
+                                 {"down", [](LayerRank& r) { r.down(); }, Section::in_parts},
+                                 {"experts", [](LayerRank& r) { r.experts(); }, Section::everywhere},
+                                 {"layer", [](LayerRank& r) { r.layer(); }, Section::everywhere},
+                                 {"fused", [](LayerRank& r) { r.fused(); }, Section::fuses}};
 constexpr int64_t kTurns = 4;
 
 /// Number of tokens per rank whose results are recomputed. The number of threads is the rank's share of the cores, but at most
@@ -48,7 +48,6 @@ constexpr int kMaxThreads = 8;
 struct Point {
   BenchOptions options;
   LayerSpec spec;
-  CombineOrder order() const { return order_named(options.order); }
 };
 
 Point make_point(const BenchOptions& o) {
@@ -62,6 +61,8 @@ Point make_point(const BenchOptions& o) {
   p.options.topk = source.topk();
   p.spec.intermediate = o.intermediate;
   p.spec.backend = backend_named(o.backend);
+  p.spec.separate = false;  // each call is timed alone
+  p.spec.order = order_named(o.order);
   p.spec.sms = {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)};
   p.spec.quantize = scales_named(o.quantize);
   if (&exchange_of(o) == &kNormal) {
@@ -111,7 +112,7 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
   LayerRank rank(p.spec, group, clock->device());
   json out;
   rank.prepare(0);
-  rank.layer(p.order());
+  rank.layer();
   const std::vector<std::byte> first = rank.outputs();
   group.barrier();
   for (int64_t turn = 0; turn < kTurns; ++turn) {
@@ -119,7 +120,7 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
     for (const Section& section : kSections) {
       if (section.where == Section::in_parts && !rank.in_parts()) continue;
       if (section.where == Section::fuses && !rank.fuses()) continue;
-      for (const double seconds : clock->time([&] { section.call(rank, p.order()); }, o.warmup, count))
+      for (const double seconds : clock->time([&] { section.call(rank); }, o.warmup, count))
         out[section.key].push_back(seconds);
     }
     if (group.rank() == 0) link.progress(turn + 1, "");
@@ -128,7 +129,7 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
   std::vector<CheckResult> checks;
   if (o.verify) {
     rank.prepare(0);
-    rank.layer(p.order());
+    rank.layer();
     const std::vector<std::byte> last = rank.outputs();
     group.barrier();
     if (rank.fuses()) {
@@ -137,7 +138,7 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
       const std::vector<std::byte> at_once = rank.outputs();
       group.barrier();
       checks.push_back(rank.check("fused layer", at_once, kCheckedTokens, threads));
-      if (p.order() == CombineOrder::per_route)
+      if (p.spec.order == CombineOrder::per_route)
         checks.push_back({"the fused layer has the bits of separate calls", at_once == last,
                           at_once == last ? "" : "they differ", static_cast<int64_t>(last.size())});
     }
@@ -183,7 +184,7 @@ class LayerBench final : public BenchCaseOf<Run> {
     const Point p = make_point(o);
     if (gpus_) check_layer_widths(o.hidden, o.intermediate, p.spec.quantize);
     const double rank = static_cast<double>(job_of(p).group.heap_bytes) + static_cast<double>(layer_device_bytes(p.spec)) +
-                        static_cast<double>(layer_fused_bytes(p.spec));
+                        static_cast<double>(layer_private_bytes(p.spec));
     const std::string sizes = fmt::format("--ranks {} --tokens {} --hidden {} --intermediate {} --experts {}", o.ranks,
                                           o.tokens, o.hidden, o.intermediate, p.options.experts);
     if (!gpus_) return require_memory(sizes, static_cast<double>(o.ranks) * rank, machine_.memory_available);

@@ -42,6 +42,8 @@ measure::Fp8WeightForm fp8_form_of(const measure::WeightForm& from) {
 bool fp8(ScaleKind quantize) { return quantize != ScaleKind::none; }
 /// Type of the weights and of the input rows of the products.
 DType type_of(ScaleKind quantize) { return fp8(quantize) ? DType::fp8_e4m3 : kLayerType; }
+/// Scales of the rows between the products, as in a MoeLayer.
+ScaleKind between_scales(ScaleKind quantize) { return fp8(quantize) ? ScaleKind::f32 : ScaleKind::none; }
 
 measure::Fp8WeightSize up_size(const ExpertShape& shape) {
   return {shape.num_local_experts, 2 * shape.intermediate, shape.hidden, shape.intermediate};
@@ -73,25 +75,27 @@ LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t 
                            int world, RankDevice& device)
     : shape_(shape), quantize_(quantize), device_(device), sms_(device.sms_of_products(world)) {
   if (device.on_host()) {
+    if (max_rows == 0) return;
     mlp_.emplace(shape, ExpertWeights(seed, shape.hidden, shape.intermediate).source(first_expert), host_options());
     return;
   }
   if (shape.num_local_experts == 0) return;
   weights_ = fp8(quantize) ? make_fp8_weights(first_expert, seed) : make_weights(first_expert, seed);
   const int64_t width = shape.intermediate;
+  const ScaleKind scales = between_scales(quantize);
   between_ = {device.allocate(dtype_bytes(type_of(quantize), max_rows * width)), max_rows, width, type_of(quantize),
-              device.allocate(at(max_rows) * scale_row_bytes(width, quantize)),  quantize};
-  make_products(weights_);
+              device.allocate(at(max_rows) * scale_row_bytes(width, scales)),    scales};
+  if (max_rows > 0) make_products(weights_);
   device.wait();
 }
 
 size_t LayerExperts::device_bytes(const ExpertShape& shape, int64_t max_rows, ScaleKind quantize, Backend backend) {
-  if (backend == Backend::cpu) return ExpertMlp::memory_required(shape, host_options()).total();
+  if (backend == Backend::cpu) return max_rows > 0 ? ExpertMlp::memory_required(shape, host_options()).total() : 0;
   const int64_t experts = shape.num_local_experts, h = shape.hidden, width = shape.intermediate;
   const size_t bytes = dtype_bytes(type_of(quantize), experts * 3 * h * width + max_rows * width);
   if (!fp8(quantize)) return bytes;
   return bytes + at(experts * (up_size(shape).scales() + down_size(shape).scales())) * sizeof(float) +
-         at(max_rows) * scale_row_bytes(width, quantize);
+         at(max_rows) * scale_row_bytes(width, between_scales(quantize));
 }
 
 LayerExperts::BothWeights LayerExperts::make_weights(int first_expert, uint64_t seed) {
@@ -121,7 +125,7 @@ void LayerExperts::make_products(const BothWeights& weights) {
   config.n = 2 * shape_.intermediate;
   config.k = shape_.hidden;
   config.epilogue = Epilogue::swiglu;
-  config.quantize = quantize_;
+  config.quantize = between_scales(quantize_);
   up_.emplace(config, weights.up.data, weights.up.scales);
   config.n = shape_.hidden;
   config.k = shape_.intermediate;

@@ -35,9 +35,10 @@ Fp8WeightForms fp8_weight_forms(uint64_t seed, int64_t hidden, int64_t intermedi
 /// A bf16 ExpertMlp on the host or, on a GPU, two grouped products that can be called separately: up (with SwiGLU) and down.
 class LayerExperts {
  public:
-  /// Experts starting at `first_expert`, for calls with at most `max_rows` rows, on one of `world` ranks, which may share GPUs.
-  /// GPU memory is allocated from `device`, which must outlive this object. `quantize`, on GPUs: if not none, the weights, the
-  /// input rows and the rows between the products are fp8 with scales of this kind; H and I are multiples of 16.
+  /// Experts starting at `first_expert`, for calls with at most `max_rows` rows, on one of `world` ranks, which may share GPUs;
+  /// 0 rows: only the weights of a GPU. GPU memory is allocated from `device`, which must outlive this object. `quantize`, on
+  /// GPUs: if not none, the weights and all rows but those of the result are fp8, the input rows with scales of this kind, the
+  /// others with float32 scales; H and I are multiples of 16.
   LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, ScaleKind quantize, int world,
                RankDevice& device);
   /// Memory of one object.

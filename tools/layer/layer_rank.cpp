@@ -22,7 +22,7 @@ ExpertShape shape_of(const LayerSpec& spec, int rank = 0) {
 
 int64_t width_step(ScaleKind quantize) { return quantize != ScaleKind::none ? 16 : 8; }
 
-MoeLayerConfig fused_config(const LayerSpec& spec) {
+MoeLayerConfig config_of(const LayerSpec& spec, MoeForm form) {
   const Scenario& s = spec.scenario;
   MoeLayerConfig c;
   c.hidden = s.hidden;
@@ -33,13 +33,23 @@ MoeLayerConfig fused_config(const LayerSpec& spec) {
   c.max_tokens = normal ? normal->max_tokens : std::get<LowLatencyConfig>(spec.exchange).max_tokens;
   c.exchange = normal ? MoeExchange::normal : MoeExchange::low_latency;
   c.dtype = spec.quantize == ScaleKind::none ? kLayerType : DType::fp8_e4m3;
-  c.form = MoeForm::fused;
+  if (spec.quantize != ScaleKind::none) c.row_scales = spec.quantize;
+  c.form = form;
+  c.order = form == MoeForm::fused ? CombineOrder::per_route : spec.order;
+  c.captured = false;
   c.storage = spec.backend == Backend::cuda ? WeightStorage::view : WeightStorage::packed;  // as in LayerExperts
   return c;
 }
 
-MoeLayerMemory fused_memory(const LayerSpec& spec) {
-  return MoeLayer::memory_required(fused_config(spec), spec.scenario.world, spec.backend);
+std::vector<MoeForm> forms_of(const LayerSpec& spec) {
+  std::vector<MoeForm> forms;
+  if (spec.separate) forms.push_back(MoeForm::separate);
+  if (spec.fused) forms.push_back(MoeForm::fused);
+  return forms;
+}
+
+MoeLayerMemory memory_of(const LayerSpec& spec, MoeForm form) {
+  return MoeLayer::memory_required(config_of(spec, form), spec.scenario.world, spec.backend);
 }
 
 /// A device allocates a minimum size even for empty buffers.
@@ -61,10 +71,8 @@ void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize
 }
 
 std::string why_not_fused(const LayerSpec& spec) {
-  if (spec.quantize == ScaleKind::ue8m0)
-    return "the separate calls of this tool have UE8M0 scales between the products, the fused form float32";
   try {
-    (void)fused_memory(spec);
+    (void)memory_of(spec, MoeForm::fused);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::unsupported && e.code() != ErrorCode::invalid_argument) throw;
     return e.what();
@@ -74,17 +82,22 @@ std::string why_not_fused(const LayerSpec& spec) {
 
 size_t layer_heap_bytes(const LayerSpec& spec) {
   const int world = spec.scenario.world;
-  const size_t separate = exchange_heap_bytes(spec.exchange, world, spec.backend);
-  return separate + (spec.fused ? MoeLayer::heap_bytes(fused_config(spec), world, spec.backend) : 0);
+  size_t bytes = spec.separate ? 0 : exchange_heap_bytes(spec.exchange, world, spec.backend);
+  for (const MoeForm form : forms_of(spec)) bytes += MoeLayer::heap_bytes(config_of(spec, form), world, spec.backend);
+  return bytes;
 }
 
-size_t layer_fused_bytes(const LayerSpec& spec) {
-  if (!spec.fused) return 0;
-  const MoeLayerMemory memory = fused_memory(spec);
+size_t layer_private_bytes(const LayerSpec& spec) {
+  const std::vector<MoeForm> forms = forms_of(spec);
+  if (forms.empty()) return 0;
   const ExpertShape shape = shape_of(spec);
   const int64_t elements = 3 * shape.num_local_experts * shape.hidden * shape.intermediate;
-  const size_t given = spec.backend == Backend::cpu ? dtype_bytes(kLayerType, elements) : 0;  // during construction
-  return memory.total() - memory.heap_bytes + given;
+  size_t bytes = spec.backend == Backend::cpu ? dtype_bytes(kLayerType, elements) : 0;  // weights, during construction
+  for (const MoeForm form : forms) {
+    const MoeLayerMemory memory = memory_of(spec, form);
+    bytes += memory.total() - memory.heap_bytes;
+  }
+  return bytes;
 }
 
 size_t layer_device_bytes(const LayerSpec& spec) {
@@ -92,10 +105,11 @@ size_t layer_device_bytes(const LayerSpec& spec) {
   int64_t tokens = 0;
   for (int r = 0; r < s.world; ++r) tokens = std::max(tokens, s.tokens(r));
   const int64_t rows = exchange_max_rows(spec.exchange, s.world);
-  const bool masked = std::holds_alternative<LowLatencyConfig>(spec.exchange);  // its rows are not in the heap
+  // Low-latency rows are not in the heap.
+  const bool masked = !spec.separate && std::holds_alternative<LowLatencyConfig>(spec.exchange);
   const size_t row = dtype_bytes(kLayerType, s.hidden);
   return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens * s.topk * 8) +
-         LayerExperts::device_bytes(shape_of(spec), rows, spec.quantize, spec.backend) + (size_t{1} << 20);
+         LayerExperts::device_bytes(shape_of(spec), spec.separate ? 0 : rows, spec.quantize, spec.backend) + (size_t{1} << 20);
 }
 
 LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
@@ -104,7 +118,8 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
       device_(device),
       rank_(group.rank()),
       experts_(shape_of(spec, rank_), spec.scenario.first_expert(rank_), spec.scenario.seed,
-               exchange_max_rows(spec.exchange, spec.scenario.world), spec.quantize, spec.scenario.world, device) {
+               spec.separate ? 0 : exchange_max_rows(spec.exchange, spec.scenario.world), spec.quantize, spec.scenario.world,
+               device) {
   const Routing& mine = spec.scenario.routing[at(rank_)];
   input_.ids = mine.expert_ids();
   input_.ids.data = device_.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
@@ -113,11 +128,11 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   rows_ = device_.allocate(bytes);
   out_ = device_.allocate(bytes);
   group_.barrier();  // every rank has its memory before any rank waits for another, which may share its GPU
-  exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
-  if (spec.fused) make_fused();
+  if (!spec.separate) exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
+  if (!forms_of(spec).empty()) make_layers();
 }
 
-void LayerRank::make_fused() {
+void LayerRank::make_layers() {
   const void *w13 = experts_.w13(), *w2 = experts_.w2();
   std::vector<uint16_t> gate_up, down;  // on the host: the layer packs these weights
   if (device_.on_host()) {
@@ -132,12 +147,17 @@ void LayerRank::make_fused() {
     w13 = gate_up.data();
     w2 = down.data();
   }
-  try {
-    MoeLayerConfig config = fused_config(spec_);
+  device_.wait();  // for the scales, which the constructors read
+  const auto make = [&](MoeForm form) {
+    MoeLayerConfig config = config_of(spec_, form);
     config.w13_scales = experts_.w13_scales();
     config.w2_scales = experts_.w2_scales();
-    device_.wait();  // for the scales, which the constructor reads
-    fused_.emplace(group_, config, w13, w2);
+    return MoeLayer(group_, config, w13, w2);
+  };
+  if (spec_.separate) separate_.emplace(make(MoeForm::separate));
+  if (!spec_.fused) return;
+  try {
+    fused_.emplace(make(MoeForm::fused));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::unsupported) throw;
     why_not_fused_ = e.what();
@@ -154,14 +174,15 @@ void LayerRank::prepare(uint64_t set) {
   group_.barrier();
 }
 
-void LayerRank::fused() {
-  fused_->forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream(), .num_sms = spec_.fused_sms});
+void LayerRank::forward(MoeLayer& layer) {
+  layer.forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream(), .num_sms = spec_.layer_sms});
 }
 
-void LayerRank::layer(CombineOrder order) {
+void LayerRank::layer() {
+  if (separate_) return forward(*separate_);
   dispatch();
   experts();
-  combine(order);
+  combine();
 }
 
 std::vector<std::byte> LayerRank::outputs() const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of an MoE layer, on the CPU or a GPU: dispatch, experts and combine in separate calls, and the same layer in a
-// single call (MoeForm::fused). Rows and weights are in closed form. Results are checked against those of a single rank that
-// computes everything without an exchange.
+// One rank of an MoE layer, on the CPU or a GPU: a MoeLayer in either form or both, or the calls of which the separate form
+// consists, one by one, for times of each call alone and for settings that a MoeLayer does not have. Rows and weights are in
+// closed form. Results are checked against those of a single rank that computes everything without an exchange.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,15 @@ struct LayerSpec {
   Scenario scenario;  ///< expert-major, with its routes
   int64_t intermediate = 0;
   Backend backend = Backend::cpu;
-  LayerExchangeConfig exchange;
-  CallSms sms;
-  /// GPUs. If not none, the layer is fp8: rows in flight and the rows between the products have scales of this kind. A
-  /// low-latency exchange must be configured for them.
+  LayerExchangeConfig exchange;                 ///< a MoeLayer takes only its mode and sizes
+  CombineOrder order = CombineOrder::per_rank;  ///< fused: always per_route
+  CallSms sms;                                  ///< of the calls one by one
+  int layer_sms = 0;                            ///< GPUs: MoeLayerCall::num_sms
+  /// GPUs. If not none, the layer is fp8: rows in flight have scales of this kind, and the rows between the products have
+  /// float32 scales. A low-latency exchange must be configured for them.
   ScaleKind quantize = ScaleKind::none;
-  bool fused = false;  ///< the rank also has the fused form: only if why_not_fused() is empty
-  int fused_sms = 0;   ///< GPUs: multiprocessors of a fused call; 0: the library's default
+  bool separate = true;  ///< the separate form is a MoeLayer, else the calls one by one
+  bool fused = false;    ///< the rank has the fused form: only if why_not_fused() is empty
 };
 /// The library's reason for not having a fused form of a layer, as far as this can be determined before a group exists; empty
 /// if it has one. See also LayerRank::why_not_fused().
@@ -41,8 +43,8 @@ void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize
 size_t layer_heap_bytes(const LayerSpec& spec);
 /// Additional device memory: the maximum over all ranks.
 size_t layer_device_bytes(const LayerSpec& spec);
-/// Memory of the fused form alone: the maximum over all ranks.
-size_t layer_fused_bytes(const LayerSpec& spec);
+/// Memory that the MoeLayers allocate outside of heap and device: the maximum over all ranks.
+size_t layer_private_bytes(const LayerSpec& spec);
 
 class LayerRank {
  public:
@@ -51,21 +53,19 @@ class LayerRank {
 
   /// Collective. Sets the inputs of data set `set` and fills the outputs with NaN.
   void prepare(uint64_t set);
-  // The calls. The phases must be called in this order; layer() calls all of them.
+  // The calls one by one, in this order; only without a separate MoeLayer.
   void dispatch() { exchange_->dispatch(input_); }
   void up() { experts_.up(exchange_->x(), exchange_->rows()); }
   void down() { experts_.down(exchange_->rows(), exchange_->y()); }
   void experts() { experts_.forward(exchange_->x(), exchange_->rows(), exchange_->y()); }
-  void combine(CombineOrder order) { exchange_->combine(order, out_); }
-  void layer(CombineOrder order);
-  /// Runs layer() with CombineOrder::per_route in a single call. Call it only if fuses().
-  void fused();
+  void combine() { exchange_->combine(spec_.order, out_); }
+  /// The layer in separate form: the MoeLayer, or all calls.
+  void layer();
+  /// The layer in fused form. Call it only if fuses().
+  void fused() { forward(*fused_); }
   bool fuses() const { return fused_.has_value(); }
   /// The library's reason if the spec requests the fused form but it is not available. Equal on all ranks.
   const std::string& why_not_fused() const { return why_not_fused_; }
-  int rank() const { return rank_; }
-  /// Number of rows in the last dispatch, as far as it is known to the host.
-  int64_t delivered() const { return exchange_->x().rows; }
   /// Whether up() and down() can be called instead of experts(); true on GPUs.
   bool in_parts() const { return experts_.in_parts(); }
 
@@ -76,7 +76,8 @@ class LayerRank {
   CheckResult check(const std::string& name, const std::vector<std::byte>& outputs, int64_t max_tokens, int threads) const;
 
  private:
-  void make_fused();
+  void make_layers();
+  void forward(MoeLayer& layer);
   size_t out_bytes() const { return static_cast<size_t>(x_.rows()) * x_.row_bytes(); }
 
   const LayerSpec& spec_;
@@ -84,8 +85,8 @@ class LayerRank {
   RankDevice& device_;
   int rank_;
   LayerExperts experts_;
-  std::unique_ptr<LayerExchange> exchange_;
-  std::optional<MoeLayer> fused_;
+  std::unique_ptr<LayerExchange> exchange_;  ///< of the calls one by one
+  std::optional<MoeLayer> separate_, fused_;
   std::string why_not_fused_;
   RowArray x_;  ///< on the host
   LayerInput input_;

@@ -114,7 +114,7 @@ class ExpertWorker {
     }
     ambiguity_.assign(at(rows), 0);
     for (int64_t i = 0; fp8_ && i < rows; ++i)
-      ambiguity_[at(i)] = quantise_between(&up_[at(i * up_cols)], &h_[at(i * intermediate_)], input.quantize);
+      ambiguity_[at(i)] = quantise_between(&up_[at(i * up_cols)], &h_[at(i * intermediate_)], ScaleKind::f32);
     y_.resize(at(rows * padded(hidden_)));
     multiply(h_.data(), w2_t_.data(), y_.data(), rows, intermediate_, padded(hidden_));
     return y_;

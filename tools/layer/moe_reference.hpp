@@ -16,8 +16,9 @@ namespace switchyard::tool {
 struct ReferenceInput {
   std::vector<const uint16_t*> rows;  ///< per rank, bf16 [T, H]
   std::vector<Routing> routing;       ///< per rank
-  /// If not none, the layer is fp8: the operands are the values represented by codes and scales of this kind. The quantized
-  /// operands are the rows, the intermediate row after rounding to bf16, and the weights from fp8_weight_forms.
+  /// If not none, the layer is fp8: the operands are the values represented by codes and scales. The quantized operands are the
+  /// rows, with scales of this kind, the intermediate row after rounding to bf16, with float32 scales, and the weights from
+  /// fp8_weight_forms.
   ScaleKind quantize = ScaleKind::none;
 };
 

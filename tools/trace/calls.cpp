@@ -33,7 +33,7 @@ class LowLatencyCalls final : public TracedCalls {
   static size_t device_bytes(const BenchOptions& o, const Scenario& s) {
     return LowLatencyRank::device_bytes(s, low_latency_config(o, s)) + kRest;
   }
-  void call(Trace*) override {
+  void call() override {
     if (flat_) return rank_.all_to_all();
     rank_.dispatch();
     rank_.combine(order_);
@@ -70,7 +70,7 @@ class NormalCalls final : public TracedCalls {
     const auto tokens = static_cast<size_t>(o.tokens), routes = tokens * static_cast<size_t>(o.topk);
     return tokens * static_cast<size_t>(o.hidden) * 9 + routes * 8 + kRest;
   }
-  void call(Trace*) override {
+  void call() override {
     DispatchOptions d;
     d.stream = device_.stream();
     d.num_sms = static_cast<int>(options_.sms);
@@ -166,7 +166,7 @@ class LedgerCalls final : public TracedCalls {
     const auto tokens = static_cast<size_t>(o.tokens), routes = tokens * static_cast<size_t>(o.topk);
     return (static_cast<size_t>(max_routes_per_rank(s)) + tokens) * row_bytes(o) + tokens * 8 * 4 + routes * 8 + kRest;
   }
-  void call(Trace*) override { ledger_->combine(y_, probs_, prepared_, out_, options_); }
+  void call() override { ledger_->combine(y_, probs_, prepared_, out_, options_); }
 
  private:
   LedgerCombineOptions options_;
@@ -181,7 +181,7 @@ class LedgerCalls final : public TracedCalls {
 class LayerCalls final : public TracedCalls {
  public:
   LayerCalls(const BenchOptions& o, const Scenario& s, Group& group, RankDevice& device)
-      : spec_(spec_of(o, s)), order_(order_named(o.order)), rank_(spec_, group, device) {
+      : spec_(spec_of(o, s)), rank_(spec_, group, device) {
     if (spec_.fused && !rank_.fuses()) throw Error(ErrorCode::unsupported, rank_.why_not_fused());
     rank_.prepare(0);
   }
@@ -191,29 +191,19 @@ class LayerCalls final : public TracedCalls {
     spec.intermediate = o.intermediate;
     spec.backend = backend_named(o.backend);
     spec.exchange = layer_normal_config(s);
-    spec.sms = {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)};
+    spec.order = order_named(o.order);
+    spec.layer_sms = static_cast<int>(o.sms);
     spec.quantize = scales_named(o.quantize);
     spec.fused = form_named(o.form) == MoeForm::fused;
-    if (spec.backend == Backend::cuda && spec.fused) spec.fused_sms = static_cast<int>(o.sms);
+    spec.separate = !spec.fused;
     return spec;
   }
   static size_t heap_bytes(const BenchOptions& o, const Scenario& s) { return layer_heap_bytes(spec_of(o, s)); }
   static size_t device_bytes(const BenchOptions& o, const Scenario& s) { return layer_device_bytes(spec_of(o, s)) + kRest; }
-  void call(Trace* recording) override {
-    if (spec_.fused) return rank_.fused();
-    rank_.dispatch();
-    if (recording && !rank_.in_parts()) {  // on the host, where a call returns when its work is complete
-      const Trace::Span span(recording, rank_.rank(), recording->event("expert_mlp"), rank_.delivered());
-      rank_.experts();
-    } else {
-      rank_.experts();
-    }
-    rank_.combine(order_);
-  }
+  void call() override { spec_.fused ? rank_.fused() : rank_.layer(); }
 
  private:
   const LayerSpec spec_;
-  CombineOrder order_;
   LayerRank rank_;
 };
 

@@ -10,16 +10,14 @@
 #include "device/rank_device.hpp"
 #include "run/modes.hpp"
 #include "switchyard/group.hpp"
-#include "switchyard/trace.hpp"
 
 namespace switchyard::tool {
 
 class TracedCalls {
  public:
   virtual ~TracedCalls() = default;
-  /// Collective. One dispatch and one combine, or the mode's equivalent. `recording`: the group's trace or null, used for spans
-  /// that the library itself does not record.
-  virtual void call(Trace* recording) = 0;
+  /// Collective. One dispatch and one combine, or the mode's equivalent.
+  virtual void call() = 0;
 };
 
 /// This verb's calls for a mode.

@@ -34,11 +34,11 @@ Scenario scenario_of(BenchOptions& o) {
   return s;
 }
 
-/// Collective. Microseconds per call, averaged over `n` calls on this rank. `recording`: the group's trace, or null.
-double time_calls(TracedCalls& calls, int64_t n, Trace* recording, Group& group, RankDevice& device) {
+/// Collective. Microseconds per call, averaged over `n` calls on this rank.
+double time_calls(TracedCalls& calls, int64_t n, Group& group, RankDevice& device) {
   group.barrier();
   const auto begin = std::chrono::steady_clock::now();
-  for (int64_t i = 0; i < n; ++i) calls.call(recording);
+  for (int64_t i = 0; i < n; ++i) calls.call();
   device.wait();
   const std::chrono::duration<double, std::micro> spent = std::chrono::steady_clock::now() - begin;
   return spent.count() / static_cast<double>(n);
@@ -50,9 +50,9 @@ json time_recording(const TraceVerbOptions& options, TracedCalls& calls, const T
   json plain = json::array(), traced = json::array();
   Trace trace(group.size(), trace_options);
   for (int64_t i = 0; i < options.cost_rounds; ++i) {
-    plain.push_back(time_calls(calls, options.calls, nullptr, group, device));
+    plain.push_back(time_calls(calls, options.calls, group, device));
     group.set_trace(&trace);
-    traced.push_back(time_calls(calls, options.calls, &trace, group, device));
+    traced.push_back(time_calls(calls, options.calls, group, device));
     group.barrier();
     group.set_trace(nullptr);
     trace.clear();
@@ -70,13 +70,13 @@ json traced_rank(const TraceVerbOptions& options, const Scenario& s, const Trace
   json cost;
   {
     const std::unique_ptr<TracedCalls> calls = trace_mode(o).make(o, s, group, device);
-    for (int64_t i = 0; i < o.warmup; ++i) calls->call(nullptr);
+    for (int64_t i = 0; i < o.warmup; ++i) calls->call();
     device.wait();
     cost = time_recording(options, *calls, trace_options, group, device);
     group.barrier();
     group.set_trace(&trace);
     group.barrier();
-    for (int64_t i = 0; i < options.calls; ++i) calls->call(&trace);
+    for (int64_t i = 0; i < options.calls; ++i) calls->call();
     device.wait();
     group.barrier();
     group.set_trace(nullptr);

@@ -37,8 +37,7 @@ void declare(Options& add, TraceVerbOptions& t) {
              "normal mode. --layout and --staging apply to normal");
   add.choice(
       "--form", o.form, kForms,
-      "layer: fused (one call, order per_route), or separate calls, of which those of the exchange are recorded, on the CPU "
-      "also the experts; automatic: fused where supported");
+      "layer: fused (one call, order per_route) or separate (dispatch, experts, combine); automatic: fused where supported");
   add.choice("--backend", o.backend, kBackends, "cuda: record every warp of the kernels");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");

@@ -10,31 +10,34 @@
 namespace switchyard::tool {
 namespace {
 
-constexpr const char* kPerRoute = "per_route";
 constexpr const char* kFused = "layer, fused, per_route";
 constexpr const char* kFusedBits = "layer, fused, bits of separate calls";
 constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
 
-/// The fused form requires bf16 and the combine order per_route.
-bool may_fuse(const VerifyCase& c) {
-  return scales_named(c.quantize) == ScaleKind::none &&
-         std::find(c.orders.begin(), c.orders.end(), kPerRoute) != c.orders.end();
+/// Whether the fused form is compared with this layer, which has the same bits: bf16, normal mode, per_route.
+bool fuses(const LayerSpec& spec) {
+  return spec.quantize == ScaleKind::none && std::holds_alternative<NormalConfig>(spec.exchange) &&
+         spec.order == CombineOrder::per_route;
 }
 
-/// One layer for each exchange; in fp8, with low latency and scales in either order. The first layer also runs in fused form if
-/// possible.
+/// A MoeLayer for each exchange and order of the sum; in fp8, also the calls of a layer with low latency and column-major
+/// scales. The per_route layer of normal mode also runs in fused form if possible.
 std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
   const ScaleKind quantize = scales_named(c.quantize);
-  LayerSpec normal{s, c.intermediate, backend_of(c), layer_normal_config(s), {c.sms, c.sms}, quantize};
-  normal.fused_sms = c.sms;
   LowLatencyConfig masked = layer_low_latency_config(s, quantize);
-  std::vector<LayerSpec> all{normal, normal};
-  all.front().fused = may_fuse(c) && why_not_fused(normal).empty();
-  all.back().exchange = masked;
-  if (quantize == ScaleKind::none) return all;
+  std::vector<LayerExchangeConfig> exchanges{layer_normal_config(s), masked};
   masked.scale_order = ScaleOrder::column_major;
-  all.push_back(normal);
-  all.back().exchange = masked;
+  if (quantize != ScaleKind::none) exchanges.emplace_back(masked);
+  std::vector<LayerSpec> all;
+  for (size_t e = 0; e < exchanges.size(); ++e) {
+    for (const std::string& order : c.orders) {
+      LayerSpec spec{s, c.intermediate, backend_of(c), exchanges[e], order_named(order), {c.sms, c.sms}, c.sms, quantize};
+      if (spec.order == CombineOrder::per_host) continue;  // covered by normal mode's own checks
+      spec.separate = e < 2;
+      spec.fused = fuses(spec) && why_not_fused(spec).empty();
+      all.push_back(std::move(spec));
+    }
+  }
   return all;
 }
 
@@ -54,7 +57,7 @@ size_t max_of(const VerifyCase& c, const Scenario& s, size_t (*bytes)(const Laye
 /// Collective. Checks the fused form on data set `set` against the reference and, bit by bit, against the separate calls.
 void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckResult>& results) {
   rank.prepare(set);
-  rank.layer(CombineOrder::per_route);
+  rank.layer();
   const std::vector<std::byte> separate = rank.outputs();
   group.barrier();
   rank.prepare(set);
@@ -72,7 +75,7 @@ void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckR
 size_t layer_heap_bytes(const VerifyCase& c, const Scenario& s) { return max_of(c, s, layer_heap_bytes); }
 size_t layer_device_bytes(const VerifyCase& c, const Scenario& s) {
   // On the host, the library's own allocations are taken from the same memory.
-  return max_of(c, s, layer_device_bytes) + (c.gpus > 0 ? 0 : max_of(c, s, layer_fused_bytes));
+  return max_of(c, s, layer_device_bytes) + (c.gpus > 0 ? 0 : max_of(c, s, layer_private_bytes));
 }
 
 std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Group& group, RankDevice& device) {
@@ -82,14 +85,12 @@ std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Gr
   for (const LayerSpec& spec : specs) {
     device.release();
     LayerRank rank(spec, group, device);
-    for (const std::string& order : c.orders) {
-      if (order_named(order) == CombineOrder::per_host) continue;  // covered by normal mode's own checks
-      rank.prepare(set++);
-      rank.layer(order_named(order));
-      results.push_back(rank.check("layer, " + exchange_text(spec) + ", " + order, rank.outputs(), kAllTokens, 1));
-      group.barrier();
-    }
-    if (&spec != &specs.front() || !may_fuse(c)) continue;
+    rank.prepare(set++);
+    rank.layer();
+    const std::string name = "layer, " + exchange_text(spec) + ", " + to_string(spec.order);
+    results.push_back(rank.check(name, rank.outputs(), kAllTokens, 1));
+    group.barrier();
+    if (!fuses(spec)) continue;
     if (rank.fuses())
       check_fused(rank, set++, group, results);
     else

@@ -75,13 +75,13 @@ class PlainFp8Layer {
       : hidden_(hidden), intermediate_(intermediate), kind_(kind), weights_(9, hidden, intermediate) {}
 
   std::vector<double> run(int64_t expert, const uint16_t* x) const {
-    const std::vector<double> in = dequantised(x, hidden_);
+    const std::vector<double> in = dequantised(x, hidden_, kind_);
     std::vector<uint16_t> between(static_cast<size_t>(intermediate_));
     for (int64_t j = 0; j < intermediate_; ++j) {
       const double gate = up_sum(expert, j, in), up = up_sum(expert, intermediate_ + j, in);
       oracle::store(DType::bf16, between.data(), j, static_cast<float>(gate / (1 + std::exp(-gate)) * up));
     }
-    const std::vector<double> h = dequantised(between.data(), intermediate_);
+    const std::vector<double> h = dequantised(between.data(), intermediate_, ScaleKind::f32);
     std::vector<double> out(static_cast<size_t>(hidden_));
     for (int64_t c = 0; c < hidden_; ++c)
       for (int64_t j = 0; j < intermediate_; ++j)
@@ -107,13 +107,13 @@ class PlainFp8Layer {
     const float scale = largest / 448.0f * (1 + static_cast<float>(choice) / 4);
     return oracle::rounded(DType::fp8_e4m3, oracle::load(DType::bf16, &bf16, 0) / scale) * static_cast<double>(scale);
   }
-  std::vector<double> dequantised(const uint16_t* row, int64_t cols) const {
-    std::vector<uint8_t> codes(static_cast<size_t>(cols)), scales(scale_row_bytes(cols, kind_));
-    oracle::quantise(DType::bf16, row, cols, kind_, codes.data(), scales.data());
+  static std::vector<double> dequantised(const uint16_t* row, int64_t cols, ScaleKind kind) {
+    std::vector<uint8_t> codes(static_cast<size_t>(cols)), scales(scale_row_bytes(cols, kind));
+    oracle::quantise(DType::bf16, row, cols, kind, codes.data(), scales.data());
     std::vector<double> values;
     for (int64_t c = 0; c < cols; ++c)
       values.push_back(static_cast<double>(oracle::load(DType::fp8_e4m3, codes.data(), c)) *
-                       static_cast<double>(oracle::scale_value(kind_, scales.data(), c / 128)));
+                       static_cast<double>(oracle::scale_value(kind, scales.data(), c / 128)));
     return values;
   }
 
@@ -186,7 +186,7 @@ TEST(LayerWidths, OfGpusAreMultiplesOf8AndInFp8Of16) {
             "--hidden: 264 given; allowed for a layer with --backend cuda and --quantize f32: a multiple of 16");
 }
 
-LayerSpec spec_of(bool masked) {
+LayerSpec spec_of(bool masked, bool separate) {
   LayerSpec spec;
   Scenario& s = spec.scenario;
   s.world = 2;
@@ -197,6 +197,7 @@ LayerSpec spec_of(bool masked) {
   s.routing = {{5, 2, 3, {0, 1, 2, 3, 4, -1}, {0.5f, 0.5f, 1, 0.25f, 0.75f, 1}}, {5, 2, 1, {3, 0}, {1, 0.5f}}};
   spec.intermediate = 32;
   spec.exchange = masked ? LayerExchangeConfig(layer_low_latency_config(s)) : LayerExchangeConfig(layer_normal_config(s));
+  spec.separate = separate;
   return spec;
 }
 
@@ -212,7 +213,7 @@ std::vector<nlohmann::json> checked(const LayerSpec& spec, int64_t max_tokens) {
     rank.prepare(1);
     const CheckResult unwritten = rank.check("unwritten", rank.outputs(), max_tokens, 1);
     group.barrier();
-    rank.layer(CombineOrder::per_rank);
+    rank.layer();
     std::vector<std::byte> out = rank.outputs();
     const CheckResult right = rank.check("right", out, max_tokens, 2);
     const uint16_t large = 0x4120;  // 10
@@ -224,8 +225,9 @@ std::vector<nlohmann::json> checked(const LayerSpec& spec, int64_t max_tokens) {
 }
 
 TEST(LayerRank, FindsWrongAndUnwrittenOutputs) {
-  for (const bool masked : {false, true}) {
-    const std::vector<nlohmann::json> ranks = checked(spec_of(masked), 100);
+  for (const int kind : {0, 1, 2, 3}) {
+    const bool masked = kind % 2 == 1, separate = kind < 2;  // a MoeLayer, or its calls one by one
+    const std::vector<nlohmann::json> ranks = checked(spec_of(masked, separate), 100);
     for (size_t r = 0; r < ranks.size(); ++r) {
       EXPECT_FALSE(ranks[r][0].get<bool>()) << masked << r;
       EXPECT_TRUE(ranks[r][1].get<bool>()) << masked << r;
@@ -233,7 +235,7 @@ TEST(LayerRank, FindsWrongAndUnwrittenOutputs) {
       EXPECT_FALSE(ranks[r][3].get<bool>()) << masked << r;
       EXPECT_EQ(ranks[r][4].get<std::string>().rfind(r == 0 ? "token 2: off by " : "token 0: off by ", 0), 0u) << ranks[r][4];
     }
-    EXPECT_EQ(checked(spec_of(masked), 1)[0][2], 64) << "as many tokens as asked for";
+    EXPECT_EQ(checked(spec_of(masked, separate), 1)[0][2], 64) << "as many tokens as asked for";
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "tools/cli/outputs.hpp"
 #include "tools/cli/verb.hpp"
+#include "tools/layer/layer_rank.hpp"
 #include "tools/verify/ledger.hpp"
 #include "tools/verify/setup.hpp"
 
@@ -24,6 +25,7 @@ VerifyCase case_of(const std::string& mode, int64_t tokens) {
   c.tokens = tokens;
   c.hidden = 256;
   c.intermediate = 64;
+  c.orders = {"per_rank"};
   return c;
 }
 
@@ -69,12 +71,22 @@ TEST(VerifyCases, LayersOnGpusAreAlsoInFp8) {
 }
 
 TEST(VerifyMemory, ALayerInFp8HasRoomForItsScales) {
+  LayerSpec spec;
+  spec.scenario = scenario_of(case_of("layer", 64), {});
+  spec.intermediate = 64;
+  spec.backend = Backend::cuda;
+  spec.exchange = layer_normal_config(spec.scenario);
+  for (const bool separate : {false, true}) {
+    spec.separate = separate;
+    spec.quantize = ScaleKind::none;
+    const size_t plain = layer_device_bytes(spec);
+    spec.quantize = ScaleKind::f32;
+    EXPECT_LT(layer_device_bytes(spec), plain) << "weights are half as large";
+    EXPECT_GT(layer_device_bytes(spec), plain / 2);
+  }
   VerifyCase c = case_of("layer", 64);
   c.gpus = 2;
-  const size_t plain = device_bytes(c, {});
-  c.quantize = "f32";
-  EXPECT_LT(device_bytes(c, {}), plain) << "weights are half as large";
-  EXPECT_GT(device_bytes(c, {}), plain / 2);
+  EXPECT_GT(device_bytes(c, {}), layer_device_bytes(spec)) << "the maximum of all layers";
 }
 
 TEST(VerifyMemory, CountsRoutingAndLogits) {
