@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "gpu/gemm/moe_calls.hpp"
+#include "switchyard/trace.hpp"
 
 namespace harness {
 namespace {
@@ -136,6 +137,38 @@ TEST_P(GpuMoeLayers, InGraphs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeLayers, testing::ValuesIn(gpu_cases()), [](const auto& c) { return c.param.c.name; });
+
+// The call track of a direct call and of two replays of a captured one.
+TEST(GpuMoeLayer, RecordsItsSteps) {
+  for (const bool masked : {false, true}) {
+    const MoeCase m{.c = {.name = "traced", .masked = masked, .tokens = {30, 21}}};
+    on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
+      GpuRig rig(me);
+      MoeGpuRank rank(rig, me.group, m);
+      run_call(me, rank, 1, false, [&] { rank.forward(); });
+      switchyard::Trace trace(me.group.size(), {.num_blocks = 8, .num_warps = 1});
+      me.group.set_trace(&trace);
+      me.meet();
+      rank.forward();
+      me.meet();
+      Graph graph(me, [&] { rank.forward(); });
+      for (int replay = 0; replay < 2; ++replay) {
+        me.meet();
+        graph.launch();
+      }
+      me.meet();
+      me.group.set_trace(nullptr);
+      std::string steps;
+      for (const switchyard::TraceSlice& s : trace.slices())
+        if (s.track < 0 && (s.category == "call" || s.category == "compute")) steps += s.name + " ";
+      const std::string call = "dispatch expert_up expert_down combine ";
+      me.f.equal(call + call + call, steps, "recorded");
+      me.group.check();
+      graph.destroy();
+      me.meet();
+    });
+  }
+}
 
 // The bits depend neither on the exchange nor on the capacity.
 TEST(GpuMoeLayer, IsOneKernelByItselfOnOneHostOnly) {
