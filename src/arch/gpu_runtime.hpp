@@ -166,9 +166,9 @@ struct DeviceTraits {
   std::string name;
   std::array<char, 16> uuid{};
   int multiprocessors = 0;
-  int shared_bytes = 0;  ///< maximum that a block may request
+  int shared_bytes = 0;    ///< maximum that a block may request
   int reserved_bytes = 0;  ///< of shared memory, before a block's own
-  int generation = 0;    ///< 9: sm_90
+  int generation = 0;      ///< 9: sm_90
 };
 inline Status traits_of(DeviceTraits* traits, int device) {
   cudaDeviceProp found{};

@@ -38,8 +38,8 @@ void check_config(const GroupedGemmConfig& c) {
   require(!fp8 || c.weight_scales != ScaleKind::none, "weight_scales = none: must be f32 or ue8m0 for fp8_e4m3");
   require(c.quantize == ScaleKind::none || (fp8 && c.epilogue == Epilogue::swiglu),
           std::string("quantize = ") + to_string(c.quantize) + ": must be none but for fp8_e4m3 with swiglu");
-  require(is_named(c.accumulate),
-          "accumulate = " + std::to_string(static_cast<int>(c.accumulate)) + ": must be " + detail::numbered_names<Accumulate>());
+  require(is_named(c.accumulate), "accumulate = " + std::to_string(static_cast<int>(c.accumulate)) + ": must be " +
+                                      detail::numbered_names<Accumulate>());
   require(fp8 || c.accumulate == Accumulate::exact, "accumulate = fast: must be exact but for fp8_e4m3");
   require(c.swiglu.limit > 0, "swiglu.limit = " + std::to_string(c.swiglu.limit) + ": must be above 0");
 }

@@ -52,8 +52,8 @@ __device__ __forceinline__ void load_box_to_blocks(uint32_t dst, const CUtensorM
       : "memory");
 }
 
-__device__ __forceinline__ void load_box_to_blocks(uint32_t dst, const CUtensorMap* map, uint32_t bar, int x, int y, int z, int u,
-                                                   uint16_t blocks) {
+__device__ __forceinline__ void load_box_to_blocks(uint32_t dst, const CUtensorMap* map, uint32_t bar, int x, int y, int z,
+                                                   int u, uint16_t blocks) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
       "%4, %5, %6}], [%2], %7;" ::"r"(dst),

@@ -155,14 +155,15 @@ SWITCHYARD_WGMMA_E4M3(96, 6, 48, 49)
 SWITCHYARD_WGMMA_E4M3(112, 7, 56, 57)
 SWITCHYARD_WGMMA_E4M3(128, 8, 64, 65)
 
-/// WgmmaE4m3<128> with the first operand in registers. Thread t of the warpgroup holds, in a[2 * j + i], elements [4 * (t % 4) +
-/// 16 * j, + 4) of row 16 * (t / 32) + t % 32 / 4 + 8 * i. `add`: 0 overwrites d. If the compiler cannot know a 0 (it is read
+/// WgmmaE4m3<128> with the first operand in registers. Thread t of the warpgroup holds, in a[2 * j + i], elements [4 * (t % 4)
+/// + 16 * j, + 4) of row 16 * (t / 32) + t % 32 / 4 + 8 * i. `add`: 0 overwrites d. If the compiler cannot know a 0 (it is read
 /// from a kernel's parameters), it keeps d in its registers; otherwise it allocates others.
 __device__ __forceinline__ void multiply_e4m3_rows(float (&d)[64], const uint32_t* a, uint64_t b, uint32_t add) {
-  asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" SWITCHYARD_NAMES_8
-               "}, {%64, %65, %66, %67}, %68, p, 1, 1;}"
-               : SWITCHYARD_ACCUMULATORS_8("+f")
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" SWITCHYARD_NAMES_8
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1;}"
+      : SWITCHYARD_ACCUMULATORS_8("+f")
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
 }  // namespace switchyard::detail::ptx

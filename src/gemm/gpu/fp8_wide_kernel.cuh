@@ -273,8 +273,8 @@ __device__ __forceinline__ float change_unit(float& unit, float next) {
   return factor;
 }
 
-/// Like multiply_wide_unit(), but the tensor cores add all products to the sums (Accumulate::fast). The sums are in units of the
-/// scales of the current stage, and are multiplied by the quotient of two scales between stages.
+/// Like multiply_wide_unit(), but the tensor cores add all products to the sums (Accumulate::fast). The sums are in units of
+/// the scales of the current stage, and are multiplied by the quotient of two scales between stages.
 template <class K>
 __device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
                                                         WideSums& sums) {
@@ -323,7 +323,8 @@ __device__ __forceinline__ void store_wide_rows(const GroupedParams& p, uint32_t
   const int to = (lane() & 7) + (lane() >> 3 & 1) * 8;
 #pragma unroll
   for (int j = 0; j < 8; j += 2)
-    ptx::store_matrices(staging + staged_at<8>(to, j + (lane() >> 4)), two(j * 4), two(j * 4 + 2), two(j * 4 + 4), two(j * 4 + 6));
+    ptx::store_matrices(staging + staged_at<8>(to, j + (lane() >> 4)), two(j * 4), two(j * 4 + 2), two(j * 4 + 4),
+                        two(j * 4 + 6));
   ptx::fence_proxy_async_shared();
   __syncwarp();
   if (lane() == 0) {

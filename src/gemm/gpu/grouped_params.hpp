@@ -69,7 +69,7 @@ struct Fp8Outputs {
 struct GroupedParams {
   CUtensorMap rows[kMaxRows / kRowStep];  ///< [end, inner], boxes of the rows of a tile of each width
   CUtensorMap weights;                    ///< boxes as in the kernel's load_stage
-  CUtensorMap many_weights;    ///< fp8: [experts, 2, n / 2, inner] if gated, else [experts, 1, n, inner]; see set_many_weights()
+  CUtensorMap many_weights;  ///< fp8: [experts, 2, n / 2, inner] if gated, else [experts, 1, n, inner]; see set_many_weights()
   CUtensorMap out_64, out_16;  ///< [end, columns], boxes of the columns of one store times 64, or 16, rows
   RowRanges ranges;
   /// Range of rows per expert; experts with more or fewer rows have no tiles.

@@ -29,7 +29,8 @@ GroupedKernel kernel_bf16_nk(Finish finish);
 GroupedKernel kernel_bf16_kn(Finish finish);
 GroupedKernel kernel_f16_nk(Finish finish);
 GroupedKernel kernel_f16_kn(Finish finish);
-GroupedKernel kernel_fp8(Finish finish);       ///< only fp8 has Finish::quantised
-GroupedKernel kernel_fp8_wide(Finish finish, bool fast);  ///< for experts with more than kFewFp8Rows rows; an even number of blocks
+GroupedKernel kernel_fp8(Finish finish);  ///< only fp8 has Finish::quantised
+GroupedKernel kernel_fp8_wide(Finish finish,
+                              bool fast);  ///< for experts with more than kFewFp8Rows rows; an even number of blocks
 
 }  // namespace switchyard::detail::gemm

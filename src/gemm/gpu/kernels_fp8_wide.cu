@@ -18,6 +18,8 @@ GroupedKernel wide_kernel(Finish finish) {
 
 }  // namespace
 
-GroupedKernel kernel_fp8_wide(Finish finish, bool fast) { return fast ? wide_kernel<true>(finish) : wide_kernel<false>(finish); }
+GroupedKernel kernel_fp8_wide(Finish finish, bool fast) {
+  return fast ? wide_kernel<true>(finish) : wide_kernel<false>(finish);
+}
 
 }  // namespace switchyard::detail::gemm

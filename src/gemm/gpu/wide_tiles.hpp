@@ -6,8 +6,8 @@
 // share the rows of the remaining one to three units, one or two at a time, with neighboring column tiles. In both forms a
 // block loads half of what both blocks need.
 //
-// Tickets number an expert's tiles by bands of at most kWideBand tiles that share weights, the last band followed by the rest of
-// the rows. Within a band, all tiles of two column tiles are consecutive, so their weights are read from memory once.
+// Tickets number an expert's tiles by bands of at most kWideBand tiles that share weights, the last band followed by the rest
+// of the rows. Within a band, all tiles of two column tiles are consecutive, so their weights are read from memory once.
 #pragma once
 
 #include <cstdint>

@@ -283,8 +283,8 @@ TEST(Fp8Gemm, NormOfNormalShapes) {
   }
 }
 
-/// The error that docs/gemm.md states for fast sums, and exact sums for experts with up to 64 rows. The scales of a row differ by
-/// up to a factor of 11.
+/// The error that docs/gemm.md states for fast sums, and exact sums for experts with up to 64 rows. The scales of a row differ
+/// by up to a factor of 11.
 TEST(Fp8Gemm, FastSumsHaveTheStatedError) {
   for (const Epilogue epilogue : {Epilogue::none, Epilogue::swiglu}) {
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1024, 2048}, {960, 2880}, {512, 7168}, {256, 16384}}) {
@@ -297,8 +297,8 @@ TEST(Fp8Gemm, FastSumsHaveTheStatedError) {
       Fp8Rig exact(s, false);
       exact.run();
       EXPECT_NE(fast.outputs(), exact.outputs()) << "the option has no effect";
-      std::printf("  K %lld, %s: error %.2e, exact %.2e\n", static_cast<long long>(k), to_string(epilogue), fast.difference().norm,
-                  exact.difference().norm);
+      std::printf("  K %lld, %s: error %.2e, exact %.2e\n", static_cast<long long>(k), to_string(epilogue),
+                  fast.difference().norm, exact.difference().norm);
     }
   }
   Shape few{{1, 17, 64}, 512, 1024, Epilogue::none};

@@ -140,14 +140,15 @@ TEST(MoeLayerSetup, SaysItsMemory) {
   EXPECT_EQ(m.total(), m.heap_bytes + m.scratch_bytes + m.private_bytes);
 }
 
+void refused(const std::string& part, const std::function<void(MoeLayerConfig&)>& change, Backend backend = Backend::cpu,
+             ErrorCode code = ErrorCode::invalid_argument) {
+  MoeLayerConfig c = backend == Backend::cuda ? on_gpus() : small();
+  change(c);
+  expect_text(outcome_of([&] { (void)MoeLayer::memory_required(c, 2, backend); }), code, part);
+  expect_text(outcome_of([&] { (void)MoeLayer::heap_bytes(c, 2, backend); }), code, part);
+}
+
 TEST(MoeLayerSetup, ErrorsNameTheField) {
-  const auto refused = [](const std::string& part, const std::function<void(MoeLayerConfig&)>& change,
-                          Backend backend = Backend::cpu, ErrorCode code = ErrorCode::invalid_argument) {
-    MoeLayerConfig c = backend == Backend::cuda ? on_gpus() : small();
-    change(c);
-    expect_text(outcome_of([&] { (void)MoeLayer::memory_required(c, 2, backend); }), code, part);
-    expect_text(outcome_of([&] { (void)MoeLayer::heap_bytes(c, 2, backend); }), code, part);
-  };
   refused("MoeLayerConfig::hidden = 0: must be in [1, 16777216]", [](auto& c) { c.hidden = 0; });
   refused("MoeLayerConfig::intermediate = -1: must be in [1, ", [](auto& c) { c.intermediate = -1; });
   refused("MoeLayerConfig::num_experts = 0: must be in [1, 1048576]", [](auto& c) { c.num_experts = 0; });
@@ -179,6 +180,13 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
     c.capacity = 4;
   });
   refused(
+      "backend = 5: must be cpu (0) or cuda (1)", [](auto&) {}, static_cast<Backend>(5));
+  expect_text(outcome_of([] { (void)MoeLayer::memory_required(small(), 65); }), ErrorCode::invalid_argument,
+              "world = 65: must be in [1, 64]");
+}
+
+TEST(MoeLayerSetup, ErrorsOfGpusNameTheField) {
+  refused(
       "MoeLayerConfig::storage = packed: must be view on GPUs", [](auto& c) { c.storage = WeightStorage::packed; },
       Backend::cuda);
   const auto fp8 = [](auto& c) { c.dtype = DType::fp8_e4m3; };
@@ -205,10 +213,6 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
           c.accumulate = Accumulate::fast;
         },
         Backend::cuda, ErrorCode::unsupported);
-  refused(
-      "backend = 5: must be cpu (0) or cuda (1)", [](auto&) {}, static_cast<Backend>(5));
-  expect_text(outcome_of([] { (void)MoeLayer::memory_required(small(), 65); }), ErrorCode::invalid_argument,
-              "world = 65: must be in [1, 64]");
 }
 
 // On the CPU, the requirement covers the rows of FusedMoe and the memory for one worker's products. This memory is enough to
