@@ -220,7 +220,8 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   LayerSetup s{given, world, backend, -1};
   MoeLayerConfig& c = s.config;
   const bool typed = c.dtype == DType::bf16 || (backend == Backend::cuda && c.dtype == DType::fp8_e4m3);
-  const bool fuses = typed && c.order == CombineOrder::per_route && c.exchange != MoeExchange::low_latency;
+  const bool fuses = typed && c.accumulate == Accumulate::exact && c.order == CombineOrder::per_route &&
+                     c.exchange != MoeExchange::low_latency;
   if (c.form == MoeForm::fused) {
     if (!fuses)
       refuse("form", "fused", "separate or automatic, but for bf16, or on GPUs fp8_e4m3, normal mode, per_route",

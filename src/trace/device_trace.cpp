@@ -59,8 +59,13 @@ class Blocks {
 class Marks {
  public:
   void add(const DeviceRecord& mark, const HostTime& host) {
-    const auto [begin, is_begin] = open_.try_emplace({mark.bytes, mark.arg}, mark.end);
-    if (is_begin) return;
+    const std::pair key{mark.bytes, mark.arg};
+    if (mark.multiprocessor == DeviceRecord::kMarkBegin) {
+      open_[key] = mark.end;
+      return;
+    }
+    const auto begin = open_.find(key);
+    if (begin == open_.end()) return;  // recorded before recording began, or overwritten
     spans.push_back({host.ns(begin->second), host.ns(mark.end), launch_tokens(mark.arg), static_cast<uint16_t>(mark.bytes),
                      RecordKind::span});
     open_.erase(begin);
@@ -120,7 +125,7 @@ void append_device_records(Tracer& tracer, const DeviceTrace& trace, const std::
   };
   for_each([&](int track, const DeviceRecord& r) {
     if (r.event != DeviceRecord::kAnchor) return;
-    if (r.multiprocessor == DeviceRecord::kNoMultiprocessor) return marks.add(r, host);
+    if (r.multiprocessor >= DeviceRecord::kMarkEnd) return marks.add(r, host);
     clocks[r.multiprocessor].add(r.begin, r.end);
     Launch& launch = launches[{r.bytes, launch_call(r.arg)}];
     launch.add(r);

@@ -22,7 +22,7 @@ struct alignas(16) DeviceRecord {
   uint32_t bytes;
 
   static constexpr uint16_t kAnchor = 0xffff;
-  static constexpr uint16_t kNoMultiprocessor = 0xffff;  ///< of marks, whose cycles are nanoseconds
+  static constexpr uint16_t kMarkBegin = 0xffff, kMarkEnd = 0xfffe;  ///< multiprocessors of marks, whose cycles are nanoseconds
 };
 static_assert(sizeof(DeviceRecord) == 32);
 

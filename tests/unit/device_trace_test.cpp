@@ -140,13 +140,17 @@ TEST(DeviceTrace, TwoMarksAreASpanOfTheHost) {
   Buffers b;
   b.sizes.resize(5);
   b.records.resize(5 * 8);
-  const auto mark = [&](uint64_t round, int peer, uint64_t ns) {
-    b.anchor(4, DeviceRecord::kNoMultiprocessor, ns, ns, Event::wait_network, pack_launch(round, nullptr, peer));
+  const auto begin = [&](uint64_t round, int peer, uint64_t ns) {
+    b.anchor(4, DeviceRecord::kMarkBegin, ns, ns, Event::wait_network, pack_launch(round, nullptr, peer));
   };
-  mark(1, 3, 100);
-  mark(2, 5, 250);  // on another stream
-  mark(1, 3, 300);
-  mark(2, 5, 400);
+  const auto end = [&](uint64_t round, int peer, uint64_t ns) {
+    b.anchor(4, DeviceRecord::kMarkEnd, ns, ns, Event::wait_network, pack_launch(round, nullptr, peer));
+  };
+  end(1, 3, 50);  // of a round that began before the recording
+  begin(1, 3, 100);
+  begin(2, 5, 250);  // on another stream
+  end(1, 3, 300);
+  end(2, 5, 400);
   const Tracer t = b.converted();
   ASSERT_EQ(t.size(kHostTrack), 2u);
   for (size_t i = 0; i < 2; ++i) {
@@ -156,9 +160,9 @@ TEST(DeviceTrace, TwoMarksAreASpanOfTheHost) {
     EXPECT_EQ(r.end_ns, (i == 0 ? 300u : 400u) + kHostMinusTimer);
     EXPECT_EQ(r.arg, i == 0 ? 3 : 5);
   }
-  for (uint64_t i = 0; i < 6; ++i) mark(10 + i, 0, 500 + i);  // overwrites the first two marks
+  for (uint64_t i = 0; i < 6; ++i) begin(10 + i, 0, 500 + i);  // overwrites the first three marks
   const Tracer full = b.converted();
-  EXPECT_EQ(full.lost(kHostTrack), 2u);
+  EXPECT_EQ(full.lost(kHostTrack), 3u);
   EXPECT_EQ(full.size(kHostTrack), 0u) << "of marks whose partners are missing";
 }
 
@@ -168,8 +172,8 @@ TEST(DeviceTrace, EachReplayOfTwoMarksIsASpan) {
   b.records.resize(5 * 8);
   for (const uint64_t replay : {0, 1, 2})
     for (const uint64_t ns : {100, 130})
-      b.anchor(4, DeviceRecord::kNoMultiprocessor, 1000 * replay + ns, 1000 * replay + ns, Event::expert_up,
-               pack_launch(7, nullptr, 12));
+      b.anchor(4, ns == 100 ? DeviceRecord::kMarkBegin : DeviceRecord::kMarkEnd, 1000 * replay + ns, 1000 * replay + ns,
+               Event::expert_up, pack_launch(7, nullptr, 12));
   const Tracer t = b.converted();
   ASSERT_EQ(t.size(kHostTrack), 3u);
   for (size_t i = 0; i < 3; ++i) {

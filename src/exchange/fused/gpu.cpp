@@ -63,7 +63,7 @@ gemm::GroupedParams bf16_params(const Product& d, const Tables& tables) {
   return g;
 }
 
-/// Rows are loaded in half units, as in gemm/gpu/fp8_many_kernel.cuh. The outputs of the gated product have scales too.
+/// Rows are loaded in half units, as in gemm/gpu/fp8/many_kernel.cuh. The outputs of the gated product have scales too.
 gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const FusedMemory& m) {
   gemm::GroupedParams g = unmapped_params(d, tables, gemm::kFp8Inner);
   if (d.gated)

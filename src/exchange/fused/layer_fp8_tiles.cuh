@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The product roles of a block of the fp8 layer kernel: claiming, loading, multiplying, announcing. As in
-// gemm/gpu/fp8_many_kernel.cuh, two blocks form a cluster that processes the same tiles. Differences: tiles are loaded once
+// gemm/gpu/fp8/many_kernel.cuh, two blocks form a cluster that processes the same tiles. Differences: tiles are loaded once
 // their rows are ready, the scales are loaded as well and are laid out for box copies, and a warp announces stored tiles.
 #pragma once
 
 #include "exchange/fused/layer_storage.cuh"
-#include "gemm/gpu/fp8_many_kernel.cuh"
+#include "gemm/gpu/fp8/many_kernel.cuh"
 
 namespace switchyard::detail::fused {
 

@@ -104,8 +104,8 @@ class CudaRank final : public DeviceRank {
   void check_stream(gpu::Stream stream) const;
   void start_trace(int blocks, int warps, size_t capacity) override;
   void stop_trace(Tracer& tracer) override;
-  void mark_trace(Event event, int64_t launch, void* stream) const override {
-    if (tracing_.trace().records != nullptr) tracing_.mark(event, launch, static_cast<gpu::Stream>(stream));
+  void mark_trace(Event event, int64_t launch, bool begins, void* stream) const override {
+    if (tracing_.trace().records != nullptr) tracing_.mark(event, launch, begins, static_cast<gpu::Stream>(stream));
   }
   SoftFault* device_soft_fault() const { return soft_device_; }
   /// Maximum number of warps of any kernel.

@@ -37,16 +37,16 @@ __global__ void answer_kernel(const uint64_t* asked, Answer* answer) {
   }
 }
 
-__global__ void mark_kernel(const DeviceTrace trace, uint32_t event, int64_t launch) {
+__global__ void mark_kernel(const DeviceTrace trace, uint32_t event, int64_t launch, bool begins) {
   if (trace.records == nullptr) return;  // IdleCall
   const uint64_t now = ptx::global_timer();
   const uint32_t place = atomicAdd(&trace.sizes[trace.marks()], 1u) & (trace.capacity - 1);
   trace.records[trace.marks() * trace.capacity + place] = {
-      now, now, launch, DeviceRecord::kAnchor, DeviceRecord::kNoMultiprocessor, event};
+      now, now, launch, DeviceRecord::kAnchor, begins ? DeviceRecord::kMarkBegin : DeviceRecord::kMarkEnd, event};
 }
 
-const Kernel<const DeviceTrace, uint32_t, int64_t> marks("trace mark kernel", mark_kernel, 1,
-                                                         [](const DeviceLimits&) { return 0; });
+const Kernel<const DeviceTrace, uint32_t, int64_t, bool> marks("trace mark kernel", mark_kernel, 1,
+                                                               [](const DeviceLimits&) { return 0; });
 const Kernel<const uint64_t*, Answer*> answers("clock kernel", answer_kernel, 1, [](const DeviceLimits&) { return 0; });
 
 }  // namespace
@@ -99,8 +99,8 @@ void DeviceTracing::start(int blocks, int warps, size_t capacity, const ClockMai
   active_ = buffers_;
 }
 
-void DeviceTracing::mark(Event event, int64_t launch, gpu::Stream stream) const {
-  marks.launch({1, 1, 0}, stream, active_, static_cast<uint32_t>(event), launch);
+void DeviceTracing::mark(Event event, int64_t launch, bool begins, gpu::Stream stream) const {
+  marks.launch({1, 1, 0}, stream, active_, static_cast<uint32_t>(event), launch, begins);
 }
 
 void DeviceTracing::stop(Tracer& tracer, const ClockMailbox& mailbox, gpu::Stream stream) {

@@ -26,7 +26,7 @@ class DeviceTracing {
   /// Reads the timer again and moves the recorded spans into `tracer`. Waits for the current device.
   void stop(Tracer& tracer, const ClockMailbox& mailbox, gpu::Stream stream);
   /// See DeviceRank::mark_trace. Call only while recording.
-  void mark(Event event, int64_t launch, gpu::Stream stream) const;
+  void mark(Event event, int64_t launch, bool begins, gpu::Stream stream) const;
   /// The trace for CallContext; off before start() and after stop().
   const DeviceTrace& trace() const { return active_; }
 

@@ -63,9 +63,10 @@ class DeviceRank {
   virtual void start_trace(int blocks, int warps, size_t capacity) = 0;
   /// Waits for the GPU and moves the recorded spans to `tracer`. Does nothing if tracing was off.
   virtual void stop_trace(Tracer& tracer) = 0;
-  /// Enqueues a kernel on `stream` that records the time if a recording is active. Two marks with the same event and launch
-  /// (pack_launch) become one span on the host's track; its argument is the launch's number of tokens.
-  virtual void mark_trace(Event event, int64_t launch, void* stream) const = 0;
+  /// Enqueues a kernel on `stream` that records the time if a recording is active. A mark that begins and the next one with the
+  /// same event and launch (pack_launch) that does not become one span on the host's track; its argument is the launch's number
+  /// of tokens.
+  virtual void mark_trace(Event event, int64_t launch, bool begins, void* stream) const = 0;
 };
 
 /// A rank's memory and device. `control` is host memory that all hosts and this rank's kernels can write: a header with the

@@ -189,6 +189,7 @@ struct Group::Impl {
   TuningInForce tuning;
   detail::WorkerPool pool;
   detail::Tracer* tracer = nullptr;
+  uint64_t traced_steps = 0;  ///< steps of layers (StepTrace) that the rank's recordings contain
 
   detail::FaultRecord fault;
   uint64_t nonce = 0;    ///< random, identical on all ranks of this group

@@ -23,13 +23,16 @@ StepTrace::~StepTrace() = default;
 
 void StepTrace::begin(ExpertStep step, int64_t rows, void* stream) {
   if (group_.tracer == nullptr) return;
-  if (group_.device) return group_.device->mark_trace(event_of(step), pack_launch(++steps_, this, rows), stream);
+  if (group_.device) {
+    launch_ = pack_launch(++group_.traced_steps, nullptr, rows);
+    return group_.device->mark_trace(event_of(step), launch_, true, stream);
+  }
   begin_ = Tracer::ticks();
 }
 
 void StepTrace::end(ExpertStep step, int64_t rows, void* stream) {
   if (group_.tracer == nullptr) return;
-  if (group_.device) return group_.device->mark_trace(event_of(step), pack_launch(steps_, this, rows), stream);
+  if (group_.device) return group_.device->mark_trace(event_of(step), launch_, false, stream);
   group_.tracer->tick_span(kHostTrack, static_cast<uint16_t>(event_of(step)), begin_, Tracer::ticks(), rows);
 }
 

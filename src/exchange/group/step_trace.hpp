@@ -23,7 +23,7 @@ class StepTrace final : public ExpertSteps {
 
  private:
   Group::Impl& group_;
-  uint64_t steps_ = 0;  ///< taken while the group recorded
+  int64_t launch_ = 0;  ///< GPUs: identifies the current step
   uint64_t begin_ = 0;  ///< CPU: of the current step, in Tracer::ticks()
 };
 

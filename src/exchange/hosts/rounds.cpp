@@ -267,9 +267,9 @@ void GpuRounds::post(std::span<const PeerTransfer> transfers, gpu::Stream stream
   Pending pending{round, operation, timeout, peer, marks_->mark(stream)};
   if (gin_) gin_->set_call(operation, timeout);
   const int64_t span = pack_launch(round, nullptr, peer);
-  gpu_.mark_trace(Event::wait_network, span, stream);
+  gpu_.mark_trace(Event::wait_network, span, true, stream);
   carrier_->post(round, transfers, stream);
-  gpu_.mark_trace(Event::wait_network, span, stream);
+  gpu_.mark_trace(Event::wait_network, span, false, stream);
   if (carrier_->advance(round).state == RoundState::broken) return give_up(pending);
   {
     const std::lock_guard lock(mutex_);

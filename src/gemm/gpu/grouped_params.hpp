@@ -15,11 +15,10 @@ namespace switchyard::detail::gemm {
 inline constexpr int kTileColumns = 256, kInner = 64;
 /// Maximum rows per tile, limited by the registers per thread.
 inline constexpr int kMaxRows = 192, kMaxFp8Rows = 128;
-/// For fp8, experts with more rows than kFewFp8Rows use a separate kernel, whose tiles consist of one to three units of
-/// kUnitRows rows.
-inline constexpr int kFewFp8Rows = 64, kUnitRows = 64, kMaxManyRows = 192;
-/// Threads per block in that kernel.
-inline constexpr int kManyThreads = 512;
+/// For fp8, experts with more rows than kFewFp8Rows use a separate kernel, whose tiles consist of units of kUnitRows rows.
+inline constexpr int kFewFp8Rows = 64, kUnitRows = 64;
+/// Maximum rows per tile and threads per block of the fused fp8 layer.
+inline constexpr int kMaxManyRows = 192, kManyThreads = 512;
 /// Number of elements of an fp8 row that share a scale; also the number of elements per stage.
 inline constexpr int kFp8Inner = 128;
 /// Threads per block: two math warpgroups, and one whose first thread loads.
@@ -83,8 +82,10 @@ struct GroupedParams {
   int inner_blocks = 0;     ///< at least 3, except in fp8; blocks past the end of the sum are 0
   int gate_rows = 0;        ///< gated: number of gate weights, which precede those of the up half
   uint32_t shared_bytes = 0;
-  uint32_t shared_base = 0;  ///< address of a block's first byte of dynamic shared memory
-  uint32_t zero = 0;         ///< 0, unknown to the compiler
+  /// Address of a block's first byte of dynamic shared memory: the bytes that the driver reserves, because the kernels have no
+  /// static shared memory.
+  uint32_t shared_base = 0;
+  uint32_t zero = 0;  ///< 0, unknown to the compiler
   Activation activation = Activation::relu;
   Gating gating;
   Fp8Scales scales;      ///< of the fp8 kernels

@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "gemm/gpu/wide_tiles.hpp"
+#include "gemm/gpu/fp8/wide_tiles.hpp"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gemm/gpu/fp8_kernel.cuh"
+#include "gemm/gpu/fp8/kernel.cuh"
 
 namespace switchyard::detail::gemm {
 

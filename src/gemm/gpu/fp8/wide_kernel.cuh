@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped GEMM for sm_90a: fp8 rows and weights, for experts with more than kFewFp8Rows rows. The products and sums, and thus
-// the output bits, are those of the other kernel (fp8_kernel.cuh).
+// the output bits, are those of the other kernel (kernel.cuh).
 //
 // Two blocks form a cluster, which computes the tiles of wide_tiles.hpp: a block multiplies up to 128 rows by 256 weights, and
 // loads half of the weights, or of the rows, that both blocks need into the shared memory of both. Each of two warpgroups has
@@ -13,136 +13,9 @@
 // both read.
 #pragma once
 
-#include "gemm/gpu/fp8_many_kernel.cuh"
-#include "gemm/gpu/wide_tiles.hpp"
+#include "gemm/gpu/fp8/wide_roles.cuh"
 
 namespace switchyard::detail::gemm {
-
-inline constexpr int kWideGroups = 2, kHalfColumns = 128;  // weights of one product
-inline constexpr uint32_t kHalfWeightBytes = kHalfColumns * kFp8Inner;
-inline constexpr uint32_t kWideRowsAt = 2 * kHalfWeightBytes;  // in a stage, after its weights
-inline constexpr uint32_t kWideStageBytes = kWideRowsAt + kWideGroups * kUnitBytes;
-/// Staging bytes per warp: 16 rows, either of 64 bf16 outputs or of a group of 128 fp8 outputs.
-inline constexpr uint32_t kWideStaging = 2048;
-inline constexpr uint32_t kSharesWeights = 1u << 15;  // in the shape of an announced tile
-static_assert(kUnitRows == kWideUnit && kWideGroups == kWideBlockUnits && kTileColumns == 2 * kHalfColumns);
-
-/// `kTileFinish` has the same meaning as in the other kernel. `kFastSums`: Accumulate::fast.
-template <Finish kTileFinish, bool kFastSums>
-struct WideKind : Fp8Kind<kTileFinish> {
-  static constexpr bool kFast = kFastSums;
-  static constexpr int kTurns = kFast ? 1 : 2;  ///< of a warpgroup per stage
-  using Fp8Kind<kTileFinish>::kGated;
-  static constexpr int kScaledRows = kWideGroups * kUnitRows, kWeightScales = 2;
-  /// Scales of a block's two halves of weights. Gated: the gate and up halves.
-  static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
-    return kGated ? t.column_tile + i * (p.scales.weight_rows / 2) : t.column_tile * 2 + i;
-  }
-};
-
-/// Layout of shared memory: the barriers and slots of SharedStorage, staging, stages, scales, and the list of first tickets.
-template <class K>
-struct WideStorage : SharedStorage {
-  static constexpr uint32_t kStagesAt = kFixedBytes + kMathWarps * kWideStaging;
-  static_assert(kStagesAt % 1024 == 0);
-
-  __device__ uint32_t sent(uint32_t slot) const { return base + 336 + 8 * slot; }
-  __device__ uint32_t letter(uint32_t slot) const { return base + 352 + 4 * slot; }
-  __device__ uint32_t warp_staging(int warp) const { return base + kFixedBytes + static_cast<uint32_t>(warp) * kWideStaging; }
-  __device__ uint32_t stage(uint32_t slot) const { return base + kStagesAt + slot * kWideStageBytes; }
-  __device__ uint32_t scales(uint32_t slot) const { return stage(num_stages()) + slot * kScaleBytes<K>; }
-};
-template <class K>
-__device__ __forceinline__ WideStorage<K> make_wide_storage(uint32_t base, uint32_t shared_bytes, int num_experts) {
-  const uint32_t list = (static_cast<uint32_t>(num_experts) + 2) * 4;
-  const uint32_t fit = (shared_bytes - WideStorage<K>::kStagesAt - list) / (kWideStageBytes + kScaleBytes<K>);
-  return {{base, fit < kMaxTileStages ? fit : kMaxTileStages}};
-}
-
-/// This block's part of the cluster's tile.
-__device__ __forceinline__ Tile wide_tile_of(const GroupedParams& p, const int* first_tickets, uint32_t ticket) {
-  const int expert = expert_of_ticket(p, first_tickets, ticket);
-  if (expert < 0) return {0, 0, 0, kNoTile};
-  const int64_t rows = rows_of(p, expert);
-  const WideTile t = wide_tile(rows, static_cast<int64_t>(ticket) - first_tickets[expert], p.column_tiles);
-  const int rank = static_cast<int>(ptx::cluster_rank());
-  const int64_t first = (t.first_unit + (t.shares_weights ? rank * kWideBlockUnits : 0)) * kUnitRows;
-  const int64_t width = static_cast<int64_t>(t.units) * kUnitRows, left = rows - first;
-  const auto valid = static_cast<uint32_t>(left < width ? left : width);
-  return {expert, t.column_tile + (t.shares_weights ? 0 : rank), static_cast<int>(first_row_of(p.ranges, expert) + first),
-          static_cast<uint32_t>(width) | (t.shares_weights ? kSharesWeights : 0) | valid << 16};
-}
-__device__ __forceinline__ int wide_units(uint32_t shape) { return static_cast<int>(shape & (kSharesWeights - 1)) / kUnitRows; }
-
-/// Role of the thread that announces the cluster's tiles. The thread in the first block claims tiles with a ticket, as in the
-/// other kernel, and sends the ticket to its counterpart in the second block. There are two mailbox slots. A tile's slot is
-/// free when the tile is claimed: the tile two positions earlier needed operands that the other block loaded only after reading
-/// the slot. `tile_of_ticket(ticket)` is this block's part of a tile.
-template <class AnyStorage, class TileOf>
-__device__ __forceinline__ void announce_tiles(const GroupedParams& p, const AnyStorage& storage, TileOf tile_of_ticket) {
-  const bool leads = ptx::cluster_rank() == 0;
-  const uint32_t clusters = gridDim.x / 2;
-  uint32_t ticket = blockIdx.x / 2;
-  for (int i = 0;; ++i) {
-    const uint32_t slot = static_cast<uint32_t>(i & 1);
-    if (i > 0) ptx::mbarrier_wait(storage.due(), static_cast<uint32_t>(i - 1) & 1);
-    if (i > 0 && leads) ticket = clusters + atomicAdd(p.tickets, 1u);
-    ptx::mbarrier_wait(storage.taken(slot), static_cast<uint32_t>(i >> 1 & 1) ^ 1);
-    if (i > 0 && leads) {
-      ptx::store_async(ptx::shared_of_block(storage.letter(slot), 1), ticket, ptx::shared_of_block(storage.sent(slot), 1));
-    } else if (i > 0) {
-      ptx::mbarrier_expect(storage.sent(slot), 4);
-      ptx::mbarrier_wait(storage.sent(slot), static_cast<uint32_t>(i - 1) >> 1 & 1);
-      ticket = ptx::load_shared(storage.letter(slot));
-    }
-    const Tile t = tile_of_ticket(ticket);
-    ptx::store_shared_16(storage.entry(slot), {t.expert, t.column_tile, t.row, static_cast<int>(t.shape)});
-    ptx::mbarrier_arrive(storage.announced(slot));
-    if (t.shape == kNoTile) break;
-  }
-  if (leads && atomicAdd(p.tickets + 1, 1u) == clusters - 1) p.tickets[0] = p.tickets[1] = 0;
-}
-
-/// Role of the loader thread.
-template <class K>
-__device__ __forceinline__ void load_wide_tiles(const GroupedParams& p, const WideStorage<K>& storage) {
-  const int rank = static_cast<int>(ptx::cluster_rank());
-  const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
-  uint32_t slot = 0, parity = 1;
-  for_each_tile(storage, [&](const Tile& t) {
-    const int units = wide_units(t.shape), part = units * (kUnitRows / 2);  // rows that this block loads for both
-    const bool shares_weights = (t.shape & kSharesWeights) != 0;
-    // The halves of a block's weights: gate and up weights of the same outputs, or weights of adjacent outputs.
-    const int output = t.column_tile * K::kColumns;
-    const auto load_weights = [&](uint32_t to, uint32_t bar, int inner, int half, auto load) {
-      load(to + static_cast<uint32_t>(half) * kHalfWeightBytes, bar, inner, K::kGated ? output : output + half * kHalfColumns,
-           K::kGated ? half : 0);
-    };
-    const auto load_own = [&](uint32_t to, uint32_t bar, int x, int y, int z) {
-      ptx::load_box(to, &p.many_weights, bar, x, y, z, t.expert);
-    };
-    const auto load_both = [&](uint32_t to, uint32_t bar, int x, int y, int z) {
-      ptx::load_box_to_blocks(to, &p.many_weights, bar, x, y, z, t.expert, kBothBlocks);
-    };
-    for (int block = 0; block < p.inner_blocks; ++block) {
-      if (block == due_at) ptx::mbarrier_arrive(storage.due());
-      const int inner = block * kFp8Inner;
-      ptx::mbarrier_wait(storage.empty(slot), parity);
-      const uint32_t weights = storage.stage(slot), rows = weights + kWideRowsAt, bar = storage.full(slot);
-      ptx::mbarrier_expect(bar, static_cast<uint32_t>(units) * kUnitBytes + 2 * kHalfWeightBytes);
-      if (shares_weights) {
-        load_weights(weights, bar, inner, rank, load_both);
-        ptx::load_box(rows, &p.rows[kWideGroups * kUnitRows / kRowStep - 1], bar, inner, t.row);
-      } else {
-        load_weights(weights, bar, inner, 0, load_own);
-        load_weights(weights, bar, inner, 1, load_own);
-        ptx::load_box_to_blocks(rows + static_cast<uint32_t>(rank * part) * kFp8Inner, &p.rows[part / kRowStep - 1], bar, inner,
-                                t.row + rank * part, kBothBlocks);
-      }
-      if (++slot == storage.num_stages()) slot = 0, parity ^= 1;
-    }
-  });
-}
 
 /// Sums of a thread: of each half of the weights, as defined by Wgmma.
 struct WideSums {
@@ -181,7 +54,8 @@ struct WideOperands {
     ptx::keep_register(first_scales);
     ptx::keep_register(first_row_scales);
   }
-  /// Reads stage `slot`, which is full. No product may be in flight.
+  /// Reads stage `slot`, which is full. No product may be in flight. The products that use the rows are complete, so the rows
+  /// have been read, before the stage is released to box copies.
   __device__ __forceinline__ void load(uint32_t slot) {
     const uint32_t from = first_rows + slot * kWideStageBytes, scales = slot * kScaleBytes<K>;
 #pragma unroll
@@ -242,11 +116,11 @@ __device__ __forceinline__ void multiply_wide_unit(const GroupedParams& p, const
     issue(weights + kNextHalf);
     const float2 second = from.scales(1);
     advance(storage, at);
-    const bool ready = ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
+    const bool more = block + 1 < p.inner_blocks, ready = more && ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
     ptx::wgmma_wait<0>();
     ptx::keep(product);
     release_in_both(storage, slot);
-    if (block + 1 < p.inner_blocks) {
+    if (more) {
       if (!ready) ptx::mbarrier_wait(storage.full(at.slot), at.parity);
       from.load(at.slot);
     }
@@ -264,17 +138,42 @@ __device__ __forceinline__ void scale_half(float (&sums)[kHalfColumns / 2], floa
     sums[i + 3] *= factors.y;
   }
 }
-/// Changes the unit of sums that are in units of `unit`, and returns the factor. If `next` is 0, all addends of the next stage
-/// are 0, and the unit remains.
+/// A thread's sums are in units of units.rows * units.weights: of its two rows and of the two halves of the weights.
+struct WideUnits {
+  float2 rows, weights;
+};
+/// Replaces a unit and returns the factor for sums in this unit.
 __device__ __forceinline__ float change_unit(float& unit, float next) {
-  if (next == 0) return 1;
   const float factor = __fdividef(unit, next);
   unit = next;
   return factor;
 }
+/// Changes the units to the scales of the stage that `from` has loaded, and multiplies the sums accordingly. Exceptions: a row
+/// whose scale is 0 or too small beside its unit keeps its unit, and its elements of this stage become 0, because a sum times
+/// the factor could overflow; a group of zeros has a scale of 0 or, as UE8M0, of 2^-127. Weights whose scale is 0 are 0 and
+/// keep their unit.
+template <class K>
+__device__ __forceinline__ void change_units(WideSums& sums, WideUnits& units, WideOperands<K>& from) {
+  constexpr float kTooSmall = 0x1p-32F;
+  const bool first = fabsf(from.row_scales.x) <= fabsf(units.rows.x) * kTooSmall,
+             second = fabsf(from.row_scales.y) <= fabsf(units.rows.y) * kTooSmall;
+  if (__any_sync(~0u, first || second)) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 2) {
+      if (first) from.rows[i] = 0;
+      if (second) from.rows[i + 1] = 0;
+    }
+  }
+  const float2 rows{first ? 1.F : change_unit(units.rows.x, from.row_scales.x),
+                    second ? 1.F : change_unit(units.rows.y, from.row_scales.y)};
+  const float low = from.weight_scales.x == 0 ? 1.F : change_unit(units.weights.x, from.weight_scales.x),
+              high = from.weight_scales.y == 0 ? 1.F : change_unit(units.weights.y, from.weight_scales.y);
+  scale_half(sums.half[0], {rows.x * low, rows.y * low});
+  scale_half(sums.half[1], {rows.x * high, rows.y * high});
+}
 
-/// Like multiply_wide_unit(), but the tensor cores add all products to the sums (Accumulate::fast). The sums are in units of
-/// the scales of the current stage, and are multiplied by the quotient of two scales between stages.
+/// Like multiply_wide_unit(), but the tensor cores add all products to the sums (Accumulate::fast), whose unit changes with the
+/// scales.
 template <class K>
 __device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
                                                         WideSums& sums) {
@@ -283,7 +182,7 @@ __device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, 
   WideOperands<K> from(storage);
   ptx::mbarrier_wait(storage.full(at.slot), at.parity);
   from.load(at.slot);
-  float2 units[2] = {from.scales(0), from.scales(1)};
+  WideUnits units{from.row_scales, from.weight_scales};
 #pragma unroll 1
   for (int block = 0;;) {
     const uint32_t slot = at.slot, weights = from.weights(p, slot);
@@ -294,22 +193,18 @@ __device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, 
     ptx::wgmma_commit();
     pass_wide_turn();
     advance(storage, at);
-    const bool ready = ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
+    const bool more = ++block < p.inner_blocks, ready = more && ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
     ptx::wgmma_wait<0>();
     ptx::keep(sums.half[0]);
     ptx::keep(sums.half[1]);
     release_in_both(storage, slot);
-    if (++block == p.inner_blocks) break;
+    if (!more) break;
     if (!ready) ptx::mbarrier_wait(storage.full(at.slot), at.parity);
     from.load(at.slot);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 next = from.scales(half);
-      scale_half(sums.half[half], {change_unit(units[half].x, next.x), change_unit(units[half].y, next.y)});
-    }
+    change_units(sums, units, from);
   }
-  scale_half(sums.half[0], units[0]);
-  scale_half(sums.half[1], units[1]);
+  scale_half(sums.half[0], {units.rows.x * units.weights.x, units.rows.y * units.weights.x});
+  scale_half(sums.half[1], {units.rows.x * units.weights.y, units.rows.y * units.weights.y});
 }
 
 /// Stores 64 columns, starting at `column`, of this warp's 16 rows, the first `rows` of which exist. `value(i)` is output i of
@@ -380,10 +275,9 @@ __device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uin
 #pragma unroll
   for (int i = lane() / 8; i < 16; i += 4) {
     if (i >= rows || column >= p.columns) continue;
-    const int4 bytes = ptx::load_shared_16(staging + staged_at<8>(i, piece));
-    auto* const to = p.quantised.rows + (row + i) * p.columns + column;  // columns are a multiple of 8
-    *reinterpret_cast<int2*>(to) = {bytes.x, bytes.y};
-    if (column + 8 < p.columns) *reinterpret_cast<int2*>(to + 8) = {bytes.z, bytes.w};
+    // Quantized outputs have a multiple of 16 columns.
+    *reinterpret_cast<int4*>(p.quantised.rows + (row + i) * p.columns + column) =
+        ptx::load_shared_16(staging + staged_at<8>(i, piece));
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gemm/gpu/fp8_wide_kernel.cuh"
+#include "gemm/gpu/fp8/wide_kernel.cuh"
 
 namespace switchyard::detail::gemm {
 

@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM for sm_90a: fp8 rows and weights, for experts with more than kFewFp8Rows rows. Rows are the first operand of the
-// matrix instruction, 64 per unit, and weights the second. A thread therefore has two rows of a unit and thus two scales,
-// whereas in the other kernel (fp8_kernel.cuh) it has one scale per column. The products and sums, and thus the output bits,
-// are the same in both kernels.
+// Products of units of rows in the fused fp8 layer, for sm_90a. Rows are the first operand of the matrix instruction, 64 per
+// unit, and weights the second. A thread therefore has two rows of a unit and thus two scales, whereas in kernel.cuh it has
+// one scale per column. The products and sums, and thus the output bits, are the same in both.
 //
 // Two blocks form a cluster, which computes tiles of up to three units x 256 weights. Each block handles 128 of these weights
 // for all rows and loads half of the rows into the shared memory of both blocks. A block has one warpgroup per unit. While a
 // warpgroup adds a stage's product to its sums (no registers are then available for another product), the others keep the
 // tensor cores busy.
 //
-// Roles: as in tile_roles.cuh, plus two warps that load scales. Both blocks process the same tiles, which the first block
-// claims. A block waits only for the other block, which runs concurrently: for its tiles, before overwriting rows that both
-// read, and for outputs in a group to be quantized.
+// A block waits only for the other block, which runs concurrently: for its tiles, before overwriting rows that both read, and
+// for outputs in a group to be quantized.
 #pragma once
 
 #include "arch/cuda/cluster.cuh"
 #include "arch/cuda/cuda_quantize.cuh"
-#include "gemm/gpu/fp8_kernel.cuh"
+#include "gemm/gpu/fp8/kernel.cuh"
 
 namespace switchyard::detail::gemm {
 

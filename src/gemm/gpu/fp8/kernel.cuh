@@ -9,7 +9,7 @@
 #pragma once
 
 #include "arch/cuda/cuda_quantize.cuh"
-#include "gemm/gpu/fp8_scales.cuh"
+#include "gemm/gpu/fp8/scales.cuh"
 
 namespace switchyard::detail::gemm {
 
