@@ -53,9 +53,10 @@ struct NamesOf<ScaleKind> {
 /// Addition of fp8 products in matrix products on GPUs.
 enum class Accumulate : uint8_t {
   exact = 0,  ///< in float32: the products of each 128 elements of a row are multiplied by their scales, then added
-  /// By the tensor cores, which keep about 14 bits and truncate, for experts with more than 64 rows; sums are multiplied by the
-  /// quotient of two scales when the scale changes. 128 elements of a row whose scale is at most 2^-32 of that of the elements
-  /// before contribute nothing. Sums overflow if two scales of the same weights differ by more than 2^64.
+  /// By the tensor cores, for experts with more than 64 rows (unless num_sms is 1). They keep about 14 bits and truncate. When
+  /// a scale changes, the sums are multiplied by the quotient of the old and the new scale. 128 elements of a row contribute
+  /// nothing if their scale is at most 2^-32 times the last scale that contributed. Sums may overflow if scales of a row, or of
+  /// weights, differ by a factor above 2^64. Weights with scale 0 must be 0.
   fast = 1,
 };
 template <>

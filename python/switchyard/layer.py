@@ -81,7 +81,8 @@ class MoeLayer:
     storage: "packed" (default on the CPU: a copy owned by the layer) or "view" (default on GPUs: the layer reads the caller's
     weights and keeps them alive).
     invalid_ids: "raise" or "count", as in :class:`Exchange`. captured: whether calls are captured in graphs (GPUs, normal
-    mode).
+    mode). row_scales, weight_scales: "f32" or "ue8m0" (fp8). accumulate: "exact" or, for fp8 in the separate form, "fast"
+    (docs/gemm.md).
 
     Requires the switchyard_layer library, which not every wheel contains (docs/python.md).
     """

@@ -242,13 +242,13 @@ def letter(interface: Interface, argument: str) -> str:
     type = argument.replace("const ", "").split()[0]
     if type in interface.enumerations or type in ("int32_t", "int"):
         return "i"
-    return {"int64_t": "l", "size_t": "z", "uint32_t": "u", "ptrdiff_t": "l"}[type]
+    return {"int64_t": "l", "size_t": "z", "uint32_t": "u", "ptrdiff_t": "l", "double": "d"}[type]
 
 
 def python_signatures(interface: Interface) -> str:
     lines = python_head("The functions of include/switchyard/c that return an sy_code: a letter for each argument.")
     lines[2:3] = ['"""The functions of include/switchyard/c that return an sy_code, with a letter for each argument: `p` a pointer, `s` a string, `i` an',
-                  "int32_t, `u` a uint32_t, `l` an int64_t, `z` a size_t.", '"""']
+                  "int32_t, `u` a uint32_t, `l` an int64_t, `z` a size_t, `d` a double.", '"""']
     for library, name in ((EXCHANGE, "EXCHANGE"), (LAYER, "LAYER")):
         entries = [f'"{each.name}": "{"".join(letter(interface, argument) for argument in each.arguments)}"'
                    for each in interface.functions if each.library == library and each.result == "sy_code"]
@@ -280,7 +280,8 @@ def made(interface: Interface) -> dict[str, str]:
     unknown += [name for name in (*TAKEN, *FILLED) if name not in interface.structs]
     if unknown:
         raise Refused(f"scripts/interface/twins.py does not fit the headers: {', '.join(unknown)}")
-    exchange = ['<chrono>', '<cstddef>', '<cstdint>', '"capi/views.hpp"', '"switchyard/c/ledger.h"', '"switchyard/c/low_latency.h"',
+    exchange = ['<chrono>', '<cstddef>', '<cstdint>', '"capi/views.hpp"', '"switchyard/c/expert_map.h"', '"switchyard/c/ledger.h"',
+                '"switchyard/c/low_latency.h"',
                 '"switchyard/c/switchyard.h"', '"switchyard/c/trace.h"', '"switchyard/c/tuning.h"', '"switchyard/ledger.hpp"',
                 '"switchyard/low_latency.hpp"', '"switchyard/normal.hpp"', '"switchyard/trace.hpp"', '"switchyard/tuning.hpp"']
     layer = ['<cstddef>', '<cstdint>', '"capi/structs.hpp"', '"switchyard/c/gemm_gradients.h"', '"switchyard/c/layer.h"',

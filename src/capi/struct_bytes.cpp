@@ -6,6 +6,7 @@
 #include "switchyard/c/binding.h"
 #include "switchyard/c/gemm_gradients.h"
 #include "switchyard/c/layer.h"
+#include "switchyard/c/expert_map.h"
 #include "switchyard/c/ledger.h"
 #include "switchyard/c/low_latency.h"
 #include "switchyard/c/trace.h"

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include "capi/views.hpp"
+#include "switchyard/c/expert_map.h"
 #include "switchyard/c/ledger.h"
 #include "switchyard/c/low_latency.h"
 #include "switchyard/c/switchyard.h"
@@ -81,6 +82,9 @@ static_assert(sizeof(sy_row_view) == 48 && offsetof(sy_row_view, data) == 8 && o
 static_assert(sizeof(sy_expert_ids) == 32 && offsetof(sy_expert_ids, data) == 8 &&
               offsetof(sy_expert_ids, num_tokens) == 16 && offsetof(sy_expert_ids, topk) == 24 &&
               offsetof(sy_expert_ids, is_int64) == 28);
+static_assert(sizeof(sy_expert_map) == 32 && offsetof(sy_expert_map, num_experts) == 8 &&
+              offsetof(sy_expert_map, world) == 12 && offsetof(sy_expert_map, slots_per_rank) == 16 &&
+              offsetof(sy_expert_map, reserved) == 20 && offsetof(sy_expert_map, expert_of_slot) == 24);
 static_assert(sizeof(sy_ledger_config) == 48 && offsetof(sy_ledger_config, hidden) == 8 &&
               offsetof(sy_ledger_config, max_tokens) == 16 && offsetof(sy_ledger_config, max_rows) == 24 &&
               offsetof(sy_ledger_config, num_experts) == 32 && offsetof(sy_ledger_config, topk) == 36 &&

@@ -9,8 +9,8 @@ namespace switchyard::detail {
 /// mlp: both products; the CPU's experts have only this step.
 enum class ExpertStep : uint8_t { mlp, up, down };
 
-/// Is called directly before and after each step of ExpertMlp::forward, on the calling thread. `rows`: rows of the array that
-/// the step reads. On GPUs, a step's kernel is enqueued on `stream` between the two calls.
+/// Observer of ExpertMlp::forward, called on the calling thread directly before and after each step. `rows`: rows of the array
+/// that the step reads. On GPUs, the step's kernels are enqueued on `stream` between the two calls.
 class ExpertSteps {
  public:
   virtual ~ExpertSteps() = default;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Traces and tuned values through the C ABI. */
+/* Traces, tuned values and maps of experts through the C ABI. */
 #include "switchyard/c/trace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "c_check.h"
+#include "switchyard/c/expert_map.h"
 #include "switchyard/c/tuning.h"
 
 enum { kHidden = 8, kTokens = 3, kTopk = 2, kExperts = 4 };
@@ -122,6 +123,51 @@ static void arguments(void) {
   CHECK_OK(sy_trace_destroy(NULL));
 }
 
+/* Four experts, of which the first has 6 of 9 routes, on two ranks with a spare slot each. */
+static void expert_maps(void) {
+  enum { kSlots = 3, kRanks = 2 };
+  int32_t slots[kRanks * kSlots], moved = -1;
+  const int64_t loads[kExperts] = {6, 1, 1, 1};
+  const int64_t routes[kRanks * kExperts] = {4, 1, 0, 0, 2, 0, 1, 1};
+  int64_t of_slot[kRanks * kSlots], of_rank[kRanks];
+  sy_expert_map map = SY_EXPERT_MAP_INIT;
+  map.num_experts = kExperts;
+  map.world = kRanks;
+  map.slots_per_rank = kSlots;
+  CHECK_FAILS(sy_expert_map_home(&map), SY_INVALID_ARGUMENT, "map->expert_of_slot is NULL");
+  map.expert_of_slot = slots;
+  CHECK_OK(sy_expert_map_home(&map));
+  CHECK(slots[0] == 0 && slots[1] == 1 && slots[2] == -1 && slots[3] == 2 && slots[4] == 3 && slots[5] == -1);
+  CHECK_OK(sy_expert_map_divide(&map, loads, of_slot, of_rank));
+  CHECK(of_rank[0] == 7 && of_rank[1] == 2 && of_slot[0] == 6 && of_slot[5] == 0);
+
+  int32_t planned_slots[kRanks * kSlots];
+  CHECK_OK(sy_expert_map_plan(&map, loads, 0.0, planned_slots));
+  sy_expert_map planned = map;
+  planned.expert_of_slot = planned_slots;
+  CHECK_OK(sy_expert_map_check(&planned));
+  CHECK_OK(sy_expert_map_divide(&planned, loads, NULL, of_rank));
+  CHECK(of_rank[0] + of_rank[1] == 9 && of_rank[0] >= 4 && of_rank[1] >= 4);
+  CHECK_OK(sy_expert_map_count_moved(&map, &planned, &moved));
+  CHECK(moved == 1);
+
+  int32_t ids[] = {0, 1, 0, -1, 0, 0};
+  CHECK_OK(sy_expert_map_replace(&planned, routes, 0, ids, 6));
+  for (int i = 0; i < 6; ++i) {
+    const int32_t want[] = {0, 1, 0, -1, 0, 0};
+    CHECK(ids[i] < 0 ? want[i] < 0 : planned_slots[ids[i]] == want[i]);
+  }
+  CHECK_FAILS(sy_expert_map_replace(&planned, routes, 2, ids, 6), SY_INVALID_ARGUMENT, "source = 2");
+  CHECK_FAILS(sy_expert_map_replace(&planned, NULL, 0, ids, 6), SY_INVALID_ARGUMENT, "routes is NULL");
+  CHECK_FAILS(sy_expert_map_plan(&map, loads, -1.0, planned_slots), SY_INVALID_ARGUMENT, "tolerance");
+  slots[3] = 4;
+  CHECK_FAILS(sy_expert_map_check(&map), SY_INVALID_ARGUMENT, "4");
+  map.world = 65;
+  CHECK_FAILS(sy_expert_map_check(&map), SY_INVALID_ARGUMENT, "map->world = 65");
+  map.reserved = 1;
+  CHECK_FAILS(sy_expert_map_check(&map), SY_INVALID_ARGUMENT, "map->reserved = 1");
+}
+
 /* Tuned values: with a file, and without. */
 static void tuned_values(void) {
   sy_tuning_key key = SY_TUNING_KEY_INIT;
@@ -142,4 +188,5 @@ void run_trace_tests(void) {
   run_two_ranks(record, &options);
   arguments();
   tuned_values();
+  expert_maps();
 }

@@ -30,7 +30,7 @@ namespace switchyard::launch {
 using Milliseconds = std::chrono::milliseconds;
 inline constexpr Milliseconds kNoDeadline = std::chrono::hours(24 * 365);
 
-/// The parent, as seen by a rank's body. Messages are any bytes and arrive in order.
+/// Connection of a rank's body to the parent. Messages are any bytes and arrive in order.
 class ChildRank {
  public:
   ChildRank(int rank, int world, int parent) : rank_(rank), world_(world), parent_(parent) {}
@@ -51,7 +51,7 @@ class ChildRank {
 /// Outcome of a rank.
 struct RankEnd {
   int rank = -1;
-  int exit_code = -1;     ///< 0: the body returned; 1: it threw; -1: ended by a signal; others: it ended the process
+  int exit_code = -1;     ///< with `returned` 0: the body returned, 1: it threw; -1: ended by a signal
   int signal = 0;         ///< signal that ended it, or 0
   bool overdue = false;   ///< was still running at the deadline and was killed
   bool returned = false;  ///< the body returned or threw; false if it ended the process
@@ -85,7 +85,7 @@ class ForkedRanks {
   /// Like wait_until_said, but for any message with this prefix.
   bool wait_until_said_first(int rank, const std::string& beginning, Milliseconds deadline);
 
-  /// Returns false if the deadline passed before that.
+  /// Returns true once the rank has ended, and false if the deadline passes first.
   bool wait_until_ended(int rank, Milliseconds deadline);
 
   /// Waits until all ranks have ended and kills those still running at the deadline. Element r of the result belongs to rank r.

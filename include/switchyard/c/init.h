@@ -15,6 +15,7 @@
 #define SY_EXPERT_OPTIONS_INIT { sizeof(sy_expert_options), 0, 0, 0, 0, 67108864, 0, NULL, NULL, SY_SCALE_F32, 0 }
 #define SY_EXPERT_MEMORY_INIT { sizeof(sy_expert_memory), 0, 0, 0 }
 #define SY_EXPERT_CALL_INIT { sizeof(sy_expert_call), NULL, 0, 0 }
+#define SY_EXPERT_MAP_INIT { sizeof(sy_expert_map), 0, 0, 0, 0, NULL }
 #define SY_GROUPED_GEMM_CONFIG_INIT { \
     sizeof(sy_grouped_gemm_config), 0, 0, 0, 0, 0, 0, INFINITY, 1.0f, 0.0f, SY_SCALE_F32, 0, 0 }
 #define SY_EXPERT_ROWS_INIT { sizeof(sy_expert_rows), NULL, NULL, NULL, 0, 0 }

@@ -11,7 +11,7 @@ import ctypes
 import os
 import threading
 import weakref
-from ctypes import byref, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, MutableSet, NamedTuple, NoReturn, Optional, Tuple
 
@@ -25,7 +25,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _MAJOR, _MINOR = 0, 2
 
 # The letters of signatures.py.
-_TYPES = {"p": c_void_p, "i": c_int32, "u": c_uint32, "l": c_int64, "z": c_size_t, "s": c_char_p}
+_TYPES = {"p": c_void_p, "i": c_int32, "u": c_uint32, "l": c_int64, "z": c_size_t, "s": c_char_p, "d": c_double}
 
 
 class Library(NamedTuple):

@@ -50,6 +50,12 @@ class ExpertCall(Struct):
     _fields_ = [("struct_size", c_size_t), ("stream", c_void_p), ("num_sms", c_int32), ("reserved", c_int32)]
 
 
+class ExpertMap(Struct):
+    name = "sy_expert_map"
+    _fields_ = [("struct_size", c_size_t), ("num_experts", c_int32), ("world", c_int32), ("slots_per_rank", c_int32),
+                ("reserved", c_int32), ("expert_of_slot", c_void_p)]
+
+
 class GroupedGemmConfig(Struct):
     name = "sy_grouped_gemm_config"
     defaults = {"swiglu_limit": float("inf"), "swiglu_alpha": 1.0, "weight_scales": 1}
@@ -302,7 +308,7 @@ class TuningValues(Struct):
                 ("warps", c_int32), ("chunk_kib", c_int32), ("quantized_dispatch_sms", c_int32)]
 
 
-ALL = (ConstRowView, RowView, ExpertIds, ExpertShape, ExpertOptions, ExpertMemory, ExpertCall, GroupedGemmConfig, ExpertRows,
+ALL = (ConstRowView, RowView, ExpertIds, ExpertShape, ExpertOptions, ExpertMemory, ExpertCall, ExpertMap, GroupedGemmConfig, ExpertRows,
        GroupedGemmOptions, WeightGradientConfig, SwigluGradientConfig, RoutingGradientConfig, MoeLayerConfig, MoeLayerMemory,
        MoeLayerCall, LedgerConfig, LedgerFormat, LedgerCombineOptions, LowLatencyConfig, LowLatencyView, LowLatencyDispatchOptions,
        LowLatencyCombineOptions, AllToAllOptions, WaitReport, GroupOptions, NormalConfig, MemoryRequirement, DispatchOptions,

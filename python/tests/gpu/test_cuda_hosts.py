@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of several hosts on GPUs: the trace of a combine that waits for a late rank. Ranks are new processes, because NCCL reads
-the name of the host once. Needs two GPUs."""
+"""Trace of a combine that waits for a late rank, on the GPUs of several simulated hosts. Needs two GPUs. Each rank is a new
+process, because NCCL reads the host name only once per process."""
 import os
 import time
 

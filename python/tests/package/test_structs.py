@@ -36,7 +36,7 @@ def test_members_and_defaults_are_those_of_the_headers(headers, tmp_path):
     if not compiler:
         pytest.skip("no C compiler")
     lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "switchyard/c/layer.h"', '#include "switchyard/c/low_latency.h"',
-             '#include "switchyard/c/trace.h"', '#include "switchyard/c/gemm_gradients.h"', '#include "switchyard/c/tuning.h"', '#include "switchyard/c/ledger.h"', '#include "switchyard/c/gemm.h"',
+             '#include "switchyard/c/trace.h"', '#include "switchyard/c/gemm_gradients.h"', '#include "switchyard/c/tuning.h"', '#include "switchyard/c/ledger.h"', '#include "switchyard/c/expert_map.h"', '#include "switchyard/c/gemm.h"',
              "int main(void) {"]
     for struct in _structs.ALL:
         macro = f"SY_{struct.name[3:].upper()}_INIT"

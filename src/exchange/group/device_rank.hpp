@@ -63,9 +63,8 @@ class DeviceRank {
   virtual void start_trace(int blocks, int warps, size_t capacity) = 0;
   /// Waits for the GPU and moves the recorded spans to `tracer`. Does nothing if tracing was off.
   virtual void stop_trace(Tracer& tracer) = 0;
-  /// Enqueues a kernel on `stream` that records the time if a recording is active. A mark that begins and the next one with the
-  /// same event and launch (pack_launch) that does not become one span on the host's track; its argument is the launch's number
-  /// of tokens.
+  /// While recording, enqueues a kernel on `stream` that records the time. A begin mark and the next end mark with the same
+  /// event and launch (pack_launch) form one span on the call track. Its argument is the low 32 bits of `launch`.
   virtual void mark_trace(Event event, int64_t launch, bool begins, void* stream) const = 0;
 };
 

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grouped GEMM for sm_90a: fp8 rows and weights, for experts with more than kFewFp8Rows rows. The products and sums, and thus
-// the output bits, are those of the other kernel (kernel.cuh).
+// Grouped GEMM for sm_90a: fp8 rows and weights, for experts with more than kFewFp8Rows rows. With exact sums, the products and
+// sums, and thus the output bits, are those of kernel.cuh.
 //
-// Two blocks form a cluster, which computes the tiles of wide_tiles.hpp: a block multiplies up to 128 rows by 256 weights, and
-// loads half of the weights, or of the rows, that both blocks need into the shared memory of both. Each of two warpgroups has
-// one unit of 64 rows, which it loads from shared memory into registers once per stage, and multiplies it by 128 weights at a
-// time, because the registers not used for the sums hold one such product. While a warpgroup adds a product to its sums, the
-// other one keeps the tensor cores busy: they take turns issuing products.
+// Two blocks form a cluster, which computes the tiles of wide_tiles.hpp. A block multiplies up to 128 rows by 256 weights and
+// loads half of the shared operand (weights or rows) into the shared memory of both blocks. Each of two warpgroups loads one
+// unit of 64 rows into registers once per stage. Exact: it multiplies them by 128 weights at a time, because beside the sums
+// registers remain for one such product. The warpgroups take turns issuing products, so one promotes its product while the
+// other one occupies the tensor cores. Fast (Accumulate::fast): it multiplies them by all 256 weights into the sums.
 //
-// Roles: as in tile_roles.cuh, plus two warps that load scales. Both blocks process the same tiles, which the first block
-// claims. A block waits only for the other block, which runs concurrently: for its tiles, and before overwriting a stage that
-// both read.
+// Roles: those of the claimer and loader of tile_roles.cuh, and two warps that load scales. Both blocks process the same tiles,
+// which the first block claims. A block waits only for the other block, which runs concurrently: for its tiles, for its half of
+// the shared operand, and before overwriting a stage that both read.
 #pragma once
 
 #include "gemm/gpu/fp8/wide_roles.cuh"
 
 namespace switchyard::detail::gemm {
 
-/// Sums of a thread: of each half of the weights, as defined by Wgmma.
+/// A thread's sums for each half of the weights, in the accumulator layout of Wgmma.
 struct WideSums {
   float half[2][kHalfColumns / 2];
 };
@@ -25,7 +25,7 @@ struct WideSums {
 __device__ __forceinline__ void take_wide_turn() { ptx::named_barrier(1 + math_group(), kMathThreads); }
 __device__ __forceinline__ void pass_wide_turn() { ptx::named_barrier_arrive(2 - math_group(), kMathThreads); }
 
-/// sums += product * scales. `scales`: of the thread's two rows, already multiplied by that of the weights.
+/// sums += product * scales. `scales`: the scales of the thread's two rows, each times the scale of the weights.
 __device__ __forceinline__ void add_half(float (&sums)[kHalfColumns / 2], const float (&product)[kHalfColumns / 2],
                                          float2 scales) {
 #pragma unroll
@@ -37,7 +37,7 @@ __device__ __forceinline__ void add_half(float (&sums)[kHalfColumns / 2], const 
   }
 }
 
-/// What a thread of a warpgroup with a unit reads from a stage.
+/// A thread's rows and scales of one stage, in a warpgroup with a unit.
 template <class K>
 struct WideOperands {
   uint32_t first_rows, first_scales, first_row_scales;  ///< addresses in the first stage
@@ -54,8 +54,8 @@ struct WideOperands {
     ptx::keep_register(first_scales);
     ptx::keep_register(first_row_scales);
   }
-  /// Reads stage `slot`, which is full. No product may be in flight. The products that use the rows are complete, so the rows
-  /// have been read, before the stage is released to box copies.
+  /// Loads the operands of stage `slot`, which must be full. No product may be in flight. Release the stage to box copies only
+  /// after the products that use the rows are complete; the rows have then been read.
   __device__ __forceinline__ void load(uint32_t slot) {
     const uint32_t from = first_rows + slot * kWideStageBytes, scales = slot * kScaleBytes<K>;
 #pragma unroll
@@ -68,8 +68,8 @@ struct WideOperands {
     const float weight = half == 0 ? weight_scales.x : weight_scales.y;
     return {row_scales.x * weight, row_scales.y * weight};
   }
-  /// The low half of the descriptor of a stage's weights. The parameter makes it the same for all threads in the compiler's
-  /// eyes, so that it is computed in uniform registers, where the instruction needs it.
+  /// Low half of the descriptor of a stage's weights. Because it is derived from a kernel parameter, the compiler can prove it
+  /// uniform and computes it in uniform registers, as the instruction requires.
   static __device__ __forceinline__ uint32_t weights(const GroupedParams& p, uint32_t slot) {
     return static_cast<uint32_t>(ptx::operand_at(p.shared_base + WideStorage<K>::kStagesAt)) +
            slot * static_cast<uint32_t>(ptx::operand_bytes(kWideStageBytes));
@@ -138,20 +138,20 @@ __device__ __forceinline__ void scale_half(float (&sums)[kHalfColumns / 2], floa
     sums[i + 3] *= factors.y;
   }
 }
-/// A thread's sums are in units of units.rows * units.weights: of its two rows and of the two halves of the weights.
+/// Units of a thread's sums: the value of a sum is the sum times rows * weights, of its row (two) and half of the weights
+/// (two).
 struct WideUnits {
   float2 rows, weights;
 };
-/// Replaces a unit and returns the factor for sums in this unit.
+/// Sets `unit` to `next` and returns the factor that converts sums to the new unit.
 __device__ __forceinline__ float change_unit(float& unit, float next) {
   const float factor = __fdividef(unit, next);
   unit = next;
   return factor;
 }
-/// Changes the units to the scales of the stage that `from` has loaded, and multiplies the sums accordingly. Exceptions: a row
-/// whose scale is 0 or too small beside its unit keeps its unit, and its elements of this stage become 0, because a sum times
-/// the factor could overflow; a group of zeros has a scale of 0 or, as UE8M0, of 2^-127. Weights whose scale is 0 are 0 and
-/// keep their unit.
+/// Changes the units to the scales of the stage in `from` and rescales the sums. Exceptions: if a row's scale is 0 or at most
+/// kTooSmall times its unit, rescaling could overflow, so the row keeps its unit and its elements of this stage are set to 0 (a
+/// group of zeros has scale 0 or, as UE8M0, 2^-127). Weights whose scale is 0 must be 0 and keep their unit.
 template <class K>
 __device__ __forceinline__ void change_units(WideSums& sums, WideUnits& units, WideOperands<K>& from) {
   constexpr float kTooSmall = 0x1p-32F;
@@ -172,8 +172,8 @@ __device__ __forceinline__ void change_units(WideSums& sums, WideUnits& units, W
   scale_half(sums.half[1], {rows.x * high, rows.y * high});
 }
 
-/// Like multiply_wide_unit(), but the tensor cores add all products to the sums (Accumulate::fast), whose unit changes with the
-/// scales.
+/// Like multiply_wide_unit(), but the tensor cores accumulate all products in the sums (Accumulate::fast). Between stages, the
+/// sums are rescaled to the scales of the next stage.
 template <class K>
 __device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
                                                         WideSums& sums) {
@@ -208,7 +208,7 @@ __device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, 
 }
 
 /// Stores 64 columns, starting at `column`, of this warp's 16 rows, the first `rows` of which exist. `value(i)` is output i of
-/// this thread. 16 rows are stored by a box copy; after fewer rows, the next expert's rows begin.
+/// this thread. A box copy stores 16 rows. Fewer are stored row by row, because the next expert's rows follow them.
 template <class Value>
 __device__ __forceinline__ void store_wide_rows(const GroupedParams& p, uint32_t staging, int64_t row, int rows, int column,
                                                 Value value) {
@@ -309,7 +309,7 @@ __device__ __forceinline__ void multiply_wide_tile(const GroupedParams& p, const
   }
 }
 
-/// Like multiply_wide_unit(), for a tile in which this warpgroup has no unit.
+/// Takes and passes the turns and releases the stages of a tile in which this warpgroup has no unit.
 template <class K>
 __device__ __forceinline__ void skip_wide_unit(const GroupedParams& p, const WideStorage<K>& storage, Position& at) {
   for (int block = 0; block < p.inner_blocks; ++block) {
@@ -333,7 +333,7 @@ __device__ __forceinline__ void multiply_wide_tiles(const GroupedParams& p, cons
     ptx::mbarrier_wait(storage.announced(slot), static_cast<uint32_t>(i >> 1 & 1));
     const auto shape = static_cast<uint32_t>(__shfl_sync(~0u, ptx::load_shared_16(entry).w, 0));
     if (shape == kNoTile) {
-      if (math_group() == 0) take_wide_turn();  // the other group passes it on
+      if (math_group() == 0) take_wide_turn();  // consumes the other group's last pass
       break;
     }
     if (math_group() < wide_units(shape & 0xffff))
@@ -349,7 +349,7 @@ template <class K>
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(2, 1, 1)
     fp8_wide_kernel(const __grid_constant__ GroupedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  // The shuffle keeps the compiler from computing the address again for each use, by slow reads of a special register.
+  // Without the shuffle, the compiler recomputes the address at each use, with a slow read of a special register.
   const uint32_t base = __shfl_sync(~0u, ptx::shared_address(shared), 0);
   int* const first_tickets = reinterpret_cast<int*>(shared + p.shared_bytes) - (p.num_experts + 1);
   count_tickets(p, first_tickets, first_tickets - 1,

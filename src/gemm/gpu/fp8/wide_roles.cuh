@@ -16,7 +16,7 @@ inline constexpr uint32_t kWideStaging = 2048;
 inline constexpr uint32_t kSharesWeights = 1u << 15;  // in the shape of an announced tile
 static_assert(kUnitRows == kWideUnit && kWideGroups == kWideBlockUnits && kTileColumns == 2 * kHalfColumns);
 
-/// `kTileFinish` has the same meaning as in the other kernel. `kFastSums`: Accumulate::fast.
+/// `kTileFinish` has the same meaning as in kernel.cuh. `kFastSums`: Accumulate::fast.
 template <Finish kTileFinish, bool kFastSums>
 struct WideKind : Fp8Kind<kTileFinish> {
   static constexpr bool kFast = kFastSums;
@@ -63,10 +63,10 @@ __device__ __forceinline__ Tile wide_tile_of(const GroupedParams& p, const int* 
 }
 __device__ __forceinline__ int wide_units(uint32_t shape) { return static_cast<int>(shape & (kSharesWeights - 1)) / kUnitRows; }
 
-/// Role of the thread that announces the cluster's tiles. The thread in the first block claims tiles with a ticket, as in the
-/// other kernel, and sends the ticket to its counterpart in the second block. There are two mailbox slots. A tile's slot is
-/// free when the tile is claimed: the tile two positions earlier needed operands that the other block loaded only after reading
-/// the slot. `tile_of_ticket(ticket)` is this block's part of a tile.
+/// Announces the cluster's tiles, from one thread per block. The first block's thread claims tiles with a ticket, as in
+/// kernel.cuh, and sends the ticket to its counterpart in the second block, through two mailbox slots. When a tile is claimed,
+/// its slot is free: the tile two positions earlier needed operands that the other block loaded only after reading the slot.
+/// `tile_of_ticket(ticket)` returns this block's part of a tile.
 template <class AnyStorage, class TileOf>
 __device__ __forceinline__ void announce_tiles(const GroupedParams& p, const AnyStorage& storage, TileOf tile_of_ticket) {
   const bool leads = ptx::cluster_rank() == 0;
@@ -99,7 +99,8 @@ __device__ __forceinline__ void load_wide_tiles(const GroupedParams& p, const Wi
   const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
   uint32_t slot = 0, parity = 1;
   for_each_tile(storage, [&](const Tile& t) {
-    const int units = wide_units(t.shape), part = units * (kUnitRows / 2);  // rows that this block loads for both
+    const int units = wide_units(t.shape),
+              part = units * (kUnitRows / 2);  // rows that this block loads for both if they share rows
     const bool shares_weights = (t.shape & kSharesWeights) != 0;
     // The halves of a block's weights: gate and up weights of the same outputs, or weights of adjacent outputs.
     const int output = t.column_tile * K::kColumns;

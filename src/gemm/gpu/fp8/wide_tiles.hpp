@@ -6,8 +6,9 @@
 // share the rows of the remaining one to three units, one or two at a time, with neighboring column tiles. In both forms a
 // block loads half of what both blocks need.
 //
-// Tickets number an expert's tiles by bands of at most kWideBand tiles that share weights, the last band followed by the rest
-// of the rows. Within a band, all tiles of two column tiles are consecutive, so their weights are read from memory once.
+// Tickets number an expert's tiles in bands of at most kWideBand tiles that share weights; the last band also contains the
+// tiles that share rows. Within a band, all tiles of two column tiles are consecutive, so their weights are read from memory
+// once.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@ struct WideTile {
   bool shares_weights = false;
 };
 
-/// An expert's rows as tiles: `whole` that share weights, then `rests` that share rows.
+/// Tiles of an expert's rows: `whole` tiles share weights, and the `rests` tiles after them share rows.
 struct WideRows {
   int64_t whole;
   int rest_units, rests;

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/// \file
+/// C ABI: replicated experts, the counterpart of switchyard/expert_map.hpp, which states the rules of the division and of the
+/// planner. The functions run on the host, are deterministic, require no group and may be called from any thread. All arrays
+/// are the caller's.
+///
+/// Notation: W ranks, E experts, C slots per rank. Errors: invalid_argument naming the argument.
+#pragma once
+
+#include "switchyard/c/switchyard.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/// The expert of each slot. Slot p belongs to rank p / slots_per_rank and is expert p of an exchange with W * C experts.
+typedef struct sy_expert_map {
+  size_t struct_size;
+  int32_t num_experts;      ///< E >= 1
+  int32_t world;            ///< W, in [1, 64]
+  int32_t slots_per_rank;   ///< C, the same on all ranks: at least the experts of a rank; W * C <= 2^20
+  int32_t reserved;         ///< must be 0
+  int32_t* expert_of_slot;  ///< [W * C]; -1: an empty slot
+} sy_expert_map;
+
+/// Returns invalid_argument if the value of a slot is neither -1 nor an expert, or an expert has no slot.
+sy_code sy_expert_map_check(const sy_expert_map* map);
+
+/// Writes map->expert_of_slot: each rank holds the experts of sy_first_expert, in order, followed by empty slots.
+sy_code sy_expert_map_home(const sy_expert_map* map);
+
+/// Chooses replicas for the loads `routes_per_expert` [E], at most 2^40 each, and writes them to `expert_of_slot` [W * C], which
+/// may be current->expert_of_slot. Of the maps whose maximum rank load exceeds that of the best by at most `tolerance` times the
+/// mean rank load, chooses the one with the fewest weights to move.
+sy_code sy_expert_map_plan(const sy_expert_map* current, const int64_t* routes_per_expert, double tolerance,
+                           int32_t* expert_of_slot);
+
+/// Divides the routes of each expert, `routes_per_expert` [E], among its slots so that the maximum rank load is the lowest
+/// possible. `of_slot` [W * C] and `of_rank` [W] receive the routes; either may be NULL.
+sy_code sy_expert_map_divide(const sy_expert_map* map, const int64_t* routes_per_expert, int64_t* of_slot, int64_t* of_rank);
+
+/// Replaces the `num_ids` ids of rank `source`, in routing order, with slots; -1 is kept. `routes` [W, E] is the number of
+/// routes from each rank to each expert. After an error, some ids may already be replaced.
+sy_code sy_expert_map_replace(const sy_expert_map* map, const int64_t* routes, int32_t source, int32_t* ids, int64_t num_ids);
+
+/// Number of sets of weights to move: for each rank, the experts that it holds in `to` and not in `from`.
+sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map* to, int32_t* moved);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// C functions for maps of replicated experts.
+#include "switchyard/expert_map.hpp"
+
+#include <algorithm>
+#include <span>
+
+#include "capi/guarded.hpp"
+#include "capi/sized.hpp"
+#include "switchyard/c/expert_map.h"
+
+using namespace switchyard;
+using namespace switchyard::detail;
+
+namespace {
+
+constexpr sy_expert_map kMap = SY_EXPERT_MAP_INIT;
+constexpr int kMaxSlots = 1 << 20;  // of all ranks
+
+/// The sizes of the caller's map, checked, and its slots if `with_slots`.
+ExpertMap to_map(const sy_expert_map* given, const char* name, bool with_slots = true) {
+  const sy_expert_map m = read_struct(given, kMap, name);
+  const auto member = [&](const char* of) { return std::string(name) + "->" + of; };
+  require_range(member("reserved").c_str(), m.reserved, 0, 0);
+  require_range(member("num_experts").c_str(), m.num_experts, 1, kMaxSlots);
+  require_range(member("world").c_str(), m.world, 1, SY_MAX_RANKS);
+  require_range(member("slots_per_rank").c_str(), m.slots_per_rank, 1, kMaxSlots / m.world);
+  require(m.expert_of_slot, member("expert_of_slot").c_str());
+  ExpertMap map{m.num_experts, m.world, m.slots_per_rank, {}};
+  if (with_slots) map.expert_of_slot.assign(m.expert_of_slot, m.expert_of_slot + map.num_slots());
+  return map;
+}
+
+std::span<const int64_t> routes_of(const int64_t* routes, const char* name, int64_t count) {
+  require(routes, name);
+  return {routes, static_cast<size_t>(count)};
+}
+
+}  // namespace
+
+sy_code sy_expert_map_check(const sy_expert_map* map) {
+  return guarded([&] { check_expert_map(to_map(map, "map")); });
+}
+
+sy_code sy_expert_map_home(const sy_expert_map* map) {
+  return guarded([&] {
+    const ExpertMap m = to_map(map, "map", false);
+    const ExpertMap home = home_map(m.num_experts, m.world, m.slots_per_rank);
+    std::copy(home.expert_of_slot.begin(), home.expert_of_slot.end(), map->expert_of_slot);
+  });
+}
+
+sy_code sy_expert_map_plan(const sy_expert_map* current, const int64_t* routes_per_expert, double tolerance,
+                           int32_t* expert_of_slot) {
+  return guarded([&] {
+    const ExpertMap from = to_map(current, "current");
+    require(expert_of_slot, "expert_of_slot");
+    const ExpertMap to = plan_experts(routes_of(routes_per_expert, "routes_per_expert", from.num_experts), from, tolerance);
+    std::copy(to.expert_of_slot.begin(), to.expert_of_slot.end(), expert_of_slot);
+  });
+}
+
+sy_code sy_expert_map_divide(const sy_expert_map* map, const int64_t* routes_per_expert, int64_t* of_slot, int64_t* of_rank) {
+  return guarded([&] {
+    const ExpertMap m = to_map(map, "map");
+    const SlotLoads loads = divide_routes(m, routes_of(routes_per_expert, "routes_per_expert", m.num_experts));
+    if (of_slot) std::copy(loads.of_slot.begin(), loads.of_slot.end(), of_slot);
+    if (of_rank) std::copy(loads.of_rank.begin(), loads.of_rank.end(), of_rank);
+  });
+}
+
+sy_code sy_expert_map_replace(const sy_expert_map* map, const int64_t* routes, int32_t source, int32_t* ids, int64_t num_ids) {
+  return guarded([&] {
+    const ExpertMap m = to_map(map, "map");
+    require_range("num_ids", num_ids, 0, INT64_MAX / 4);
+    if (num_ids > 0) require(ids, "ids");
+    const SlotRuns runs = divide_source(m, routes_of(routes, "routes", int64_t{m.world} * m.num_experts), source);
+    replace_by_slots({ids, static_cast<size_t>(num_ids)}, runs);
+  });
+}
+
+sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map* to, int32_t* moved) {
+  return guarded([&] {
+    require(moved, "moved");
+    *moved = count_moved(to_map(from, "from"), to_map(to, "to"));
+  });
+}
