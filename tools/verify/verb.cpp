@@ -59,12 +59,12 @@ void declare(Options& add, VerifyOptions& o) {
   add.group("What to check (lists: all combinations are run)");
   add.choice("--backend", o.backend, kBackends, "cuda: ranks are spread over the GPUs");
   add.choices("--mode", o.modes, verify_modes(),
-              "Modes; low_latency and flat have no layouts and no staging, flat takes no fp8 rows. layer: whole layers in "
-              "separate calls around normal and low-latency mode, in bf16 and on CUDA in fp8, and fused where supported");
+              "Modes; low_latency and flat have no layouts and no staging, flat takes no fp8 rows. layer: whole layers with "
+              "normal and low-latency mode, in bf16 and on CUDA in fp8; in bf16 also fused where supported");
   add.choices("--layout", o.layouts, kLayouts, "Order of the received rows");
   add.choices("--dtype", o.dtypes, kRowKinds, "Row types; fp8 rows have float32 or UE8M0 scales");
   add.choices("--quantize", o.quantize, kQuantize,
-              "Send bf16, f16 and f32 rows as fp8 with these scales; layer, CUDA: also the rows between its products [none; "
+              "Send bf16, f16 and f32 rows as fp8 with these scales; layer, CUDA: float32 scales between its products [none; "
               "layers on CUDA: all that their sizes allow]");
   add.choices("--staging", o.staging, kStaging,
               "How rows travel: direct writes each to its final place, ring through buffers of fixed size");
