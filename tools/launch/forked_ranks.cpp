@@ -214,12 +214,12 @@ bool ForkedRanks::read_messages(Child& child) {
     const char kind = content.front();
     content.erase(0, 1);
     child.end.returned = kind != kSaid;
-    if (kind == kThrew) child.end.error = std::move(content);
-    if (kind != kSaid) continue;
-    if (on_message_)
+    if (kind == kThrew)
+      child.end.error = content;
+    else if (kind == kSaid && on_message_)
       on_message_(child.end.rank, std::move(content));
-    else
-      child.end.said.push_back(std::move(content));
+    else if (kind == kSaid)
+      child.end.said.push_back(content);
   }
   return true;
 }

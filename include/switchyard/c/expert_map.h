@@ -29,9 +29,9 @@ sy_code sy_expert_map_check(const sy_expert_map* map);
 /// Writes map->expert_of_slot: each rank holds the experts of sy_first_expert, in order, followed by empty slots.
 sy_code sy_expert_map_home(const sy_expert_map* map);
 
-/// Chooses replicas for the loads `routes_per_expert` [E], at most 2^40 each, and writes them to `expert_of_slot` [W * C], which
-/// may be current->expert_of_slot. Of the maps whose maximum rank load exceeds that of the best by at most `tolerance` times the
-/// mean rank load, chooses the one with the fewest weights to move.
+/// Chooses replicas for the loads `routes_per_expert` [E], at most 2^40 each, and writes them to `expert_of_slot` [W * C],
+/// which may be current->expert_of_slot. Of the maps whose maximum rank load exceeds that of the best by at most `tolerance`
+/// times the mean rank load, chooses the one with the fewest weights to move.
 sy_code sy_expert_map_plan(const sy_expert_map* current, const int64_t* routes_per_expert, double tolerance,
                            int32_t* expert_of_slot);
 
