@@ -30,15 +30,9 @@ inline constexpr uint16_t kBothBlocks = 3;
 template <Finish kTileFinish>
 struct ManyKind : Fp8Kind<kTileFinish> {
   using Fp8Kind<kTileFinish>::kGated;
-  static constexpr int kScaleThreads = 64, kFirstScaleThread = kManyMathThreads + 64;
-  static constexpr int kScaledRows = kMaxManyRows, kWeightScales = 2;
   /// Staging bytes per warp: 8 bf16 rows, either of 64 outputs or of a group of 128.
   static constexpr uint32_t kWarpStaging = Fp8Kind<kTileFinish>::kQuantised ? 2048 : 1024;
   static constexpr uint32_t kFromOther = 1024;  ///< bytes of a group that the other block sends
-  /// Gated: scales of the gate and up halves; otherwise the same scale twice.
-  static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
-    return kGated ? t.column_tile + i * (p.scales.weight_rows / 2) : t.column_tile * 2 + static_cast<int>(ptx::cluster_rank());
-  }
 };
 
 /// Layout of shared memory: the barriers and slots of SharedStorage, staging, stages (rows, then weights), scales, and finally
@@ -64,17 +58,10 @@ struct ManySharedStorage : SharedStorage {
   __device__ uint32_t stage(uint32_t slot) const { return base + kFixed + slot * kManyStageBytes; }
   __device__ uint32_t scales(uint32_t slot) const { return stage(num_stages()) + slot * kScaleBytes<K>; }
 };
-template <class K>
-__device__ __forceinline__ ManySharedStorage<K> make_many_storage(uint32_t base, uint32_t shared_bytes, int num_experts) {
-  const uint32_t list = (static_cast<uint32_t>(num_experts) + 2) * 4;
-  const uint32_t fit = (shared_bytes - ManySharedStorage<K>::kFixed - list) / (kManyStageBytes + kScaleBytes<K>);
-  return {{base, fit < kMaxTileStages ? fit : kMaxTileStages}};
-}
 
 /// Call before a cluster barrier. `loaders` and `readers` have the same meaning as in make_barriers().
 template <class K>
-__device__ __forceinline__ void make_many_barriers(const ManySharedStorage<K>& storage, uint32_t loaders = 1 + K::kScaleThreads,
-                                                   uint32_t readers = kManyMathThreads + 1 + K::kScaleThreads) {
+__device__ __forceinline__ void make_many_barriers(const ManySharedStorage<K>& storage, uint32_t loaders, uint32_t readers) {
   make_barriers(storage, loaders, readers, 2 * kManyMathWarps);
   if (threadIdx.x != 0) return;
   ptx::mbarrier_init(storage.sent(0), 1);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// C functions for maps of replicated experts.
-#include "switchyard/expert_map.hpp"
+// C functions that need no group: maps of replicated experts, and tuned values.
 
 #include <algorithm>
 #include <span>
 
-#include "capi/guarded.hpp"
-#include "capi/sized.hpp"
+#include "capi/structs.hpp"
 #include "switchyard/c/expert_map.h"
+#include "switchyard/c/tuning.h"
+#include "switchyard/expert_map.hpp"
+#include "switchyard/tuning.hpp"
 
 using namespace switchyard;
 using namespace switchyard::detail;
@@ -83,5 +84,13 @@ sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map
   return guarded([&] {
     require(moved, "moved");
     *moved = count_moved(to_map(from, "from"), to_map(to, "to"));
+  });
+}
+
+sy_code sy_tuning_find(const char* path, const sy_tuning_key* key, sy_tuning_values* values) {
+  return guarded([&] {
+    check_struct(values, sizeof *values, "values");
+    const TuningKey twin = from_c(key);
+    fill(values, (path ? Tuning({TuningFile::read(path)}) : Tuning::from_environment()).find(twin));
   });
 }
