@@ -52,6 +52,9 @@ struct SharedStorage {
   __device__ uint32_t taken(uint32_t slot) const { return base + 272 + 8 * slot; }
   __device__ uint32_t due() const { return base + 288; }
   __device__ uint32_t entry(uint32_t slot) const { return base + 304 + 16 * slot; }
+  /// Clusters of two blocks: barriers and slots of the tickets that the first block sends to the second.
+  __device__ uint32_t sent(uint32_t slot) const { return base + 336 + 8 * slot; }
+  __device__ uint32_t letter(uint32_t slot) const { return base + 352 + 4 * slot; }
   __device__ uint32_t staging(int group) const { return base + kFixedBytes + static_cast<uint32_t>(group) * staging_bytes(); }
   __device__ uint32_t stage(uint32_t slot) const {
     return base + kFixedBytes + 2 * staging_bytes() + slot * (kWeightBytes + staging_bytes());

@@ -48,8 +48,6 @@ struct ManySharedStorage : SharedStorage {
       return SharedStorage::num_stages();
   }
 
-  __device__ uint32_t sent(uint32_t slot) const { return base + 336 + 8 * slot; }
-  __device__ uint32_t letter(uint32_t slot) const { return base + 352 + 4 * slot; }
   __device__ uint32_t ready(int warp) const { return base + 384 + 8 * static_cast<uint32_t>(warp); }
   __device__ uint32_t free(int warp) const { return base + 512 + 8 * static_cast<uint32_t>(warp); }
   __device__ uint32_t warp_staging(int warp) const {

@@ -35,8 +35,6 @@ struct WideStorage : SharedStorage {
   static constexpr uint32_t kStagesAt = kFixedBytes + kMathWarps * kWideStaging;
   static_assert(kStagesAt % 1024 == 0);
 
-  __device__ uint32_t sent(uint32_t slot) const { return base + 336 + 8 * slot; }
-  __device__ uint32_t letter(uint32_t slot) const { return base + 352 + 4 * slot; }
   __device__ uint32_t warp_staging(int warp) const { return base + kFixedBytes + static_cast<uint32_t>(warp) * kWideStaging; }
   __device__ uint32_t stage(uint32_t slot) const { return base + kStagesAt + slot * kWideStageBytes; }
   __device__ uint32_t scales(uint32_t slot) const { return stage(num_stages()) + slot * kScaleBytes<K>; }
