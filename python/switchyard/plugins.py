@@ -2,28 +2,50 @@
 """Entry points for programs that load plug-ins in every process that they start: vLLM through the entry point group
 ``vllm.general_plugins`` and SGLang through ``sglang.srt.plugins``. Installing the package has no effect until environment
 variables enable the plug-ins.
+
+``SWITCHYARD_DEEP_EP``
+    ``1``: ``import deep_ep`` finds :mod:`switchyard.deep_ep`; ``replace``: even if another deep_ep is installed.
+``SWITCHYARD_VLLM``
+    ``all2all``: Switchyard replaces the all-to-all backend of vLLM; ``layer``: its whole MoE layer.
+``SWITCHYARD_SGLANG``
+    ``all2all``: Switchyard replaces the token dispatcher of SGLang; ``layer``: its whole MoE layer.
+
+Unset, empty or ``0``, each has no effect; any other value raises InvalidArgument.
 """
 from __future__ import annotations
 
-import os
-
 from ._internal import owners as _owners
-from ._abi import names as _names
+from .engines._patches import requested as _requested
 
-__all__ = ["deep_ep"]
+__all__ = ["deep_ep", "sglang", "vllm"]
 
-#: ``1``: ``import deep_ep`` finds :mod:`switchyard.deep_ep`; ``replace``: even if another deep_ep is installed; unset, empty or
-#: ``0``: no effect.
 VARIABLE = "SWITCHYARD_DEEP_EP"
+_CHOICES = ("all2all", "layer")
 
 
 def deep_ep() -> None:
     """Calls ``switchyard.deep_ep.install()`` if :data:`VARIABLE` requests it. May be called repeatedly, in every process."""
-    choice = os.environ.get(VARIABLE, "")
-    if choice in ("", "0"):
+    choice = _requested(VARIABLE, ("1", "replace"))
+    if not choice:
         return
-    if choice not in ("1", "replace"):
-        _names.invalid(f"{VARIABLE} = {choice!r}: must be '1', 'replace' (in the place of a deep_ep that is installed) or '0'")
     from . import deep_ep as drop_in  # not earlier, because it imports torch
 
     drop_in.install(replace=choice == "replace" or _owners.owners() == [_owners.OURS])
+
+
+def vllm() -> None:
+    """Installs the plug-in for vLLM that ``SWITCHYARD_VLLM`` requests. May be called repeatedly, in every process."""
+    choice = _requested("SWITCHYARD_VLLM", _CHOICES)
+    if choice:
+        from .engines import vllm as engine
+
+        engine.install(choice)
+
+
+def sglang() -> None:
+    """Installs the plug-in for SGLang that ``SWITCHYARD_SGLANG`` requests. May be called repeatedly, in every process."""
+    choice = _requested("SWITCHYARD_SGLANG", _CHOICES)
+    if choice:
+        from .engines import sglang as engine
+
+        engine.install(choice)

@@ -25,6 +25,8 @@ USERS = ("tests/gpu/kernels/flat_function.cu",)
 NEVER_TRACED = ("answer_kernel", "copy_out_kernel", "count_kept_kernel", "routing_layout_kernel", "spread_kernel")
 # Phases of a multi-host call: only the plan and the wait for placements are traced.
 NEVER_TRACED += ("_hosts_kernel",)
+# Marks beside a call, which write a record and no span.
+NEVER_TRACED += ("mark_kernel",)
 
 
 def functions(ptx):
