@@ -1,24 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// Replicated experts: the assignment of experts to ranks, the division of an expert's routes among its replicas, and a planner
-/// that chooses the replicas from past loads. All functions are deterministic: equal arguments yield equal results on every
-/// rank. They run on the host, require no group and may be called from any thread.
+/// Replicated experts: the assignment of experts to ranks, the division of an expert's routes among its replicas, a planner
+/// that chooses the replicas from past loads, and SlotSelector, which replaces the ids of each call. All functions are
+/// deterministic: equal arguments yield equal results on every rank. The functions run on the host, require no group and may be
+/// called from any thread.
 ///
 /// The slots of a map are numbered like experts: slot p is expert p of an exchange with num_experts = num_slots(), in which
-/// each rank holds slots_per_rank consecutive experts. The caller replaces each id of a routing with a slot of that expert
-/// (divide_source, replace_by_slots) and loads the weights by slot; combine then sums the same rows in the same order as
-/// without replicas. See docs/how_to/replicate_experts.md.
+/// each rank holds slots_per_rank consecutive experts. SlotSelector, or divide_source() and replace_by_slots(), replace each id
+/// of a routing with a slot of that expert; the caller loads the weights by slot. combine then sums the same rows in the same
+/// order as without replicas. See docs/how_to/replicate_experts.md.
 ///
 /// Notation: W ranks, E experts, C slots per rank.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "switchyard/detail/held.hpp"
 #include "switchyard/status.hpp"
+#include "switchyard/types.hpp"
 
 namespace switchyard {
+
+class Group;
+namespace detail {
+class SlotSelectorImpl;
+}
 
 /// The expert of each slot. Slot p belongs to rank p / slots_per_rank.
 struct ExpertMap {
@@ -90,5 +99,51 @@ ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertM
 /// The number of sets of weights to move: for each rank, the experts that it holds in `to` and not in `from`.
 /// \throws Error(invalid_argument) if the sizes of the maps differ
 int count_moved(const ExpertMap& from, const ExpertMap& to);
+
+/// Replaces the expert ids of a rank's calls with slots of a map, in the memory of the group's backend, and counts the routes to
+/// each expert. The map can be replaced between calls. Movable. Collective: construction, select(), set_map() and
+/// gather_routes(); all ranks call them in the same order, and the same number of times between two maps.
+///
+/// The slot of a route depends only on the map, the expected routes, the rank, the expert and the token's index: an expert's
+/// routes are divided among its slots in the proportions of divide_source(), the rank's own slots first. Runs of 8 consecutive
+/// tokens use the same slots, and any longer range of tokens is divided in nearly the same proportions. Loads of a call are
+/// therefore balanced as well as the expected routes describe it.
+///
+/// GPUs: select() enqueues one kernel, which graphs can capture. A replay uses the map that is in force when it runs: set_map()
+/// must be ordered before or after it by the stream, or by the caller.
+class SlotSelector {
+ public:
+  /// Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 each; empty: all
+  /// equal. Throws on all ranks: Error(invalid_argument) for an invalid map or routes, Error(mismatch) if they differ by rank.
+  SlotSelector(Group& group, const ExpertMap& map, std::span<const int64_t> routes = {});
+  SlotSelector(SlotSelector&&) noexcept;
+  SlotSelector& operator=(SlotSelector&&) noexcept;
+  ~SlotSelector();
+
+  /// Writes the slot of each id to `slots`: [T, K], of the type of `topk_ids.data`, which it may overwrite. -1 is kept. Any
+  /// other id that is not an expert is replaced with num_slots(), so that the exchange reports it as invalid. GPUs: both arrays
+  /// are memory of this rank's GPU; does not wait. `stream`: a cudaStream_t; ignored on the CPU. 	hrows Error(invalid_argument)
+  void select(const ExpertIds& topk_ids, void* slots, void* stream = nullptr);
+
+  /// Collective. Later calls of select() use `map`, whose sizes equal those of the map in force. Waits for the other ranks'
+  /// hosts, not for enqueued GPU work: the new table is copied on `stream`, after all earlier calls of select(). The caller has
+  /// loaded the weights of the new slots on all ranks, or enqueued that on the streams of the calls that use them. Throws on all
+  /// ranks, which keep the former map: Error(invalid_argument); Error(mismatch) if map, routes or the number of earlier
+  /// select() calls differ by rank. During stream capture: Error(invalid_argument).
+  void set_map(const ExpertMap& map, std::span<const int64_t> routes = {}, void* stream = nullptr);
+
+  /// Collective. Returns [W, E], the number of routes from each rank to each expert in the calls of select() since construction
+  /// or the last gather_routes(), and sets them to 0. GPUs: waits for these calls; no graph with a select() may run.
+  std::vector<int64_t> gather_routes();
+
+  /// The counters of this rank, [E], in the memory of the backend; valid until destruction.
+  const int64_t* routes() const;
+  const ExpertMap& map() const;
+  /// Number of maps that have been in force: 1 after construction.
+  int64_t version() const;
+
+ private:
+  detail::Held<std::unique_ptr<detail::SlotSelectorImpl>, detail::kSlotSelectorObject> impl_;
+};
 
 }  // namespace switchyard

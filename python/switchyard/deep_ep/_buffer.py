@@ -237,11 +237,19 @@ class Buffer:
                              cumulative_local_expert_recv_stats: Optional[torch.Tensor] = None,
                              dispatch_wait_recv_cost_stats: Optional[torch.Tensor] = None, use_fp8: bool = True,
                              round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
-                             return_recv_hook: bool = False) \
+                             return_recv_hook: bool = False, use_nvfp4: bool = False,
+                             x_global_scale: Optional[torch.Tensor] = None) \
             -> Tuple[Rows, torch.Tensor, Tuple, EventOverlap, Optional[Callable[[], None]]]:
         """Collective. Returns recv_x [L, W * T, H], or a pair with scales, column-major; recv_count int32 [L]; handle; event;
         hook. For each shape, the results of at most two calls are valid at a time. dispatch_wait_recv_cost_stats is left
-        unchanged."""
+        unchanged.
+
+        Raises:
+            Unsupported: use_nvfp4 or x_global_scale, which SGLang's DeepEP has.
+        """
+        if use_nvfp4 or x_global_scale is not None:
+            raise Unsupported(f"low_latency_dispatch: {'use_nvfp4' if use_nvfp4 else 'x_global_scale'}: NVFP4 rows are not available; "
+                              f"rows are sent as bf16 (use_fp8=False) or as fp8 with scales of 128 columns (use_fp8=True)")
         if cumulative_local_expert_recv_stats is None and not (round_scale or use_ue8m0 or async_finish or return_recv_hook):
             stream = self._streams.ready() if x.get_device() == self._index else None
             output = None if stream is None else _low_latency.dispatch_again(
@@ -262,15 +270,37 @@ class Buffer:
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: Tuple,
                             use_logfmt: bool = False, zero_copy: bool = False, async_finish: bool = False,
                             return_recv_hook: bool = False, out: Optional[torch.Tensor] = None,
-                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None) \
+                            combine_wait_recv_cost_stats: Optional[torch.Tensor] = None, overlap: bool = False,
+                            packed_recv_count: Optional[torch.Tensor] = None, comp_signal: Optional[torch.Tensor] = None,
+                            block_m: int = 64, threshold: int = 0, num_sms: Optional[int] = None,
+                            src_signals: Optional[torch.Tensor] = None, src_signal_expect_value: int = 0) \
             -> Tuple[torch.Tensor, EventOverlap, Optional[Callable[[], None]]]:
         """Collective. Returns weighted sums [T, H]; event; hook. x: bf16 [L, W * T, H]; with zero_copy, the rows from
-        get_next_low_latency_combine_buffer are used instead. combine_wait_recv_cost_stats is left unchanged."""
-        if out is None and not (use_logfmt or async_finish or return_recv_hook):
+        get_next_low_latency_combine_buffer are used instead. combine_wait_recv_cost_stats is left unchanged.
+
+        The arguments from overlap on are those of SGLang's DeepEP. overlap: the product that computes x may still be running;
+        no row is read before comp_signal, int32 [L * ceil(W * T / block_m)], reports at least `threshold` for its block (CPU
+        only). packed_recv_count: unused, because the handle has the counts. num_sms: GPUs, the maximum number of
+        multiprocessors of this call, also without overlap.
+
+        Raises:
+            Unsupported: use_logfmt, src_signals, or overlap on a GPU.
+            InvalidArgument: overlap without comp_signal, or with a comp_signal of another type or size.
+            PeerTimeout: blocks are not complete after 100 seconds.
+        """
+        if src_signals is not None:
+            raise Unsupported("low_latency_combine: src_signals counts per expert, for Blackwell, and is not available; comp_signal "
+                              "counts per block of rows")
+        if overlap and comp_signal is None:
+            raise InvalidArgument("low_latency_combine: overlap=True needs comp_signal")
+        signals = None
+        if overlap and comp_signal is not None:
+            signals = _low_latency.Signals(comp_signal, block_m, threshold)
+        if out is None and signals is None and not (num_sms or use_logfmt or async_finish or return_recv_hook):
             stream = self._streams.ready() if x.get_device() == self._index else None
             if stream is not None:
-                sums = _low_latency.combine_again(self._low_latency, _low_latency.rows_of(handle) if zero_copy else x, topk_weights, handle,
-                                                  stream)
+                rows = _low_latency.rows_of(handle) if zero_copy else x
+                sums = _low_latency.combine_again(self._low_latency, rows, topk_weights, handle, stream)
                 if sums is not None:
                     return sums, EventOverlap(), None
         self._check_device(x, "x")
@@ -278,8 +308,9 @@ class Buffer:
             raise Unsupported("low_latency_combine: use_logfmt is not available; rows go back as bf16")
         if async_finish and return_recv_hook:
             raise InvalidArgument("low_latency_combine: async_finish and return_recv_hook exclude each other")
+        sms = max(min(int(num_sms), self._most_sms), 0) if num_sms else 0
         (summed, hook), event = self._streams.run(
-            lambda: _low_latency.combine(self._low_latency, x, topk_weights, handle, zero_copy, return_recv_hook, out),
+            lambda: _low_latency.combine(self._low_latency, x, topk_weights, handle, zero_copy, return_recv_hook, out, sms, signals),
             (topk_weights, out), None, async_finish, x)
         return summed, event, hook
 

@@ -2,13 +2,18 @@
 """Low-latency mode of the DeepEP drop-in."""
 from __future__ import annotations
 
+import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
-from ..errors import HeapExhausted, InvalidArgument
+from ..errors import HeapExhausted, InvalidArgument, PeerTimeout, Unsupported
 from ..group import Group
 from ..low_latency import LowLatency, Pending, Received
+
+
+#: Seconds until a combine that waits for the signals of a product raises PeerTimeout.
+SIGNAL_SECONDS = 100.0
 
 
 class LowLatencyHandle(tuple):
@@ -195,19 +200,61 @@ def _expand(packed: Any, into: torch.Tensor) -> None:
     into.view(torch.int32).copy_(torch.where(exponents == 0, 1 << 22, exponents << 23))
 
 
+class Signals(NamedTuple):
+    """Progress of the product that computes the rows of a combine: int32, one counter per block of `block_m` rows of an expert,
+    at ``expert * ceil(R / block_m) + block``. A block is complete when its counter is at least `threshold`."""
+
+    counters: torch.Tensor
+    block_m: int
+    threshold: int
+
+    def check(self, received: Received) -> None:
+        """Raises InvalidArgument or Unsupported unless :meth:`wait` can be called with these arguments."""
+        here, rows = received.x.shape[:2]
+        if self.block_m.__class__ is not int or self.threshold.__class__ is not int or self.block_m < 1 or self.threshold < 1:
+            raise InvalidArgument(f"low_latency_combine: block_m = {self.block_m} and threshold = {self.threshold} must be at least 1")
+        least, given = here * -(-rows // self.block_m), self.counters
+        if given.dtype != torch.int32 or not given.is_contiguous() or given.numel() < least:
+            raise InvalidArgument(f"comp_signal is {given.dtype} {list(given.shape)}: must be contiguous int32 with at least {least} "
+                                  f"elements, one per {self.block_m} of {rows} rows of {here} experts")
+        if given.is_cuda or received.x.is_cuda:
+            raise Unsupported("low_latency_combine: comp_signal is available on the CPU only; on GPUs, combine after the product, with "
+                              "overlap=False")
+
+    def wait(self, received: Received) -> None:
+        """Returns when every block with received rows is complete. CPU.
+
+        Raises:
+            PeerTimeout: after SIGNAL_SECONDS.
+        """
+        blocks = -(-received.x.shape[1] // self.block_m)
+        counters, end = self.counters.view(-1).numpy(), time.monotonic() + SIGNAL_SECONDS
+        for expert, rows in enumerate(received.rows.tolist()):
+            for block in range(-(-rows // self.block_m)):
+                while counters[expert * blocks + block] < self.threshold:
+                    if time.monotonic() > end:
+                        raise PeerTimeout(f"low_latency_combine: comp_signal of block {block} of local expert {expert} is "
+                                          f"{counters[expert * blocks + block]} after {SIGNAL_SECONDS:g} s: threshold = {self.threshold}")
+                    time.sleep(5e-5)
+
+
 def combine(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, handle: Any, zero_copy: bool, hooked: bool,
-            out: Optional[torch.Tensor]) -> Tuple[torch.Tensor, Optional[Callable[[], None]]]:
-    """Returns the sums and a hook or None."""
+            out: Optional[torch.Tensor], num_sms: int = 0, signals: Optional[Signals] = None) \
+        -> Tuple[torch.Tensor, Optional[Callable[[], None]]]:
+    """Returns the sums and a hook or None. Reads no row before `signals` report its block as complete."""
     if mode._pending is not None:
         mode.finish()
     handle = handle_of(handle)
     exchange = handle.object.exchange
+    if signals is not None:
+        signals.check(handle.received)
+        signals.wait(handle.received)
     if zero_copy:
         x = rows_of(handle)
     if hooked:
-        pending = exchange.combine_async(x, handle.received, topk_weights=topk_weights, out=out)
+        pending = exchange.combine_async(x, handle.received, topk_weights=topk_weights, out=out, num_sms=num_sms)
         return pending._result, mode.hook(pending, None)
-    return exchange._combine(handle.object.send_sums, x, handle.received, topk_weights, None, "per_route", out, 0)[0], None
+    return exchange._combine(handle.object.send_sums, x, handle.received, topk_weights, None, "per_route", out, num_sms)[0], None
 
 
 def combine_again(mode: LowLatencyMode, x: torch.Tensor, topk_weights: torch.Tensor, handle: Any, stream: int) -> Optional[torch.Tensor]:

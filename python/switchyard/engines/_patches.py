@@ -41,18 +41,19 @@ def installed(distribution: str) -> Optional[str]:
 
 
 def require_version(distribution: str, supported: Sequence[str], instead: str) -> str:
-    """Returns the installed version if its first two parts are in `supported`.
+    """Returns the installed version if it begins with the parts of one in `supported`.
 
     Args:
         distribution: name of the engine on the package index.
-        supported: versions whose extension points were tested, as "0.33".
+        supported: versions whose extension points were tested, with as many parts as decide, as "0.33" or "0.5.23".
         instead: what to use with another version, as a clause.
 
     Raises:
         InvalidArgument: another version, or none.
     """
     found = installed(distribution)
-    if found is None or ".".join(found.split("+")[0].split(".")[:2]) not in supported:
+    parts = [] if found is None else found.split("+")[0].split(".")
+    if found is None or not any(parts[:len(each)] == each for each in (version.split(".") for version in supported)):
         _names.invalid(f"{distribution} {found or 'is not installed'}: this plug-in was tested with {distribution} "
                        f"{_names.listed(supported)} and its extension points change between versions; {instead}")
     return found
@@ -88,6 +89,14 @@ class Patches:
         self._done.append((owner, name, old, new))
         return old
 
+    def provide(self, owner: Any, name: str, new: Any) -> None:
+        """As :meth:`replace`, for an attribute that the engine defines only if an optional package is installed."""
+        if name in vars(owner):
+            self.replace(owner, name, new)
+        else:
+            setattr(owner, name, new)
+            self._done.append((owner, name, _MISSING, new))
+
     def undo(self) -> None:
         """Restores all attributes, last first. Calling it again has no effect.
 
@@ -99,4 +108,7 @@ class Patches:
                 _names.invalid(f"{owner.__name__}.{name} was replaced after this plug-in: remove the other plug-in first")
         while self._done:
             owner, name, old, _ = self._done.pop()
-            setattr(owner, name, old)
+            if old is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, old)

@@ -22,7 +22,7 @@ OF_NCCL = ROOT / "src/exchange/hosts/gin.cu"
 # Files written by users of the library.
 USERS = ("tests/gpu/kernels/flat_function.cu",)
 # Kernels that are not part of a call.
-NEVER_TRACED = ("answer_kernel", "copy_out_kernel", "count_kept_kernel", "routing_layout_kernel", "spread_kernel")
+NEVER_TRACED = ("answer_kernel", "copy_out_kernel", "count_kept_kernel", "routing_layout_kernel", "select_slots_kernel", "spread_kernel")
 # Phases of a multi-host call: only the plan and the wait for placements are traced.
 NEVER_TRACED += ("_hosts_kernel",)
 # Marks beside a call, which write a record and no span.

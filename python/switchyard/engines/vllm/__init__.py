@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plug-in for vLLM 0.33.
+
+``all2all``
+    Switchyard replaces both DeepEP V1 backends: ``--all2all-backend deepep_high_throughput`` uses :class:`switchyard.Exchange`
+    (activation format Standard), ``deepep_low_latency`` :class:`switchyard.LowLatency` (BatchedExperts). deep_ep is not needed.
+``layer``
+    Layers with expert parallelism use all-to-all backend ``passthrough`` with :class:`switchyard.MoeLayer` as experts.
+
+Importing this package imports neither torch nor vLLM.
+"""
+from __future__ import annotations
+
+from typing import Optional
+
+from ..._abi import names as _names
+from .._patches import Patches, require_version
+
+__all__ = ["install", "uninstall"]
+
+#: Versions whose extension points were tested.
+SUPPORTED = ("0.33",)
+_INSTEAD = "SWITCHYARD_DEEP_EP=1 supports every version that calls DeepEP V1"
+
+_patches = Patches("vllm")
+_installed: Optional[str] = None
+
+
+def install(choice: str) -> None:
+    """Local. Installs the plug-in in this process. A repeated call with the same choice has no effect.
+
+    Args:
+        choice: "all2all" or "layer".
+
+    Raises:
+        InvalidArgument: another version of vLLM, another choice while one is installed, or a place that another plug-in has
+            replaced. vLLM is then unchanged.
+    """
+    global _installed
+    if choice not in ("all2all", "layer"):
+        _names.invalid(f"choice = {choice!r}: must be 'all2all' or 'layer'")
+    if _installed == choice:
+        return
+    if _installed is not None:
+        _names.invalid(f"the vLLM plug-in is installed with {_installed!r}: call uninstall() before install({choice!r})")
+    found = require_version("vllm", SUPPORTED, _INSTEAD)
+    from . import _all2all, _layer, _ranks
+
+    try:
+        _ranks.watch_workers(_patches)
+        (_all2all if choice == "all2all" else _layer).install(_patches)
+    except BaseException:
+        _patches.undo()
+        raise
+    _installed = choice
+    _ranks.logger.info("Switchyard %s plugs into vLLM %s (SWITCHYARD_VLLM=%s)", _ranks.version(), found, choice)
+
+
+def uninstall() -> None:
+    """Local. Restores vLLM's attributes. Layers that were built before keep working. May be called repeatedly.
+
+    Raises:
+        InvalidArgument: another plug-in has replaced one of the attributes since. Nothing is restored then.
+    """
+    global _installed
+    _patches.undo()
+    _installed = None

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepare and finalize of vLLM's modular kernel in the activation format BatchedExperts, on :class:`switchyard.LowLatency`."""
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import torch
+import vllm.model_executor.layers.fused_moe.modular_kernel as mk
+from vllm import envs
+from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceDelegate
+from vllm.model_executor.layers.fused_moe.utils import moe_kernel_quantize_input, normalize_batched_scales_shape
+
+from ._ranks import Ranks, check_experts, refuse
+from ._standard import GROUP, rounded, weighted
+
+
+class SwitchyardBatched(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[misc]
+    """Sends each token to its experts' rows: [L, world * max_tokens, H] for the L experts of this rank. Shapes are fixed, counts
+    stay on the device, and all calls can be captured. A row is sent once to each rank (``sending="per_rank"``), and combine
+    weights the rows of each route (``order="per_route"``), because batched experts return unweighted rows.
+
+    Args:
+        buffer: objects of the process group.
+        max_tokens_per_rank: maximum number of tokens on any rank.
+        num_dispatchers: number of expert-parallel ranks.
+        use_fp8_dispatch: whether rows travel as fp8 with a scale per 128 columns.
+        global_to_physical: int [E] rows of experts under round-robin placement, or None.
+        physical_to_global, local_expert_global_ids: not used.
+    """
+
+    @staticmethod
+    def maybe_roundup_layer_hidden_size(hidden_size: int) -> int:
+        return rounded(hidden_size)
+
+    def __init__(self, buffer: Ranks, max_tokens_per_rank: int, num_dispatchers: int, use_fp8_dispatch: bool = False,
+                 global_to_physical: Optional[torch.Tensor] = None, physical_to_global: Optional[torch.Tensor] = None,
+                 local_expert_global_ids: Optional[torch.Tensor] = None) -> None:
+        super().__init__()
+        self._ranks, self._max_tokens, self._world = buffer, max_tokens_per_rank, num_dispatchers
+        self._fp8, self._physical = use_fp8_dispatch, global_to_physical
+
+    def post_init_setup(self, fused_experts: Any) -> None:
+        """Collective. Creates the exchange when vLLM builds the kernel.
+
+        Raises:
+            InvalidArgument: experts that reduce rows themselves, NVFP4 rows, one dynamic scale for all rows, or a shape, type or
+                division of experts that a :class:`LowLatency` does not support.
+        """
+        moe, quant = fused_experts.moe_config, fused_experts.quant_config
+        name, self._deferred = type(fused_experts).__name__, fused_experts.expects_unquantized_inputs
+        if not isinstance(fused_experts.finalize_weight_and_reduce_impl(), TopKWeightAndReduceDelegate):
+            refuse(f"{name}, which reduces rows itself, with deepep_low_latency", "use --all2all-backend deepep_high_throughput")
+        if quant.quant_dtype == "nvfp4" and envs.VLLM_DEEPEPLL_NVFP4_DISPATCH:
+            refuse("VLLM_DEEPEPLL_NVFP4_DISPATCH=1", "unset it: rows are then sent in bf16")
+        after = quant.quant_dtype not in (None, "nvfp4") and not self._fp8 and not self._deferred
+        if after and quant.a1_scale is None and quant.block_shape is None and not quant.per_act_token_quant:
+            refuse(f"one dynamic {quant.quant_dtype} scale for all rows with deepep_low_latency, whose batches have unspecified rows,",
+                   "use --all2all-backend deepep_high_throughput, or a checkpoint with static or block scales")
+        self._fp8 = self._fp8 and not self._deferred
+        scales = ("ue8m0" if fused_experts.supports_packed_ue8m0_act_scales() else "f32") if self._fp8 else None
+        self._exchange, self._received = self._ranks.low_latency(
+            hidden=moe.hidden_dim, num_experts=moe.num_experts, topk=moe.experts_per_token, max_tokens=self._max_tokens,
+            dtype=moe.in_dtype, scales=scales, scale_group=GROUP, scale_order="column_major", invalid_ids="count")
+        check_experts(self._exchange.group, moe)
+
+    # ---- Properties that the kernel reads ----
+
+    @property
+    def activation_format(self) -> Any:
+        return mk.FusedMoEActivationFormat.BatchedExperts
+
+    def topk_indices_dtype(self) -> Optional[torch.dtype]:
+        return None
+
+    def max_num_tokens_per_rank(self) -> Optional[int]:
+        return self._max_tokens
+
+    def num_dispatchers(self) -> int:
+        return self._world
+
+    def output_is_reduced(self) -> bool:
+        return True
+
+    # ---- Prepare and finalize ----
+
+    def prepare(self, a1: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, num_experts: int,
+                expert_map: Optional[torch.Tensor], apply_router_weight_on_input: bool, quant_config: Any,
+                defer_input_quant: bool = False) -> Tuple[Any, ...]:
+        """Collective. Returns the received rows [L, R, H], their scales [L, R, groups] or None, and int32 counts [L] on the device.
+        Rows after an expert's count are unspecified. The next prepare of a layer with the same shape overwrites the rows."""
+        if apply_router_weight_on_input:
+            a1 = weighted(a1, topk_weights)
+        ids = topk_ids if self._physical is None else self._physical[topk_ids]
+        received = self._exchange.dispatch(a1, ids, output=self._received)
+        counts = mk.ExpertTokensMetadata(expert_num_tokens=received.rows, expert_num_tokens_cpu=None)
+        x, scales = received.x, received.scales
+        if quant_config.quant_dtype not in (None, "nvfp4") and not self._fp8 and not self._deferred:
+            x, scales = moe_kernel_quantize_input(x.view(-1, x.shape[-1]), quant_config.a1_scale, quant_config.quant_dtype,
+                                                  quant_config.per_act_token_quant, quant_config.block_shape)
+            x, scales = x.view(received.x.shape), normalize_batched_scales_shape(scales, received.x.shape[0])
+        return x, scales, counts, None, None
+
+    def finalize(self, output: torch.Tensor, fused_expert_output: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
+                 apply_router_weight_on_input: bool, weight_and_reduce_impl: Any) -> None:
+        """Collective. Writes to `output` [T, H] the weighted sum of the experts' rows [L, R, H], which are read in place."""
+        weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
+        self._exchange.combine(fused_expert_output, self._received, topk_weights=weights, out=output)

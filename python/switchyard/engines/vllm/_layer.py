@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole MoE layer of vLLM on :class:`switchyard.MoeLayer`: experts that exchange rows themselves, behind vLLM's all-to-all backend
+``passthrough``."""
+from __future__ import annotations
+
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+import vllm.model_executor.layers.fused_moe.modular_kernel as mk
+from vllm.config import get_current_vllm_config_or_none, kernel
+from vllm.distributed import get_ep_group
+from vllm.model_executor.layers.fused_moe import all2all_utils
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.oracle import fp8, unquantized
+from vllm.model_executor.layers.fused_moe.prepare_finalize.passthrough import PassThroughPrepareAndFinalize
+from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
+from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8Dynamic128Sym, kFp8Static128BlockSym
+
+from ..._abi import names as _names
+from ...layer import MoeLayer
+from ._ranks import Ranks, backend, check_experts, check_parallel, refuse
+from ._standard import weighted
+
+_ALL2ALL = "use SWITCHYARD_VLLM=all2all, which exchanges rows for vLLM's own experts"
+_ranks: "weakref.WeakKeyDictionary[Any, Ranks]" = weakref.WeakKeyDictionary()
+
+
+def _ranks_of(process_group: Any) -> Ranks:
+    if process_group not in _ranks:
+        _ranks[process_group] = Ranks(process_group)
+    return _ranks[process_group]
+
+
+def config_of(moe: Any, dtype: Any) -> Dict[str, Any]:
+    """Returns the keywords of the :class:`MoeLayer` for a FusedMoEConfig.
+
+    Args:
+        moe: vLLM's FusedMoEConfig.
+        dtype: type of the weights.
+    """
+    vllm_config = get_current_vllm_config_or_none()
+    model = None if vllm_config is None else vllm_config.model_config
+    return {"hidden": moe.hidden_dim, "intermediate": moe.intermediate_size_per_partition, "num_experts": moe.num_experts,
+            "topk": moe.experts_per_token, "max_tokens": moe.max_num_tokens, "dtype": dtype, "storage": "view", "invalid_ids": "count",
+            "captured": model is None or not model.enforce_eager}
+
+
+def check_layer(moe: Any, weight_key: Any, activation_key: Any) -> None:
+    """Refuses layers that a :class:`MoeLayer` does not compute.
+
+    Args:
+        moe: vLLM's FusedMoEConfig.
+        weight_key, activation_key: vLLM's descriptions of the quantization; None without one.
+
+    Raises:
+        InvalidArgument or Unsupported: the sentence names the part of the configuration and what to use instead.
+    """
+    check_parallel()
+    parallel = moe.moe_parallel_config
+    if not parallel.use_ep:
+        refuse("an MoE layer without expert parallelism", "start vLLM with --enable-expert-parallel")
+    if not parallel.use_all2all_kernels:
+        refuse(f"tensor parallelism of {parallel.ep_size} without data parallelism, where all ranks have the same tokens,",
+               "use --data-parallel-size, or unset SWITCHYARD_VLLM")
+    if parallel.enable_eplb:
+        refuse("expert load balancing (--enable-eplb) with 'layer'", _ALL2ALL)
+    if moe.is_lora_enabled:
+        refuse("LoRA on experts with 'layer'", _ALL2ALL)
+    if moe.activation != MoEActivation.SILU:
+        refuse(f"the activation {moe.activation.value!r} with 'layer', which computes SwiGLU ('silu'),", _ALL2ALL)
+    if moe.has_bias or any(value is not None for value in (moe.swiglu_limit, moe.swiglu_alpha, moe.swiglu_beta)):
+        refuse("a bias of experts, or a limit, alpha or beta of SwiGLU, with 'layer'", _ALL2ALL)
+    if weight_key is not None and (weight_key != kFp8Static128BlockSym or activation_key != kFp8Dynamic128Sym):
+        refuse(f"the quantization {weight_key} with activations {activation_key} with 'layer', which computes bf16 (GPUs: also f16) and fp8 "
+               "with 128 x 128 weight scales,", _ALL2ALL)
+    config = config_of(moe, moe.in_dtype if weight_key is None else "fp8_e4m3")
+    MoeLayer.memory_required(parallel.ep_size, backend=backend(), **config)
+
+
+class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
+    """Experts that dispatch, compute and combine in one :class:`MoeLayer`. Weights are read in place at each call, so weights that
+    vLLM reloads or restores after sleep at the same addresses are used at once; for weights at other addresses, the next call
+    creates another layer.
+
+    Args:
+        moe_config, quant_config: as for every FusedMoEExperts.
+
+    Raises:
+        InvalidArgument or Unsupported: as check_layer.
+    """
+
+    def __init__(self, moe_config: Any, quant_config: Any) -> None:
+        quantized = quant_config.quant_dtype is not None or quant_config.weight_quant_dtype is not None
+        block = quant_config.block_shape == [128, 128] and quant_config.quant_dtype == torch.float8_e4m3fn
+        keys = (None, None) if not quantized else (kFp8Static128BlockSym if block else quant_config.weight_quant_dtype, kFp8Dynamic128Sym)
+        check_layer(moe_config, *keys)
+        super().__init__(moe_config, quant_config)
+        self._config = config_of(moe_config, "fp8_e4m3" if quantized else moe_config.in_dtype)
+        self._peers = _ranks_of(get_ep_group().cpu_group)
+        self._layer: Optional[MoeLayer] = None
+        self._at: Tuple[int, ...] = ()
+
+    # ---- Properties that vLLM reads ----
+
+    @staticmethod
+    def is_supported_config(cls: Any, moe_config: Any, weight_key: Any, activation_key: Any, activation_format: Any) \
+            -> Tuple[bool, Optional[str]]:
+        check_layer(moe_config, weight_key, activation_key)
+        return True, None
+
+    @staticmethod
+    def activation_format() -> Any:
+        return mk.FusedMoEActivationFormat.Standard
+
+    @staticmethod
+    def _supports_current_device() -> bool:
+        return True
+
+    @staticmethod
+    def _supports_no_act_and_mul() -> bool:
+        return False
+
+    @staticmethod
+    def _supports_quant_scheme(weight_key: Any, activation_key: Any) -> bool:
+        return weight_key in (None, kFp8Static128BlockSym)
+
+    @staticmethod
+    def _supports_activation(activation: Any) -> bool:
+        return bool(activation == MoEActivation.SILU)
+
+    @staticmethod
+    def _supports_parallel_config(moe_parallel_config: Any) -> bool:
+        return bool(moe_parallel_config.use_all2all_kernels)
+
+    @property
+    def expects_unquantized_inputs(self) -> bool:
+        return True
+
+    def finalize_weight_and_reduce_impl(self) -> Any:
+        return TopKWeightAndReduceNoOP()
+
+    def workspace_shapes(self, M: int, N: int, K: int, topk: int, global_num_experts: int, local_num_experts: int,
+                         expert_tokens_meta: Any, activation: Any) -> Tuple[Tuple[int, ...], Tuple[int, ...], Tuple[int, ...]]:
+        return (0,), (0,), (M, K)
+
+    # ---- Calls ----
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Collective. Creates the layer when vLLM has loaded the weights."""
+        self._bind(layer.w13_weight, layer.w2_weight)
+
+    def _bind(self, w13: torch.Tensor, w2: torch.Tensor) -> MoeLayer:
+        """Returns the layer for these weights: [L, 2 I, H] and [L, H, I]. Collective when they are not those of the last call."""
+        at = (w13.data_ptr(), w2.data_ptr())
+        if self._layer is None or self._at != at:
+            scales = (self.w1_scale, self.w2_scale) if self._config["dtype"] == "fp8_e4m3" else (None, None)
+            data = tuple(None if each is None else each.detach() for each in (w13, w2, *scales))
+            self._layer, self._at = self._peers.layer(data, **self._config), at  # type: ignore[arg-type]
+            check_experts(self._layer.group, self.moe_config)
+        return self._layer
+
+    def apply(self, output: torch.Tensor, hidden_states: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor,
+              topk_ids: torch.Tensor, activation: Any, global_num_experts: int, expert_map: Optional[torch.Tensor],
+              a1q_scale: Optional[torch.Tensor], a2_scale: Optional[torch.Tensor], workspace13: torch.Tensor, workspace2: torch.Tensor,
+              expert_tokens_meta: Any, apply_router_weight_on_input: bool) -> None:
+        """Collective. Writes the layer's result [T, H] to `output`."""
+        x, weights = (weighted(hidden_states, topk_weights), None) if apply_router_weight_on_input else (hidden_states, topk_weights)
+        self._bind(w1, w2).forward(x, topk_ids, weights, out=output)
+
+    def take_part(self, output: torch.Tensor) -> None:
+        """Collective. Executes the call of a rank without tokens, for which vLLM does not call `apply`. output: [0, H]."""
+        if self._layer is None:
+            _names.invalid("a rank without tokens in the first call of a layer, before its weights are known: give each rank a token")
+        ids = torch.empty((0, self._config["topk"]), dtype=torch.int32, device=output.device)
+        self._layer.forward(torch.empty_like(output), ids, ids.to(torch.float32), out=output)
+
+
+class SwitchyardPassThrough(PassThroughPrepareAndFinalize):  # type: ignore[misc]
+    """Passes tokens and routing unchanged to :class:`SwitchyardExperts`, and refuses experts that exchange no rows."""
+
+    def post_init_setup(self, fused_experts: Any) -> None:
+        if not isinstance(fused_experts, SwitchyardExperts):
+            refuse(f"{type(fused_experts).__name__}, which vLLM chose for this quantization, with 'layer'", _ALL2ALL)
+        self._experts = fused_experts
+
+    def finalize(self, output: torch.Tensor, fused_expert_output: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+        if output.shape[0] == 0:
+            self._experts.take_part(output)
+        else:
+            super().finalize(output, fused_expert_output, *arguments, **keywords)
+
+
+def _bind_passthrough(original: Any) -> Any:
+    """Returns vLLM's bind_passthrough_all2all_backend, extended: expert-parallel deployments use passthrough."""
+
+    def bind(moe_backend: str, parallel_config: Any) -> None:
+        if not parallel_config.enable_expert_parallel:
+            return original(moe_backend, parallel_config)
+        if moe_backend != "auto":
+            refuse(f"--moe-backend {moe_backend} with 'layer', which computes the experts itself,", "omit it, or " + _ALL2ALL)
+        if parallel_config.all2all_backend not in ("allgather_reducescatter", kernel.PASSTHROUGH_ALL2ALL_BACKEND):
+            refuse(f"--all2all-backend {parallel_config.all2all_backend} with 'layer', which exchanges rows itself,", "omit it, or " + _ALL2ALL)
+        parallel_config.all2all_backend = kernel.PASSTHROUGH_ALL2ALL_BACKEND
+        return None
+
+    return bind
+
+
+def _backends(only: Any) -> Any:
+    """Returns an oracle's list of backends with one entry, whose weights keep the checkpoint's format."""
+
+    def priority_backends(moe_config: Any, weight_key: Any = None, activation_key: Any = None) -> List[Any]:
+        check_layer(moe_config, weight_key, activation_key)
+        return [only]
+
+    return priority_backends
+
+
+def _experts(backend: Any) -> List[Any]:
+    """Returns the experts classes of every backend."""
+    return [SwitchyardExperts]
+
+
+def install(patches: Any) -> None:
+    """Selects all-to-all backend passthrough for expert parallelism, and :class:`SwitchyardExperts` for unquantized and fp8 weights."""
+    patches.replace(kernel, "bind_passthrough_all2all_backend", _bind_passthrough(kernel.bind_passthrough_all2all_backend))
+    patches.replace(all2all_utils, "PassThroughPrepareAndFinalize", SwitchyardPassThrough)
+    for oracle, only in ((unquantized, unquantized.UnquantizedMoeBackend.TRITON), (fp8, fp8.Fp8MoeBackend.TRITON)):
+        patches.replace(oracle, "_get_priority_backends", _backends(only))
+        patches.replace(oracle, "backend_to_kernel_cls", _experts)

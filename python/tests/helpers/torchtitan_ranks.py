@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MoE layers of torchtitan on ranks of gloo, and the same layer in float64. Nothing of torchtitan is replaced; its name of the
+device is set to "cpu", because a torch that was built for GPUs makes it "cuda" on machines without one."""
+import contextlib
+import os
+import types
+
+import pytest
+
+from clients import source_of
+
+torch = pytest.importorskip("torch")
+
+for needed in ("spmd_types", "tyro"):
+    if not os.environ.get("SWITCHYARD_CLIENTS"):
+        pytest.importorskip(needed, reason="torchtitan needs it")
+source_of("torchtitan")
+
+import spmd_types as spmd  # noqa: E402
+import torchtitan.tools.utils  # noqa: E402
+
+torchtitan.tools.utils.device_type = "cpu"
+
+from torchtitan.config import OverrideConfig, ParallelismConfig, apply_overrides  # noqa: E402
+from torchtitan.distributed import utils as distributed  # noqa: E402
+from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: E402
+from torchtitan.models.common.config_utils import make_moe_config, make_routed_experts_config, make_router_config  # noqa: E402
+from torchtitan.models.common.moe_sharding import set_moe_sharding_config  # noqa: E402
+from torchtitan.models.common.token_dispatcher import update_ep_token_dispatcher_config  # noqa: E402
+
+HIDDEN, INNER, EXPERTS, TOPK, TOKENS = 64, 96, 8, 3, 24
+WEIGHTS = {"w1_EFD": spmd.S(1), "w2_EDF": spmd.S(2), "w3_EFD": spmd.S(1)}
+OURS = "switchyard.engines.torchtitan.token_dispatcher"
+
+
+def layer_config(comm_backend="deepep"):
+    """The configuration of one MoE layer, as torchtitan's models make it."""
+    return make_moe_config(
+        num_experts=EXPERTS, router=make_router_config(dim=HIDDEN, num_experts=EXPERTS, gate_param_init={}, top_k=TOPK, route_norm=True),
+        routed_experts=make_routed_experts_config(dim=HIDDEN, hidden_dim=INNER, num_experts=EXPERTS, top_k=TOPK, param_init={},
+                                                  comm_backend=comm_backend))
+
+
+def updated(config, world, tokens=TOKENS):
+    """Fills `config` from the settings of a run, as the trainer does before it applies overrides."""
+    set_moe_sharding_config(config, enable_ep=world > 1, enable_sp=False, expert_param_layout=WEIGHTS)
+    run = types.SimpleNamespace(parallelism=ParallelismConfig(expert_parallel_degree=world),
+                                training=types.SimpleNamespace(seq_len=tokens, local_batch_size=1))
+    update_ep_token_dispatcher_config(types.SimpleNamespace(layers=[types.SimpleNamespace(moe=config)], dim=HIDDEN), run)
+    return config
+
+
+def dims_of(world, backend):
+    distributed.set_spmd_backend(backend)
+    dims = ParallelDims(dp_replicate=1, dp_shard=world, cp=1, tp=1, pp=1, ep=world, world_size=world, spmd_backend=backend)
+    dims.build_mesh()
+    return dims
+
+
+def filled(layer, seed=0, skewed=False):
+    """The same parameters on all ranks. `skewed`: all tokens go to the first experts."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5)
+        layer.expert_bias_E.zero_()
+        layer.tokens_per_expert_E.zero_()
+        if skewed:
+            layer.expert_bias_E[:TOPK] = 100
+    return layer
+
+
+def whole_layer(dtype, seed=0, skewed=False):
+    """The undivided layer with torchtitan's own dispatcher for one rank."""
+    return filled(layer_config("standard").build(), seed, skewed).to(dtype)
+
+
+def divided_layer(dims, world, dtype, given=None, seed=0, skewed=False):
+    """The layer divided by torchtitan, with our dispatcher."""
+    config = updated(layer_config(), world)
+    lines = apply_overrides(OverrideConfig(imports=[(OURS, {"dtype": "f32" if dtype == torch.float32 else "bf16", **(given or {})})]), config)
+    assert len(lines) == 1 and "TokenDispatcher.Config" in lines[0]
+    layer = filled(config.build(), seed, skewed).to(dtype)
+    layer.parallelize(dims)
+    return layer
+
+
+def inputs_of(rank, dtype, empty=None):
+    """Tokens of a rank, and the gradient of its output. `empty`: the rank without tokens."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    tokens = 0 if rank == empty else TOKENS - 5 * (rank % 2)
+    return [torch.randn(1, tokens, HIDDEN, generator=generator).to(dtype) for _ in range(2)]
+
+
+def in_double(layer, x, grad):
+    """The layer in float64 with the experts that its router selects; returns the output and the gradients of the tokens, the
+    router and the experts."""
+    with torch.no_grad(), contextlib.suppress(AttributeError):
+        ids = layer.router(x, layer.expert_bias_E)[1][0]
+    x = x[0].detach().double().requires_grad_()
+    gate, w1, w2, w3 = ((layer.router.gate.weight, *(getattr(layer.routed_experts.inner_experts, name) for name in WEIGHTS)))
+    gate, w1, w2, w3 = (each.detach().double().requires_grad_() for each in (gate, w1, w2, w3))
+    scores = torch.sigmoid(x @ gate.T).gather(1, ids)
+    scores = scores / (scores.sum(1, keepdim=True) + 1e-20)
+    out = torch.zeros_like(x)
+    for e in range(EXPERTS):
+        tokens, places = torch.where(ids == e)
+        given = x[tokens]
+        made = (torch.nn.functional.silu(given @ w1[e].T) * (given @ w3[e].T)) @ w2[e].T
+        out = out.index_add(0, tokens, made * scores[tokens, places, None])
+    made = torch.autograd.grad(out, (x, gate, w1, w2, w3), grad[0].double(), allow_unused=True)
+    return out.detach(), [torch.zeros_like(of) if each is None else each for each, of in zip(made, (x, gate, w1, w2, w3))]
+
+
+def gradients_of(layer, x):
+    """Gradients of the tokens, the router and this rank's experts."""
+    inner = layer.get_submodule("routed_experts.inner_experts")
+    found = [x.grad, layer.get_submodule("router.gate").weight.grad, *(getattr(inner, name).grad for name in WEIGHTS)]
+    return [each.to_local() if hasattr(each, "to_local") else each for each in found]
+
+
+def off(made, want):
+    """The relative distance, or the distance if nothing is wanted."""
+    made, want = made.double(), want.double()
+    return ((made - want).norm() / (want.norm() if want.norm() > 0 else 1)).item()

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// SlotSelector on the CPU. The calling thread replaces the ids.
+#include <utility>
+
+#include "exchange/slots/impl.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+class CpuSlotSelector final : public SlotSelectorImpl {
+ public:
+  CpuSlotSelector(Group& group, const ExpertMap& map, std::span<const int64_t> routes) : SlotSelectorImpl(group, map) {
+    construct("SlotSelector", "", [&] {
+      words_ = make_table(map, routes);
+      counts_.assign(static_cast<size_t>(map.num_experts), 0);
+      return fields(map, routes);
+    });
+  }
+
+  const int64_t* routes() const override { return counts_.data(); }
+
+ private:
+  template <class Id>
+  void replace(const ExpertIds& ids, void* slots) {
+    const SlotTable table{words_.data(), map().num_experts, map().num_slots()};
+    const auto* from = static_cast<const Id*>(ids.data);
+    auto* to = static_cast<Id*>(slots);
+    for (int64_t t = 0; t < ids.num_tokens; ++t)
+      for (int64_t i = t * ids.topk; i < (t + 1) * ids.topk; ++i) {
+        const int64_t id = from[i];
+        if (id >= 0 && id < table.num_experts) ++counts_[static_cast<size_t>(id)];
+        to[i] = static_cast<Id>(table(id, t));
+      }
+  }
+
+  void check_call(const ExpertIds&, const void*) const override {}
+  void run(const ExpertIds& ids, void* slots, void*) override {
+    ids.is_int64 ? replace<int64_t>(ids, slots) : replace<int32_t>(ids, slots);
+  }
+  void check_stream(void*) const override {}
+  void stage_table(std::vector<uint32_t> words) override { staged_ = std::move(words); }
+  void use_table(void*) override { words_.swap(staged_); }
+  void take_routes(int64_t* routes) override {
+    for (int64_t& count : counts_) *routes++ = std::exchange(count, 0);
+  }
+
+  std::vector<uint32_t> words_, staged_;
+  std::vector<int64_t> counts_;
+};
+
+}  // namespace
+
+std::unique_ptr<SlotSelectorImpl> SlotSelectorImpl::make_on_cpu(Group& group, const ExpertMap& map,
+                                                                std::span<const int64_t> routes) {
+  return std::make_unique<CpuSlotSelector>(group, map, routes);
+}
+
+}  // namespace switchyard::detail

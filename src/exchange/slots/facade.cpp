@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// The public class SlotSelector, and what its backends share.
+#include <cinttypes>
+#include <cstdio>
+#include <string>
+
+#include "base/as_error.hpp"
+#include "exchange/group/make.hpp"
+#include "exchange/slots/impl.hpp"
+
+namespace switchyard {
+
+using namespace detail;
+
+namespace {
+
+uint64_t hash_of_values(const auto& values) {
+  uint64_t hash = 0;
+  for (const auto value : values) hash = mix_hash(hash, static_cast<uint64_t>(value));
+  return hash;
+}
+
+std::string hash_text(int64_t hash) {
+  char text[32];
+  std::snprintf(text, sizeof text, "(hash %016" PRIx64 ")", static_cast<uint64_t>(hash));
+  return text;
+}
+
+}  // namespace
+
+namespace detail {
+
+std::vector<uint32_t> SlotSelectorImpl::make_table(const ExpertMap& map, std::span<const int64_t> routes) const {
+  if (map.world != world())
+    invalid_value("ExpertMap::world", std::to_string(map.world), std::to_string(world()) + ", the number of ranks");
+  if (map.num_experts != map_.num_experts || map.slots_per_rank != map_.slots_per_rank)
+    invalid("map has num_experts = " + std::to_string(map.num_experts) + " and slots_per_rank = " +
+            std::to_string(map.slots_per_rank) + ": must be " + std::to_string(map_.num_experts) + " and " +
+            std::to_string(map_.slots_per_rank) + ", as in the map in force");
+  check_expert_map(map);
+  if (!routes.empty()) return make_slot_table(map, routes, rank());
+  // As many routes as the shares of an expert can distinguish.
+  const std::vector<int64_t> equal(static_cast<size_t>(map.world) * static_cast<size_t>(map.num_experts), int64_t{1} << 20);
+  return make_slot_table(map, equal, rank());
+}
+
+AgreedFields SlotSelectorImpl::fields(const ExpertMap& map, std::span<const int64_t> routes) const {
+  const auto hashed = [](const char* name, uint64_t hash) { return AgreedField{name, static_cast<int64_t>(hash), hash_text}; };
+  return {agreed("ExpertMap::num_experts", map.num_experts), agreed("ExpertMap::slots_per_rank", map.slots_per_rank),
+          hashed("ExpertMap::expert_of_slot", hash_of_values(map.expert_of_slot)), hashed("routes", hash_of_values(routes)),
+          agreed("the number of select calls", calls_)};
+}
+
+void SlotSelectorImpl::select(const ExpertIds& topk_ids, void* slots, void* stream) {
+  group_.check_usable("SlotSelector::select");
+  check_range("topk_ids.topk", topk_ids.topk, 1, kMaxTopk);
+  if (topk_ids.num_tokens < 0) invalid_value("topk_ids.num_tokens", std::to_string(topk_ids.num_tokens), "at least 0");
+  if (topk_ids.num_tokens > 0) {
+    if (topk_ids.data == nullptr) invalid("topk_ids.data", " is null");
+    if (slots == nullptr) invalid("slots", " is null");
+  }
+  check_call(topk_ids, slots);
+  ++calls_;
+  if (topk_ids.num_tokens > 0) run(topk_ids, slots, stream);
+}
+
+void SlotSelectorImpl::set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream) {
+  group_.check_usable("SlotSelector::set_map");
+  ConstructionReport mine;
+  mine.report = attempt([&] {
+    check_stream(stream);
+    stage_table(make_table(map, routes));
+  });
+  group_.agree("SlotSelector::set_map", fields(map, routes), mine);
+  use_table(stream);
+  map_ = map;
+  ++version_;
+}
+
+std::vector<int64_t> SlotSelectorImpl::gather_routes() {
+  const auto experts = static_cast<size_t>(map_.num_experts);
+  std::vector<int64_t> mine(experts), all(experts * static_cast<size_t>(world()));
+  group_.check_usable("SlotSelector::gather_routes");
+  take_routes(mine.data());
+  group_.all_gather(mine.data(), experts * sizeof(int64_t), all.data(), "SlotSelector::gather_routes", Operation::all_gather,
+                    object_);
+  return all;
+}
+
+}  // namespace detail
+
+SlotSelector::SlotSelector(Group& group, const ExpertMap& map, std::span<const int64_t> routes)
+    : impl_(group.impl().collective_call("SlotSelector", [&] {
+        if constexpr (kHasGpuCode)
+          if (group.impl().device) return SlotSelectorImpl::make_on_gpu(group, map, routes);
+        return SlotSelectorImpl::make_on_cpu(group, map, routes);
+      })) {}
+SlotSelector::SlotSelector(SlotSelector&&) noexcept = default;
+SlotSelector& SlotSelector::operator=(SlotSelector&& other) noexcept {
+  if (this != &other) replace_at_home(impl_.pointer(), std::move(other.impl_.pointer()));
+  return *this;
+}
+SlotSelector::~SlotSelector() { replace_at_home(impl_.pointer(), {}); }
+
+void SlotSelector::select(const ExpertIds& topk_ids, void* slots, void* stream) {
+  impl_->collective_call("SlotSelector::select", [&] { impl_->select(topk_ids, slots, stream); });
+}
+void SlotSelector::set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream) {
+  impl_->collective_call("SlotSelector::set_map", [&] { impl_->set_map(map, routes, stream); });
+}
+std::vector<int64_t> SlotSelector::gather_routes() {
+  return impl_->collective_call("SlotSelector::gather_routes", [&] { return impl_->gather_routes(); });
+}
+const int64_t* SlotSelector::routes() const { return impl_->routes(); }
+const ExpertMap& SlotSelector::map() const { return impl_->map(); }
+int64_t SlotSelector::version() const { return impl_->version(); }
+
+}  // namespace switchyard

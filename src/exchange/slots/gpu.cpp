@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// SlotSelector on a GPU: memory and stream order. The table stays at one address, so that captured calls use each new map.
+#include <optional>
+#include <utility>
+
+#include "exchange/gpu/call_order.hpp"
+#include "exchange/slots/impl.hpp"
+#include "exchange/slots/launch.hpp"
+#include "heap/gpu/device_guard.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+class CudaSlotSelector final : public SlotSelectorImpl {
+ public:
+  CudaSlotSelector(Group& group, CudaRank& gpu, const ExpertMap& map, std::span<const int64_t> routes)
+      : SlotSelectorImpl(group, map), gpu_(gpu) {
+    construct("SlotSelector", "", [&] {
+      const DeviceGuard guard(gpu_.device());
+      const std::vector<uint32_t> words = make_table(map, routes);
+      table_bytes_ = words.size() * sizeof words[0];
+      counts_bytes_ = static_cast<size_t>(map.num_experts) * sizeof(int64_t);
+      memory_ = DeviceMemory(counts_bytes_ + table_bytes_, gpu_.copy_stream());
+      copy(table(), words);
+      order_.emplace(gpu_, "SlotSelector", object_, InvalidIds::count);
+      return fields(map, routes);
+    });
+  }
+
+  ~CudaSlotSelector() override {
+    try {
+      const DeviceGuard guard(gpu_.device());
+      if (!order_) return;
+      memory_.end_after(order_->uses());
+      staged_.end_after(MemoryUses(gpu_.shared_points()).until(order_->last()));
+      order_.reset();
+    } catch (const Error&) {
+      // Without a context, there is nothing left to free.
+    }
+  }
+
+  const int64_t* routes() const override { return memory_.as<int64_t>(); }
+
+ private:
+  uint32_t* table() const { return memory_.as<uint32_t>(counts_bytes_); }
+
+  /// Waits for the copy stream.
+  void copy(uint32_t* to, const std::vector<uint32_t>& words) {
+    const RelaxedCapture relaxed;  // some stream of this thread may be captured
+    check_cuda(gpu::copy_to_device(to, words.data(), table_bytes_, gpu_.copy_stream()), "copy of a slot table");
+    check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "copy of a slot table");
+  }
+
+  void check_call(const ExpertIds& ids, const void* slots) const override {
+    if (ids.num_tokens == 0) return;
+    const DeviceGuard guard(gpu_.device());
+    gpu_.check_pointer("topk_ids.data", ids.data, ids.is_int64 ? 8 : 4);
+    gpu_.check_pointer("slots", slots, ids.is_int64 ? 8 : 4);
+  }
+
+  void run(const ExpertIds& ids, void* slots, void* stream) override {
+    const DeviceGuard guard(gpu_.device());
+    SelectParams p;
+    p.ids = ids.data;
+    p.slots = slots;
+    p.ids64 = ids.is_int64;
+    p.topk = ids.topk;
+    p.routes = ids.num_tokens * ids.topk;
+    p.table = {table(), map().num_experts, map().num_slots()};
+    p.counts = memory_.as<unsigned long long>();
+    const CallStream at = order_->begin(static_cast<gpu::Stream>(stream));
+    launch_select(p, gpu_.limits().multiprocessors, at.stream);
+    order_->end(at, 0);
+  }
+
+  void check_stream(void* stream) const override {
+    const DeviceGuard guard(gpu_.device());
+    if (capture_of(static_cast<gpu::Stream>(stream)).active)
+      invalid("SlotSelector::set_map: the stream is being captured; graphs use the map in force when they run");
+  }
+
+  void stage_table(std::vector<uint32_t> words) override {
+    const DeviceGuard guard(gpu_.device());
+    const RelaxedCapture relaxed;
+    staged_.end_after(MemoryUses(gpu_.shared_points()).until(order_->last()));  // the copy that reads it may still be enqueued
+    staged_ = DeviceMemory(table_bytes_, gpu_.copy_stream());
+    copy(staged_.as<uint32_t>(), words);
+  }
+
+  void use_table(void* stream) override {
+    const DeviceGuard guard(gpu_.device());
+    const CallStream at = order_->begin(static_cast<gpu::Stream>(stream));
+    check_cuda(gpu::copy_on_device(table(), staged_.as<uint32_t>(), table_bytes_, at.stream), "new slot table");
+    order_->end(at, 0);
+  }
+
+  void take_routes(int64_t* routes) override {
+    const DeviceGuard guard(gpu_.device());
+    order_->wait();
+    const RelaxedCapture relaxed;
+    check_cuda(gpu::copy_to_host(routes, memory_.as<int64_t>(), counts_bytes_, gpu_.copy_stream()), "route counts");
+    check_cuda(gpu::fill(memory_.as<int64_t>(), 0, counts_bytes_, gpu_.copy_stream()), "route counts");
+    check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "route counts");
+  }
+
+  CudaRank& gpu_;
+  DeviceMemory memory_;  ///< counters, then the table in force
+  DeviceMemory staged_;  ///< the table of the last set_map()
+  size_t table_bytes_ = 0, counts_bytes_ = 0;
+  std::optional<CallOrder> order_;
+};
+
+}  // namespace
+
+std::unique_ptr<SlotSelectorImpl> SlotSelectorImpl::make_on_gpu(Group& group, const ExpertMap& map,
+                                                                std::span<const int64_t> routes) {
+  return std::make_unique<CudaSlotSelector>(group, rank_of(group), map, routes);
+}
+
+}  // namespace switchyard::detail

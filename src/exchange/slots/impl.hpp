@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared by the backends of SlotSelector: agreement on the map. A backend stores the table and the counters.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "exchange/group/exchange_base.hpp"
+#include "plan/slot_table.hpp"
+#include "switchyard/expert_map.hpp"
+
+namespace switchyard::detail {
+
+/// Backends construct(), storing the table of `make_table()`, in their constructors.
+class SlotSelectorImpl : protected ExchangeBase {
+ public:
+  using ExchangeBase::collective_call, ExchangeBase::home;
+  virtual ~SlotSelectorImpl() = default;
+  static std::unique_ptr<SlotSelectorImpl> make_on_cpu(Group& group, const ExpertMap& map, std::span<const int64_t> routes);
+  static std::unique_ptr<SlotSelectorImpl> make_on_gpu(Group& group, const ExpertMap& map, std::span<const int64_t> routes);
+  SlotSelectorImpl(const SlotSelectorImpl&) = delete;
+  SlotSelectorImpl& operator=(const SlotSelectorImpl&) = delete;
+
+  void select(const ExpertIds& topk_ids, void* slots, void* stream);
+  void set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream);
+  std::vector<int64_t> gather_routes();
+  virtual const int64_t* routes() const = 0;
+  const ExpertMap& map() const { return map_; }
+  int64_t version() const { return version_; }
+
+ protected:
+  SlotSelectorImpl(Group& group, const ExpertMap& map) : ExchangeBase(group), map_(map) {}
+  /// Checks the arguments and returns this rank's table. Throws invalid_argument.
+  std::vector<uint32_t> make_table(const ExpertMap& map, std::span<const int64_t> routes) const;
+  /// The fields on which ranks agree before they use a map.
+  AgreedFields fields(const ExpertMap& map, std::span<const int64_t> routes) const;
+  /// Throws invalid_argument if the arguments of a call of select() are invalid for the backend.
+  virtual void check_call(const ExpertIds& topk_ids, const void* slots) const = 0;
+  virtual void run(const ExpertIds& topk_ids, void* slots, void* stream) = 0;
+  /// Throws invalid_argument if set_map() must not use the stream.
+  virtual void check_stream(void* stream) const = 0;
+  /// Keeps the words until use_table(), which all ranks call if no rank failed.
+  virtual void stage_table(std::vector<uint32_t> words) = 0;
+  virtual void use_table(void* stream) = 0;
+  /// Copies the counters of completed calls to `routes`, [E], and sets them to 0.
+  virtual void take_routes(int64_t* routes) = 0;
+
+ private:
+  ExpertMap map_;
+  int64_t version_ = 1;
+  int64_t calls_ = 0;  ///< of select()
+};
+
+}  // namespace switchyard::detail

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Replaces expert ids with slots and counts the routes to each expert. Each thread handles a route at a time. The counts are sums
+// of integers, so they do not depend on timing.
+#include <algorithm>
+
+#include "exchange/slots/launch.hpp"
+
+namespace switchyard::detail {
+
+namespace slots {
+
+constexpr int kSelectThreads = 256;
+
+template <class Id>
+__device__ void select_routes(const SelectParams& p) {
+  const auto* const ids = static_cast<const Id*>(p.ids);
+  auto* const slots = static_cast<Id*>(p.slots);
+  const int64_t threads = int64_t{gridDim.x} * kSelectThreads;
+  for (int64_t i = int64_t{blockIdx.x} * kSelectThreads + threadIdx.x; i < p.routes; i += threads) {
+    const int64_t id = ids[i];
+    if (id >= 0 && id < p.table.num_experts) atomicAdd(p.counts + id, 1ull);
+    slots[i] = static_cast<Id>(p.table(id, i / p.topk));
+  }
+}
+
+__global__ void __launch_bounds__(kSelectThreads) select_slots_kernel(const __grid_constant__ SelectParams p) {
+  if (p.routes == 0) return;  // IdleCall
+  p.ids64 ? select_routes<int64_t>(p) : select_routes<int32_t>(p);
+}
+
+}  // namespace slots
+
+namespace {
+
+const Kernel<const SelectParams> select_slots("slot selection", slots::select_slots_kernel, slots::kSelectThreads,
+                                              [](const DeviceLimits&) { return 0; });
+
+}  // namespace
+
+void launch_select(const SelectParams& p, int max_blocks, gpu::Stream stream) {
+  const int64_t blocks = (p.routes + slots::kSelectThreads - 1) / slots::kSelectThreads;
+  select_slots.launch({static_cast<int>(std::min<int64_t>(blocks, max_blocks)), slots::kSelectThreads, 0}, stream, p);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The slots that one rank's routes use, as a table for kernels and the CPU. A slot is a pure function of the table, the expert
+// and the token's index, so it needs neither communication nor the number of tokens.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/macros.hpp"
+#include "switchyard/expert_map.hpp"
+
+namespace switchyard::detail {
+
+/// Consecutive tokens with the same position in the division; see division_point().
+inline constexpr int64_t kTokensPerRun = 8;
+
+/// The position of a token in the division of every expert, as a fraction of 2^32: the bits of the number of its run, reversed.
+/// The positions of any n consecutive runs are spread evenly, so any range of tokens is divided in nearly the same proportions.
+/// All routes of a token have the same position, so the replicas that they use tend to be on the same rank.
+SWITCHYARD_FN inline uint32_t division_point(int64_t token) {
+  auto bits = static_cast<uint32_t>(token / kTokensPerRun);
+  bits = (bits >> 16) | (bits << 16);
+  bits = ((bits >> 8) & 0x00ff00ffu) | ((bits & 0x00ff00ffu) << 8);
+  bits = ((bits >> 4) & 0x0f0f0f0fu) | ((bits & 0x0f0f0f0fu) << 4);
+  bits = ((bits >> 2) & 0x33333333u) | ((bits & 0x33333333u) << 2);
+  return ((bits >> 1) & 0x55555555u) | ((bits & 0x55555555u) << 1);
+}
+
+/// A view of the words made by make_slot_table().
+struct SlotTable {
+  const uint32_t* words = nullptr;  ///< begin[E + 1], last[S], slot[S]
+  int num_experts = 0;
+  int num_slots = 0;
+
+  static constexpr int64_t num_words(int num_experts, int num_slots) { return int64_t{num_experts} + 1 + 2 * int64_t{num_slots}; }
+
+  /// The slot used by token `token` for expert `id`. -1 is returned for -1, and num_slots, which no exchange accepts, for any
+  /// other id that is not an expert.
+  SWITCHYARD_FN int64_t operator()(int64_t id, int64_t token) const {
+    if (id < 0 || id >= num_experts) return id == -1 ? -1 : num_slots;
+    const uint32_t* const last = words + num_experts + 1;
+    const uint32_t point = division_point(token);
+    uint32_t i = words[id];
+    while (last[i] < point) ++i;  // the last entry of an expert is 2^32 - 1
+    return last[num_slots + i];
+  }
+};
+
+/// The table of rank `source` for the division that divide_source() makes with `routes`, [W, E]. If `source` has no routes to an
+/// expert, it uses its own slot of it or, without one, the slots in proportion to the routes of all ranks. \pre the arguments are
+/// valid (divide_source)
+std::vector<uint32_t> make_slot_table(const ExpertMap& map, std::span<const int64_t> routes, int source);
+
+}  // namespace switchyard::detail

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// SlotSelector: the slot of every route, replacement of the map, counts of routes, and maps on which ranks disagree. The expected
+// slots are derived here from the division of routes, with arithmetic of their own.
+//
+// Entries: slots_threads and slots_processes (label multiproc).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "harness/draw.hpp"
+#include "harness/everywhere.hpp"
+#include "harness/outcome.hpp"
+#include "switchyard/expert_map.hpp"
+
+namespace harness {
+namespace {
+
+using switchyard::ErrorCode;
+using switchyard::ExpertIds;
+using switchyard::ExpertMap;
+using switchyard::Group;
+using switchyard::SlotSelector;
+
+constexpr int kTopk = 4;
+using Ids = std::vector<int32_t>;
+
+/// A map with random replicas, up to one per rank, of random experts.
+ExpertMap random_map(int experts, int world, int spare, uint64_t seed) {
+  Draw draw(seed);
+  const int slots = (experts + world - 1) / world + spare;
+  ExpertMap map = switchyard::home_map(experts, world, slots);
+  for (int32_t& e : map.expert_of_slot)
+    if (e < 0 && !draw.one_in(4)) e = static_cast<int32_t>(draw.between(0, experts - 1));
+  return map;
+}
+
+/// Skewed numbers of routes, [W, E]; some are 0.
+std::vector<int64_t> random_routes(int experts, int world, uint64_t seed) {
+  Draw draw(seed);
+  std::vector<int64_t> routes(static_cast<size_t>(world * experts));
+  for (int64_t& n : routes) n = draw.one_in(5) ? 0 : int64_t{1} << draw.between(0, 29);
+  return routes;
+}
+
+/// Random ids with some -1.
+Ids random_ids(int64_t tokens, int experts, uint64_t seed) {
+  Draw draw(seed);
+  Ids ids(static_cast<size_t>(tokens * kTopk));
+  for (int32_t& id : ids) id = static_cast<int32_t>(draw.between(-1, experts - 1));
+  return ids;
+}
+
+/// Slots of one expert with their shares of a rank's routes, in order.
+using Shares = std::vector<std::pair<int32_t, int64_t>>;
+
+Shares expected_shares(const ExpertMap& map, const std::vector<int64_t>& routes, int source, int expert) {
+  const auto runs = switchyard::divide_source(map, routes, source);
+  const auto e = static_cast<size_t>(expert);
+  Shares shares;
+  for (size_t i = runs.begin[e]; i < runs.begin[e + 1]; ++i) shares.emplace_back(runs.runs[i].slot, runs.runs[i].count);
+  return shares;
+}
+
+/// The position of a token: the number of its run of 8, as a binary fraction with the lowest bit first.
+double position_of(int64_t token) {
+  double position = 0, bit = 0.5;
+  for (int64_t run = token / 8; run > 0; run /= 2, bit /= 2) position += run % 2 != 0 ? bit : 0;
+  return position;
+}
+
+/// Checks the slots of one call. Positions within 2^-28 of a boundary may fall on either side, because shares are rounded.
+void check_slots(const ExpertMap& map, const std::vector<int64_t>& routes, int rank, const Ids& ids, const Ids& slots,
+                 Failures& failures) {
+  std::vector<Shares> shares;
+  for (int e = 0; e < map.num_experts; ++e) shares.push_back(expected_shares(map, routes, rank, e));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const std::string name = "slot of route " + std::to_string(i) + ", expert " + std::to_string(ids[i]);
+    if (ids[i] < 0) {
+      failures.equal(-1, slots[i], name);
+      continue;
+    }
+    if (!failures.check(slots[i] >= 0 && slots[i] < map.num_slots(), name + " is no slot")) continue;
+    failures.equal(ids[i], map.expert_of_slot[static_cast<size_t>(slots[i])], name + " holds");
+    const Shares& of = shares[static_cast<size_t>(ids[i])];
+    if (of.empty()) {  // no routes were expected
+      const auto own = map.expert_of_slot.begin() + rank * map.slots_per_rank;
+      const bool is_here = std::find(own, own + map.slots_per_rank, ids[i]) != own + map.slots_per_rank;
+      failures.check(!is_here || slots[i] / map.slots_per_rank == rank, name + " is remote");
+      continue;
+    }
+    double whole = 0, end = 0;
+    for (const auto& [slot, count] : of) whole += static_cast<double>(count);
+    const double at = position_of(static_cast<int64_t>(i) / kTopk), slack = 1.0 / (1 << 28);
+    bool found = false;
+    for (const auto& [slot, count] : of) {
+      const double begin = end;
+      end += static_cast<double>(count) / whole;
+      found |= slot == slots[i] && at >= begin - slack && at < end + slack;
+    }
+    failures.check(found, name + " is " + std::to_string(slots[i]) + ", at position " + std::to_string(at));
+  }
+}
+
+/// Runs one call and returns the slots. With `in_place`, the slots overwrite the ids.
+Ids select(Group& group, SlotSelector& selector, const Ids& ids, bool in_place = false) {
+  RankMemory& memory = rank_memory(group);
+  Ids slots(ids.size(), -7);
+  Ids work = ids;
+  auto* const in = static_cast<int32_t*>(in_place ? memory.lend(work.data(), work.size() * 4) : memory.give(ids.data(), ids.size() * 4));
+  auto* const out = in_place ? in : static_cast<int32_t*>(memory.lend(slots.data(), slots.size() * 4));
+  selector.select(ExpertIds::of(in, static_cast<int64_t>(ids.size()) / kTopk, kTopk), out, memory.stream());
+  if (!ids.empty()) memory.read(slots.data(), out, slots.size() * 4);
+  memory.release();
+  return slots;
+}
+
+std::string on_ranks(int world, const RankBody& body) {
+  return joined(run_ranks(ranks_of_suite(), fleet_of(world, {}, size_t{1} << 20), body));
+}
+
+constexpr int kWorlds[] = {1, 2, 3, 4, 8};
+
+TEST(Slots, AreThoseOfTheDivision) {
+  for (const int world : kWorlds)
+    EXPECT_EQ(on_ranks(world, [&](Group& group, Failures& failures) {
+                for (uint64_t seed = 1; seed <= 6; ++seed) {
+                  const int experts = 5 + static_cast<int>(seed) * 7;
+                  failures.set_context("seed " + std::to_string(seed));
+                  const ExpertMap map = random_map(experts, world, static_cast<int>(seed % 4), seed);
+                  const std::vector<int64_t> routes = random_routes(experts, world, seed);
+                  SlotSelector selector(group, map, routes);
+                  const int64_t tokens = (group.rank() + static_cast<int>(seed)) % 3 * 500;  // 0 on some ranks
+                  const Ids ids = random_ids(tokens, experts, seed * 100 + static_cast<uint64_t>(group.rank()));
+                  check_slots(map, routes, group.rank(), ids, select(group, selector, ids, seed % 2 == 0), failures);
+                }
+              }),
+              "");
+}
+
+/// Any range of tokens is divided in nearly the same proportions: at most one run of 8 tokens more or less per bit.
+TEST(Slots, EveryRangeOfTokensIsDividedAlike) {
+  EXPECT_EQ(on_ranks(2, [&](Group& group, Failures& failures) {
+              ExpertMap map{1, 2, 1, {0, 0}};
+              SlotSelector selector(group, map, std::vector<int64_t>{1000, 0});  // 500 routes to each rank's slot
+              const int64_t tokens = 4096;
+              const Ids slots = select(group, selector, Ids(static_cast<size_t>(tokens * kTopk), 0));
+              if (group.rank() == 1) {  // has no routes in the division: its own slot
+                failures.equal(0, std::count(slots.begin(), slots.end(), 0), "routes of rank 1 to rank 0");
+                return;
+              }
+              for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 4096}, {0, 128}, {1000, 512}, {3001, 77}}) {
+                int64_t remote = 0;
+                for (int64_t t = first; t < first + count; ++t) remote += slots[static_cast<size_t>(t * kTopk)];
+                failures.check(std::abs(2 * remote - count) <= 2 * 8 * 2,
+                               std::to_string(remote) + " of " + std::to_string(count) + " tokens are remote");
+              }
+            }),
+            "");
+}
+
+TEST(Slots, OfWideAndInvalidIds) {
+  EXPECT_EQ(on_ranks(2, [&](Group& group, Failures& failures) {
+              const ExpertMap map{3, 2, 2, {0, 1, 2, 0}};
+              SlotSelector selector(group, map);
+              RankMemory& memory = rank_memory(group);
+              const std::vector<int64_t> ids = {2, -1, 3, int64_t{1} << 40, -2, 1};
+              std::vector<int64_t> slots(ids.size());
+              auto* const in = static_cast<int64_t*>(memory.give(ids.data(), ids.size() * 8));
+              auto* const out = static_cast<int64_t*>(memory.lend(slots.data(), slots.size() * 8));
+              selector.select(ExpertIds::of(in, 3, 2), out, memory.stream());
+              memory.read(slots.data(), out, slots.size() * 8);
+              memory.release();
+              failures.equal_range(std::vector<int64_t>{2, -1, 4, 4, 4, 1}, slots, "slots");
+              const std::vector<int64_t> routes = selector.gather_routes();
+              failures.equal_range(std::vector<int64_t>{0, 1, 1, 0, 1, 1}, routes, "routes");
+            }),
+            "");
+}
+
+TEST(Slots, FollowTheMap) {
+  for (const int world : {1, 2, 4})
+    EXPECT_EQ(on_ranks(world, [&](Group& group, Failures& failures) {
+                constexpr int kExperts = 12;
+                ExpertMap map = random_map(kExperts, world, 2, 1);
+                SlotSelector selector(group, map);
+                std::vector<int64_t> expected(static_cast<size_t>(world * kExperts), 0);
+                for (uint64_t step = 1; step <= 9; ++step) {
+                  failures.set_context("step " + std::to_string(step));
+                  map = random_map(kExperts, world, 2, step);
+                  const std::vector<int64_t> routes = random_routes(kExperts, world, step);
+                  selector.set_map(map, routes, rank_memory(group).stream());
+                  failures.check(selector.map() == map, "the map in force is another");
+                  failures.equal(static_cast<int64_t>(step) + 1, selector.version(), "version");
+                  for (int rank = 0; rank < world; ++rank) {
+                    const Ids ids = random_ids(40, kExperts, step * 10 + static_cast<uint64_t>(rank));
+                    for (const int32_t id : ids)
+                      if (id >= 0) ++expected[static_cast<size_t>(rank * kExperts + id)];
+                    if (rank == group.rank()) check_slots(map, routes, rank, ids, select(group, selector, ids), failures);
+                  }
+                  if (step % 3 != 0) continue;
+                  failures.equal_range(expected, selector.gather_routes(), "routes");
+                  std::fill(expected.begin(), expected.end(), 0);
+                }
+              }),
+              "");
+}
+
+/// Maps, routes or numbers of calls that differ by rank: an error on all ranks, and the former map stays.
+TEST(Slots, RanksThatDisagree) {
+  const ExpertMap first{2, 2, 2, {0, -1, 1, -1}}, second{2, 2, 2, {0, 1, 1, -1}};
+  const std::vector<int64_t> routes = {5, 1, 2, 3};
+  struct Disagreement {
+    const char* name;
+    std::function<void(SlotSelector&, int rank)> call;
+    ErrorCode code;
+    const char* text;
+  };
+  const Disagreement all[] = {
+      {"map", [&](SlotSelector& s, int rank) { s.set_map(rank == 0 ? first : second); }, ErrorCode::mismatch, "ExpertMap::expert_of_slot"},
+      {"routes", [&](SlotSelector& s, int rank) { s.set_map(second, rank == 0 ? routes : std::vector<int64_t>()); }, ErrorCode::mismatch, "routes"},
+      {"invalid on one rank", [&](SlotSelector& s, int rank) { s.set_map(rank == 0 ? second : ExpertMap{2, 2, 2, {0, 0, 0, 0}}); }, ErrorCode::invalid_argument, "no slot of expert 1"},
+      {"other sizes", [&](SlotSelector& s, int) { s.set_map({2, 2, 1, {0, 1}}); }, ErrorCode::invalid_argument, "slots_per_rank = 1"},
+      {"negative routes", [&](SlotSelector& s, int) { s.set_map(second, std::vector<int64_t>{1, 1, 1, -1}); }, ErrorCode::invalid_argument, "routes"},
+  };
+  EXPECT_EQ(on_ranks(2, [&](Group& group, Failures& failures) {
+              SlotSelector selector(group, first);
+              for (const Disagreement& d : all) {
+                failures.set_context(d.name);
+                const Outcome o = outcome_of([&] { d.call(selector, group.rank()); });
+                failures.equal(code_name(d.code), code_name(o.code), "code");
+                failures.check(o.text.find(d.text) != std::string::npos, "'" + o.text + "' does not contain " + d.text);
+                failures.check(selector.map() == first && selector.version() == 1, "the former map is not in force");
+                failures.equal_range(Ids{0, 2, -1, -1}, select(group, selector, {0, 1, -1, -1}), "slots");
+              }
+              if (group.rank() == 1) select(group, selector, {});
+              failures.set_context("calls");
+              const Outcome o = outcome_of([&] { selector.set_map(second); });
+              failures.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code");
+              failures.check(o.text.find("the number of select calls = 5 on rank 0 and 6 on rank 1") != std::string::npos, o.text);
+            }),
+            "");
+}
+
+TEST(Slots, RefusedConstructions) {
+  EXPECT_EQ(on_ranks(2, [&](Group& group, Failures& failures) {
+              const auto refused = [&](const ExpertMap& map, std::vector<int64_t> routes, ErrorCode code, const char* text) {
+                const Outcome o = outcome_of([&] { SlotSelector(group, map, routes); });
+                failures.equal(code_name(code), code_name(o.code), text);
+                failures.check(o.text.find(text) != std::string::npos, "'" + o.text + "' does not contain " + text);
+              };
+              refused({2, 1, 2, {0, 1}}, {}, ErrorCode::invalid_argument, "ExpertMap::world = 1: must be 2");
+              refused({2, 2, 1, {0, 2}}, {}, ErrorCode::invalid_argument, "expert_of_slot[1] is 2");
+              refused({2, 2, 1, {0, 1}}, {1, 2, 3}, ErrorCode::invalid_argument, "routes");
+              refused({2, 2, 1, group.rank() == 0 ? Ids{0, 1} : Ids{1, 0}}, {}, ErrorCode::mismatch, "ExpertMap::expert_of_slot");
+              SlotSelector usable(group, {2, 2, 1, {0, 1}});
+              const Ids ids(kTopk, 0);
+              const Outcome o = outcome_of([&] { usable.select(ExpertIds::of(ids.data(), 1, 0), nullptr); });
+              failures.equal(code_name(ErrorCode::invalid_argument), code_name(cause_of(o)), "topk = 0");  // on the faster rank
+              if (o.code != ErrorCode::peer_failed) failures.check(o.text.find("topk_ids.topk = 0") != std::string::npos, o.text);
+            }),
+            "");
+}
+
+}  // namespace
+}  // namespace harness
