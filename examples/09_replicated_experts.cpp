@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Skewed routing on four in-process ranks, one thread each, without and with replicas of the busiest experts.
 //
-// The ranks gather the route counts per expert, plan identical replicas and replace each id with a slot. The slots are the
-// experts of the second exchange; a slot performs the computation of its expert. The results of both exchanges must be bitwise
-// identical.
+// A SlotSelector counts the routes to each expert and replaces each id with a slot of the map in force. The ranks gather the
+// counts, plan identical replicas and put the new map in force. The slots are the experts of the second exchange; a slot performs
+// the computation of its expert. The results of both exchanges must be bitwise identical.
 #include <switchyard/expert_map.hpp>
 #include <switchyard/normal.hpp>
 
@@ -44,7 +44,7 @@ struct Tokens {
   std::vector<int32_t> ids;
 };
 
-// Plans from the routes of this call, gathered from all ranks. Applications plan from those of past calls.
+// Plans from the routes of one call of all ranks. Applications plan from those of a few hundred.
 ExpertMap plan(const std::vector<int64_t>& routes) {
   std::vector<int64_t> per_expert(kExperts);
   for (size_t i = 0; i < routes.size(); ++i) per_expert[i % kExperts] += routes[i];
@@ -72,19 +72,20 @@ bool run_rank(Group& group, std::vector<int64_t>& home, std::vector<int64_t>& pl
   const int rank = group.rank();
   const auto r = static_cast<size_t>(rank);
   const Tokens in(rank);
-  std::vector<int64_t> mine(kExperts), routes(kRanks * kExperts);
-  for (const int32_t id : in.ids) ++mine[static_cast<size_t>(id)];
-  group.all_gather(mine.data(), mine.size() * sizeof(int64_t), routes.data());
-
   std::vector<float> expected(in.x.size()), out(in.x.size());
   std::vector<int32_t> here;
   for (int e = first_expert(kExperts, kRanks, rank); e < first_expert(kExperts, kRanks, rank + 1); ++e) here.push_back(e);
   home[r] = run_layer(group, config_of(kExperts), in, in.ids, here, expected);
 
+  SlotSelector selector(group, home_map(kExperts, kRanks, kSlots));
+  std::vector<int32_t> slots(in.ids.size());
+  selector.select(ExpertIds::of(in.ids.data(), kTokens, kTopk), slots.data());  // counts; these slots are not used
+
+  const std::vector<int64_t> routes = selector.gather_routes();
   const ExpertMap map = plan(routes);
   const auto first = map.expert_of_slot.begin() + rank * kSlots;
-  std::vector<int32_t> slots = in.ids;
-  replace_by_slots(slots, divide_source(map, routes, rank));
+  selector.set_map(map, routes);  // after the weights of the new slots have been loaded
+  selector.select(ExpertIds::of(in.ids.data(), kTokens, kTopk), slots.data());
   planned[r] = run_layer(group, config_of(map.num_slots()), in, slots, {first, first + kSlots}, out);
   return out == expected;
 }

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+import sys
+from types import TracebackType
+from typing import Any, NamedTuple, Optional, Type
 
 from ._abi import arguments as _arguments
-from ._abi.arguments import checked
-from ._abi.arrays import I32, I64, NUMPY
-from ._abi.ffi import byref, check, library, structs
-from ._abi.names import CPU, invalid
+from ._abi.arguments import checked, named
+from ._abi.arrays import I32, I64, NUMPY, check_apart, take, written
+from ._abi.ffi import Owned, alive, byref, check, check_collective, library, structs
+from ._abi.names import CPU, CUDA, invalid
+from .group import Group, constructs
 
-__all__ = ["ExpertMap", "SlotLoads"]
+__all__ = ["ExpertMap", "SlotLoads", "SlotSelector"]
 
 
 class SlotLoads(NamedTuple):
@@ -115,3 +118,102 @@ class ExpertMap:
 
     def __repr__(self) -> str:
         return f"<switchyard.ExpertMap of {self.num_experts} experts, {self.world} ranks with {self.slots_per_rank} slots each>"
+
+
+class SlotSelector:
+    """Replaces the expert ids of this rank's calls with slots of a map, on the device, and counts the routes to each expert.
+    Collective: creation, :meth:`select`, :meth:`set_map` and :meth:`gather_routes`; all ranks call them in the same order, and
+    the same number of times between two maps.
+
+    expert_map: the same on all ranks. routes: int64 [W, E], the expected number of routes from each rank to each expert; None: all
+    equal. An expert's routes are divided among its slots in these proportions, in runs of 8 tokens, the rank's own slots first.
+
+        selector = sy.SlotSelector(group, expert_map)
+        layer = sy.MoeLayer(group, w13, w2, num_experts=expert_map.num_slots, ...)   # weights by slot
+        out = layer(x, selector.select(topk_ids), topk_weights)
+
+        routes = selector.gather_routes()                  # every few hundred steps
+        expert_map = selector.expert_map.plan(routes.sum(0))
+        ...                                                # load the weights of the new slots
+        selector.set_map(expert_map, routes)
+
+    Raises InvalidArgument or Mismatch, on all ranks.
+    """
+
+    @constructs
+    @named("SlotSelector.__init__")
+    def __init__(self, group: Group, expert_map: ExpertMap, routes: Any = None) -> None:
+        _arguments.check("SlotSelector.__init__", group=group, expert_map=expert_map)
+        self.group, self._map, self._functions = group, expert_map, library().functions
+        self._takes = _arguments.bind("SlotSelector.set_map", CPU, W=expert_map.world, E=expert_map.num_experts)
+        self._ids = _arguments.bind("SlotSelector.select", group._backend)
+        given = None if routes is None else self._takes.routes(routes)
+        made = ctypes.c_void_p()
+        check_collective(self._functions.sy_slot_selector_create(group.pointer, byref(expert_map._struct()), given and given.pointer, byref(made)))
+        self._owned = Owned(made.value, self._functions.sy_slot_selector_destroy, group._owned, lock=group._lock)
+        group._lock.members.add(self._owned)
+
+    @property
+    def pointer(self) -> int:
+        """The underlying ``sy_slot_selector*``, for code that calls the C interface."""
+        return self._owned.pointer or alive(self._owned, "the selector", self.group)
+
+    @property
+    def expert_map(self) -> ExpertMap:
+        """The map in force."""
+        return self._map
+
+    def select(self, topk_ids: Any, *, out: Any = None) -> Any:
+        """Collective. Returns the slot of each id, [T, K] of the type of `topk_ids` (int32 or int64), in `out` if given, which may
+        be `topk_ids`. -1 is kept; any other id that is not an expert becomes ``expert_map.num_slots``, which the exchange reports as
+        invalid. GPUs: enqueues one kernel on the current stream; does not wait. A replay of a captured call uses the map in force
+        when it runs."""
+        with self.group._call:
+            ids = self._ids.topk_ids(topk_ids)
+            if out is None:
+                out = ids.arrays.empty(ids.shape, ids.code, ids.array)
+            result = take(out, "out", ids.shape, (ids.code,), self.group._backend, written=True)
+            if result.pointer != ids.pointer:
+                check_apart("out", result, topk_ids=ids)
+            given = structs.ExpertIds(data=ids.pointer, num_tokens=ids.shape[0], topk=ids.shape[1], is_int64=int(ids.code == I64))
+            check(self._functions.sy_slot_selector_select(self.pointer, byref(given), result.pointer, ids.arrays.stream(ids.array)))
+            written(out)
+            return out
+
+    @named("SlotSelector.set_map")
+    def set_map(self, expert_map: ExpertMap, routes: Any = None) -> None:
+        """Collective. Later calls, and later replays of captured calls, use `expert_map`, which has the sizes of the map in force. Waits
+        for the other ranks' hosts. GPUs: does not wait for enqueued work; the new table is copied on the current stream, after all
+        earlier calls. The weights of the new slots must be loaded on all ranks. routes: as at creation. After an error, the former
+        map stays in force."""
+        with self.group._call:
+            _arguments.check("SlotSelector.set_map", expert_map=expert_map)
+            given = None if routes is None else self._takes.routes(routes)
+            stream = sys.modules["torch"].cuda.current_stream().cuda_stream if self.group._backend == CUDA else None
+            check_collective(self._functions.sy_slot_selector_set_map(self.pointer, byref(expert_map._struct()), given and given.pointer, stream))
+            self._map = expert_map
+
+    def gather_routes(self) -> Any:
+        """Collective. Returns the number of routes from each rank to each expert since creation or the last gather_routes(), a
+        numpy array int64 [W, E], and restarts counting. GPUs: waits for the counted calls; no graph that contains one may run."""
+        with self.group._call:
+            counts = (ctypes.c_int64 * (self._map.world * self._map.num_experts))()
+            check_collective(self._functions.sy_slot_selector_gather_routes(self.pointer, counts))
+            return NUMPY.wrap(ctypes.addressof(counts), (self._map.world, self._map.num_experts), I64, counts, None).copy()
+
+    @property
+    def version(self) -> int:
+        """Number of maps that have been in force: 1 after creation."""
+        version = ctypes.c_int64()
+        check(self._functions.sy_slot_selector_state(self.pointer, None, byref(version), None))
+        return version.value
+
+    def close(self) -> None:
+        """Releases the selector. May be called twice."""
+        self._owned.close()
+
+    def __enter__(self) -> "SlotSelector":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+        self.close()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "switchyard/c/trace.h"
+#include "switchyard/c/tuning.h"
 #include "switchyard/group.hpp"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include "capi/objects.hpp"
 #include "capi/internal_exports.hpp"
 #include "capi/structs.hpp"
+#include "switchyard/tuning.hpp"
 
 using namespace switchyard;
 using namespace switchyard::detail;
@@ -186,6 +188,14 @@ sy_code sy_group_sleep(sy_group* group) {
 
 sy_code sy_group_wake(sy_group* group) {
   return collective_on(group, "group", [&] { group->group->wake(); });
+}
+
+sy_code sy_tuning_find(const char* path, const sy_tuning_key* key, sy_tuning_values* values) {
+  return guarded([&] {
+    check_struct(values, sizeof *values, "values");
+    const TuningKey twin = from_c(key);
+    fill(values, (path ? Tuning({TuningFile::read(path)}) : Tuning::from_environment()).find(twin));
+  });
 }
 
 }  // extern "C"

@@ -168,6 +168,45 @@ static void expert_maps(void) {
   CHECK_FAILS(sy_expert_map_check(&map), SY_INVALID_ARGUMENT, "map->reserved = 1");
 }
 
+/* Slots of four experts in a group of one rank. */
+static void slot_selectors(void) {
+  const sy_group_options options = patient_options(1 << 20);
+  sy_group* group = NULL;
+  CHECK_OK(sy_group_in_process(1, &options, &group));
+  int32_t slots[] = {3, 1, 2, 0, -1}, other_slots[] = {0, 1, 2, 3, 0}, in_force[5];
+  sy_expert_map map = SY_EXPERT_MAP_INIT;
+  map.num_experts = kExperts;
+  map.world = 1;
+  map.slots_per_rank = 5;
+  map.expert_of_slot = slots;
+  sy_slot_selector* selector = NULL;
+  CHECK_OK(sy_slot_selector_create(group, &map, NULL, &selector));
+  const int32_t ids[] = {0, 3, -1, 9};
+  int32_t out[4];
+  sy_expert_ids given = SY_EXPERT_IDS_INIT;
+  given.data = ids;
+  given.num_tokens = 2;
+  given.topk = 2;
+  CHECK_OK(sy_slot_selector_select(selector, &given, out, NULL));
+  CHECK(out[0] == 3 && out[1] == 0 && out[2] == -1 && out[3] == 5);
+  map.expert_of_slot = other_slots;
+  const int64_t expected[kExperts] = {2, 1, 1, 1};
+  CHECK_OK(sy_slot_selector_set_map(selector, &map, expected, NULL));
+  CHECK_OK(sy_slot_selector_select(selector, &given, out, NULL));
+  CHECK(out[0] == 0 && out[1] == 3 && out[2] == -1 && out[3] == 5);
+  int64_t version = 0, all[kExperts];
+  const int64_t* counters = NULL;
+  CHECK_OK(sy_slot_selector_state(selector, in_force, &version, &counters));
+  CHECK(version == 2 && in_force[4] == 0 && counters[0] == 2 && counters[1] == 0 && counters[3] == 2);
+  CHECK_OK(sy_slot_selector_gather_routes(selector, all));
+  CHECK(all[0] == 2 && all[1] == 0 && all[2] == 0 && all[3] == 2 && counters[0] == 0);
+  CHECK_FAILS(sy_slot_selector_select(NULL, &given, out, NULL), SY_INVALID_ARGUMENT, "selector is NULL");
+  CHECK_FAILS(sy_slot_selector_state(NULL, NULL, NULL, NULL), SY_INVALID_ARGUMENT, "selector is NULL");
+  CHECK_OK(sy_group_destroy(group)); /* objects may be destroyed in any order */
+  CHECK_OK(sy_slot_selector_destroy(selector));
+  CHECK_OK(sy_slot_selector_destroy(NULL));
+}
+
 /* Tuned values: with a file, and without. */
 static void tuned_values(void) {
   sy_tuning_key key = SY_TUNING_KEY_INIT;
@@ -189,4 +228,5 @@ void run_trace_tests(void) {
   arguments();
   tuned_values();
   expert_maps();
+  slot_selectors();
 }

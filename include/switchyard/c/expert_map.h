@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: replicated experts, the counterpart of switchyard/expert_map.hpp, which states the rules of the division and of the
-/// planner. The functions run on the host, are deterministic, require no group and may be called from any thread. All arrays
-/// are the caller's.
+/// C ABI: replicated experts, the counterpart of switchyard/expert_map.hpp, which states the rules of the division, of the
+/// planner and of the choice of slots. The functions of sy_expert_map run on the host, are deterministic, require no group and
+/// may be called from any thread. All arrays are the caller's.
 ///
 /// Notation: W ranks, E experts, C slots per rank. Errors: invalid_argument naming the argument.
 #pragma once
@@ -45,6 +45,36 @@ sy_code sy_expert_map_replace(const sy_expert_map* map, const int64_t* routes, i
 
 /// Number of sets of weights to move: for each rank, the experts that it holds in `to` and not in `from`.
 sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map* to, int32_t* moved);
+
+/// Replaces the expert ids of a rank's calls with slots of a map, in the memory of the group's backend, and counts the routes to
+/// each expert.
+typedef struct sy_slot_selector sy_slot_selector;
+
+/// Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 each; NULL: all
+/// equal. mismatch if the map or the routes differ by rank.
+sy_code sy_slot_selector_create(sy_group* group, const sy_expert_map* map, const int64_t* routes, sy_slot_selector** selector);
+sy_code sy_slot_selector_destroy(sy_slot_selector* selector);
+
+/// Collective. Writes the slot of each id to `slots`: [T, K], of the type of the ids, which it may overwrite. -1 is kept; any
+/// other id that is not an expert becomes W * C, which the exchange reports as invalid. GPUs: both arrays are memory of this
+/// rank's GPU; enqueues one kernel on `stream` (a cudaStream_t), does not wait and can be captured.
+sy_code sy_slot_selector_select(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* stream);
+
+/// Collective. Later calls of sy_slot_selector_select, and replays of captured ones, use `map`, whose sizes equal those of the
+/// map in force. Waits for the other ranks' hosts, not for enqueued GPU work; the new table is copied on `stream`. After an
+/// error that all ranks report, the former map stays in force: invalid_argument; mismatch if map, routes or the number of
+/// earlier sy_slot_selector_select calls differ by rank.
+sy_code sy_slot_selector_set_map(sy_slot_selector* selector, const sy_expert_map* map, const int64_t* routes, void* stream);
+
+/// Collective. Writes the number of routes from each rank to each expert in the calls since creation, or since the last
+/// sy_slot_selector_gather_routes, to `routes` [W, E], and sets the counters to 0. GPUs: waits for these calls; no graph that
+/// contains one may run.
+sy_code sy_slot_selector_gather_routes(sy_slot_selector* selector, int64_t* routes);
+
+/// The map in force, the number of maps so far (1 after creation), and the counters of this rank, [E], in the memory of the
+/// backend; each output may be NULL. `expert_of_slot`: [W * C]. `routes` is valid until the selector is destroyed.
+sy_code sy_slot_selector_state(const sy_slot_selector* selector, int32_t* expert_of_slot, int64_t* version,
+                               const int64_t** routes);
 
 #ifdef __cplusplus
 }

@@ -35,6 +35,8 @@ _RECEIVED = Instance("Received", "the result of LowLatency.dispatch or make_outp
 _IDS = Tensor(("T", "K"), (I32, I64))
 _WEIGHTS = Tensor(("T", "K"), (F32,), optional=True)
 _SUMS = Tensor(("T", "H"), _SUMMED, written=True, optional=True)
+_MAP = Instance("ExpertMap", "sy.ExpertMap or ExpertMap.home makes one")
+_ROUTES = Tensor(("W", "E"), (I64,), optional=True)
 _OF_GROUP: Arguments = {
     "heap_bytes": BYTES, "timeout": Seconds(optional=True), "rendezvous_timeout": Seconds(), "backend": Word(_names.BACKENDS),
     "device": ANY_INT32, "workers": ANY_INT32, "num_sms": _NUM_SMS, "host": Text(), "network": Word(_names.NETWORKS),
@@ -127,7 +129,10 @@ FUNCTIONS: Dict[str, Arguments] = {
     "ExpertMap.plan": {"routes_per_expert": Tensor(("E",), (I64,)), "tolerance": Real()},
     "ExpertMap.divide": {"routes_per_expert": Tensor(("E",), (I64,))},
     "ExpertMap.replace": {"topk_ids": Tensor(("T", "K"), (I32,), written=True), "routes": Tensor(("W", "E"), (I64,)), "rank": ANY_INT32},
-    "ExpertMap.count_moved": {"to": Instance("ExpertMap", "sy.ExpertMap or ExpertMap.home makes one")},
+    "ExpertMap.count_moved": {"to": _MAP},
+    "SlotSelector.__init__": {"group": _GROUP, "expert_map": _MAP, "routes": _ROUTES}, "SlotSelector.close": {},
+    "SlotSelector.select": {"topk_ids": _IDS, "out": Tensor(("T", "K"), (I32, I64), written=True, optional=True)},
+    "SlotSelector.set_map": {"expert_map": _MAP, "routes": _ROUTES}, "SlotSelector.gather_routes": {},
     "RowMemory.__init__": {"group": _GROUP, "size": BYTES, "device": Integer(0, INT32, optional=True), "segment": BYTES},
     "RowMemory.use": {}, "RowMemory.close": {},
     "Group.from_environment": _OF_GROUP,

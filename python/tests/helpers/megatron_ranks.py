@@ -93,6 +93,7 @@ def megatron(group, **options):
         from megatron.core.transformer.moe import fused_a2a
         from megatron.core.transformer.transformer_config import TransformerConfig
 
+        fused_a2a.Buffer = deep_ep.Buffer  # that of this test, whichever test imported the module first
         parallel_state.initialize_model_parallel(expert_model_parallel_size=group.size())
         config = TransformerConfig(**{**dict(
             num_layers=1, hidden_size=HIDDEN, ffn_hidden_size=INNER, moe_ffn_hidden_size=INNER, num_attention_heads=4, num_moe_experts=EXPERTS,

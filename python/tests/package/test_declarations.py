@@ -66,6 +66,9 @@ CALLS = {
     "ExpertMap.plan": ("expert_map.plan", {"routes_per_expert": "LOADS"}), "ExpertMap.divide": ("expert_map.divide", {"routes_per_expert": "LOADS"}),
     "ExpertMap.replace": ("expert_map.replace", {"topk_ids": "IDS32.copy()", "routes": "ROUTES", "rank": "0"}),
     "ExpertMap.count_moved": ("expert_map.count_moved", {"to": "expert_map"}),
+    "SlotSelector.__init__": ("sy.SlotSelector", {"group": "group", "expert_map": "small_map", "routes": "SMALL_ROUTES"}),
+    "SlotSelector.select": ("selector.select", {"topk_ids": "IDS", "out": "IDS.copy()"}),
+    "SlotSelector.set_map": ("selector.set_map", {"expert_map": "small_map", "routes": "SMALL_ROUTES"}),
     "first_expert": ("sy.first_expert", {"num_experts": "4", "world": "2", "rank": "0"}),
     "routing_layout": ("sy.routing_layout", {"topk_ids": "IDS", "num_experts": "4", "world": "2"}),
     "run_ranks": ("sy.run_ranks", {"function": "len", "world": "1"}),
@@ -78,7 +81,7 @@ ELSEWHERE = {"GroupedGemm.__init__", "GroupedGemm.__call__", "Group.from_process
 
 #: Calls that are not decorated, because that would take a tenth of their time: Python names the similar keyword from 3.13 on.
 HOT = {"Exchange.dispatch", "Exchange.combine", "LowLatency.dispatch", "LowLatency.dispatch_async", "LowLatency.combine",
-       "LowLatency.combine_async", "LowLatency.all_to_all", "LedgerCombine.combine", "MoeLayer.forward"}
+       "LowLatency.combine_async", "LowLatency.all_to_all", "LedgerCombine.combine", "MoeLayer.forward", "SlotSelector.select"}
 
 
 def public_functions():

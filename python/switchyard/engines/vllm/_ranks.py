@@ -142,8 +142,8 @@ class Ranks:
 
     def _low_latency(self, config: Dict[str, Any]) -> Tuple[Group, Tuple[LowLatency, Received]]:
         group = self._group(LowLatency.heap_bytes(self._process_group.size(), **config))
-        made = LowLatency(group, **config)
-        return group, (made, made.make_output(torch.empty(0, device="cuda" if group.backend == "cuda" else "cpu")))
+        made, device = LowLatency(group, **config), "cuda" if group.backend == "cuda" else "cpu"
+        return group, (made, made.make_output(torch.empty((0, config["hidden"]), dtype=config["dtype"], device=device)))
 
     def _layer(self, weights: Tuple[Any, ...], scales: Dict[str, Any], config: Dict[str, Any]) -> Tuple[Group, MoeLayer]:
         group = self._group(MoeLayer.heap_bytes(self._process_group.size(), backend=backend(), **config))

@@ -1,17 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// C functions that need no group: maps of replicated experts, and tuned values.
+// C functions for replicated experts.
 
 #include <algorithm>
 #include <span>
 
+#include "capi/objects.hpp"
 #include "capi/structs.hpp"
 #include "switchyard/c/expert_map.h"
-#include "switchyard/c/tuning.h"
 #include "switchyard/expert_map.hpp"
-#include "switchyard/tuning.hpp"
 
 using namespace switchyard;
 using namespace switchyard::detail;
+
+namespace switchyard::detail {
+
+struct SelectorState {
+  std::shared_ptr<Group> group;
+  SlotSelector object;
+};
+
+}  // namespace switchyard::detail
+
+// NOLINTBEGIN(readability-identifier-naming): names of the C ABI
+struct sy_slot_selector {
+  std::shared_ptr<SelectorState> state;
+};
+// NOLINTEND(readability-identifier-naming)
 
 namespace {
 
@@ -35,6 +49,11 @@ ExpertMap to_map(const sy_expert_map* given, const char* name, bool with_slots =
 std::span<const int64_t> routes_of(const int64_t* routes, const char* name, int64_t count) {
   require(routes, name);
   return {routes, static_cast<size_t>(count)};
+}
+
+/// The expected routes of `map`, or none if `routes` is null.
+std::span<const int64_t> expected_routes(const int64_t* routes, const ExpertMap& map) {
+  return routes ? routes_of(routes, "routes", int64_t{map.world} * map.num_experts) : std::span<const int64_t>();
 }
 
 }  // namespace
@@ -87,10 +106,44 @@ sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map
   });
 }
 
-sy_code sy_tuning_find(const char* path, const sy_tuning_key* key, sy_tuning_values* values) {
+sy_code sy_slot_selector_create(sy_group* group, const sy_expert_map* map, const int64_t* routes, sy_slot_selector** selector) {
+  return create(group, "selector", selector, [&] {
+    const ExpertMap m = to_map(map, "map");
+    return std::make_shared<SelectorState>(SelectorState{group->group, {*group->group, m, expected_routes(routes, m)}});
+  });
+}
+
+sy_code sy_slot_selector_destroy(sy_slot_selector* selector) {
+  delete selector;
+  return SY_OK;
+}
+
+sy_code sy_slot_selector_select(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* stream) {
+  return collective_on(selector, "selector", [&] { selector->state->object.select(from_c(topk_ids), slots, stream); });
+}
+
+sy_code sy_slot_selector_set_map(sy_slot_selector* selector, const sy_expert_map* map, const int64_t* routes, void* stream) {
+  return collective_on(selector, "selector", [&] {
+    const ExpertMap m = to_map(map, "map");
+    selector->state->object.set_map(m, expected_routes(routes, m), stream);
+  });
+}
+
+sy_code sy_slot_selector_gather_routes(sy_slot_selector* selector, int64_t* routes) {
+  return collective_on(selector, "selector", [&] {
+    require(routes, "routes");
+    const std::vector<int64_t> all = selector->state->object.gather_routes();
+    std::copy(all.begin(), all.end(), routes);
+  });
+}
+
+sy_code sy_slot_selector_state(const sy_slot_selector* selector, int32_t* expert_of_slot, int64_t* version,
+                               const int64_t** routes) {
   return guarded([&] {
-    check_struct(values, sizeof *values, "values");
-    const TuningKey twin = from_c(key);
-    fill(values, (path ? Tuning({TuningFile::read(path)}) : Tuning::from_environment()).find(twin));
+    require(selector, "selector");
+    const std::vector<int32_t>& slots = selector->state->object.map().expert_of_slot;
+    if (expert_of_slot) std::copy(slots.begin(), slots.end(), expert_of_slot);
+    if (version) *version = selector->state->object.version();
+    if (routes) *routes = selector->state->object.routes();
   });
 }

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plug-in for SGLang 0.5.23, enabled by the environment variable ``SWITCHYARD_SGLANG`` (:mod:`switchyard.plugins`).
+
+``all2all``: a dispatcher of Switchyard's for ``--moe-a2a-backend deepep``, through SGLang's hook registry. ``layer``: the whole
+MoE layer, through its registry of runner cores. Importing this package imports no part of SGLang.
+"""
+from __future__ import annotations
+
+from typing import Any, List, Optional
+
+from ..._abi import names as _names
+from ...errors import InvalidArgument
+from .._patches import require_version
+
+__all__ = ["install", "uninstall"]
+
+_CHOICES = ("all2all", "layer")
+_VERSION = "0.5.23"
+
+#: Name of the installed plug-in, and the changes of SGLang to undo, in order.
+_choice: Optional[str] = None
+_changes: List[Any] = []
+
+
+def install(choice: str) -> None:
+    """Installs the plug-in in this process. Calling it again with the same choice has no effect.
+
+    Called by SGLang's plug-in loader, which only logs exceptions, an installation that fails also makes the construction of
+    every MoE layer fail with the same error.
+
+    Args:
+        choice: "all2all" or "layer".
+
+    Raises:
+        InvalidArgument: another choice, another version of SGLang, or a place that another plug-in has replaced.
+    """
+    global _choice
+    if choice not in _CHOICES:
+        _names.invalid(f"choice = {choice!r}: must be {_names.listed(map(repr, _CHOICES))}")
+    if _choice == choice:
+        return
+    if _choice is not None:
+        _names.invalid(f"choice = {choice!r}: {_choice!r} is installed; call uninstall() before")
+    try:
+        require_version("sglang", [_VERSION], "SWITCHYARD_DEEP_EP=1 enables the drop-in for DeepEP, which supports other versions")
+        _install(choice)
+    except InvalidArgument as error:
+        from . import _hooks
+
+        _changes.extend(_hooks.refuse(error))
+        raise
+    _choice = choice
+
+
+def _install(choice: str) -> None:
+    """Changes SGLang completely or not at all."""
+    from . import _dispatcher, _hooks, _layer
+
+    hook = _hooks.Hook(_hooks.FACTORY, _dispatcher.around_factory if choice == "all2all" else _layer.around_factory)
+    changes = [hook] if choice == "all2all" else [hook, _hooks.Core(_layer.RUNNER, _layer.Core)]
+    for each in changes:
+        each.check()
+    for each in changes:
+        each.install()
+        _changes.append(each)
+
+
+def uninstall() -> None:
+    """Restores SGLang, and leaves the groups of all dispatchers and layers, which cannot be used afterwards. Calling it again
+    has no effect.
+
+    Raises:
+        InvalidArgument: another plug-in has replaced a place since. Nothing is restored then.
+    """
+    global _choice
+    for each in _changes:
+        each.check_undo()
+    while _changes:
+        _changes.pop().undo()
+    if _choice is not None:
+        from . import _shared
+
+        _shared.close()
+    _choice = None

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups and exchanges that all MoE layers of a process share, and what both plug-ins require of SGLang's configuration."""
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+
+from ... import deep_ep
+from ..._abi import names as _names
+from ...deep_ep import _low_latency
+from ...deep_ep._buffer import Buffer
+from ...group import Group
+from ...layer import MoeLayer
+from ...low_latency import LowLatency
+
+_logger = logging.getLogger(__name__)
+
+#: Environment variable with the maximum number of tokens of a rank in a prefill pass of the layer.
+MAX_TOKENS = "SWITCHYARD_SGLANG_MAX_TOKENS"
+#: Memory of a group besides that of its objects.
+_SPARE = 1 << 20
+
+
+class Shape(NamedTuple):
+    """Numbers that distinguish the exchanges of a process."""
+
+    hidden: int
+    experts: int
+    topk: int
+    tokens: int  #: maximum number of tokens of a rank in a low-latency call
+
+
+class Shared:
+    """Exchanges of one process group. Every object is created by all ranks, in the same order."""
+
+    def __init__(self, process_group: Any, hidden: int) -> None:
+        world = torch.distributed.get_world_size(process_group)
+        size = deep_ep.Config().get_nvl_buffer_size_hint(2 * hidden, world)
+        self.buffer = Buffer(process_group, size, explicitly_destroy=True)
+        group = self.buffer.runtime
+        assert group is not None
+        if group.hosts > 1:
+            hosts = group.hosts
+            self.buffer.destroy()
+            _names.invalid(f"the {world} ranks are on {hosts} hosts: the plug-in needs all on one host; unset SWITCHYARD_SGLANG to "
+                           f"use SGLang's own deepep")
+        self.group: Group = group
+        self._low_latency: Dict[Tuple[Any, ...], _low_latency.LowLatencyMode] = {}
+        self._layers: Dict[Tuple[Any, ...], Layers] = {}
+        _logger.info("Switchyard moves the tokens of MoE layers between %d ranks (%s)", world, group.backend)
+
+    def _another(self, heap_bytes: int) -> Group:
+        """Collective. Returns another group of the same ranks."""
+        device = {} if self.group.backend == "cpu" else {"device": self.buffer._index}
+        return self.group._once_more(heap_bytes + _SPARE, {"backend": self.group.backend, **device})
+
+    def low_latency(self, shape: Shape, halves: int, half: int, scales: Optional[str]) -> _low_latency.LowLatencyMode:
+        """Returns the low-latency objects of one half of a batch. Calls of different halves may be in flight together.
+        Collective in its first call with a shape."""
+        key = (shape, halves, scales)
+        if (*key, half) not in self._low_latency:
+            config = {"hidden": shape.hidden, "num_experts": shape.experts, "topk": shape.topk, "max_tokens": shape.tokens,
+                      "scales": scales, "dtype": "bf16", "scale_order": "column_major"}
+            group = self._another(halves * LowLatency.heap_bytes(self.group.size, **config))
+            for each in range(halves):
+                self._low_latency[(*key, each)] = _low_latency.LowLatencyMode(group, self.buffer._streams)
+        return self._low_latency[(*key, half)]
+
+    def layers(self, configs: Dict[str, Dict[str, Any]]) -> "Layers":
+        """Returns the layers with these keywords of :class:`MoeLayer`, by name. Collective in its first call with them."""
+        key = tuple((name, tuple(each.items())) for name, each in configs.items())
+        if key not in self._layers:
+            heap = sum(MoeLayer.heap_bytes(self.group.size, backend=self.group.backend, **each) for each in configs.values())
+            self._layers[key] = Layers(self._another(heap), configs)
+        return self._layers[key]
+
+    def close(self) -> None:
+        for group in {id(each.group): each.group for each in (*self._low_latency.values(), *self._layers.values())}.values():
+            group.close()
+        self.buffer.destroy()
+
+
+class Layers:
+    """Layers of modules of one shape. They share all memory except their weights."""
+
+    def __init__(self, group: Group, configs: Dict[str, Dict[str, Any]]) -> None:
+        self.group, self._configs = group, configs
+        self._first: Dict[str, MoeLayer] = {}
+
+    def make(self, w13: Any, w2: Any, scales: Dict[str, Any]) -> Dict[str, MoeLayer]:
+        """Returns the layers of one module, by name. Collective for the first module; all ranks create them in the same order."""
+        made = {}
+        for name, config in self._configs.items():
+            first = self._first.get(name)
+            made[name] = (MoeLayer(self.group, w13, w2, **scales, **config) if first is None else
+                          first.with_weights(w13, w2, **scales))
+            self._first.setdefault(name, made[name])
+        return made
+
+    def drop(self, made: Dict[str, MoeLayer]) -> None:
+        """Closes the layers of a module, except the first ones, on which the others depend."""
+        for name, each in made.items():
+            if each is not self._first[name]:
+                each.close()
+
+
+_shared: List[Tuple[Any, Shared]] = []
+
+
+def shared(hidden: int) -> Shared:
+    """Returns the exchanges of SGLang's tensor-parallel group, between whose ranks DeepEP moves tokens too. Collective in its
+    first call."""
+    from sglang.srt.layers.moe.token_dispatcher.deepep import DeepEPBuffer
+    from sglang.srt.runtime_context import get_parallel
+
+    process_group = get_parallel().tp_group.device_group
+    for known, each in _shared:
+        if known is process_group:
+            return each
+    made = Shared(process_group, hidden)
+    _shared.append((process_group, made))
+    DeepEPBuffer._state().buffer = made.buffer  # SGLang asks it whether low-latency memory needs cleaning, which it does not
+    return made
+
+
+def close() -> None:
+    """Leaves all groups."""
+    from sglang.srt.layers.moe.token_dispatcher.deepep import DeepEPBuffer
+
+    state = DeepEPBuffer._state()
+    while _shared:
+        made = _shared.pop()[1]
+        if state.buffer is made.buffer:
+            state.buffer = None
+        made.close()
+
+
+# ---- Configuration ----
+
+
+def world_of(config: Any) -> int:
+    """Returns the number of ranks between which the tokens of a layer move.
+
+    Args:
+        config: SGLang's MoeRunnerConfig.
+
+    Raises:
+        InvalidArgument: a combination that neither plug-in supports.
+    """
+    from sglang.srt.layers import deep_gemm_wrapper
+    from sglang.srt.layers.moe.utils import is_sbo_enabled
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    world = torch.distributed.get_world_size(parallel.tp_group.device_group)
+    if parallel.moe_tp_size != 1 or parallel.moe_ep_size != world:
+        _names.invalid(f"--ep-size {parallel.moe_ep_size} with --tp-size {world}: Switchyard needs --ep-size {world}, so that each "
+                       f"expert is on one rank")
+    if config.num_experts % world:
+        _names.invalid(f"{config.num_experts} experts on {world} ranks: must be a multiple; --ep-num-redundant-experts adds some")
+    if config.params_dtype not in (None, torch.bfloat16):
+        _names.invalid(f"--dtype {config.params_dtype}: Switchyard's plug-in needs --dtype bfloat16")
+    if config.hidden_size % 8:
+        _names.invalid(f"hidden size {config.hidden_size}: must be a multiple of 8; use --moe-a2a-backend none")
+    if not 1 <= config.top_k <= 32:
+        _names.invalid(f"{config.top_k} experts per token: must be 1 to 32; use --moe-a2a-backend none")
+    if is_sbo_enabled():
+        _names.invalid("--enable-single-batch-overlap: not available with Switchyard's plug-in (SGLang refuses it on Hopper GPUs); "
+                       "use --enable-two-batch-overlap")
+    if deep_gemm_wrapper.DEEPGEMM_SCALE_UE8M0:
+        _names.invalid("DeepGEMM packs scales on this GPU (Blackwell): Switchyard is for Hopper GPUs; unset SWITCHYARD_SGLANG to "
+                       "use SGLang's own deepep")
+    return world
+
+
+def decode_tokens() -> int:
+    """Returns the maximum number of tokens of a rank in a decode pass, which SGLang's own variable sets. It may exceed 1024."""
+    from sglang.srt.environ import envs
+
+    tokens = int(envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK.get())
+    if not 1 <= tokens <= 65535:
+        _names.invalid(f"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK = {tokens}: must be 1 to 65535")
+    return tokens
+
+
+def prefill_tokens() -> int:
+    """Returns the maximum number of tokens of a rank in a prefill pass: MAX_TOKENS, or the size of SGLang's chunks."""
+    given = os.environ.get(MAX_TOKENS, "")
+    if given:
+        if not given.isdecimal() or int(given) < 1:
+            _names.invalid(f"{MAX_TOKENS} = {given!r}: must be a number of tokens, at least 1")
+        return int(given)
+    from sglang.srt.runtime_context import get_schedule, max_prefill_buffer_tokens
+
+    return max(max_prefill_buffer_tokens() or get_schedule().max_prefill_tokens, decode_tokens())

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that imports vLLM once, with stand-ins for its compiled modules, and forks the ranks of each scenario. The process of
+the tests imports no vLLM, so other tests do not find the stand-ins."""
+import atexit
+import multiprocessing
+import os
+import sys
+import tempfile
+import traceback
+from multiprocessing.connection import wait
+
+from clients import source_of
+
+#: Seconds until ranks without an answer are killed.
+DEADLINE = 150
+_host = None
+
+
+def _rank(rank, world, scenario, arguments, end):
+    """Runs `scenario(rank, world, *arguments)` of vllm_ranks in a forked process and sends (result, traceback)."""
+    import vllm_ranks
+
+    try:
+        end.send((getattr(vllm_ranks, scenario)(rank, world, *arguments), None))
+    except BaseException:
+        end.send((None, traceback.format_exc()))
+    finally:
+        end.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # no teardown of process groups whose peers have failed
+
+
+def _serve(end, path):
+    os.environ.update(VLLM_TARGET_DEVICE="empty", VLLM_LOGGING_LEVEL="INFO", OMP_NUM_THREADS="1", VLLM_NO_USAGE_STATS="1")
+    sys.path[:0] = [each for each in path if each not in sys.path]
+    import torch
+    from vllm_stand_ins import use_stand_ins
+
+    torch.set_num_threads(1)
+    use_stand_ins()
+    import vllm_ranks  # noqa: F401
+
+    context = multiprocessing.get_context("fork")
+    while True:
+        try:
+            scenario, world, arguments = end.recv()
+        except EOFError:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            end.send(_play(context, scenario, world, (os.path.join(folder, "store"), *arguments)))
+
+
+def _play(context, scenario, world, arguments):
+    pipes = [context.Pipe(duplex=False) for _ in range(world)]
+    processes = [context.Process(target=_rank, args=(rank, world, scenario, arguments, pipes[rank][1])) for rank in range(world)]
+    for process, (_, theirs) in zip(processes, pipes):
+        process.start()
+        theirs.close()
+    answers = {}
+    while len(answers) < world:
+        waiting = {ours: rank for rank, (ours, _) in enumerate(pipes) if rank not in answers}
+        ready = wait(list(waiting), DEADLINE)
+        for ours in ready:
+            try:
+                answers[waiting[ours]] = ours.recv()
+            except EOFError:
+                answers[waiting[ours]] = (None, "the process ended without an answer")
+        if not ready:
+            answers.update({rank: (None, f"no answer in {DEADLINE} s") for rank in waiting.values()})
+    for process in processes:
+        process.join(5)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [answers[rank] for rank in range(world)]
+
+
+class _Host:
+    def __init__(self):
+        source_of("vllm")
+        context = multiprocessing.get_context("spawn")
+        self.end, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, list(sys.path)))
+        self.process.start()
+        theirs.close()
+
+    def close(self):
+        self.end.close()
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+
+
+def in_vllm(scenario, world, *arguments):
+    """Runs `scenario(rank, world, store, *arguments)`, a function of vllm_ranks, in `world` processes with vLLM, and returns the
+    results by rank. `store` is a file for the rendezvous. Fails with the tracebacks of all ranks that raise."""
+    global _host
+    if _host is None or not _host.process.is_alive():
+        _host = _Host()
+        atexit.register(_host.close)
+    _host.end.send((scenario, world, arguments))
+    answers = _host.end.recv()
+    failures = [f"rank {rank}:\n{error}" for rank, (_, error) in enumerate(answers) if error]
+    assert not failures, "\n".join(failures)
+    return [result for result, _ in answers]

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins for compiled modules that vLLM imports on its way to `vllm.model_executor.layers.fused_moe`. No file of that package, of
+its prepare/finalize classes, router, oracles or layer is among them."""
+import importlib.abc
+import importlib.util
+import sys
+import types
+
+#: Module, with the modules below it, and why it has a stand-in.
+STAND_INS = {
+    "PIL": "compiled; images of multimodal models",
+    "aiohttp": "compiled; downloads of media",
+    "cbor2": "compiled; hashes of prompts",
+    "msgspec": "compiled; messages between server processes",
+    "openai": "needs the compiled jiter; types of the server",
+    "openai_harmony": "compiled; tool calls of the server",
+    "pybase64": "compiled; media of prompts",
+    "uvloop": "compiled; event loop of the server",
+    "zmq": "compiled; messages between server processes",
+    "vllm.distributed.kv_transfer": "needs compiled transports; moves KV caches between servers",
+    "vllm.v1.attention.ops.rocm_aiter_mla_sparse": "kernels of a ROCm extension; attention",
+}
+
+
+class _Base:
+    def __init_subclass__(cls, **keywords):
+        pass
+
+
+class _Anything:
+    """A class, function or value of a stand-in: can be called, subscripted, inherited from and used in a union of types."""
+
+    def __init__(self, *arguments, **keywords):
+        pass
+
+    def __call__(self, *arguments, **keywords):
+        return arguments[0] if arguments and callable(arguments[0]) else self
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything()
+
+    def __getitem__(self, key):
+        return _Anything()
+
+    def __or__(self, other):
+        return object
+
+    __ror__ = __or__
+
+    def __mro_entries__(self, bases):
+        return (_Base,)
+
+
+class _Module(types.ModuleType):
+    __path__ = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything()
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if any(name == each or name.startswith(each + ".") for each in STAND_INS):
+            return importlib.util.spec_from_loader(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return _Module(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+def use_stand_ins():
+    """Makes imports of the modules above find their stand-ins, in this process."""
+    sys.meta_path.insert(0, _Finder())

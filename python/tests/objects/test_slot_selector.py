@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicated experts in every mode: with ids replaced by slots, results are bitwise those without replicas, for several maps."""
+import numpy as np
+import pytest
+
+import oracle
+import switchyard as sy
+from switchyard._abi import ffi as _ffi
+
+E, W, C, K, H, I, T = 7, 3, 5, 3, 32, 16, 150
+SHAPE = {"hidden": H, "topk": K, "max_tokens": T}
+RNG = np.random.default_rng(11)
+CHANCES = RNG.dirichlet(np.ones(E) * 0.4)
+IDS = np.stack([np.stack([RNG.choice(E, K, replace=False, p=CHANCES * 0.9 + 0.1 / E) for _ in range(T)]) for _ in range(W)]).astype(np.int32)
+IDS[1, 7] = -1
+X, WEIGHTS = RNG.standard_normal((W, T, H)).astype(np.float32), RNG.random((W, T, K), np.float32)
+SCALE = RNG.standard_normal(E).astype(np.float32)
+W13, W2 = oracle.to_bf16(RNG.standard_normal((E, 2 * I, H)) / 6), oracle.to_bf16(RNG.standard_normal((E, H, I)) / 4)
+TOKENS = (T, 0, 60)  # of each rank
+
+
+def normal(group, num_experts, expert_of, layout):
+    """Returns a function that runs a layer with experts that scale rows."""
+    exchange = sy.Exchange(group, dtype="f32", layout=layout, num_experts=num_experts, **SHAPE)
+
+    def run(x, ids, weights):
+        rows, handle = exchange.dispatch(x, ids, weights)
+        y, first = np.zeros_like(rows), sy.first_expert(num_experts, W, group.rank)
+        if layout == "expert_major":
+            for i, (end, count) in enumerate(zip(handle.offsets, handle.counts().tokens_per_expert)):
+                y[end - count:end] = rows[end - count:end] * (SCALE[expert_of[first + i]] if count else 1)
+            return exchange.combine(y, handle, order="per_route")
+        for row, (of_row, factors) in enumerate(zip(handle.topk_ids, handle.topk_weights)):
+            for slot, factor in zip(of_row, factors):
+                if slot >= 0:
+                    y[row] += rows[row] * SCALE[expert_of[first + slot]] * factor
+        return exchange.combine(y, handle)
+
+    return run
+
+
+def low_latency(group, num_experts, expert_of, flat):
+    ll = sy.LowLatency(group, dtype="f32", num_experts=num_experts, **SHAPE)
+    mine = np.array([SCALE[max(expert_of[e], 0)] for e in group.experts_of(num_experts)], np.float32)
+
+    def run(x, ids, weights):
+        if flat:
+            return ll.all_to_all(x, ids, weights, expert_scale=mine)
+        received = ll.dispatch(x, ids, weights)
+        return ll.combine(received.x * mine[:, None, None], received, order="per_route")
+
+    return run
+
+
+def layer(group, num_experts, expert_of, **options):
+    mine = [max(expert_of[e], 0) for e in group.experts_of(num_experts)]
+    moe = sy.MoeLayer(group, W13[mine], W2[mine], num_experts=num_experts, intermediate=I, order="per_route", **SHAPE, **options)
+    return lambda x, ids, weights: moe(oracle.to_bf16(x), ids, weights)
+
+
+MODES = {
+    "expert_major": (normal, {"layout": "expert_major"}), "low_latency": (low_latency, {"flat": False}), "flat": (low_latency, {"flat": True}),
+    "layer_normal": (layer, {"exchange": "normal", "form": "separate"}), "layer_low_latency": (layer, {"exchange": "low_latency", "form": "separate"}),
+    "layer_fused": (layer, {"exchange": "normal", "form": "fused"}), "rank_major": (normal, {"layout": "rank_major"}),
+}
+
+
+def maps_and_routes():
+    """Yields maps with the routes for which they were planned; the last one has random replicas, also two on one rank."""
+    home = sy.ExpertMap.home(num_experts=E, world=W, slots_per_rank=C)
+    routes = np.stack([[(IDS[r, :TOKENS[r]] == e).sum() for e in range(E)] for r in range(W)])
+    planned = home.plan(routes.sum(0), tolerance=0.0)
+    assert (np.bincount(planned.expert_of_slot[planned.expert_of_slot >= 0], minlength=E) > 1).any(), "no expert has a replica"
+    slots = np.random.default_rng(3).permutation(np.r_[np.arange(E), np.random.default_rng(4).integers(-1, E, W * C - E)]).astype(np.int32)
+    return [(planned, routes), (home, None), (sy.ExpertMap(slots, num_experts=E, world=W), None)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_results_are_those_without_replicas(ranks, mode):
+    make, options = MODES[mode]
+    if make is layer:
+        try:
+            _ffi.layer_library()
+        except sy.LibraryNotFound as error:
+            pytest.skip(str(error))
+    maps = maps_and_routes()
+
+    def rank(group):
+        r, tokens = group.rank, TOKENS[group.rank]
+        given = X[r, :tokens], IDS[r, :tokens], WEIGHTS[r, :tokens]
+        want = make(group, E, np.arange(E), **options)(*given)
+        selector = sy.SlotSelector(group, *maps[0])
+        for number, (expert_map, routes) in enumerate(maps):
+            if number:
+                selector.set_map(expert_map, routes)
+            slots = selector.select(given[1])
+            assert np.array_equal(np.where(slots >= 0, expert_map.expert_of_slot[slots], -1), given[1])
+            got = make(group, expert_map.num_slots, expert_map.expert_of_slot, **options)(given[0], slots, given[2])
+            if mode == "rank_major":  # a rank sums the rows of its experts, so the rounding depends on the map
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+            else:
+                assert np.array_equal(got, want), number
+        assert (selector.version, selector.expert_map) == (3, maps[-1][0])
+        counted = np.stack([[3 * (IDS[each, :TOKENS[each]] == e).sum() for e in range(E)] for each in range(W)])
+        assert np.array_equal(selector.gather_routes(), counted)
+        assert not selector.gather_routes().any()
+
+    ranks(rank, W, heap_bytes=256 << 20)
+
+
+def test_types_and_memory(ranks):
+    expert_map = sy.ExpertMap(np.array([0, 1, 2, 0], np.int32), num_experts=3, world=1)
+
+    def rank(group):
+        with sy.SlotSelector(group, expert_map) as selector:
+            wide = np.array([[2, -1], [5, 1]])
+            out = selector.select(wide)
+            assert out.dtype == np.int64 and out.tolist() == [[2, -1], [4, 1]]
+            narrow = wide.astype(np.int32)
+            assert selector.select(narrow, out=narrow) is narrow and narrow.tolist() == [[2, -1], [4, 1]]
+            with pytest.raises(sy.InvalidArgument, match="out is int64|out is int32"):
+                selector.select(wide, out=narrow)
+            with pytest.raises(sy.InvalidArgument, match="out .* shape"):
+                selector.select(wide, out=np.zeros((2, 3), np.int64))
+        with pytest.raises(sy.InvalidArgument, match="the selector is closed"):
+            selector.select(narrow)
+
+    ranks(rank, 1)
+
+
+def test_ranks_that_disagree(ranks):
+    home = sy.ExpertMap.home(num_experts=4, world=2, slots_per_rank=3)
+    other = home.plan(np.array([9, 1, 1, 1]))
+    assert other != home
+
+    def rank(group):
+        with pytest.raises(sy.Mismatch, match="expert_of_slot"):
+            sy.SlotSelector(group, home if group.rank else other)
+        selector = sy.SlotSelector(group, home)
+        with pytest.raises(sy.Mismatch, match="expert_of_slot"):
+            selector.set_map(home if group.rank else other)
+        assert selector.expert_map == home and selector.version == 1
+        selector.set_map(other)
+        assert selector.expert_map == other and selector.version == 2
+
+    ranks(rank, 2)
