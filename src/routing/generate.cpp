@@ -21,7 +21,10 @@ using detail::refuse;
 using detail::TokenRandom;
 
 constexpr const char* kGenerate = "generate";
-constexpr std::array<const char*, 5> kPatternNames = {"uniform", "zipf", "all_to_one", "round_robin", "group_limited"};
+constexpr std::array<const char*, 6> kPatternNames = {"uniform", "zipf", "all_to_one", "round_robin", "group_limited", "rank_skew"};
+
+/// rank_skew: routes of a token to the experts of the busiest rank, on average.
+double skewed_routes(const GeneratorSpec& spec) { return spec.topk * spec.rank_skew / spec.world; }
 
 /// Draws `k` numbers below `n` in random order; they are distinct unless `duplicates` is set.
 class UniformDraw {
@@ -141,7 +144,20 @@ class Generator {
         }
         return;
       case Pattern::group_limited: choose_in_groups(random, ids); return;
+      case Pattern::rank_skew: choose_skewed(random, token, ids); return;
     }
+  }
+
+  void choose_skewed(TokenRandom& random, int64_t token, int32_t* ids) {
+    const ExpertRanges experts{spec_.num_experts, spec_.world};
+    const int first = experts.first(spec_.target), count = experts.count(spec_.target);
+    const double each = skewed_routes(spec_), before = std::floor(static_cast<double>(token) * each);
+    const int here = static_cast<int>(std::floor(static_cast<double>(token + 1) * each) - before);
+    copy(uniform_.draw(random, count, here, spec_.duplicates), first, ids);
+    const std::span<const int32_t> others =
+        uniform_.draw(random, spec_.num_experts - count, spec_.topk - here, spec_.duplicates);
+    for (size_t k = 0; k < others.size(); ++k)
+      ids[static_cast<size_t>(here) + k] = others[k] < first ? others[k] : others[k] + count;
   }
 
   void choose_target(TokenRandom& random, int32_t* ids) {
@@ -191,6 +207,18 @@ class Generator {
   ZipfDraw zipf_;
 };
 
+void check_skew(const GeneratorSpec& spec) {
+  check_range(kGenerate, "target", spec.target, 0, spec.world - 1);
+  if (!(spec.rank_skew >= 0 && spec.rank_skew <= spec.world))
+    refuse(kGenerate, "rank_skew", std::to_string(spec.rank_skew), "0 to " + std::to_string(spec.world) + ", the number of ranks");
+  const int here = ExpertRanges{spec.num_experts, spec.world}.count(spec.target), others = spec.num_experts - here;
+  const double routes = skewed_routes(spec), max_here = std::ceil(routes), max_others = spec.topk - std::floor(routes);
+  if (spec.duplicates ? (max_here > 0 && here == 0) || (max_others > 0 && others == 0) : max_here > here || max_others > others)
+    refuse(kGenerate, "rank_skew", std::to_string(spec.rank_skew),
+           "ratios for which each token finds its experts among " + std::to_string(here) + " of the busiest rank and " +
+               std::to_string(others) + " others");
+}
+
 /// Checks target or groups, and returns the number of distinct experts that a token can choose.
 int64_t check_pattern(const GeneratorSpec& spec) {
   switch (spec.pattern) {
@@ -211,6 +239,7 @@ int64_t check_pattern(const GeneratorSpec& spec) {
       }
       check_range(kGenerate, "topk_groups", spec.topk_groups, 1, spec.num_groups);
       return int64_t{spec.topk_groups} * (spec.num_experts / spec.num_groups);
+    case Pattern::rank_skew: check_skew(spec); return spec.num_experts;
   }
   refuse(kGenerate, "pattern", std::to_string(static_cast<int>(spec.pattern)), "the values of Pattern");
 }

@@ -19,6 +19,7 @@
 #include "cli/verb.hpp"
 #include "layer/layer_rank.hpp"
 #include "layer/layer_times.hpp"
+#include "run/replicas.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -48,6 +49,7 @@ constexpr int kMaxThreads = 8;
 struct Point {
   BenchOptions options;
   LayerSpec spec;
+  json replicas;  ///< with --spare-slots: the map
 };
 
 Point make_point(const BenchOptions& o) {
@@ -56,7 +58,17 @@ Point make_point(const BenchOptions& o) {
   const RoutingSource source = routing_source(o);
   Scenario& s = p.spec.scenario;
   s = shape_of(o, source);
-  s.routing = source.all_ranks(o.tokens);
+  if (o.spare_slots > 0) {
+    ReplicatedRouting replicated = replicate_experts(source, s.world, o.tokens, static_cast<int>(o.spare_slots));
+    s.routing = std::move(replicated.routing);
+    s.experts = replicated.map.num_slots();
+    p.replicas = {{"spare_slots_per_rank", o.spare_slots},
+                  {"slots", s.experts},
+                  {"weights_moved", replicated.moved},
+                  {"busiest_over_mean_without_replicas", replicated.busiest_without_replicas}};
+  } else {
+    s.routing = source.all_ranks(o.tokens);
+  }
   p.options.experts = source.experts();
   p.options.topk = source.topk();
   p.spec.intermediate = o.intermediate;
@@ -154,6 +166,7 @@ struct Run : MeasuredPoint {
   std::map<std::string, measure::Times> times;  ///< by key of a section
   int64_t routes = 0, max_routes_per_rank = 0;  ///< of all ranks, and the maximum of a rank
   size_t heap_bytes = 0;
+  json replicas;                                ///< with --spare-slots: the map
   json fused_workers = json::array();  ///< of those ranks whose records are complete
 
   double p50(const char* key) const { return times.at(key).p50; }
@@ -166,6 +179,9 @@ struct Run : MeasuredPoint {
            1e12;
   }
   bool fuses() const { return times.count("fused") > 0; }
+  double busiest_over_mean() const {
+    return routes > 0 ? static_cast<double>(max_routes_per_rank * options.ranks) / static_cast<double>(routes) : 1;
+  }
   /// Time of "layer" or "fused" divided by the time of its products.
   double over_experts(const char* key = "layer") const { return p50(key) / p50("experts"); }
 };
@@ -206,18 +222,19 @@ class LayerBench final : public BenchCaseOf<Run> {
   void print() const override {
     const bool parts = any_run_in_parts();
     const bool fused = std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.fuses(); });
-    std::vector<std::string> header{"ranks", "tokens", "experts", "rows"};
+    std::vector<std::string> header{"ranks", "tokens", "experts", "spare", "busiest", "rows"};
     if (on_gpus(any())) header.emplace_back("SMs");
     header.emplace_back("dispatch");
     if (parts) header.insert(header.end(), {"up", "TFLOP/s", "down", "TFLOP/s"});
     header.insert(header.end(), {"combine", "up + down", "TFLOP/s", "layer", tail(), "over up + down"});
     if (fused) header.insert(header.end(), {"fused", tail(), "over up + down"});
     header.emplace_back("checked");
-    PointTable table(any(), {"ranks", "tokens", "experts", "sms"}, header);
+    PointTable table(any(), {"ranks", "tokens", "experts", "spare-slots", "sms"}, header);
     for (const Run& r : runs_) {
       const BenchOptions& o = r.options;
-      std::vector<std::string> cells{std::to_string(o.ranks), std::to_string(o.tokens), std::to_string(o.experts),
-                                     rows_text(o)};
+      std::vector<std::string> cells{
+          std::to_string(o.ranks),       std::to_string(o.tokens),                      std::to_string(o.experts),
+          std::to_string(o.spare_slots), fmt::format("{:.2f}", r.busiest_over_mean()), rows_text(o)};
       if (on_gpus(o)) cells.push_back(sms_text(o));
       cells.push_back(us(r.p50("dispatch")));
       if (parts)
@@ -236,7 +253,8 @@ class LayerBench final : public BenchCaseOf<Run> {
     fmt::print(
         "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused: the whole layer in one call, per_route; other "
         "columns: single calls. up + down: both products "
-        "without exchange,\n  on the same rows; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
+        "without exchange,\n  on the same rows; busiest: routes of the busiest rank over the mean, with --spare-slots replicas "
+        "per rank; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
         "without padding.\n",
         on_gpus(any()) ? ", cold L2" : "");
     print_tail_of_table();
@@ -258,6 +276,7 @@ class LayerBench final : public BenchCaseOf<Run> {
     Run run;
     run.options = p.options;
     run.heap_bytes = job.group.heap_bytes;
+    run.replicas = p.replicas;
     const auto add = [&](const char* key) {
       if (ranks[0].contains(key)) run.times[key] = measure::times_of(ranks, std::string("/") + key);
     };
@@ -286,6 +305,7 @@ class LayerBench final : public BenchCaseOf<Run> {
                   {"tokens_per_rank", o.tokens},
                   {"hidden", o.hidden},
                   {"intermediate", o.intermediate},
+                  {"spare_slots", o.spare_slots},
                   {"experts", o.experts},
                   {"topk", o.topk},
                   {"expert_alignment", o.alignment},
@@ -305,12 +325,14 @@ class LayerBench final : public BenchCaseOf<Run> {
                   {"statistic", "slowest rank"}}},
                 {"routes", r.routes},
                 {"most_routes_of_a_rank", r.max_routes_per_rank},
+                {"busiest_over_mean", r.busiest_over_mean()},
                 {"tflops", {{"experts", r.tflops("experts", 3)}, {"layer", r.tflops("layer", 3)}}},
                 {"layer_over_experts", r.over_experts()},
                 {"share_of_limit", {{"layer", 1 / r.over_experts()}}},
                 {"symmetric_bytes_per_rank", r.heap_bytes},
                 {"checks", checks_json(r.checks)},
                 {"verified", verified_json(r)}};
+    if (!r.replicas.is_null()) out["replicas"] = r.replicas;
     for (const auto& [key, times] : r.times) out[key] = to_json(times);
     if (r.fuses()) {
       out["tflops"]["fused"] = r.tflops("fused", 3);

@@ -13,6 +13,8 @@
 
 namespace switchyard::tool {
 
+inline constexpr int64_t kMaxSpareSlots = 1024;
+
 struct BenchOptions {
   std::string backend = "cpu";
   std::string mode = "normal";
@@ -38,6 +40,7 @@ struct BenchOptions {
   std::string exchange = "normal";        ///< layer: the mode that moves its rows
   std::string form = "automatic";         ///< layer, traced: separate calls or one call
   int64_t intermediate = 0;               ///< layer: width of an expert's MLP; 0: 2048 on GPUs, 64 on the CPU
+  int64_t spare_slots = 0;                ///< layer: slots per rank for replicas of experts
   int64_t compute = 0;  ///< low latency: microseconds of arithmetic between the halves of calls; 0: not measured
   std::string routing = "uniform";
   int64_t channels = 0;  ///< ring settings; 0: the library's default

@@ -35,6 +35,7 @@ constexpr Axis kAxes[] = {
     {"intermediate", &BenchOptions::intermediate, 1, 1 << 17},
     {"pieces", &BenchOptions::pieces, 1, 16},
     {"late-us", &BenchOptions::late_us, 0, kMaxLateUs},
+    {"spare-slots", &BenchOptions::spare_slots, 0, kMaxSpareSlots},
 };
 
 /// A sweepable option whose value is a word. If `allowed` is empty, it is validated like the flag.
@@ -185,6 +186,7 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"alignment", o.alignment != defaults.alignment, aligned},
       {"exchange", o.exchange != defaults.exchange, layer},
       {"intermediate", o.intermediate != defaults.intermediate, layer},
+      {"spare-slots", o.spare_slots != defaults.spare_slots, layer},
       {"cached", o.cached, normal},
       {"cached", o.cached, cpu},  // on GPUs both kinds of dispatch are always measured
       {"sets", o.sets != defaults.sets, normal},

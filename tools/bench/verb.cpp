@@ -26,13 +26,15 @@ void add_shape(Options& add, BenchOptions& o) {
   add.toggle("--contest", o.contest, "flat: measure the five benchmark shapes of the published all-to-all contest, in f16");
   add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
             "Measure each of these values of tokens, ranks, warps, blocks, hidden, sms, topk, experts, intermediate, pieces, "
-            "late-us, dtype, quantize, scale-order, sending, routing, layout or order. Several sweeps are combined");
+            "late-us, spare-slots, dtype, quantize, scale-order, sending, routing, layout or order. Several sweeps are combined");
 }
 
 void add_layer(Options& add, BenchOptions& o) {
   add.choice("--exchange", o.exchange, {kNormal.name, kLowLatency.name}, "layer: mode of the exchange around the experts");
   add.automatic("--intermediate", o.intermediate, 1, 1 << 17,
                 "layer: intermediate size of an expert's MLP; auto: 2048 on GPUs, 64 on the CPU");
+  add.integer("--spare-slots", o.spare_slots, 0, kMaxSpareSlots,
+              "layer: slots per rank for replicas of busy experts, planned from other tokens of the same source; 0: none");
 }
 
 void add_decode(Options& add, BenchOptions& o) {
@@ -107,7 +109,8 @@ void declare(Options& add, BenchOptions& o) {
       "  switchyard bench --mode flat --contest --backend cuda --json contest.json\n"
       "  switchyard bench --mode layer --backend cuda --tokens 4096 --sweep experts=64,128,256\n"
       "  switchyard bench --mode layer --exchange low_latency --backend cuda --sweep tokens=1,8,32,128\n"
-      "  switchyard bench --mode layer --backend cuda --tokens 4096 --sweep quantize=none,f32\n");
+      "  switchyard bench --mode layer --backend cuda --tokens 4096 --sweep quantize=none,f32\n"
+      "  switchyard bench --mode layer --routing rank_skew:1.8 --sweep spare-slots=0,4\n");
 }
 
 VerbRun add(Options& options) {

@@ -57,5 +57,9 @@ struct DoctorOptions {
 };
 /// \returns the exit status: kExitOk if the CPU backend works in both forms, else kExitCheckFailed.
 int run_doctor(const DoctorOptions& options);
+/// Prints the engines in the Python environment that SWITCHYARD_PYTHON names, or python3. \returns the exit status:
+/// kExitCheckFailed if a value of an environment variable is refused or this Python has no package switchyard
+/// \throws std::runtime_error if Python cannot be started or fails
+int list_engines();
 
 }  // namespace switchyard::tool

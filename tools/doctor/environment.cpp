@@ -19,8 +19,10 @@ namespace {
 
 constexpr std::string_view kOwn = "SWITCHYARD_";
 
-/// Variables read by the library and this tool, without the SWITCHYARD_ prefix.
-const std::vector<std::string> kKnown = {"RANK", "WORLD_SIZE", "STORE", "JOB_TOKEN", "TUNING", "CUDA_HEAP", "DATA_DIR"};
+/// Variables read by the library, this tool and the Python package, without the SWITCHYARD_ prefix.
+const std::vector<std::string> kKnown = {
+    "RANK",    "WORLD_SIZE", "STORE",         "JOB_TOKEN", "TUNING",          "CUDA_HEAP", "DATA_DIR", "HOST",  "NETWORK",
+    "NUM_SMS", "LIBRARY",    "LAYER_LIBRARY", "DEEP_EP",   "DEEP_EP_BACKEND", "VLLM",      "SGLANG",   "PYTHON"};
 /// Variables read only by the project's scripts and tests, except those that begin with TEST_.
 const std::vector<std::string> kOfDevelopers = {"WERROR",       "SEED",         "RANDOM_CALLS", "RANDOM_EXCHANGES",
                                                 "QUEUED_CALLS", "GPU_OPTIONAL", "BUNDLE_GPU"};
@@ -74,7 +76,7 @@ Finding variable_finding(const std::string& name, const std::string& value) {
   const std::string rest = name.substr(kOwn.size());
   if (contains(kKnown, rest) || contains(kOfDevelopers, rest) || rest.rfind("TEST_", 0) == 0) return f;
   f.verdict = Verdict::limited;
-  f.reason = "neither the library nor this tool reads it";
+  f.reason = "neither the library, this tool nor the Python package reads it";
   const std::string meant = closest(rest, kKnown);
   f.action = meant.empty() ? fmt::format("unset it; known: {}{}", kOwn, joined(kKnown, fmt::format(", {}", kOwn)))
                            : fmt::format("did you mean {}{}?", kOwn, meant);

@@ -13,8 +13,11 @@
 namespace switchyard::tool {
 namespace {
 
-void declare(Options& add, DoctorOptions& o, MeasureOptions& m) {
+void declare(Options& add, DoctorOptions& o, MeasureOptions& m, bool& engines) {
   add.json_output(o.json, "Print all findings as JSON");
+  add.toggle("--engines", engines,
+             "List the inference and training engines of a Python environment instead, and what would be active in them. "
+             "SWITCHYARD_PYTHON names its Python; default: python3");
   add.group("Numbers for `switchyard plan`");
   add.file("--measure", m.path,
            "Measure the rates of memory, links and network loopback of this machine and the cost of calls, and write them to a "
@@ -23,7 +26,9 @@ void declare(Options& add, DoctorOptions& o, MeasureOptions& m) {
   add.integer("--hosts", m.hosts, 1, 64,
               "With --measure: number of hosts to write to the file, each with the rates of this machine");
   add.integer("--seconds", m.seconds, 1, 600, "With --measure: approximate time to spend on memory and network");
-  add.on_selected([add, &m] {
+  add.on_selected([add, &m, &engines] {
+    for (const char* flag : {"--json", "--measure"})
+      if (engines && add.has(flag)) throw UsageError(std::string(flag) + ": given with --engines, which prints only text");
     for (const char* flag : {"--backend", "--hosts", "--seconds"})
       if (m.path.empty() && add.has(flag))
         throw UsageError(std::string(flag) + ": given without --measure, to which it belongs");
@@ -33,6 +38,7 @@ void declare(Options& add, DoctorOptions& o, MeasureOptions& m) {
       "Exit status 1: a requirement of the CPU backend is missing.\n"
       "\nExamples:\n"
       "  switchyard doctor\n"
+      "  switchyard doctor --engines\n"
       "  switchyard doctor --measure here.json\n"
       "  switchyard doctor --measure gpus.json --backend cuda\n");
 }
@@ -40,8 +46,10 @@ void declare(Options& add, DoctorOptions& o, MeasureOptions& m) {
 VerbRun add(Options& options) {
   const auto o = std::make_shared<DoctorOptions>();
   const auto m = std::make_shared<MeasureOptions>();
-  declare(options, *o, *m);
-  return [o, m] {
+  const auto engines = std::make_shared<bool>(false);
+  declare(options, *o, *m, *engines);
+  return [o, m, engines] {
+    if (*engines) return list_engines();
     if (m->path.empty()) return run_doctor(*o);
     if (o->json) throw UsageError("--json: given with --measure, which writes JSON to its FILE");
     return run_measure(*m);

@@ -2,27 +2,12 @@
 #include "plan/replicas.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <span>
 
+#include "run/replicas.hpp"
 #include "switchyard/expert_map.hpp"
 
 namespace switchyard::tool {
-namespace {
-
-double busiest_over_mean(const SlotLoads& loads) {
-  const auto sum = static_cast<double>(std::accumulate(loads.of_rank.begin(), loads.of_rank.end(), int64_t{0}));
-  return sum > 0 ? static_cast<double>(loads.max()) * static_cast<double>(loads.of_rank.size()) / sum : 1;
-}
-
-/// Adds the number of routes to each expert.
-void count_routes(const Routing& routing, std::span<int64_t> routes) {
-  for (const int32_t id : routing.topk_ids)
-    if (id >= 0) ++routes[static_cast<size_t>(id)];
-}
-
-}  // namespace
-
 PlannedTraffic plan_traffic(const HostsOfRanks& where, int num_experts, std::vector<Routing> routing, int spare_slots) {
   const auto experts = static_cast<size_t>(num_experts);
   std::vector<int64_t> routes(routing.size() * experts), sums(experts);

@@ -35,6 +35,7 @@ constexpr Word kWords[] = {
     {"gate", "", "the DeepSeek-V3 gate: sigmoid, correction bias, 4 of 8 groups, normalized weights"},
     {"softmax", "", "softmax over the logits, top-k (Mixtral, Qwen)"},
     {"round_robin", "", "exactly balanced"},
+    {"rank_skew", "ratio", "the experts of rank 0 receive this multiple of the mean routes of a rank (1.8)"},
     {"all_to_one", "rank", "all routes go to the experts of one rank (0)", true},
     {"one_expert", "expert", "one route of each token goes to one expert (0); the others are dropped", true},
     {"drops", "fraction", "uniform, with a fraction of the routes dropped (0.3)"},
@@ -189,6 +190,10 @@ void RoutingSource::use_word(const std::string& flag, const std::string& word, c
     generator_.pattern = Pattern::group_limited;
     generator_.topk_groups = static_cast<int>(number.value_or(4));
     description_ = fmt::format("{} of {} groups", generator_.topk_groups, generator_.num_groups);
+  } else if (word == "rank_skew") {
+    generator_.pattern = Pattern::rank_skew;
+    generator_.rank_skew = number.value_or(std::min(1.8, static_cast<double>(world_)));
+    description_ = fmt::format("rank_skew, {:g} times the mean on rank 0", generator_.rank_skew);
   } else if (word == "round_robin") {
     generator_.pattern = Pattern::round_robin;
   } else if (word == "all_to_one" || word == "one_expert") {

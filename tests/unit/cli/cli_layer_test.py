@@ -70,6 +70,30 @@ class Verify(unittest.TestCase):
         self.assertFalse([name for name in names if name.startswith(FUSED)], "its sum is per_route")
 
 
+class Replicas(unittest.TestCase):
+    """`switchyard bench --mode layer --spare-slots`."""
+
+    def test_the_load_is_balanced(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "layer.json")
+            code, out, err = run("bench", "--mode", "layer", "--ranks", "3", "--tokens", "600", "--hidden", "64", "--experts", "10", "--topk", "2",
+                                 "--routing", "rank_skew:2.4", "--sweep", "spare-slots=0,1,4", "--iterations", "20", "--warmup", "1",
+                                 "--json", str(path), "--html", str(Path(folder, "layer.html")))
+            self.assertEqual(code, 0, out + err)
+            none, one, four = json.loads(path.read_text())["runs"]
+            self.assertAlmostEqual(none["busiest_over_mean"], 2.4, places=2)
+            self.assertNotIn("replicas", none)
+            self.assertLess(one["busiest_over_mean"], 1.9)
+            self.assertLess(four["busiest_over_mean"], 1.1)
+            for each, spare in ((one, 1), (four, 4)):
+                self.assertTrue(each["verified"])
+                self.assertEqual(each["routes"], none["routes"])
+                self.assertEqual(each["replicas"]["slots"], 3 * (4 + spare))
+                self.assertAlmostEqual(each["replicas"]["busiest_over_mean_without_replicas"], 2.4, places=2)
+                self.assertGreater(each["replicas"]["weights_moved"], 0)
+            self.assertIn("spare slots per rank", Path(folder, "layer.html").read_text())
+
+
 class Trace(unittest.TestCase):
     """`switchyard trace --mode layer`: the form that the library supports, or separate calls with the experts between them."""
 

@@ -309,6 +309,31 @@ TEST(Generate, ManyShapes) {
   EXPECT_TRUE(generate(spec_of(Pattern::zipf), 0, 0).topk_ids.empty());
 }
 
+/// The busiest rank has exactly the given ratio, up to one route, in every prefix; all other experts are equally likely.
+TEST(Generate, RankSkewHasItsRatio) {
+  for (const double ratio : {0.0, 0.7, 1.0, 1.8, 2.35, 4.0}) {
+    GeneratorSpec spec = spec_of(Pattern::rank_skew);
+    spec.rank_skew = ratio;
+    spec.target = 2;
+    const Routing routing = generate(spec, 1, 4000);
+    check_routing(routing);
+    std::vector<int64_t> of_expert(256);
+    int64_t here = 0;
+    for (int64_t t = 0; t < routing.num_tokens; ++t) {
+      for (int k = 0; k < 8; ++k) {
+        const int32_t id = routing.topk_ids[static_cast<size_t>(8 * t + k)];
+        ++of_expert[static_cast<size_t>(id)];
+        here += id / 64 == 2 ? 1 : 0;
+      }
+      ASSERT_LE(std::abs(static_cast<double>(here) - static_cast<double>(t + 1) * 8 * ratio / 4), 1) << ratio << " token " << t;
+    }
+    for (int e = 0; e < 256; ++e) {
+      const double expected = e / 64 == 2 ? 32000 * ratio / 256 : 32000 * (4 - ratio) / 3 / 256;
+      EXPECT_NEAR(static_cast<double>(of_expert[static_cast<size_t>(e)]), expected, 5 * std::sqrt(expected) + 1) << ratio << " expert " << e;
+    }
+  }
+}
+
 TEST(Generate, RefusesWhatItCannotDo) {
   const auto with = [](auto change, int rank = 0, int64_t tokens = 1) {
     GeneratorSpec spec = spec_of(Pattern::uniform);
@@ -337,17 +362,25 @@ TEST(Generate, RefusesWhatItCannotDo) {
                  "generate: num_groups is 7; allowed: divisors of num_experts 256");
   expect_refused(with([](auto& s) { s.pattern = Pattern::group_limited, s.topk_groups = 9; }),
                  "generate: topk_groups is 9; allowed: 1 to 8");
+  const auto skew = [&](double ratio, int experts = 256) {
+    return with([=](auto& s) { s.pattern = Pattern::rank_skew, s.rank_skew = ratio, s.num_experts = experts; });
+  };
+  expect_refused(skew(4.5), "generate: rank_skew is 4.500000; allowed: 0 to 4, the number of ranks");
+  expect_refused(skew(std::nan("")), "generate: rank_skew is nan; allowed: 0 to 4, the number of ranks");
+  expect_refused(skew(3.9, 16),
+                 "generate: rank_skew is 3.900000; allowed: ratios for which each token finds its experts among 4 of the busiest "
+                 "rank and 12 others");
   expect_refused(with([](auto& s) { s.pattern = static_cast<Pattern>(9); }),
                  "generate: pattern is 9; allowed: the values of Pattern");
 }
 
 TEST(Generate, PatternNames) {
   for (const Pattern pattern :
-       {Pattern::uniform, Pattern::zipf, Pattern::all_to_one, Pattern::round_robin, Pattern::group_limited}) {
+       {Pattern::uniform, Pattern::zipf, Pattern::all_to_one, Pattern::round_robin, Pattern::group_limited, Pattern::rank_skew}) {
     EXPECT_EQ(pattern_from_string(to_string(pattern)), pattern);
   }
   expect_refused([] { pattern_from_string("uniforn"); },
-                 "pattern_from_string: name is 'uniforn'; allowed: uniform, zipf, all_to_one, round_robin, group_limited");
+                 "pattern_from_string: name is 'uniforn'; allowed: uniform, zipf, all_to_one, round_robin, group_limited, rank_skew");
 }
 
 TEST(MeanRanksPerToken, CountsDistinctRanksOfAnUnevenSplit) {

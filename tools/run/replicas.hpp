@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Routing to replicated experts.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "run/routing_source.hpp"
+#include "switchyard/expert_map.hpp"
+
+namespace switchyard::tool {
+
+/// Adds the number of routes to each expert. Ids that are not experts do not count.
+void count_routes(const Routing& routing, std::span<int64_t> routes);
+
+/// Load of the busiest rank over the mean; 1 without routes.
+double busiest_over_mean(const SlotLoads& loads);
+
+/// A batch for each rank with slots instead of experts, and the map of the slots.
+struct ReplicatedRouting {
+  std::vector<Routing> routing;  ///< of num_experts = map.num_slots()
+  ExpertMap map;
+  int moved = 0;                       ///< sets of weights that the map adds to the home map
+  double busiest_without_replicas = 1;  ///< routes of the busiest rank over the mean, for the same batches with the home map
+};
+
+/// Routes as an application does: plans a map with `spare_slots` slots per rank for replicas from the second batch of the source,
+/// and replaces the ids of the first one by SlotSelector. \throws Error(invalid_argument) if the map cannot be made
+ReplicatedRouting replicate_experts(const RoutingSource& source, int world, int64_t tokens, int spare_slots);
+
+}  // namespace switchyard::tool
