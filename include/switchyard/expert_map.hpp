@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Replicated experts: the assignment of experts to ranks, the division of an expert's routes among its replicas, a planner
-/// that chooses the replicas from past loads, and SlotSelector, which replaces the ids of each call. All functions are
-/// deterministic: equal arguments yield equal results on every rank. The functions run on the host, require no group and may be
-/// called from any thread.
+/// that chooses the replicas from past loads, SlotSelector, which replaces the ids of each call, and move_weights(). All
+/// functions are deterministic: equal arguments yield equal results on every rank. Those without a Group among their arguments
+/// run on the host and may be called from any thread.
 ///
 /// The slots of a map are numbered like experts: slot p is expert p of an exchange with num_experts = num_slots(), in which
 /// each rank holds slots_per_rank consecutive experts. SlotSelector, or divide_source() and replace_by_slots(), replace each id
-/// of a routing with a slot of that expert; the caller loads the weights by slot. combine then sums the same rows in the same
+/// of a routing with a slot of that expert; move_weights() loads the weights by slot. combine then sums the same rows in the same
 /// order as without replicas. See docs/how_to/replicate_experts.md.
 ///
 /// Notation: W ranks, E experts, C slots per rank.
@@ -99,6 +99,33 @@ ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertM
 /// The number of sets of weights to move: for each rank, the experts that it holds in `to` and not in `from`.
 /// \throws Error(invalid_argument) if the sizes of the maps differ
 int count_moved(const ExpertMap& from, const ExpertMap& to);
+
+/// An array of weights or scales of this rank's slots: the bytes of its C slots, one after the other. GPUs: memory of this rank's
+/// GPU.
+struct SlotArray {
+  void* data = nullptr;
+  size_t slot_bytes = 0;  ///< the same on all ranks
+};
+
+struct MoveOptions {
+  /// Symmetric memory taken during the call, at least 512 bytes for each expert that one rank sends. Equal on all ranks.
+  size_t staging_bytes = size_t{64} << 20;
+  void* stream = nullptr;  ///< CUDA: cudaStream_t on which the copies run
+};
+
+/// Collective. Copies weights between ranks, and between the slots of a rank, so that slot p of every array contains the weights
+/// of expert to.expert_of_slot[p], provided that it contained those of from.expert_of_slot[p]. Slots that are empty in `to` or
+/// have the same expert in both maps are not touched; a slot may be both read and overwritten. Each expert is read from a slot
+/// of the same rank if possible, else from the rank that has sent the fewest. Returns the number of bytes that this rank received
+/// from other ranks.
+///
+/// Waits for the copies, and therefore, on a GPU, for earlier work on the stream. Calls that use the arrays must not run at the
+/// same time. Throws on all ranks, before any copy: Error(invalid_argument); Error(mismatch) if an argument other than the
+/// addresses and the stream differs by rank; Error(heap_exhausted); Error(unsupported) on GPUs of several hosts (CPUs gather all sent weights over
+/// the group's connections). If a rank dies during
+/// the copies, the other ranks throw PeerFailed and the contents of the moved slots are undefined.
+int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
+                     const MoveOptions& options = {});
 
 /// Replaces the expert ids of a rank's calls with slots of a map, in the memory of the group's backend, and counts the routes to
 /// each expert. The map can be replaced between calls. Movable. Collective: construction, select(), set_map() and

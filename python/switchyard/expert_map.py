@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Optional, Type
 
 from ._abi import arguments as _arguments
 from ._abi.arguments import checked, named
-from ._abi.arrays import I32, I64, NUMPY, check_apart, take, written
+from ._abi.arrays import ELEMENTS, I32, I64, NUMPY, bytes_of_array, check_apart, take, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, structs
 from ._abi.names import CPU, CUDA, invalid
 from .group import Group, constructs
 
-__all__ = ["ExpertMap", "SlotLoads", "SlotSelector"]
+__all__ = ["ExpertMap", "SlotLoads", "SlotSelector", "move_weights"]
 
 
 class SlotLoads(NamedTuple):
@@ -134,7 +134,7 @@ class SlotSelector:
 
         routes = selector.gather_routes()                  # every few hundred steps
         expert_map = selector.expert_map.plan(routes.sum(0))
-        ...                                                # load the weights of the new slots
+        sy.move_weights(group, selector.expert_map, expert_map, w13, w2)
         selector.set_map(expert_map, routes)
 
     Raises InvalidArgument or Mismatch, on all ranks.
@@ -217,3 +217,31 @@ class SlotSelector:
 
     def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         self.close()
+
+
+@named("move_weights")
+def move_weights(group: Group, before: ExpertMap, after: ExpertMap, *arrays: Any, staging_bytes: int = 64 << 20) -> int:
+    """Collective. Copies weights between ranks so that slot p of each array contains the weights of expert
+    ``after.expert_of_slot[p]``, provided that it contained those of ``before.expert_of_slot[p]``. Returns the number of bytes
+    received from other ranks.
+
+    arrays: this rank's weights and scales by slot, dense, of shape [C, ...] and any type, written in place. staging_bytes:
+    symmetric memory taken during the call, at least 512 bytes for each expert that one rank sends. Waits for the copies; on GPUs,
+    they run on the current stream. Calls that use the arrays must not run at the same time. Layers that pack their weights need
+    ``with_weights`` afterwards.
+
+    Raises InvalidArgument, Mismatch, HeapExhausted, or Unsupported (GPUs of several hosts), on all ranks, before any copy.
+    """
+    _arguments.check("move_weights", group=group, before=before, after=after, staging_bytes=staging_bytes)
+    slots = after.slots_per_rank
+    with group._call:
+        taken = [take(each, f"arrays[{i}]", (slots, *getattr(each, "shape", (0,))[1:]), ELEMENTS, group._backend, written=True)
+                 for i, each in enumerate(arrays)]
+        pointers = (ctypes.c_void_p * len(taken))(*(each.pointer for each in taken))
+        sizes = (ctypes.c_size_t * len(taken))(*(bytes_of_array(each) // slots for each in taken))
+        stream = taken[0].arrays.stream(taken[0].array) if taken else None
+        received = ctypes.c_int64()
+        check_collective(library().functions.sy_move_weights(group.pointer, byref(before._struct()), byref(after._struct()), pointers, sizes,
+                                                             len(taken), staging_bytes, stream, byref(received)))
+        written(*arrays)
+        return received.value

@@ -106,6 +106,21 @@ sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map
   });
 }
 
+sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_expert_map* to, void* const* arrays,
+                        const size_t* slot_bytes, int32_t num_arrays, size_t staging_bytes, void* stream, int64_t* received) {
+  return collective_on(group, "group", [&] {
+    require_range("num_arrays", num_arrays, 0, 1 << 20);
+    if (num_arrays > 0) {
+      require(arrays, "arrays");
+      require(slot_bytes, "slot_bytes");
+    }
+    std::vector<SlotArray> given;
+    for (int32_t i = 0; i < num_arrays; ++i) given.push_back({arrays[i], slot_bytes[i]});
+    const int64_t bytes = move_weights(*group->group, to_map(from, "from"), to_map(to, "to"), given, {staging_bytes, stream});
+    if (received) *received = bytes;
+  });
+}
+
 sy_code sy_slot_selector_create(sy_group* group, const sy_expert_map* map, const int64_t* routes, sy_slot_selector** selector) {
   return create(group, "selector", selector, [&] {
     const ExpertMap m = to_map(map, "map");

@@ -202,6 +202,14 @@ static void slot_selectors(void) {
   CHECK(all[0] == 2 && all[1] == 0 && all[2] == 0 && all[3] == 2 && counters[0] == 0);
   CHECK_FAILS(sy_slot_selector_select(NULL, &given, out, NULL), SY_INVALID_ARGUMENT, "selector is NULL");
   CHECK_FAILS(sy_slot_selector_state(NULL, NULL, NULL, NULL), SY_INVALID_ARGUMENT, "selector is NULL");
+  char weights[5][4] = {"aaa", "bbb", "ccc", "ddd", "eee"};
+  void* const arrays[] = {weights};
+  const size_t slot_bytes[] = {4};
+  int64_t received = -1;
+  sy_expert_map from = map;
+  from.expert_of_slot = slots;
+  CHECK_OK(sy_move_weights(group, &from, &map, arrays, slot_bytes, 1, 1 << 12, NULL, &received));
+  CHECK(received == 0 && weights[0][0] == 'd' && weights[1][0] == 'b' && weights[3][0] == 'a' && weights[4][0] == 'd');
   CHECK_OK(sy_group_destroy(group)); /* objects may be destroyed in any order */
   CHECK_OK(sy_slot_selector_destroy(selector));
   CHECK_OK(sy_slot_selector_destroy(NULL));

@@ -130,6 +130,7 @@ FUNCTIONS: Dict[str, Arguments] = {
     "ExpertMap.divide": {"routes_per_expert": Tensor(("E",), (I64,))},
     "ExpertMap.replace": {"topk_ids": Tensor(("T", "K"), (I32,), written=True), "routes": Tensor(("W", "E"), (I64,)), "rank": ANY_INT32},
     "ExpertMap.count_moved": {"to": _MAP},
+    "move_weights": {"group": _GROUP, "before": _MAP, "after": _MAP, "arrays": Any_(), "staging_bytes": BYTES},
     "SlotSelector.__init__": {"group": _GROUP, "expert_map": _MAP, "routes": _ROUTES}, "SlotSelector.close": {},
     "SlotSelector.select": {"topk_ids": _IDS, "out": Tensor(("T", "K"), (I32, I64), written=True, optional=True)},
     "SlotSelector.set_map": {"expert_map": _MAP, "routes": _ROUTES}, "SlotSelector.gather_routes": {},

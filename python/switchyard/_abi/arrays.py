@@ -19,6 +19,8 @@ _ELEMENTS = {"i32": I32, "i64": I64, "u8": U8, **DTYPES}
 _NUMPY = {0: "<u2", 1: "<f2", 2: "<f4", 3: "|u1", I32: "<i4", I64: "<i8", U8: "|u1"}
 #: Bytes per element.
 _BYTES = {0: 2, 1: 2, 2: 4, 3: 1, I32: 4, I64: 8, U8: 1}
+#: All element types.
+ELEMENTS = tuple(_BYTES)
 _NUMPY_CODES: Dict[Any, int] = {
     np.dtype(np.float32): 2, np.dtype(np.float16): 1, np.dtype(np.uint16): 0, np.dtype(np.uint8): 3, np.dtype(np.int32): I32,
     np.dtype(np.int64): I64,
@@ -331,6 +333,14 @@ def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[i
          strided: bool = False, written: bool = False) -> Taken:
     """Accepts `array` as an argument whose shape depends on other arguments of the call."""
     return Taker(name, tuple(shape), codes, backend, strided, written)(array, None, None, device)
+
+
+def bytes_of_array(taken: Taken) -> int:
+    """Returns the size of a dense array in bytes."""
+    count = _BYTES[taken.code]
+    for each in taken.shape:
+        count *= each
+    return count
 
 
 def _check_memory(array: Any, arrays: Arrays, name: str, strided: bool, written: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 #: Functions of libswitchyard.
 EXCHANGE = {
     "sy_struct_bytes": "sp", "sy_expert_map_check": "p", "sy_expert_map_home": "p", "sy_expert_map_plan": "ppdp",
-    "sy_expert_map_divide": "pppp", "sy_expert_map_replace": "ppipl", "sy_expert_map_count_moved": "ppp",
+    "sy_expert_map_divide": "pppp", "sy_expert_map_replace": "ppipl", "sy_expert_map_count_moved": "ppp", "sy_move_weights": "pppppizpp",
     "sy_slot_selector_create": "pppp", "sy_slot_selector_destroy": "p", "sy_slot_selector_select": "pppp",
     "sy_slot_selector_set_map": "pppp", "sy_slot_selector_gather_routes": "pp", "sy_slot_selector_state": "pppp",
     "sy_exchange_make_graph_memory": "pp", "sy_exchange_use_graph_memory": "pp", "sy_graph_memory_destroy": "p", "sy_ledger_check": "ppii",

@@ -144,3 +144,33 @@ def test_ranks_that_disagree(ranks):
         assert selector.expert_map == other and selector.version == 2
 
     ranks(rank, 2)
+
+
+def test_weights_move_with_the_map(ranks):
+    """Each array has its own type and shape; the bytes of a slot depend on its expert."""
+    home, shapes = sy.ExpertMap.home(num_experts=E, world=W, slots_per_rank=C), [((5, 3), np.float32), ((7,), np.uint8), ((2, 4, 3), np.uint16), ((), np.int64)]
+    rng = np.random.default_rng(2)
+    of_expert = [rng.integers(0, 200, (E, *shape)).astype(dtype) for shape, dtype in shapes]
+    after = [each for each, _ in maps_and_routes() if each != home]
+
+    def rank(group):
+        mine = slice(group.rank * C, (group.rank + 1) * C)
+        held = home.expert_of_slot[mine].copy()
+        arrays = [np.where((held >= 0).reshape(-1, *[1] * (each.ndim - 1)), each[held], 0).astype(each.dtype) for each in of_expert]
+        before = home
+        for to in [*after, home]:
+            received = sy.move_weights(group, before, to, *arrays, staging_bytes=3 << 10)
+            new = set(to.expert_of_slot[mine]) - set(before.expert_of_slot[mine]) - {-1}
+            slots = sum((each not in before.expert_of_slot[mine]) for each, old in zip(to.expert_of_slot[mine], before.expert_of_slot[mine]) if each >= 0 and each != old)
+            assert received == slots * sum(each[0].nbytes for each in of_expert) and (slots > 0) == bool(new)
+            held = np.where(to.expert_of_slot[mine] >= 0, to.expert_of_slot[mine], held)
+            for each, whole in zip(arrays, of_expert):
+                assert np.array_equal(each[held >= 0], whole[held[held >= 0]])
+            before = to
+        assert sy.move_weights(group, home, home, *arrays) == 0
+        with pytest.raises(sy.InvalidArgument, match=r"arrays\[1\] has the shape"):
+            sy.move_weights(group, home, after[0], arrays[0], arrays[1][:2])
+        with pytest.raises(sy.InvalidArgument, match=r"arrays\[0\]"):
+            sy.move_weights(group, home, after[0], [1, 2])
+
+    ranks(rank, W, heap_bytes=80 << 20)

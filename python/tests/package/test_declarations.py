@@ -66,6 +66,7 @@ CALLS = {
     "ExpertMap.plan": ("expert_map.plan", {"routes_per_expert": "LOADS"}), "ExpertMap.divide": ("expert_map.divide", {"routes_per_expert": "LOADS"}),
     "ExpertMap.replace": ("expert_map.replace", {"topk_ids": "IDS32.copy()", "routes": "ROUTES", "rank": "0"}),
     "ExpertMap.count_moved": ("expert_map.count_moved", {"to": "expert_map"}),
+    "move_weights": ("sy.move_weights", {"group": "group", "before": "small_map", "after": "small_map"}),
     "SlotSelector.__init__": ("sy.SlotSelector", {"group": "group", "expert_map": "small_map", "routes": "SMALL_ROUTES"}),
     "SlotSelector.select": ("selector.select", {"topk_ids": "IDS", "out": "IDS.copy()"}),
     "SlotSelector.set_map": ("selector.set_map", {"expert_map": "small_map", "routes": "SMALL_ROUTES"}),

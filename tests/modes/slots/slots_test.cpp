@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SlotSelector: the slot of every route, replacement of the map, counts of routes, and maps on which ranks disagree. The expected
-// slots are derived here from the division of routes, with arithmetic of their own.
+// slots are derived here from the division of routes, with arithmetic of their own. move_weights: the bytes of every slot.
 //
 // Entries: slots_threads and slots_processes (label multiproc).
 #include <gtest/gtest.h>
@@ -258,6 +258,120 @@ TEST(Slots, RefusedConstructions) {
               const Outcome o = outcome_of([&] { usable.select(ExpertIds::of(ids.data(), 1, 0), nullptr); });
               failures.equal(code_name(ErrorCode::invalid_argument), code_name(cause_of(o)), "topk = 0");  // on the faster rank
               if (o.code != ErrorCode::peer_failed) failures.check(o.text.find("topk_ids.topk = 0") != std::string::npos, o.text);
+            }),
+            "");
+}
+
+// --- move_weights
+
+/// Byte `i` of expert `e` in array `a`; `e` may also be a number for the initial content of an empty slot.
+uint8_t weight_byte(int a, int e, size_t i) {
+  return static_cast<uint8_t>(static_cast<size_t>(e) * 31 + static_cast<size_t>(a) * 7 + i * (i % 251 + 1) % 257);
+}
+constexpr size_t kSlotBytes[] = {1, 0, 300, 70'001};
+
+/// This rank's arrays, in host memory.
+struct Weights {
+  std::vector<std::vector<uint8_t>> arrays;
+
+  /// The bytes of expert `expert_of[p]` in each slot p of the rank.
+  Weights(const std::vector<int>& expert_of) {
+    for (size_t a = 0; a < std::size(kSlotBytes); ++a) {
+      arrays.emplace_back();
+      for (const int e : expert_of)
+        for (size_t i = 0; i < kSlotBytes[a]; ++i) arrays[a].push_back(weight_byte(static_cast<int>(a), e, i));
+    }
+  }
+  /// Runs move_weights on copies in the rank's memory and reads them back.
+  int64_t move(Group& group, const ExpertMap& from, const ExpertMap& to, size_t staging_bytes) {
+    RankMemory& memory = rank_memory(group);
+    std::vector<switchyard::SlotArray> given;
+    for (size_t a = 0; a < arrays.size(); ++a)
+      given.push_back({arrays[a].empty() ? nullptr : memory.lend(arrays[a].data(), arrays[a].size()), kSlotBytes[a]});
+    const int64_t received = switchyard::move_weights(group, from, to, given, {staging_bytes, memory.stream()});
+    for (size_t a = 0; a < arrays.size(); ++a)
+      if (!arrays[a].empty()) memory.read(arrays[a].data(), given[a].data, arrays[a].size());
+    memory.release();
+    return received;
+  }
+};
+
+/// The experts of this rank's slots; an empty slot has a number that is no expert.
+std::vector<int> experts_of(const ExpertMap& map, int rank) {
+  std::vector<int> experts;
+  for (int p = rank * map.slots_per_rank; p < (rank + 1) * map.slots_per_rank; ++p)
+    experts.push_back(map.expert_of_slot[static_cast<size_t>(p)] >= 0 ? map.expert_of_slot[static_cast<size_t>(p)] : 1000 + p);
+  return experts;
+}
+
+/// A random permutation of experts over the slots, so that slots exchange their experts in chains and cycles; spare slots have
+/// random experts or none.
+ExpertMap shuffled_map(int experts, int world, int slots_per_rank, uint64_t seed) {
+  Draw draw(seed);
+  ExpertMap map = switchyard::home_map(experts, world, slots_per_rank);
+  std::vector<int32_t>& slots = map.expert_of_slot;
+  std::iota(slots.begin(), slots.end(), 0);
+  for (int32_t& e : slots)
+    if (e >= experts) e = static_cast<int32_t>(draw.between(-1, experts - 1));
+  for (size_t i = slots.size(); i > 1; --i) std::swap(slots[i - 1], slots[static_cast<size_t>(draw.between(0, static_cast<int64_t>(i) - 1))]);
+  return map;
+}
+
+TEST(MoveWeights, EverySlotHasItsExpert) {
+  for (const int world : {1, 2, 3, 5})
+    EXPECT_EQ(joined(run_ranks(ranks_of_suite(), fleet_of(world, {}, size_t{4} << 20),
+                               [&](Group& group, Failures& failures) {
+                                 constexpr int kExperts = 7, kPerRank = 9;
+                                 ExpertMap from = switchyard::home_map(kExperts, world, kPerRank);
+                                 std::vector<int> held = experts_of(from, group.rank());
+                                 Weights weights(held);
+                                 for (uint64_t step = 1; step <= 6; ++step) {
+                                   failures.set_context("step " + std::to_string(step));
+                                   const ExpertMap to = shuffled_map(kExperts, world, kPerRank, step + 100 * static_cast<uint64_t>(world));
+                                   const size_t staging = step % 2 == 0 ? size_t{1} << 20 : 512 * static_cast<size_t>(kPerRank) * step;
+                                   const int64_t received = weights.move(group, from, to, staging);
+                                   const int first = group.rank() * kPerRank;
+                                   int64_t expected = 0;
+                                   for (int p = first; p < first + kPerRank; ++p) {
+                                     const int32_t e = to.expert_of_slot[static_cast<size_t>(p)];
+                                     if (e < 0 || e == from.expert_of_slot[static_cast<size_t>(p)]) continue;
+                                     const auto mine = from.expert_of_slot.begin() + first;
+                                     if (std::find(mine, mine + kPerRank, e) == mine + kPerRank)
+                                       expected += std::accumulate(std::begin(kSlotBytes), std::end(kSlotBytes), int64_t{0});
+                                     held[static_cast<size_t>(p - first)] = e;
+                                   }
+                                   failures.equal(expected, received, "received bytes");
+                                   const Weights wanted(held);
+                                   for (size_t a = 0; a < weights.arrays.size(); ++a)
+                                     failures.equal_range(wanted.arrays[a], weights.arrays[a], "array " + std::to_string(a));
+                                   from = to;  // an emptied slot keeps its bytes
+                                   failures.equal(size_t{0}, group.heap_used(), "heap_used");
+                                 }
+                               })),
+              "");
+}
+
+TEST(MoveWeights, RefusedArguments) {
+  const ExpertMap home{2, 2, 2, {0, -1, 1, -1}}, both{2, 2, 2, {0, 1, 1, 0}};
+  EXPECT_EQ(on_ranks(2, [&](Group& group, Failures& failures) {
+              const auto refused = [&](const std::function<void()>& call, ErrorCode code, const char* text) {
+                failures.set_context(text);
+                const Outcome o = outcome_of(call);
+                failures.equal(code_name(code), code_name(o.code), "code");
+                failures.check(o.text.find(text) != std::string::npos, "'" + o.text + "' does not contain it");
+              };
+              Weights weights(experts_of(home, group.rank()));
+              const auto move = [&](const ExpertMap& to, size_t staging) { weights.move(group, home, to, staging); };
+              refused([&] { move({2, 2, 1, {0, 1}}, 4096); }, ErrorCode::invalid_argument, "different numbers");
+              refused([&] { move({2, 2, 2, {0, 0, 0, 0}}, 4096); }, ErrorCode::invalid_argument, "no slot of expert 1");
+              refused([&] { move(both, 511); }, ErrorCode::invalid_argument, "MoveOptions::staging_bytes = 511: must be at least 512");
+              refused([&] { move(both, size_t{1} << 30); }, ErrorCode::heap_exhausted, "MoveOptions::staging_bytes");
+              refused([&] { move(group.rank() == 0 ? both : home, 4096); }, ErrorCode::mismatch, "hash of from and to");
+              refused([&] { move(both, group.rank() == 0 ? 4096 : 8192); }, ErrorCode::mismatch, "MoveOptions::staging_bytes");
+              failures.set_context("after the errors");
+              weights.move(group, home, both, 4096);
+              const Weights wanted(experts_of(both, group.rank()));
+              for (size_t a = 0; a < weights.arrays.size(); ++a) failures.equal_range(wanted.arrays[a], weights.arrays[a], "array");
             }),
             "");
 }

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights of moved slots, through symmetric memory. All moves proceed together, one range of a slot's bytes per round: a rank
+// copies the range of the slots that it sends to its staging memory, meets the others, and copies from their memory to the slots
+// that it fills. A round therefore reads all its sources before it overwrites any slot, whatever the maps. Rounds alternate
+// between two halves of the memory: a rank that writes a half has met all others since they read it. Over several hosts, a round
+// gathers the halves of all ranks instead.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "exchange/group/exchange_base.hpp"
+#include "exchange/group/make.hpp"
+#include "exchange/slots/move.hpp"
+#include "plan/weight_moves.hpp"
+
+namespace switchyard {
+
+using namespace detail;
+
+namespace {
+
+constexpr size_t kAlignment = 256;  // of ranges, so that copies are wide
+
+class WeightMover final : private ExchangeBase {
+ public:
+  WeightMover(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
+              const MoveOptions& options)
+      : ExchangeBase(group), first_slot_(rank() * to.slots_per_rank), is_divided_(group.hosts() > 1) {
+    copies_ = make_copies(group, options.stream);
+    construct("move_weights", "MoveOptions::staging_bytes + other objects", [&] {
+      check(from, to, arrays);
+      moves_ = plan_moves(from, to);
+      if (moves_.max_sent > 0) {
+        range_ = options.staging_bytes / 2 / moves_.max_sent / kAlignment * kAlignment;
+        if (is_divided_) range_ = std::max(range_ / static_cast<size_t>(world()), std::min(range_, kAlignment));
+        if (range_ == 0)
+          invalid_value("MoveOptions::staging_bytes", std::to_string(options.staging_bytes),
+                        "at least " + std::to_string(2 * kAlignment * moves_.max_sent) + " for these maps");
+      }
+      staging_ = take_heap(std::max(options.staging_bytes, kAlignment), 0);
+      if (is_divided_) gathered_.resize(static_cast<size_t>(world()) * moves_.max_sent * range_);
+      return fields(from, to, arrays, options);
+    });
+  }
+
+  /// Returns the number of bytes received from other ranks.
+  int64_t run(std::span<const SlotArray> arrays) {
+    int64_t received = 0;
+    if (moves_.max_sent == 0) return received;
+    for (const SlotArray& array : arrays)
+      for (size_t at = 0; at < array.slot_bytes; at += range_) received += round(array, at, std::min(range_, array.slot_bytes - at));
+    group_.all_gather("", 1, met_, "move_weights", Operation::barrier);  // others may still read this rank's memory
+    return received;
+  }
+
+ private:
+  static std::unique_ptr<WeightCopies> make_copies(Group& group, void* stream) {
+    if constexpr (kHasGpuCode)
+      if (group.impl().device) return copies_on_gpu(group, stream);
+    return std::make_unique<WeightCopies>();
+  }
+
+  void check(const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays) const {
+    check_expert_map(from);
+    check_expert_map(to);
+    if (from.num_experts != to.num_experts || from.world != to.world || from.slots_per_rank != to.slots_per_rank)
+      invalid("from and to have different numbers of experts, ranks or slots");
+    if (to.world != world())
+      invalid_value("ExpertMap::world", std::to_string(to.world), std::to_string(world()) + ", the number of ranks");
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      if (arrays[i].slot_bytes > 0 && arrays[i].data == nullptr) invalid("arrays[" + std::to_string(i) + "].data", " is null");
+      copies_->check(arrays[i]);
+    }
+  }
+
+  static AgreedFields fields(const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
+                             const MoveOptions& options) {
+    uint64_t maps = 0, sizes = 0;
+    for (const ExpertMap* map : {&from, &to})
+      for (const int32_t e : map->expert_of_slot) maps = mix_hash(maps, static_cast<uint64_t>(e));
+    for (const SlotArray& array : arrays) sizes = mix_hash(sizes, array.slot_bytes);
+    return {agreed("ExpertMap::num_experts", to.num_experts), agreed("ExpertMap::slots_per_rank", to.slots_per_rank),
+            agreed("a hash of from and to", static_cast<int64_t>(maps)), agreed("the number of arrays", static_cast<int64_t>(arrays.size())),
+            agreed("a hash of slot_bytes", static_cast<int64_t>(sizes)),
+            agreed("MoveOptions::staging_bytes", static_cast<int64_t>(options.staging_bytes))};
+  }
+
+  /// The memory of rank `r`, on this host, for the n-th slot that it sends in this round.
+  std::byte* staged(int r, int n) const {
+    const auto slot = static_cast<size_t>(n) + (rounds_ % 2 == 0 ? 0 : moves_.max_sent);
+    return group_.heap->view().base[r] + staging_ + slot * range_;
+  }
+  /// The content of that memory, once this rank has met the others.
+  const std::byte* sent(int r, int n) const {
+    if (!is_divided_) return staged(r, n);
+    return gathered_.data() + (static_cast<size_t>(r) * moves_.max_sent + static_cast<size_t>(n)) * range_;
+  }
+  void meet() {
+    if (is_divided_)
+      group_.all_gather(staged(rank(), 0), moves_.max_sent * range_, gathered_.data(), "move_weights", Operation::all_gather);
+    else
+      group_.all_gather("", 1, met_, "move_weights", Operation::barrier);
+  }
+  std::byte* in(const SlotArray& array, int slot, size_t at) const {
+    return static_cast<std::byte*>(array.data) + static_cast<size_t>(slot - first_slot_) * array.slot_bytes + at;
+  }
+
+  int64_t round(const SlotArray& array, size_t at, size_t bytes) {
+    const auto me = static_cast<size_t>(rank());
+    int64_t received = 0;
+    for (size_t n = 0; n < moves_.sent_by[me].size(); ++n)
+      copies_->copy(staged(rank(), static_cast<int>(n)), in(array, moves_.sent_by[me][n], at), bytes);
+    copies_->wait();
+    meet();
+    for (const WeightMove& move : moves_.of_rank[me]) {
+      copies_->copy(in(array, move.slot, at), sent(move.source_rank, move.sent), bytes);
+      if (move.source_rank != rank()) received += static_cast<int64_t>(bytes);
+    }
+    copies_->wait();
+    ++rounds_;
+    return received;
+  }
+
+  const int first_slot_;
+  const bool is_divided_;  ///< over several hosts
+  std::unique_ptr<WeightCopies> copies_;
+  WeightMoves moves_;
+  size_t range_ = 0;    ///< bytes of a slot per round
+  size_t staging_ = 0;  ///< offset of two halves, each for max_sent ranges
+  int64_t rounds_ = 0;
+  char met_[kMaxRanks] = {};
+  std::vector<std::byte> gathered_;  ///< several hosts: [world, max_sent] ranges
+};
+
+}  // namespace
+
+int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
+                     const MoveOptions& options) {
+  return group.impl().collective_call("move_weights", [&] {
+    if (group.impl().device) group.impl().require_one_host("move_weights", "on GPUs, load the weights of the new slots from files");
+    return WeightMover(group, from, to, arrays, options).run(arrays);
+  });
+}
+
+}  // namespace switchyard

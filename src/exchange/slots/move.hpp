@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Internal to move_weights().
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <memory>
+
+#include "exchange/group/impl.hpp"
+#include "switchyard/expert_map.hpp"
+
+namespace switchyard::detail {
+
+/// Copies of a rank, in order. This class copies memory of the CPU.
+class WeightCopies {
+ public:
+  virtual ~WeightCopies() = default;
+  /// Throws invalid_argument unless the rank can copy to and from the array.
+  virtual void check(const SlotArray&) const {}
+  virtual void copy(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
+  /// Waits for all copies.
+  virtual void wait() {}
+};
+
+/// Copies by a GPU on `stream`.
+std::unique_ptr<WeightCopies> copies_on_gpu(Group& group, void* stream);
+
+}  // namespace switchyard::detail
