@@ -13,6 +13,8 @@ line:
 
     record_routing.py info FILE prints the content of a recording
     record_routing.py merge OUT FILE... merges the recordings of several processes
+    record_routing.py from_sglang OUT FILE... converts the files that SGLang's expert distribution
+        recorder writes in the modes per_pass and per_token, one per rank (needs torch)
 """
 import json
 import os
@@ -259,6 +261,44 @@ def merge(output, inputs):
     save_safetensors(output, tensors, metadata)
 
 
+def load_sglang(path):
+    """Returns the records and the map [layers, physical experts] of logical experts in a file of SGLang's recorder. Only tensors
+    and plain values are unpickled."""
+    import pickle
+
+    import torch  # here, because only this command needs it
+
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{path}: expected a file of torch.save with tensors and plain values: {error}") from error
+    if isinstance(content, dict) and "logical_count" in content:
+        raise ValueError(f"{path}: counts of the recorder's mode stat, without routes; for ExpertMap.plan, sum logical_count over its steps")
+    if not isinstance(content, dict) or not {"records", "last_physical_to_logical_map"} <= content.keys():
+        raise ValueError(f"{path}: expected the entries records and last_physical_to_logical_map")
+    return content["records"], to_numpy(content["last_physical_to_logical_map"])
+
+
+def from_sglang(output, inputs):
+    """Joins the passes of each (layer, rank). SGLang records slots of replicated experts, which become experts again by the last
+    map of the file."""
+    recorder = None
+    for path in inputs:
+        records, logical = load_sglang(path)
+        experts = int(logical.max()) + 1
+        recorder = recorder or RoutingRecorder(experts, metadata={"source": "SGLang expert distribution recorder"})
+        if experts != recorder.num_experts:
+            raise ValueError(f"{path}: {experts} experts, before {recorder.num_experts}")
+        for record in sorted(records, key=lambda each: each["forward_pass_id"]):
+            if "topk_ids_of_layer" not in record:
+                raise ValueError(f"{path}: expected topk_ids_of_layer, which the recorder's modes per_pass and per_token write")
+            slots = to_numpy(record["topk_ids_of_layer"])
+            for layer, ids in enumerate(slots):
+                valid = (ids >= 0) & (ids < logical.shape[1])
+                recorder.record(layer, int(record["rank"]), np.where(valid, logical[layer][np.where(valid, ids, 0)], -1))
+    recorder.save(output)
+
+
 def info(path):
     """Prints a recording's contents: shape, weights and skew of each ids tensor."""
     tensors, metadata = load_safetensors(path)
@@ -282,7 +322,7 @@ def info(path):
 def main(arguments):
     verb = arguments[0] if arguments else ""
     asked = {"-h", "--help"} & set(arguments)
-    if asked or not (verb == "info" and len(arguments) == 2 or verb == "merge" and len(arguments) >= 3):
+    if asked or not (verb == "info" and len(arguments) == 2 or verb in ("merge", "from_sglang") and len(arguments) >= 3):
         print(__doc__.strip(), file=sys.stdout if asked else sys.stderr)
         return 0 if asked else 2
     if np is None:
@@ -292,9 +332,9 @@ def main(arguments):
         if verb == "info":
             info(arguments[1])
         else:
-            merge(arguments[1], arguments[2:])
+            {"merge": merge, "from_sglang": from_sglang}[verb](arguments[1], arguments[2:])
         sys.stdout.flush()
-    except (OSError, ValueError, MemoryError) as error:
+    except (OSError, ValueError, MemoryError, ImportError) as error:
         if not isinstance(error, BrokenPipeError):  # the reader, for example head, closed the pipe
             print(f"record_routing: {error or 'no memory'}", file=sys.stderr)
         if isinstance(error, OSError):  # the rest of the output cannot be written either
