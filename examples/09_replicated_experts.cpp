@@ -2,8 +2,8 @@
 // Skewed routing on four in-process ranks, one thread each, without and with replicas of the busiest experts.
 //
 // A SlotSelector counts the routes to each expert and replaces each id with a slot of the map in force. The ranks gather the
-// counts, plan identical replicas and put the new map in force. The slots are the experts of the second exchange; a slot performs
-// the computation of its expert. The results of both exchanges must be bitwise identical.
+// counts, plan identical replicas and put the new map in force. The slots are the experts of the second exchange; a slot
+// performs the computation of its expert. The results of both exchanges must be bitwise identical.
 #include <switchyard/expert_map.hpp>
 #include <switchyard/normal.hpp>
 

@@ -7,8 +7,8 @@
 ///
 /// The slots of a map are numbered like experts: slot p is expert p of an exchange with num_experts = num_slots(), in which
 /// each rank holds slots_per_rank consecutive experts. SlotSelector, or divide_source() and replace_by_slots(), replace each id
-/// of a routing with a slot of that expert; move_weights() loads the weights by slot. combine then sums the same rows in the same
-/// order as without replicas. See docs/how_to/replicate_experts.md.
+/// of a routing with a slot of that expert; move_weights() loads the weights by slot. combine then sums the same rows in the
+/// same order as without replicas. See docs/how_to/replicate_experts.md.
 ///
 /// Notation: W ranks, E experts, C slots per rank.
 #pragma once
@@ -100,8 +100,8 @@ ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertM
 /// \throws Error(invalid_argument) if the sizes of the maps differ
 int count_moved(const ExpertMap& from, const ExpertMap& to);
 
-/// An array of weights or scales of this rank's slots: the bytes of its C slots, one after the other. GPUs: memory of this rank's
-/// GPU.
+/// An array of weights or scales of this rank's slots: the bytes of its C slots, one after the other. GPUs: memory of this
+/// rank's GPU.
 struct SlotArray {
   void* data = nullptr;
   size_t slot_bytes = 0;  ///< the same on all ranks
@@ -113,22 +113,22 @@ struct MoveOptions {
   void* stream = nullptr;  ///< CUDA: cudaStream_t on which the copies run
 };
 
-/// Collective. Copies weights between ranks, and between the slots of a rank, so that slot p of every array contains the weights
-/// of expert to.expert_of_slot[p], provided that it contained those of from.expert_of_slot[p]. Slots that are empty in `to` or
-/// have the same expert in both maps are not touched; a slot may be both read and overwritten. Each expert is read from a slot
-/// of the same rank if possible, else from the rank that has sent the fewest. Returns the number of bytes that this rank received
-/// from other ranks.
+/// Collective. Copies weights between ranks, and between the slots of a rank, so that slot p of every array contains the
+/// weights of expert to.expert_of_slot[p], provided that it contained those of from.expert_of_slot[p]. Slots that are empty in
+/// `to` or have the same expert in both maps are not touched; a slot may be both read and overwritten. Each expert is read from
+/// a slot of the same rank if possible, else from the rank that has sent the fewest. Returns the number of bytes that this rank
+/// received from other ranks.
 ///
 /// Waits for the copies, and therefore, on a GPU, for earlier work on the stream. Calls that use the arrays must not run at the
 /// same time. Throws on all ranks, before any copy: Error(invalid_argument); Error(mismatch) if an argument other than the
-/// addresses and the stream differs by rank; Error(heap_exhausted); Error(unsupported) on GPUs of several hosts (CPUs gather all sent weights over
-/// the group's connections). If a rank dies during
-/// the copies, the other ranks throw PeerFailed and the contents of the moved slots are undefined.
+/// addresses and the stream differs by rank; Error(heap_exhausted); Error(unsupported) on GPUs of several hosts (CPUs gather
+/// all sent weights over the group's connections). If a rank dies during the copies, the other ranks throw PeerFailed and the
+/// contents of the moved slots are undefined.
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options = {});
 
-/// Replaces the expert ids of a rank's calls with slots of a map, in the memory of the group's backend, and counts the routes to
-/// each expert. The map can be replaced between calls. Movable. Collective: construction, select(), set_map() and
+/// Replaces the expert ids of a rank's calls with slots of a map, in the memory of the group's backend, and counts the routes
+/// to each expert. The map can be replaced between calls. Movable. Collective: construction, select(), set_map() and
 /// gather_routes(); all ranks call them in the same order, and the same number of times between two maps.
 ///
 /// The slot of a route depends only on the map, the expected routes, the rank, the expert and the token's index: an expert's
@@ -149,13 +149,14 @@ class SlotSelector {
 
   /// Writes the slot of each id to `slots`: [T, K], of the type of `topk_ids.data`, which it may overwrite. -1 is kept. Any
   /// other id that is not an expert is replaced with num_slots(), so that the exchange reports it as invalid. GPUs: both arrays
-  /// are memory of this rank's GPU; does not wait. `stream`: a cudaStream_t; ignored on the CPU. 	hrows Error(invalid_argument)
+  /// are memory of this rank's GPU; does not wait. `stream`: a cudaStream_t; ignored on the CPU. \throws
+  /// Error(invalid_argument)
   void select(const ExpertIds& topk_ids, void* slots, void* stream = nullptr);
 
   /// Collective. Later calls of select() use `map`, whose sizes equal those of the map in force. Waits for the other ranks'
   /// hosts, not for enqueued GPU work: the new table is copied on `stream`, after all earlier calls of select(). The caller has
-  /// loaded the weights of the new slots on all ranks, or enqueued that on the streams of the calls that use them. Throws on all
-  /// ranks, which keep the former map: Error(invalid_argument); Error(mismatch) if map, routes or the number of earlier
+  /// loaded the weights of the new slots on all ranks, or enqueued that on the streams of the calls that use them. Throws on
+  /// all ranks, which keep the former map: Error(invalid_argument); Error(mismatch) if map, routes or the number of earlier
   /// select() calls differ by rank. During stream capture: Error(invalid_argument).
   void set_map(const ExpertMap& map, std::span<const int64_t> routes = {}, void* stream = nullptr);
 

@@ -101,8 +101,8 @@ enum class Pattern : uint8_t {
   all_to_one = 2,     ///< all routes to `target`, see GeneratorSpec
   round_robin = 3,    ///< id[t][k] = (t * K + k) mod E on every rank: exactly balanced if E divides T * K
   group_limited = 4,  ///< topk_groups of num_groups groups of consecutive experts uniformly, then uniformly among their experts
-  /// the experts of rank `target` receive rank_skew times the mean number of routes of a rank: of every token's routes, the same
-  /// number rounded up or down; uniform among the experts of `target` and among the others
+  /// the experts of rank `target` receive rank_skew times the mean number of routes of a rank: of every token's routes, the
+  /// same number rounded up or down; uniform among the experts of `target` and among the others
   rank_skew = 5,
 };
 
@@ -119,8 +119,8 @@ struct GeneratorSpec {
   double zipf_exponent = 1.2;     ///< in [0, 16]
   bool target_is_expert = false;  ///< all_to_one: `target` is an expert instead of a rank
   int target = 0;  ///< all_to_one: rank whose experts receive all routes (uniformly), or the one expert that does. A single
-                   ///< expert is chosen once per token and the other routes are dropped; with `duplicates` it is chosen K times.
-                   ///< rank_skew: the busiest rank
+                   ///< expert is chosen once per token and the other routes are dropped; with `duplicates` it is chosen K
+                   ///< times. rank_skew: the busiest rank
   double rank_skew = 1.8;    ///< rank_skew: in [0, W], and so that a token finds K experts
   int num_groups = 8;        ///< group_limited; divides E
   int topk_groups = 4;       ///< group_limited; in [1, num_groups]

@@ -33,7 +33,9 @@ struct SlotTable {
   int num_experts = 0;
   int num_slots = 0;
 
-  static constexpr int64_t num_words(int num_experts, int num_slots) { return int64_t{num_experts} + 1 + 2 * int64_t{num_slots}; }
+  static constexpr int64_t num_words(int num_experts, int num_slots) {
+    return int64_t{num_experts} + 1 + 2 * int64_t{num_slots};
+  }
 
   /// The slot used by token `token` for expert `id`. -1 is returned for -1, and num_slots, which no exchange accepts, for any
   /// other id that is not an expert.
@@ -47,9 +49,9 @@ struct SlotTable {
   }
 };
 
-/// The table of rank `source` for the division that divide_source() makes with `routes`, [W, E]. If `source` has no routes to an
-/// expert, it uses its own slot of it or, without one, the slots in proportion to the routes of all ranks. \pre the arguments are
-/// valid (divide_source)
+/// The table of rank `source` for the division that divide_source() makes with `routes`, [W, E]. If `source` has no routes to
+/// an expert, it uses its own slot of it or, without one, the slots in proportion to the routes of all ranks. \pre the
+/// arguments are valid (divide_source)
 std::vector<uint32_t> make_slot_table(const ExpertMap& map, std::span<const int64_t> routes, int source);
 
 }  // namespace switchyard::detail

@@ -21,8 +21,8 @@ struct WeightMoves {
   size_t max_sent = 0;                           ///< of a rank
 };
 
-/// A slot is filled from the rank's own slot of the expert or, if there is none, from that of the rank that has been chosen for the
-/// fewest slots so far, the lowest one if there are several. \pre both maps are valid and have the same sizes
+/// A slot is filled from the rank's own slot of the expert or, if there is none, from that of the rank that has been chosen for
+/// the fewest slots so far, the lowest one if there are several. \pre both maps are valid and have the same sizes
 WeightMoves plan_moves(const ExpertMap& from, const ExpertMap& to);
 
 }  // namespace switchyard::detail

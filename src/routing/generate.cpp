@@ -21,7 +21,8 @@ using detail::refuse;
 using detail::TokenRandom;
 
 constexpr const char* kGenerate = "generate";
-constexpr std::array<const char*, 6> kPatternNames = {"uniform", "zipf", "all_to_one", "round_robin", "group_limited", "rank_skew"};
+constexpr std::array<const char*, 6> kPatternNames = {"uniform",     "zipf",          "all_to_one",
+                                                      "round_robin", "group_limited", "rank_skew"};
 
 /// rank_skew: routes of a token to the experts of the busiest rank, on average.
 double skewed_routes(const GeneratorSpec& spec) { return spec.topk * spec.rank_skew / spec.world; }
@@ -210,10 +211,12 @@ class Generator {
 void check_skew(const GeneratorSpec& spec) {
   check_range(kGenerate, "target", spec.target, 0, spec.world - 1);
   if (!(spec.rank_skew >= 0 && spec.rank_skew <= spec.world))
-    refuse(kGenerate, "rank_skew", std::to_string(spec.rank_skew), "0 to " + std::to_string(spec.world) + ", the number of ranks");
+    refuse(kGenerate, "rank_skew", std::to_string(spec.rank_skew),
+           "0 to " + std::to_string(spec.world) + ", the number of ranks");
   const int here = ExpertRanges{spec.num_experts, spec.world}.count(spec.target), others = spec.num_experts - here;
-  const double routes = skewed_routes(spec), max_here = std::ceil(routes), max_others = spec.topk - std::floor(routes);
-  if (spec.duplicates ? (max_here > 0 && here == 0) || (max_others > 0 && others == 0) : max_here > here || max_others > others)
+  const double routes = skewed_routes(spec), max_target = std::ceil(routes), max_others = spec.topk - std::floor(routes);
+  if (spec.duplicates ? (max_target > 0 && here == 0) || (max_others > 0 && others == 0)
+                      : max_target > here || max_others > others)
     refuse(kGenerate, "rank_skew", std::to_string(spec.rank_skew),
            "ratios for which each token finds its experts among " + std::to_string(here) + " of the busiest rank and " +
                std::to_string(others) + " others");

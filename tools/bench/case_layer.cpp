@@ -166,7 +166,7 @@ struct Run : MeasuredPoint {
   std::map<std::string, measure::Times> times;  ///< by key of a section
   int64_t routes = 0, max_routes_per_rank = 0;  ///< of all ranks, and the maximum of a rank
   size_t heap_bytes = 0;
-  json replicas;                                ///< with --spare-slots: the map
+  json replicas;                       ///< with --spare-slots: the map
   json fused_workers = json::array();  ///< of those ranks whose records are complete
 
   double p50(const char* key) const { return times.at(key).p50; }
@@ -232,9 +232,12 @@ class LayerBench final : public BenchCaseOf<Run> {
     PointTable table(any(), {"ranks", "tokens", "experts", "spare-slots", "sms"}, header);
     for (const Run& r : runs_) {
       const BenchOptions& o = r.options;
-      std::vector<std::string> cells{
-          std::to_string(o.ranks),       std::to_string(o.tokens),                      std::to_string(o.experts),
-          std::to_string(o.spare_slots), fmt::format("{:.2f}", r.busiest_over_mean()), rows_text(o)};
+      std::vector<std::string> cells{std::to_string(o.ranks),
+                                     std::to_string(o.tokens),
+                                     std::to_string(o.experts),
+                                     std::to_string(o.spare_slots),
+                                     fmt::format("{:.2f}", r.busiest_over_mean()),
+                                     rows_text(o)};
       if (on_gpus(o)) cells.push_back(sms_text(o));
       cells.push_back(us(r.p50("dispatch")));
       if (parts)

@@ -21,12 +21,12 @@ double busiest_over_mean(const SlotLoads& loads);
 struct ReplicatedRouting {
   std::vector<Routing> routing;  ///< of num_experts = map.num_slots()
   ExpertMap map;
-  int moved = 0;                       ///< sets of weights that the map adds to the home map
+  int moved = 0;                        ///< sets of weights that the map adds to the home map
   double busiest_without_replicas = 1;  ///< routes of the busiest rank over the mean, for the same batches with the home map
 };
 
-/// Routes as an application does: plans a map with `spare_slots` slots per rank for replicas from the second batch of the source,
-/// and replaces the ids of the first one by SlotSelector. \throws Error(invalid_argument) if the map cannot be made
+/// Routes as an application does: plans a map with `spare_slots` slots per rank for replicas from the second batch of the
+/// source, and replaces the ids of the first one by SlotSelector. \throws Error(invalid_argument) if the map cannot be made
 ReplicatedRouting replicate_experts(const RoutingSource& source, int world, int64_t tokens, int spare_slots);
 
 }  // namespace switchyard::tool

@@ -46,17 +46,17 @@ sy_code sy_expert_map_replace(const sy_expert_map* map, const int64_t* routes, i
 /// Number of sets of weights to move: for each rank, the experts that it holds in `to` and not in `from`.
 sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map* to, int32_t* moved);
 
-/// Collective. Copies weights so that slot p of each of `num_arrays` arrays contains the weights of expert to->expert_of_slot[p],
-/// provided that it contained those of from->expert_of_slot[p]. arrays[i]: the slots of this rank, C * slot_bytes[i] bytes; GPUs:
-/// memory of this rank's GPU. `staging_bytes`: symmetric memory taken during the call, at least 512 bytes for each expert that one
-/// rank sends. Waits for the copies; they run on `stream` (a cudaStream_t). `received`: bytes from other ranks; may be NULL. Errors,
-/// on all ranks and before any copy: invalid_argument; mismatch if an argument other than the addresses and the stream differs by
-/// rank; heap_exhausted; unsupported on GPUs of several hosts.
+/// Collective. Copies weights so that slot p of each of `num_arrays` arrays contains the weights of expert
+/// to->expert_of_slot[p], provided that it contained those of from->expert_of_slot[p]. arrays[i]: the slots of this rank, C *
+/// slot_bytes[i] bytes; GPUs: memory of this rank's GPU. `staging_bytes`: symmetric memory taken during the call, at least 512
+/// bytes for each expert that one rank sends. Waits for the copies; they run on `stream` (a cudaStream_t). `received`: bytes
+/// from other ranks; may be NULL. Errors, on all ranks and before any copy: invalid_argument; mismatch if an argument other
+/// than the addresses and the stream differs by rank; heap_exhausted; unsupported on GPUs of several hosts.
 sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_expert_map* to, void* const* arrays,
                         const size_t* slot_bytes, int32_t num_arrays, size_t staging_bytes, void* stream, int64_t* received);
 
-/// Replaces the expert ids of a rank's calls with slots of a map, in the memory of the group's backend, and counts the routes to
-/// each expert.
+/// Replaces the expert ids of a rank's calls with slots of a map, in the memory of the group's backend, and counts the routes
+/// to each expert.
 typedef struct sy_slot_selector sy_slot_selector;
 
 /// Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 each; NULL: all

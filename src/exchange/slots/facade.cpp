@@ -34,9 +34,9 @@ std::vector<uint32_t> SlotSelectorImpl::make_table(const ExpertMap& map, std::sp
   if (map.world != world())
     invalid_value("ExpertMap::world", std::to_string(map.world), std::to_string(world()) + ", the number of ranks");
   if (map.num_experts != map_.num_experts || map.slots_per_rank != map_.slots_per_rank)
-    invalid("map has num_experts = " + std::to_string(map.num_experts) + " and slots_per_rank = " +
-            std::to_string(map.slots_per_rank) + ": must be " + std::to_string(map_.num_experts) + " and " +
-            std::to_string(map_.slots_per_rank) + ", as in the map in force");
+    invalid("map has num_experts = " + std::to_string(map.num_experts) +
+            " and slots_per_rank = " + std::to_string(map.slots_per_rank) + ": must be " + std::to_string(map_.num_experts) +
+            " and " + std::to_string(map_.slots_per_rank) + ", as in the map in force");
   check_expert_map(map);
   if (!routes.empty()) return make_slot_table(map, routes, rank());
   // As many routes as the shares of an expert can distinguish.

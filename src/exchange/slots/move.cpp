@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights of moved slots, through symmetric memory. All moves proceed together, one range of a slot's bytes per round: a rank
-// copies the range of the slots that it sends to its staging memory, meets the others, and copies from their memory to the slots
-// that it fills. A round therefore reads all its sources before it overwrites any slot, whatever the maps. Rounds alternate
-// between two halves of the memory: a rank that writes a half has met all others since they read it. Over several hosts, a round
-// gathers the halves of all ranks instead.
+// copies the range of the slots that it sends to its staging memory, meets the others, and copies from their memory to the
+// slots that it fills. A round therefore reads all its sources before it overwrites any slot, whatever the maps. Rounds
+// alternate between two halves of the memory: a rank that writes a half has met all others since they read it. Over several
+// hosts, a round gathers the halves of all ranks instead.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -48,7 +48,8 @@ class WeightMover final : private ExchangeBase {
     int64_t received = 0;
     if (moves_.max_sent == 0) return received;
     for (const SlotArray& array : arrays)
-      for (size_t at = 0; at < array.slot_bytes; at += range_) received += round(array, at, std::min(range_, array.slot_bytes - at));
+      for (size_t at = 0; at < array.slot_bytes; at += range_)
+        received += round(array, at, std::min(range_, array.slot_bytes - at));
     group_.all_gather("", 1, met_, "move_weights", Operation::barrier);  // others may still read this rank's memory
     return received;
   }
@@ -79,8 +80,10 @@ class WeightMover final : private ExchangeBase {
     for (const ExpertMap* map : {&from, &to})
       for (const int32_t e : map->expert_of_slot) maps = mix_hash(maps, static_cast<uint64_t>(e));
     for (const SlotArray& array : arrays) sizes = mix_hash(sizes, array.slot_bytes);
-    return {agreed("ExpertMap::num_experts", to.num_experts), agreed("ExpertMap::slots_per_rank", to.slots_per_rank),
-            agreed("a hash of from and to", static_cast<int64_t>(maps)), agreed("the number of arrays", static_cast<int64_t>(arrays.size())),
+    return {agreed("ExpertMap::num_experts", to.num_experts),
+            agreed("ExpertMap::slots_per_rank", to.slots_per_rank),
+            agreed("a hash of from and to", static_cast<int64_t>(maps)),
+            agreed("the number of arrays", static_cast<int64_t>(arrays.size())),
             agreed("a hash of slot_bytes", static_cast<int64_t>(sizes)),
             agreed("MoveOptions::staging_bytes", static_cast<int64_t>(options.staging_bytes))};
   }
@@ -137,7 +140,8 @@ class WeightMover final : private ExchangeBase {
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options) {
   return group.impl().collective_call("move_weights", [&] {
-    if (group.impl().device) group.impl().require_one_host("move_weights", "on GPUs, load the weights of the new slots from files");
+    if (group.impl().device)
+      group.impl().require_one_host("move_weights", "on GPUs, load the weights of the new slots from files");
     return WeightMover(group, from, to, arrays, options).run(arrays);
   });
 }

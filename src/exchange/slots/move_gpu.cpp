@@ -14,7 +14,8 @@ class GpuWeightCopies final : public WeightCopies {
   void check(const SlotArray& array) const override {
     const DeviceGuard guard(gpu_.device());
     if (capture_of(stream_).active)
-      throw Error(ErrorCode::invalid_argument, "move_weights: the stream is being captured; weights cannot be moved in a graph");
+      throw Error(ErrorCode::invalid_argument,
+                  "move_weights: the stream is being captured; weights cannot be moved in a graph");
     gpu_.check_pointer("arrays[].data", array.data, 1);
   }
   void copy(std::byte* to, const std::byte* from, size_t bytes) override {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// SlotSelector: the slot of every route, replacement of the map, counts of routes, and maps on which ranks disagree. The expected
-// slots are derived here from the division of routes, with arithmetic of their own. move_weights: the bytes of every slot.
+// SlotSelector: the slot of every route, replacement of the map, counts of routes, and maps on which ranks disagree. The
+// expected slots are derived here from the division of routes, with arithmetic of their own. move_weights: the bytes of every
+// slot.
 //
 // Entries: slots_threads and slots_processes (label multiproc).
 #include <gtest/gtest.h>
@@ -85,8 +86,8 @@ void check_slots(const ExpertMap& map, const std::vector<int64_t>& routes, int r
     const Shares& of = shares[static_cast<size_t>(ids[i])];
     if (of.empty()) {  // no routes were expected
       const auto own = map.expert_of_slot.begin() + rank * map.slots_per_rank;
-      const bool is_here = std::find(own, own + map.slots_per_rank, ids[i]) != own + map.slots_per_rank;
-      failures.check(!is_here || slots[i] / map.slots_per_rank == rank, name + " is remote");
+      const bool is_local = std::find(own, own + map.slots_per_rank, ids[i]) != own + map.slots_per_rank;
+      failures.check(!is_local || slots[i] / map.slots_per_rank == rank, name + " is remote");
       continue;
     }
     double whole = 0, end = 0;
@@ -107,7 +108,8 @@ Ids select(Group& group, SlotSelector& selector, const Ids& ids, bool in_place =
   RankMemory& memory = rank_memory(group);
   Ids slots(ids.size(), -7);
   Ids work = ids;
-  auto* const in = static_cast<int32_t*>(in_place ? memory.lend(work.data(), work.size() * 4) : memory.give(ids.data(), ids.size() * 4));
+  auto* const in =
+      static_cast<int32_t*>(in_place ? memory.lend(work.data(), work.size() * 4) : memory.give(ids.data(), ids.size() * 4));
   auto* const out = in_place ? in : static_cast<int32_t*>(memory.lend(slots.data(), slots.size() * 4));
   selector.select(ExpertIds::of(in, static_cast<int64_t>(ids.size()) / kTopk, kTopk), out, memory.stream());
   if (!ids.empty()) memory.read(slots.data(), out, slots.size() * 4);
@@ -123,86 +125,92 @@ constexpr int kWorlds[] = {1, 2, 3, 4, 8};
 
 TEST(Slots, AreThoseOfTheDivision) {
   for (const int world : kWorlds)
-    EXPECT_EQ(on_ranks(world, [&](Group& group, Failures& failures) {
-                for (uint64_t seed = 1; seed <= 6; ++seed) {
-                  const int experts = 5 + static_cast<int>(seed) * 7;
-                  failures.set_context("seed " + std::to_string(seed));
-                  const ExpertMap map = random_map(experts, world, static_cast<int>(seed % 4), seed);
-                  const std::vector<int64_t> routes = random_routes(experts, world, seed);
-                  SlotSelector selector(group, map, routes);
-                  const int64_t tokens = (group.rank() + static_cast<int>(seed)) % 3 * 500;  // 0 on some ranks
-                  const Ids ids = random_ids(tokens, experts, seed * 100 + static_cast<uint64_t>(group.rank()));
-                  check_slots(map, routes, group.rank(), ids, select(group, selector, ids, seed % 2 == 0), failures);
-                }
-              }),
+    EXPECT_EQ(on_ranks(world,
+                       [&](Group& group, Failures& failures) {
+                         for (uint64_t seed = 1; seed <= 6; ++seed) {
+                           const int experts = 5 + static_cast<int>(seed) * 7;
+                           failures.set_context("seed " + std::to_string(seed));
+                           const ExpertMap map = random_map(experts, world, static_cast<int>(seed % 4), seed);
+                           const std::vector<int64_t> routes = random_routes(experts, world, seed);
+                           SlotSelector selector(group, map, routes);
+                           const int64_t tokens = (group.rank() + static_cast<int>(seed)) % 3 * 500;  // 0 on some ranks
+                           const Ids ids = random_ids(tokens, experts, seed * 100 + static_cast<uint64_t>(group.rank()));
+                           check_slots(map, routes, group.rank(), ids, select(group, selector, ids, seed % 2 == 0), failures);
+                         }
+                       }),
               "");
 }
 
 /// Any range of tokens is divided in nearly the same proportions: at most one run of 8 tokens more or less per bit.
 TEST(Slots, EveryRangeOfTokensIsDividedAlike) {
-  EXPECT_EQ(on_ranks(2, [&](Group& group, Failures& failures) {
-              ExpertMap map{1, 2, 1, {0, 0}};
-              SlotSelector selector(group, map, std::vector<int64_t>{1000, 0});  // 500 routes to each rank's slot
-              const int64_t tokens = 4096;
-              const Ids slots = select(group, selector, Ids(static_cast<size_t>(tokens * kTopk), 0));
-              if (group.rank() == 1) {  // has no routes in the division: its own slot
-                failures.equal(0, std::count(slots.begin(), slots.end(), 0), "routes of rank 1 to rank 0");
-                return;
-              }
-              for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 4096}, {0, 128}, {1000, 512}, {3001, 77}}) {
-                int64_t remote = 0;
-                for (int64_t t = first; t < first + count; ++t) remote += slots[static_cast<size_t>(t * kTopk)];
-                failures.check(std::abs(2 * remote - count) <= 2 * 8 * 2,
-                               std::to_string(remote) + " of " + std::to_string(count) + " tokens are remote");
-              }
-            }),
-            "");
+  EXPECT_EQ(
+      on_ranks(2,
+               [&](Group& group, Failures& failures) {
+                 ExpertMap map{1, 2, 1, {0, 0}};
+                 SlotSelector selector(group, map, std::vector<int64_t>{1000, 0});  // 500 routes to each rank's slot
+                 const int64_t tokens = 4096;
+                 const Ids slots = select(group, selector, Ids(static_cast<size_t>(tokens * kTopk), 0));
+                 if (group.rank() == 1) {  // has no routes in the division: its own slot
+                   failures.equal(0, std::count(slots.begin(), slots.end(), 0), "routes of rank 1 to rank 0");
+                   return;
+                 }
+                 for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 4096}, {0, 128}, {1000, 512}, {3001, 77}}) {
+                   int64_t remote = 0;
+                   for (int64_t t = first; t < first + count; ++t) remote += slots[static_cast<size_t>(t * kTopk)];
+                   failures.check(std::abs(2 * remote - count) <= 2 * 8 * 2,
+                                  std::to_string(remote) + " of " + std::to_string(count) + " tokens are remote");
+                 }
+               }),
+      "");
 }
 
 TEST(Slots, OfWideAndInvalidIds) {
-  EXPECT_EQ(on_ranks(2, [&](Group& group, Failures& failures) {
-              const ExpertMap map{3, 2, 2, {0, 1, 2, 0}};
-              SlotSelector selector(group, map);
-              RankMemory& memory = rank_memory(group);
-              const std::vector<int64_t> ids = {2, -1, 3, int64_t{1} << 40, -2, 1};
-              std::vector<int64_t> slots(ids.size());
-              auto* const in = static_cast<int64_t*>(memory.give(ids.data(), ids.size() * 8));
-              auto* const out = static_cast<int64_t*>(memory.lend(slots.data(), slots.size() * 8));
-              selector.select(ExpertIds::of(in, 3, 2), out, memory.stream());
-              memory.read(slots.data(), out, slots.size() * 8);
-              memory.release();
-              failures.equal_range(std::vector<int64_t>{2, -1, 4, 4, 4, 1}, slots, "slots");
-              const std::vector<int64_t> routes = selector.gather_routes();
-              failures.equal_range(std::vector<int64_t>{0, 1, 1, 0, 1, 1}, routes, "routes");
-            }),
+  EXPECT_EQ(on_ranks(2,
+                     [&](Group& group, Failures& failures) {
+                       const ExpertMap map{3, 2, 2, {0, 1, 2, 0}};
+                       SlotSelector selector(group, map);
+                       RankMemory& memory = rank_memory(group);
+                       const std::vector<int64_t> ids = {2, -1, 3, int64_t{1} << 40, -2, 1};
+                       std::vector<int64_t> slots(ids.size());
+                       auto* const in = static_cast<int64_t*>(memory.give(ids.data(), ids.size() * 8));
+                       auto* const out = static_cast<int64_t*>(memory.lend(slots.data(), slots.size() * 8));
+                       selector.select(ExpertIds::of(in, 3, 2), out, memory.stream());
+                       memory.read(slots.data(), out, slots.size() * 8);
+                       memory.release();
+                       failures.equal_range(std::vector<int64_t>{2, -1, 4, 4, 4, 1}, slots, "slots");
+                       const std::vector<int64_t> routes = selector.gather_routes();
+                       failures.equal_range(std::vector<int64_t>{0, 1, 1, 0, 1, 1}, routes, "routes");
+                     }),
             "");
 }
 
 TEST(Slots, FollowTheMap) {
   for (const int world : {1, 2, 4})
-    EXPECT_EQ(on_ranks(world, [&](Group& group, Failures& failures) {
-                constexpr int kExperts = 12;
-                ExpertMap map = random_map(kExperts, world, 2, 1);
-                SlotSelector selector(group, map);
-                std::vector<int64_t> expected(static_cast<size_t>(world * kExperts), 0);
-                for (uint64_t step = 1; step <= 9; ++step) {
-                  failures.set_context("step " + std::to_string(step));
-                  map = random_map(kExperts, world, 2, step);
-                  const std::vector<int64_t> routes = random_routes(kExperts, world, step);
-                  selector.set_map(map, routes, rank_memory(group).stream());
-                  failures.check(selector.map() == map, "the map in force is another");
-                  failures.equal(static_cast<int64_t>(step) + 1, selector.version(), "version");
-                  for (int rank = 0; rank < world; ++rank) {
-                    const Ids ids = random_ids(40, kExperts, step * 10 + static_cast<uint64_t>(rank));
-                    for (const int32_t id : ids)
-                      if (id >= 0) ++expected[static_cast<size_t>(rank * kExperts + id)];
-                    if (rank == group.rank()) check_slots(map, routes, rank, ids, select(group, selector, ids), failures);
-                  }
-                  if (step % 3 != 0) continue;
-                  failures.equal_range(expected, selector.gather_routes(), "routes");
-                  std::fill(expected.begin(), expected.end(), 0);
-                }
-              }),
+    EXPECT_EQ(on_ranks(world,
+                       [&](Group& group, Failures& failures) {
+                         constexpr int kExperts = 12;
+                         ExpertMap map = random_map(kExperts, world, 2, 1);
+                         SlotSelector selector(group, map);
+                         std::vector<int64_t> expected(static_cast<size_t>(world * kExperts), 0);
+                         for (uint64_t step = 1; step <= 9; ++step) {
+                           failures.set_context("step " + std::to_string(step));
+                           map = random_map(kExperts, world, 2, step);
+                           const std::vector<int64_t> routes = random_routes(kExperts, world, step);
+                           selector.set_map(map, routes, rank_memory(group).stream());
+                           failures.check(selector.map() == map, "the map in force is another");
+                           failures.equal(static_cast<int64_t>(step) + 1, selector.version(), "version");
+                           for (int rank = 0; rank < world; ++rank) {
+                             const Ids ids = random_ids(40, kExperts, step * 10 + static_cast<uint64_t>(rank));
+                             for (const int32_t id : ids)
+                               if (id >= 0) ++expected[static_cast<size_t>(rank * kExperts + id)];
+                             if (rank == group.rank())
+                               check_slots(map, routes, rank, ids, select(group, selector, ids), failures);
+                           }
+                           if (step % 3 != 0) continue;
+                           failures.equal_range(expected, selector.gather_routes(), "routes");
+                           std::fill(expected.begin(), expected.end(), 0);
+                         }
+                       }),
               "");
 }
 
@@ -217,49 +225,69 @@ TEST(Slots, RanksThatDisagree) {
     const char* text;
   };
   const Disagreement all[] = {
-      {"map", [&](SlotSelector& s, int rank) { s.set_map(rank == 0 ? first : second); }, ErrorCode::mismatch, "ExpertMap::expert_of_slot"},
-      {"routes", [&](SlotSelector& s, int rank) { s.set_map(second, rank == 0 ? routes : std::vector<int64_t>()); }, ErrorCode::mismatch, "routes"},
-      {"invalid on one rank", [&](SlotSelector& s, int rank) { s.set_map(rank == 0 ? second : ExpertMap{2, 2, 2, {0, 0, 0, 0}}); }, ErrorCode::invalid_argument, "no slot of expert 1"},
-      {"other sizes", [&](SlotSelector& s, int) { s.set_map({2, 2, 1, {0, 1}}); }, ErrorCode::invalid_argument, "slots_per_rank = 1"},
-      {"negative routes", [&](SlotSelector& s, int) { s.set_map(second, std::vector<int64_t>{1, 1, 1, -1}); }, ErrorCode::invalid_argument, "routes"},
+      {"map", [&](SlotSelector& s, int rank) { s.set_map(rank == 0 ? first : second); }, ErrorCode::mismatch,
+       "ExpertMap::expert_of_slot"},
+      {"routes", [&](SlotSelector& s, int rank) { s.set_map(second, rank == 0 ? routes : std::vector<int64_t>()); },
+       ErrorCode::mismatch, "routes"},
+      {"invalid on one rank",
+       [&](SlotSelector& s, int rank) {
+         s.set_map(rank == 0 ? second : ExpertMap{2, 2, 2, {0, 0, 0, 0}});
+       },
+       ErrorCode::invalid_argument, "no slot of expert 1"},
+      {"other sizes",
+       [&](SlotSelector& s, int) {
+         s.set_map({2, 2, 1, {0, 1}});
+       },
+       ErrorCode::invalid_argument, "slots_per_rank = 1"},
+      {"negative routes",
+       [&](SlotSelector& s, int) {
+         s.set_map(second, std::vector<int64_t>{1, 1, 1, -1});
+       },
+       ErrorCode::invalid_argument, "routes"},
   };
-  EXPECT_EQ(on_ranks(2, [&](Group& group, Failures& failures) {
-              SlotSelector selector(group, first);
-              for (const Disagreement& d : all) {
-                failures.set_context(d.name);
-                const Outcome o = outcome_of([&] { d.call(selector, group.rank()); });
-                failures.equal(code_name(d.code), code_name(o.code), "code");
-                failures.check(o.text.find(d.text) != std::string::npos, "'" + o.text + "' does not contain " + d.text);
-                failures.check(selector.map() == first && selector.version() == 1, "the former map is not in force");
-                failures.equal_range(Ids{0, 2, -1, -1}, select(group, selector, {0, 1, -1, -1}), "slots");
-              }
-              if (group.rank() == 1) select(group, selector, {});
-              failures.set_context("calls");
-              const Outcome o = outcome_of([&] { selector.set_map(second); });
-              failures.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code");
-              failures.check(o.text.find("the number of select calls = 5 on rank 0 and 6 on rank 1") != std::string::npos, o.text);
-            }),
-            "");
+  EXPECT_EQ(
+      on_ranks(2,
+               [&](Group& group, Failures& failures) {
+                 SlotSelector selector(group, first);
+                 for (const Disagreement& d : all) {
+                   failures.set_context(d.name);
+                   const Outcome o = outcome_of([&] { d.call(selector, group.rank()); });
+                   failures.equal(code_name(d.code), code_name(o.code), "code");
+                   failures.check(o.text.find(d.text) != std::string::npos, "'" + o.text + "' does not contain " + d.text);
+                   failures.check(selector.map() == first && selector.version() == 1, "the former map is not in force");
+                   failures.equal_range(Ids{0, 2, -1, -1}, select(group, selector, {0, 1, -1, -1}), "slots");
+                 }
+                 if (group.rank() == 1) select(group, selector, {});
+                 failures.set_context("calls");
+                 const Outcome o = outcome_of([&] { selector.set_map(second); });
+                 failures.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code");
+                 failures.check(o.text.find("the number of select calls = 5 on rank 0 and 6 on rank 1") != std::string::npos,
+                                o.text);
+               }),
+      "");
 }
 
 TEST(Slots, RefusedConstructions) {
-  EXPECT_EQ(on_ranks(2, [&](Group& group, Failures& failures) {
-              const auto refused = [&](const ExpertMap& map, std::vector<int64_t> routes, ErrorCode code, const char* text) {
-                const Outcome o = outcome_of([&] { SlotSelector(group, map, routes); });
-                failures.equal(code_name(code), code_name(o.code), text);
-                failures.check(o.text.find(text) != std::string::npos, "'" + o.text + "' does not contain " + text);
-              };
-              refused({2, 1, 2, {0, 1}}, {}, ErrorCode::invalid_argument, "ExpertMap::world = 1: must be 2");
-              refused({2, 2, 1, {0, 2}}, {}, ErrorCode::invalid_argument, "expert_of_slot[1] is 2");
-              refused({2, 2, 1, {0, 1}}, {1, 2, 3}, ErrorCode::invalid_argument, "routes");
-              refused({2, 2, 1, group.rank() == 0 ? Ids{0, 1} : Ids{1, 0}}, {}, ErrorCode::mismatch, "ExpertMap::expert_of_slot");
-              SlotSelector usable(group, {2, 2, 1, {0, 1}});
-              const Ids ids(kTopk, 0);
-              const Outcome o = outcome_of([&] { usable.select(ExpertIds::of(ids.data(), 1, 0), nullptr); });
-              failures.equal(code_name(ErrorCode::invalid_argument), code_name(cause_of(o)), "topk = 0");  // on the faster rank
-              if (o.code != ErrorCode::peer_failed) failures.check(o.text.find("topk_ids.topk = 0") != std::string::npos, o.text);
-            }),
-            "");
+  EXPECT_EQ(
+      on_ranks(
+          2,
+          [&](Group& group, Failures& failures) {
+            const auto refused = [&](const ExpertMap& map, std::vector<int64_t> routes, ErrorCode code, const char* text) {
+              const Outcome o = outcome_of([&] { SlotSelector(group, map, routes); });
+              failures.equal(code_name(code), code_name(o.code), text);
+              failures.check(o.text.find(text) != std::string::npos, "'" + o.text + "' does not contain " + text);
+            };
+            refused({2, 1, 2, {0, 1}}, {}, ErrorCode::invalid_argument, "ExpertMap::world = 1: must be 2");
+            refused({2, 2, 1, {0, 2}}, {}, ErrorCode::invalid_argument, "expert_of_slot[1] is 2");
+            refused({2, 2, 1, {0, 1}}, {1, 2, 3}, ErrorCode::invalid_argument, "routes");
+            refused({2, 2, 1, group.rank() == 0 ? Ids{0, 1} : Ids{1, 0}}, {}, ErrorCode::mismatch, "ExpertMap::expert_of_slot");
+            SlotSelector usable(group, {2, 2, 1, {0, 1}});
+            const Ids ids(kTopk, 0);
+            const Outcome o = outcome_of([&] { usable.select(ExpertIds::of(ids.data(), 1, 0), nullptr); });
+            failures.equal(code_name(ErrorCode::invalid_argument), code_name(cause_of(o)), "topk = 0");  // on the faster rank
+            if (o.code != ErrorCode::peer_failed) failures.check(o.text.find("topk_ids.topk = 0") != std::string::npos, o.text);
+          }),
+      "");
 }
 
 // --- move_weights
@@ -313,7 +341,8 @@ ExpertMap shuffled_map(int experts, int world, int slots_per_rank, uint64_t seed
   std::iota(slots.begin(), slots.end(), 0);
   for (int32_t& e : slots)
     if (e >= experts) e = static_cast<int32_t>(draw.between(-1, experts - 1));
-  for (size_t i = slots.size(); i > 1; --i) std::swap(slots[i - 1], slots[static_cast<size_t>(draw.between(0, static_cast<int64_t>(i) - 1))]);
+  for (size_t i = slots.size(); i > 1; --i)
+    std::swap(slots[i - 1], slots[static_cast<size_t>(draw.between(0, static_cast<int64_t>(i) - 1))]);
   return map;
 }
 
@@ -327,8 +356,10 @@ TEST(MoveWeights, EverySlotHasItsExpert) {
                                  Weights weights(held);
                                  for (uint64_t step = 1; step <= 6; ++step) {
                                    failures.set_context("step " + std::to_string(step));
-                                   const ExpertMap to = shuffled_map(kExperts, world, kPerRank, step + 100 * static_cast<uint64_t>(world));
-                                   const size_t staging = step % 2 == 0 ? size_t{1} << 20 : 512 * static_cast<size_t>(kPerRank) * step;
+                                   const ExpertMap to =
+                                       shuffled_map(kExperts, world, kPerRank, step + 100 * static_cast<uint64_t>(world));
+                                   const size_t staging =
+                                       step % 2 == 0 ? size_t{1} << 20 : 512 * static_cast<size_t>(kPerRank) * step;
                                    const int64_t received = weights.move(group, from, to, staging);
                                    const int first = group.rank() * kPerRank;
                                    int64_t expected = 0;
@@ -353,27 +384,32 @@ TEST(MoveWeights, EverySlotHasItsExpert) {
 
 TEST(MoveWeights, RefusedArguments) {
   const ExpertMap home{2, 2, 2, {0, -1, 1, -1}}, both{2, 2, 2, {0, 1, 1, 0}};
-  EXPECT_EQ(on_ranks(2, [&](Group& group, Failures& failures) {
-              const auto refused = [&](const std::function<void()>& call, ErrorCode code, const char* text) {
-                failures.set_context(text);
-                const Outcome o = outcome_of(call);
-                failures.equal(code_name(code), code_name(o.code), "code");
-                failures.check(o.text.find(text) != std::string::npos, "'" + o.text + "' does not contain it");
-              };
-              Weights weights(experts_of(home, group.rank()));
-              const auto move = [&](const ExpertMap& to, size_t staging) { weights.move(group, home, to, staging); };
-              refused([&] { move({2, 2, 1, {0, 1}}, 4096); }, ErrorCode::invalid_argument, "different numbers");
-              refused([&] { move({2, 2, 2, {0, 0, 0, 0}}, 4096); }, ErrorCode::invalid_argument, "no slot of expert 1");
-              refused([&] { move(both, 511); }, ErrorCode::invalid_argument, "MoveOptions::staging_bytes = 511: must be at least 512");
-              refused([&] { move(both, size_t{1} << 30); }, ErrorCode::heap_exhausted, "MoveOptions::staging_bytes");
-              refused([&] { move(group.rank() == 0 ? both : home, 4096); }, ErrorCode::mismatch, "hash of from and to");
-              refused([&] { move(both, group.rank() == 0 ? 4096 : 8192); }, ErrorCode::mismatch, "MoveOptions::staging_bytes");
-              failures.set_context("after the errors");
-              weights.move(group, home, both, 4096);
-              const Weights wanted(experts_of(both, group.rank()));
-              for (size_t a = 0; a < weights.arrays.size(); ++a) failures.equal_range(wanted.arrays[a], weights.arrays[a], "array");
-            }),
-            "");
+  EXPECT_EQ(
+      on_ranks(2,
+               [&](Group& group, Failures& failures) {
+                 const auto refused = [&](const std::function<void()>& call, ErrorCode code, const char* text) {
+                   failures.set_context(text);
+                   const Outcome o = outcome_of(call);
+                   failures.equal(code_name(code), code_name(o.code), "code");
+                   failures.check(o.text.find(text) != std::string::npos, "'" + o.text + "' does not contain it");
+                 };
+                 Weights weights(experts_of(home, group.rank()));
+                 const auto move = [&](const ExpertMap& to, size_t staging) { weights.move(group, home, to, staging); };
+                 refused([&] { move({2, 2, 1, {0, 1}}, 4096); }, ErrorCode::invalid_argument, "different numbers");
+                 refused([&] { move({2, 2, 2, {0, 0, 0, 0}}, 4096); }, ErrorCode::invalid_argument, "no slot of expert 1");
+                 refused([&] { move(both, 511); }, ErrorCode::invalid_argument,
+                         "MoveOptions::staging_bytes = 511: must be at least 512");
+                 refused([&] { move(both, size_t{1} << 30); }, ErrorCode::heap_exhausted, "MoveOptions::staging_bytes");
+                 refused([&] { move(group.rank() == 0 ? both : home, 4096); }, ErrorCode::mismatch, "hash of from and to");
+                 refused([&] { move(both, group.rank() == 0 ? 4096 : 8192); }, ErrorCode::mismatch,
+                         "MoveOptions::staging_bytes");
+                 failures.set_context("after the errors");
+                 weights.move(group, home, both, 4096);
+                 const Weights wanted(experts_of(both, group.rank()));
+                 for (size_t a = 0; a < weights.arrays.size(); ++a)
+                   failures.equal_range(wanted.arrays[a], weights.arrays[a], "array");
+               }),
+      "");
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ TEST(WeightMoves, ARankPrefersItsOwnSlot) {
 TEST(WeightMoves, HoldersTakeTurns) {
   ExpertMap from{2, 8, 2, std::vector<int32_t>(16, -1)};
   from.expert_of_slot[0] = from.expert_of_slot[2] = from.expert_of_slot[4] = 0;  // ranks 0, 1 and 2 hold expert 0
-  from.expert_of_slot[5] = 1;                                                     // rank 2 holds expert 1 alone
+  from.expert_of_slot[5] = 1;                                                    // rank 2 holds expert 1 alone
   ExpertMap to = from;
   for (const int rank : {3, 4, 5, 6, 7}) to.expert_of_slot[static_cast<size_t>(2 * rank)] = 0;
   for (const int rank : {3, 4, 5}) to.expert_of_slot[static_cast<size_t>(2 * rank + 1)] = 1;

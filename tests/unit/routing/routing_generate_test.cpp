@@ -329,7 +329,8 @@ TEST(Generate, RankSkewHasItsRatio) {
     }
     for (int e = 0; e < 256; ++e) {
       const double expected = e / 64 == 2 ? 32000 * ratio / 256 : 32000 * (4 - ratio) / 3 / 256;
-      EXPECT_NEAR(static_cast<double>(of_expert[static_cast<size_t>(e)]), expected, 5 * std::sqrt(expected) + 1) << ratio << " expert " << e;
+      EXPECT_NEAR(static_cast<double>(of_expert[static_cast<size_t>(e)]), expected, 5 * std::sqrt(expected) + 1)
+          << ratio << " expert " << e;
     }
   }
 }
@@ -367,20 +368,22 @@ TEST(Generate, RefusesWhatItCannotDo) {
   };
   expect_refused(skew(4.5), "generate: rank_skew is 4.500000; allowed: 0 to 4, the number of ranks");
   expect_refused(skew(std::nan("")), "generate: rank_skew is nan; allowed: 0 to 4, the number of ranks");
-  expect_refused(skew(3.9, 16),
-                 "generate: rank_skew is 3.900000; allowed: ratios for which each token finds its experts among 4 of the busiest "
-                 "rank and 12 others");
+  expect_refused(
+      skew(3.9, 16),
+      "generate: rank_skew is 3.900000; allowed: ratios for which each token finds its experts among 4 of the busiest "
+      "rank and 12 others");
   expect_refused(with([](auto& s) { s.pattern = static_cast<Pattern>(9); }),
                  "generate: pattern is 9; allowed: the values of Pattern");
 }
 
 TEST(Generate, PatternNames) {
-  for (const Pattern pattern :
-       {Pattern::uniform, Pattern::zipf, Pattern::all_to_one, Pattern::round_robin, Pattern::group_limited, Pattern::rank_skew}) {
+  for (const Pattern pattern : {Pattern::uniform, Pattern::zipf, Pattern::all_to_one, Pattern::round_robin,
+                                Pattern::group_limited, Pattern::rank_skew}) {
     EXPECT_EQ(pattern_from_string(to_string(pattern)), pattern);
   }
-  expect_refused([] { pattern_from_string("uniforn"); },
-                 "pattern_from_string: name is 'uniforn'; allowed: uniform, zipf, all_to_one, round_robin, group_limited, rank_skew");
+  expect_refused(
+      [] { pattern_from_string("uniforn"); },
+      "pattern_from_string: name is 'uniforn'; allowed: uniform, zipf, all_to_one, round_robin, group_limited, rank_skew");
 }
 
 TEST(MeanRanksPerToken, CountsDistinctRanksOfAnUnevenSplit) {
