@@ -6,7 +6,6 @@ training run enables them by name::
 """
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import Any, Dict, NoReturn, Optional, Set, Tuple
 
@@ -26,36 +25,36 @@ from ._patches import require_version
 
 __all__ = ["SelectiveAC", "TokenDispatcher", "close", "selective_checkpoint", "token_dispatcher"]
 
+#: Versions whose extension points were tested.
+SUPPORTED = ("0.3",)
 _ROWS = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+_ROWS_NAMED = {of: name for name, of in _ROWS.items()}
 
-#: Exchanges of each process group, by their keywords. All layers of one shape share one exchange.
-_shared: "weakref.WeakKeyDictionary[Any, Dict[Tuple[Any, ...], Exchange]]" = weakref.WeakKeyDictionary()
+#: Exchanges by process group and keywords. All layers of one shape share one exchange.
+_shared: Dict[Tuple[Any, ...], Exchange] = {}
 
 
 def _supported() -> None:
-    require_version("torchtitan", ["0.3"], "without this override, torchtitan uses its own dispatcher")
+    require_version("torchtitan", SUPPORTED, "without this override, torchtitan uses its own dispatcher")
 
 
 def close() -> None:
-    """Leaves the groups of all dispatchers. Call it before ``torch.distributed.destroy_process_group()``."""
-    for exchanges in list(_shared.values()):
-        for exchange in exchanges.values():
-            exchange.group.close()
-    _shared.clear()
+    """Leaves the groups of all dispatchers, after their last call on every rank. The dispatchers cannot be used afterwards."""
+    while _shared:
+        _shared.popitem()[1].group.close()
 
 
 def _exchange_of(mesh: Any, config: Dict[str, Any], timeout: float) -> Exchange:
     """Collective. Returns the exchange of the ranks of `mesh` with these keywords, in a group of its own."""
     process_group = mesh.get_group()
-    exchanges = _shared.setdefault(process_group, {})
-    key = tuple(config.items())
-    if key not in exchanges:
+    key = (process_group, *config.items())
+    if key not in _shared:
         backend = "cuda" if mesh.device_type == "cuda" else "cpu"
         heap = Exchange.heap_bytes(mesh.size(), backend=backend, routing_gradients=True, **config)
-        group = Group.from_process_group(process_group, heap, backend=backend, timeout=timeout)
-        exchanges[key] = Exchange(group, routing_gradients=True, **config)
+        group = Group.from_process_group(process_group, heap, backend=backend, timeout=timeout, rendezvous_timeout=timeout)
+        _shared[key] = Exchange(group, routing_gradients=True, **config)
         logger.info(f"Switchyard dispatches tokens of {mesh.size()} ranks: {config}, {heap} bytes of symmetric memory")
-    return exchanges[key]
+    return _shared[key]
 
 
 class TokenDispatcher(BaseEPTokenDispatcher):
@@ -70,7 +69,7 @@ class TokenDispatcher(BaseEPTokenDispatcher):
         pad_multiple: number to whose multiples the rows of each expert are padded with zeros; None: no padding.
         dtype: widest type of tokens, "bf16", "f16" or "f32". It determines the size of the symmetric memory.
         static_shapes: allocates rows for any routing instead of waiting on the host for the row count.
-        timeout: seconds until a wait for another rank raises PeerTimeout.
+        timeout: seconds until a wait for another rank raises PeerTimeout, also in parallelize().
         """
 
         hidden_dim: Optional[int] = None
@@ -98,8 +97,8 @@ class TokenDispatcher(BaseEPTokenDispatcher):
         """Collective over the EP mesh. Creates the exchange, or shares that of an earlier layer."""
         mesh, c = self.ep_mesh, self._config
         if mesh is None:
-            _names.invalid("expert_parallel_degree = 1: this dispatcher requires at least 2; without the override, torchtitan sorts "
-                           "tokens on one rank")
+            _names.invalid("expert_parallel_degree = 1: this dispatcher requires at least 2; without the override, torchtitan "
+                           "sorts tokens on one rank")
         if self.num_experts % mesh.size():
             _names.invalid(f"num_experts = {self.num_experts}: must be a multiple of expert_parallel_degree, {mesh.size()}")
         self._exchange = _exchange_of(mesh, dict(
@@ -126,8 +125,9 @@ class TokenDispatcher(BaseEPTokenDispatcher):
         if exchange is None:
             _names.invalid("dispatch: the model was not parallelized; call parallelize() on it first")
         if x_TD.dtype.itemsize > _ROWS[self._config.dtype].itemsize:
-            _names.invalid(f"tokens are {x_TD.dtype}: the exchange is for dtype = {self._config.dtype!r}; pass dtype = 'f32' to the override, "
-                           "or train with mixed_precision_param = 'bfloat16'")
+            _names.invalid(f"tokens are {x_TD.dtype}: the exchange is for dtype = {self._config.dtype!r}; pass dtype = 'f32' to "
+                           "the override, or train with mixed_precision_param = 'bfloat16'")
+        rows: Any
         rows, handle = exchange.dispatch(x_TD.contiguous(), topk_expert_ids_TK.contiguous(), topk_scores_TK.float().contiguous(),
                                          size=self._size)
         return rows, handle.aligned_per_expert, handle
@@ -139,8 +139,8 @@ class TokenDispatcher(BaseEPTokenDispatcher):
 
 
 def _refuse_drops(factor: float) -> NoReturn:
-    _names.invalid(f"non_blocking_capacity_factor = {factor}: this dispatcher drops no tokens; use 1.0, which allocates rows for any "
-                   "routing, or None")
+    _names.invalid(f"non_blocking_capacity_factor = {factor}: this dispatcher drops no tokens; use 1.0, which allocates rows "
+                   "for any routing, or None")
 
 
 @override(target=BaseEPTokenDispatcher.Config, description="Expert parallelism by Switchyard.")
@@ -158,6 +158,9 @@ def token_dispatcher(cfg: Any, **given: Any) -> Any:
         _refuse_drops(factor)
     if factor == 1.0 or getattr(cfg, "cudagraphable", False):
         given.setdefault("static_shapes", True)
+    theirs = getattr(cfg, "dtype", None)  # MinimalAsyncEP; a torch.dtype
+    if theirs is not None:
+        given.setdefault("dtype", _ROWS_NAMED.get(theirs, str(theirs)))
     return derive(cfg, TokenDispatcher.Config, **given)
 
 

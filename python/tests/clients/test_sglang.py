@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's dispatcher by the plug-in, ``SWITCHYARD_SGLANG=all2all``: its own factory, formats and permutations, on CPU ranks, compared
-with plain torch."""
+"""SGLang's dispatcher by the plug-in, ``SWITCHYARD_SGLANG=all2all``: its own factory, formats and permutations, on CPU ranks,
+compared with plain torch."""
 import os
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from clients import source_of  # noqa: E402
-from sglang_ranks import (EXPERTS, INNER, TOPK, config_of, deep_gemm_available, dispatcher_of, mlp, off, over_ranks, prefill,  # noqa: E402
-                          tokens_of, topk_output, wanted, weights_of)
+from sglang_ranks import (EXPERTS, INNER, TOPK, config_of, deep_gemm_available, dispatcher_of, mlp, off, over_ranks,  # noqa: E402
+                          prefill, tokens_of, topk_output, wanted, weights_of)
 
-source_of("sglang")
-
-BF16, FP8 = 1e-2, 4e-2  # bars of the relative error
+BAR = 1e-2  # of the relative error
 
 
 def _experts(output, w13, w2):
@@ -50,7 +47,14 @@ def _counts(inputs, rank, world):
     return [sum(int((ids == e).sum()) for _, ids, _ in inputs) for e in range(rank * here, (rank + 1) * here)]
 
 
-def _pass(made, inputs, rank, world, hidden, extend, bar, alignment=1):
+def _fp8_of(x):
+    """Returns the values of rows sent as fp8: groups of 128 columns with the scale amax / 448."""
+    groups = x.float().view(len(x), x.shape[1] // 128, 128)
+    scales = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 448
+    return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).view(x.shape)
+
+
+def _pass(made, inputs, rank, world, hidden, extend, fp8=False, alignment=1):
     """One dispatch, experts and combine."""
     w13, w2 = weights_of(hidden)
     here = slice(rank * EXPERTS // world, (rank + 1) * EXPERTS // world)
@@ -68,8 +72,9 @@ def _pass(made, inputs, rank, world, hidden, extend, bar, alignment=1):
             assert output.expected_m == (len(x) * world * TOPK + EXPERTS) // EXPERTS
         out = made.combine(combine_input=_experts(output, w13[here], w2[here]))
     assert out.dtype == torch.bfloat16
-    error = off(out, wanted(x, ids, weights, w13, w2))
-    assert error < bar, error
+    assert (output.hidden_states_scale is not None) == fp8
+    error = off(out, wanted(_fp8_of(x) if fp8 else x, ids, weights, w13, w2))
+    assert error < BAR, error
     return error
 
 
@@ -86,7 +91,7 @@ def _bf16(rank, world):
     for step, (made, extend) in enumerate([(layers[0], True), (layers[1], True), (layers[0], False), (layers[1], False),
                                            (layers[0], True), (layers[0], False), (layers[0], False)]):
         inputs = tokens_of(world, 328, seed=step, skew=step % 3 == 2)
-        errors.append(_pass(made, inputs, rank, world, 328, extend, BF16))
+        errors.append(_pass(made, inputs, rank, world, 328, extend))
     print(f"relative errors {errors}")
 
 
@@ -100,10 +105,10 @@ def _fp8(rank, world):
     with deep_gemm_available():
         made = dispatcher_of(world, 384, rows="fp8")
         for step, extend in enumerate([True, False, True]):
-            _pass(made, tokens_of(world, 384, seed=step), rank, world, 384, extend, FP8, alignment=128)
+            _pass(made, tokens_of(world, 384, seed=step), rank, world, 384, extend, fp8=True, alignment=128)
     made.set_quant_config({"normal_dispatcher_output_dtype": "bf16", "low_latency_dispatcher_output_dtype": "fp8"})
-    for extend, bar in ((True, BF16), (False, FP8)):
-        _pass(made, tokens_of(world, 384, seed=5), rank, world, 384, extend, bar)
+    for extend in (True, False):
+        _pass(made, tokens_of(world, 384, seed=5), rank, world, 384, extend, fp8=not extend)
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -126,7 +131,7 @@ def _many_tokens(rank, world):
         factors = torch.arange(rank * here, (rank + 1) * here).add(1)[:, None, None]
         out = made.combine(combine_input=DeepEPLLCombineInput((output.hidden_states.float() * factors).bfloat16(), ids, weights))
     want = x.float() * (torch.where(ids >= 0, ids + 1, 0) * weights).sum(1, keepdim=True)
-    assert off(out, want) < BF16
+    assert off(out, want) < BAR
 
 
 def test_more_tokens_than_deep_ep_takes():
@@ -161,7 +166,7 @@ def _two_batches(rank, world, extend):
             combine_a(1, second)
             outs = [made.combine_b(tbo_subbatch_index=half) for half in range(2)]
             for out, (x, ids, weights) in zip(outs, halves):
-                assert off(out, wanted(x, ids, weights, w13, w2)) < BF16
+                assert off(out, wanted(x, ids, weights, w13, w2)) < BAR
 
 
 @pytest.mark.parametrize("extend", [True, False], ids=["prefill", "decode"])
@@ -176,7 +181,7 @@ def _between(rank, world):
     made.register_deepep_dispatch_hook(lambda dispatcher: seen.append("between"))
     made.register_post_dispatch_hook(lambda dispatcher, output: seen.append(output.format.value))
     for extend in (True, False):
-        _pass(made, inputs, rank, world, 64, extend, BF16)
+        _pass(made, inputs, rank, world, 64, extend)
     assert seen == ["between", "deepep_normal", "between", "deepep_ll"]
     import switchyard as sy
 
@@ -204,9 +209,9 @@ def _permuted(rank, world):
         given = PermuteMethodPool.get_pre_permute("deepep_ll", "deep_gemm")(output, None, config, state)
         assert given.use_masked_gemm and given.masked_m is output.masked_m
         rows = _experts(output._replace(hidden_states=given.hidden_states), w13[here], w2[here]).hidden_states
-        back = PermuteMethodPool.get_post_permute("deep_gemm", "deepep_ll")(DeepGemmRunnerOutput(hidden_states=rows), None, config, state)
-        out = made.combine(combine_input=back)
-    assert INNER == w2.shape[2] and off(out, wanted(x, ids, weights, w13, w2)) < BF16
+        back = PermuteMethodPool.get_post_permute("deep_gemm", "deepep_ll")
+        out = made.combine(combine_input=back(DeepGemmRunnerOutput(hidden_states=rows), None, config, state))
+    assert INNER == w2.shape[2] and off(out, wanted(x, ids, weights, w13, w2)) < BAR
 
 
 def test_permutations_of_the_runner():

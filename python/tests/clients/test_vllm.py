@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switchyard as the all-to-all backend of vLLM 0.33: vLLM's own parallel state, factory of prepare/finalize and modular kernel, with
-plain torch experts, against float64. Stand-ins, with reasons: vllm_stand_ins.STAND_INS; vllm_ranks.use_plain_operators (three
+"""Switchyard as the all-to-all backend of vLLM 0.33: vLLM's own parallel state, factory of prepare/finalize and modular kernel,
+with plain torch experts, against float64. Stand-ins, with reasons: vllm_stand_ins.STAND_INS; vllm_ranks.use_plain_operators (three
 operators of vLLM's GPU extension); vllm_ranks.manager_of (a branch of CudaCommunicator, which needs NCCL)."""
 import pytest
 

@@ -19,8 +19,7 @@ def _dispatched(buffer):
     """Returns weights, ids, the expected sums, the rows, their counts and the handle of one dispatch."""
     inputs = inputs_of(buffer.group_size, repeats=False)
     x, ids, weights = tensors(inputs[buffer.rank])
-    received, count, handle, _, hook = buffer.low_latency_dispatch(x, ids, MAX_TOKENS, EXPERTS, use_fp8=False, return_recv_hook=True)
-    hook()
+    received, count, handle, _, _ = buffer.low_latency_dispatch(x, ids, MAX_TOKENS, EXPERTS, use_fp8=False)
     return weights, ids, weighted(x, ids, weights), received, count, handle
 
 
@@ -83,9 +82,8 @@ def test_a_block_that_never_completes():
 def _without_overlap(buffer):
     """Without overlap, SGLang passes the same arguments, and x is complete."""
     weights, ids, want, received, count, handle = _dispatched(buffer)
-    keywords = {"packed_recv_count": count, "comp_signal": None, "block_m": 64, "threshold": 0, "num_sms": 3}
-    out, _, hook = buffer.low_latency_combine(received.nan_to_num(0, 0, 0), ids, weights, handle, return_recv_hook=True, overlap=False,
-                                              **keywords)
+    keywords = {"overlap": False, "packed_recv_count": count, "comp_signal": None, "block_m": 64, "threshold": 0, "num_sms": 3}
+    out, _, hook = buffer.low_latency_combine(received.nan_to_num(0, 0, 0), ids, weights, handle, return_recv_hook=True, **keywords)
     hook()
     assert calc_diff(out, want) < 1e-5
 
@@ -97,7 +95,8 @@ def _refused(buffer):
 
     def combine(match, kind=sy.InvalidArgument, **keywords):
         with pytest.raises(kind, match=match):
-            buffer.low_latency_combine(*given, **{"overlap": True, "comp_signal": signal, "block_m": BLOCK, "threshold": 1, **keywords})
+            options = {"overlap": True, "comp_signal": signal, "block_m": BLOCK, "threshold": 1, **keywords}
+            buffer.low_latency_combine(*given, **options)
 
     combine("overlap=True needs comp_signal", comp_signal=None)
     combine(f"must be contiguous int32 with at least {need} elements", comp_signal=signal[:-1])

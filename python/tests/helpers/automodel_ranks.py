@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoE layers of NeMo Automodel on ranks of gloo, with the drop-in as deep_ep. No stand-ins: the dispatcher is made with its
-default ``moe_permute_fusion=False``, because the fused permutation is a kernel of Transformer Engine."""
+"""MoE layers of NeMo Automodel on ranks of gloo, with the drop-in as deep_ep. No stand-ins: the
+dispatcher is set to Automodel's own permutation in torch, because the fused one is a kernel of Transformer Engine."""
 import contextlib
 import gc
 
 import pytest
 
-from clients import source_of
-from megatron_ranks import DTYPE, EXPERTS, HIDDEN, INNER, TOPK, parameters
+from megatron_ranks import DTYPE, EXPERTS, HIDDEN, INNER, TOPK, fetched, parameters
 
 torch = pytest.importorskip("torch")
 
-source_of("nemo-automodel")
+fetched("nemo-automodel")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import types
 import torch
 
 import sglang_sources
-from clients import source_of
 from team import run_on_team
 
 RANKS = 4
@@ -31,7 +30,7 @@ def _folder():
 def over_ranks(world, scenario, *arguments):
     """Calls ``scenario(rank, world, *arguments)`` on the first `world` ranks of a team of four, in SGLang's context for expert
     parallelism with DeepEP. The plug-in is not installed; it is uninstalled at the end."""
-    source_of("sglang")
+    sglang_sources.check()
     path = os.path.join(_folder().name, secrets.token_hex(8))
     run_on_team("spawn", RANKS, _rank, path, world, scenario, arguments, seconds=400, name="sglang")
 
@@ -55,7 +54,7 @@ def _rank(rank, ranks, path, world, scenario, arguments):
 
 
 @contextlib.contextmanager
-def context(world, rank, **parallel):
+def context(world, rank):
     """SGLang's process-wide configuration, with all flags at their defaults except for DeepEP."""
     from sglang.srt import runtime_context
     from sglang.srt.layers.moe.utils import DeepEPMode, MoeA2ABackend, MoeRunnerBackend
@@ -64,7 +63,8 @@ def context(world, rank, **parallel):
     runtime_context.reset_context()
     runtime_context._CONTEXT.set_server_args(ServerArgs(model_path="none"))
     group = types.SimpleNamespace(device_group=_groups[world], world_size=world, rank_in_group=rank, barrier=lambda: None)
-    sizes = {"tp_group": group, "tp_size": world, "moe_ep_size": world, "moe_ep_rank": rank, "moe_tp_size": 1, "moe_tp_rank": 0, **parallel}
+    sizes = {"tp_group": group, "tp_size": world, "attn_tp_size": world, "moe_ep_size": world, "moe_ep_rank": rank,
+             "moe_tp_size": 1, "moe_tp_rank": 0}
     moe = runtime_context.get_flags().moe
     with runtime_context.get_parallel().override(**sizes), \
             moe.override(a2a_backend=MoeA2ABackend.DEEPEP, deepep_mode=DeepEPMode.AUTO, runner_backend=MoeRunnerBackend.DEEP_GEMM):

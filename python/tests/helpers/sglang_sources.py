@@ -6,12 +6,17 @@ the wheel. Only the modules in STAND_INS are replaced.
 """
 import importlib.abc
 import importlib.machinery
+import importlib.util
+import os
 import sys
 import types
 
+import pytest
+
 from clients import source_of
 
-VERSION = "0.5.23"
+#: Dependencies of SGLang that must be installed.
+NEEDED = ("msgspec", "dill", "transformers")
 
 #: Modules that tests replace, with the reason. The replacement has any attribute and computes nothing.
 STAND_INS = {
@@ -67,6 +72,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         module.__path__ = []
+
+
+def check():
+    """Skips the test if SGLang's sources or NEEDED are missing, and fails instead if SWITCHYARD_CLIENTS is set, as in CI."""
+    source_of("sglang")
+    for name in NEEDED:
+        if importlib.util.find_spec(name) is None:
+            (pytest.fail if os.environ.get("SWITCHYARD_CLIENTS") else pytest.skip)(f"SGLang needs {name}, which is not installed")
 
 
 def importable():

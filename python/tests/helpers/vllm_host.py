@@ -17,11 +17,13 @@ _host = None
 
 
 def _rank(rank, world, scenario, arguments, end):
-    """Runs `scenario(rank, world, *arguments)` of vllm_ranks in a forked process and sends (result, traceback)."""
+    """Runs `scenario(rank, world, *arguments)` of vllm_ranks or vllm_checks in a forked process and sends (result, traceback)."""
+    import vllm_checks
     import vllm_ranks
 
     try:
-        end.send((getattr(vllm_ranks, scenario)(rank, world, *arguments), None))
+        found = getattr(vllm_ranks, scenario, None) or getattr(vllm_checks, scenario)
+        end.send((found(rank, world, *arguments), None))
     except BaseException:
         end.send((None, traceback.format_exc()))
     finally:
@@ -39,7 +41,7 @@ def _serve(end, path):
 
     torch.set_num_threads(1)
     use_stand_ins()
-    import vllm_ranks  # noqa: F401
+    import vllm_checks  # noqa: F401  (with vllm_ranks)
 
     context = multiprocessing.get_context("fork")
     while True:
@@ -92,15 +94,16 @@ class _Host:
             self.process.kill()
 
 
-def in_vllm(scenario, world, *arguments):
-    """Runs `scenario(rank, world, store, *arguments)`, a function of vllm_ranks, in `world` processes with vLLM, and returns the
-    results by rank. `store` is a file for the rendezvous. Fails with the tracebacks of all ranks that raise."""
+def in_vllm(scenario, world, *arguments, without=()):
+    """Runs `scenario(rank, world, store, *arguments)`, a function of vllm_ranks or vllm_checks, in `world` processes with vLLM, and
+    returns the results by rank. `store` is a file for the rendezvous. Fails with the tracebacks of all ranks that raise, except
+    those in `without`, which end on purpose."""
     global _host
     if _host is None or not _host.process.is_alive():
         _host = _Host()
         atexit.register(_host.close)
     _host.end.send((scenario, world, arguments))
     answers = _host.end.recv()
-    failures = [f"rank {rank}:\n{error}" for rank, (_, error) in enumerate(answers) if error]
+    failures = [f"rank {rank}:\n{error}" for rank, (_, error) in enumerate(answers) if error and rank not in without]
     assert not failures, "\n".join(failures)
     return [result for result, _ in answers]

@@ -13,8 +13,8 @@ from vllm.distributed.device_communicators import all2all
 from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.model_executor.layers.fused_moe import all2all_utils
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-from vllm.model_executor.layers.fused_moe.config import (FusedMoEConfig, FusedMoEParallelConfig, FusedMoEQuantConfig, RoutingMethodType,
-                                                         fp8_w8a8_moe_quant_config)
+from vllm.model_executor.layers.fused_moe.config import (FusedMoEConfig, FusedMoEParallelConfig, FusedMoEQuantConfig,
+                                                         RoutingMethodType, fp8_w8a8_moe_quant_config)
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceDelegate, TopKWeightAndReduceNoOP
 from vllm.v1.worker import workspace
 
@@ -59,12 +59,13 @@ def moe_config(config, shape, **changes):
     its = config.parallel_config
     world, rank = its.data_parallel_size, its.data_parallel_rank
     parallel = FusedMoEParallelConfig(
-        tp_size=1, pcp_size=1, dp_size=world, ep_size=world, tp_rank=0, pcp_rank=0, dp_rank=rank, ep_rank=rank, sp_size=1, use_ep=True,
-        all2all_backend=its.all2all_backend, enable_eplb=False)
+        tp_size=1, pcp_size=1, dp_size=world, ep_size=world, tp_rank=0, pcp_rank=0, dp_rank=rank, ep_rank=rank, sp_size=1,
+        use_ep=True, all2all_backend=its.all2all_backend, enable_eplb=False)
     here = experts // world + (rank < experts % world)
-    keywords = dict(num_experts=experts, experts_per_token=topk, hidden_dim=hidden, intermediate_size=intermediate, num_local_experts=here,
-                    num_logical_experts=experts, activation=MoEActivation.SILU, device="cpu", routing_method=RoutingMethodType.Renormalize,
-                    moe_parallel_config=parallel, in_dtype=torch.bfloat16, max_num_tokens=MAX_TOKENS)
+    keywords = dict(num_experts=experts, experts_per_token=topk, hidden_dim=hidden, intermediate_size=intermediate,
+                    num_local_experts=here, num_logical_experts=experts, activation=MoEActivation.SILU, device="cpu",
+                    routing_method=RoutingMethodType.Renormalize, moe_parallel_config=parallel, in_dtype=torch.bfloat16,
+                    max_num_tokens=MAX_TOKENS)
     parallel_changes = {name: changes.pop(name) for name in list(changes) if hasattr(parallel, name) and name not in keywords}
     for name, value in parallel_changes.items():
         setattr(parallel, name, value)
@@ -83,9 +84,8 @@ def inputs_of(world, shape, tokens, skew=False):
     by_rank = []
     for count in tokens:
         x = torch.randn(count, hidden, generator=source).bfloat16()
-        ids = torch.stack([torch.randperm(experts if not skew else topk, generator=source)[:topk] for _ in range(count)]) if count else \
-            torch.empty(0, topk, dtype=torch.int64)
-        by_rank.append((x, ids.to(torch.int32), torch.rand(count, topk, generator=source).softmax(1) if count else torch.empty(0, topk)))
+        ids = torch.rand(count, topk if skew else experts, generator=source).argsort(1)[:, :topk].to(torch.int32)
+        by_rank.append((x, ids.contiguous(), torch.rand(count, topk, generator=source) + 0.5))
     return w13, w2, by_rank
 
 
@@ -191,12 +191,14 @@ class BatchedExperts(_Experts):
     def workspace_shapes(self, M, N, K, topk, global_num_experts, local_num_experts, *others):
         return (0,), (0,), (local_num_experts, M, K)
 
-    def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts, expert_map, a1q_scale, expert_tokens_meta, **others):
+    def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts, expert_map, a1q_scale,
+              expert_tokens_meta, **others):
         output.fill_(float("nan"))
-        for expert, count in enumerate(expert_tokens_meta.expert_num_tokens.tolist()):
-            scales = None if a1q_scale is None else a1q_scale[expert, :count]
-            output[expert, :count] = mlp(dequantized(hidden_states[expert, :count], scales), w1[expert], w2[expert]).to(output.dtype)
-        self.seen = (hidden_states.dtype, tuple(hidden_states.shape), int(sum(expert_tokens_meta.expert_num_tokens.tolist())), output.data_ptr())
+        counts = expert_tokens_meta.expert_num_tokens.tolist()
+        for expert, count in enumerate(counts):
+            rows = dequantized(hidden_states[expert, :count], None if a1q_scale is None else a1q_scale[expert, :count])
+            output[expert, :count] = mlp(rows, w1[expert], w2[expert]).to(output.dtype)
+        self.seen = (hidden_states.dtype, tuple(hidden_states.shape), sum(counts), output.data_ptr())
 
 
 # ---- Scenarios ----
@@ -276,7 +278,9 @@ def kernel(rank, world, store, backend, shape, tokens, options):
     x, ids, weights = by_rank[rank]
     with vllm_with(rank, world, store, backend) as config:
         moe, quant, manager = moe_config(config, shape), quant_config_of(options), manager_of(backend)
-        order = torch.randperm(shape[2], generator=torch.Generator().manual_seed(3)) if options.get("physical") else torch.arange(shape[2])
+        order = torch.arange(shape[2])
+        if options.get("physical"):
+            order = torch.randperm(shape[2], generator=torch.Generator().manual_seed(3))
         tables = (order, order.argsort(), order) if options.get("physical") else None  # global -> physical, its inverse, unused
         made = all2all_utils.maybe_make_prepare_finalize(moe, quant, tables, allow_new_interface=True)
         batched = backend == "deepep_low_latency"
@@ -290,7 +294,8 @@ def kernel(rank, world, store, backend, shape, tokens, options):
         expert_map[here] = torch.arange(moe.num_local_experts, dtype=torch.int32)
         on_input, errors = options.get("on_input", False), []
         seen = seen_by(world, shape, by_rank, rank, options)
-        right = expected((x * weights).bfloat16() if on_input else x, ids, torch.ones_like(weights) if on_input else weights, w13, w2, seen)
+        scaled, factors = ((x * weights).bfloat16(), torch.ones_like(weights)) if on_input else (x, weights)
+        right = expected(scaled, ids, factors, w13, w2, seen)
         for _ in range(3):
             with one_pass(config, tokens, rank, options.get("known")):
                 out = whole.apply(x, w13[here], w2[here], weights, ids, MoEActivation.SILU, shape[2], expert_map, on_input)
@@ -301,40 +306,93 @@ def kernel(rank, world, store, backend, shape, tokens, options):
         return max(errors), getattr(experts, "seen", None), in_place
 
 
-def whole_layer(rank, world, store, shape, tokens, options):
-    """Builds vLLM's layer with its factory, loads weights, and runs its runner; returns errors by step."""
+def layers_of(config, shape, weights, options, shared=None, quant_config=None):
+    """Returns two layers built by vLLM's factory, with a router that returns `weights` and ids given by its attribute `routing`."""
     from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 
-    plugin.install("layer")
     hidden, intermediate, experts, topk = shape
-    w13, w2, by_rank = inputs_of(world, shape, tokens)
+    return [FusedMoEFactory(experts, topk, hidden, intermediate, params_dtype=torch.bfloat16, prefix=f"layers.{n}.mlp",
+                            custom_routing_function=lambda hidden_states, gating_output, topk, renormalize: weights,
+                            apply_router_weight_on_input=options.get("on_input", False), shared_experts=shared,
+                            quant_config=quant_config) for n in range(2)]
+
+
+def whole_layer(rank, world, store, shape, tokens, options):
+    """Builds vLLM's layers with its factory, loads weights, and runs its runner; returns errors by step."""
+    plugin.install("layer")
+    hidden, _, experts, _ = shape
+    w13, w2, by_rank = inputs_of(world, shape, tokens, options.get("skew", False))
     x, ids, weights = by_rank[rank]
-    routing = lambda hidden_states, gating_output, topk, renormalize: (weights, ids)  # noqa: E731
-    with vllm_with(rank, world, store, "allgather_reducescatter") as config:
+    on_input = options.get("on_input", False)
+    scaled, factors = ((x * weights).bfloat16(), torch.ones_like(weights)) if on_input else (x, weights)
+    with vllm_with(rank, world, store, "allgather_reducescatter") as config, torch.no_grad():
         config.kernel_config.set_platform_defaults(config)
         assert config.parallel_config.all2all_backend == "passthrough"
         shared = torch.nn.Linear(hidden, hidden, bias=False).bfloat16() if options.get("shared") else None
-        layers = [FusedMoEFactory(experts, topk, hidden, intermediate, params_dtype=torch.bfloat16, prefix=f"layers.{n}.mlp",
-                                  custom_routing_function=routing, shared_experts=shared) for n in range(2)]
+        layers = layers_of(config, shape, (weights, ids), options, shared)
         first = sum(experts // world + (r < experts % world) for r in range(rank))
         here = slice(first, first + layers[0].routed_experts.local_num_experts)
 
         def load(layer, factor):
-            layer.routed_experts.w13_weight.data.copy_(w13[here] * factor)
-            layer.routed_experts.w2_weight.data.copy_(w2[here])
-            layer.routed_experts.quant_method.process_weights_after_loading(layer.routed_experts)
+            its = layer.routed_experts
+            its.w13_weight.data.copy_(w13[here] * factor)
+            its.w2_weight.data.copy_(w2[here])
+            its.quant_method.process_weights_after_loading(its)
 
         def run(layer, factor):
             with set_forward_context(None, config, num_tokens=len(x), num_tokens_across_dp=torch.tensor(tokens)):
                 out = layer(x.clone(), torch.zeros(len(x), experts))
-            right = expected(x, ids, weights, w13 * factor, w2)
+            right = expected(scaled, ids, factors, w13 * factor, w2)
             return error_of(out, right if shared is None else right + shared(x).double())
 
         for n, layer in enumerate(layers):
             load(layer, n + 1)
-        with torch.no_grad():
-            errors = [run(layers[0], 1), run(layers[1], 2), run(layers[0], 1)]
-            load(layers[0], 4)  # a reload of weights
-            errors += [run(layers[0], 4), run(layers[1], 2)]
-        kernel = layers[0].routed_experts.quant_method.moe_kernel
-        return errors, type(kernel.fused_experts).__name__, kernel.fused_experts._layer.implementation
+        errors = [run(layers[0], 1), run(layers[1], 2), run(layers[0], 1)]
+        load(layers[0], 4)  # a reload at the same addresses
+        errors += [run(layers[0], 4), run(layers[1], 2)]
+        made = layers[0].routed_experts.quant_method.moe_kernel
+        if options.get("moved"):
+            its = layers[1].routed_experts
+            its.w13_weight.data = its.w13_weight.data * 4
+            errors.append(run(layers[1], 8))
+        plugin.uninstall()
+        errors.append(run(layers[0], 4))
+        return errors, type(made.fused_experts).__name__, type(made.prepare_finalize).__name__
+
+
+def fp8_layer(rank, world, store, shape):
+    """Builds a layer of an fp8 checkpoint with vLLM's quantization method and returns the arguments of MoeLayer, which has no fp8
+    on the CPU and is replaced. shape: multiples of 128."""
+    from switchyard.engines.vllm import _layer
+    from vllm.model_executor.layers.quantization.fp8 import Fp8Config
+
+    calls = []
+
+    class Recorder:
+        group = type("Group", (), {"rank": rank, "size": world, "experts_of": lambda self, experts: range(experts // world)})()
+
+        def forward(self, x, topk_ids, topk_weights=None, *, out):
+            calls.append((x.dtype, tuple(x.shape), topk_weights is not None, out.dtype))
+            out.fill_(rank + 1)
+
+    def layer(self, weights, **config):
+        calls.append([(each.dtype, tuple(each.shape), each.data_ptr()) for each in weights] + [config])
+        return Recorder()
+
+    plugin.install("layer")
+    _layer.MoeLayer.memory_required = staticmethod(lambda world, **config: None)
+    _layer.Ranks.layer = layer
+    _, _, by_rank = inputs_of(world, shape, (6,) * world)
+    x, ids, weights = by_rank[rank]
+    with vllm_with(rank, world, store, "allgather_reducescatter") as config, torch.no_grad():
+        config.kernel_config.set_platform_defaults(config)
+        config.parallel_config.world_size = 1
+        quantization = Fp8Config(is_checkpoint_fp8_serialized=True, activation_scheme="dynamic", weight_block_size=[128, 128])
+        runner = layers_of(config, shape, (weights, ids), {}, quant_config=quantization)[0]
+        its = runner.routed_experts
+        its.quant_method.process_weights_after_loading(its)
+        with set_forward_context(None, config, num_tokens=len(x), num_tokens_across_dp=torch.tensor((6,) * world)):
+            out = runner(x, torch.zeros(len(x), shape[2]))
+        own = [its.w13_weight, its.w2_weight, its.w13_weight_scale_inv, its.w2_weight_scale_inv]
+        assert [each[2] for each in calls[0][:4]] == [each.data_ptr() for each in own]
+        return [each[:2] for each in calls[0][:4]], calls[0][4], calls[1:], out.unique().tolist()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for compiled modules that vLLM imports on its way to `vllm.model_executor.layers.fused_moe`. No file of that package, of
-its prepare/finalize classes, router, oracles or layer is among them."""
+"""Stand-ins for compiled modules that vLLM imports on its way to `vllm.model_executor.layers.fused_moe`. No file of that package,
+of its prepare/finalize classes, router, oracles or layer is among them."""
 import importlib.abc
 import importlib.util
 import sys

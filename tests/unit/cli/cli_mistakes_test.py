@@ -129,6 +129,9 @@ MISTAKES = [
     ("bench --mode flat --layout expert_major", "--layout: given with --mode flat", "it belongs to --mode normal"),
     ("bench --contest", "--contest: given with --mode normal", "it belongs to --mode flat"),
     ("bench --slots 64", "--slots: given with --staging direct", "it belongs to --staging ring"),
+    ("bench --spare-slots 2", "--spare-slots: given with --mode normal", "it belongs to --mode layer"),
+    ("bench --mode layer --spare-slots 1025", "--spare-slots: '1025' given", "from 0 to 1024"),
+    ("demo --routing rank_skew:3 --ranks 2", "--routing: 'rank_skew:3' does not fit", "allowed: 0 to 2"),
     ("bench --pin cores --warps 2", "--pin: 'cores' given", "--processes"),
     ("verify ledger --quick --tokens 3", "--tokens: given with --quick", "allowed: one of them"),
     ("trace --in t.json --tokens 3", "--tokens: given with --in"),
@@ -210,8 +213,8 @@ def contents(folder):
 OWN_OPTIONS = {
     "demo": "--steps", "verify": "--equal-tokens --repeat --verbose", "verify ledger": "--quick --drop-percent --aiv-blocks",
     "bench": "--exchange --scale-order --compute --cached --contest --sweep --channels --send-chunk --slots --sets --limit-ms --pin --no-verify",
-    "trace": "--form --calls --events --cost --in", "tune": "--slack", "plan": "--ranks-per-host --variants --spare-slots", "plot": "",
-    "doctor": "--measure --hosts --seconds"}
+    "trace": "--form --calls --events --cost --in", "tune": "--slack", "plan": "--ranks-per-host --variants", "plot": "",
+    "doctor": "--engines --measure --hosts --seconds"}
 
 
 class Spelling(unittest.TestCase):

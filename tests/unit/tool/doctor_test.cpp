@@ -251,7 +251,9 @@ TEST(Doctor, UnknownVariablesOfItsOwnAreProbablySlips) {
   EXPECT_EQ(of("SWITCHYARD_TUNNING").action, "did you mean SWITCHYARD_TUNING?");
   EXPECT_EQ(of("SWITCHYARD_QQQ").verdict, Verdict::limited);
   EXPECT_NE(of("SWITCHYARD_QQQ").action.find("SWITCHYARD_JOB_TOKEN"), std::string::npos);
-  for (const char* known : {"SWITCHYARD_STORE", "SWITCHYARD_DATA_DIR", "SWITCHYARD_WERROR", "SWITCHYARD_TEST_DEADLINE_S"})
+  EXPECT_EQ(of("SWITCHYARD_VLM").action, "did you mean SWITCHYARD_VLLM?");
+  for (const char* known : {"SWITCHYARD_STORE", "SWITCHYARD_DATA_DIR", "SWITCHYARD_HOST", "SWITCHYARD_VLLM",
+                            "SWITCHYARD_DEEP_EP", "SWITCHYARD_WERROR", "SWITCHYARD_TEST_DEADLINE_S"})
     EXPECT_EQ(of(known).verdict, Verdict::note) << known;
 }
 

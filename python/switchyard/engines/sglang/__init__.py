@@ -57,7 +57,7 @@ def _install(choice: str) -> None:
     from . import _dispatcher, _hooks, _layer
 
     hook = _hooks.Hook(_hooks.FACTORY, _dispatcher.around_factory if choice == "all2all" else _layer.around_factory)
-    changes = [hook] if choice == "all2all" else [hook, _hooks.Core(_layer.RUNNER, _layer.Core)]
+    changes: List[Any] = [hook] if choice == "all2all" else [hook, _hooks.Core(_layer.RUNNER, _layer.Core)]
     for each in changes:
         each.check()
     for each in changes:

@@ -12,7 +12,8 @@ from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_r
 from sglang.srt.layers import deep_gemm_wrapper
 from sglang.srt.layers.dp_attention import get_is_extend_in_batch
 from sglang.srt.layers.moe.token_dispatcher.base import BaseDispatcher
-from sglang.srt.layers.moe.token_dispatcher.deepep import DeepEPLLDispatchOutput, DeepEPNormalDispatchOutput, DeepEPPDispatchHooks
+from sglang.srt.layers.moe.token_dispatcher.deepep import (DeepEPLLDispatchOutput, DeepEPNormalDispatchOutput,
+                                                           DeepEPPDispatchHooks, _deepep_precompile_tp_barrier)
 from sglang.srt.layers.moe.utils import (DeepEPMode, get_deepep_config, get_deepep_mode, get_deepep_output_dtype,
                                          get_moe_a2a_backend, is_tbo_enabled)
 from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
@@ -28,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 #: Values of `quantize` and `size` of Exchange.dispatch: "f32"; exactly the received rows.
 _FP8, _EXACT = 1, 0
-#: Names of the formats in which rows can be sent. SGLang too uses fp8 for int8 on GPUs.
+#: Formats in which rows can be sent, and whether these are fp8. On GPUs, SGLang also replaces int8 by fp8.
 _SENT = {"bf16": False, "fp8": True, "int8": True}
 
 
@@ -58,12 +59,12 @@ class Dispatcher(MaybeTboDeepEPDispatcher):
         shape = _shared.Shape(config.hidden_size, config.num_experts, config.top_k, _shared.decode_tokens())
         exchanges, halves = _shared.shared(config.hidden_size), 2 if is_tbo_enabled() else 1
         self._inners = [_Half(exchanges, shape, halves, half, config.runner_backend) for half in range(halves)]
-        if not isinstance(quant_method, UnquantizedFusedMoEMethod):  # which asks for bf16 rows when the weights are loaded
+        if not isinstance(quant_method, UnquantizedFusedMoEMethod):  # which selects bf16 rows when the weights are loaded
             self.set_quant_config({})
 
 
-class _Asking(NamedTuple):
-    """An object of which SGLang's get_deepep_output_dtype reads the configuration of one mode."""
+class _Query(NamedTuple):
+    """Argument of SGLang's get_deepep_output_dtype for one mode."""
 
     quant_config: Dict[str, Any]
     runner_backend: Any
@@ -71,8 +72,8 @@ class _Asking(NamedTuple):
 
 
 class _Half(BaseDispatcher):
-    """Dispatcher of the batch, or of one half of it in two-batch overlap. Between its four steps, the other half may compute
-    and call its own steps."""
+    """Dispatcher of the batch, or of one half of it in two-batch overlap. Steps of the two halves may alternate in any order
+    that is identical on all ranks."""
 
     expert_mask_gpu = None  #: part of the interface; only AITER uses it
 
@@ -104,7 +105,7 @@ class _Half(BaseDispatcher):
 
     def _choose(self, quant_config: Dict[str, Any]) -> None:
         for mode in (DeepEPMode.NORMAL, DeepEPMode.LOW_LATENCY):
-            name = get_deepep_output_dtype(_Asking(quant_config, self.runner_backend, mode)).value
+            name = get_deepep_output_dtype(_Query(quant_config, self.runner_backend, mode)).value
             if name not in _SENT:
                 _names.invalid(f"rows in {name}: Switchyard sends bf16 or fp8; use --deepep-dispatcher-output-dtype bf16 or fp8")
             self._fp8[mode] = _SENT[name]
@@ -146,6 +147,7 @@ class _Half(BaseDispatcher):
         return self._next("dispatch_b", "dispatch_a")
 
     def _send(self, x: torch.Tensor, topk_output: Any, split: bool) -> None:
+        _deepep_precompile_tp_barrier()  # while DeepGEMM compiles, ranks are far apart
         low_latency = self._modes.resolve(get_is_extend_in_batch()) == DeepEPMode.LOW_LATENCY
         ids, weights = topk_output.topk_ids, topk_output.topk_weights
         self._continue = (self._low_latency if low_latency else self._normal)(x.contiguous(), ids, weights, split)
@@ -197,6 +199,10 @@ class _Half(BaseDispatcher):
 
         return receive
 
+    def _num_sms(self) -> int:
+        """Returns the number of multiprocessors that ``--deepep-config`` sets, or 0, the library's choice."""
+        return max(min(self._sms, self._exchanges.buffer._most_sms), 0)
+
     def _exchange(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Tuple[Any, ...]:
         """Returns rows, scales or None, local ids int64, weights, the aligned counts of this rank's experts, and the handle. The
         host waits for the counts, which the format has in host memory."""
@@ -204,7 +210,7 @@ class _Half(BaseDispatcher):
         shape = NormalShape(self._shape.hidden, self._shape.experts, ids.shape[1])
         quantize = _FP8 if jit and self._fp8[DeepEPMode.NORMAL] else 0  # without DeepGEMM, SGLang's prefill takes bf16 rows
         exchange, generation = buffer._normal.choose(shape, x.shape[0], 0)
-        options = (quantize, _EXACT, 0, 0, 0, self._sms and max(min(self._sms, buffer._most_sms), 1))
+        options = (quantize, _EXACT, 0, 0, 0, self._num_sms())
         rows, scales, handle = exchange._dispatch(x, ids.contiguous(), weights, None, options)
         its_ids, its_weights = handle.topk_ids.long(), handle.topk_weights.clone()
         call = _normal.Call(x, ids, weights, ids, ids, 128 if jit else 1, 0, 1, 0)
@@ -236,24 +242,23 @@ class _Half(BaseDispatcher):
         known, self._handle = self._handle, None
         if known is None or self._continue is not None:
             _names.invalid("combine without dispatch")
+        _deepep_precompile_tp_barrier()
         y, _, weights = combine_input
-        streams, result = self._exchanges.buffer._streams, []
+        streams, wait = self._exchanges.buffer._streams, None
         if isinstance(known, _normal.NormalHandle):
-            sms = self._sms and max(min(self._sms, self._exchanges.buffer._most_sms), 1)
+            sms = self._num_sms()
             (out, _), event = streams.run(lambda: known.exchange._combine(y, known.handle, None, num_sms=sms), (y,), None, split)
             wait = event.current_stream_wait if split else None
         else:
             objects, handle = known
             stream = None if split else streams.ready()
             out = None if stream is None else _low_latency.combine_again(objects, y, weights, handle, stream)
-            wait = None
             if out is None:
                 out, wait = streams.here(lambda: _low_latency.combine(objects, y, weights, handle, False, split, None))
-        result.append(out)
 
         def receive() -> torch.Tensor:
             if wait is not None:
                 wait()
-            return result.pop()
+            return out
 
         self._continue = receive

@@ -95,7 +95,9 @@ class Core(DispatchMoeRunnerCore):
         super().__init__(config)
         _check(config)
         _shared.world_of(config)
-        self._modes, self._made, self._of = get_deepep_mode(), {}, ()  # type: ignore[var-annotated]
+        self._modes = get_deepep_mode()
+        self._made: Dict[str, MoeLayer] = {}
+        self._of: Tuple[Any, ...] = ()  #: addresses and shapes of their weights
         shape: Dict[str, Any] = {"hidden": config.hidden_size, "intermediate": config.intermediate_size_per_partition,
                                  "num_experts": config.num_experts, "topk": config.top_k, "dtype": "bf16", "storage": "view"}
         self._shape = shape
@@ -125,8 +127,6 @@ class Core(DispatchMoeRunnerCore):
         layers = self._exchanges.layers(self._configs)
         layers.drop(self._made)
         self._made, self._of = layers.make(w13, w2, scales), now
-        _logger.info("Switchyard computes MoE layer %s: %s", self.config.layer_id,
-                     ", ".join(f"{name} {each.implementation}" for name, each in self._made.items()))
 
     def _weights(self) -> Tuple[torch.Tensor, torch.Tensor, Dict[str, torch.Tensor]]:
         """Returns w13, gate rows first, w2, and the scales of fp8 weights as keywords of MoeLayer. On the CPU, where MoeLayer

@@ -22,6 +22,8 @@ _logger = logging.getLogger(__name__)
 MAX_TOKENS = "SWITCHYARD_SGLANG_MAX_TOKENS"
 #: Memory of a group besides that of its objects.
 _SPARE = 1 << 20
+#: Seconds until a call raises PeerTimeout, as in DeepEP, and until the construction of a group does: ranks load weights meanwhile.
+_TIMEOUTS = {"timeout": 100.0, "rendezvous_timeout": 600.0}
 
 
 class Shape(NamedTuple):
@@ -47,7 +49,8 @@ class Shared:
             self.buffer.destroy()
             _names.invalid(f"the {world} ranks are on {hosts} hosts: the plug-in needs all on one host; unset SWITCHYARD_SGLANG to "
                            f"use SGLang's own deepep")
-        self.group: Group = group
+        group.set_timeout(_TIMEOUTS["timeout"])
+        self.group, self._process_group = group, process_group
         self._low_latency: Dict[Tuple[Any, ...], _low_latency.LowLatencyMode] = {}
         self._layers: Dict[Tuple[Any, ...], Layers] = {}
         _logger.info("Switchyard moves the tokens of MoE layers between %d ranks (%s)", world, group.backend)
@@ -55,7 +58,7 @@ class Shared:
     def _another(self, heap_bytes: int) -> Group:
         """Collective. Returns another group of the same ranks."""
         device = {} if self.group.backend == "cpu" else {"device": self.buffer._index}
-        return self.group._once_more(heap_bytes + _SPARE, {"backend": self.group.backend, **device})
+        return Group.from_process_group(self._process_group, heap_bytes + _SPARE, backend=self.group.backend, **_TIMEOUTS, **device)
 
     def low_latency(self, shape: Shape, halves: int, half: int, scales: Optional[str]) -> _low_latency.LowLatencyMode:
         """Returns the low-latency objects of one half of a batch. Calls of different halves may be in flight together.
@@ -78,7 +81,8 @@ class Shared:
         return self._layers[key]
 
     def close(self) -> None:
-        for group in {id(each.group): each.group for each in (*self._low_latency.values(), *self._layers.values())}.values():
+        groups = [each.group for each in self._low_latency.values()] + [each.group for each in self._layers.values()]
+        for group in {id(each): each for each in groups}.values():
             group.close()
         self.buffer.destroy()
 
@@ -97,7 +101,10 @@ class Layers:
             first = self._first.get(name)
             made[name] = (MoeLayer(self.group, w13, w2, **scales, **config) if first is None else
                           first.with_weights(w13, w2, **scales))
-            self._first.setdefault(name, made[name])
+        if not self._first:
+            chosen = "; ".join(f"{name}: {each.implementation}" for name, each in made.items())
+            _logger.info("Switchyard computes MoE layers: %s", chosen)
+            self._first = dict(made)
         return made
 
     def drop(self, made: Dict[str, MoeLayer]) -> None:
@@ -122,7 +129,7 @@ def shared(hidden: int) -> Shared:
             return each
     made = Shared(process_group, hidden)
     _shared.append((process_group, made))
-    DeepEPBuffer._state().buffer = made.buffer  # SGLang asks it whether low-latency memory needs cleaning, which it does not
+    DeepEPBuffer._state().buffer = made.buffer  # for SGLang's clean_buffer, which reads its low_latency_mode
     return made
 
 
@@ -187,7 +194,11 @@ def decode_tokens() -> int:
 
 
 def prefill_tokens() -> int:
-    """Returns the maximum number of tokens of a rank in a prefill pass: MAX_TOKENS, or the size of SGLang's chunks."""
+    """Returns the maximum number of tokens of a rank in a prefill pass: MAX_TOKENS, or the size of SGLang's chunks.
+
+    Raises:
+        InvalidArgument: neither is known.
+    """
     given = os.environ.get(MAX_TOKENS, "")
     if given:
         if not given.isdecimal() or int(given) < 1:
@@ -195,4 +206,8 @@ def prefill_tokens() -> int:
         return int(given)
     from sglang.srt.runtime_context import get_schedule, max_prefill_buffer_tokens
 
-    return max(max_prefill_buffer_tokens() or get_schedule().max_prefill_tokens, decode_tokens())
+    chunk = max_prefill_buffer_tokens()
+    if chunk < 1:
+        _names.invalid(f"without --chunked-prefill-size, the tokens of a prefill pass have no limit: set it, or {MAX_TOKENS}")
+    most = max(chunk, decode_tokens()) + (decode_tokens() if get_schedule().enable_mixed_chunk else 0)
+    return -(-most // 128) * 128  # SGLang pads batches to a multiple of the ranks that share attention

@@ -11,7 +11,7 @@ Importing this package imports neither torch nor vLLM.
 """
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 from ..._abi import names as _names
 from .._patches import Patches, require_version
@@ -44,11 +44,16 @@ def install(choice: str) -> None:
     if _installed is not None:
         _names.invalid(f"the vLLM plug-in is installed with {_installed!r}: call uninstall() before install({choice!r})")
     found = require_version("vllm", SUPPORTED, _INSTEAD)
-    from . import _all2all, _layer, _ranks
+    from . import _ranks  # not earlier, because it imports torch and vLLM
 
+    form: Any
+    if choice == "all2all":
+        from . import _all2all as form
+    else:
+        from . import _layer as form
     try:
         _ranks.watch_workers(_patches)
-        (_all2all if choice == "all2all" else _layer).install(_patches)
+        form.install(_patches)
     except BaseException:
         _patches.undo()
         raise

@@ -54,7 +54,7 @@ class SwitchyardBatched(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[m
             refuse("VLLM_DEEPEPLL_NVFP4_DISPATCH=1", "unset it: rows are then sent in bf16")
         after = quant.quant_dtype not in (None, "nvfp4") and not self._fp8 and not self._deferred
         if after and quant.a1_scale is None and quant.block_shape is None and not quant.per_act_token_quant:
-            refuse(f"one dynamic {quant.quant_dtype} scale for all rows with deepep_low_latency, whose batches have unspecified rows,",
+            refuse(f"one dynamic {quant.quant_dtype} scale for all rows, of which some are unspecified in batches,",
                    "use --all2all-backend deepep_high_throughput, or a checkpoint with static or block scales")
         self._fp8 = self._fp8 and not self._deferred
         scales = ("ue8m0" if fused_experts.supports_packed_ue8m0_act_scales() else "f32") if self._fp8 else None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole MoE layer of vLLM on :class:`switchyard.MoeLayer`: experts that exchange rows themselves, behind vLLM's all-to-all backend
-``passthrough``."""
+"""A whole MoE layer of vLLM on :class:`switchyard.MoeLayer`: experts that exchange rows themselves, behind vLLM's all-to-all
+backend ``passthrough``."""
 from __future__ import annotations
 
 import weakref
@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
-from vllm.config import get_current_vllm_config_or_none, kernel
+from vllm.config import kernel
 from vllm.distributed import get_ep_group
 from vllm.model_executor.layers.fused_moe import all2all_utils
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -16,8 +16,10 @@ from vllm.model_executor.layers.fused_moe.oracle import fp8, unquantized
 from vllm.model_executor.layers.fused_moe.prepare_finalize.passthrough import PassThroughPrepareAndFinalize
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
 from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8Dynamic128Sym, kFp8Static128BlockSym
+from vllm.platforms import current_platform
 
 from ..._abi import names as _names
+from ...errors import SwitchyardError
 from ...layer import MoeLayer
 from ._ranks import Ranks, backend, check_experts, check_parallel, refuse
 from ._standard import weighted
@@ -39,11 +41,9 @@ def config_of(moe: Any, dtype: Any) -> Dict[str, Any]:
         moe: vLLM's FusedMoEConfig.
         dtype: type of the weights.
     """
-    vllm_config = get_current_vllm_config_or_none()
-    model = None if vllm_config is None else vllm_config.model_config
     return {"hidden": moe.hidden_dim, "intermediate": moe.intermediate_size_per_partition, "num_experts": moe.num_experts,
-            "topk": moe.experts_per_token, "max_tokens": moe.max_num_tokens, "dtype": dtype, "storage": "view", "invalid_ids": "count",
-            "captured": model is None or not model.enforce_eager}
+            "topk": moe.experts_per_token, "max_tokens": moe.max_num_tokens, "dtype": dtype, "storage": "view",
+            "invalid_ids": "count", "captured": bool(moe.max_capture_size)}
 
 
 def check_layer(moe: Any, weight_key: Any, activation_key: Any) -> None:
@@ -54,10 +54,12 @@ def check_layer(moe: Any, weight_key: Any, activation_key: Any) -> None:
         weight_key, activation_key: vLLM's descriptions of the quantization; None without one.
 
     Raises:
-        InvalidArgument or Unsupported: the sentence names the part of the configuration and what to use instead.
+        InvalidArgument: the sentence names the part of the configuration and what to use instead.
     """
     check_parallel()
     parallel = moe.moe_parallel_config
+    if backend() == "cuda" and not current_platform.is_device_capability(90):
+        refuse(f"the GPU {current_platform.get_device_name()} with 'layer', which needs compute capability 9.0,", _ALL2ALL)
     if not parallel.use_ep:
         refuse("an MoE layer without expert parallelism", "start vLLM with --enable-expert-parallel")
     if not parallel.use_all2all_kernels:
@@ -72,10 +74,13 @@ def check_layer(moe: Any, weight_key: Any, activation_key: Any) -> None:
     if moe.has_bias or any(value is not None for value in (moe.swiglu_limit, moe.swiglu_alpha, moe.swiglu_beta)):
         refuse("a bias of experts, or a limit, alpha or beta of SwiGLU, with 'layer'", _ALL2ALL)
     if weight_key is not None and (weight_key != kFp8Static128BlockSym or activation_key != kFp8Dynamic128Sym):
-        refuse(f"the quantization {weight_key} with activations {activation_key} with 'layer', which computes bf16 (GPUs: also f16) and fp8 "
-               "with 128 x 128 weight scales,", _ALL2ALL)
+        refuse(f"the quantization {weight_key} with activations {activation_key} with 'layer', which computes bf16 (GPUs: also "
+               "f16) and fp8 with 128 x 128 weight scales,", _ALL2ALL)
     config = config_of(moe, moe.in_dtype if weight_key is None else "fp8_e4m3")
-    MoeLayer.memory_required(parallel.ep_size, backend=backend(), **config)
+    try:
+        MoeLayer.memory_required(parallel.ep_size, backend=backend(), **config)
+    except SwitchyardError as error:
+        refuse(f"a layer with {error.text}", _ALL2ALL)
 
 
 class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
@@ -87,14 +92,14 @@ class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
         moe_config, quant_config: as for every FusedMoEExperts.
 
     Raises:
-        InvalidArgument or Unsupported: as check_layer.
+        InvalidArgument: as check_layer.
     """
 
     def __init__(self, moe_config: Any, quant_config: Any) -> None:
         quantized = quant_config.quant_dtype is not None or quant_config.weight_quant_dtype is not None
         block = quant_config.block_shape == [128, 128] and quant_config.quant_dtype == torch.float8_e4m3fn
-        keys = (None, None) if not quantized else (kFp8Static128BlockSym if block else quant_config.weight_quant_dtype, kFp8Dynamic128Sym)
-        check_layer(moe_config, *keys)
+        weight_key = None if not quantized else kFp8Static128BlockSym if block else quant_config.weight_quant_dtype
+        check_layer(moe_config, weight_key, kFp8Dynamic128Sym if block else quant_config.quant_dtype)
         super().__init__(moe_config, quant_config)
         self._config = config_of(moe_config, "fp8_e4m3" if quantized else moe_config.in_dtype)
         self._peers = _ranks_of(get_ep_group().cpu_group)
@@ -160,18 +165,22 @@ class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
             check_experts(self._layer.group, self.moe_config)
         return self._layer
 
-    def apply(self, output: torch.Tensor, hidden_states: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, topk_weights: torch.Tensor,
-              topk_ids: torch.Tensor, activation: Any, global_num_experts: int, expert_map: Optional[torch.Tensor],
-              a1q_scale: Optional[torch.Tensor], a2_scale: Optional[torch.Tensor], workspace13: torch.Tensor, workspace2: torch.Tensor,
-              expert_tokens_meta: Any, apply_router_weight_on_input: bool) -> None:
+    def apply(self, output: torch.Tensor, hidden_states: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor,
+              topk_weights: torch.Tensor, topk_ids: torch.Tensor, activation: Any, global_num_experts: int,
+              expert_map: Optional[torch.Tensor], a1q_scale: Optional[torch.Tensor], a2_scale: Optional[torch.Tensor],
+              workspace13: torch.Tensor, workspace2: torch.Tensor, expert_tokens_meta: Any,
+              apply_router_weight_on_input: bool) -> None:
         """Collective. Writes the layer's result [T, H] to `output`."""
-        x, weights = (weighted(hidden_states, topk_weights), None) if apply_router_weight_on_input else (hidden_states, topk_weights)
-        self._bind(w1, w2).forward(x, topk_ids, weights, out=output)
+        layer = self._bind(w1, w2)
+        if apply_router_weight_on_input:
+            layer.forward(weighted(hidden_states, topk_weights), topk_ids, out=output)
+        else:
+            layer.forward(hidden_states, topk_ids, topk_weights, out=output)
 
     def take_part(self, output: torch.Tensor) -> None:
         """Collective. Executes the call of a rank without tokens, for which vLLM does not call `apply`. output: [0, H]."""
         if self._layer is None:
-            _names.invalid("a rank without tokens in the first call of a layer, before its weights are known: give each rank a token")
+            _names.invalid("a rank has no tokens in the first call of a layer, which binds its weights: give each rank a token")
         ids = torch.empty((0, self._config["topk"]), dtype=torch.int32, device=output.device)
         self._layer.forward(torch.empty_like(output), ids, ids.to(torch.float32), out=output)
 
@@ -200,32 +209,41 @@ def _bind_passthrough(original: Any) -> Any:
         if moe_backend != "auto":
             refuse(f"--moe-backend {moe_backend} with 'layer', which computes the experts itself,", "omit it, or " + _ALL2ALL)
         if parallel_config.all2all_backend not in ("allgather_reducescatter", kernel.PASSTHROUGH_ALL2ALL_BACKEND):
-            refuse(f"--all2all-backend {parallel_config.all2all_backend} with 'layer', which exchanges rows itself,", "omit it, or " + _ALL2ALL)
+            refuse(f"--all2all-backend {parallel_config.all2all_backend} with 'layer', which exchanges rows itself,",
+                   "omit it, or " + _ALL2ALL)
         parallel_config.all2all_backend = kernel.PASSTHROUGH_ALL2ALL_BACKEND
         return None
 
     return bind
 
 
-def _backends(only: Any) -> Any:
-    """Returns an oracle's list of backends with one entry, whose weights keep the checkpoint's format."""
+def _backends(first: Any) -> Any:
+    """Returns an oracle's list of all backends, from which the oracle may remove some; the first is always supported."""
 
     def priority_backends(moe_config: Any, weight_key: Any = None, activation_key: Any = None) -> List[Any]:
         check_layer(moe_config, weight_key, activation_key)
-        return [only]
+        return [first, *(each for each in type(first) if each is not first)]
 
     return priority_backends
 
 
-def _experts(backend: Any) -> List[Any]:
-    """Returns the experts classes of every backend."""
-    return [SwitchyardExperts]
+def _experts(first: Any) -> Any:
+    """Returns an oracle's experts classes by backend. `first` is the backend whose weights keep the checkpoint's format."""
+
+    def experts_of(backend: Any) -> List[Any]:
+        if backend is not first:
+            refuse(f"the MoE backend {backend.value} with 'layer', which computes the experts itself,",
+                   "unset the variable that selects it (VLLM_USE_DEEP_GEMM, VLLM_MOE_USE_DEEP_GEMM)")
+        return [SwitchyardExperts]
+
+    return experts_of
 
 
 def install(patches: Any) -> None:
-    """Selects all-to-all backend passthrough for expert parallelism, and :class:`SwitchyardExperts` for unquantized and fp8 weights."""
+    """Selects all-to-all backend passthrough for expert parallelism, and :class:`SwitchyardExperts` for unquantized and fp8
+    weights."""
     patches.replace(kernel, "bind_passthrough_all2all_backend", _bind_passthrough(kernel.bind_passthrough_all2all_backend))
     patches.replace(all2all_utils, "PassThroughPrepareAndFinalize", SwitchyardPassThrough)
-    for oracle, only in ((unquantized, unquantized.UnquantizedMoeBackend.TRITON), (fp8, fp8.Fp8MoeBackend.TRITON)):
-        patches.replace(oracle, "_get_priority_backends", _backends(only))
-        patches.replace(oracle, "backend_to_kernel_cls", _experts)
+    for oracle, first in ((unquantized, unquantized.UnquantizedMoeBackend.TRITON), (fp8, fp8.Fp8MoeBackend.TRITON)):
+        patches.replace(oracle, "_get_priority_backends", _backends(first))
+        patches.replace(oracle, "backend_to_kernel_cls", _experts(first))

@@ -62,8 +62,8 @@ def check_parallel(tcp_store_group: Any = None) -> None:
     if tcp_store_group is not None or getattr(parallel, "enable_elastic_ep", False):
         refuse("elastic expert parallelism (--enable-elastic-ep)", "use --all2all-backend nixl_ep without SWITCHYARD_VLLM")
     if getattr(parallel, "enable_fault_tolerance", False):
-        refuse("fault tolerance (--enable-fault-tolerance), which masks ranks", "a failed rank ends the engine; restart it, or use "
-               "--all2all-backend nixl_ep without SWITCHYARD_VLLM")
+        refuse("fault tolerance (--enable-fault-tolerance), which masks ranks,", "a failed rank ends the engine; restart it, or "
+               "use --all2all-backend nixl_ep without SWITCHYARD_VLLM")
     if getattr(parallel, "use_ubatching", False):
         refuse("dual batch overlap (--enable-dbo)", f"disable it, or use {_INSTEAD}")
 
@@ -92,37 +92,45 @@ class Ranks:
     def __init__(self, process_group: Any) -> None:
         self._process_group = process_group
         self._made: Dict[Hashable, Any] = {}
+        self._layers: Dict[Hashable, MoeLayer] = {}
 
-    def exchange(self, **config: Any) -> Exchange:
-        """Returns the :class:`Exchange` with these keywords. Collective when it does not exist yet."""
-        return self._once("normal mode", config, lambda: self._exchange(config))
+    def exchange(self, captured_tokens: int, **config: Any) -> Exchange:
+        """Returns the :class:`Exchange` with these keywords. Collective when it does not exist yet. captured_tokens: maximum number
+        of tokens on any rank in a CUDA graph, for which the pool has room besides that of a call outside graphs; 0: no graphs."""
+        return self._once("normal mode", config, lambda: self._exchange(captured_tokens, config))
 
     def low_latency(self, **config: Any) -> Tuple[LowLatency, Received]:
         """Returns the :class:`LowLatency` with these keywords and its output. Collective when they do not exist yet."""
         return self._once("low-latency mode", config, lambda: self._low_latency(config))
 
     def layer(self, weights: Tuple[Any, Any, Any, Any], **config: Any) -> MoeLayer:
-        """Collective. Returns a :class:`MoeLayer` that reads `weights` (w13, w2 and their scales or None) in place and shares all
-        other memory with the layers of the same keywords. All ranks create the same layers in the same order."""
+        """Returns the :class:`MoeLayer` that reads `weights` (w13, w2 and their scales or None) in place and shares all other
+        memory with the layers of the same keywords. Collective when it does not exist yet: all ranks create the same layers in the
+        same order. A layer lives until :meth:`close`, because graphs may contain its calls; weights at the same addresses reuse
+        it."""
         scales = {"w13_scales": weights[2], "w2_scales": weights[3]}
         first = self._once("the whole layer", config, lambda: self._layer(weights, scales, config))
-        return first.with_weights(weights[0], weights[1], **scales)
+        at = (*sorted(config.items()), *(None if each is None else each.data_ptr() for each in weights))
+        if at not in self._layers:
+            self._layers[at] = first.with_weights(weights[0], weights[1], **scales)
+        return self._layers[at]
 
     def close(self) -> None:
         """Local. Leaves all groups; later calls of peers end with PeerFailed."""
         for group, _ in self._made.values():
             group.close()
         self._made.clear()
+        self._layers.clear()
 
     def _once(self, form: str, config: Dict[str, Any], make: Callable[[], Any]) -> Any:
-        key = (form, *sorted(config.items(), key=lambda item: item[0]))
+        key = (form, *sorted(config.items()))
         if key not in self._made:
             made = self._made[key] = make()
             group = made[0]
             if group.rank == 0:
-                logger.info("Switchyard %s: %s, %d ranks on %d hosts (%s), hidden %d, %d experts, topk %d, at most %d tokens per rank, "
-                            "%.1f MiB of heap per rank", version(), form, group.size, group.hosts, group.backend, config["hidden"],
-                            config["num_experts"], config["topk"], config["max_tokens"], group.heap[1] / 2**20)
+                logger.info("Switchyard %s: %s, %d ranks on %d hosts (%s), hidden %d, %d experts, topk %d, at most %d tokens per "
+                            "rank, %.1f MiB of heap per rank", version(), form, group.size, group.hosts, group.backend,
+                            config["hidden"], config["num_experts"], config["topk"], config["max_tokens"], group.heap[1] / 2**20)
         return self._made[key][1]
 
     def _group(self, heap_bytes: int) -> Group:
@@ -133,7 +141,11 @@ class Ranks:
         _groups.add(group)
         return group
 
-    def _exchange(self, config: Dict[str, Any]) -> Tuple[Group, Exchange]:
+    def _exchange(self, captured_tokens: int, config: Dict[str, Any]) -> Tuple[Group, Exchange]:
+        if backend() == "cuda" and captured_tokens:
+            sizes = ({**config, "max_tokens": each} for each in (config["max_tokens"], min(captured_tokens, config["max_tokens"])))
+            pools = (Exchange.memory_required(self._process_group.size(), backend="cuda", **each).pool_bytes for each in sizes)
+            config = {**config, "pool_bytes": sum(pools)}
         group = self._group(Exchange.heap_bytes(self._process_group.size(), backend=backend(), **config))
         made = Exchange(group, **config)
         if group.backend == "cuda":  # vLLM replays one graph at a time

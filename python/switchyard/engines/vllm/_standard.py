@@ -27,7 +27,7 @@ def rounded(hidden: int) -> int:
 def weighted(a1: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
     """Returns the tokens [T, H], multiplied by their routing weights [T, 1]."""
     if topk_weights.shape[1] != 1:
-        _names.invalid(f"apply_router_weight_on_input with topk = {topk_weights.shape[1]}: a token has one weight only with topk = 1")
+        _names.invalid(f"apply_router_weight_on_input: topk = {topk_weights.shape[1]}, but a token has one weight only with 1")
     return a1 * topk_weights.to(a1.dtype)
 
 
@@ -65,8 +65,9 @@ class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[
             InvalidArgument: a shape, type or division of experts that an :class:`Exchange` does not support.
         """
         moe = fused_experts.moe_config
-        self._exchange = self._ranks.exchange(hidden=moe.hidden_dim, num_experts=moe.num_experts, topk=moe.experts_per_token,
-                                              max_tokens=moe.max_num_tokens, dtype=moe.in_dtype, invalid_ids="count")
+        self._exchange = self._ranks.exchange(moe.max_capture_size or 0, hidden=moe.hidden_dim, num_experts=moe.num_experts,
+                                              topk=moe.experts_per_token, max_tokens=moe.max_num_tokens, dtype=moe.in_dtype,
+                                              invalid_ids="count")
         check_experts(self._exchange.group, moe)
         here = self._exchange.group.experts_of(moe.num_experts)
         self._first, self._elsewhere = here.start, 0 if here.start else moe.num_experts - 1
@@ -100,12 +101,13 @@ class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[
         like routes to other ranks, they have the id of an expert of another rank, which `expert_map` excludes."""
         if apply_router_weight_on_input:
             a1 = weighted(a1, topk_weights)
-        block = quant_config.block_shape
-        before = block is not None and block[1] == GROUP and not defer_input_quant and quant_config.quant_dtype == torch.float8_e4m3fn
-        x: Any = moe_kernel_quantize_input(a1, quant_config.a1_scale, quant_config.quant_dtype, False, block) if before else a1
-        rows, handle = self._exchange.dispatch(x, topk_ids, topk_weights, **self._size())
+        block, quantized = quant_config.block_shape, quant_config.quant_dtype
+        before = block is not None and block[1] == GROUP and quantized == torch.float8_e4m3fn and not defer_input_quant
+        x: Any = moe_kernel_quantize_input(a1, quant_config.a1_scale, quantized, False, block) if before else a1
+        delivered: Any
+        delivered, handle = self._exchange.dispatch(x, topk_ids, topk_weights, **self._size())
         self._handle = handle
-        rows, scales = rows if before else (rows, None)
+        rows, scales = (delivered[0], delivered[1].contiguous()) if before else (delivered, None)
         counts = mk.ExpertTokensMetadata(expert_num_tokens=handle.tokens_per_expert.to(torch.int32), expert_num_tokens_cpu=None)
         ids = torch.where(handle.topk_ids < 0, self._elsewhere, handle.topk_ids + self._first)
         if not before and not defer_input_quant and rows.shape[0]:
