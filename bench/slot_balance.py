@@ -50,7 +50,7 @@ def case(zipf, world, tokens, spare):
 
 
 def main():
-    found = [case(zipf, world, tokens, spare) for zipf in (0.6, 1.2) for world, spare in ((2, 4), (8, 2), (32, 2)) for tokens in (128, 4096)]
+    found = [case(zipf, world, tokens, spare) for zipf in (0.6, 1.2) for world, spare in ((2, 4), (8, 2), (32, 2)) for tokens in (8, 128, 4096)]
     commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     text = json.dumps({"what": "mean over 20 calls of the rows of the busiest rank over the mean", "experts": E, "topk": K, "commit": commit,
                        "numpy": np.__version__, "runs": found}, indent=1)

@@ -58,7 +58,11 @@ run_tests build/python/clean "${without[@]}" "$@"
 if [[ -n $torch ]]; then
   say "an environment with torch"
   [[ -x build/python/torch/bin/python ]] || "$uv" venv -q --python build/python/tools/bin/python build/python/torch
-  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'pytest-xdist>=3' 'torch>=2.4' ml_dtypes 'transformers==5.24.*' 'accelerate>=1.15' 'peft>=0.21'
+  "$uv" pip install -q --python build/python/torch/bin/python --reinstall-package switchyard-ep "${wheels[0]}" 'pytest>=8' 'pytest-xdist>=3' 'torch>=2.4' ml_dtypes 'transformers==5.24.*' 'accelerate>=1.15' 'peft>=0.21' \
+    -r python/tests/clients/requirements.txt
+  say "the sources of clients"
+  scripts/clients.sh build/python/tools/bin/pip
+  export SWITCHYARD_CLIENTS=1
   run_tests build/python/torch "${with_torch[@]}" "$@"
   version_of() { build/python/torch/bin/python -c 'import importlib.metadata as m; print(m.version("transformers"))'; }
   pinned=$(version_of)

@@ -280,8 +280,8 @@ def load_sglang(path):
 
 
 def from_sglang(output, inputs):
-    """Joins the passes of each (layer, rank). SGLang records slots of replicated experts, which become experts again by the last
-    map of the file."""
+    """Joins the passes of each (layer, rank). SGLang records physical experts; the last map of the file converts them to logical
+    experts."""
     recorder = None
     for path in inputs:
         records, logical = load_sglang(path)
@@ -293,6 +293,8 @@ def from_sglang(output, inputs):
             if "topk_ids_of_layer" not in record:
                 raise ValueError(f"{path}: expected topk_ids_of_layer, which the recorder's modes per_pass and per_token write")
             slots = to_numpy(record["topk_ids_of_layer"])
+            if slots.ndim != 3 or logical.ndim != 2 or len(slots) > len(logical) or "rank" not in record:
+                raise ValueError(f"{path}: expected topk_ids_of_layer [layers, T, K], a rank, and a map [layers, physical experts]")
             for layer, ids in enumerate(slots):
                 valid = (ids >= 0) & (ids < logical.shape[1])
                 recorder.record(layer, int(record["rank"]), np.where(valid, logical[layer][np.where(valid, ids, 0)], -1))

@@ -108,7 +108,8 @@ struct SlotArray {
 };
 
 struct MoveOptions {
-  /// Symmetric memory taken during the call, at least 512 bytes for each expert that one rank sends. Equal on all ranks.
+  /// Limit of the symmetric memory taken during the call, part of the group's heap_bytes; at least 512 bytes for each expert
+  /// that one rank sends. Equal on all ranks.
   size_t staging_bytes = size_t{64} << 20;
   void* stream = nullptr;  ///< CUDA: cudaStream_t on which the copies run
 };
@@ -116,14 +117,15 @@ struct MoveOptions {
 /// Collective. Copies weights between ranks, and between the slots of a rank, so that slot p of every array contains the
 /// weights of expert to.expert_of_slot[p], provided that it contained those of from.expert_of_slot[p]. Slots that are empty in
 /// `to` or have the same expert in both maps are not touched; a slot may be both read and overwritten. Each expert is read from
-/// a slot of the same rank if possible, else from the rank that has sent the fewest. Returns the number of bytes that this rank
-/// received from other ranks.
+/// a slot of the same rank if possible, else from the rank chosen as a source least often so far. Arrays must not overlap.
+/// Returns the number of bytes that this rank received from other ranks.
 ///
 /// Waits for the copies, and therefore, on a GPU, for earlier work on the stream. Calls that use the arrays must not run at the
-/// same time. Throws on all ranks, before any copy: Error(invalid_argument); Error(mismatch) if an argument other than the
-/// addresses and the stream differs by rank; Error(heap_exhausted); Error(unsupported) on GPUs of several hosts (CPUs gather
-/// all sent weights over the group's connections). If a rank dies during the copies, the other ranks throw PeerFailed and the
-/// contents of the moved slots are undefined.
+/// same time. GPUs: keep other streams idle that use the arrays. Throws on all ranks, before any copy: Error(invalid_argument);
+/// Error(mismatch) if an argument other than the addresses and the stream differs by rank; Error(heap_exhausted);
+/// Error(unsupported) on GPUs of several hosts. CPUs of several hosts gather the weights of all senders on every rank, over the
+/// group's connections. If a rank dies during the copies, the other ranks throw PeerFailed and the contents of the moved slots
+/// are undefined.
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options = {});
 
@@ -133,15 +135,16 @@ int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, s
 ///
 /// The slot of a route depends only on the map, the expected routes, the rank, the expert and the token's index: an expert's
 /// routes are divided among its slots in the proportions of divide_source(), the rank's own slots first. Runs of 8 consecutive
-/// tokens use the same slots, and any longer range of tokens is divided in nearly the same proportions. Loads of a call are
-/// therefore balanced as well as the expected routes describe it.
+/// tokens use the same slots, and any longer range of tokens is divided in nearly the same proportions. The balance of a
+/// call therefore depends on the accuracy of the expected routes.
 ///
-/// GPUs: select() enqueues one kernel, which graphs can capture. A replay uses the map that is in force when it runs: set_map()
-/// must be ordered before or after it by the stream, or by the caller.
+/// GPUs: select() enqueues one kernel, which graphs can capture. A replay uses the map in force at that time: order set_map()
+/// before or after the replay, by its stream or with events.
 class SlotSelector {
  public:
-  /// Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 each; empty: all
-  /// equal. Throws on all ranks: Error(invalid_argument) for an invalid map or routes, Error(mismatch) if they differ by rank.
+  /// Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 per expert in
+  /// total; empty: all equal. Throws on all ranks: Error(invalid_argument) for an invalid map or routes, Error(mismatch) if
+  /// they differ by rank.
   SlotSelector(Group& group, const ExpertMap& map, std::span<const int64_t> routes = {});
   SlotSelector(SlotSelector&&) noexcept;
   SlotSelector& operator=(SlotSelector&&) noexcept;
@@ -154,14 +157,15 @@ class SlotSelector {
   void select(const ExpertIds& topk_ids, void* slots, void* stream = nullptr);
 
   /// Collective. Later calls of select() use `map`, whose sizes equal those of the map in force. Waits for the other ranks'
-  /// hosts, not for enqueued GPU work: the new table is copied on `stream`, after all earlier calls of select(). The caller has
-  /// loaded the weights of the new slots on all ranks, or enqueued that on the streams of the calls that use them. Throws on
-  /// all ranks, which keep the former map: Error(invalid_argument); Error(mismatch) if map, routes or the number of earlier
-  /// select() calls differ by rank. During stream capture: Error(invalid_argument).
+  /// hosts, not for enqueued GPU work: the new table is copied on `stream`, after all earlier calls of select(). Before the
+  /// call, load the weights of the new slots on all ranks, or enqueue the loads on the streams that use them. Throws on all
+  /// ranks, and the previous map stays in force: Error(invalid_argument), also during stream capture; Error(mismatch) if map,
+  /// routes, selector or the number of earlier select() calls differ by rank.
   void set_map(const ExpertMap& map, std::span<const int64_t> routes = {}, void* stream = nullptr);
 
   /// Collective. Returns [W, E], the number of routes from each rank to each expert in the calls of select() since construction
-  /// or the last gather_routes(), and sets them to 0. GPUs: waits for these calls; no graph with a select() may run.
+  /// or the last gather_routes(), and sets them to 0. GPUs: waits for these calls within the group's timeout;
+  /// no graph with a select() may run.
   std::vector<int64_t> gather_routes();
 
   /// The counters of this rank, [E], in the memory of the backend; valid until destruction.

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Optional, Type
 
 from ._abi import arguments as _arguments
 from ._abi.arguments import checked, named
-from ._abi.arrays import ELEMENTS, I32, I64, NUMPY, bytes_of_array, check_apart, take, written
+from ._abi.arrays import ELEMENTS, I32, I64, NUMPY, bytes_of, check_apart, take, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, structs
 from ._abi.names import CPU, CUDA, invalid
-from .group import Group, constructs
+from .group import Construction, Group, constructs
 
 __all__ = ["ExpertMap", "SlotLoads", "SlotSelector", "move_weights"]
 
@@ -147,6 +147,7 @@ class SlotSelector:
         self.group, self._map, self._functions = group, expert_map, library().functions
         self._takes = _arguments.bind("SlotSelector.set_map", CPU, W=expert_map.world, E=expert_map.num_experts)
         self._ids = _arguments.bind("SlotSelector.select", group._backend)
+        self._device: Any = None  # of the last ids; None: torch's current GPU
         given = None if routes is None else self._takes.routes(routes)
         made = ctypes.c_void_p()
         check_collective(self._functions.sy_slot_selector_create(group.pointer, byref(expert_map._struct()), given and given.pointer, byref(made)))
@@ -178,18 +179,19 @@ class SlotSelector:
             given = structs.ExpertIds(data=ids.pointer, num_tokens=ids.shape[0], topk=ids.shape[1], is_int64=int(ids.code == I64))
             check(self._functions.sy_slot_selector_select(self.pointer, byref(given), result.pointer, ids.arrays.stream(ids.array)))
             written(out)
+            self._device = getattr(ids.array, "device", None)
             return out
 
     @named("SlotSelector.set_map")
     def set_map(self, expert_map: ExpertMap, routes: Any = None) -> None:
         """Collective. Later calls, and later replays of captured calls, use `expert_map`, which has the sizes of the map in force. Waits
         for the other ranks' hosts. GPUs: does not wait for enqueued work; the new table is copied on the current stream, after all
-        earlier calls. The weights of the new slots must be loaded on all ranks. routes: as at creation. After an error, the former
-        map stays in force."""
-        with self.group._call:
+        earlier calls. Load the weights of the new slots on all ranks before. routes: as at creation. Errors are raised on all
+        ranks, and the previous map stays in force."""
+        with Construction(self.group, "SlotSelector.set_map"):
             _arguments.check("SlotSelector.set_map", expert_map=expert_map)
             given = None if routes is None else self._takes.routes(routes)
-            stream = sys.modules["torch"].cuda.current_stream().cuda_stream if self.group._backend == CUDA else None
+            stream = sys.modules["torch"].cuda.current_stream(self._device).cuda_stream if self.group._backend == CUDA else None
             check_collective(self._functions.sy_slot_selector_set_map(self.pointer, byref(expert_map._struct()), given and given.pointer, stream))
             self._map = expert_map
 
@@ -219,14 +221,16 @@ class SlotSelector:
         self.close()
 
 
+@constructs
 @named("move_weights")
 def move_weights(group: Group, before: ExpertMap, after: ExpertMap, *arrays: Any, staging_bytes: int = 64 << 20) -> int:
     """Collective. Copies weights between ranks so that slot p of each array contains the weights of expert
     ``after.expert_of_slot[p]``, provided that it contained those of ``before.expert_of_slot[p]``. Returns the number of bytes
     received from other ranks.
 
-    arrays: this rank's weights and scales by slot, dense, of shape [C, ...] and any type, written in place. staging_bytes:
-    symmetric memory taken during the call, at least 512 bytes for each expert that one rank sends. Waits for the copies; on GPUs,
+    arrays: this rank's weights and scales by slot, dense, of shape [C, ...]: float32, float16, bfloat16, fp8, int32, int64 or
+    uint8, written in place; they must not overlap. staging_bytes: limit of the symmetric memory taken during the call, part of
+    the group's heap_bytes; at least 512 bytes for each expert that one rank sends. Waits for the copies; on GPUs,
     they run on the current stream. Calls that use the arrays must not run at the same time. Layers that pack their weights need
     ``with_weights`` afterwards.
 
@@ -234,14 +238,15 @@ def move_weights(group: Group, before: ExpertMap, after: ExpertMap, *arrays: Any
     """
     _arguments.check("move_weights", group=group, before=before, after=after, staging_bytes=staging_bytes)
     slots = after.slots_per_rank
-    with group._call:
-        taken = [take(each, f"arrays[{i}]", (slots, *getattr(each, "shape", (0,))[1:]), ELEMENTS, group._backend, written=True)
-                 for i, each in enumerate(arrays)]
-        pointers = (ctypes.c_void_p * len(taken))(*(each.pointer for each in taken))
-        sizes = (ctypes.c_size_t * len(taken))(*(bytes_of_array(each) // slots for each in taken))
-        stream = taken[0].arrays.stream(taken[0].array) if taken else None
-        received = ctypes.c_int64()
-        check_collective(library().functions.sy_move_weights(group.pointer, byref(before._struct()), byref(after._struct()), pointers, sizes,
-                                                             len(taken), staging_bytes, stream, byref(received)))
-        written(*arrays)
-        return received.value
+    taken = [take(each, f"arrays[{i}]", (slots, *getattr(each, "shape", (0,))[1:]), ELEMENTS, group._backend, written=True)
+             for i, each in enumerate(arrays)]
+    for i, each in enumerate(taken):
+        check_apart(f"arrays[{i}]", each, **{f"arrays[{j}]": other for j, other in enumerate(taken[:i])})
+    pointers = (ctypes.c_void_p * len(taken))(*(each.pointer for each in taken))
+    sizes = (ctypes.c_size_t * len(taken))(*(bytes_of(each) // slots for each in taken))
+    stream = taken[0].arrays.stream(taken[0].array) if taken else None
+    received = ctypes.c_int64()
+    check_collective(library().functions.sy_move_weights(group.pointer, byref(before._struct()), byref(after._struct()), pointers, sizes,
+                                                         len(taken), staging_bytes, stream, byref(received)))
+    written(*arrays)
+    return received.value

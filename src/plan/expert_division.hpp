@@ -48,4 +48,10 @@ class ExpertDivision {
   std::vector<int> order_;
 };
 
+/// The division of the routes of all ranks, [W, E]. \throws Error(invalid_argument) for an invalid map or routes
+ExpertDivision divide_all(const ExpertMap& map, std::span<const int64_t> routes);
+
+/// The runs of rank `source` in that division; see divide_source(). \pre the rank exists
+SlotRuns runs_of_source(const ExpertDivision& division, const ExpertMap& map, std::span<const int64_t> routes, int source);
+
 }  // namespace switchyard::detail

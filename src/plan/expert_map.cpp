@@ -106,15 +106,20 @@ SlotLoads divide_routes(const ExpertMap& map, std::span<const int64_t> routes_pe
   return detail::ExpertDivision(map, routes_per_expert).loads();
 }
 
-SlotRuns divide_source(const ExpertMap& map, std::span<const int64_t> routes, int source) {
+namespace detail {
+
+ExpertDivision divide_all(const ExpertMap& map, std::span<const int64_t> routes) {
   check_expert_map(map);
   const size_t experts = slot_idx(map.num_experts);
   check_routes(routes, slot_idx(map.world) * experts, "routes");
-  if (source < 0 || source >= map.world) refuse(is("source", source) + ": must be in [0, " + std::to_string(map.world) + ")");
   std::vector<int64_t> sums(experts);
   for (size_t i = 0; i < routes.size(); ++i) sums[i % experts] += routes[i];
   check_routes(sums, experts, "the sum of routes over the ranks");
-  const detail::ExpertDivision division(map, sums);
+  return ExpertDivision(map, sums);
+}
+
+SlotRuns runs_of_source(const ExpertDivision& division, const ExpertMap& map, std::span<const int64_t> routes, int source) {
+  const size_t experts = slot_idx(map.num_experts);
   SlotRuns result;
   result.begin.push_back(0);
   for (size_t e = 0; e < experts; ++e) {
@@ -127,6 +132,14 @@ SlotRuns divide_source(const ExpertMap& map, std::span<const int64_t> routes, in
     result.begin.push_back(result.runs.size());
   }
   return result;
+}
+
+}  // namespace detail
+
+SlotRuns divide_source(const ExpertMap& map, std::span<const int64_t> routes, int source) {
+  const detail::ExpertDivision division = detail::divide_all(map, routes);
+  if (source < 0 || source >= map.world) refuse(is("source", source) + ": must be in [0, " + std::to_string(map.world) + ")");
+  return detail::runs_of_source(division, map, routes, source);
 }
 
 void replace_by_slots(std::span<int32_t> ids, const SlotRuns& runs) {

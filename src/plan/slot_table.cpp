@@ -12,16 +12,12 @@ namespace {
 
 using Runs = std::vector<SlotRuns::Run>;
 
-/// The runs of an expert to which the rank has no routes. `loads`: those of all ranks' routes.
-Runs runs_without_routes(const ExpertMap& map, const SlotLoads& loads, int expert, int source) {
+/// The runs of an expert to which the rank has no routes.
+Runs runs_without_routes(const ExpertDivision& division, int slots_per_rank, int expert, int source) {
   Runs runs;
-  int previous = -1;
-  for (int p = 0; p < map.num_slots(); ++p) {
-    const int rank = p / map.slots_per_rank;
-    if (map.expert_of_slot[slot_idx(p)] != expert || rank == previous) continue;
-    if (rank == source) return {{p, 1}};
-    runs.push_back({p, loads.of_slot[slot_idx(p)]});
-    previous = rank;
+  for (const int p : division.slots_of(expert)) {
+    if (p / slots_per_rank == source) return {{p, 1}};
+    runs.push_back({p, division.loads().of_slot[slot_idx(p)]});
   }
   if (std::all_of(runs.begin(), runs.end(), [](const SlotRuns::Run& run) { return run.count == 0; }))
     for (SlotRuns::Run& run : runs) run.count = 1;
@@ -38,19 +34,17 @@ uint64_t fraction_of(int64_t part, int64_t whole) {
 
 std::vector<uint32_t> make_slot_table(const ExpertMap& map, std::span<const int64_t> routes, int source) {
   const size_t experts = slot_idx(map.num_experts), slots = slot_idx(map.num_slots());
-  const SlotRuns division = divide_source(map, routes, source);
-  std::vector<int64_t> sums(experts);
-  for (size_t i = 0; i < routes.size(); ++i) sums[i % experts] += routes[i];
-  const SlotLoads loads = divide_routes(map, sums);
+  const ExpertDivision division = divide_all(map, routes);
+  const SlotRuns all = runs_of_source(division, map, routes, source);
 
   std::vector<uint32_t> words(slot_idx(SlotTable::num_words(map.num_experts, map.num_slots())));
   uint32_t* const last = words.data() + experts + 1;
   uint32_t used = 0;
   for (size_t e = 0; e < experts; ++e) {
     words[e] = used;
-    Runs runs(division.runs.begin() + static_cast<std::ptrdiff_t>(division.begin[e]),
-              division.runs.begin() + static_cast<std::ptrdiff_t>(division.begin[e + 1]));
-    if (runs.empty()) runs = runs_without_routes(map, loads, static_cast<int>(e), source);
+    Runs runs(all.runs.begin() + static_cast<std::ptrdiff_t>(all.begin[e]),
+              all.runs.begin() + static_cast<std::ptrdiff_t>(all.begin[e + 1]));
+    if (runs.empty()) runs = runs_without_routes(division, map.slots_per_rank, static_cast<int>(e), source);
     int64_t whole = 0, part = 0;
     for (const SlotRuns::Run& run : runs) whole += run.count;
     for (const SlotRuns::Run& run : runs) {

@@ -12,14 +12,15 @@
 
 namespace switchyard::detail {
 
-/// Consecutive tokens with the same position in the division; see division_point().
+/// Consecutive tokens with the same position in the division (division_point).
 inline constexpr int64_t kTokensPerRun = 8;
 
-/// The position of a token in the division of every expert, as a fraction of 2^32: the bits of the number of its run, reversed.
-/// The positions of any n consecutive runs are spread evenly, so any range of tokens is divided in nearly the same proportions.
-/// All routes of a token have the same position, so the replicas that they use tend to be on the same rank.
-SWITCHYARD_FN inline uint32_t division_point(int64_t token) {
-  auto bits = static_cast<uint32_t>(token / kTokensPerRun);
+/// The position of a rank's token in the division of every expert, as a fraction of 2^32: the number of its run plus the rank,
+/// with the bits reversed. The positions of any n consecutive runs are spread evenly, so any range of tokens is divided in
+/// nearly the same proportions; in calls of few tokens, the ranks differ. All routes of a token have the same position, so the
+/// replicas that they use tend to be on the same rank.
+SWITCHYARD_FN inline uint32_t division_point(int64_t token, int rank) {
+  auto bits = static_cast<uint32_t>(token / kTokensPerRun + rank);
   bits = (bits >> 16) | (bits << 16);
   bits = ((bits >> 8) & 0x00ff00ffu) | ((bits & 0x00ff00ffu) << 8);
   bits = ((bits >> 4) & 0x0f0f0f0fu) | ((bits & 0x0f0f0f0fu) << 4);
@@ -32,6 +33,7 @@ struct SlotTable {
   const uint32_t* words = nullptr;  ///< begin[E + 1], last[S], slot[S]
   int num_experts = 0;
   int num_slots = 0;
+  int rank = 0;  ///< whose routes the table divides
 
   static constexpr int64_t num_words(int num_experts, int num_slots) {
     return int64_t{num_experts} + 1 + 2 * int64_t{num_slots};
@@ -42,7 +44,7 @@ struct SlotTable {
   SWITCHYARD_FN int64_t operator()(int64_t id, int64_t token) const {
     if (id < 0 || id >= num_experts) return id == -1 ? -1 : num_slots;
     const uint32_t* const last = words + num_experts + 1;
-    const uint32_t point = division_point(token);
+    const uint32_t point = division_point(token, rank);
     uint32_t i = words[id];
     while (last[i] < point) ++i;  // the last entry of an expert is 2^32 - 1
     return last[num_slots + i];

@@ -17,11 +17,12 @@ std::vector<std::vector<int>> find_holders(const ExpertMap& map) {
   return holders;
 }
 
-int choose_source(const std::vector<int>& slot_of_rank, int rank, const std::vector<int>& chosen) {
+int choose_source(const std::vector<int>& slot_of_rank, int rank, const std::vector<int>& times_chosen) {
   if (slot_of_rank[slot_idx(rank)] >= 0) return rank;
   int source = -1;
   for (int r = 0; r < static_cast<int>(slot_of_rank.size()); ++r)
-    if (slot_of_rank[slot_idx(r)] >= 0 && (source < 0 || chosen[slot_idx(r)] < chosen[slot_idx(source)])) source = r;
+    if (slot_of_rank[slot_idx(r)] >= 0 && (source < 0 || times_chosen[slot_idx(r)] < times_chosen[slot_idx(source)]))
+      source = r;
   return source;
 }
 
@@ -32,12 +33,12 @@ WeightMoves plan_moves(const ExpertMap& from, const ExpertMap& to) {
   WeightMoves moves;
   moves.sent_by.resize(slot_idx(from.world));
   moves.of_rank.resize(slot_idx(from.world));
-  std::vector<int> chosen(slot_idx(from.world), 0);  // times that a rank was chosen as a source for another rank
+  std::vector<int> times_chosen(slot_idx(from.world), 0);  // as a source for another rank
   for (int p = 0; p < to.num_slots(); ++p) {
     const int32_t e = to.expert_of_slot[slot_idx(p)];
     if (e < 0 || from.expert_of_slot[slot_idx(p)] == e) continue;
-    const int rank = p / to.slots_per_rank, source = choose_source(holders[slot_idx(e)], rank, chosen);
-    if (source != rank) ++chosen[slot_idx(source)];
+    const int rank = p / to.slots_per_rank, source = choose_source(holders[slot_idx(e)], rank, times_chosen);
+    if (source != rank) ++times_chosen[slot_idx(source)];
     std::vector<int>& sent = moves.sent_by[slot_idx(source)];
     const int slot = holders[slot_idx(e)][slot_idx(source)];
     const auto at = std::find(sent.begin(), sent.end(), slot);

@@ -34,6 +34,15 @@ def functions(text):
     return set(re.findall(r"\b(sy_\w+)\s*\([^;{]*\)\s*(?:noexcept\s*)?;", declarations))
 
 
+def cxx_functions(header):
+    """Returns the functions that a public C++ header declares in namespace scope, that is, without indentation, and does not
+    define."""
+    text = re.sub(r"^namespace (?:switchyard::)?detail \{.*?^\}", "", without_comments(header), flags=re.M | re.S)
+    found = re.findall(r"^(?!inline|constexpr|template|using|typedef|friend|struct|class|enum|#)[A-Za-z_][\w:<>,&* ]*?\b([a-z_]\w*)\([^;{}]*\)[^;{}()]*;", text, flags=re.M)
+    inline = re.findall(r"^(?:inline|constexpr|template)[^;{}]*?\b([a-z_]\w*)\(", text, flags=re.M)
+    return set(found) - set(inline)
+
+
 def exported(library):
     """Returns demangled names, without symbol versions."""
     command = ["nm", "-D", "--defined-only", "--format=posix", library]
@@ -52,10 +61,13 @@ def main():
     inner = {function for text in texts for function in functions(text)}
     documented = {word for path in public.rglob("*.hpp") for word in re.findall(r"\w+", without_comments(path.read_text(encoding="utf-8")))}
 
+    public_cxx = {function for path in public.rglob("*.hpp") if "detail" not in path.parts
+                  for header in [path.read_text(encoding="utf-8")] if library_of(header) == name for function in cxx_functions(header)}
+
     names = exported(library)
     c_names = {each for each in names if re.fullmatch(r"sy_\w+", each)}
     cxx = [each for each in names if PUBLIC_CXX.match(each) and not INNER_CXX.match(each)]
-    members = {kind: {each for each in names if each.startswith(kind + "::")} for kind in INNER_CLASSES if name == EXCHANGE}
+    members = {kind: {each for each in names if each.startswith(kind + "::") or each == f"typeinfo for {kind}"} for kind in INNER_CLASSES if name == EXCHANGE}
     inner_cxx = set().union(*members.values())
     strangers = [each for each in names if each not in c_names and each not in cxx and each not in inner_cxx
                  and not each.startswith("SWITCHYARD_")]
@@ -67,12 +79,14 @@ def main():
     problems += [f"{kind} is not declared in src/{INNER_CLASSES[kind]}" for kind in members
                  if not re.search(rf"^class {kind.split('::')[-1]} ", (source / "src" / INNER_CLASSES[kind]).read_text(encoding="utf-8"), re.M)]
     problems += [f"internal, but declared in a public header: {kind}" for kind in INNER_CLASSES if kind.split("::")[-1] in documented]
+    exported_cxx = {found[1] for each in cxx if (found := re.search(r"switchyard::(\w+)[(<]", each))}
+    problems += [f"declared in a public C++ header but not exported: switchyard::{each}" for each in sorted(public_cxx - exported_cxx)]
     if not cxx:
         problems.append("found no C++ symbol")
     if (headers or name == EXCHANGE) and not declared or name == EXCHANGE and not inner:
         problems.append("found no function in the C headers")
     print("\n".join(problems))
-    print(f"{len(c_names)} C functions, {len(cxx)} C++ symbols")
+    print(f"{len(c_names)} C functions, {len(cxx)} C++ symbols, {len(public_cxx)} free C++ functions")
     return 1 if problems else 0
 
 

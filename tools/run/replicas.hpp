@@ -25,7 +25,7 @@ struct ReplicatedRouting {
   double busiest_without_replicas = 1;  ///< routes of the busiest rank over the mean, for the same batches with the home map
 };
 
-/// Routes as an application does: plans a map with `spare_slots` slots per rank for replicas from the second batch of the
+/// Simulates an application: plans a map with `spare_slots` slots per rank for replicas from the second batch of the
 /// source, and replaces the ids of the first one by SlotSelector. \throws Error(invalid_argument) if the map cannot be made
 ReplicatedRouting replicate_experts(const RoutingSource& source, int world, int64_t tokens, int spare_slots);
 

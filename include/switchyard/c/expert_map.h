@@ -2,7 +2,8 @@
 /// \file
 /// C ABI: replicated experts, the counterpart of switchyard/expert_map.hpp, which states the rules of the division, of the
 /// planner and of the choice of slots. The functions of sy_expert_map run on the host, are deterministic, require no group and
-/// may be called from any thread. All arrays are the caller's.
+/// may be called from any thread. All arrays are the caller's. In collective functions, a NULL argument or a map with sizes out
+/// of range is an error of this rank alone: the peers' calls fail with peer_failed.
 ///
 /// Notation: W ranks, E experts, C slots per rank. Errors: invalid_argument naming the argument.
 #pragma once
@@ -47,11 +48,12 @@ sy_code sy_expert_map_replace(const sy_expert_map* map, const int64_t* routes, i
 sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map* to, int32_t* moved);
 
 /// Collective. Copies weights so that slot p of each of `num_arrays` arrays contains the weights of expert
-/// to->expert_of_slot[p], provided that it contained those of from->expert_of_slot[p]. arrays[i]: the slots of this rank, C *
-/// slot_bytes[i] bytes; GPUs: memory of this rank's GPU. `staging_bytes`: symmetric memory taken during the call, at least 512
-/// bytes for each expert that one rank sends. Waits for the copies; they run on `stream` (a cudaStream_t). `received`: bytes
-/// from other ranks; may be NULL. Errors, on all ranks and before any copy: invalid_argument; mismatch if an argument other
-/// than the addresses and the stream differs by rank; heap_exhausted; unsupported on GPUs of several hosts.
+/// to->expert_of_slot[p], provided that it contained those of from->expert_of_slot[p]. Arrays must not overlap. arrays[i]: the
+/// slots of this rank, C * slot_bytes[i] bytes; GPUs: memory of this rank's GPU. `staging_bytes`: symmetric memory taken during
+/// the call, at least 512 bytes for each expert that one rank sends. Waits for the copies; they run on `stream` (a
+/// cudaStream_t). `received`: bytes from other ranks; may be NULL. Errors, on all ranks and before any copy: invalid_argument;
+/// mismatch if an argument other than the addresses and the stream differs by rank; heap_exhausted; unsupported on GPUs of
+/// several hosts.
 sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_expert_map* to, void* const* arrays,
                         const size_t* slot_bytes, int32_t num_arrays, size_t staging_bytes, void* stream, int64_t* received);
 
@@ -59,8 +61,8 @@ sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_exp
 /// to each expert.
 typedef struct sy_slot_selector sy_slot_selector;
 
-/// Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 each; NULL: all
-/// equal. mismatch if the map or the routes differ by rank.
+/// Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 per expert in total;
+/// NULL: all equal. mismatch if the map or the routes differ by rank.
 sy_code sy_slot_selector_create(sy_group* group, const sy_expert_map* map, const int64_t* routes, sy_slot_selector** selector);
 sy_code sy_slot_selector_destroy(sy_slot_selector* selector);
 
@@ -71,7 +73,7 @@ sy_code sy_slot_selector_select(sy_slot_selector* selector, const sy_expert_ids*
 
 /// Collective. Later calls of sy_slot_selector_select, and replays of captured ones, use `map`, whose sizes equal those of the
 /// map in force. Waits for the other ranks' hosts, not for enqueued GPU work; the new table is copied on `stream`. After an
-/// error that all ranks report, the former map stays in force: invalid_argument; mismatch if map, routes or the number of
+/// error that all ranks report, the previous map stays in force: invalid_argument; mismatch if map, routes or the number of
 /// earlier sy_slot_selector_select calls differ by rank.
 sy_code sy_slot_selector_set_map(sy_slot_selector* selector, const sy_expert_map* map, const int64_t* routes, void* stream);
 

@@ -335,14 +335,6 @@ def take(array: Any, name: str, shape: Sequence[Union[int, str]], codes: Tuple[i
     return Taker(name, tuple(shape), codes, backend, strided, written)(array, None, None, device)
 
 
-def bytes_of_array(taken: Taken) -> int:
-    """Returns the size of a dense array in bytes."""
-    count = _BYTES[taken.code]
-    for each in taken.shape:
-        count *= each
-    return count
-
-
 def _check_memory(array: Any, arrays: Arrays, name: str, strided: bool, written: bool) -> None:
     """Rejects arrays whose memory does not hold the elements that the library would read or write."""
     if not arrays.has_memory(array):
@@ -357,7 +349,7 @@ def _check_memory(array: Any, arrays: Arrays, name: str, strided: bool, written:
         invalid(f"{name} is not dense and row-major: give {'x.contiguous()' if is_tensor(array) else 'numpy.ascontiguousarray(x)'}")
 
 
-def _bytes(taken: Taken) -> int:
+def bytes_of(taken: Taken) -> int:
     """Returns the number of bytes from the first element to the end of the last, assuming no gaps."""
     size = _BYTES[taken.code]
     for each in taken.shape:
@@ -369,12 +361,12 @@ def check_apart(name: str, written: Taken, **others: Optional[Taken]) -> None:
     """Rejects an output argument that shares memory with another argument, because other ranks read that argument's rows during
     the call."""
     begin = written.pointer
-    end = begin + _bytes(written)
+    end = begin + bytes_of(written)
     for other, taken in others.items():
         if taken is None:
             continue
         first = taken.pointer
-        if begin <= first < end or (first < begin < first + _bytes(taken) and begin < end):
+        if begin <= first < end or (first < begin < first + bytes_of(taken) and begin < end):
             refuse_overlap(name, other)
 
 

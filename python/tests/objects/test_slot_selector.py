@@ -174,3 +174,25 @@ def test_weights_move_with_the_map(ranks):
             sy.move_weights(group, home, after[0], [1, 2])
 
     ranks(rank, W, heap_bytes=80 << 20)
+
+
+def test_one_rank_makes_a_mistake(ranks):
+    """All ranks raise its error at once, and the group stays usable."""
+    home = sy.ExpertMap.home(num_experts=4, world=2, slots_per_rank=3)
+
+    def rank(group):
+        selector, weights = sy.SlotSelector(group, home), np.zeros((3, 5), np.float32)
+        for mistake in ({"staging_bytes": -1}, {"before": None}):
+            with pytest.raises(sy.SwitchyardError, match="|".join(mistake)):
+                sy.move_weights(**{"group": group, "before": home, "after": home, **(mistake if group.rank else {})})
+        with pytest.raises(sy.SwitchyardError, match="arrays"):
+            sy.move_weights(group, home, home, weights[:2] if group.rank else weights)
+        with pytest.raises(sy.InvalidArgument, match=r"arrays\[1\]|arrays\[0\]"):
+            sy.move_weights(group, home, home, weights, weights)
+        with pytest.raises(sy.SwitchyardError, match="routes"):
+            selector.set_map(home, np.ones((2, 3 if group.rank else 4), np.int64))
+        assert sy.move_weights(group, home, home, weights) == 0
+        selector.set_map(home)
+        assert selector.version == 2
+
+    ranks(rank, 2, timeout=600, rendezvous_timeout=600)

@@ -23,7 +23,7 @@ class CpuSlotSelector final : public SlotSelectorImpl {
  private:
   template <class Id>
   void replace(const ExpertIds& ids, void* slots) {
-    const SlotTable table{words_.data(), map().num_experts, map().num_slots()};
+    const SlotTable table{words_.data(), map().num_experts, map().num_slots(), rank()};
     const auto* from = static_cast<const Id*>(ids.data);
     auto* to = static_cast<Id*>(slots);
     for (int64_t t = 0; t < ids.num_tokens; ++t)
@@ -41,7 +41,7 @@ class CpuSlotSelector final : public SlotSelectorImpl {
   void check_stream(void*) const override {}
   void stage_table(std::vector<uint32_t> words) override { staged_ = std::move(words); }
   void use_table(void*) override { words_.swap(staged_); }
-  void take_routes(int64_t* routes) override {
+  void read_and_reset_routes(int64_t* routes) override {
     for (int64_t& count : counts_) *routes++ = std::exchange(count, 0);
   }
 

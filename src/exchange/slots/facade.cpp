@@ -46,8 +46,11 @@ std::vector<uint32_t> SlotSelectorImpl::make_table(const ExpertMap& map, std::sp
 
 AgreedFields SlotSelectorImpl::fields(const ExpertMap& map, std::span<const int64_t> routes) const {
   const auto hashed = [](const char* name, uint64_t hash) { return AgreedField{name, static_cast<int64_t>(hash), hash_text}; };
-  return {agreed("ExpertMap::num_experts", map.num_experts), agreed("ExpertMap::slots_per_rank", map.slots_per_rank),
-          hashed("ExpertMap::expert_of_slot", hash_of_values(map.expert_of_slot)), hashed("routes", hash_of_values(routes)),
+  return {agreed("ExpertMap::num_experts", map.num_experts),
+          agreed("ExpertMap::slots_per_rank", map.slots_per_rank),
+          hashed("ExpertMap::expert_of_slot", hash_of_values(map.expert_of_slot)),
+          hashed("routes", hash_of_values(routes)),
+          agreed("the number of the selector", object_),
           agreed("the number of select calls", calls_)};
 }
 
@@ -81,7 +84,7 @@ std::vector<int64_t> SlotSelectorImpl::gather_routes() {
   const auto experts = static_cast<size_t>(map_.num_experts);
   std::vector<int64_t> mine(experts), all(experts * static_cast<size_t>(world()));
   group_.check_usable("SlotSelector::gather_routes");
-  take_routes(mine.data());
+  read_and_reset_routes(mine.data());
   group_.all_gather(mine.data(), experts * sizeof(int64_t), all.data(), "SlotSelector::gather_routes", Operation::all_gather,
                     object_);
   return all;

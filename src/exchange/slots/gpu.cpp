@@ -67,7 +67,7 @@ class CudaSlotSelector final : public SlotSelectorImpl {
     p.ids64 = ids.is_int64;
     p.topk = ids.topk;
     p.routes = ids.num_tokens * ids.topk;
-    p.table = {table(), map().num_experts, map().num_slots()};
+    p.table = {table(), map().num_experts, map().num_slots(), rank()};
     p.counts = memory_.as<unsigned long long>();
     const CallStream at = order_->begin(static_cast<gpu::Stream>(stream));
     launch_select(p, gpu_.limits().multiprocessors, at.stream);
@@ -76,8 +76,10 @@ class CudaSlotSelector final : public SlotSelectorImpl {
 
   void check_stream(void* stream) const override {
     const DeviceGuard guard(gpu_.device());
-    if (capture_of(static_cast<gpu::Stream>(stream)).active)
+    auto* const given = static_cast<gpu::Stream>(stream);
+    if (capture_of(given).active)
       invalid("SlotSelector::set_map: the stream is being captured; graphs use the map in force when they run");
+    if (!gpu::is_legacy(given)) gpu_.check_stream(given);
   }
 
   void stage_table(std::vector<uint32_t> words) override {
@@ -95,7 +97,7 @@ class CudaSlotSelector final : public SlotSelectorImpl {
     order_->end(at, 0);
   }
 
-  void take_routes(int64_t* routes) override {
+  void read_and_reset_routes(int64_t* routes) override {
     const DeviceGuard guard(gpu_.device());
     order_->wait();
     const RelaxedCapture relaxed;

@@ -45,7 +45,7 @@ class SlotSelectorImpl : protected ExchangeBase {
   virtual void stage_table(std::vector<uint32_t> words) = 0;
   virtual void use_table(void* stream) = 0;
   /// Copies the counters of completed calls to `routes`, [E], and sets them to 0.
-  virtual void take_routes(int64_t* routes) = 0;
+  virtual void read_and_reset_routes(int64_t* routes) = 0;
 
  private:
   ExpertMap map_;

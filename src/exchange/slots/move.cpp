@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Weights of moved slots, through symmetric memory. All moves proceed together, one range of a slot's bytes per round: a rank
-// copies the range of the slots that it sends to its staging memory, meets the others, and copies from their memory to the
-// slots that it fills. A round therefore reads all its sources before it overwrites any slot, whatever the maps. Rounds
-// alternate between two halves of the memory: a rank that writes a half has met all others since they read it. Over several
-// hosts, a round gathers the halves of all ranks instead.
+// copies the range of the slots that it sends to its staging memory, synchronizes with the other ranks, and copies from their
+// memory to the slots that it fills. A round therefore reads all its sources before it overwrites any slot, whatever the maps.
+// Rounds alternate between two halves of the memory: before a rank overwrites a half, it synchronizes with all ranks that read
+// it. Over several hosts, a round gathers the memory of all ranks instead.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -25,32 +25,34 @@ class WeightMover final : private ExchangeBase {
  public:
   WeightMover(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
               const MoveOptions& options)
-      : ExchangeBase(group), first_slot_(rank() * to.slots_per_rank), is_divided_(group.hosts() > 1) {
+      : ExchangeBase(group), first_slot_(rank() * to.slots_per_rank), spans_hosts_(group.hosts() > 1) {
+    group_.check_usable("move_weights");
     copies_ = make_copies(group, options.stream);
-    construct("move_weights", "MoveOptions::staging_bytes + other objects", [&] {
+    ConstructionReport mine;
+    mine.report = attempt([&] {
       check(from, to, arrays);
       moves_ = plan_moves(from, to);
-      if (moves_.max_sent > 0) {
-        range_ = options.staging_bytes / 2 / moves_.max_sent / kAlignment * kAlignment;
-        if (is_divided_) range_ = std::max(range_ / static_cast<size_t>(world()), std::min(range_, kAlignment));
-        if (range_ == 0)
-          invalid_value("MoveOptions::staging_bytes", std::to_string(options.staging_bytes),
-                        "at least " + std::to_string(2 * kAlignment * moves_.max_sent) + " for these maps");
-      }
-      staging_ = take_heap(std::max(options.staging_bytes, kAlignment), 0);
-      if (is_divided_) gathered_.resize(static_cast<size_t>(world()) * moves_.max_sent * range_);
-      return fields(from, to, arrays, options);
+      if (moves_.max_sent > 0) choose_range(arrays, options.staging_bytes);
+      copies_
+          ->wait();  // for earlier work on the stream: the ranks then wait for each other with the deadline of a construction
+    });
+    group_.agree("move_weights", fields(from, to, arrays, options), mine);
+    if (range_ == 0) return;
+    construct("move_weights", "MoveOptions::staging_bytes + other objects", [&] {
+      staging_ = take_heap(halves() * moves_.max_sent * range_, 0);
+      if (spans_hosts_) gathered_.resize(static_cast<size_t>(world()) * moves_.max_sent * range_);
+      return AgreedFields{};
     });
   }
 
   /// Returns the number of bytes received from other ranks.
   int64_t run(std::span<const SlotArray> arrays) {
     int64_t received = 0;
-    if (moves_.max_sent == 0) return received;
+    if (range_ == 0) return received;
     for (const SlotArray& array : arrays)
       for (size_t at = 0; at < array.slot_bytes; at += range_)
         received += round(array, at, std::min(range_, array.slot_bytes - at));
-    group_.all_gather("", 1, met_, "move_weights", Operation::barrier);  // others may still read this rank's memory
+    group_.all_gather("", 1, synchronized_, "move_weights", Operation::barrier);  // others may still read this rank's memory
     return received;
   }
 
@@ -59,6 +61,21 @@ class WeightMover final : private ExchangeBase {
     if constexpr (kHasGpuCode)
       if (group.impl().device) return copies_on_gpu(group, stream);
     return std::make_unique<WeightCopies>();
+  }
+
+  size_t halves() const { return spans_hosts_ ? 1 : 2; }
+
+  /// Sets range_; 0 if all arrays are empty.
+  void choose_range(std::span<const SlotArray> arrays, size_t staging_bytes) {
+    size_t largest = 0;
+    for (const SlotArray& array : arrays) largest = std::max(largest, array.slot_bytes);
+    const size_t least = kAlignment * halves() * moves_.max_sent;
+    if (staging_bytes < least)
+      invalid_value("MoveOptions::staging_bytes", std::to_string(staging_bytes),
+                    "at least " + std::to_string(least) + " for these maps");
+    size_t fits = staging_bytes / halves() / moves_.max_sent;
+    if (spans_hosts_) fits = std::max(fits / static_cast<size_t>(world()), kAlignment);  // the gathered memory is as large
+    range_ = std::min(fits, largest + kAlignment - 1) / kAlignment * kAlignment;
   }
 
   void check(const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays) const {
@@ -90,19 +107,19 @@ class WeightMover final : private ExchangeBase {
 
   /// The memory of rank `r`, on this host, for the n-th slot that it sends in this round.
   std::byte* staged(int r, int n) const {
-    const auto slot = static_cast<size_t>(n) + (rounds_ % 2 == 0 ? 0 : moves_.max_sent);
+    const auto slot = static_cast<size_t>(n) + static_cast<size_t>(rounds_) % halves() * moves_.max_sent;
     return group_.heap->view().base[r] + staging_ + slot * range_;
   }
-  /// The content of that memory, once this rank has met the others.
+  /// The content of that memory, once this rank has synchronized with the others.
   const std::byte* sent(int r, int n) const {
-    if (!is_divided_) return staged(r, n);
+    if (!spans_hosts_) return staged(r, n);
     return gathered_.data() + (static_cast<size_t>(r) * moves_.max_sent + static_cast<size_t>(n)) * range_;
   }
-  void meet() {
-    if (is_divided_)
+  void synchronize() {
+    if (spans_hosts_)
       group_.all_gather(staged(rank(), 0), moves_.max_sent * range_, gathered_.data(), "move_weights", Operation::all_gather);
     else
-      group_.all_gather("", 1, met_, "move_weights", Operation::barrier);
+      group_.all_gather("", 1, synchronized_, "move_weights", Operation::barrier);
   }
   std::byte* in(const SlotArray& array, int slot, size_t at) const {
     return static_cast<std::byte*>(array.data) + static_cast<size_t>(slot - first_slot_) * array.slot_bytes + at;
@@ -114,7 +131,7 @@ class WeightMover final : private ExchangeBase {
     for (size_t n = 0; n < moves_.sent_by[me].size(); ++n)
       copies_->copy(staged(rank(), static_cast<int>(n)), in(array, moves_.sent_by[me][n], at), bytes);
     copies_->wait();
-    meet();
+    synchronize();
     for (const WeightMove& move : moves_.of_rank[me]) {
       copies_->copy(in(array, move.slot, at), sent(move.source_rank, move.sent), bytes);
       if (move.source_rank != rank()) received += static_cast<int64_t>(bytes);
@@ -125,13 +142,13 @@ class WeightMover final : private ExchangeBase {
   }
 
   const int first_slot_;
-  const bool is_divided_;  ///< over several hosts
+  const bool spans_hosts_;  ///< over several hosts
   std::unique_ptr<WeightCopies> copies_;
   WeightMoves moves_;
   size_t range_ = 0;    ///< bytes of a slot per round
-  size_t staging_ = 0;  ///< offset of two halves, each for max_sent ranges
+  size_t staging_ = 0;  ///< offset of the halves, each for max_sent ranges
   int64_t rounds_ = 0;
-  char met_[kMaxRanks] = {};
+  char synchronized_[kMaxRanks] = {};
   std::vector<std::byte> gathered_;  ///< several hosts: [world, max_sent] ranges
 };
 

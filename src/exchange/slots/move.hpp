@@ -11,7 +11,7 @@
 
 namespace switchyard::detail {
 
-/// Copies of a rank, in order. This class copies memory of the CPU.
+/// Performs a rank's copies in order. This class copies memory of the CPU.
 class WeightCopies {
  public:
   virtual ~WeightCopies() = default;

@@ -16,14 +16,17 @@ class GpuWeightCopies final : public WeightCopies {
     if (capture_of(stream_).active)
       throw Error(ErrorCode::invalid_argument,
                   "move_weights: the stream is being captured; weights cannot be moved in a graph");
+    if (!gpu::is_legacy(stream_)) gpu_.check_stream(stream_);
     gpu_.check_pointer("arrays[].data", array.data, 1);
   }
   void copy(std::byte* to, const std::byte* from, size_t bytes) override {
     const DeviceGuard guard(gpu_.device());
+    const RelaxedCapture relaxed;  // another stream of this thread may be captured
     check_cuda(gpu::copy_on_device(to, from, bytes, stream_), "copy of weights");
   }
   void wait() override {
     const DeviceGuard guard(gpu_.device());
+    const RelaxedCapture relaxed;
     check_cuda(gpu::wait_for_stream(stream_), "copy of weights");
   }
 

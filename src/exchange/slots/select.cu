@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces expert ids with slots and counts the routes to each expert. Each thread handles a route at a time. The counts are
-// sums of integers, so they do not depend on timing.
+// Replaces expert ids with slots and counts the routes to each expert. Each thread processes one route at a time. The counts
+// are sums of integers, so they do not depend on timing.
 #include <algorithm>
 
 #include "exchange/slots/launch.hpp"

@@ -12,6 +12,7 @@
 #include "harness/draw.hpp"
 #include "harness/everywhere.hpp"
 #include "harness/outcome.hpp"
+#include "harness/suite_hosts.hpp"
 #include "switchyard/expert_map.hpp"
 
 namespace harness {
@@ -63,10 +64,10 @@ Shares expected_shares(const ExpertMap& map, const std::vector<int64_t>& routes,
   return shares;
 }
 
-/// The position of a token: the number of its run of 8, as a binary fraction with the lowest bit first.
-double position_of(int64_t token) {
+/// The position of a token: the number of its run of 8 plus the rank, as a binary fraction with the lowest bit first.
+double position_of(int64_t token, int rank) {
   double position = 0, bit = 0.5;
-  for (int64_t run = token / 8; run > 0; run /= 2, bit /= 2) position += run % 2 != 0 ? bit : 0;
+  for (int64_t run = token / 8 + rank; run > 0; run /= 2, bit /= 2) position += run % 2 != 0 ? bit : 0;
   return position;
 }
 
@@ -92,7 +93,7 @@ void check_slots(const ExpertMap& map, const std::vector<int64_t>& routes, int r
     }
     double whole = 0, end = 0;
     for (const auto& [slot, count] : of) whole += static_cast<double>(count);
-    const double at = position_of(static_cast<int64_t>(i) / kTopk), slack = 1.0 / (1 << 28);
+    const double at = position_of(static_cast<int64_t>(i) / kTopk, rank), slack = 1.0 / (1 << 28);
     bool found = false;
     for (const auto& [slot, count] : of) {
       const double begin = end;
@@ -180,6 +181,42 @@ TEST(Slots, OfWideAndInvalidIds) {
                        failures.equal_range(std::vector<int64_t>{2, -1, 4, 4, 4, 1}, slots, "slots");
                        const std::vector<int64_t> routes = selector.gather_routes();
                        failures.equal_range(std::vector<int64_t>{0, 1, 1, 0, 1, 1}, routes, "routes");
+                     }),
+            "");
+}
+
+/// Shares at the limits of the division: one route of 2^39, sums of 2^40, and experts without expected routes.
+TEST(Slots, ExtremeShares) {
+  EXPECT_EQ(on_ranks(3,
+                     [&](Group& group, Failures& failures) {
+                       // Rank 0 keeps one of its 2^39 routes to expert 0, because it alone has expert 1. Expert 2 has two slots
+                       // and no routes; only ranks 0 and 1 have it. Expert 3: sums of 2^40, half of which rank 2 keeps.
+                       const int64_t half = int64_t{1} << 39;
+                       const ExpertMap uneven{4, 3, 3, {0, 1, 2, 0, 2, -1, 3, -1, -1}};
+                       std::vector<int64_t> routes(12, 0);
+                       routes[0] = half;
+                       routes[1] = half - 2;
+                       const Ids ids = random_ids(2000, 4, 5);
+                       SlotSelector selector(group, uneven, routes);
+                       const Ids slots = select(group, selector, ids);
+                       check_slots(uneven, routes, group.rank(), ids, slots, failures);
+                       int64_t without[2] = {0, 0};
+                       for (size_t i = 0; i < ids.size(); ++i) {
+                         if (group.rank() == 0 && ids[i] == 0) failures.equal(3, slots[i], "slot of a route of 2^39 - 1");
+                         if (ids[i] == 2) ++without[slots[i] == 2 ? 0 : 1];
+                       }
+                       if (group.rank() == 2)
+                         failures.check(std::abs(without[0] - without[1]) < without[0] / 4,
+                                        "expert 2 without expected routes: " + std::to_string(without[0]) + " and " +
+                                            std::to_string(without[1]));
+                       const ExpertMap even{4, 3, 3, {3, 0, 1, 2, -1, -1, 3, -1, -1}};
+                       std::vector<int64_t> large(12, 0);
+                       large[11] = 2 * half;  // of rank 2
+                       selector.set_map(even, large);
+                       check_slots(even, large, group.rank(), ids, select(group, selector, ids), failures);
+                       selector.set_map(even);
+                       check_slots(even, std::vector<int64_t>(12, 1 << 20), group.rank(), ids, select(group, selector, ids),
+                                   failures);
                      }),
             "");
 }
@@ -397,9 +434,31 @@ TEST(MoveWeights, RefusedArguments) {
                  const auto move = [&](const ExpertMap& to, size_t staging) { weights.move(group, home, to, staging); };
                  refused([&] { move({2, 2, 1, {0, 1}}, 4096); }, ErrorCode::invalid_argument, "different numbers");
                  refused([&] { move({2, 2, 2, {0, 0, 0, 0}}, 4096); }, ErrorCode::invalid_argument, "no slot of expert 1");
-                 refused([&] { move(both, 511); }, ErrorCode::invalid_argument,
-                         "MoveOptions::staging_bytes = 511: must be at least 512");
-                 refused([&] { move(both, size_t{1} << 30); }, ErrorCode::heap_exhausted, "MoveOptions::staging_bytes");
+                 const size_t least = spans_hosts(2) ? 256 : 512;
+                 refused([&] { move(both, least - 1); }, ErrorCode::invalid_argument,
+                         spans_hosts(2) ? "MoveOptions::staging_bytes = 255: must be at least 256"
+                                        : "MoveOptions::staging_bytes = 511: must be at least 512");
+                 std::byte* const large = static_cast<std::byte*>(rank_memory(group).keep(size_t{8} << 20));
+                 const auto move_arrays = [&](const ExpertMap& before, std::vector<size_t> slot_bytes, size_t staging) {
+                   std::vector<switchyard::SlotArray> arrays;
+                   for (const size_t bytes : slot_bytes) arrays.push_back({large, bytes});
+                   switchyard::move_weights(group, before, both, arrays, {staging, rank_memory(group).stream()});
+                 };
+                 const bool first = group.rank() == 0;
+                 refused([&] { move_arrays(home, {size_t{4} << 20}, size_t{1} << 30); }, ErrorCode::heap_exhausted,
+                         "MoveOptions::staging_bytes");
+                 refused(
+                     [&] {
+                       move_arrays(home, first ? std::vector<size_t>{8} : std::vector<size_t>{8, 8}, 4096);
+                     },
+                     ErrorCode::mismatch, "the number of arrays = 1 on rank 0 and 2");
+                 refused([&] { move_arrays(home, {first ? size_t{8} : size_t{16}}, 4096); }, ErrorCode::mismatch,
+                         "hash of slot_bytes");
+                 refused(
+                     [&] {
+                       move_arrays(first ? home : ExpertMap{2, 2, 2, {0, -1, -1, 1}}, {8}, 4096);
+                     },
+                     ErrorCode::mismatch, "hash of from and to");
                  refused([&] { move(group.rank() == 0 ? both : home, 4096); }, ErrorCode::mismatch, "hash of from and to");
                  refused([&] { move(both, group.rank() == 0 ? 4096 : 8192); }, ErrorCode::mismatch,
                          "MoveOptions::staging_bytes");

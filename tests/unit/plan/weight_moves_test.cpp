@@ -31,7 +31,7 @@ TEST(WeightMoves, ARankPrefersItsOwnSlot) {
   EXPECT_EQ(moves.max_sent, 1u);
 }
 
-TEST(WeightMoves, HoldersTakeTurns) {
+TEST(WeightMoves, SourcesAlternate) {
   ExpertMap from{2, 8, 2, std::vector<int32_t>(16, -1)};
   from.expert_of_slot[0] = from.expert_of_slot[2] = from.expert_of_slot[4] = 0;  // ranks 0, 1 and 2 hold expert 0
   from.expert_of_slot[5] = 1;                                                    // rank 2 holds expert 1 alone
