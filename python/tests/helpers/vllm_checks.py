@@ -273,9 +273,9 @@ def heap_with_graphs(rank, world, store):
 
     _ranks.backend = lambda: "cuda"
     made, found = Ranks(type("ProcessGroup", (), {"size": lambda self: 2})()), []
-    for captured, most in ((0, 24), (8, 24), (0, 8)):
+    for captured, max_tokens in ((0, 24), (8, 24), (0, 8)):
         try:
-            made.exchange(captured, hidden=384, num_experts=8, topk=3, max_tokens=most, dtype=torch.bfloat16)
+            made.exchange(captured, hidden=384, num_experts=8, topk=3, max_tokens=max_tokens, dtype=torch.bfloat16)
         except Stop as stop:
             found.append(stop.args[0])
     return found
