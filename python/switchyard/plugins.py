@@ -14,8 +14,11 @@ Unset, empty or ``0``, each has no effect; any other value raises InvalidArgumen
 """
 from __future__ import annotations
 
+from contextlib import suppress as _suppress
+
 from ._internal import owners as _owners
 from .engines._patches import requested as _requested
+from .errors import InvalidArgument as _InvalidArgument
 
 __all__ = ["deep_ep", "sglang", "vllm"]
 
@@ -43,9 +46,15 @@ def vllm() -> None:
 
 
 def sglang() -> None:
-    """Installs the plug-in for SGLang that ``SWITCHYARD_SGLANG`` requests. May be called repeatedly, in every process."""
-    choice = _requested("SWITCHYARD_SGLANG", _CHOICES)
-    if choice:
-        from .engines import sglang as engine
+    """Installs the plug-in for SGLang that ``SWITCHYARD_SGLANG`` requests. May be called repeatedly, in every process. SGLang only
+    logs the exceptions of plug-ins, so an invalid value also makes the construction of every MoE layer fail."""
+    from .engines import sglang as engine
 
+    try:
+        choice = _requested("SWITCHYARD_SGLANG", _CHOICES)
+    except _InvalidArgument as error:
+        with _suppress(ImportError):  # without SGLang
+            engine.refuse(error)
+        raise
+    if choice:
         engine.install(choice)

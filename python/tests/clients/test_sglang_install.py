@@ -175,7 +175,7 @@ def test_versions_with_two_parts(monkeypatch):
 # ---- SGLang's loader of plug-ins ----
 
 
-def _loaded(rank, world, version):
+def _loaded(rank, world, version, value="all2all"):
     """The loader logs the exceptions of plug-ins and continues, so a refusal must also end the construction of a layer."""
     from sglang.srt import plugins as loader
     from sglang.srt.layers.moe.fused_moe_triton import layer
@@ -184,7 +184,7 @@ def _loaded(rank, world, version):
 
     point = importlib.metadata.EntryPoint("switchyard", "switchyard.plugins:sglang", "sglang.srt.plugins")
     before, known, entries = _attributes(), _patches.version, loader.entry_points
-    os.environ["SWITCHYARD_SGLANG"] = "all2all"
+    os.environ["SWITCHYARD_SGLANG"] = value
     loader.entry_points, loader._plugins_loaded = lambda group: [point] if group == point.group else [], False
     _patches.version = lambda name: version
     records = []
@@ -194,7 +194,10 @@ def _loaded(rank, world, version):
     logger.addHandler(handler), logger.setLevel(logging.INFO)
     try:
         loader.load_plugins()
-        if version == "0.5.23":
+        if value != "all2all":
+            with pytest.raises(sy.InvalidArgument, match=f"SWITCHYARD_SGLANG = {value!r}: must be 'all2all', 'layer' or '0'"):
+                layer.create_moe_dispatcher(config_of(world, 64), None)
+        elif version == "0.5.23":
             assert type(dispatcher_of(world, 64)) is Dispatcher and type(dispatcher_of(world, 64)) is Dispatcher
             assert [each for each in records if "Switchyard" in each] == [
                 "Switchyard moves the tokens of MoE layers between 1 ranks (cpu)"]
@@ -277,9 +280,9 @@ def test_installation(scenario):
     over_ranks(1, scenario)
 
 
-@pytest.mark.parametrize("version", ["0.5.23", "0.5.24"])
-def test_loader_of_plug_ins(version):
-    over_ranks(1, _loaded, version)
+@pytest.mark.parametrize("version, value", [("0.5.23", "all2all"), ("0.5.24", "all2all"), ("0.5.23", "layers")])
+def test_loader_of_plug_ins(version, value):
+    over_ranks(1, _loaded, version, value)
 
 
 def test_refused_when_the_model_is_built():

@@ -12,7 +12,7 @@ from ..._abi import names as _names
 from ...errors import InvalidArgument
 from .._patches import require_version
 
-__all__ = ["install", "uninstall"]
+__all__ = ["install", "refuse", "uninstall"]
 
 _CHOICES = ("all2all", "layer")
 _VERSION = "0.5.23"
@@ -45,11 +45,16 @@ def install(choice: str) -> None:
         require_version("sglang", [_VERSION], "SWITCHYARD_DEEP_EP=1 enables the drop-in for DeepEP, which supports other versions")
         _install(choice)
     except InvalidArgument as error:
-        from . import _hooks
-
-        _changes.extend(_hooks.refuse(error))
+        refuse(error)
         raise
     _choice = choice
+
+
+def refuse(error: InvalidArgument) -> None:
+    """Makes the construction of every MoE layer fail with `error`, until :func:`uninstall`."""
+    from . import _hooks
+
+    _changes.extend(_hooks.refuse(error))
 
 
 def _install(choice: str) -> None:
