@@ -100,75 +100,75 @@ ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertM
 /// \throws Error(invalid_argument) if the sizes of the maps differ
 int count_moved(const ExpertMap& from, const ExpertMap& to);
 
-/// An array of weights or scales of this rank's slots: the bytes of its C slots, one after the other. GPUs: memory of this
-/// rank's GPU.
+/// The weights or scales of this rank's C slots: one contiguous array in slot order. GPUs: memory of this rank's GPU.
 struct SlotArray {
   void* data = nullptr;
   size_t slot_bytes = 0;  ///< the same on all ranks
 };
 
 struct MoveOptions {
-  /// Limit of the symmetric memory taken during the call, part of the group's heap_bytes; at least 512 bytes for each expert
-  /// that one rank sends. Equal on all ranks.
+  /// Upper limit of the symmetric memory that the call allocates from the group's heap_bytes and frees on return; at least 512
+  /// bytes for each expert that one rank sends. Equal on all ranks.
   size_t staging_bytes = size_t{64} << 20;
-  void* stream = nullptr;  ///< CUDA: cudaStream_t on which the copies run
+  void* stream = nullptr;  ///< CUDA: cudaStream_t of the copies
 };
 
 /// Collective. Copies weights between ranks, and between the slots of a rank, so that slot p of every array contains the
-/// weights of expert to.expert_of_slot[p], provided that it contained those of from.expert_of_slot[p]. Slots that are empty in
-/// `to` or have the same expert in both maps are not touched; a slot may be both read and overwritten. Each expert is read from
-/// a slot of the same rank if possible, else from the rank chosen as a source least often so far. Arrays must not overlap.
-/// Returns the number of bytes that this rank received from other ranks.
+/// weights of expert to.expert_of_slot[p]. Before the call, it must contain those of from.expert_of_slot[p]. Slots that are
+/// empty in `to` or have the same expert in both maps are not written; a slot may be both source and destination. The source of
+/// an expert is a slot of the same rank if possible, else a slot of the rank that has been chosen as a source least often so
+/// far. Arrays must not overlap. Returns the number of bytes received from other ranks.
 ///
-/// Waits for the copies, and therefore, on a GPU, for earlier work on the stream. Calls that use the arrays must not run at the
-/// same time. GPUs: keep other streams idle that use the arrays. Throws on all ranks, before any copy: Error(invalid_argument);
-/// Error(mismatch) if an argument other than the addresses and the stream differs by rank; Error(heap_exhausted);
-/// Error(unsupported) on GPUs of several hosts. CPUs of several hosts gather the weights of all senders on every rank, over the
-/// group's connections. If a rank dies during the copies, the other ranks throw PeerFailed and the contents of the moved slots
-/// are undefined.
+/// Returns after the copies have completed, and therefore, on a GPU, after earlier work on the stream. No other call may use
+/// the arrays concurrently; on GPUs, no work on other streams may use them either. Throws on all ranks, before any copy:
+/// Error(invalid_argument); Error(mismatch) if an argument other than the addresses and the stream differs by rank;
+/// Error(heap_exhausted); Error(unsupported) on GPUs of several hosts. CPU ranks on several hosts gather the weights of all
+/// senders on every rank, over the group's connections. If a rank terminates during the copies, the other ranks throw
+/// PeerFailed, and the contents of the destination slots are undefined.
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options = {});
 
-/// Replaces the expert ids of a rank's calls with slots of a map, in the memory of the group's backend, and counts the routes
-/// to each expert. The map can be replaced between calls. Movable. Collective: construction, select(), set_map() and
-/// gather_routes(); all ranks call them in the same order, and the same number of times between two maps.
+/// Replaces the expert ids of each call on a rank with slots of a map, in the memory of the group's backend, and counts the
+/// routes to each expert. The map can be replaced between calls. Movable. Construction, select(), set_map() and gather_routes()
+/// are collective: all ranks call them in the same order, and the same number of times between two maps.
 ///
-/// The slot of a route depends only on the map, the expected routes, the rank, the expert and the token's index: an expert's
-/// routes are divided among its slots in the proportions of divide_source(), the rank's own slots first. Runs of 8 consecutive
-/// tokens use the same slots, and any longer range of tokens is divided in nearly the same proportions. The balance of a
-/// call therefore depends on the accuracy of the expected routes.
+/// The slot of a route depends only on the map, the expected routes, the rank, the expert and the token's index. The routes to
+/// an expert are divided among its slots in the proportions of divide_source(), the rank's own slots first. Runs of 8
+/// consecutive tokens use the same slots; any longer range of tokens is divided in nearly the same proportions. The balance of
+/// a call therefore depends on the accuracy of the expected routes.
 ///
-/// GPUs: select() enqueues one kernel, which graphs can capture. A replay uses the map in force at that time: order set_map()
-/// before or after the replay, by its stream or with events.
+/// GPUs: select() enqueues one kernel, which graphs can capture. A replay uses the map in force when it runs; the caller orders
+/// set_map() relative to replays, by stream or with events.
 class SlotSelector {
  public:
   /// Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 per expert in
-  /// total; empty: all equal. Throws on all ranks: Error(invalid_argument) for an invalid map or routes, Error(mismatch) if
-  /// they differ by rank.
+  /// total; if empty, all are equal. Throws on all ranks: Error(invalid_argument) for an invalid map or invalid routes,
+  /// Error(mismatch) if map or routes differ by rank.
   SlotSelector(Group& group, const ExpertMap& map, std::span<const int64_t> routes = {});
   SlotSelector(SlotSelector&&) noexcept;
   SlotSelector& operator=(SlotSelector&&) noexcept;
   ~SlotSelector();
 
-  /// Writes the slot of each id to `slots`: [T, K], of the type of `topk_ids.data`, which it may overwrite. -1 is kept. Any
-  /// other id that is not an expert is replaced with num_slots(), so that the exchange reports it as invalid. GPUs: both arrays
-  /// are memory of this rank's GPU; does not wait. `stream`: a cudaStream_t; ignored on the CPU. \throws
-  /// Error(invalid_argument)
+  /// Writes the slot of each id to `slots`, [T, K], with the element type of `topk_ids.data`; `slots` may be the same array as
+  /// the ids. The id -1 is kept. Any other id that is not an expert is replaced with num_slots(), which the exchange reports as
+  /// invalid. GPUs: both arrays are memory of this rank's GPU; the call does not wait. `stream`: a cudaStream_t; ignored on the
+  /// CPU.
+  /// \throws Error(invalid_argument)
   void select(const ExpertIds& topk_ids, void* slots, void* stream = nullptr);
 
-  /// Collective. Later calls of select() use `map`, whose sizes equal those of the map in force. Waits for the other ranks'
+  /// Collective. Later calls of select() use `map`, which must have the sizes of the map in force. Waits for the other ranks'
   /// hosts, not for enqueued GPU work: the new table is copied on `stream`, after all earlier calls of select(). Before the
-  /// call, load the weights of the new slots on all ranks, or enqueue the loads on the streams that use them. Throws on all
-  /// ranks, and the previous map stays in force: Error(invalid_argument), also during stream capture; Error(mismatch) if map,
-  /// routes, selector or the number of earlier select() calls differ by rank.
+  /// call, load the weights of the new slots on all ranks, or enqueue the loads on the streams that use them. On an error, all
+  /// ranks throw and the previous map stays in force: Error(invalid_argument), also during stream capture; Error(mismatch) if
+  /// map, routes, selector or the number of earlier select() calls differ by rank.
   void set_map(const ExpertMap& map, std::span<const int64_t> routes = {}, void* stream = nullptr);
 
   /// Collective. Returns [W, E], the number of routes from each rank to each expert in the calls of select() since construction
-  /// or the last gather_routes(), and sets them to 0. GPUs: waits for these calls within the group's timeout;
-  /// no graph with a select() may run.
+  /// or the last gather_routes(), and resets the counters to 0. GPUs: waits for these calls within the group's timeout;
+  /// meanwhile, no graph that contains a select() may run.
   std::vector<int64_t> gather_routes();
 
-  /// The counters of this rank, [E], in the memory of the backend; valid until destruction.
+  /// This rank's counters, [E], in the memory of the backend. The pointer is valid until destruction.
   const int64_t* routes() const;
   const ExpertMap& map() const;
   /// Number of maps that have been in force: 1 after construction.

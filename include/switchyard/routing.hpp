@@ -101,8 +101,8 @@ enum class Pattern : uint8_t {
   all_to_one = 2,     ///< all routes to `target`, see GeneratorSpec
   round_robin = 3,    ///< id[t][k] = (t * K + k) mod E on every rank: exactly balanced if E divides T * K
   group_limited = 4,  ///< topk_groups of num_groups groups of consecutive experts uniformly, then uniformly among their experts
-  /// the experts of rank `target` receive rank_skew times the mean number of routes of a rank: of every token's routes, the
-  /// same number rounded up or down; uniform among the experts of `target` and among the others
+  /// the experts of rank `target` receive rank_skew times the mean number of routes per rank; each token contributes
+  /// K*rank_skew/W of these routes, rounded up or down; uniform within the experts of `target` and within all others
   rank_skew = 5,
 };
 
@@ -121,7 +121,7 @@ struct GeneratorSpec {
   int target = 0;  ///< all_to_one: rank whose experts receive all routes (uniformly), or the one expert that does. A single
                    ///< expert is chosen once per token and the other routes are dropped; with `duplicates` it is chosen K
                    ///< times. rank_skew: the busiest rank
-  double rank_skew = 1.8;    ///< rank_skew: in [0, W], and so that a token finds K experts
+  double rank_skew = 1.8;    ///< rank_skew: in [0, W]; requires enough experts on and off rank `target`
   int num_groups = 8;        ///< group_limited; divides E
   int topk_groups = 4;       ///< group_limited; in [1, num_groups]
   double drop_fraction = 0;  ///< probability, in [0, 1], that a route is dropped (id -1); does not change the other ids

@@ -26,7 +26,7 @@ class SlotLoads(NamedTuple):
 
 class ExpertMap:
     """The expert of each slot of W ranks with C slots each. Slot p belongs to rank p // C and is expert p of an exchange with
-    ``num_experts=map.num_slots``. All methods run on the host and are deterministic. Immutable.
+    ``num_experts=map.num_slots``. All methods run on the host and are deterministic. Maps are immutable.
 
     expert_of_slot: int32 [W * C], -1 for an empty slot; copied. num_experts: E; each expert needs a slot. world: W.
 
@@ -72,12 +72,12 @@ class ExpertMap:
 
     @property
     def expert_of_slot(self) -> Any:
-        """A copy of the map's contents, int32 [W * C]."""
+        """A copy of the expert of each slot, int32 [W * C]; -1: an empty slot."""
         return NUMPY.wrap(ctypes.addressof(self._slots), (self.num_slots,), I32, self._slots, None).copy()
 
     @checked("ExpertMap.plan")
     def plan(self, routes_per_expert: Any, *, tolerance: float = 0.02) -> "ExpertMap":
-        """Chooses replicas for the loads `routes_per_expert`, int64 [E], and returns a map of the same size. Of the maps whose
+        """Chooses replicas for the loads `routes_per_expert`, int64 [E], and returns a map of the same size. Among the maps whose
         maximum rank load exceeds that of the best by at most `tolerance` times the mean, returns the one with the fewest weights
         to move."""
         taken = _arguments.bind("ExpertMap.plan", CPU, E=self.num_experts).routes_per_expert(routes_per_expert)
@@ -97,14 +97,14 @@ class ExpertMap:
     @checked("ExpertMap.replace")
     def replace(self, topk_ids: Any, routes: Any, *, rank: int) -> None:
         """Replaces the ids of a rank, int32 [T, K], in place with slots; -1 is kept. routes: int64 [W, E], the number of routes
-        from each rank to each expert in this call. Every rank passes the same `routes`."""
+        from each rank to each expert in this call, equal on all ranks."""
         takes = _arguments.bind("ExpertMap.replace", CPU, W=self.world, E=self.num_experts)
         ids, counts = takes.topk_ids(topk_ids), takes.routes(routes)
         check(library().functions.sy_expert_map_replace(byref(self._struct()), counts.pointer, rank, ids.pointer, ids.shape[0] * ids.shape[1]))
 
     @checked("ExpertMap.count_moved")
     def count_moved(self, to: "ExpertMap") -> int:
-        """Number of sets of weights to move: for each rank, the experts that it holds in `to` and not in this map."""
+        """Returns the number of sets of weights to move: for each rank, the experts that it holds in `to` and not in this map."""
         moved = ctypes.c_int32()
         check(library().functions.sy_expert_map_count_moved(byref(self._struct()), byref(to._struct()), byref(moved)))
         return moved.value
@@ -121,12 +121,13 @@ class ExpertMap:
 
 
 class SlotSelector:
-    """Replaces the expert ids of this rank's calls with slots of a map, on the device, and counts the routes to each expert.
-    Collective: creation, :meth:`select`, :meth:`set_map` and :meth:`gather_routes`; all ranks call them in the same order, and
-    the same number of times between two maps.
+    """Replaces the expert ids of each call on this rank with slots of a map, on the device, and counts the routes to each
+    expert. Creation, :meth:`select`, :meth:`set_map` and :meth:`gather_routes` are collective: all ranks call them in the same
+    order, and the same number of times between two maps.
 
-    expert_map: the same on all ranks. routes: int64 [W, E], the expected number of routes from each rank to each expert; None: all
-    equal. An expert's routes are divided among its slots in these proportions, in runs of 8 tokens, the rank's own slots first.
+    expert_map: equal on all ranks. routes: int64 [W, E], the expected number of routes from each rank to each expert; None: all
+    are equal. They determine the proportions in which the routes to an expert are divided among its slots, in runs of 8 tokens,
+    the rank's own slots first.
 
         selector = sy.SlotSelector(group, expert_map)
         layer = sy.MoeLayer(group, w13, w2, num_experts=expert_map.num_slots, ...)   # weights by slot
@@ -165,10 +166,10 @@ class SlotSelector:
         return self._map
 
     def select(self, topk_ids: Any, *, out: Any = None) -> Any:
-        """Collective. Returns the slot of each id, [T, K] of the type of `topk_ids` (int32 or int64), in `out` if given, which may
-        be `topk_ids`. -1 is kept; any other id that is not an expert becomes ``expert_map.num_slots``, which the exchange reports as
-        invalid. GPUs: enqueues one kernel on the current stream; does not wait. A replay of a captured call uses the map in force
-        when it runs."""
+        """Collective. Returns the slot of each id, [T, K], with the type of `topk_ids` (int32 or int64), in `out` if given, which
+        may be `topk_ids`. The id -1 is kept; any other id that is not an expert is replaced with ``expert_map.num_slots``, which
+        the exchange reports as invalid. GPUs: enqueues one kernel on the current stream; does not wait. A replay of a captured call
+        uses the map in force when it runs."""
         with self.group._call:
             ids = self._ids.topk_ids(topk_ids)
             if out is None:
@@ -184,10 +185,10 @@ class SlotSelector:
 
     @named("SlotSelector.set_map")
     def set_map(self, expert_map: ExpertMap, routes: Any = None) -> None:
-        """Collective. Later calls, and later replays of captured calls, use `expert_map`, which has the sizes of the map in force. Waits
-        for the other ranks' hosts. GPUs: does not wait for enqueued work; the new table is copied on the current stream, after all
-        earlier calls. Load the weights of the new slots on all ranks before. routes: as at creation. Errors are raised on all
-        ranks, and the previous map stays in force."""
+        """Collective. Later calls of :meth:`select`, and later replays of captured calls, use `expert_map`, which must have the sizes
+        of the map in force. Waits for the other ranks' hosts. GPUs: does not wait for enqueued work; the new table is copied on
+        the current stream, after all earlier calls. Before the call, load the weights of the new slots on all ranks. routes: as for
+        the constructor. Errors are raised on all ranks, and the previous map stays in force."""
         with Construction(self.group, "SlotSelector.set_map"):
             _arguments.check("SlotSelector.set_map", expert_map=expert_map)
             given = None if routes is None else self._takes.routes(routes)
@@ -197,7 +198,8 @@ class SlotSelector:
 
     def gather_routes(self) -> Any:
         """Collective. Returns the number of routes from each rank to each expert since creation or the last gather_routes(), a
-        numpy array int64 [W, E], and restarts counting. GPUs: waits for the counted calls; no graph that contains one may run."""
+        numpy array int64 [W, E], and resets the counters. GPUs: waits for the counted calls; meanwhile, no graph that contains one
+        may run."""
         with self.group._call:
             counts = (ctypes.c_int64 * (self._map.world * self._map.num_experts))()
             check_collective(self._functions.sy_slot_selector_gather_routes(self.pointer, counts))
@@ -205,13 +207,13 @@ class SlotSelector:
 
     @property
     def version(self) -> int:
-        """Number of maps that have been in force: 1 after creation."""
+        """The number of maps that have been in force: 1 after creation."""
         version = ctypes.c_int64()
         check(self._functions.sy_slot_selector_state(self.pointer, None, byref(version), None))
         return version.value
 
     def close(self) -> None:
-        """Releases the selector. May be called twice."""
+        """Releases the selector. Repeated calls have no effect."""
         self._owned.close()
 
     def __enter__(self) -> "SlotSelector":
@@ -225,14 +227,13 @@ class SlotSelector:
 @named("move_weights")
 def move_weights(group: Group, before: ExpertMap, after: ExpertMap, *arrays: Any, staging_bytes: int = 64 << 20) -> int:
     """Collective. Copies weights between ranks so that slot p of each array contains the weights of expert
-    ``after.expert_of_slot[p]``, provided that it contained those of ``before.expert_of_slot[p]``. Returns the number of bytes
+    ``after.expert_of_slot[p]``. Before the call, it must contain those of ``before.expert_of_slot[p]``. Returns the number of bytes
     received from other ranks.
 
     arrays: this rank's weights and scales by slot, dense, of shape [C, ...]: float32, float16, bfloat16, fp8, int32, int64 or
-    uint8, written in place; they must not overlap. staging_bytes: limit of the symmetric memory taken during the call, part of
-    the group's heap_bytes; at least 512 bytes for each expert that one rank sends. Waits for the copies; on GPUs,
-    they run on the current stream. Calls that use the arrays must not run at the same time. Layers that pack their weights need
-    ``with_weights`` afterwards.
+    uint8, written in place; they must not overlap. staging_bytes: upper limit of the symmetric memory that the call allocates from
+    the group's heap_bytes; at least 512 bytes for each expert that one rank sends. Waits for the copies; on GPUs, they run on the
+    current stream. No other call may use the arrays concurrently. Layers that pack their weights need ``with_weights`` afterwards.
 
     Raises InvalidArgument, Mismatch, HeapExhausted, or Unsupported (GPUs of several hosts), on all ranks, before any copy.
     """

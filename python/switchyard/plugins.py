@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry points for programs that load plug-ins in every process that they start: vLLM through the entry point group
-``vllm.general_plugins`` and SGLang through ``sglang.srt.plugins``. Installing the package has no effect until environment
-variables enable the plug-ins.
+"""Entry points of the plug-ins that vLLM (entry point group ``vllm.general_plugins``) and SGLang (``sglang.srt.plugins``) load in
+each of their processes. An installed package has no effect until an environment variable enables a plug-in.
 
 ``SWITCHYARD_DEEP_EP``
     ``1``: ``import deep_ep`` finds :mod:`switchyard.deep_ep`; ``replace``: even if another deep_ep is installed.
@@ -10,7 +9,7 @@ variables enable the plug-ins.
 ``SWITCHYARD_SGLANG``
     ``all2all``: Switchyard replaces the token dispatcher of SGLang; ``layer``: its whole MoE layer.
 
-Unset, empty or ``0``, each has no effect; any other value raises InvalidArgument.
+A variable that is unset, empty or ``0`` has no effect; any other value raises InvalidArgument.
 """
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ def vllm() -> None:
 
 
 def sglang() -> None:
-    """Installs the plug-in for SGLang that ``SWITCHYARD_SGLANG`` requests. May be called repeatedly, in every process. SGLang only
-    logs the exceptions of plug-ins, so an invalid value also makes the construction of every MoE layer fail."""
+    """Installs the plug-in for SGLang that ``SWITCHYARD_SGLANG`` requests. May be called repeatedly, in every process. SGLang logs
+    exceptions of plug-ins and continues, so an invalid value also makes the construction of every MoE layer fail."""
     from .engines import sglang as engine
 
     try:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slots that one rank's routes use, as a table for kernels and the CPU. A slot is a pure function of the table, the expert
-// and the token's index, so it needs neither communication nor the number of tokens.
+// Table of the slots for one rank's routes, for kernels and the CPU. A slot is a pure function of the table, the expert and the
+// token's index: a lookup requires neither communication nor the number of tokens.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace switchyard::detail {
 
-/// Consecutive tokens with the same position in the division (division_point).
+/// Number of consecutive tokens with the same position in the division (division_point).
 inline constexpr int64_t kTokensPerRun = 8;
 
-/// The position of a rank's token in the division of every expert, as a fraction of 2^32: the number of its run plus the rank,
-/// with the bits reversed. The positions of any n consecutive runs are spread evenly, so any range of tokens is divided in
-/// nearly the same proportions; in calls of few tokens, the ranks differ. All routes of a token have the same position, so the
-/// replicas that they use tend to be on the same rank.
+/// The position of a rank's token in the division of every expert, as a fraction of 2^32: the bit-reversed sum of the token's
+/// run number and the rank. The positions of any n consecutive runs are spread evenly, so any range of tokens is divided in
+/// nearly the same proportions. In calls of few tokens, the positions differ by rank. All routes of a token have the same
+/// position, so its replicas tend to be on one rank.
 SWITCHYARD_FN inline uint32_t division_point(int64_t token, int rank) {
   auto bits = static_cast<uint32_t>(token / kTokensPerRun + rank);
   bits = (bits >> 16) | (bits << 16);
@@ -33,14 +33,14 @@ struct SlotTable {
   const uint32_t* words = nullptr;  ///< begin[E + 1], last[S], slot[S]
   int num_experts = 0;
   int num_slots = 0;
-  int rank = 0;  ///< whose routes the table divides
+  int rank = 0;  ///< the rank of the table's routes
 
   static constexpr int64_t num_words(int num_experts, int num_slots) {
     return int64_t{num_experts} + 1 + 2 * int64_t{num_slots};
   }
 
-  /// The slot used by token `token` for expert `id`. -1 is returned for -1, and num_slots, which no exchange accepts, for any
-  /// other id that is not an expert.
+  /// Returns the slot of expert `id` for token `token`; -1 for the id -1; num_slots, which no exchange accepts, for any other
+  /// id that is not an expert.
   SWITCHYARD_FN int64_t operator()(int64_t id, int64_t token) const {
     if (id < 0 || id >= num_experts) return id == -1 ? -1 : num_slots;
     const uint32_t* const last = words + num_experts + 1;
@@ -51,9 +51,10 @@ struct SlotTable {
   }
 };
 
-/// The table of rank `source` for the division that divide_source() makes with `routes`, [W, E]. If `source` has no routes to
-/// an expert, it uses its own slot of it or, without one, the slots in proportion to the routes of all ranks. \pre the
-/// arguments are valid (divide_source)
+/// Returns the table of rank `source` for the division of `routes`, [W, E], by divide_source(). For an expert to which `source`
+/// has no routes, the table contains the rank's own slot or, without one, the slots of other ranks in proportion to the routes
+/// of all ranks.
+/// \pre the arguments are valid (divide_source)
 std::vector<uint32_t> make_slot_table(const ExpertMap& map, std::span<const int64_t> routes, int source);
 
 }  // namespace switchyard::detail

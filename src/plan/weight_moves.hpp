@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The copies that turn the weights of one map into those of another.
+// Plan of the copies from the weights of one map to those of another.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace switchyard::detail {
 
-/// Fills a slot from the n-th of the slots that a rank sends.
+/// Copy to `slot` from one of the slots that `source_rank` sends.
 struct WeightMove {
   int slot;
   int source_rank;
@@ -16,13 +16,14 @@ struct WeightMove {
 };
 
 struct WeightMoves {
-  std::vector<std::vector<int>> sent_by;         ///< [W] the slots that each rank sends, each once
-  std::vector<std::vector<WeightMove>> of_rank;  ///< [W] the slots that each rank fills, in ascending order
-  size_t max_sent = 0;                           ///< of a rank
+  std::vector<std::vector<int>> sent_by;         ///< [W] source slots of each rank, each once
+  std::vector<std::vector<WeightMove>> of_rank;  ///< [W] destination slots of each rank, ascending
+  size_t max_sent = 0;                           ///< maximum number of source slots of a rank
 };
 
-/// A slot is filled from the rank's own slot of the expert or, if there is none, from that of the rank that has been chosen for
-/// the fewest slots so far, the lowest one if there are several. \pre both maps are valid and have the same sizes
+/// The source of a slot is the rank's own slot of the expert or, without one, a slot of the rank that has been chosen for the
+/// fewest slots of other ranks so far; of equal ranks, the lowest.
+/// \pre both maps are valid and have the same sizes
 WeightMoves plan_moves(const ExpertMap& from, const ExpertMap& to);
 
 }  // namespace switchyard::detail

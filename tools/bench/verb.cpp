@@ -35,7 +35,7 @@ void add_layer(Options& add, BenchOptions& o) {
   add.automatic("--intermediate", o.intermediate, 1, 1 << 17,
                 "layer: intermediate size of an expert's MLP; auto: 2048 on GPUs, 64 on the CPU");
   add.integer("--spare-slots", o.spare_slots, 0, kMaxSpareSlots,
-              "layer: slots per rank for replicas of busy experts, planned from other tokens of the same source; 0: none");
+              "layer: extra slots per rank for replicas of busy experts, planned from other tokens of this source; 0: none");
 }
 
 void add_decode(Options& add, BenchOptions& o) {

@@ -16,8 +16,8 @@ namespace {
 void declare(Options& add, DoctorOptions& o, MeasureOptions& m, bool& engines) {
   add.json_output(o.json, "Print all findings as JSON");
   add.toggle("--engines", engines,
-             "List the inference and training engines of a Python environment instead, and what would be active in them. "
-             "SWITCHYARD_PYTHON names its Python; default: python3");
+             "Instead, list the inference and training engines of a Python environment and the form that would be active in "
+             "each. SWITCHYARD_PYTHON names its interpreter; default: python3");
   add.group("Numbers for `switchyard plan`");
   add.file("--measure", m.path,
            "Measure the rates of memory, links and network loopback of this machine and the cost of calls, and write them to a "

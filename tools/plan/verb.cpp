@@ -32,7 +32,7 @@ void declare(Options& add, PlanOptions& o) {
   add.integer("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 8");
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: as in the recording, else 256");
   add.integer("--spare-slots", o.spare_slots, 0, 1024,
-              "Slots per rank for replicas of experts, planned from this routing; at most 64 ranks");
+              "Extra slots per rank for replicas of experts, planned from the same routing; at most 64 ranks");
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: as in the recording, else 8");
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");
   add.choice("--quantize", o.quantize, kQuantize, "Send rows as fp8 with these scales");

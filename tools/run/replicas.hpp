@@ -11,13 +11,13 @@
 
 namespace switchyard::tool {
 
-/// Adds the number of routes to each expert. Ids that are not experts do not count.
+/// Adds the route counts of `routing` to `routes`, by expert. Ids that are not experts are ignored.
 void count_routes(const Routing& routing, std::span<int64_t> routes);
 
-/// Load of the busiest rank over the mean; 1 without routes.
+/// Load of the busiest rank relative to the mean; 1 without routes.
 double busiest_over_mean(const SlotLoads& loads);
 
-/// A batch for each rank with slots instead of experts, and the map of the slots.
+/// One batch per rank, with slots instead of experts, and the map.
 struct ReplicatedRouting {
   std::vector<Routing> routing;  ///< of num_experts = map.num_slots()
   ExpertMap map;
@@ -25,8 +25,8 @@ struct ReplicatedRouting {
   double busiest_without_replicas = 1;  ///< routes of the busiest rank over the mean, for the same batches with the home map
 };
 
-/// Simulates an application: plans a map with `spare_slots` slots per rank for replicas from the second batch of the
-/// source, and replaces the ids of the first one by SlotSelector. \throws Error(invalid_argument) if the map cannot be made
+/// Simulates an application: plans a map with `spare_slots` extra slots per rank from the second batch of the source, and uses
+/// SlotSelector to replace the ids of the first batch with slots. \throws Error(invalid_argument) if there is no such map
 ReplicatedRouting replicate_experts(const RoutingSource& source, int world, int64_t tokens, int spare_slots);
 
 }  // namespace switchyard::tool

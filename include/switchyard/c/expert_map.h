@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
-/// C ABI: replicated experts, the counterpart of switchyard/expert_map.hpp, which states the rules of the division, of the
-/// planner and of the choice of slots. The functions of sy_expert_map run on the host, are deterministic, require no group and
-/// may be called from any thread. All arrays are the caller's. In collective functions, a NULL argument or a map with sizes out
-/// of range is an error of this rank alone: the peers' calls fail with peer_failed.
+/// C ABI of replicated experts. switchyard/expert_map.hpp specifies the division, the planner and the choice of slots. The
+/// functions of sy_expert_map run on the host, are deterministic, require no group and may be called from any thread. The
+/// caller owns all arrays. In collective functions, a NULL argument or a map with sizes out of range is an error of this rank
+/// alone: the peers' calls fail with peer_failed.
 ///
-/// Notation: W ranks, E experts, C slots per rank. Errors: invalid_argument naming the argument.
+/// Notation: W ranks, E experts, C slots per rank. Errors: invalid_argument, which names the argument.
 #pragma once
 
 #include "switchyard/c/switchyard.h"
@@ -30,60 +30,62 @@ sy_code sy_expert_map_check(const sy_expert_map* map);
 /// Writes map->expert_of_slot: each rank holds the experts of sy_first_expert, in order, followed by empty slots.
 sy_code sy_expert_map_home(const sy_expert_map* map);
 
-/// Chooses replicas for the loads `routes_per_expert` [E], at most 2^40 each, and writes them to `expert_of_slot` [W * C],
-/// which may be current->expert_of_slot. Of the maps whose maximum rank load exceeds that of the best by at most `tolerance`
+/// Chooses replicas for the loads `routes_per_expert` [E], at most 2^40 each, and writes the map to `expert_of_slot` [W * C],
+/// which may be current->expert_of_slot. Among the maps whose maximum rank load exceeds that of the best by at most `tolerance`
 /// times the mean rank load, chooses the one with the fewest weights to move.
 sy_code sy_expert_map_plan(const sy_expert_map* current, const int64_t* routes_per_expert, double tolerance,
                            int32_t* expert_of_slot);
 
 /// Divides the routes of each expert, `routes_per_expert` [E], among its slots so that the maximum rank load is the lowest
-/// possible. `of_slot` [W * C] and `of_rank` [W] receive the routes; either may be NULL.
+/// possible. Writes the route counts to `of_slot` [W * C] and `of_rank` [W]; either may be NULL.
 sy_code sy_expert_map_divide(const sy_expert_map* map, const int64_t* routes_per_expert, int64_t* of_slot, int64_t* of_rank);
 
-/// Replaces the `num_ids` ids of rank `source`, in routing order, with slots; -1 is kept. `routes` [W, E] is the number of
-/// routes from each rank to each expert. After an error, some ids may already be replaced.
+/// Replaces the `num_ids` ids of rank `source`, in routing order, with slots; -1 is kept. `routes` [W, E]: number of routes
+/// from each rank to each expert. After an error, some ids may already be replaced.
 sy_code sy_expert_map_replace(const sy_expert_map* map, const int64_t* routes, int32_t source, int32_t* ids, int64_t num_ids);
 
-/// Number of sets of weights to move: for each rank, the experts that it holds in `to` and not in `from`.
+/// Writes to `moved` the number of sets of weights to move: for each rank, the experts that it holds in `to` and not in `from`.
 sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map* to, int32_t* moved);
 
 /// Collective. Copies weights so that slot p of each of `num_arrays` arrays contains the weights of expert
-/// to->expert_of_slot[p], provided that it contained those of from->expert_of_slot[p]. Arrays must not overlap. arrays[i]: the
-/// slots of this rank, C * slot_bytes[i] bytes; GPUs: memory of this rank's GPU. `staging_bytes`: symmetric memory taken during
-/// the call, at least 512 bytes for each expert that one rank sends. Waits for the copies; they run on `stream` (a
-/// cudaStream_t). `received`: bytes from other ranks; may be NULL. Errors, on all ranks and before any copy: invalid_argument;
-/// mismatch if an argument other than the addresses and the stream differs by rank; heap_exhausted; unsupported on GPUs of
-/// several hosts.
+/// to->expert_of_slot[p]. Before the call, it must contain those of from->expert_of_slot[p]. arrays[i]: the slots of this rank,
+/// C * slot_bytes[i] bytes; GPUs: memory of this rank's GPU. Arrays must not overlap. `staging_bytes`: upper limit of the
+/// symmetric memory that the call allocates; at least 512 bytes for each expert that one rank sends. The copies run on `stream`
+/// (a cudaStream_t); the call waits for them. `received`: number of bytes received from other ranks; may be NULL. Errors, on
+/// all ranks and before any copy: invalid_argument; mismatch if an argument other than the addresses and the stream differs by
+/// rank; heap_exhausted; unsupported on GPUs of several hosts.
 sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_expert_map* to, void* const* arrays,
                         const size_t* slot_bytes, int32_t num_arrays, size_t staging_bytes, void* stream, int64_t* received);
 
-/// Replaces the expert ids of a rank's calls with slots of a map, in the memory of the group's backend, and counts the routes
-/// to each expert.
+/// Replaces the expert ids of each call on a rank with slots of a map, in the memory of the group's backend, and counts the
+/// routes to each expert.
 typedef struct sy_slot_selector sy_slot_selector;
 
 /// Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 per expert in total;
-/// NULL: all equal. mismatch if the map or the routes differ by rank.
+/// NULL: all are equal. Error: mismatch if the map or the routes differ by rank.
 sy_code sy_slot_selector_create(sy_group* group, const sy_expert_map* map, const int64_t* routes, sy_slot_selector** selector);
 sy_code sy_slot_selector_destroy(sy_slot_selector* selector);
 
-/// Collective. Writes the slot of each id to `slots`: [T, K], of the type of the ids, which it may overwrite. -1 is kept; any
-/// other id that is not an expert becomes W * C, which the exchange reports as invalid. GPUs: both arrays are memory of this
-/// rank's GPU; enqueues one kernel on `stream` (a cudaStream_t), does not wait and can be captured.
+/// Collective. Writes the slot of each id to `slots`, [T, K], with the element type of the ids; `slots` may be the same array
+/// as the ids. The id -1 is kept. Any other id that is not an expert is replaced with W * C, which the exchange reports as
+/// invalid. GPUs: both arrays are memory of this rank's GPU; enqueues one kernel on `stream` (a cudaStream_t), which graphs can
+/// capture, and does not wait.
 sy_code sy_slot_selector_select(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* stream);
 
-/// Collective. Later calls of sy_slot_selector_select, and replays of captured ones, use `map`, whose sizes equal those of the
-/// map in force. Waits for the other ranks' hosts, not for enqueued GPU work; the new table is copied on `stream`. After an
+/// Collective. Later calls of sy_slot_selector_select, and replays of captured ones, use `map`, which must have the sizes of
+/// the map in force. Waits for the other ranks' hosts, not for enqueued GPU work; the new table is copied on `stream`. After an
 /// error that all ranks report, the previous map stays in force: invalid_argument; mismatch if map, routes or the number of
 /// earlier sy_slot_selector_select calls differ by rank.
 sy_code sy_slot_selector_set_map(sy_slot_selector* selector, const sy_expert_map* map, const int64_t* routes, void* stream);
 
-/// Collective. Writes the number of routes from each rank to each expert in the calls since creation, or since the last
-/// sy_slot_selector_gather_routes, to `routes` [W, E], and sets the counters to 0. GPUs: waits for these calls; no graph that
+/// Collective. Writes to `routes`, [W, E], the number of routes from each rank to each expert in the calls since creation or
+/// the last sy_slot_selector_gather_routes, and resets the counters to 0. GPUs: waits for these calls; meanwhile, no graph that
 /// contains one may run.
 sy_code sy_slot_selector_gather_routes(sy_slot_selector* selector, int64_t* routes);
 
-/// The map in force, the number of maps so far (1 after creation), and the counters of this rank, [E], in the memory of the
-/// backend; each output may be NULL. `expert_of_slot`: [W * C]. `routes` is valid until the selector is destroyed.
+/// Returns the map in force (`expert_of_slot`, [W * C]), the number of maps so far (`version`, 1 after creation) and this
+/// rank's counters (`routes`, [E], in the memory of the backend, valid until the selector is destroyed). Each output may be
+/// NULL.
 sy_code sy_slot_selector_state(const sy_slot_selector* selector, int32_t* expert_of_slot, int64_t* version,
                                const int64_t** routes);
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m switchyard.engines``: lists the engines of this environment and what would be active. Imports no engine."""
+"""``python -m switchyard.engines``: lists the engines of this environment and the active form in each. Imports no engine."""
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines of this Python environment and the form in which each would use Switchyard. Reads metadata of distributions and
-environment variables; imports no engine.
+"""Detection of the engines in this Python environment and of the form in which each would use Switchyard. Reads metadata of
+distributions and environment variables; imports no engine.
 """
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _DROP_IN = ("SWITCHYARD_DEEP_EP", ("1", "replace"), "switchyard_deep_ep")
 
 
 class Engine(NamedTuple):
-    """An engine and its ways to use Switchyard."""
+    """An engine and the forms in which it can use Switchyard."""
 
     name: str  #: of the distribution
-    tested: Tuple[str, ...]  #: versions, with as many parts as decide
-    refuses: bool  #: whether other versions are refused, or only untested
-    forms: Tuple[Tuple[str, str], ...]  #: what enables a form, and its effect
-    group: str = ""  #: entry points that the engine loads
+    tested: Tuple[str, ...]  #: version prefixes, such as "0.33" or "0.5.23"
+    refuses: bool  #: True: other versions are refused; False: they are only untested
+    forms: Tuple[Tuple[str, str], ...]  #: of each form, the setting that enables it, and its effect
+    group: str = ""  #: group of entry points that the engine loads
     variable: str = ""  #: environment variable of the plug-in
     allowed: str = ""  #: environment variable with the names of the plug-ins that the engine loads
 
@@ -53,13 +53,13 @@ ENGINES = (
 
 
 class Found(NamedTuple):
-    """An engine as this environment has it."""
+    """State of an engine in this environment."""
 
     engine: Engine
     version: Optional[str]
-    support: str  #: "supported", or the reason why not
-    now: Tuple[str, ...]  #: what would be active, and why not
-    refused: bool  #: whether a value of an environment variable is refused
+    support: str  #: "supported", or the reason against it
+    now: Tuple[str, ...]  #: active forms, and reasons why others are not active
+    refused: bool  #: True: the value of an environment variable is refused
 
 
 def _matches(version: str, tested: Tuple[str, ...]) -> bool:
@@ -84,7 +84,7 @@ def _unreachable(engine: Engine, entry: str) -> Optional[str]:
     if (engine.group, entry) not in entries:
         return f"{_OURS} {installed(_OURS)} has no entry point {entry} in {engine.group}: install a newer version"
     names = os.environ.get(engine.allowed)
-    if names is None or (not names and engine.name == "sglang"):  # SGLang takes an empty list for none
+    if names is None or (not names and engine.name == "sglang"):  # SGLang ignores an empty list
         return None
     if entry in [each.strip() for each in names.split(",")]:
         return None
@@ -95,7 +95,7 @@ def _plug_in(engine: Engine, variable: str, choices: Tuple[str, ...], entry: str
     """Returns the state of the plug-in that `variable` enables, or None if it enables none.
 
     Raises:
-        InvalidArgument: the value, or with it the version, is refused.
+        InvalidArgument: the value or the version of the engine is refused.
     """
     choice = requested(variable, choices)
     if choice is None or installed(engine.name) is None:
@@ -137,7 +137,7 @@ def find(engine: Engine) -> Found:
     refused = False
     if engine.variable:
         now, refused = _of_plug_ins(engine)
-        now = now if version or refused else []  # a refused value concerns every process that loads plug-ins
+        now = now if version or refused else []  # a refused value affects every process that loads plug-ins
     elif version and engine.forms is _OF_DROP_IN:
         now = [_of_deep_ep()]
     elif version and _support(engine, version).startswith("refused"):

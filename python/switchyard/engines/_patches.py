@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replacement of an engine's attributes, where it has no registry, and the checks before it."""
+"""Replacement of attributes of engines without a registry, and the checks that precede it."""
 from __future__ import annotations
 
 import os
@@ -41,15 +41,15 @@ def installed(distribution: str) -> Optional[str]:
 
 
 def require_version(distribution: str, supported: Sequence[str], instead: str) -> str:
-    """Returns the installed version if it begins with the parts of one in `supported`.
+    """Returns the installed version if its first parts equal an element of `supported`.
 
     Args:
         distribution: name of the engine on the package index.
-        supported: versions whose extension points were tested, with as many parts as decide, as "0.33" or "0.5.23".
-        instead: what to use with another version, as a clause.
+        supported: prefixes of the versions whose extension points were tested, such as "0.33" or "0.5.23".
+        instead: alternative for other versions, as a clause.
 
     Raises:
-        InvalidArgument: another version, or none.
+        InvalidArgument: another version is installed, or none.
     """
     found = installed(distribution)
     parts = [] if found is None else found.split("+")[0].split(".")
@@ -63,8 +63,8 @@ class Patches:
     """Attributes of an engine that a plug-in replaced; :meth:`undo` restores them.
 
     Args:
-        package: top-level package of the engine. Only its own functions and classes are replaced: an attribute that another
-            plug-in has replaced already is an error.
+        package: top-level package of the engine. Only functions and classes of this package are replaced; an attribute that another
+            plug-in has already replaced is an error.
     """
 
     def __init__(self, package: str) -> None:
@@ -90,7 +90,7 @@ class Patches:
         return old
 
     def provide(self, owner: Any, name: str, new: Any) -> None:
-        """As :meth:`replace`, for an attribute that the engine defines only if an optional package is installed."""
+        """Like :meth:`replace`, for an attribute that the engine defines only if an optional package is installed."""
         if name in vars(owner):
             self.replace(owner, name, new)
         else:
@@ -98,10 +98,10 @@ class Patches:
             self._done.append((owner, name, _MISSING, new))
 
     def undo(self) -> None:
-        """Restores all attributes, last first. Calling it again has no effect.
+        """Restores all attributes, in reverse order. Repeated calls have no effect.
 
         Raises:
-            InvalidArgument: another plug-in has replaced one of them since. Nothing is restored then.
+            InvalidArgument: another plug-in has since replaced one of them; no attribute is then restored.
         """
         for owner, name, _, new in self._done:
             if vars(owner).get(name) is not new:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token dispatcher of torchtitan on :class:`switchyard.Exchange`. Both functions below are overrides in torchtitan's sense; a
-training run enables them by name::
+"""Token dispatcher for torchtitan on :class:`switchyard.Exchange`. :func:`token_dispatcher` and :func:`selective_checkpoint` are
+torchtitan overrides; a training run enables them by name::
 
     --override.imports switchyard.engines.torchtitan.token_dispatcher switchyard.engines.torchtitan.selective_checkpoint
 """
@@ -39,7 +39,7 @@ def _supported() -> None:
 
 
 def close() -> None:
-    """Leaves the groups of all dispatchers, after their last call on every rank. The dispatchers cannot be used afterwards."""
+    """Leaves the groups of all dispatchers. Call it after their last call on every rank; they cannot be used afterwards."""
     while _shared:
         _shared.popitem()[1].group.close()
 
@@ -66,10 +66,10 @@ class TokenDispatcher(BaseEPTokenDispatcher):
     class Config(BaseEPTokenDispatcher.Config):
         """
         hidden_dim: columns of a token. num_max_tokens_per_rank: maximum number of tokens of a rank per call.
-        pad_multiple: number to whose multiples the rows of each expert are padded with zeros; None: no padding.
+        pad_multiple: the rows of each expert are padded with zeros to a multiple of this number; None: no padding.
         dtype: widest type of tokens, "bf16", "f16" or "f32". It determines the size of the symmetric memory.
-        static_shapes: allocates rows for any routing instead of waiting on the host for the row count.
-        timeout: seconds until a wait for another rank raises PeerTimeout, also in parallelize().
+        static_shapes: allocates the worst-case number of rows, so that the host does not wait for the row count.
+        timeout: seconds before a wait for another rank raises PeerTimeout; also applies to parallelize().
         """
 
         hidden_dim: Optional[int] = None
@@ -111,7 +111,7 @@ class TokenDispatcher(BaseEPTokenDispatcher):
 
         Args:
             x_TD: [T, D], of the configured type or a narrower one.
-            topk_scores_TK: [T, K], multiplied with expert outputs by :meth:`combine`.
+            topk_scores_TK: [T, K]; :meth:`combine` multiplies expert outputs by them.
             topk_expert_ids_TK: int32 or int64 [T, K].
             num_local_tokens_per_expert_E: not used.
 
@@ -119,7 +119,7 @@ class TokenDispatcher(BaseEPTokenDispatcher):
             Rows [R, D] grouped by this rank's experts; rows per expert, int64 [E / ranks], padding included; the routing.
 
         Raises:
-            InvalidArgument: wider or too many tokens.
+            InvalidArgument: the tokens have a wider type, or exceed the maximum number.
         """
         exchange = self._exchange
         if exchange is None:
@@ -145,8 +145,8 @@ def _refuse_drops(factor: float) -> NoReturn:
 
 @override(target=BaseEPTokenDispatcher.Config, description="Expert parallelism by Switchyard.")
 def token_dispatcher(cfg: Any, **given: Any) -> Any:
-    """Replaces the dispatcher of every MoE layer. `given`: fields of :class:`TokenDispatcher.Config`; the others are those of
-    the replaced dispatcher.
+    """Replaces the dispatcher of every MoE layer. `given`: fields of :class:`TokenDispatcher.Config`; all other fields are copied
+    from the replaced dispatcher.
 
     Raises:
         InvalidArgument: another version of torchtitan, or a dispatcher that drops tokens.
@@ -165,7 +165,7 @@ def token_dispatcher(cfg: Any, **given: Any) -> Any:
 
 
 class SelectiveAC(_SelectiveAC):
-    """Selective activation checkpointing that also saves received rows and sums, so that backward does not repeat the
+    """Selective activation checkpointing that also saves the results of dispatch and combine, so that backward does not repeat the
     communication of forward."""
 
     @dataclass(kw_only=True, slots=True)

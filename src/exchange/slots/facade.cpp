@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public class SlotSelector, and what its backends share.
+// The public class SlotSelector and the parts common to its backends.
 #include <cinttypes>
 #include <cstdio>
 #include <string>
@@ -39,7 +39,7 @@ std::vector<uint32_t> SlotSelectorImpl::make_table(const ExpertMap& map, std::sp
             " and " + std::to_string(map_.slots_per_rank) + ", as in the map in force");
   check_expert_map(map);
   if (!routes.empty()) return make_slot_table(map, routes, rank());
-  // As many routes as the shares of an expert can distinguish.
+  // 2^20 routes per (rank, expert): enough to resolve the shares of an expert's slots.
   const std::vector<int64_t> equal(static_cast<size_t>(map.world) * static_cast<size_t>(map.num_experts), int64_t{1} << 20);
   return make_slot_table(map, equal, rank());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SlotSelector on a GPU: memory and stream order. The table stays at one address, so that captured calls use each new map.
+// SlotSelector on a GPU: memory and stream order. The address of the table is constant, so captured calls use each new map.
 #include <optional>
 #include <utility>
 
@@ -36,7 +36,7 @@ class CudaSlotSelector final : public SlotSelectorImpl {
       staged_.end_after(MemoryUses(gpu_.shared_points()).until(order_->last()));
       order_.reset();
     } catch (const Error&) {
-      // Without a context, there is nothing left to free.
+      // Without a context, no memory remains to be freed.
     }
   }
 
@@ -45,7 +45,7 @@ class CudaSlotSelector final : public SlotSelectorImpl {
  private:
   uint32_t* table() const { return memory_.as<uint32_t>(counts_bytes_); }
 
-  /// Waits for the copy stream.
+  /// Copies `words` and waits for the copy stream.
   void copy(uint32_t* to, const std::vector<uint32_t>& words) {
     const RelaxedCapture relaxed;  // some stream of this thread may be captured
     check_cuda(gpu::copy_to_device(to, words.data(), table_bytes_, gpu_.copy_stream()), "copy of a slot table");
@@ -85,7 +85,7 @@ class CudaSlotSelector final : public SlotSelectorImpl {
   void stage_table(std::vector<uint32_t> words) override {
     const DeviceGuard guard(gpu_.device());
     const RelaxedCapture relaxed;
-    staged_.end_after(MemoryUses(gpu_.shared_points()).until(order_->last()));  // the copy that reads it may still be enqueued
+    staged_.end_after(MemoryUses(gpu_.shared_points()).until(order_->last()));  // an enqueued copy may still read it
     staged_ = DeviceMemory(table_bytes_, gpu_.copy_stream());
     copy(staged_.as<uint32_t>(), words);
   }

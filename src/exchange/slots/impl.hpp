@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the backends of SlotSelector: agreement on the map. A backend stores the table and the counters.
+// Base of the SlotSelector backends: argument checks and agreement on the map. A backend stores the table and the counters.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace switchyard::detail {
 
-/// Backends construct(), storing the table of `make_table()`, in their constructors.
+/// The constructor of a backend calls construct(), in which it stores the table from make_table().
 class SlotSelectorImpl : protected ExchangeBase {
  public:
   using ExchangeBase::collective_call, ExchangeBase::home;
@@ -34,14 +34,14 @@ class SlotSelectorImpl : protected ExchangeBase {
   SlotSelectorImpl(Group& group, const ExpertMap& map) : ExchangeBase(group), map_(map) {}
   /// Checks the arguments and returns this rank's table. Throws invalid_argument.
   std::vector<uint32_t> make_table(const ExpertMap& map, std::span<const int64_t> routes) const;
-  /// The fields on which ranks agree before they use a map.
+  /// The fields that must be equal on all ranks before a map is used.
   AgreedFields fields(const ExpertMap& map, std::span<const int64_t> routes) const;
-  /// Throws invalid_argument if the arguments of a call of select() are invalid for the backend.
+  /// Throws invalid_argument if the backend does not accept the arguments of a call of select().
   virtual void check_call(const ExpertIds& topk_ids, const void* slots) const = 0;
   virtual void run(const ExpertIds& topk_ids, void* slots, void* stream) = 0;
   /// Throws invalid_argument if set_map() must not use the stream.
   virtual void check_stream(void* stream) const = 0;
-  /// Keeps the words until use_table(), which all ranks call if no rank failed.
+  /// Stores `words` until use_table(), which set_map() calls on all ranks only if no rank failed.
   virtual void stage_table(std::vector<uint32_t> words) = 0;
   virtual void use_table(void* stream) = 0;
   /// Copies the counters of completed calls to `routes`, [E], and sets them to 0.

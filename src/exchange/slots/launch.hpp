@@ -10,7 +10,7 @@
 
 namespace switchyard::detail {
 
-/// If all fields are zero, there is nothing to do.
+/// With all fields zero, the kernel does nothing.
 struct SelectParams {
   const void* ids = nullptr;
   void* slots = nullptr;

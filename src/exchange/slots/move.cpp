@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights of moved slots, through symmetric memory. All moves proceed together, one range of a slot's bytes per round: a rank
-// copies the range of the slots that it sends to its staging memory, synchronizes with the other ranks, and copies from their
-// memory to the slots that it fills. A round therefore reads all its sources before it overwrites any slot, whatever the maps.
-// Rounds alternate between two halves of the memory: before a rank overwrites a half, it synchronizes with all ranks that read
-// it. Over several hosts, a round gathers the memory of all ranks instead.
+// Moves weights through symmetric memory. All moves proceed together, one range of a slot's bytes per round: a rank copies this
+// range of its source slots to its staging memory, synchronizes with the other ranks, and copies from their staging memory to
+// its destination slots. A round therefore reads all its sources before it overwrites any slot, for any pair of maps. Rounds
+// alternate between two halves of the staging memory: before a rank overwrites a half, it synchronizes with all ranks that read
+// it. On several hosts, a round instead gathers the staging memory of all ranks.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -19,7 +19,7 @@ using namespace detail;
 
 namespace {
 
-constexpr size_t kAlignment = 256;  // of ranges, so that copies are wide
+constexpr size_t kAlignment = 256;  // of ranges, for wide copies
 
 class WeightMover final : private ExchangeBase {
  public:
@@ -105,12 +105,12 @@ class WeightMover final : private ExchangeBase {
             agreed("MoveOptions::staging_bytes", static_cast<int64_t>(options.staging_bytes))};
   }
 
-  /// The memory of rank `r`, on this host, for the n-th slot that it sends in this round.
+  /// The staging memory of rank `r`, on this host, for the n-th slot that it sends in this round.
   std::byte* staged(int r, int n) const {
     const auto slot = static_cast<size_t>(n) + static_cast<size_t>(rounds_) % halves() * moves_.max_sent;
     return group_.heap->view().base[r] + staging_ + slot * range_;
   }
-  /// The content of that memory, once this rank has synchronized with the others.
+  /// The contents of that memory; valid after this rank has synchronized with the others.
   const std::byte* sent(int r, int n) const {
     if (!spans_hosts_) return staged(r, n);
     return gathered_.data() + (static_cast<size_t>(r) * moves_.max_sent + static_cast<size_t>(n)) * range_;
@@ -142,7 +142,7 @@ class WeightMover final : private ExchangeBase {
   }
 
   const int first_slot_;
-  const bool spans_hosts_;  ///< over several hosts
+  const bool spans_hosts_;  ///< the group spans several hosts
   std::unique_ptr<WeightCopies> copies_;
   WeightMoves moves_;
   size_t range_ = 0;    ///< bytes of a slot per round

@@ -11,7 +11,7 @@
 
 namespace switchyard::detail {
 
-/// Performs a rank's copies in order. This class copies memory of the CPU.
+/// Performs a rank's copies in order. This base class copies CPU memory.
 class WeightCopies {
  public:
   virtual ~WeightCopies() = default;

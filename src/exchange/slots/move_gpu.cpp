@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of weights by a GPU, from its own memory and from the mapped memory of other GPUs.
+// Weight copies by a GPU from its own memory and from the mapped memory of other GPUs.
 #include "exchange/gpu/rank.hpp"
 #include "exchange/slots/move.hpp"
 #include "heap/gpu/device_guard.hpp"

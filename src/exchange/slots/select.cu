@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replaces expert ids with slots and counts the routes to each expert. Each thread processes one route at a time. The counts
-// are sums of integers, so they do not depend on timing.
+// are sums of integers and therefore independent of timing.
 #include <algorithm>
 
 #include "exchange/slots/launch.hpp"

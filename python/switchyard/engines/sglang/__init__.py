@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plug-in for SGLang 0.5.23, enabled by the environment variable ``SWITCHYARD_SGLANG`` (:mod:`switchyard.plugins`).
 
-``all2all``: a dispatcher of Switchyard's for ``--moe-a2a-backend deepep``, through SGLang's hook registry. ``layer``: the whole
-MoE layer, through its registry of runner cores. Importing this package imports no part of SGLang.
+``all2all`` replaces the token dispatcher of ``--moe-a2a-backend deepep`` through SGLang's hook registry; ``layer`` replaces the
+whole MoE layer, also through its registry of runner cores. Importing this package imports no part of SGLang.
 """
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ __all__ = ["install", "refuse", "uninstall"]
 _CHOICES = ("all2all", "layer")
 _VERSION = "0.5.23"
 
-#: Name of the installed plug-in, and the changes of SGLang to undo, in order.
+#: The installed form, and the changes of SGLang in order of installation; uninstall() reverts them in reverse order.
 _choice: Optional[str] = None
 _changes: List[Any] = []
 
 
 def install(choice: str) -> None:
-    """Installs the plug-in in this process. Calling it again with the same choice has no effect.
+    """Installs the plug-in in this process. Repeated calls with the same choice have no effect.
 
-    Called by SGLang's plug-in loader, which only logs exceptions, an installation that fails also makes the construction of
-    every MoE layer fail with the same error.
+    SGLang's plug-in loader logs exceptions and continues. If the loader is the caller, a failed installation therefore also makes
+    the construction of every MoE layer fail with the same error.
+
 
     Args:
         choice: "all2all" or "layer".
 
     Raises:
-        InvalidArgument: another choice, another version of SGLang, or a place that another plug-in has replaced.
+        InvalidArgument: another choice, another version of SGLang, or an extension point that another plug-in has replaced.
     """
     global _choice
     if choice not in _CHOICES:
@@ -51,14 +52,14 @@ def install(choice: str) -> None:
 
 
 def refuse(error: InvalidArgument) -> None:
-    """Makes the construction of every MoE layer fail with `error`, until :func:`uninstall`."""
+    """Makes the construction of every MoE layer raise `error` until :func:`uninstall`, if SGLang's plug-in loader is the caller."""
     from . import _hooks
 
     _changes.extend(_hooks.refuse(error))
 
 
 def _install(choice: str) -> None:
-    """Changes SGLang completely or not at all."""
+    """Checks all extension points before it changes the first."""
     from . import _dispatcher, _hooks, _layer
 
     hook = _hooks.Hook(_hooks.FACTORY, _dispatcher.around_factory if choice == "all2all" else _layer.around_factory)
@@ -71,11 +72,11 @@ def _install(choice: str) -> None:
 
 
 def uninstall() -> None:
-    """Restores SGLang, and leaves the groups of all dispatchers and layers, which cannot be used afterwards. Calling it again
-    has no effect.
+    """Restores SGLang, and leaves the groups of all dispatchers and layers, which cannot be used afterwards. Repeated calls have
+    no effect.
 
     Raises:
-        InvalidArgument: another plug-in has replaced a place since. Nothing is restored then.
+        InvalidArgument: another plug-in has since replaced an extension point; nothing is then restored.
     """
     global _choice
     for each in _changes:

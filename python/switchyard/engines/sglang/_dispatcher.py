@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's dispatcher for ``--moe-a2a-backend deepep``. Dispatches return its own formats deepep_normal and deepep_ll, so the
+"""Token dispatcher for SGLang's ``--moe-a2a-backend deepep``. It returns SGLang's formats deepep_normal and deepep_ll, so SGLang's
 runners for DeepEP compute the experts."""
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from . import _shared
 
 _logger = logging.getLogger(__name__)
 
-#: Values of `quantize` and `size` of Exchange.dispatch: "f32"; exactly the received rows.
+#: Codes of the arguments quantize="f32" and size="exact" of Exchange.dispatch.
 _FP8, _EXACT = 1, 0
-#: Formats in which rows can be sent, and whether these are fp8. On GPUs, SGLang also replaces int8 by fp8.
+#: Supported row formats; True: rows are sent as fp8. On GPUs, SGLang also replaces int8 by fp8.
 _SENT = {"bf16": False, "fp8": True, "int8": True}
 
 
@@ -43,11 +43,11 @@ def around_factory(original: Callable[..., Any], moe_runner_config: Any, quant_m
 
 
 class Dispatcher(MaybeTboDeepEPDispatcher):
-    """Dispatcher of one MoE layer: SGLang's class for one or two halves of a batch, with Switchyard's dispatchers in it.
+    """Dispatcher of one MoE layer: SGLang's class for one batch or two half-batches, with one dispatcher of Switchyard's for each.
 
     Args:
         config: SGLang's MoeRunnerConfig.
-        quant_method: its quantisation method of the layer.
+        quant_method: SGLang's quantization method of the layer.
 
     Raises:
         InvalidArgument: a configuration that is not supported.
@@ -59,7 +59,7 @@ class Dispatcher(MaybeTboDeepEPDispatcher):
         shape = _shared.Shape(config.hidden_size, config.num_experts, config.top_k, _shared.decode_tokens())
         exchanges, halves = _shared.shared(config.hidden_size), 2 if is_tbo_enabled() else 1
         self._inners = [_Half(exchanges, shape, halves, half, config.runner_backend) for half in range(halves)]
-        if not isinstance(quant_method, UnquantizedFusedMoEMethod):  # which selects bf16 rows when the weights are loaded
+        if not isinstance(quant_method, UnquantizedFusedMoEMethod):  # that method selects bf16 rows when the weights are loaded
             self.set_quant_config({})
 
 
@@ -72,8 +72,8 @@ class _Query(NamedTuple):
 
 
 class _Half(BaseDispatcher):
-    """Dispatcher of the batch, or of one half of it in two-batch overlap. Steps of the two halves may alternate in any order
-    that is identical on all ranks."""
+    """Dispatcher of the batch or, in two-batch overlap, of one half of it. Steps of the two halves may interleave in any order
+    that is the same on all ranks."""
 
     expert_mask_gpu = None  #: part of the interface; only AITER uses it
 
@@ -92,7 +92,7 @@ class _Half(BaseDispatcher):
     # ---- Configuration ----
 
     def set_quant_config(self, quant_config: Dict[str, Any]) -> None:
-        """Chooses the format of rows, as for DeepEP.
+        """Chooses the row format by SGLang's rules for DeepEP.
 
         Raises:
             InvalidArgument: a format that is not available.
@@ -111,7 +111,7 @@ class _Half(BaseDispatcher):
             self._fp8[mode] = _SENT[name]
 
     def register_deepep_dispatch_hook(self, hook: Callable[[Any], None]) -> Any:
-        """Registers work that is enqueued between sending and receiving."""
+        """Registers a callback that enqueues work between sending and receiving."""
         return self._dispatch_hooks.register_hook(hook)
 
     def set_overlap_args(self, combine_overlap_args: Any, meta_overlap_args: Any) -> None:
@@ -129,8 +129,8 @@ class _Half(BaseDispatcher):
                 float32 [T, K].
 
         Returns:
-            DeepEPNormalDispatchOutput, of prefill, or DeepEPLLDispatchOutput, of decode. The latter is valid until the second
-            next dispatch of this kind.
+            DeepEPNormalDispatchOutput in normal mode (prefill), DeepEPLLDispatchOutput in low-latency mode (decode). The latter is
+            valid until the second next low-latency dispatch.
         """
         hooked = bool(self._dispatch_hooks.hook_dict)
         self._send(hidden_states, topk_output, split=hooked)
@@ -147,7 +147,7 @@ class _Half(BaseDispatcher):
         return self._next("dispatch_b", "dispatch_a")
 
     def _send(self, x: torch.Tensor, topk_output: Any, split: bool) -> None:
-        _deepep_precompile_tp_barrier()  # while DeepGEMM compiles, ranks are far apart
+        _deepep_precompile_tp_barrier()  # ranks reach this call at very different times while DeepGEMM compiles
         low_latency = self._modes.resolve(get_is_extend_in_batch()) == DeepEPMode.LOW_LATENCY
         ids, weights = topk_output.topk_ids, topk_output.topk_weights
         self._continue = (self._low_latency if low_latency else self._normal)(x.contiguous(), ids, weights, split)
@@ -200,12 +200,12 @@ class _Half(BaseDispatcher):
         return receive
 
     def _num_sms(self) -> int:
-        """Returns the number of multiprocessors that ``--deepep-config`` sets, or 0, the library's choice."""
+        """Returns the number of multiprocessors from ``--deepep-config``, or 0, for which the library chooses the number."""
         return max(min(self._sms, self._exchanges.buffer._most_sms), 0)
 
     def _exchange(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Tuple[Any, ...]:
         """Returns rows, scales or None, local ids int64, weights, the aligned counts of this rank's experts, and the handle. The
-        host waits for the counts, which the format has in host memory."""
+        host waits for the counts, because the format requires them in host memory."""
         buffer, jit = self._exchanges.buffer, deep_gemm_wrapper.ENABLE_JIT_DEEPGEMM
         shape = NormalShape(self._shape.hidden, self._shape.experts, ids.shape[1])
         quantize = _FP8 if jit and self._fp8[DeepEPMode.NORMAL] else 0  # without DeepGEMM, SGLang's prefill takes bf16 rows
@@ -225,7 +225,7 @@ class _Half(BaseDispatcher):
         """Collective. Returns the sums of the experts' rows for the tokens of the last dispatch, bf16 [T, H].
 
         Args:
-            combine_input: DeepEPNormalCombineInput, whose rows are multiplied by their weights, or DeepEPLLCombineInput.
+            combine_input: DeepEPNormalCombineInput, with rows already multiplied by their weights, or DeepEPLLCombineInput.
         """
         self._return(combine_input, split=False)
         return self.combine_b()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of SGLang through its registries, and their removal, which the registries do not offer."""
+"""Changes of SGLang through its registries, and their removal, for which the registries have no function."""
 from __future__ import annotations
 
 import importlib
@@ -7,7 +7,7 @@ from typing import Any, Callable, List
 
 from ..._abi import names as _names
 
-#: The function that creates the dispatcher of a MoE layer, from the layer's configuration and quantisation method.
+#: The function that creates the dispatcher of a MoE layer, from the layer's configuration and quantization method.
 FACTORY = "sglang.srt.layers.moe.fused_moe_triton.layer.create_moe_dispatcher"
 
 _ONE_OF_THEM = "two plug-ins cannot replace the same place; disable one of them"
@@ -36,7 +36,7 @@ class Hook:
         return hooks[self._target] if self._target in hooks else []
 
     def check(self) -> None:
-        """Raises InvalidArgument unless the target is SGLang's own function, without hooks."""
+        """Raises InvalidArgument unless the target is SGLang's own function and has no hooks."""
         now = self._now()
         if now is None:
             _names.invalid(f"{self._target} does not exist in this version of SGLang: this plug-in does not support it")
@@ -48,7 +48,7 @@ class Hook:
             _names.invalid(f"{self._target} was replaced by {now.__module__}: {_ONE_OF_THEM}")
 
     def install(self) -> None:
-        """Registers the hook, and applies it unless SGLang's loader is going to, after all plug-ins."""
+        """Registers the hook. Applies it unless called by SGLang's loader, which applies all hooks after the last plug-in."""
         registry = _registry()
         self._original = self._now()
         registry.HookRegistry.register(self._target, self._hook, registry.HookType.AROUND)
@@ -64,7 +64,7 @@ class Hook:
             _names.invalid(f"{self._target} was replaced after this plug-in: remove the other plug-in first")
 
     def undo(self) -> None:
-        """Removes the hook, and restores the function in all modules that hold the wrapper."""
+        """Removes the hook, and restores the function in all modules that refer to the wrapper."""
         registry, module = _registry(), importlib.import_module(self._module)
         del registry.HookRegistry._hooks[self._target]
         if self._target in registry.HookRegistry._patched:
@@ -107,7 +107,7 @@ class Core:
 
 
 class _Refusal(Hook):
-    """A hook that may stand beside others, because it ends the construction of the model."""
+    """A hook that coexists with other hooks, because it ends the construction of the model."""
 
     def check_undo(self) -> None:
         pass
@@ -120,10 +120,10 @@ class _Refusal(Hook):
 
 
 def refuse(error: Exception) -> List[Hook]:
-    """Makes the construction of every MoE layer raise `error`, if SGLang's loader is the caller, which only logs it.
+    """Makes the construction of every MoE layer raise `error` if the caller is SGLang's loader, which only logs exceptions.
 
     Returns:
-        the changes of SGLang.
+        The changes of SGLang; none for other callers or if the hook cannot be installed.
     """
     def refused(*arguments: Any, **keywords: Any) -> Any:
         raise error
@@ -133,6 +133,6 @@ def refuse(error: Exception) -> List[Hook]:
         if _registry()._current_plugin_source.get() is None:
             return []
         hook.install()
-    except Exception:  # another version of SGLang, with other places
+    except Exception:  # another version of SGLang, with other extension points
         return []
     return [hook]

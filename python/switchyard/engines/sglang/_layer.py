@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole MoE layer as a runner core of SGLang: tokens move and experts compute in one call of :class:`switchyard.MoeLayer`.
+"""The whole MoE layer as a runner core of SGLang: one call of :class:`switchyard.MoeLayer` dispatches tokens, computes experts and
+combines the results.
 
 The dispatcher passes tokens through, and the core replaces that of ``--moe-runner-backend deep_gemm``, which both the bf16 and
-the block-fp8 quantisation methods of SGLang can select. SGLang adds the shared expert after the layer, in the models' code, so
-``MoeLayer.forward(add=True)`` has no place here.
+the block-fp8 quantization methods of SGLang can select. SGLang adds the shared expert after the layer, in the models' code, so
+``MoeLayer.forward(add=True)`` is not used here.
 """
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def around_factory(original: Callable[..., Any], moe_runner_config: Any, quant_m
 
 
 def _check(config: Any) -> None:
-    """Raises InvalidArgument if the layer computes something else than MoeLayer, or in another format."""
+    """Raises InvalidArgument if MoeLayer does not support the layer's function or formats."""
     instead = "use SWITCHYARD_SGLANG=all2all"
     if not get_moe_a2a_backend().is_deepep():
         _names.invalid(f"--moe-a2a-backend {get_moe_a2a_backend().value}: SWITCHYARD_SGLANG=layer needs deepep")
@@ -82,7 +83,7 @@ def _check_weights(config: Any, method: Any, instead: str) -> None:
 
 
 class Core(DispatchMoeRunnerCore):
-    """Experts of one layer on this rank, and the exchange with the others.
+    """This rank's experts of one layer, and the exchange with the other ranks.
 
     Args:
         config: SGLang's MoeRunnerConfig, with its layer.
@@ -97,7 +98,7 @@ class Core(DispatchMoeRunnerCore):
         _shared.world_of(config)
         self._modes = get_deepep_mode()
         self._made: Dict[str, MoeLayer] = {}
-        self._of: Tuple[Any, ...] = ()  #: addresses and shapes of their weights
+        self._of: Tuple[Any, ...] = ()  #: addresses and shapes of the weights of `_made`
         shape: Dict[str, Any] = {"hidden": config.hidden_size, "intermediate": config.intermediate_size_per_partition,
                                  "num_experts": config.num_experts, "topk": config.top_k, "dtype": "bf16", "storage": "view"}
         self._shape = shape
@@ -110,7 +111,7 @@ class Core(DispatchMoeRunnerCore):
             self._configs["prefill"] = {**shape, "max_tokens": _shared.prefill_tokens(), "exchange": "normal", "captured": False}
         if self._modes.enable_low_latency():
             self._configs["decode"] = {**shape, "max_tokens": _shared.decode_tokens()}
-        for each in self._configs.values():  # a shape that the layer does not take is refused here
+        for each in self._configs.values():  # refuses shapes that MoeLayer does not support
             MoeLayer.heap_bytes(self._exchanges.group.size, backend=self._exchanges.group.backend, **each)
 
     @property
@@ -118,8 +119,8 @@ class Core(DispatchMoeRunnerCore):
         return MoeRunnerBackend.DEEP_GEMM
 
     def load(self) -> None:
-        """Collective for the first layer of a shape. Creates the layers of the module's weights, which SGLang has loaded. After
-        a reload into the same memory, the layers stay; GPU graphs remain valid then."""
+        """Collective for the first layer of a shape. Creates the layers for the module's loaded weights. After a reload into the
+        same memory, keeps the layers, so that GPU graphs remain valid; only converted fp8 weights (CPU) get new layers."""
         w13, w2, scales = self._weights()
         now = tuple((each.data_ptr(), tuple(each.shape)) for each in (w13, w2, *scales.values()))
         if self._made and now == self._of and not (self._fp8 and not scales):
@@ -129,8 +130,8 @@ class Core(DispatchMoeRunnerCore):
         self._made, self._of = layers.make(w13, w2, scales), now
 
     def _weights(self) -> Tuple[torch.Tensor, torch.Tensor, Dict[str, torch.Tensor]]:
-        """Returns w13, gate rows first, w2, and the scales of fp8 weights as keywords of MoeLayer. On the CPU, where MoeLayer
-        computes in bf16, fp8 weights are converted."""
+        """Returns w13 (gate rows first), w2, and the scales of fp8 weights as keywords of MoeLayer. On the CPU, where MoeLayer
+        computes in bf16, converts fp8 weights to bf16."""
         layer = self.config.layer
         w13, w2 = layer.w13_weight.detach(), layer.w2_weight.detach()
         if not self._fp8:
@@ -145,10 +146,10 @@ class Core(DispatchMoeRunnerCore):
         """Collective. Runs the layer.
 
         Args:
-            dispatch_output: StandardDispatchOutput with hidden_states bf16 [T, H], and global expert ids [T, K], -1 for none.
-            quant_info: unused; the layers have the weights of the module.
-            runner_config: the configuration of the constructor.
-            hooks: adapters, which the constructor refuses.
+            dispatch_output: StandardDispatchOutput with hidden_states bf16 [T, H] and global expert ids [T, K], -1 for no expert.
+            quant_info: not used; the layers refer to the module's weights.
+            runner_config: not used; equal to that of the constructor.
+            hooks: not used; the constructor refuses adapters.
 
         Returns:
             StandardCombineInput with bf16 [T, H].
@@ -163,13 +164,13 @@ class Core(DispatchMoeRunnerCore):
 
 
 def _converted(weights: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Returns block-fp8 weights [L, R, C] with scales [L, ceil(R / 128), ceil(C / 128)] in bf16."""
+    """Converts block-fp8 weights [L, R, C] with scales [L, ceil(R / 128), ceil(C / 128)] to bf16."""
     wide = scales.repeat_interleave(_BLOCK, 1)[:, :weights.shape[1]].repeat_interleave(_BLOCK, 2)[:, :, :weights.shape[2]]
     return (weights.float() * wide).bfloat16()
 
 
 class Dispatcher(MaybeTboDeepEPDispatcher):
-    """Passes tokens to the layer's core and its results back. `core`: that of the layer's runner."""
+    """Passes tokens to the layer's core, and its results back. `core`: the core of the layer's runner."""
 
     def __init__(self, core: Core) -> None:
         BaseDispatcher.__init__(self)
@@ -177,13 +178,13 @@ class Dispatcher(MaybeTboDeepEPDispatcher):
         self._inners = [_Through() for _ in range(2 if is_tbo_enabled() else 1)]
 
     def set_quant_config(self, quant_config: Dict[str, Any]) -> None:
-        """SGLang's quantisation methods call this when the weights are loaded or have been reloaded."""
+        """SGLang's quantization methods call this after weights are loaded or reloaded."""
         super().set_quant_config(quant_config)
         self._core.load()
 
 
 class _Through(BaseDispatcher):
-    """Dispatcher of a batch, or of one half of it."""
+    """Dispatcher of a batch or of one half of it."""
 
     expert_mask_gpu = None  #: part of the interface; only AITER uses it
     _given: Optional[Any] = None

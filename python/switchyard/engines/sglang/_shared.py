@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups and exchanges that all MoE layers of a process share, and what both plug-ins require of SGLang's configuration."""
+"""Groups and exchanges that all MoE layers of a process share, and the checks of SGLang's configuration common to both forms."""
 from __future__ import annotations
 
 import logging
@@ -18,16 +18,17 @@ from ...low_latency import LowLatency
 
 _logger = logging.getLogger(__name__)
 
-#: Environment variable with the maximum number of tokens of a rank in a prefill pass of the layer.
+#: Environment variable: maximum number of tokens of a rank in a prefill pass, for ``layer``.
 MAX_TOKENS = "SWITCHYARD_SGLANG_MAX_TOKENS"
-#: Memory of a group besides that of its objects.
+#: Bytes of a group's heap in addition to those of its objects.
 _SPARE = 1 << 20
-#: Seconds until a call raises PeerTimeout, as in DeepEP, and until the construction of a group does: ranks load weights meanwhile.
+#: Seconds before a call raises PeerTimeout (as in DeepEP), and before the construction of a group does, because ranks load weights
+#: in between.
 _TIMEOUTS = {"timeout": 100.0, "rendezvous_timeout": 600.0}
 
 
 class Shape(NamedTuple):
-    """Numbers that distinguish the exchanges of a process."""
+    """Sizes of a low-latency exchange."""
 
     hidden: int
     experts: int
@@ -36,7 +37,7 @@ class Shape(NamedTuple):
 
 
 class Shared:
-    """Exchanges of one process group. Every object is created by all ranks, in the same order."""
+    """Exchanges of one process group. All ranks create the same objects in the same order."""
 
     def __init__(self, process_group: Any, hidden: int) -> None:
         world = torch.distributed.get_world_size(process_group)
@@ -61,8 +62,8 @@ class Shared:
         return Group.from_process_group(self._process_group, heap_bytes + _SPARE, backend=self.group.backend, **_TIMEOUTS, **device)
 
     def low_latency(self, shape: Shape, halves: int, half: int, scales: Optional[str]) -> _low_latency.LowLatencyMode:
-        """Returns the low-latency objects of one half of a batch. Calls of different halves may be in flight together.
-        Collective in its first call with a shape."""
+        """Returns the low-latency objects of one half of a batch. Calls of different halves may be in flight concurrently.
+        The first call with a shape is collective."""
         key = (shape, halves, scales)
         if (*key, half) not in self._low_latency:
             config = {"hidden": shape.hidden, "num_experts": shape.experts, "topk": shape.topk, "max_tokens": shape.tokens,
@@ -73,7 +74,7 @@ class Shared:
         return self._low_latency[(*key, half)]
 
     def layers(self, configs: Dict[str, Dict[str, Any]]) -> "Layers":
-        """Returns the layers with these keywords of :class:`MoeLayer`, by name. Collective in its first call with them."""
+        """Returns the layers with these keywords of :class:`MoeLayer`, by name. The first call with them is collective."""
         key = tuple((name, tuple(each.items())) for name, each in configs.items())
         if key not in self._layers:
             heap = sum(MoeLayer.heap_bytes(self.group.size, backend=self.group.backend, **each) for each in configs.values())
@@ -88,7 +89,7 @@ class Shared:
 
 
 class Layers:
-    """Layers of modules of one shape. They share all memory except their weights."""
+    """Layers of all modules of one shape, which share all memory except their weights."""
 
     def __init__(self, group: Group, configs: Dict[str, Dict[str, Any]]) -> None:
         self.group, self._configs = group, configs
@@ -108,7 +109,7 @@ class Layers:
         return made
 
     def drop(self, made: Dict[str, MoeLayer]) -> None:
-        """Closes the layers of a module, except the first ones, on which the others depend."""
+        """Closes the layers of a module, except those of the first module, on which all others depend."""
         for name, each in made.items():
             if each is not self._first[name]:
                 each.close()
@@ -118,8 +119,8 @@ _shared: List[Tuple[Any, Shared]] = []
 
 
 def shared(hidden: int) -> Shared:
-    """Returns the exchanges of SGLang's tensor-parallel group, between whose ranks DeepEP moves tokens too. Collective in its
-    first call."""
+    """Returns the exchanges of SGLang's tensor-parallel group, which is also the group of SGLang's DeepEP dispatcher. The first
+    call is collective."""
     from sglang.srt.layers.moe.token_dispatcher.deepep import DeepEPBuffer
     from sglang.srt.runtime_context import get_parallel
 
@@ -134,7 +135,7 @@ def shared(hidden: int) -> Shared:
 
 
 def close() -> None:
-    """Leaves all groups."""
+    """Closes the exchanges of all process groups."""
     from sglang.srt.layers.moe.token_dispatcher.deepep import DeepEPBuffer
 
     state = DeepEPBuffer._state()
@@ -149,13 +150,13 @@ def close() -> None:
 
 
 def world_of(config: Any) -> int:
-    """Returns the number of ranks between which the tokens of a layer move.
+    """Returns the number of ranks that exchange the tokens of a layer.
 
     Args:
         config: SGLang's MoeRunnerConfig.
 
     Raises:
-        InvalidArgument: a combination that neither plug-in supports.
+        InvalidArgument: a combination that neither form supports.
     """
     from sglang.srt.layers import deep_gemm_wrapper
     from sglang.srt.layers.moe.utils import is_sbo_enabled
@@ -184,7 +185,7 @@ def world_of(config: Any) -> int:
 
 
 def decode_tokens() -> int:
-    """Returns the maximum number of tokens of a rank in a decode pass, which SGLang's own variable sets. It may exceed 1024."""
+    """Returns the maximum number of tokens of a rank in a decode pass, from SGLang's own variable. It may exceed 1024."""
     from sglang.srt.environ import envs
 
     tokens = int(envs.SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK.get())
@@ -194,10 +195,11 @@ def decode_tokens() -> int:
 
 
 def prefill_tokens() -> int:
-    """Returns the maximum number of tokens of a rank in a prefill pass: MAX_TOKENS, or the size of SGLang's chunks.
+    """Returns the maximum number of tokens of a rank in a prefill pass: MAX_TOKENS, or a number derived from the size of
+    SGLang's chunks.
 
     Raises:
-        InvalidArgument: neither is known.
+        InvalidArgument: MAX_TOKENS is invalid, or neither is set.
     """
     given = os.environ.get(MAX_TOKENS, "")
     if given:

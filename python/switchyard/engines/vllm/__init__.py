@@ -3,9 +3,9 @@
 
 ``all2all``
     Switchyard replaces both DeepEP V1 backends: ``--all2all-backend deepep_high_throughput`` uses :class:`switchyard.Exchange`
-    (activation format Standard), ``deepep_low_latency`` :class:`switchyard.LowLatency` (BatchedExperts). deep_ep is not needed.
+    (activation format Standard), ``deepep_low_latency`` uses :class:`switchyard.LowLatency` (BatchedExperts). Requires no deep_ep.
 ``layer``
-    Layers with expert parallelism use all-to-all backend ``passthrough`` with :class:`switchyard.MoeLayer` as experts.
+    Layers with expert parallelism use the all-to-all backend ``passthrough``, with :class:`switchyard.MoeLayer` as experts.
 
 Importing this package imports neither torch nor vLLM.
 """
@@ -27,14 +27,14 @@ _installed: Optional[str] = None
 
 
 def install(choice: str) -> None:
-    """Local. Installs the plug-in in this process. A repeated call with the same choice has no effect.
+    """Local. Installs the plug-in in this process. Repeated calls with the same choice have no effect.
 
     Args:
         choice: "all2all" or "layer".
 
     Raises:
-        InvalidArgument: another version of vLLM, another choice while one is installed, or a place that another plug-in has
-            replaced. vLLM is then unchanged.
+        InvalidArgument: another version of vLLM, another choice than the installed one, or an attribute that another plug-in
+            has replaced; vLLM is then unchanged.
     """
     global _installed
     if choice not in ("all2all", "layer"):
@@ -62,10 +62,10 @@ def install(choice: str) -> None:
 
 
 def uninstall() -> None:
-    """Local. Restores vLLM's attributes. Layers that were built before keep working. May be called repeatedly.
+    """Local. Restores vLLM's attributes. Existing layers remain usable. Repeated calls have no effect.
 
     Raises:
-        InvalidArgument: another plug-in has replaced one of the attributes since. Nothing is restored then.
+        InvalidArgument: another plug-in has since replaced one of the attributes; no attribute is then restored.
     """
     global _installed
     _patches.undo()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switchyard as vLLM's all-to-all backend: the manager, and the places where vLLM names DeepEP's classes."""
+"""Switchyard as vLLM's all-to-all backend: the manager, and the replacement of vLLM's references to DeepEP's classes."""
 from __future__ import annotations
 
 from typing import Any
@@ -13,13 +13,13 @@ from ._batched import SwitchyardBatched
 from ._ranks import Ranks, check_parallel
 from ._standard import SwitchyardStandard
 
-#: A backend with fixed shapes and counts on the device, whose CUDA graphs vLLM does not restrict.
+#: A backend with fixed shapes and device-side counts, for which vLLM does not restrict CUDA graphs.
 _CAPTURABLE = "deepep_low_latency"
 
 
 class SwitchyardAll2AllManager(All2AllManagerBase):  # type: ignore[misc]
-    """All-to-all manager of vLLM for both activation formats. Refuses configurations that the plug-in does not support when
-    vLLM creates its process groups.
+    """vLLM's all-to-all manager for both activation formats. vLLM constructs it with its process groups; the constructor refuses
+    configurations that the plug-in does not support.
 
     Args:
         cpu_group: the process group of the expert-parallel ranks.
@@ -35,16 +35,16 @@ class SwitchyardAll2AllManager(All2AllManagerBase):  # type: ignore[misc]
         self._ranks = Ranks(cpu_group)
 
     def get_handle(self, kwargs: Any) -> Ranks:
-        """Returns the objects of this process group. `kwargs` have no effect: kernels state their shapes in post_init_setup."""
+        """Returns the objects of this process group. `kwargs` have no effect: kernels pass their shapes in post_init_setup."""
         return self._ranks
 
     def destroy(self) -> None:
-        """Local. Leaves the groups of all objects."""
+        """Local. Closes the groups of all objects; later calls of peers end with PeerFailed."""
         self._ranks.close()
 
 
 def install(patches: Any) -> None:
-    """Replaces the classes that vLLM uses for DeepEP V1, and the rule that disables CUDA graphs for deepep_high_throughput."""
+    """Replaces vLLM's classes for DeepEP V1, and the rule that disables CUDA graphs for deepep_high_throughput."""
     patches.replace(all2all, "DeepEPHTAll2AllManager", SwitchyardAll2AllManager)
     patches.replace(all2all, "DeepEPLLAll2AllManager", SwitchyardAll2AllManager)
     # vLLM defines these names only if deep_ep is installed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare and finalize of vLLM's modular kernel in the activation format BatchedExperts, on :class:`switchyard.LowLatency`."""
+"""vLLM's prepare and finalize in the activation format BatchedExperts, on :class:`switchyard.LowLatency`."""
 from __future__ import annotations
 
 from typing import Any, Optional, Tuple
@@ -15,16 +15,16 @@ from ._standard import GROUP, rounded, weighted
 
 
 class SwitchyardBatched(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[misc]
-    """Sends each token to its experts' rows: [L, world * max_tokens, H] for the L experts of this rank. Shapes are fixed, counts
-    stay on the device, and all calls can be captured. A row is sent once to each rank (``sending="per_rank"``), and combine
-    weights the rows of each route (``order="per_route"``), because batched experts return unweighted rows.
+    """Dispatches tokens to rows by expert: [L, world * max_tokens, H] for the L experts of this rank. Shapes are fixed, counts
+    remain on the device, and all calls can be captured. Each row is sent once per rank (``sending="per_rank"``). Combine
+    multiplies the row of each route by its weight (``order="per_route"``), because batched experts return unweighted rows.
 
     Args:
         buffer: objects of the process group.
         max_tokens_per_rank: maximum number of tokens on any rank.
         num_dispatchers: number of expert-parallel ranks.
-        use_fp8_dispatch: whether rows travel as fp8 with a scale per 128 columns.
-        global_to_physical: int [E] rows of experts under round-robin placement, or None.
+        use_fp8_dispatch: send rows as fp8 with one scale per 128 columns.
+        global_to_physical: int [E], physical ids of experts under round-robin placement, or None.
         physical_to_global, local_expert_global_ids: not used.
     """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole MoE layer of vLLM on :class:`switchyard.MoeLayer`: experts that exchange rows themselves, behind vLLM's all-to-all
-backend ``passthrough``."""
+"""Whole MoE layers of vLLM on :class:`switchyard.MoeLayer`: an experts class that includes dispatch and combine, for vLLM's
+all-to-all backend ``passthrough``."""
 from __future__ import annotations
 
 import weakref
@@ -47,14 +47,14 @@ def config_of(moe: Any, dtype: Any) -> Dict[str, Any]:
 
 
 def check_layer(moe: Any, weight_key: Any, activation_key: Any) -> None:
-    """Refuses layers that a :class:`MoeLayer` does not compute.
+    """Refuses layers that :class:`MoeLayer` does not support.
 
     Args:
         moe: vLLM's FusedMoEConfig.
-        weight_key, activation_key: vLLM's descriptions of the quantization; None without one.
+        weight_key, activation_key: vLLM's descriptions of the quantization; None without quantization.
 
     Raises:
-        InvalidArgument: the sentence names the part of the configuration and what to use instead.
+        InvalidArgument: the message names the unsupported part of the configuration and the alternative.
     """
     check_parallel()
     parallel = moe.moe_parallel_config
@@ -84,15 +84,15 @@ def check_layer(moe: Any, weight_key: Any, activation_key: Any) -> None:
 
 
 class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
-    """Experts that dispatch, compute and combine in one :class:`MoeLayer`. Weights are read in place at each call, so weights that
-    vLLM reloads or restores after sleep at the same addresses are used at once; for weights at other addresses, the next call
-    creates another layer.
+    """Experts that dispatch, compute and combine in one :class:`MoeLayer`. Each call reads the weights in place, including weights
+    that vLLM has reloaded, or restored after sleep, at the same addresses; for weights at other addresses, the next call creates
+    another layer.
 
     Args:
-        moe_config, quant_config: as for every FusedMoEExperts.
+        moe_config, quant_config: as for any FusedMoEExperts of vLLM.
 
     Raises:
-        InvalidArgument: as check_layer.
+        InvalidArgument: as for check_layer.
     """
 
     def __init__(self, moe_config: Any, quant_config: Any) -> None:
@@ -152,11 +152,12 @@ class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
     # ---- Calls ----
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Collective. Creates the layer when vLLM has loaded the weights."""
+        """Collective. Creates the layer; vLLM calls this after it has loaded the weights."""
         self._bind(layer.w13_weight, layer.w2_weight)
 
     def _bind(self, w13: torch.Tensor, w2: torch.Tensor) -> MoeLayer:
-        """Returns the layer for these weights: [L, 2 I, H] and [L, H, I]. Collective when they are not those of the last call."""
+        """Returns the layer for these weights, [L, 2 I, H] and [L, H, I]. Collective if their addresses differ from those of the
+        last call."""
         at = (w13.data_ptr(), w2.data_ptr())
         if self._layer is None or self._at != at:
             scales = (self.w1_scale, self.w2_scale) if self._config["dtype"] == "fp8_e4m3" else (None, None)
@@ -178,7 +179,8 @@ class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
             layer.forward(hidden_states, topk_ids, topk_weights, out=output)
 
     def take_part(self, output: torch.Tensor) -> None:
-        """Collective. Executes the call of a rank without tokens, for which vLLM does not call `apply`. output: [0, H]."""
+        """Collective. Participates in the call of the other ranks if this rank has no tokens: vLLM does not call `apply` then.
+        output: [0, H]."""
         if self._layer is None:
             _names.invalid("a rank has no tokens in the first call of a layer, which binds its weights: give each rank a token")
         ids = torch.empty((0, self._config["topk"]), dtype=torch.int32, device=output.device)
@@ -186,7 +188,7 @@ class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
 
 
 class SwitchyardPassThrough(PassThroughPrepareAndFinalize):  # type: ignore[misc]
-    """Passes tokens and routing unchanged to :class:`SwitchyardExperts`, and refuses experts that exchange no rows."""
+    """Passes tokens and routing unchanged to :class:`SwitchyardExperts`, and refuses all other experts classes."""
 
     def post_init_setup(self, fused_experts: Any) -> None:
         if not isinstance(fused_experts, SwitchyardExperts):
@@ -201,7 +203,7 @@ class SwitchyardPassThrough(PassThroughPrepareAndFinalize):  # type: ignore[misc
 
 
 def _bind_passthrough(original: Any) -> Any:
-    """Returns vLLM's bind_passthrough_all2all_backend, extended: expert-parallel deployments use passthrough."""
+    """Returns a replacement of vLLM's bind_passthrough_all2all_backend that selects passthrough for expert parallelism."""
 
     def bind(moe_backend: str, parallel_config: Any) -> None:
         if not parallel_config.enable_expert_parallel:
@@ -218,7 +220,8 @@ def _bind_passthrough(original: Any) -> Any:
 
 
 def _backends(first: Any) -> Any:
-    """Returns an oracle's list of all backends, from which the oracle may remove some; the first is always supported."""
+    """Returns a replacement of an oracle's list of backends: all of them, starting with `first`, which is always supported. The
+    oracle may remove others."""
 
     def priority_backends(moe_config: Any, weight_key: Any = None, activation_key: Any = None) -> List[Any]:
         check_layer(moe_config, weight_key, activation_key)
@@ -228,7 +231,8 @@ def _backends(first: Any) -> Any:
 
 
 def _experts(first: Any) -> Any:
-    """Returns an oracle's experts classes by backend. `first` is the backend whose weights keep the checkpoint's format."""
+    """Returns a replacement of an oracle's mapping from backends to experts classes. `first`: the backend that leaves weights in
+    the checkpoint's format; all others are refused."""
 
     def experts_of(backend: Any) -> List[Any]:
         if backend is not first:
@@ -240,7 +244,7 @@ def _experts(first: Any) -> Any:
 
 
 def install(patches: Any) -> None:
-    """Selects all-to-all backend passthrough for expert parallelism, and :class:`SwitchyardExperts` for unquantized and fp8
+    """Selects the all-to-all backend passthrough for expert parallelism, and :class:`SwitchyardExperts` for unquantized and fp8
     weights."""
     patches.replace(kernel, "bind_passthrough_all2all_backend", _bind_passthrough(kernel.bind_passthrough_all2all_backend))
     patches.replace(all2all_utils, "PassThroughPrepareAndFinalize", SwitchyardPassThrough)

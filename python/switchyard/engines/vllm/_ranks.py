@@ -20,7 +20,7 @@ from ...low_latency import LowLatency, Received
 
 logger = init_logger("vllm.switchyard")
 
-#: Seconds for a rank to reach a construction: ranks load weights at different speeds.
+#: Seconds that a construction waits for other ranks, which load weights at different speeds.
 _LOADING = 1800.0
 _INSTEAD = "SWITCHYARD_DEEP_EP=1 with --all2all-backend deepep_low_latency, or an all-to-all backend of vLLM"
 _groups: "weakref.WeakSet[Group]" = weakref.WeakSet()
@@ -36,7 +36,7 @@ def refuse(what: str, instead: str) -> None:
 
     Args:
         what: the configuration, as the subject of "is not supported".
-        instead: what to use, as a clause.
+        instead: the alternative, as a clause.
     """
     _names.invalid(f"SWITCHYARD_VLLM: {what} is not supported; {instead}")
 
@@ -51,7 +51,7 @@ def backend() -> str:
 
 
 def check_parallel(tcp_store_group: Any = None) -> None:
-    """Refuses modes of vLLM's parallel configuration that call an all-to-all backend in ways that the plug-in does not serve.
+    """Refuses parallel configurations of vLLM that the plug-in does not support.
 
     Args:
         tcp_store_group: vLLM's stateless process group, or None.
@@ -82,8 +82,8 @@ def check_experts(group: Group, moe: Any) -> None:
 
 
 class Ranks:
-    """This rank's objects for the ranks of one process group. Objects are created collectively, once per configuration, and
-    shared by all layers with that configuration. Each has its own group, whose heap has exactly its size.
+    """This rank's objects in one process group. Objects are created collectively, once per configuration, and shared by all of
+    vLLM's MoE layers with that configuration. Each has its own group, with a heap of exactly the required size.
 
     Args:
         process_group: the ``torch.distributed`` process group of vLLM's expert-parallel ranks, on the CPU.
@@ -95,19 +95,19 @@ class Ranks:
         self._layers: Dict[Hashable, MoeLayer] = {}
 
     def exchange(self, captured_tokens: int, **config: Any) -> Exchange:
-        """Returns the :class:`Exchange` with these keywords. Collective when it does not exist yet. captured_tokens: maximum number
-        of tokens on any rank in a CUDA graph, for which the pool has room besides that of a call outside graphs; 0: no graphs."""
+        """Returns the :class:`Exchange` with these keywords. Collective if it does not exist yet. captured_tokens: maximum number
+        of tokens on any rank in a CUDA graph; the pool is sized for such a call in addition to one outside graphs. 0: no graphs."""
         return self._once("normal mode", config, lambda: self._exchange(captured_tokens, config))
 
     def low_latency(self, **config: Any) -> Tuple[LowLatency, Received]:
-        """Returns the :class:`LowLatency` with these keywords and its output. Collective when they do not exist yet."""
+        """Returns the :class:`LowLatency` with these keywords and its output. Collective if they do not exist yet."""
         return self._once("low-latency mode", config, lambda: self._low_latency(config))
 
     def layer(self, weights: Tuple[Any, Any, Any, Any], **config: Any) -> MoeLayer:
         """Returns the :class:`MoeLayer` that reads `weights` (w13, w2 and their scales or None) in place and shares all other
-        memory with the layers of the same keywords. Collective when it does not exist yet: all ranks create the same layers in the
-        same order. A layer lives until :meth:`close`, because graphs may contain its calls; weights at the same addresses reuse
-        it."""
+        memory with the layers of the same keywords. Collective if it does not exist yet: all ranks create the same layers in the
+        same order. A layer exists until :meth:`close`, because graphs may contain its calls, and is reused for weights at the same
+        addresses."""
         scales = {"w13_scales": weights[2], "w2_scales": weights[3]}
         first = self._once("the whole layer", config, lambda: self._layer(weights, scales, config))
         at = (*sorted(config.items()), *(None if each is None else each.data_ptr() for each in weights))
@@ -116,7 +116,7 @@ class Ranks:
         return self._layers[at]
 
     def close(self) -> None:
-        """Local. Leaves all groups; later calls of peers end with PeerFailed."""
+        """Local. Closes all groups; later calls of peers end with PeerFailed."""
         for group, _ in self._made.values():
             group.close()
         self._made.clear()
@@ -134,7 +134,7 @@ class Ranks:
         return self._made[key][1]
 
     def _group(self, heap_bytes: int) -> Group:
-        """Collective. Forms a group. A wait ends with PeerTimeout at vLLM's own deadline of a step."""
+        """Collective. Creates a group. Waits end with PeerTimeout after vLLM's own timeout of a step."""
         device = {"device": torch.cuda.current_device()} if backend() == "cuda" else {}
         group = Group.from_process_group(self._process_group, heap_bytes, backend=backend(), rendezvous_timeout=_LOADING,
                                          timeout=float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS), **device)
@@ -170,8 +170,8 @@ def check_groups() -> None:
 
 
 def watch_workers(patches: Any) -> None:
-    """Makes each step of a worker raise pending errors: replayed graphs execute no Python code. The executor then reports a
-    failed worker and ends the engine."""
+    """Makes each step of a worker raise pending errors, because replayed graphs execute no Python code. The executor then reports
+    a failed worker and ends the engine."""
     from vllm.v1.worker import worker_base
 
     def execute_model(self: Any, *arguments: Any, **keywords: Any) -> Any:

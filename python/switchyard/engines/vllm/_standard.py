@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare and finalize of vLLM's modular kernel in the activation format Standard, on :class:`switchyard.Exchange`."""
+"""vLLM's prepare and finalize in the activation format Standard, on :class:`switchyard.Exchange`."""
 from __future__ import annotations
 
 from typing import Any, Dict, Optional, Tuple
@@ -20,7 +20,8 @@ GROUP = 128
 
 
 def rounded(hidden: int) -> int:
-    """Returns the least hidden size for which rows in bf16 and in fp8 are multiples of 16 bytes. vLLM pads with zeros."""
+    """Returns the least multiple of 16 that is at least `hidden`: rows in bf16 and in fp8 are then multiples of 16 bytes. vLLM pads
+    with zeros."""
     return -(-hidden // 16) * 16
 
 
@@ -32,21 +33,21 @@ def weighted(a1: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
 
 
 def tokens_of_all_ranks() -> Optional[int]:
-    """Returns the sum over ranks of the tokens of this pass, which vLLM keeps in host memory, or None outside such a pass."""
+    """Returns the number of tokens of all ranks in this pass, from host memory of vLLM, or None if vLLM has no such number."""
     context = get_forward_context() if is_forward_context_available() else None
     sizes = None if context is None or context.dp_metadata is None else context.dp_metadata.local_sizes
     return None if sizes is None else int(sum(sizes))
 
 
 class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[misc]
-    """Sends each token once to every rank that owns one of its experts. The shapes of all results are known on the host before the
-    call, counts stay on the device, and no call waits for the GPU: calls can be captured.
+    """Sends each token once to every rank that owns one of its experts. The host determines the shapes of all results before the
+    call, counts remain on the device, and no call waits for the GPU: calls can be captured.
 
     Args:
         buffer: objects of the process group.
         num_dispatchers: number of expert-parallel ranks.
         dp_size: not used.
-        rank_expert_offset: not used: an uneven division has other offsets.
+        rank_expert_offset: not used, because it is wrong for an uneven division.
     """
 
     @staticmethod
@@ -96,9 +97,9 @@ class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[
                 expert_map: Optional[torch.Tensor], apply_router_weight_on_input: bool, quant_config: Any,
                 defer_input_quant: bool = False) -> Tuple[Any, ...]:
         """Collective. Returns the received rows [R, H], their scales or None, the counts of the local experts on the device, the
-        global expert ids [R, K] of the rows, and float32 weights [R, K]. R is the sum of all ranks' tokens if vLLM's forward
-        context has it, else the worst case (CPU: the number of received rows). Rows after the received ones are unspecified;
-        like routes to other ranks, they have the id of an expert of another rank, which `expert_map` excludes."""
+        global expert ids [R, K] of the rows, and float32 weights [R, K]. R is the number of tokens of all ranks if vLLM's
+        forward context contains it, else the worst case (CPU: the number of received rows). Rows after the received ones are
+        unspecified; like routes to other ranks, they have the id of an expert of another rank, which `expert_map` excludes."""
         if apply_router_weight_on_input:
             a1 = weighted(a1, topk_weights)
         block, quantized = quant_config.block_shape, quant_config.quant_dtype
@@ -122,7 +123,7 @@ class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[
         """Quantizes received rows as the experts require."""
         scale = quant.a1_gscale if quant.quant_dtype == "nvfp4" else quant.a1_scale
         if quant.quant_dtype is not None and scale is None and quant.block_shape is None and not quant.per_act_token_quant:
-            rows.masked_fill_((handle.source_token < 0).unsqueeze(1), 0)  # one scale for all rows, also unspecified ones
+            rows.masked_fill_((handle.source_token < 0).unsqueeze(1), 0)  # one scale for all rows, including unspecified ones
         return moe_kernel_quantize_input(rows, scale, quant_dtype=quant.quant_dtype, per_act_token_quant=quant.per_act_token_quant,
                                          block_shape=quant.block_shape, is_scale_swizzled=quant.is_scale_swizzled,
                                          is_scale_transposed=quant.is_scale_transposed, mx_alignment=quant.mx_alignment)
@@ -131,7 +132,7 @@ class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[
 
     def allocate_fused_expert_output(self, shape: Tuple[int, ...], dtype: torch.dtype, device: torch.device,
                                      weight_and_reduce_impl: Any) -> Optional[torch.Tensor]:
-        """Returns rows [R, H] that combine reads in place, if the experts write rows that are already reduced; else None."""
+        """Returns rows [R, H] that combine reads in place, if the experts write reduced rows; else None."""
         if not isinstance(weight_and_reduce_impl, TopKWeightAndReduceNoOP) or self._handle is None or dtype not in _COMBINED:
             return None
         rows = self._exchange.allocate_rows(self._handle, dtype)
@@ -139,8 +140,8 @@ class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[
 
     def finalize(self, output: torch.Tensor, fused_expert_output: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
                  apply_router_weight_on_input: bool, weight_and_reduce_impl: Any) -> None:
-        """Collective. Writes to `output` [T, H] the sum over ranks of the experts' rows, which the experts or
-        `weight_and_reduce_impl` weight and reduce on each rank. `topk_weights`, `topk_ids`: as returned by prepare."""
+        """Collective. Writes to `output` [T, H] the sum over ranks of the experts' rows; on each rank, the experts or
+        `weight_and_reduce_impl` apply the weights and reduce the rows. `topk_weights`, `topk_ids`: as returned by prepare."""
         handle, self._handle = self._handle, None
         if handle is None:
             _names.invalid("finalize: no prepare precedes it")
