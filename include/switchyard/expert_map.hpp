@@ -125,6 +125,7 @@ struct MoveOptions {
 /// Error(heap_exhausted); Error(unsupported) on GPUs of several hosts. CPU ranks on several hosts gather the weights of all
 /// senders on every rank, over the group's connections. If a rank terminates during the copies, the other ranks throw
 /// PeerFailed, and the contents of the destination slots are undefined.
+/// Between move_weights() and set_map(), the weights do not match the map in force: make no call that uses them.
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options = {});
 
@@ -147,12 +148,13 @@ class SlotSelector {
   SlotSelector(Group& group, const ExpertMap& map, std::span<const int64_t> routes = {});
   SlotSelector(SlotSelector&&) noexcept;
   SlotSelector& operator=(SlotSelector&&) noexcept;
+  /// Local; does not wait. Graphs that contain a select() may still be replayed.
   ~SlotSelector();
 
   /// Writes the slot of each id to `slots`, [T, K], with the element type of `topk_ids.data`; `slots` may be the same array as
   /// the ids. The id -1 is kept. Any other id that is not an expert is replaced with num_slots(), which the exchange reports as
-  /// invalid. GPUs: both arrays are memory of this rank's GPU; the call does not wait. `stream`: a cudaStream_t; ignored on the
-  /// CPU.
+  /// invalid. GPUs: both arrays are memory of this rank's GPU; the call does not wait. A call without tokens counts as a
+  /// call, a replay does not. `stream`: a cudaStream_t; ignored on the CPU.
   /// \throws Error(invalid_argument)
   void select(const ExpertIds& topk_ids, void* slots, void* stream = nullptr);
 

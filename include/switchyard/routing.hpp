@@ -120,7 +120,7 @@ struct GeneratorSpec {
   bool target_is_expert = false;  ///< all_to_one: `target` is an expert instead of a rank
   int target = 0;  ///< all_to_one: rank whose experts receive all routes (uniformly), or the one expert that does. A single
                    ///< expert is chosen once per token and the other routes are dropped; with `duplicates` it is chosen K
-                   ///< times. rank_skew: the busiest rank
+                   ///< times. rank_skew: the rank with the given ratio
   double rank_skew = 1.8;    ///< rank_skew: in [0, W]; requires enough experts on and off rank `target`
   int num_groups = 8;        ///< group_limited; divides E
   int topk_groups = 4;       ///< group_limited; in [1, num_groups]

@@ -73,7 +73,8 @@ sy_code sy_slot_selector_destroy(sy_slot_selector* selector);
 sy_code sy_slot_selector_select(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* stream);
 
 /// Collective. Later calls of sy_slot_selector_select, and replays of captured ones, use `map`, which must have the sizes of
-/// the map in force. Waits for the other ranks' hosts, not for enqueued GPU work; the new table is copied on `stream`. After an
+/// the map in force. Waits for the other ranks' hosts, not for enqueued GPU work; the new table is copied on `stream`: order it
+/// before or after replays by the stream or with events. Load the weights of the new slots before. After an
 /// error that all ranks report, the previous map stays in force: invalid_argument; mismatch if map, routes or the number of
 /// earlier sy_slot_selector_select calls differ by rank.
 sy_code sy_slot_selector_set_map(sy_slot_selector* selector, const sy_expert_map* map, const int64_t* routes, void* stream);
