@@ -28,7 +28,7 @@ def _layer(group, skewed):
             compare(out.detach(), gradients_of(layer, x), rank, world, inputs)
 
 
-@pytest.mark.parametrize("routing, world, where", [("any", 2, "cpu"), ("any", 4, "copies"), ("skewed", 2, "copies"), ("skewed", 4, "cpu")])
+@pytest.mark.parametrize("routing, world, where", [("any", 2, "cpu"), ("skewed", 2, "copies")])
 def test_layer(routing, world, where):
     over_groups(where, world, _layer, routing == "skewed")
 

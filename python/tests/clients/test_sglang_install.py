@@ -277,13 +277,13 @@ def _refused(rank, world):
 @pytest.mark.parametrize("scenario", [_unset, _undone, _conflicts, _other_version, _other_backends],
                          ids=lambda each: each.__name__[1:])
 def test_installation(scenario):
-    over_ranks(1, scenario)
+    over_ranks(1, scenario, ranks=2)
 
 
 @pytest.mark.parametrize("version, value", [("0.5.23", "all2all"), ("0.5.24", "all2all"), ("0.5.23", "layers")])
 def test_loader_of_plug_ins(version, value):
-    over_ranks(1, _loaded, version, value)
+    over_ranks(1, _loaded, version, value, ranks=2)
 
 
 def test_refused_when_the_model_is_built():
-    over_ranks(2, _refused)
+    over_ranks(2, _refused, ranks=2)

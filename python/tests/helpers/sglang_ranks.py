@@ -27,12 +27,12 @@ def _folder():
     return tempfile.TemporaryDirectory()
 
 
-def over_ranks(world, scenario, *arguments):
-    """Calls ``scenario(rank, world, *arguments)`` on the first `world` ranks of a team of four, in SGLang's context for expert
+def over_ranks(world, scenario, *arguments, ranks=RANKS):
+    """Calls ``scenario(rank, world, *arguments)`` on the first `world` ranks of a team of `ranks`, in SGLang's context for expert
     parallelism with DeepEP. The plug-in is not installed; it is uninstalled at the end."""
     sglang_sources.check()
     path = os.path.join(_folder().name, secrets.token_hex(8))
-    run_on_team("spawn", RANKS, _rank, path, world, scenario, arguments, seconds=400, name="sglang")
+    run_on_team("spawn", ranks, _rank, path, world, scenario, arguments, seconds=400, name="sglang")
 
 
 def _rank(rank, ranks, path, world, scenario, arguments):
