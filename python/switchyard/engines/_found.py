@@ -86,7 +86,7 @@ def _unreachable(engine: Engine, entry: str) -> Optional[str]:
     names = os.environ.get(engine.allowed)
     if names is None or (not names and engine.name == "sglang"):  # SGLang ignores an empty list
         return None
-    if entry in [each.strip() for each in names.split(",")]:
+    if entry in ([each.strip() for each in names.split(",")] if engine.name == "sglang" else names.split(",")):  # vLLM compares exactly
         return None
     return f"{engine.allowed} = {names!r} excludes it: add {entry}"
 

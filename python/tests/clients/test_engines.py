@@ -129,9 +129,11 @@ def test_plug_ins_that_the_engine_does_not_load(listing, complete):
     layer = {"SWITCHYARD_VLLM": "layer", "SWITCHYARD_SGLANG": "layer"}
     for name, allowed in (("vllm", "VLLM_PLUGINS"), ("sglang", "SGLANG_PLUGINS")):
         variable = f"SWITCHYARD_{name.upper()}"
-        assert complete.now(name, **layer, **{allowed: "other, switchyard"}) == [f"{variable}=layer is active"]
+        assert complete.now(name, **layer, **{allowed: "other,switchyard"}) == [f"{variable}=layer is active"]
         assert complete.now(name, **layer, **{allowed: "other,switchyard_deep_ep"}) == \
             [f"{variable}=layer is not active: {allowed} = 'other,switchyard_deep_ep' excludes it: add switchyard"]
+    assert "excludes it" in complete.now("vllm", **layer, VLLM_PLUGINS="other, switchyard")[0]  # vLLM keeps spaces, SGLang does not
+    assert complete.now("sglang", **layer, SGLANG_PLUGINS="other, switchyard") == ["SWITCHYARD_SGLANG=layer is active"]
     assert "excludes it" in complete.now("vllm", **layer, VLLM_PLUGINS="")[0]  # vLLM loads none then, SGLang all
     assert complete.now("sglang", **layer, SGLANG_PLUGINS="") == ["SWITCHYARD_SGLANG=layer is active"]
 

@@ -186,6 +186,12 @@ def _loaded(rank, world, version, value="all2all"):
     before, known, entries = _attributes(), _patches.version, loader.entry_points
     os.environ["SWITCHYARD_SGLANG"] = value
     loader.entry_points, loader._plugins_loaded = lambda group: [point] if group == point.group else [], False
+    install = sglang._install
+    if value == "broken":
+        def broken(choice):
+            raise OSError("no such library")
+
+        sglang._install, os.environ["SWITCHYARD_SGLANG"] = broken, "all2all"
     _patches.version = lambda name: version
     records = []
     handler = logging.Handler()
@@ -194,7 +200,10 @@ def _loaded(rank, world, version, value="all2all"):
     logger.addHandler(handler), logger.setLevel(logging.INFO)
     try:
         loader.load_plugins()
-        if value != "all2all":
+        if value == "broken":
+            with pytest.raises(OSError, match="no such library"):
+                layer.create_moe_dispatcher(config_of(world, 64), None)
+        elif value != "all2all":
             with pytest.raises(sy.InvalidArgument, match=f"SWITCHYARD_SGLANG = {value!r}: must be 'all2all', 'layer' or '0'"):
                 layer.create_moe_dispatcher(config_of(world, 64), None)
         elif version == "0.5.23":
@@ -206,7 +215,7 @@ def _loaded(rank, world, version, value="all2all"):
                 layer.create_moe_dispatcher(config_of(world, 64), None)
     finally:
         logger.removeHandler(handler)
-        _patches.version, loader.entry_points, loader._plugins_loaded = known, entries, False
+        _patches.version, loader.entry_points, loader._plugins_loaded, sglang._install = known, entries, False, install
         sglang.uninstall()
     changed = {key for key in _changed(before) if key[1] not in ("entry_points", "_plugins_loaded")}
     assert not changed, changed
@@ -280,7 +289,7 @@ def test_installation(scenario):
     over_ranks(1, scenario, ranks=2)
 
 
-@pytest.mark.parametrize("version, value", [("0.5.23", "all2all"), ("0.5.24", "all2all"), ("0.5.23", "layers")])
+@pytest.mark.parametrize("version, value", [("0.5.23", "all2all"), ("0.5.24", "all2all"), ("0.5.23", "layers"), ("0.5.23", "broken")])
 def test_loader_of_plug_ins(version, value):
     over_ranks(1, _loaded, version, value, ranks=2)
 

@@ -76,7 +76,7 @@ def test_refused_by_layer():
         "block scales on the CPU": "a layer with dtype = 'fp8_e4m3': must be 'bf16' on the CPU",
         "enable_dbo": "dual batch overlap",
         "other backend": "the MoE backend DEEPGEMM with 'layer', which computes the experts itself, is not supported; unset",
-        "lora": "LoRA on experts with 'layer' is not supported",
+        "lora": "LoRA (--enable-lora) with 'layer' is not supported",
         "other experts": "RowExperts, which vLLM chose for this quantization, with 'layer' is not supported",
     }.items():
         assert words in found.pop(subject), subject
@@ -103,3 +103,7 @@ def test_one_line_in_the_log():
     first, other = in_vllm("log", 2)
     assert len(other) == 1 and "plugs into vLLM 0.33.0 (SWITCHYARD_VLLM=all2all)" in other[0]
     assert len(first) == 2 and "normal mode, 2 ranks on 1 hosts (cpu), hidden 384, 8 experts, topk 3" in first[1], first
+
+
+def test_tokens_of_tensor_parallel_ranks():
+    assert in_vllm("token_counts", 2) == [[8, 16, 64]] * 2

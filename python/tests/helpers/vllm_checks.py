@@ -24,13 +24,14 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 import switchyard as sy
 from switchyard import plugins
 from switchyard.engines import vllm as plugin
-from vllm_ranks import BatchedExperts, RowExperts, inputs_of, layers_of, manager_of, moe_config, vllm_with
+from vllm_ranks import BatchedExperts, RowExperts, inputs_of, layers_of, manager_of, moe_config, one_pass, vllm_with
 
 SHAPE = (384, 128, 8, 3)
+STEPS = {f"WorkerWrapperBase.{name}" for name in ("execute_model", "sample_tokens", "execute_dummy_batch")}
 ALL2ALL = {"DeepEPHTAll2AllManager", "DeepEPLLAll2AllManager", "DeepEPHTPrepareAndFinalize", "DeepEPLLPrepareAndFinalize",
-           "DEEPEP_QUANT_BLOCK_SHAPE", "CompilationConfig.set_splitting_ops_for_v1", "WorkerWrapperBase.execute_model"}
+           "DEEPEP_QUANT_BLOCK_SHAPE", "CompilationConfig.set_splitting_ops_for_v1", *STEPS}
 LAYER = {"bind_passthrough_all2all_backend", "PassThroughPrepareAndFinalize", "_get_priority_backends", "backend_to_kernel_cls",
-         "WorkerWrapperBase.execute_model"}
+         *STEPS}
 
 
 def sentence(call, *arguments, **keywords):
@@ -244,16 +245,23 @@ def failing_rank(rank, world, store, backend):
                     whole.apply(x, w13[here], w2[here], weights, ids, MoEActivation.SILU, SHAPE[2], expert_map, False)
                 return "done"
 
+            def sample_tokens(self, grammar_output):
+                return f"tokens {grammar_output}"
+
+            def execute_dummy_batch(self):
+                return None
+
         wrapper = WorkerWrapperBase()
         wrapper.worker, wrapper.mm_receiver_cache = Worker(), None
-        assert wrapper.execute_model("pass") == "done"
+        assert wrapper.execute_model("pass") == "done" and wrapper.sample_tokens(3) == "tokens 3"
         if rank == 1:
             manager.destroy()  # leaves the group, as an ending process does
             return None
         found = []
-        for step in ("pass", "no pass"):
+        for step in (lambda: wrapper.execute_model("pass"), lambda: wrapper.execute_model("no pass"), lambda: wrapper.sample_tokens(3),
+                     wrapper.execute_dummy_batch):
             try:
-                wrapper.execute_model(step)
+                step()
                 found.append("")
             except sy.SwitchyardError as error:
                 found.append(f"{type(error).__name__}: {error}")
@@ -320,3 +328,13 @@ def log(rank, world, store):
         for _ in range(2):  # two layers of the same shape share the exchange
             FusedMoEKernel(all2all_utils.maybe_make_prepare_finalize(moe, quant, allow_new_interface=True), RowExperts(moe, quant))
     return lines
+
+
+def token_counts(rank, world, store):
+    """Without sequence parallelism, vLLM has a size per data-parallel rank, and all ranks of one dispatch the same tokens."""
+    from switchyard.engines.vllm._standard import tokens_of_all_ranks
+
+    assert tokens_of_all_ranks(world) is None
+    with vllm_with(rank, world, store, "deepep_high_throughput") as config:
+        with one_pass(config, (5, 3), rank, True):
+            return [tokens_of_all_ranks(each) for each in (2, 4, 16)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, List, Optional
 
 from ..._abi import names as _names
-from ...errors import InvalidArgument
 from .._patches import require_version
 
 __all__ = ["install", "refuse", "uninstall"]
@@ -45,13 +44,13 @@ def install(choice: str) -> None:
     try:
         require_version("sglang", [_VERSION], "SWITCHYARD_DEEP_EP=1 enables the drop-in for DeepEP, which supports other versions")
         _install(choice)
-    except InvalidArgument as error:
+    except Exception as error:
         refuse(error)
         raise
     _choice = choice
 
 
-def refuse(error: InvalidArgument) -> None:
+def refuse(error: Exception) -> None:
     """Makes the construction of every MoE layer raise `error` until :func:`uninstall`, if SGLang's plug-in loader is the caller."""
     from . import _hooks
 

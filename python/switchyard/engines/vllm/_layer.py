@@ -68,7 +68,7 @@ def check_layer(moe: Any, weight_key: Any, activation_key: Any) -> None:
     if parallel.enable_eplb:
         refuse("expert load balancing (--enable-eplb) with 'layer'", _ALL2ALL)
     if moe.is_lora_enabled:
-        refuse("LoRA on experts with 'layer'", _ALL2ALL)
+        refuse("LoRA (--enable-lora) with 'layer'", "unset SWITCHYARD_VLLM and use --all2all-backend allgather_reducescatter")
     if moe.activation != MoEActivation.SILU:
         refuse(f"the activation {moe.activation.value!r} with 'layer', which computes SwiGLU ('silu'),", _ALL2ALL)
     if moe.has_bias or any(value is not None for value in (moe.swiglu_limit, moe.swiglu_alpha, moe.swiglu_beta)):

@@ -170,13 +170,24 @@ def check_groups() -> None:
 
 
 def watch_workers(patches: Any) -> None:
-    """Makes each step of a worker raise pending errors, because replayed graphs execute no Python code. The executor then reports
-    a failed worker and ends the engine."""
-    from vllm.v1.worker import worker_base
+    """Makes each step of a worker, also one of an idle data-parallel rank, raise pending errors, because replayed graphs execute no
+    Python code. The executor then reports a failed worker and ends the engine. With asynchronous scheduling, the error of a replayed
+    call is raised in the next step."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     def execute_model(self: Any, *arguments: Any, **keywords: Any) -> Any:
         result = original(self, *arguments, **keywords)
         check_groups()
         return result
 
-    original = patches.replace(worker_base.WorkerWrapperBase, "execute_model", execute_model)
+    def delegated(name: str) -> Callable[..., Any]:
+        def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            result = getattr(self.worker, name)(*arguments, **keywords)
+            check_groups()
+            return result
+
+        return step
+
+    original = patches.replace(WorkerWrapperBase, "execute_model", execute_model)
+    for name in ("sample_tokens", "execute_dummy_batch"):  # the wrapper delegates both to its worker by __getattr__
+        patches.provide(WorkerWrapperBase, name, delegated(name))

@@ -32,11 +32,12 @@ def weighted(a1: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
     return a1 * topk_weights.to(a1.dtype)
 
 
-def tokens_of_all_ranks() -> Optional[int]:
+def tokens_of_all_ranks(world: int) -> Optional[int]:
     """Returns the number of tokens of all ranks in this pass, from host memory of vLLM, or None if vLLM has no such number."""
     context = get_forward_context() if is_forward_context_available() else None
     sizes = None if context is None or context.dp_metadata is None else context.dp_metadata.local_sizes
-    return None if sizes is None else int(sum(sizes))
+    # One size per data-parallel rank if all ranks of a tensor-parallel group dispatch the same tokens, else one per rank.
+    return None if sizes is None else int(sum(sizes)) * (world // len(sizes))
 
 
 class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[misc]
@@ -116,7 +117,7 @@ class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[
         return rows, scales, counts, ids, handle.topk_weights
 
     def _size(self) -> Dict[str, Any]:
-        total = tokens_of_all_ranks()
+        total = tokens_of_all_ranks(self._exchange.group.size)
         return {} if total is None else {"size": "capacity", "capacity": max(total, 1)}
 
     def _quantized(self, rows: torch.Tensor, handle: Handle, quant: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
