@@ -11,7 +11,7 @@
 #include "exchange/group/exchange_base.hpp"
 #include "exchange/group/make.hpp"
 #include "exchange/slots/move.hpp"
-#include "plan/weight_moves.hpp"
+#include "exchange/slots/weight_moves.hpp"
 
 namespace switchyard {
 

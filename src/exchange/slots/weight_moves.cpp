@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plan/weight_moves.hpp"
+#include "exchange/slots/weight_moves.hpp"
 
 #include <algorithm>
 

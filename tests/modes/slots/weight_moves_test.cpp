@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sources of moved weights. tests/modes/slots covers the copies.
-#include "plan/weight_moves.hpp"
+// Sources of moved weights. slots_test.cpp covers the copies.
+#include "exchange/slots/weight_moves.hpp"
 
 #include <gtest/gtest.h>
 
