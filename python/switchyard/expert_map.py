@@ -148,6 +148,7 @@ class SlotSelector:
         self.group, self._map, self._functions = group, expert_map, library().functions
         self._takes = _arguments.bind("SlotSelector.set_map", CPU, W=expert_map.world, E=expert_map.num_experts)
         self._ids = _arguments.bind("SlotSelector.select", group._backend)
+        self._given = structs.ExpertIds()
         self._device: Any = None  # of the last ids; None: torch's current GPU
         given = None if routes is None else self._takes.routes(routes)
         made = ctypes.c_void_p()
@@ -177,8 +178,10 @@ class SlotSelector:
             result = take(out, "out", ids.shape, (ids.code,), self.group._backend, written=True)
             if result.pointer != ids.pointer:
                 check_apart("out", result, topk_ids=ids)
-            given = structs.ExpertIds(data=ids.pointer, num_tokens=ids.shape[0], topk=ids.shape[1], is_int64=int(ids.code == I64))
-            check(self._functions.sy_slot_selector_select(self.pointer, byref(given), result.pointer, ids.arrays.stream(ids.array)))
+            g = self._given
+            g.data, g.is_int64 = ids.pointer, int(ids.code == I64)
+            g.num_tokens, g.topk = ids.shape
+            check(self._functions.sy_slot_selector_select(self.pointer, byref(g), result.pointer, ids.arrays.stream(ids.array)))
             written(out)
             self._device = getattr(ids.array, "device", None)
             return out

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recordings of other programs, converted by scripts/record_routing.py."""
-import importlib.util
-
 import numpy as np
 import pytest
 
-from clone import ROOT
+from clone import ROOT, script
 
 torch = pytest.importorskip("torch")
 
@@ -14,13 +12,7 @@ E, K, LAYERS = 4, 2, 3
 
 @pytest.fixture(scope="module")
 def recording():
-    path = ROOT / "scripts/record_routing.py"
-    if not path.exists():
-        pytest.skip("the script belongs to a clone")
-    spec = importlib.util.spec_from_file_location("record_routing", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("record_routing")
 
 
 def written(path, rank, passes, logical, **more):

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of transformers with random configurations, compared with the same models before conversion."""
 import copy
-import importlib.util
 import subprocess
 import sys
 
 import pytest
 
 import switchyard as sy
-from clone import EXAMPLES, ROOT
+from clone import EXAMPLES, script
 from switchyard import parallelize
 from switchyard._models import share as share_module
 from switchyard._abi import ffi as _ffi
@@ -239,12 +238,7 @@ def test_the_example_of_recording(environment, tmp_path):
 
 def test_recorded_choices_are_those_of_the_model():
     """softmax_topk among equal logits, which are frequent in bf16, equals torch.topk of the float32 softmax."""
-    script = ROOT / "scripts/record_routing.py"
-    if not script.is_file():
-        pytest.skip("the tests are not in a clone")
-    spec = importlib.util.spec_from_file_location("record_routing", script)
-    recording = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recording)
+    recording = script("record_routing")
     logits = torch.randn(500, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
     weights, ids = torch.softmax(logits, -1, dtype=torch.float32).topk(8, dim=-1)
     got_ids, got_weights = recording.softmax_topk(8)((logits,))

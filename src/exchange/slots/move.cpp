@@ -25,16 +25,17 @@ class WeightMover final : private ExchangeBase {
  public:
   WeightMover(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
               const MoveOptions& options)
-      : ExchangeBase(group), first_slot_(rank() * to.slots_per_rank), spans_hosts_(group.hosts() > 1) {
+      : ExchangeBase(group), spans_hosts_(group.hosts() > 1) {
     group_.check_usable("move_weights");
     copies_ = make_copies(group, options.stream);
     ConstructionReport mine;
     mine.report = attempt([&] {
       check(from, to, arrays);
+      first_slot_ = rank() * to.slots_per_rank;
       moves_ = plan_moves(from, to);
       if (moves_.max_sent > 0) choose_range(arrays, options.staging_bytes);
-      copies_
-          ->wait();  // for earlier work on the stream: the ranks then wait for each other with the deadline of a construction
+      // Earlier work on the stream: waiting here, before the agreement, counts against the deadline of a construction.
+      copies_->wait();
     });
     group_.agree("move_weights", fields(from, to, arrays, options), mine);
     if (range_ == 0) return;
@@ -141,7 +142,7 @@ class WeightMover final : private ExchangeBase {
     return received;
   }
 
-  const int first_slot_;
+  int first_slot_ = 0;      ///< of this rank
   const bool spans_hosts_;  ///< the group spans several hosts
   std::unique_ptr<WeightCopies> copies_;
   WeightMoves moves_;

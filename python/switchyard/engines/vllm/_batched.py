@@ -11,10 +11,10 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeig
 from vllm.model_executor.layers.fused_moe.utils import moe_kernel_quantize_input, normalize_batched_scales_shape
 
 from ._ranks import Ranks, check_experts, refuse
-from ._standard import GROUP, rounded, weighted
+from ._standard import GROUP, PrepareAndFinalize, rounded, weighted
 
 
-class SwitchyardBatched(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[misc]
+class SwitchyardBatched(PrepareAndFinalize):
     """Dispatches tokens to rows by expert: [L, world * max_tokens, H] for the L experts of this rank. Shapes are fixed, counts
     remain on the device, and all calls can be captured. Each row is sent once per rank (``sending="per_rank"``). Combine
     multiplies the row of each route by its weight (``order="per_route"``), because batched experts return unweighted rows.
@@ -35,8 +35,8 @@ class SwitchyardBatched(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[m
     def __init__(self, buffer: Ranks, max_tokens_per_rank: int, num_dispatchers: int, use_fp8_dispatch: bool = False,
                  global_to_physical: Optional[torch.Tensor] = None, physical_to_global: Optional[torch.Tensor] = None,
                  local_expert_global_ids: Optional[torch.Tensor] = None) -> None:
-        super().__init__()
-        self._ranks, self._max_tokens, self._world = buffer, max_tokens_per_rank, num_dispatchers
+        super().__init__(buffer, num_dispatchers)
+        self._max_tokens = max_tokens_per_rank
         self._fp8, self._physical = use_fp8_dispatch, global_to_physical
 
     def post_init_setup(self, fused_experts: Any) -> None:
@@ -69,17 +69,8 @@ class SwitchyardBatched(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[m
     def activation_format(self) -> Any:
         return mk.FusedMoEActivationFormat.BatchedExperts
 
-    def topk_indices_dtype(self) -> Optional[torch.dtype]:
-        return None
-
     def max_num_tokens_per_rank(self) -> Optional[int]:
         return self._max_tokens
-
-    def num_dispatchers(self) -> int:
-        return self._world
-
-    def output_is_reduced(self) -> bool:
-        return True
 
     # ---- Prepare and finalize ----
 

@@ -40,7 +40,24 @@ def tokens_of_all_ranks(world: int) -> Optional[int]:
     return None if sizes is None else int(sum(sizes)) * (world // len(sizes))
 
 
-class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[misc]
+class PrepareAndFinalize(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[misc]
+    """What the kernel reads of both formats."""
+
+    def __init__(self, buffer: Ranks, num_dispatchers: int) -> None:
+        super().__init__()
+        self._ranks, self._world = buffer, num_dispatchers
+
+    def topk_indices_dtype(self) -> Optional[torch.dtype]:
+        return None
+
+    def num_dispatchers(self) -> int:
+        return self._world
+
+    def output_is_reduced(self) -> bool:
+        return True
+
+
+class SwitchyardStandard(PrepareAndFinalize):
     """Sends each token once to every rank that owns one of its experts. The host determines the shapes of all results before the
     call, counts remain on the device, and no call waits for the GPU: calls can be captured.
 
@@ -56,8 +73,7 @@ class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[
         return rounded(hidden_size)
 
     def __init__(self, buffer: Ranks, num_dispatchers: int, dp_size: int = 1, rank_expert_offset: int = 0) -> None:
-        super().__init__()
-        self._ranks, self._world = buffer, num_dispatchers
+        super().__init__(buffer, num_dispatchers)
         self._handle: Optional[Handle] = None
 
     def post_init_setup(self, fused_experts: Any) -> None:
@@ -80,17 +96,8 @@ class SwitchyardStandard(mk.FusedMoEPrepareAndFinalizeModular):  # type: ignore[
     def activation_format(self) -> Any:
         return mk.FusedMoEActivationFormat.Standard
 
-    def topk_indices_dtype(self) -> Optional[torch.dtype]:
-        return None
-
     def max_num_tokens_per_rank(self) -> Optional[int]:
         return None
-
-    def num_dispatchers(self) -> int:
-        return self._world
-
-    def output_is_reduced(self) -> bool:
-        return True
 
     # ---- Prepare ----
 
