@@ -14,10 +14,7 @@ using namespace switchyard::detail;
 
 namespace switchyard::detail {
 
-struct SelectorState {
-  std::shared_ptr<Group> group;
-  SlotSelector object;
-};
+using SelectorState = Grouped<SlotSelector>;
 
 }  // namespace switchyard::detail
 
@@ -124,7 +121,7 @@ sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_exp
 sy_code sy_slot_selector_create(sy_group* group, const sy_expert_map* map, const int64_t* routes, sy_slot_selector** selector) {
   return create(group, "selector", selector, [&] {
     const ExpertMap m = to_map(map, "map");
-    return std::make_shared<SelectorState>(SelectorState{group->group, {*group->group, m, expected_routes(routes, m)}});
+    return std::make_shared<SelectorState>(group->group, m, expected_routes(routes, m));
   });
 }
 

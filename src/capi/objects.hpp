@@ -18,8 +18,8 @@ namespace switchyard::detail {
 /// An object of an exchange mode, with the group that it requires.
 template <class T>
 struct Grouped {
-  template <class Config>
-  Grouped(std::shared_ptr<Group> g, const Config& config) : group(std::move(g)), object(*group, config) {}
+  template <class... Config>
+  explicit Grouped(std::shared_ptr<Group> g, const Config&... config) : group(std::move(g)), object(*group, config...) {}
   std::shared_ptr<Group> group;
   T object;
 };
