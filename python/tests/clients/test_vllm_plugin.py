@@ -99,6 +99,10 @@ def test_a_failing_rank_ends_a_pass_of_the_layer():
     assert found.startswith(("PeerFailed", "PeerTimeout")) and "rank 1" in found, found
 
 
+def test_vllm_ends_the_groups_of_layers():
+    assert in_vllm("destroyed_manager", 2) == [(1, 0)] * 2
+
+
 def test_one_line_in_the_log():
     first, other = in_vllm("log", 2)
     assert len(other) == 1 and "plugs into vLLM 0.33.0 (SWITCHYARD_VLLM=all2all)" in other[0]

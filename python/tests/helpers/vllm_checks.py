@@ -9,6 +9,7 @@ import torch
 from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
 from vllm.config import kernel as kernel_config
 from vllm.config.logging import LoggingConfig
+from vllm.distributed import parallel_state
 from vllm.distributed.device_communicators import all2all
 from vllm.forward_context import set_forward_context
 from vllm.logger import configure_logging
@@ -30,7 +31,7 @@ SHAPE = (384, 128, 8, 3)
 STEPS = {f"WorkerWrapperBase.{name}" for name in ("execute_model", "sample_tokens", "execute_dummy_batch")}
 ALL2ALL = {"DeepEPHTAll2AllManager", "DeepEPLLAll2AllManager", "DeepEPHTPrepareAndFinalize", "DeepEPLLPrepareAndFinalize",
            "DEEPEP_QUANT_BLOCK_SHAPE", "CompilationConfig.set_splitting_ops_for_v1", *STEPS}
-LAYER = {"bind_passthrough_all2all_backend", "PassThroughPrepareAndFinalize", "_get_priority_backends", "backend_to_kernel_cls",
+LAYER = {"bind_passthrough_all2all_backend", "PassThroughPrepareAndFinalize", "PassThroughAll2AllManager", "_get_priority_backends", "backend_to_kernel_cls",
          *STEPS}
 
 
@@ -309,6 +310,28 @@ def failing_layer(rank, world, store):
             except sy.SwitchyardError as error:
                 return f"{type(error).__name__}: {error}"
     return ""
+
+
+def destroyed_manager(rank, world, store):
+    """Returns the number of open groups of a layer before and after vLLM destroys its manager."""
+    from switchyard.engines.vllm import _ranks
+
+    plugin.install("layer")
+    _, _, by_rank = inputs_of(world, SHAPE, (4,) * world)
+    x, ids, weights = by_rank[rank]
+    with vllm_with(rank, world, store, "allgather_reducescatter") as config, torch.no_grad():
+        config.kernel_config.set_platform_defaults(config)
+        manager = all2all.PassThroughAll2AllManager(parallel_state.get_ep_group().cpu_group, None)
+        runner = layers_of(config, SHAPE, (weights, ids), {})[0]
+        its = runner.routed_experts
+        its.quant_method.process_weights_after_loading(its)
+        with set_forward_context(None, config, num_tokens=4, num_tokens_across_dp=torch.tensor((4,) * world)):
+            runner(x.clone(), torch.zeros(4, SHAPE[2]))
+        torch.distributed.barrier(manager.cpu_group)
+        before = sum(not group.closed for group in _ranks._groups)
+        manager.destroy()
+        manager.destroy()  # without effect
+        return before, sum(not group.closed for group in _ranks._groups)
 
 
 def log(rank, world, store):

@@ -3,13 +3,13 @@
 all-to-all backend ``passthrough``."""
 from __future__ import annotations
 
-import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import vllm.model_executor.layers.fused_moe.modular_kernel as mk
 from vllm.config import kernel
 from vllm.distributed import get_ep_group
+from vllm.distributed.device_communicators import all2all
 from vllm.model_executor.layers.fused_moe import all2all_utils
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.oracle import fp8, unquantized
@@ -25,7 +25,17 @@ from ._ranks import Ranks, backend, check_experts, check_parallel, refuse
 from ._standard import weighted
 
 _ALL2ALL = "use SWITCHYARD_VLLM=all2all, which exchanges rows for vLLM's own experts"
-_ranks: "weakref.WeakKeyDictionary[Any, Ranks]" = weakref.WeakKeyDictionary()
+#: By process group, until vLLM destroys the group's manager.
+_ranks: Dict[Any, Ranks] = {}
+
+
+class SwitchyardManager(all2all.PassThroughAll2AllManager):  # type: ignore[misc]
+    """vLLM's manager for the passthrough backend."""
+
+    def destroy(self) -> None:
+        """Local. Closes the groups of all layers; later calls of peers end with PeerFailed."""
+        if self.cpu_group in _ranks:
+            _ranks.pop(self.cpu_group).close()
 
 
 def _ranks_of(process_group: Any) -> Ranks:
@@ -248,6 +258,7 @@ def install(patches: Any) -> None:
     weights."""
     patches.replace(kernel, "bind_passthrough_all2all_backend", _bind_passthrough(kernel.bind_passthrough_all2all_backend))
     patches.replace(all2all_utils, "PassThroughPrepareAndFinalize", SwitchyardPassThrough)
+    patches.replace(all2all, "PassThroughAll2AllManager", SwitchyardManager)
     for oracle, first in ((unquantized, unquantized.UnquantizedMoeBackend.TRITON), (fp8, fp8.Fp8MoeBackend.TRITON)):
         patches.replace(oracle, "_get_priority_backends", _backends(first))
         patches.replace(oracle, "backend_to_kernel_cls", _experts(first))
