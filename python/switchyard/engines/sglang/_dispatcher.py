@@ -92,7 +92,7 @@ class _Half(BaseDispatcher):
     # ---- Configuration ----
 
     def set_quant_config(self, quant_config: Dict[str, Any]) -> None:
-        """Chooses the row format by SGLang's rules for DeepEP.
+        """Collective. Chooses the row format by SGLang's rules for DeepEP, and creates the low-latency objects for it.
 
         Raises:
             InvalidArgument: a format that is not available.
@@ -102,6 +102,12 @@ class _Half(BaseDispatcher):
         if any(self._fp8.values()) and self._shape.hidden % 128:
             _names.invalid(f"fp8 rows of hidden size {self._shape.hidden}: SGLang's runners need a multiple of 128; use "
                            f"--deepep-dispatcher-output-dtype bf16")
+        if self._modes.enable_low_latency():  # now, because SGLang sizes its caches, and captures graphs, before the first decode
+            self._objects()
+
+    def _objects(self) -> _low_latency.LowLatencyMode:
+        scales = _low_latency.sending_of(self._fp8[DeepEPMode.LOW_LATENCY], False, False).scales
+        return self._exchanges.low_latency(self._shape, self._halves, self._half, scales)
 
     def _choose(self, quant_config: Dict[str, Any]) -> None:
         for mode in (DeepEPMode.NORMAL, DeepEPMode.LOW_LATENCY):
@@ -161,7 +167,7 @@ class _Half(BaseDispatcher):
     def _low_latency(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, split: bool) -> Callable[[], Any]:
         sending = _low_latency.sending_of(self._fp8[DeepEPMode.LOW_LATENCY], False, False)
         shape, streams = self._shape, self._exchanges.buffer._streams
-        objects = self._exchanges.low_latency(shape, self._halves, self._half, sending.scales)
+        objects = self._objects()
         stream = None if split else streams.ready()
         again = (None if stream is None else
                  _low_latency.dispatch_again(objects, x, ids, shape.tokens, shape.experts, sending.scales, stream))
