@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = {".c", ".cpp", ".cu"}
-SEPARATE = ("tests/abi/consumer/",)  # separate projects
+SEPARATE = ("tests/abi/consumer/", "bench/peers/")  # separate projects, and a benchmark that needs a peer's headers
 
 
 def owner(path):

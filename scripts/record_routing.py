@@ -273,7 +273,7 @@ def load_sglang(path):
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise ValueError(f"{path}: expected a file of torch.save with tensors and plain values: {error}") from error
     if isinstance(content, dict) and "logical_count" in content:
-        raise ValueError(f"{path}: counts of the recorder's mode stat, without routes; for ExpertMap.plan, sum logical_count over its steps")
+        raise ValueError(f"{path}: counts of the recorder's mode stat, without routes; switchyard.engines.expert_location.load_counts reads them")
     if not isinstance(content, dict) or not {"records", "last_physical_to_logical_map"} <= content.keys():
         raise ValueError(f"{path}: expected the entries records and last_physical_to_logical_map")
     return content["records"], to_numpy(content["last_physical_to_logical_map"])

@@ -5,7 +5,8 @@ each of their processes. An installed package has no effect until an environment
 ``SWITCHYARD_DEEP_EP``
     ``1``: ``import deep_ep`` finds :mod:`switchyard.deep_ep`; ``replace``: even if another deep_ep is installed.
 ``SWITCHYARD_VLLM``
-    ``all2all``: Switchyard replaces the all-to-all backend of vLLM; ``layer``: its whole MoE layer.
+    ``all2all``: Switchyard replaces the all-to-all backend of vLLM; ``layer``: its whole MoE layer. With either,
+    ``SWITCHYARD_VLLM_EPLB=switchyard`` also replaces the policy of vLLM's EPLB.
 ``SWITCHYARD_SGLANG``
     ``all2all``: Switchyard replaces the token dispatcher of SGLang; ``layer``: its whole MoE layer.
 

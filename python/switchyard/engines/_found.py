@@ -37,6 +37,7 @@ _OF_DROP_IN = (("distribution switchyard-deep-ep", _IMPORTS_OURS),
 ENGINES = (
     Engine("vllm", ("0.33",), True, (("SWITCHYARD_VLLM=all2all", "Switchyard replaces the all-to-all backend"),
                                      ("SWITCHYARD_VLLM=layer", "Switchyard replaces the whole MoE layer"),
+                                     ("SWITCHYARD_VLLM_EPLB=switchyard", "with either, Switchyard's planner is the policy of EPLB"),
                                      ("SWITCHYARD_DEEP_EP=1", f"{_IMPORTS_OURS}, any version")),
            "vllm.general_plugins", "SWITCHYARD_VLLM", "VLLM_PLUGINS"),
     Engine("sglang", ("0.5.23",), True, (("SWITCHYARD_SGLANG=all2all", "Switchyard replaces the token dispatcher"),

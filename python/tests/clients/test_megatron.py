@@ -6,31 +6,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from deep_ep_ranks import over_groups  # noqa: E402
-from megatron_ranks import (EXPERTS, HIDDEN, TOPK, compare, fill, gradients_of, inputs_of, megatron, off, parameters,  # noqa: E402
-                            swiglu_experts)
-from switchyard import deep_ep  # noqa: E402
+from megatron_ranks import (EXPERTS, HIDDEN, TOPK, check_megatron, compare, fill, gradients_of, inputs_of, megatron, off,  # noqa: E402
+                            parameters, swiglu_experts)
 
 TOKENS = 20
 
 
-def _layer(group, skewed):
-    rank, world = group.rank(), group.size()
-    inputs = [inputs_of(r, TOKENS - 6 * (r % 2), skewed) for r in range(world)]
-    with megatron(group) as (_, make, fused_a2a):
-        layer = fill(make(), rank, world)
-        assert type(layer.token_dispatcher._comm_manager).__name__ == "_DeepepManager" and issubclass(fused_a2a.Buffer, deep_ep.Buffer)
-        for _ in range(2):  # the second time with the buffer of the first
-            layer.zero_grad()
-            x = inputs[rank][0].clone().requires_grad_()
-            out, bias = layer(x.view(-1, 2, HIDDEN))
-            assert bias is None and out.dtype == x.dtype and fused_a2a._buffer is not None
-            out.backward(inputs[rank][1].view(out.shape))
-            compare(out.detach(), gradients_of(layer, x), rank, world, inputs)
-
-
 @pytest.mark.parametrize("routing, world, where", [("any", 2, "cpu"), ("skewed", 2, "copies")])
 def test_layer(routing, world, where):
-    over_groups(where, world, _layer, routing == "skewed")
+    over_groups(where, world, check_megatron, TOKENS, routing == "skewed")
 
 
 def _empty(group):

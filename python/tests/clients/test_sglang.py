@@ -7,113 +7,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_ranks import (EXPERTS, INNER, TOPK, config_of, deep_gemm_available, dispatcher_of, mlp, off, over_ranks,  # noqa: E402
-                          prefill, tokens_of, topk_output, wanted, weights_of)
-
-BAR = 1e-2  # of the relative error
-
-
-def _experts(output, w13, w2):
-    """Computes this rank's experts on what a dispatch returned, in plain torch, and returns SGLang's input of a combine."""
-    from sglang.srt.layers.moe.token_dispatcher.base import DispatchOutputChecker
-    from sglang.srt.layers.moe.token_dispatcher.deepep import DeepEPLLCombineInput, DeepEPNormalCombineInput
-
-    x = output.hidden_states.float()
-    if output.hidden_states_scale is not None:
-        assert output.hidden_states.dtype == torch.float8_e4m3fn and output.hidden_states_scale.dtype == torch.float32
-        x = x * output.hidden_states_scale.repeat_interleave(128, -1)
-    if DispatchOutputChecker.format_is_deepep_normal(output):
-        assert output.topk_ids.dtype == torch.int64 and x.dim() == 2
-        y = torch.zeros(x.shape)
-        for row, k in (output.topk_ids >= 0).nonzero().tolist():
-            expert = output.topk_ids[row, k]
-            y[row] += output.topk_weights[row, k] * mlp(x[row:row + 1], w13[expert], w2[expert])[0]
-        return DeepEPNormalCombineInput(y.bfloat16(), output.topk_ids, output.topk_weights)
-    y = torch.full(x.shape, float("nan"))  # rows beyond the counts are not read
-    for expert, rows in enumerate(output.masked_m.tolist()):
-        y[expert, :rows] = mlp(x[expert, :rows], w13[expert], w2[expert])
-    return DeepEPLLCombineInput(y.bfloat16(), output.topk_ids, output.topk_weights)
-
-
-def _installed(choice="all2all"):
-    from switchyard.engines import sglang
-
-    sglang.install(choice)
-
-
-def _counts(inputs, rank, world):
-    """Returns the number of routes to each of this rank's experts."""
-    here = EXPERTS // world
-    return [sum(int((ids == e).sum()) for _, ids, _ in inputs) for e in range(rank * here, (rank + 1) * here)]
-
-
-def _fp8_of(x):
-    """Returns the values of rows sent as fp8: groups of 128 columns with the scale amax / 448."""
-    groups = x.float().view(len(x), x.shape[1] // 128, 128)
-    scales = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 448
-    return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).view(x.shape)
-
-
-def _pass(made, inputs, rank, world, hidden, extend, fp8=False, alignment=1):
-    """One dispatch, experts and combine."""
-    w13, w2 = weights_of(hidden)
-    here = slice(rank * EXPERTS // world, (rank + 1) * EXPERTS // world)
-    x, ids, weights = inputs[rank]
-    with prefill(extend):
-        output = made.dispatch(hidden_states=x, topk_output=topk_output(ids, weights))
-        assert output.format.value == ("deepep_normal" if extend else "deepep_ll")
-        want = _counts(inputs, rank, world)
-        if extend:
-            assert output.num_recv_tokens_per_expert == [-(-each // alignment) * alignment for each in want]
-            assert output.hidden_states.shape[0] == sum(int(((each >= here.start) & (each < here.stop)).any(1).sum())
-                                                        for _, each, _ in inputs)
-        else:
-            assert output.masked_m.dtype == torch.int32 and output.masked_m.tolist() == want
-            assert output.expected_m == (len(x) * world * TOPK + EXPERTS) // EXPERTS
-        out = made.combine(combine_input=_experts(output, w13[here], w2[here]))
-    assert out.dtype == torch.bfloat16
-    assert (output.hidden_states_scale is not None) == fp8
-    error = off(out, wanted(_fp8_of(x) if fp8 else x, ids, weights, w13, w2))
-    assert error < BAR, error
-    return error
-
-
-def _bf16(rank, world):
-    """T = 0, skew, several layers, and a hidden size that DeepEP does not have."""
-    from sglang.srt.batch_overlap.two_batch_overlap import MaybeTboDeepEPDispatcher
-    from switchyard.engines.sglang._dispatcher import Dispatcher
-
-    _installed()
-    layers = [dispatcher_of(world, 328) for _ in range(2)]
-    assert all(isinstance(each, MaybeTboDeepEPDispatcher) and type(each) is Dispatcher for each in layers)
-    assert layers[0].expert_mask_gpu is None
-    errors = []
-    for step, (made, extend) in enumerate([(layers[0], True), (layers[1], True), (layers[0], False), (layers[1], False),
-                                           (layers[0], True), (layers[0], False), (layers[0], False)]):
-        inputs = tokens_of(world, 328, seed=step, skew=step % 3 == 2)
-        errors.append(_pass(made, inputs, rank, world, 328, extend))
-    print(f"relative errors {errors}")
-
+from sglang_passes import BAR, check_bf16, check_fp8, check_pass, counts_of, experts_on, installed  # noqa: E402
+from sglang_ranks import EXPERTS, INNER, config_of, dispatcher_of, off, over_ranks, prefill, tokens_of, topk_output, wanted, weights_of  # noqa: E402
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_bf16(world):
-    over_ranks(world, _bf16)
-
-
-def _fp8(rank, world):
-    _installed()
-    with deep_gemm_available():
-        made = dispatcher_of(world, 384, rows="fp8")
-        for step, extend in enumerate([True, False, True]):
-            _pass(made, tokens_of(world, 384, seed=step), rank, world, 384, extend, fp8=True, alignment=128)
-    made.set_quant_config({"normal_dispatcher_output_dtype": "bf16", "low_latency_dispatcher_output_dtype": "fp8"})
-    for extend in (True, False):
-        _pass(made, tokens_of(world, 384, seed=5), rank, world, 384, extend, fp8=not extend)
+    over_ranks(world, check_bf16)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_fp8(world):
-    over_ranks(world, _fp8)
+    over_ranks(world, check_fp8)
 
 
 def _many_tokens(rank, world):
@@ -121,13 +25,13 @@ def _many_tokens(rank, world):
     from sglang.srt.layers.moe.token_dispatcher.deepep import DeepEPLLCombineInput
 
     os.environ["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = "1500"
-    _installed()
+    installed()
     made, inputs = dispatcher_of(world, 64), tokens_of(world, 64, tokens=(1500, 1100))
     x, ids, weights = inputs[rank]
     here = EXPERTS // world
     with prefill(False):
         output = made.dispatch(hidden_states=x, topk_output=topk_output(ids, weights))
-        assert output.masked_m.tolist() == _counts(inputs, rank, world) and max(_counts(inputs, rank, world)) > 500
+        assert output.masked_m.tolist() == counts_of(inputs, rank, world) and max(counts_of(inputs, rank, world)) > 500
         factors = torch.arange(rank * here, (rank + 1) * here).add(1)[:, None, None]
         out = made.combine(combine_input=DeepEPLLCombineInput((output.hidden_states.float() * factors).bfloat16(), ids, weights))
     want = x.float() * (torch.where(ids >= 0, ids + 1, 0) * weights).sum(1, keepdim=True)
@@ -142,7 +46,7 @@ def _two_batches(rank, world, extend):
     """The order of calls of SGLang's two-batch overlap: both halves are under way at the same time."""
     from sglang.srt.runtime_context import get_flags
 
-    _installed()
+    installed()
     hidden = 64
     w13, w2 = weights_of(hidden)
     here = slice(rank * EXPERTS // world, (rank + 1) * EXPERTS // world)
@@ -156,7 +60,7 @@ def _two_batches(rank, world, extend):
                 made.dispatch_a(hidden_states=x, topk_output=topk_output(ids, weights), tbo_subbatch_index=half)
 
             def combine_a(half, output):
-                made.combine_a(combine_input=_experts(output, w13[here], w2[here]), tbo_subbatch_index=half)
+                made.combine_a(combine_input=experts_on(output, w13[here], w2[here]), tbo_subbatch_index=half)
 
             dispatch_a(0)
             dispatch_a(1)
@@ -176,12 +80,12 @@ def test_two_batch_overlap(extend):
 
 def _between(rank, world):
     """SGLang's hooks: work between sending and receiving, and around the calls."""
-    _installed()
+    installed()
     made, inputs, seen = dispatcher_of(world, 64), tokens_of(world, 64), []
     made.register_deepep_dispatch_hook(lambda dispatcher: seen.append("between"))
     made.register_post_dispatch_hook(lambda dispatcher, output: seen.append(output.format.value))
     for extend in (True, False):
-        _pass(made, inputs, rank, world, 64, extend)
+        check_pass(made, inputs, rank, world, 64, extend)
     assert seen == ["between", "deepep_normal", "between", "deepep_ll"]
     import switchyard as sy
 
@@ -199,7 +103,7 @@ def _permuted(rank, world):
     from sglang.srt.layers.moe.moe_runner.base import PermuteMethodPool
     from sglang.srt.layers.moe.moe_runner.deep_gemm import DeepGemmRunnerOutput
 
-    _installed()
+    installed()
     made, inputs, config = dispatcher_of(world, 64), tokens_of(world, 64), config_of(world, 64)
     x, ids, weights = inputs[rank]
     w13, w2 = weights_of(64)
@@ -208,7 +112,7 @@ def _permuted(rank, world):
         output = made.dispatch(hidden_states=x, topk_output=topk_output(ids, weights))
         given = PermuteMethodPool.get_pre_permute("deepep_ll", "deep_gemm")(output, None, config, state)
         assert given.use_masked_gemm and given.masked_m is output.masked_m
-        rows = _experts(output._replace(hidden_states=given.hidden_states), w13[here], w2[here]).hidden_states
+        rows = experts_on(output._replace(hidden_states=given.hidden_states), w13[here], w2[here]).hidden_states
         back = PermuteMethodPool.get_post_permute("deep_gemm", "deepep_ll")
         out = made.combine(combine_input=back(DeepGemmRunnerOutput(hidden_states=rows), None, config, state))
     assert INNER == w2.shape[2] and off(out, wanted(x, ids, weights, w13, w2)) < BAR

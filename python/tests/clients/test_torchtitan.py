@@ -11,8 +11,7 @@ torch = pytest.importorskip("torch")
 
 import switchyard as sy  # noqa: E402
 from deep_ep_ranks import over_groups  # noqa: E402
-from torchtitan_ranks import (EXPERTS, HIDDEN, OURS, TOKENS, dims_of, divided_layer, gradients_of, in_double, inputs_of,  # noqa: E402
-                              layer_config, off, updated, whole_layer)
+from torchtitan_ranks import EXPERTS, HIDDEN, OURS, TOKENS, check_torchtitan, dims_of, divided_layer, inputs_of, layer_config, updated  # noqa: E402
 
 from torchtitan.config import OverrideConfig, apply_overrides  # noqa: E402
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # noqa: E402
@@ -22,50 +21,18 @@ from torchtitan.models.common.token_dispatcher import (AllToAllTokenDispatcher, 
 from switchyard.engines import _found, torchtitan as ours  # noqa: E402
 
 
-def _wanted(layer, rank, world, dtype, empty):
-    """Output of `rank`, gradients of its tokens and router, and those of its experts over the tokens of all ranks."""
-    made = [in_double(layer, *inputs_of(r, dtype, empty)) for r in range(world)]
-    here = slice(rank * EXPERTS // world, (rank + 1) * EXPERTS // world)
-    experts = [sum(each[1][i] for each in made)[here] for i in (2, 3, 4)]
-    return made[rank][0], [*made[rank][1][:2], *experts]
-
-
-def _step(layer, x, grad):
-    x = x.clone().requires_grad_()
-    out = layer(x)
-    out.backward(grad)
-    return out.detach(), gradients_of(layer, x)
-
-
-def _compare(group, backend, dtype, skewed, empty, given):
-    rank, world = group.rank(), group.size()
-    layer = divided_layer(dims_of(world, backend), world, dtype, given, skewed=skewed)
-    x, grad = inputs_of(rank, dtype, empty)
-    out, found = _step(layer, x, grad)
-    whole = whole_layer(dtype, skewed=skewed)
-    want, wanted = _wanted(whole, rank, world, dtype, empty)
-    assert out.shape == x.shape and out.dtype == dtype and off(out[0], want) < 1e-2
-    for made, of in zip(found, wanted):
-        assert made.shape == of.reshape(made.shape).shape and off(made, of.reshape(made.shape)) < 2e-2
-    own, _ = _step(whole, x, grad)
-    assert off(out, own) < 1e-2
-    with torch.no_grad():
-        assert off(layer(x), out) < 1e-6
-    ours.close()
-
-
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("routing, dtype, backend", [
     ("any", torch.float32, "partial_dtensor"), ("any", torch.bfloat16, "spmd_types"), ("skewed", torch.bfloat16, "partial_dtensor"),
     ("skewed", torch.float32, "spmd_types"), ("empty", torch.float32, "spmd_types"), ("empty", torch.bfloat16, "partial_dtensor")])
 def test_outputs_and_gradients(routing, dtype, backend, world):
-    over_groups("cpu", world, _compare, backend, dtype, routing == "skewed", 1 if routing == "empty" else None, {})
+    over_groups("cpu", world, check_torchtitan, backend, dtype, routing == "skewed", 1 if routing == "empty" else None, {})
 
 
 @pytest.mark.parametrize("given", [{"pad_multiple": 16}, {"static_shapes": True}, {"pad_multiple": 16, "static_shapes": True}],
                          ids=["padded", "static", "both"])
 def test_row_shapes(given):
-    over_groups("cpu", 2, _compare, "partial_dtensor", torch.bfloat16, False, None, given)
+    over_groups("cpu", 2, check_torchtitan, "partial_dtensor", torch.bfloat16, False, None, given)
 
 
 # ---- Rows, layers, checkpoints ----

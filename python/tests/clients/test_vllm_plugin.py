@@ -66,7 +66,6 @@ def test_refused_by_layer():
         "all2all_backend": "--all2all-backend deepep_high_throughput with 'layer', which exchanges rows itself, is not supported",
         "use_ep": "an MoE layer without expert parallelism is not supported; start vLLM with --enable-expert-parallel",
         "dp_size": "tensor parallelism of 2 without data parallelism",
-        "enable_eplb": "expert load balancing (--enable-eplb) with 'layer' is not supported; use SWITCHYARD_VLLM=all2all",
         "activation": "the activation 'gelu' with 'layer'",
         "has_bias": "a bias of experts, or a limit, alpha or beta of SwiGLU",
         "swiglu_limit": "a bias of experts, or a limit, alpha or beta of SwiGLU",

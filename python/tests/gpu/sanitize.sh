@@ -45,7 +45,7 @@ while [[ $# -gt 0 ]]; do
 done
 mkdir -p "$logs"
 : >"$logs/failed"
-export SWITCHYARD_TEST_BUSY=${SWITCHYARD_TEST_BUSY:-120} PYTHONPATH=python:${PYTHONPATH:-}
+export SWITCHYARD_TEST_BUSY=${SWITCHYARD_TEST_BUSY:-60} PYTHONPATH=python:${PYTHONPATH:-}
 memcheck=(compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 --print-limit 20)
 
 # check TEST NOCACHE: runs one test; the log is named after it.

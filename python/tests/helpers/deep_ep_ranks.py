@@ -24,6 +24,12 @@ LARGE = {"hidden": 1024, "num_experts": 16, "topk": 4}
 #: Location of a rank's tensors: "cpu"; "copies": CPU with the code path of GPUs; "cuda".
 place = "cpu"
 _without_gpu = None if torch.cuda.is_available() else "no GPU"
+
+def memory():
+    """Returns the device of this rank's tensors: "cpu" or "cuda"."""
+    return "cuda" if place == "cuda" else "cpu"
+
+
 PLACES = ["cpu", "copies", pytest.param("cuda", marks=pytest.mark.skipif(_without_gpu is not None, reason=str(_without_gpu)))]
 
 
@@ -108,7 +114,7 @@ def over_ranks(where, world, scenario, *arguments):
 def on(array):
     """Returns a tensor in the memory that holds the rank's tensors."""
     given = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
-    return given.to("cuda" if place == "cuda" else "cpu")
+    return given.to(memory())
 
 
 def inputs_of(world, seed=1, repeats=True):

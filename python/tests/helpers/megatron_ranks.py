@@ -10,6 +10,7 @@ import gc
 
 import pytest
 
+import deep_ep_ranks
 from clients import source_of
 
 torch = pytest.importorskip("torch")
@@ -49,7 +50,7 @@ def parameters(seed=0):
     """Router [E, H], first [E, 2 I, H] and second [E, H, I], the same on all ranks."""
     generator = torch.Generator().manual_seed(seed)
     shapes = (EXPERTS, HIDDEN), (EXPERTS, 2 * INNER, HIDDEN), (EXPERTS, HIDDEN, INNER)
-    return [(torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(DTYPE) for shape in shapes]
+    return [(torch.randn(shape, generator=generator) / shape[-1] ** 0.5).to(DTYPE).to(deep_ep_ranks.memory()) for shape in shapes]
 
 
 def inputs_of(rank, tokens, skewed=False):
@@ -58,7 +59,7 @@ def inputs_of(rank, tokens, skewed=False):
     x, grad = (torch.randn(tokens, HIDDEN, generator=generator) for _ in range(2))
     if skewed:
         x = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(7)) + x / 8
-    return x.to(DTYPE), grad.to(DTYPE)
+    return x.to(DTYPE).to(deep_ep_ranks.memory()), grad.to(DTYPE).to(deep_ep_ranks.memory())
 
 
 def in_double(x, grad, seed=0):
@@ -91,7 +92,7 @@ def megatron(group, **options):
     """Provides the configuration and a function that makes its MoE layer, in a program where `import deep_ep` finds the drop-in."""
     from switchyard import deep_ep
     own = torch.cuda.current_device
-    if not torch.cuda.is_available():
+    if deep_ep_ranks.memory() == "cpu":
         torch.cuda.current_device = lambda: torch.device("cpu")
     deep_ep.install()
     try:
@@ -111,7 +112,7 @@ def megatron(group, **options):
             params_dtype=DTYPE, bf16=True, add_bias_linear=False, gated_linear_unit=True, activation_func=torch.nn.functional.silu,
             gradient_accumulation_fusion=False), **options})
         spec = get_moe_module_spec(use_te=False, num_experts=EXPERTS, moe_grouped_gemm=False)
-        yield config, lambda: spec(config), fused_a2a
+        yield config, lambda: spec(config).to(deep_ep_ranks.memory()), fused_a2a
     finally:
         fused_a2a._buffer = None
         gc.collect()
@@ -136,3 +137,21 @@ def gradients_of(layer, x):
     experts = layer.experts.local_experts
     return [x.grad, layer.router.weight.grad, torch.stack([each.linear_fc1.weight.grad for each in experts]),
             torch.stack([each.linear_fc2.weight.grad for each in experts])]
+
+
+def check_megatron(group, tokens, skewed=False):
+    """Runs Megatron's layer twice and compares outputs and gradients with float64. tokens: of the even ranks."""
+    from switchyard import deep_ep
+
+    rank, world = group.rank(), group.size()
+    inputs = [inputs_of(r, tokens - 6 * (r % 2), skewed) for r in range(world)]
+    with megatron(group) as (_, make, fused_a2a):
+        layer = fill(make(), rank, world)
+        assert type(layer.token_dispatcher._comm_manager).__name__ == "_DeepepManager" and issubclass(fused_a2a.Buffer, deep_ep.Buffer)
+        for _ in range(2):  # the second time with the buffer of the first
+            layer.zero_grad()
+            x = inputs[rank][0].clone().requires_grad_()
+            out, bias = layer(x.view(-1, 2, HIDDEN))
+            assert bias is None and out.dtype == x.dtype and fused_a2a._buffer is not None
+            out.backward(inputs[rank][1].view(out.shape))
+            compare(out.detach(), gradients_of(layer, x), rank, world, inputs)

@@ -20,6 +20,9 @@ EXPERTS, TOPK, INNER = 8, 3, 128
 #: In a process of a team: process groups by their number of ranks.
 _groups = {}
 
+#: In a process of a team: "cpu" or "cuda", the memory of the rank's tensors.
+place = "cpu"
+
 
 @functools.lru_cache(None)
 def _folder():
@@ -27,15 +30,22 @@ def _folder():
     return tempfile.TemporaryDirectory()
 
 
-def over_ranks(world, scenario, *arguments, ranks=RANKS):
+def over_ranks(world, scenario, *arguments, ranks=RANKS, device="cpu"):
     """Calls ``scenario(rank, world, *arguments)`` on the first `world` ranks of a team of `ranks`, in SGLang's context for expert
-    parallelism with DeepEP. The plug-in is not installed; it is uninstalled at the end."""
+    parallelism with DeepEP. The plug-in is not installed; it is uninstalled at the end. device: "cpu", or "cuda", which distributes
+    the ranks over the GPUs."""
     sglang_sources.check()
     path = os.path.join(_folder().name, secrets.token_hex(8))
-    run_on_team("spawn", ranks, _rank, path, world, scenario, arguments, seconds=400, name="sglang")
+    run_on_team("spawn", ranks, _rank, path, device, world, scenario, arguments, seconds=400, name=f"sglang on {device}")
 
 
-def _rank(rank, ranks, path, world, scenario, arguments):
+def _rank(rank, ranks, path, device, world, scenario, arguments):
+    global place
+    place = device
+    os.environ["SWITCHYARD_DEEP_EP_BACKEND"] = device
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.empty(1, device="cuda")
     sglang_sources.importable()
     if not _groups:
         torch.set_num_threads(1)
@@ -104,15 +114,15 @@ def tokens_of(world, hidden, seed=0, tokens=(9, 0, 12, 4), skew=False, experts=E
         ids = torch.arange(TOPK).expand(count, TOPK).clone() if skew else scores.argsort(1)[:, :TOPK]
         ids = torch.where((torch.rand(count, TOPK, generator=random) < 0.1) & (not skew), -1, ids).int()
         weights = torch.rand(count, TOPK, generator=random) + 0.1
-        made.append((torch.randn(count, hidden, generator=random).bfloat16(), ids, weights))
+        made.append(tuple(each.to(place) for each in (torch.randn(count, hidden, generator=random).bfloat16(), ids, weights)))
     return made
 
 
 def weights_of(hidden, experts=EXPERTS, seed=0):
     """Returns w13 [E, 2 I, H], gate rows first, and w2 [E, H, I] of all experts, in bf16."""
     random = torch.Generator().manual_seed(seed)
-    return ((torch.randn(experts, 2 * INNER, hidden, generator=random) / hidden ** 0.5).bfloat16(),
-            (torch.randn(experts, hidden, INNER, generator=random) / INNER ** 0.5).bfloat16())
+    return ((torch.randn(experts, 2 * INNER, hidden, generator=random) / hidden ** 0.5).bfloat16().to(place),
+            (torch.randn(experts, hidden, INNER, generator=random) / INNER ** 0.5).bfloat16().to(place))
 
 
 def mlp(x, w13, w2):
@@ -121,13 +131,13 @@ def mlp(x, w13, w2):
     return torch.nn.functional.silu(gate) * up @ w2.float().T
 
 
-def wanted(x, ids, weights, w13, w2):
-    """Returns the layer's output in float32, token by token."""
-    out = torch.zeros(x.shape, dtype=torch.float32)
+def wanted(x, ids, weights, w13, w2, compute=mlp):
+    """Returns the layer's output in float32, token by token. compute: an expert."""
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for t, (row, factors) in enumerate(zip(ids.tolist(), weights.tolist())):
         for expert, factor in zip(row, factors):
             if expert >= 0:
-                out[t] += factor * mlp(x[t:t + 1], w13[expert], w2[expert])[0]
+                out[t] += factor * compute(x[t:t + 1], w13[expert], w2[expert])[0]
     return out
 
 

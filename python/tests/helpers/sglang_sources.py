@@ -26,6 +26,7 @@ STAND_INS = {
     "PIL": "compiled; images",
     "tvm_ffi": "compiled; loads CUDA kernels",
     "sglang.kernels.jit": "compiles CUDA kernels; its headers are not Python",
+    "sgl_kernel": "compiled; operators on GPUs other than those of the dispatcher and the layer",
     "compressed_tensors": "another quantisation, never used here",
     "gguf": "another quantisation, never used here",
     "requests": "HTTP client of a server",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MoE layers of torchtitan on ranks of gloo, and the same layer in float64. Nothing of torchtitan is replaced; its name of the
-device is set to "cpu", because a torch that was built for GPUs makes it "cuda" on machines without one."""
+device is set to that of the ranks, because a torch that was built for GPUs makes it "cuda" on machines without one."""
 import contextlib
 import os
 import sys
@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+import deep_ep_ranks
 from clients import source_of
 
 torch = pytest.importorskip("torch")
@@ -28,7 +29,7 @@ import torchtitan.tools.utils  # noqa: E402
 torchtitan.tools.utils.device_type = "cpu"
 
 from torchtitan.config import OverrideConfig, ParallelismConfig, apply_overrides  # noqa: E402
-from torchtitan.distributed import utils as distributed  # noqa: E402
+from torchtitan.distributed import parallel_dims, utils as distributed  # noqa: E402
 from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: E402
 from torchtitan.models.common.config_utils import make_moe_config, make_routed_experts_config, make_router_config  # noqa: E402
 from torchtitan.models.common.moe_sharding import set_moe_sharding_config  # noqa: E402
@@ -57,6 +58,7 @@ def updated(config, world, tokens=TOKENS):
 
 
 def dims_of(world, backend):
+    torchtitan.tools.utils.device_type = parallel_dims.device_type = deep_ep_ranks.memory()
     distributed.set_spmd_backend(backend)
     dims = ParallelDims(dp_replicate=1, dp_shard=world, cp=1, tp=1, pp=1, ep=world, world_size=world, spmd_backend=backend)
     dims.build_mesh()
@@ -78,7 +80,7 @@ def filled(layer, seed=0, skewed=False):
 
 def whole_layer(dtype, seed=0, skewed=False):
     """The undivided layer with torchtitan's own dispatcher for one rank."""
-    return filled(layer_config("standard").build(), seed, skewed).to(dtype)
+    return filled(layer_config("standard").build(), seed, skewed).to(dtype).to(deep_ep_ranks.memory())
 
 
 def divided_layer(dims, world, dtype, given=None, seed=0, skewed=False):
@@ -86,7 +88,7 @@ def divided_layer(dims, world, dtype, given=None, seed=0, skewed=False):
     config = updated(layer_config(), world)
     lines = apply_overrides(OverrideConfig(imports=[(OURS, {"dtype": "f32" if dtype == torch.float32 else "bf16", **(given or {})})]), config)
     assert len(lines) == 1 and "TokenDispatcher.Config" in lines[0]
-    layer = filled(config.build(), seed, skewed).to(dtype)
+    layer = filled(config.build(), seed, skewed).to(dtype).to(deep_ep_ranks.memory())
     layer.parallelize(dims)
     return layer
 
@@ -95,7 +97,7 @@ def inputs_of(rank, dtype, empty=None):
     """Tokens of a rank, and the gradient of its output. `empty`: the rank without tokens."""
     generator = torch.Generator().manual_seed(100 + rank)
     tokens = 0 if rank == empty else TOKENS - 5 * (rank % 2)
-    return [torch.randn(1, tokens, HIDDEN, generator=generator).to(dtype) for _ in range(2)]
+    return [torch.randn(1, tokens, HIDDEN, generator=generator).to(dtype).to(deep_ep_ranks.memory()) for _ in range(2)]
 
 
 def in_double(layer, x, grad):
@@ -129,3 +131,42 @@ def off(made, want):
     """The relative distance, or the distance if nothing is wanted."""
     made, want = made.double(), want.double()
     return ((made - want).norm() / (want.norm() if want.norm() > 0 else 1)).item()
+
+
+# ---- One rank of a test ----
+
+
+def _wanted(layer, rank, world, dtype, empty):
+    """Output of `rank`, gradients of its tokens and router, and those of its experts over the tokens of all ranks."""
+    made = [in_double(layer, *inputs_of(r, dtype, empty)) for r in range(world)]
+    here = slice(rank * EXPERTS // world, (rank + 1) * EXPERTS // world)
+    experts = [sum(each[1][i] for each in made)[here] for i in (2, 3, 4)]
+    return made[rank][0], [*made[rank][1][:2], *experts]
+
+
+def _step(layer, x, grad):
+    x = x.clone().requires_grad_()
+    out = layer(x)
+    out.backward(grad)
+    return out.detach(), gradients_of(layer, x)
+
+
+def check_torchtitan(group, backend, dtype, skewed, empty, given):
+    """Compares torchtitan's divided layer with float64 and with the undivided layer. backend: of torchtitan's SPMD. empty: the rank without
+    tokens, or None. given: arguments of the override."""
+    from switchyard.engines import torchtitan as ours
+
+    rank, world = group.rank(), group.size()
+    layer = divided_layer(dims_of(world, backend), world, dtype, given, skewed=skewed)
+    x, grad = inputs_of(rank, dtype, empty)
+    out, found = _step(layer, x, grad)
+    whole = whole_layer(dtype, skewed=skewed)
+    want, wanted = _wanted(whole, rank, world, dtype, empty)
+    assert out.shape == x.shape and out.dtype == dtype and off(out[0], want) < 1e-2
+    for made, of in zip(found, wanted):
+        assert made.shape == of.reshape(made.shape).shape and off(made, of.reshape(made.shape)) < 2e-2
+    own, _ = _step(whole, x, grad)
+    assert off(out, own) < 1e-2
+    with torch.no_grad():
+        assert off(layer(x), out) < 1e-6
+    ours.close()

@@ -201,7 +201,7 @@ def refused_by_layer(rank, world, store):
         assert select() == "SwitchyardExperts"
         found["other backend"] = sentence(fp8.backend_to_kernel_cls, fp8.Fp8MoeBackend.DEEPGEMM)
         for name, changes in {
-            "use_ep": {"use_ep": False}, "dp_size": {"dp_size": 1}, "enable_eplb": {"enable_eplb": True},
+            "use_ep": {"use_ep": False}, "dp_size": {"dp_size": 1},
             "activation": {"activation": MoEActivation.GELU}, "has_bias": {"has_bias": True}, "swiglu_limit": {"swiglu_limit": 7.0},
             "in_dtype": {"in_dtype": torch.float32}, "topk": {"experts_per_token": 33},
             "tensor scales": {"quantization": (kFp8StaticTensorSym, kFp8DynamicTensorSym)},

@@ -2,6 +2,7 @@
 """A process that imports vLLM once, with stand-ins for its compiled modules, and forks the ranks of each scenario. The process of
 the tests imports no vLLM, so other tests do not find the stand-ins."""
 import atexit
+import importlib
 import multiprocessing
 import os
 import sys
@@ -13,16 +14,35 @@ from clients import source_of
 
 #: Seconds until ranks without an answer are killed.
 DEADLINE = 150
-_host = None
+#: Modules with scenarios.
+SCENARIOS = ("vllm_ranks", "vllm_checks", "vllm_graphs")
+_hosts = {}
 
 
-def _rank(rank, world, scenario, arguments, end):
-    """Runs `scenario(rank, world, *arguments)` of vllm_ranks or vllm_checks in a forked process and sends (result, traceback)."""
-    import vllm_checks
-    import vllm_ranks
+def import_vllm(device, path):
+    """Makes vLLM importable in this process, with stand-ins, and imports SCENARIOS. path: additional folders of ``sys.path``."""
+    os.environ.update(VLLM_TARGET_DEVICE="empty", VLLM_LOGGING_LEVEL="INFO", OMP_NUM_THREADS="1", VLLM_NO_USAGE_STATS="1")
+    sys.path[:0] = [each for each in path if each not in sys.path]
+    import torch
+    from vllm_stand_ins import use_stand_ins
 
+    torch.set_num_threads(1)
+    use_stand_ins(device)
+    for name in SCENARIOS:
+        importlib.import_module(name)
+
+
+def _rank(rank, world, device, path, scenario, arguments, end):
+    """Runs `scenario(rank, world, *arguments)`, a function of SCENARIOS or "module:function", in a process of its own
+    and sends (result, traceback)."""
     try:
-        found = getattr(vllm_ranks, scenario, None) or getattr(vllm_checks, scenario)
+        if SCENARIOS[0] not in sys.modules:
+            import_vllm(device, path)
+        modules = [sys.modules[each] for each in SCENARIOS]
+        modules[0].use_device(device, rank)
+        module, _, name = scenario.rpartition(":")
+        modules = [importlib.import_module(module)] if module else modules
+        found = next(getattr(each, name) for each in modules if hasattr(each, name))
         end.send((found(rank, world, *arguments), None))
     except BaseException:
         end.send((None, traceback.format_exc()))
@@ -33,29 +53,33 @@ def _rank(rank, world, scenario, arguments, end):
         os._exit(0)  # no teardown of process groups whose peers have failed
 
 
-def _serve(end, path):
-    os.environ.update(VLLM_TARGET_DEVICE="empty", VLLM_LOGGING_LEVEL="INFO", OMP_NUM_THREADS="1", VLLM_NO_USAGE_STATS="1")
-    sys.path[:0] = [each for each in path if each not in sys.path]
+def _method_for(device):
+    """Returns "fork" if forks of this process can use the device, else "spawn"."""
+    if device == "cpu":
+        return "fork"
     import torch
-    from vllm_stand_ins import use_stand_ins
 
-    torch.set_num_threads(1)
-    use_stand_ins()
-    import vllm_checks  # noqa: F401  (with vllm_ranks)
+    probe = multiprocessing.get_context("fork").Process(target=torch.cuda.init)
+    probe.start()
+    probe.join(60)
+    return "fork" if probe.exitcode == 0 else "spawn"
 
-    context = multiprocessing.get_context("fork")
+
+def _serve(end, device, path):
+    import_vllm(device, path)
+    context = multiprocessing.get_context(_method_for(device))
     while True:
         try:
             scenario, world, arguments = end.recv()
         except EOFError:
             return
         with tempfile.TemporaryDirectory() as folder:
-            end.send(_play(context, scenario, world, (os.path.join(folder, "store"), *arguments)))
+            end.send(_play(context, world, (device, path, scenario, (os.path.join(folder, "store"), *arguments))))
 
 
-def _play(context, scenario, world, arguments):
+def _play(context, world, given):
     pipes = [context.Pipe(duplex=False) for _ in range(world)]
-    processes = [context.Process(target=_rank, args=(rank, world, scenario, arguments, pipes[rank][1])) for rank in range(world)]
+    processes = [context.Process(target=_rank, args=(rank, world, *given, pipes[rank][1])) for rank in range(world)]
     for process, (_, theirs) in zip(processes, pipes):
         process.start()
         theirs.close()
@@ -79,11 +103,11 @@ def _play(context, scenario, world, arguments):
 
 
 class _Host:
-    def __init__(self):
+    def __init__(self, device):
         source_of("vllm")
         context = multiprocessing.get_context("spawn")
         self.end, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, list(sys.path)))
+        self.process = context.Process(target=_serve, args=(theirs, device, list(sys.path)))
         self.process.start()
         theirs.close()
 
@@ -94,16 +118,16 @@ class _Host:
             self.process.kill()
 
 
-def in_vllm(scenario, world, *arguments, without=()):
-    """Runs `scenario(rank, world, store, *arguments)`, a function of vllm_ranks or vllm_checks, in `world` processes with vLLM, and
-    returns the results by rank. `store` is a file for the rendezvous. Fails with the tracebacks of all ranks that raise, except
-    those in `without`, which end on purpose."""
-    global _host
-    if _host is None or not _host.process.is_alive():
-        _host = _Host()
-        atexit.register(_host.close)
-    _host.end.send((scenario, world, arguments))
-    answers = _host.end.recv()
+def in_vllm(scenario, world, *arguments, without=(), device="cpu"):
+    """Runs `scenario(rank, world, store, *arguments)`, a function of SCENARIOS, in `world` processes with vLLM, and returns the
+    results by rank. `store` is a file for the rendezvous. device: "cpu" or "cuda", which distributes the ranks over the GPUs. Fails
+    with the tracebacks of all ranks that raise, except those in `without`, which end on purpose."""
+    host = _hosts.get(device)
+    if host is None or not host.process.is_alive():
+        host = _hosts[device] = _Host(device)
+        atexit.register(host.close)
+    host.end.send((scenario, world, arguments))
+    answers = host.end.recv()
     failures = [f"rank {rank}:\n{error}" for rank, (_, error) in enumerate(answers) if error and rank not in without]
     assert not failures, "\n".join(failures)
     return [result for result, _ in answers]

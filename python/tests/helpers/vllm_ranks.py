@@ -16,12 +16,25 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import (FusedMoEConfig, FusedMoEParallelConfig, FusedMoEQuantConfig,
                                                          RoutingMethodType, fp8_w8a8_moe_quant_config)
 from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceDelegate, TopKWeightAndReduceNoOP
+from vllm.platforms import current_platform, interface
 from vllm.v1.worker import workspace
 
 from switchyard.engines import vllm as plugin
 
 MANAGERS = {"deepep_high_throughput": "DeepEPHTAll2AllManager", "deepep_low_latency": "DeepEPLLAll2AllManager"}
 MAX_TOKENS = 24
+#: Device of this rank's tensors.
+DEVICE = torch.device("cpu")
+
+
+def use_device(name, rank):
+    """Selects the device of this process: "cpu", or "cuda" for one of the GPUs. On GPUs, vLLM's communicator class, which needs NCCL
+    and a GPU for each rank, is replaced by its base class."""
+    global DEVICE
+    if name == "cuda":
+        DEVICE = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(DEVICE)
+        current_platform.get_device_communicator_cls = interface.Platform.get_device_communicator_cls
 
 
 # ---- vLLM's configuration and parallel state ----
@@ -30,7 +43,7 @@ MAX_TOKENS = 24
 @contextlib.contextmanager
 def vllm_with(rank, world, store, backend, **parallel):
     """Enters a configuration of `world` data-parallel ranks with expert parallelism; yields the configuration."""
-    config = VllmConfig(device_config=DeviceConfig(device="cpu"))
+    config = VllmConfig(device_config=DeviceConfig(device=DEVICE.type))
     its = config.parallel_config
     its.data_parallel_size, its.data_parallel_rank, its.enable_expert_parallel = world, rank, True
     its.all2all_backend, its.is_moe_model = backend, True
@@ -39,9 +52,9 @@ def vllm_with(rank, world, store, backend, **parallel):
         setattr(its, name, value)
     with set_current_vllm_config(config):
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-        parallel_state.init_distributed_environment(world, rank, "env://", rank, "gloo")
+        parallel_state.init_distributed_environment(world, rank, "env://", rank if DEVICE.index is None else DEVICE.index, "gloo")
         parallel_state.initialize_model_parallel(1, 1, backend="gloo")
-        workspace.init_workspace_manager(torch.device("cpu"))
+        workspace.init_workspace_manager(DEVICE)
         yield config
 
 
@@ -63,7 +76,7 @@ def moe_config(config, shape, **changes):
         use_ep=True, all2all_backend=its.all2all_backend, enable_eplb=False)
     here = experts // world + (rank < experts % world)
     keywords = dict(num_experts=experts, experts_per_token=topk, hidden_dim=hidden, intermediate_size=intermediate,
-                    num_local_experts=here, num_logical_experts=experts, activation=MoEActivation.SILU, device="cpu",
+                    num_local_experts=here, num_logical_experts=experts, activation=MoEActivation.SILU, device=DEVICE,
                     routing_method=RoutingMethodType.Renormalize, moe_parallel_config=parallel, in_dtype=torch.bfloat16,
                     max_num_tokens=MAX_TOKENS)
     parallel_changes = {name: changes.pop(name) for name in list(changes) if hasattr(parallel, name) and name not in keywords}
@@ -95,19 +108,20 @@ def mlp(x, w13, w2):
     return (torch.nn.functional.silu(gate) * up) @ w2.to(x.dtype).T
 
 
-def expected(x, ids, weights, w13, w2, as_seen=None):
-    """The layer in float64. as_seen: expert -> the tokens as that expert's rank computes with them (default: x)."""
+def expected(x, ids, weights, w13, w2, as_seen=None, compute=mlp):
+    """The layer in float64. as_seen: expert -> the tokens as that expert's rank computes with them (default: x). compute: an expert."""
     out = torch.zeros(x.shape, dtype=torch.float64)
     for t in range(x.shape[0]):
         for k in range(ids.shape[1]):
             if ids[t, k] >= 0:
                 expert = int(ids[t, k])
                 row = (x if as_seen is None else as_seen(expert))[t].double()
-                out[t] += weights[t, k].double() * mlp(row, w13[expert], w2[expert])
+                out[t] += weights[t, k].double() * compute(row, w13[expert], w2[expert])
     return out
 
 
 def error_of(out, right):
+    out = out.cpu()
     return float((out.double() - right).norm() / right.norm()) if right.numel() else float(out.numel())
 
 
@@ -154,7 +168,7 @@ class RowExperts(_Experts):
 
     def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation, global_num_experts, expert_map, a1q_scale,
               expert_tokens_meta, apply_router_weight_on_input, **others):
-        rows, results = dequantized(hidden_states, a1q_scale), torch.zeros((*topk_ids.shape, output.shape[-1]))
+        rows, results = dequantized(hidden_states, a1q_scale), torch.zeros((*topk_ids.shape, output.shape[-1]), device=output.device)
         local = expert_map[topk_ids.long()]
         for row, k in (local >= 0).nonzero().tolist():
             results[row, k] = mlp(rows[row], w1[local[row, k]], w2[local[row, k]])
@@ -240,7 +254,7 @@ def poisoned(made):
     def dispatched(x, *arguments, **keywords):
         rows, handle = dispatch(x, *arguments, **keywords)
         for each in rows if isinstance(rows, tuple) else (rows,):
-            each.view(torch.uint8)[handle.rows:] = 0xff
+            each.view(torch.uint8)[handle.source_token < 0] = 0xff
         return rows, handle
 
     def allocated(*arguments):
@@ -264,10 +278,17 @@ def one_pass(config, tokens, rank, known):
 
 
 def quant_config_of(options):
-    one = torch.ones(1)
+    one = torch.ones(1, device=DEVICE)
     if not options.get("fp8"):
         return FusedMoEQuantConfig.make()
     return fp8_w8a8_moe_quant_config(w1_scale=one, w2_scale=one, block_shape=[128, 128] if options["fp8"] == "block" else None)
+
+
+def map_of(here, experts):
+    """Returns vLLM's expert_map of a rank with the experts `here`."""
+    expert_map = torch.full((experts,), -1, dtype=torch.int32)
+    expert_map[here] = torch.arange(len(expert_map[here]), dtype=torch.int32)
+    return expert_map.to(DEVICE)
 
 
 def kernel(rank, world, store, backend, shape, tokens, options):
@@ -276,12 +297,14 @@ def kernel(rank, world, store, backend, shape, tokens, options):
     plugin.install("all2all")
     w13, w2, by_rank = inputs_of(world, shape, tokens, options.get("skew", False))
     x, ids, weights = by_rank[rank]
+    on_device = [each.to(DEVICE) for each in by_rank[rank]]
     with vllm_with(rank, world, store, backend) as config:
         moe, quant, manager = moe_config(config, shape), quant_config_of(options), manager_of(backend)
         order = torch.arange(shape[2])
         if options.get("physical"):
             order = torch.randperm(shape[2], generator=torch.Generator().manual_seed(3))
-        tables = (order, order.argsort(), order) if options.get("physical") else None  # global -> physical, its inverse, unused
+        tables = (order, order.argsort(), order) if options.get("physical") else ()  # global -> physical, its inverse, unused
+        tables = tuple(each.to(DEVICE) for each in tables) or None
         made = all2all_utils.maybe_make_prepare_finalize(moe, quant, tables, allow_new_interface=True)
         batched = backend == "deepep_low_latency"
         sizes = dict(max_num_tokens=made.max_num_tokens_per_rank(), num_dispatchers=made.num_dispatchers()) if batched else {}
@@ -290,15 +313,15 @@ def kernel(rank, world, store, backend, shape, tokens, options):
         given = [] if batched else poisoned(made)
         first = sum(shape[2] // world + (r < shape[2] % world) for r in range(rank))
         here = order.argsort()[first:first + moe.num_local_experts]
-        expert_map = torch.full((shape[2],), -1, dtype=torch.int32)
-        expert_map[here] = torch.arange(moe.num_local_experts, dtype=torch.int32)
+        expert_map = map_of(here, shape[2])
         on_input, errors = options.get("on_input", False), []
         seen = seen_by(world, shape, by_rank, rank, options)
         scaled, factors = ((x * weights).bfloat16(), torch.ones_like(weights)) if on_input else (x, weights)
         right = expected(scaled, ids, factors, w13, w2, seen)
+        matrices, (x, ids, weights) = (w13[here].to(DEVICE), w2[here].to(DEVICE)), on_device
         for _ in range(3):
             with one_pass(config, tokens, rank, options.get("known")):
-                out = whole.apply(x, w13[here], w2[here], weights, ids, MoEActivation.SILU, shape[2], expert_map, on_input)
+                out = whole.apply(x, *matrices, weights, ids, MoEActivation.SILU, shape[2], expert_map, on_input)
             assert out.dtype == torch.bfloat16 and out.shape == x.shape
             errors.append(error_of(out, right))
         in_place = bool(given) and experts.seen[3] == given[-1]
@@ -306,15 +329,16 @@ def kernel(rank, world, store, backend, shape, tokens, options):
         return max(errors), getattr(experts, "seen", None), in_place
 
 
-def layers_of(config, shape, weights, options, shared=None, quant_config=None):
-    """Returns two layers built by vLLM's factory, with a router that returns `weights` and ids given by its attribute `routing`."""
+def layers_of(config, shape, weights, options, shared=None, quant_config=None, count=2):
+    """Returns layers built by vLLM's factory, with a router that returns `weights` and ids given by its attribute `routing`."""
     from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 
     hidden, intermediate, experts, topk = shape
-    return [FusedMoEFactory(experts, topk, hidden, intermediate, params_dtype=torch.bfloat16, prefix=f"layers.{n}.mlp",
-                            custom_routing_function=lambda hidden_states, gating_output, topk, renormalize: weights,
-                            apply_router_weight_on_input=options.get("on_input", False), shared_experts=shared,
-                            quant_config=quant_config) for n in range(2)]
+    with DEVICE:
+        return [FusedMoEFactory(experts, topk, hidden, intermediate, params_dtype=torch.bfloat16, prefix=f"layers.{n}.mlp",
+                                custom_routing_function=lambda hidden_states, gating_output, topk, renormalize: weights,
+                                apply_router_weight_on_input=options.get("on_input", False), shared_experts=shared,
+                                quant_config=quant_config) for n in range(count)]
 
 
 def whole_layer(rank, world, store, shape, tokens, options):
@@ -328,8 +352,9 @@ def whole_layer(rank, world, store, shape, tokens, options):
     with vllm_with(rank, world, store, "allgather_reducescatter") as config, torch.no_grad():
         config.kernel_config.set_platform_defaults(config)
         assert config.parallel_config.all2all_backend == "passthrough"
-        shared = torch.nn.Linear(hidden, hidden, bias=False).bfloat16() if options.get("shared") else None
-        layers = layers_of(config, shape, (weights, ids), options, shared)
+        shared = torch.nn.Linear(hidden, hidden, bias=False).bfloat16().to(DEVICE) if options.get("shared") else None
+        given, *routing = (each.to(DEVICE) for each in by_rank[rank])
+        layers = layers_of(config, shape, tuple(routing[::-1]), options, shared)
         first = sum(experts // world + (r < experts % world) for r in range(rank))
         here = slice(first, first + layers[0].routed_experts.local_num_experts)
 
@@ -341,9 +366,9 @@ def whole_layer(rank, world, store, shape, tokens, options):
 
         def run(layer, factor):
             with set_forward_context(None, config, num_tokens=len(x), num_tokens_across_dp=torch.tensor(tokens)):
-                out = layer(x.clone(), torch.zeros(len(x), experts))
+                out = layer(given.clone(), torch.zeros(len(x), experts, device=DEVICE))
             right = expected(scaled, ids, factors, w13 * factor, w2)
-            return error_of(out, right if shared is None else right + shared(x).double())
+            return error_of(out, right if shared is None else right + shared(given).double().cpu())
 
         for n, layer in enumerate(layers):
             load(layer, n + 1)

@@ -17,9 +17,15 @@ STAND_INS = {
     "pybase64": "compiled; media of prompts",
     "uvloop": "compiled; event loop of the server",
     "zmq": "compiled; messages between server processes",
+    "vllm._C_stable_libtorch": "compiled; operators. Those that are called during imports answer that they are unavailable",
     "vllm.distributed.kv_transfer": "needs compiled transports; moves KV caches between servers",
     "vllm.v1.attention.ops.rocm_aiter_mla_sparse": "kernels of a ROCm extension; attention",
+    "vllm.vllm_flash_attn": "compiled; attention",
 }
+
+#: Compiled operators that vLLM calls while it is imported on a machine with GPUs, to find out which kernels it has.
+QUESTIONS = ("cutlass_group_gemm_supported", "cutlass_scaled_mm_supports_block_fp8", "cutlass_scaled_mm_supports_fp4",
+             "cutlass_scaled_mm_supports_fp8", "mxfp4_experts_quant_supported")
 
 
 class _Base:
@@ -75,6 +81,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def use_stand_ins():
-    """Makes imports of the modules above find their stand-ins, in this process."""
+def use_stand_ins(device="cpu"):
+    """Makes imports of the modules above find their stand-ins, in this process. device: "cuda" also provides compiled operators that
+    vLLM calls on GPUs: QUESTIONS, answered with no, and weak_ref_tensor, which here is a strong reference."""
     sys.meta_path.insert(0, _Finder())
+    if device != "cpu":
+        from torch import ops
+
+        for name in QUESTIONS:
+            setattr(ops._C, name, lambda *_: False)
+        ops._C.weak_ref_tensor = lambda tensor: tensor

@@ -46,7 +46,7 @@ def test_files_that_are_not_recordings(recording, tmp_path, capsys):
         assert not (tmp_path / "out.safetensors").exists()
 
     torch.save({"rank": 0, "logical_count": torch.ones(2, 3, 4)}, tmp_path / "stat.pt")
-    fails(tmp_path / "stat.pt", "sum logical_count over its steps")
+    fails(tmp_path / "stat.pt", "expert_location.load_counts reads them")
     torch.save([1], tmp_path / "list.pt")
     fails(tmp_path / "list.pt", "expected the entries records")
     torch.save({"records": [{"forward_pass_id": 0, "rank": 0}], "last_physical_to_logical_map": torch.zeros(1, 1, dtype=torch.int64)}, tmp_path / "none.pt")

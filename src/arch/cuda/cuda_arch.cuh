@@ -9,7 +9,7 @@
 // Ordering:
 // - lanes' ordinary stores -> release: __syncwarp, then the releasing lane's fence or st.release (cumulative);
 // - bulk stores -> release: wait_group 0 by the lane that issued them (implies the proxy fence), __syncwarp, release;
-// - acquire -> bulk load: fence.proxy.async after every acquire, because the bytes may have been written by ordinary stores;
+// - acquire -> bulk load: fence.proxy.async.global after every acquire, because the bytes may have been written by ordinary stores;
 // - bulk store's read of shared memory -> refill: wait_group.read, __syncwarp.
 // A warp must settle before its kernel ends. The only unbounded waits are for this GPU's own copy engine, never for a peer.
 #pragma once
@@ -289,7 +289,7 @@ struct CudaArch : CudaMover<kBulk> {
     const unsigned low_bits = static_cast<unsigned>(reinterpret_cast<uintptr_t>(q));
     quantize_row_lanes<1, 2>(w.lane_, LaneTargets{q, scales, 1u, low_bits}, src, type, hidden, kind, group);
     zero_scale_padding(w.lane_, scales, hidden, kind, group);
-    fence_bulk();  // complete on return, also for a bulk copy out of q
+    fence_bulk();  // complete on return, also for a bulk copy out of q in global memory
     __syncwarp();
   }
 

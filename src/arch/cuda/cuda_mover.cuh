@@ -43,9 +43,10 @@ struct CudaMover {
     w.pending_lanes_ = 0;
   }
 
-  /// Orders earlier ordinary accesses before later bulk copies.
+  /// Orders earlier ordinary accesses to global memory before later bulk copies. Copies out of shared memory have a fence of
+  /// their own (multicast_from_shared).
   __device__ static void fence_bulk() {
-    if constexpr (kBulk) ptx::fence_proxy_async();
+    if constexpr (kBulk) ptx::fence_proxy_async_global();
   }
 
  private:
@@ -74,7 +75,7 @@ struct CudaMover {
   /// Sends rows that the lanes have written to shared memory (scratch).
   __device__ static void multicast_from_shared(CudaWarp& w, void* mine, unsigned lanes, const void* src, size_t bytes) {
     store_pending(w);
-    ptx::fence_proxy_async();
+    ptx::fence_proxy_async_shared();
     __syncwarp();
     store_from(w, mine, lanes, ptx::shared_address(src), static_cast<uint32_t>(bytes));
   }

@@ -146,8 +146,11 @@ __device__ __forceinline__ void or_shared(uint32_t p, uint32_t v) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 inline constexpr bool kHasBulkCopies = true;
 
-/// Orders earlier ordinary accesses of this thread before its later bulk copies, in both directions.
-__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+/// Order this thread's earlier ordinary accesses to global memory, or to its block's shared memory, before later bulk copies:
+/// its own, and those of threads that synchronize with it afterwards. An acquire before the fence extends it to the released
+/// writes. Without a state space, the fence would wait for all of the thread's stores (docs/design/0066).
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+__device__ __forceinline__ void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void mbarrier_init(uint32_t bar, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
@@ -188,7 +191,8 @@ __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_g
 #else
 inline constexpr bool kHasBulkCopies = false;
 
-__device__ __forceinline__ void fence_proxy_async() {}
+__device__ __forceinline__ void fence_proxy_async_global() {}
+__device__ __forceinline__ void fence_proxy_async_shared() {}
 __device__ __forceinline__ void mbarrier_init(uint32_t, uint32_t) {}
 __device__ __forceinline__ void fence_mbarrier_init() {}
 __device__ __forceinline__ void mbarrier_expect(uint32_t, uint32_t) {}

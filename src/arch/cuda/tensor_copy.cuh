@@ -80,9 +80,6 @@ __device__ __forceinline__ void bulk_wait_but() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-/// Orders this thread's ordinary accesses to shared memory before later bulk copies that are issued after a barrier.
-__device__ __forceinline__ void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 /// Changes the number of registers per thread to `kRegisters`, which may be lower or higher than before. Call from all threads
 /// of a warpgroup.
 template <int kRegisters>

@@ -90,7 +90,7 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
   uint32_t slot = 0, parity = 1;
   for_each_layer_tile(r, [&](const LayerTile& t) {
     if (lane() != 0) return;
-    ptx::fence_proxy_async();
+    ptx::fence_proxy_async_global();
     const int blocks = (t.down ? p.down : p.up).inner_blocks;
     const int due_at = blocks > kClaimedAhead ? blocks - kClaimedAhead : 0;
     for (int block = 0; block < blocks; ++block) {

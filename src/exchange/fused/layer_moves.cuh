@@ -243,7 +243,7 @@ __device__ __forceinline__ void store_pulled(const FusedParams& p, const Pieces&
   }
   ptx::bulk_commit();
   // The scales are read by ordinary loads from memory that the next round's copies overwrite.
-  if constexpr (L::kFp8) ptx::fence_proxy_async();
+  if constexpr (L::kFp8) ptx::fence_proxy_async_shared();
 }
 /// Waits for this lane's stores, then sets the flags of the rows passed by the lanes.
 __device__ __forceinline__ void announce(const LayerCall& c, int32_t row) {
@@ -263,7 +263,7 @@ __device__ __forceinline__ bool await_announced(const LayerCall& c) {
       return false;
   }
   __syncwarp();
-  ptx::fence_proxy_async();
+  ptx::fence_proxy_async_global();
   return true;
 }
 

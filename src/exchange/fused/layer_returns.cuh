@@ -64,7 +64,7 @@ __device__ __forceinline__ uint64_t return_rows(const LayerCall& c, const int* f
     __syncwarp();
     const RoleSpan<A> span(Event::return_rows);
     const ReturnedRow mine(c, r);
-    ptx::fence_proxy_async();  // for copies by the copy engine
+    ptx::fence_proxy_async_global();  // for copies by the copy engine
     const auto bytes = static_cast<uint64_t>(__popc(__ballot_sync(~0u, mine.place != nullptr)) * p.layout.row_bytes);
     left_rank += bytes;
     travel(r.first, mine);

@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_layer_tiles(const LayerCall& c) {
   uint32_t slot = 0, parity = 1;
   for_each_layer_tile(r, [&](const LayerTile& t) {
     if (lane() != 0) return;
-    ptx::fence_proxy_async();
+    ptx::fence_proxy_async_global();
     const gemm::GroupedParams& product = t.down ? p.down : p.up;
     const int due_at = product.inner_blocks > kClaimedAhead ? product.inner_blocks - kClaimedAhead : 0;
     for (int block = 0; block < product.inner_blocks; ++block) {

@@ -3,7 +3,7 @@
 // range of its source slots to its staging memory, synchronizes with the other ranks, and copies from their staging memory to
 // its destination slots. A round therefore reads all its sources before it overwrites any slot, for any pair of maps. Rounds
 // alternate between two halves of the staging memory: before a rank overwrites a half, it synchronizes with all ranks that read
-// it. On several hosts, a round instead gathers the staging memory of all ranks.
+// it. On several hosts, a round gathers the ranges of all ranks in host memory instead.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -40,8 +40,12 @@ class WeightMover final : private ExchangeBase {
     group_.agree("move_weights", fields(from, to, arrays, options), mine);
     if (range_ == 0) return;
     construct("move_weights", "MoveOptions::staging_bytes + other objects", [&] {
-      staging_ = take_heap(halves() * moves_.max_sent * range_, 0);
-      if (spans_hosts_) gathered_.resize(static_cast<size_t>(world()) * moves_.max_sent * range_);
+      if (spans_hosts_) {
+        sent_.resize(moves_.max_sent * range_);
+        gathered_.resize(static_cast<size_t>(world()) * sent_.size());
+      } else {
+        staging_ = take_heap(halves() * moves_.max_sent * range_, 0);
+      }
       return AgreedFields{};
     });
   }
@@ -60,7 +64,7 @@ class WeightMover final : private ExchangeBase {
  private:
   static std::unique_ptr<WeightCopies> make_copies(Group& group, void* stream) {
     if constexpr (kHasGpuCode)
-      if (group.impl().device) return copies_on_gpu(group, stream);
+      if (group.impl().device) return copies_on_gpu(group, group.hosts() > 1, stream);
     return std::make_unique<WeightCopies>();
   }
 
@@ -106,19 +110,20 @@ class WeightMover final : private ExchangeBase {
             agreed("MoveOptions::staging_bytes", static_cast<int64_t>(options.staging_bytes))};
   }
 
-  /// The staging memory of rank `r`, on this host, for the n-th slot that it sends in this round.
-  std::byte* staged(int r, int n) const {
+  /// The staging memory of rank `r` for the n-th slot that it sends in this round; on several hosts, of this rank only.
+  std::byte* staged(int r, int n) {
+    if (spans_hosts_) return sent_.data() + static_cast<size_t>(n) * range_;
     const auto slot = static_cast<size_t>(n) + static_cast<size_t>(rounds_) % halves() * moves_.max_sent;
     return group_.heap->view().base[r] + staging_ + slot * range_;
   }
   /// The contents of that memory; valid after this rank has synchronized with the others.
-  const std::byte* sent(int r, int n) const {
+  const std::byte* received(int r, int n) {
     if (!spans_hosts_) return staged(r, n);
     return gathered_.data() + (static_cast<size_t>(r) * moves_.max_sent + static_cast<size_t>(n)) * range_;
   }
   void synchronize() {
     if (spans_hosts_)
-      group_.all_gather(staged(rank(), 0), moves_.max_sent * range_, gathered_.data(), "move_weights", Operation::all_gather);
+      group_.all_gather(sent_.data(), sent_.size(), gathered_.data(), "move_weights", Operation::all_gather);
     else
       group_.all_gather("", 1, synchronized_, "move_weights", Operation::barrier);
   }
@@ -128,18 +133,18 @@ class WeightMover final : private ExchangeBase {
 
   int64_t round(const SlotArray& array, size_t at, size_t bytes) {
     const auto me = static_cast<size_t>(rank());
-    int64_t received = 0;
+    int64_t from_others = 0;
     for (size_t n = 0; n < moves_.sent_by[me].size(); ++n)
-      copies_->copy(staged(rank(), static_cast<int>(n)), in(array, moves_.sent_by[me][n], at), bytes);
+      copies_->stage(staged(rank(), static_cast<int>(n)), in(array, moves_.sent_by[me][n], at), bytes);
     copies_->wait();
     synchronize();
     for (const WeightMove& move : moves_.of_rank[me]) {
-      copies_->copy(in(array, move.slot, at), sent(move.source_rank, move.sent), bytes);
-      if (move.source_rank != rank()) received += static_cast<int64_t>(bytes);
+      copies_->unstage(in(array, move.slot, at), received(move.source_rank, move.sent), bytes);
+      if (move.source_rank != rank()) from_others += static_cast<int64_t>(bytes);
     }
     copies_->wait();
     ++rounds_;
-    return received;
+    return from_others;
   }
 
   int first_slot_ = 0;      ///< of this rank
@@ -147,10 +152,10 @@ class WeightMover final : private ExchangeBase {
   std::unique_ptr<WeightCopies> copies_;
   WeightMoves moves_;
   size_t range_ = 0;    ///< bytes of a slot per round
-  size_t staging_ = 0;  ///< offset of the halves, each for max_sent ranges
+  size_t staging_ = 0;  ///< one host: offset of the halves in the heap, each for max_sent ranges
   int64_t rounds_ = 0;
   char synchronized_[kMaxRanks] = {};
-  std::vector<std::byte> gathered_;  ///< several hosts: [world, max_sent] ranges
+  std::vector<std::byte> sent_, gathered_;  ///< several hosts: [max_sent] and [world, max_sent] ranges
 };
 
 }  // namespace
@@ -158,8 +163,6 @@ class WeightMover final : private ExchangeBase {
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options) {
   return group.impl().collective_call("move_weights", [&] {
-    if (group.impl().device)
-      group.impl().require_one_host("move_weights", "on GPUs, load the weights of the new slots from files");
     return WeightMover(group, from, to, arrays, options).run(arrays);
   });
 }

@@ -11,18 +11,19 @@
 
 namespace switchyard::detail {
 
-/// Performs a rank's copies in order. This base class copies CPU memory.
+/// Performs a rank's copies between slots and staging memory, in order. This base class copies CPU memory.
 class WeightCopies {
  public:
   virtual ~WeightCopies() = default;
   /// Throws invalid_argument unless the rank can copy to and from the array.
   virtual void check(const SlotArray&) const {}
-  virtual void copy(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
+  virtual void stage(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
+  virtual void unstage(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
   /// Waits for all copies.
   virtual void wait() {}
 };
 
-/// Copies by a GPU on `stream`.
-std::unique_ptr<WeightCopies> copies_on_gpu(Group& group, void* stream);
+/// Copies by a GPU on `stream`. in_host_memory: the staging memory is host memory.
+std::unique_ptr<WeightCopies> copies_on_gpu(Group& group, bool in_host_memory, void* stream);
 
 }  // namespace switchyard::detail

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(32) write_payloads(const __grid_constant__ Lit
     if (!await<S, true>(l.taken + blockIdx.x * kFlagStride, round - 1)) return;
     for (int v = lane(); v < kVectors; v += 32) to[v] = word_of(round, v);
     if constexpr (kBy == By::copies) {
-      ptx::fence_proxy_async();
+      ptx::fence_proxy_async_shared();
       __syncwarp();
       ptx::bulk_store(payload + lane() * kPiece, ptx::shared_address(shared + lane() * kPiece), kPieceBytes);
       ptx::bulk_commit();
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(32) read_payloads(const __grid_constant__ Litm
     if (!await<S, kOrdered>(l.announced + blockIdx.x * kFlagStride, round)) break;
     const uint4* from = payload;
     if constexpr (kBy == By::copies) {
-      if constexpr (kOrdered) ptx::fence_proxy_async();
+      if constexpr (kOrdered) ptx::fence_proxy_async_global();
       if (__any_sync(~0u, !load_payload(shared, payload, bar, round))) break;
       from = shared;
     }
@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(32) read_payloads(const __grid_constant__ Litm
     if (!__all_sync(~0u, right)) ++wrong;
     const uint4 poison{kPoison, kPoison, kPoison, kPoison};
     for (int v = lane(); v < kVectors; v += 32) payload[v] = shared[v] = poison;
-    ptx::fence_proxy_async();  // the next round's copies overwrite this memory
+    ptx::fence_proxy_async_global();  // the next round's copies overwrite this memory
+    ptx::fence_proxy_async_shared();
     __syncwarp();
     if (lane() == 0) ptx::store_release<S>(l.taken + blockIdx.x * kFlagStride, round);
   }

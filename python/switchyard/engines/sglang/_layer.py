@@ -65,9 +65,19 @@ def _check(config: Any) -> None:
         _names.invalid(f"biases of experts: the layer has none; {instead}")
     if get_lora().enable_lora:
         _names.invalid("--enable-lora: the layer has no adapters; use --moe-a2a-backend none")
-    if get_exec().moe.enable_eplb:
-        _names.invalid(f"--enable-eplb: the layer does not count tokens per expert; {instead}")
+    _check_recorder(instead)
     _check_weights(config, getattr(config.layer, "quant_method", None), instead)
+
+
+def _check_recorder(instead: str) -> None:
+    """Refuses recorders of tokens per expert, including that of EPLB, that read the counts of SGLang's dispatcher instead of the
+    router's ids."""
+    moe, modes = get_exec().moe, get_deepep_mode()
+    recorder = moe.expert_distribution_recorder_mode or ("stat" if moe.enable_eplb else None)
+    if recorder not in (None, "per_token") and (recorder == "stat_approx" or modes != DeepEPMode.NORMAL):
+        balancer = " (--enable-eplb)" if moe.enable_eplb else ""
+        _names.invalid(f"--expert-distribution-recorder-mode {recorder} with --deepep-mode {modes.value}{balancer}: the layer does "
+                       f"not count tokens per expert; use the recorder mode stat and --deepep-mode normal, or {instead}")
 
 
 def _check_weights(config: Any, method: Any, instead: str) -> None:
@@ -104,8 +114,9 @@ class Core(DispatchMoeRunnerCore):
         self._shape = shape
         self._exchanges = _shared.shared(config.hidden_size)
         self._fp8 = isinstance(config.layer.quant_method, Fp8MoEMethod)
+        self._copies: Tuple[torch.Tensor, ...] = ()  #: CPU: bf16 copies of fp8 weights that EPLB moves
         if self._fp8 and self._exchanges.group.backend == "cuda":
-            shape["dtype"] = "fp8_e4m3"
+            shape.update(dtype="fp8_e4m3", form="separate")  # the fused form keeps a copy of the scales, which EPLB moves
         self._configs: Dict[str, Dict[str, Any]] = {}
         if self._modes.enable_normal():
             self._configs["prefill"] = {**shape, "max_tokens": _shared.prefill_tokens(), "exchange": "normal", "captured": False}
@@ -125,6 +136,7 @@ class Core(DispatchMoeRunnerCore):
         now = tuple((each.data_ptr(), tuple(each.shape)) for each in (w13, w2, *scales.values()))
         if self._made and now == self._of and not (self._fp8 and not scales):
             return
+        self._copies = (w13, w2) if self._fp8 and not scales and get_exec().moe.enable_eplb else ()
         layers = self._exchanges.layers(self._configs)
         layers.drop(self._made)
         self._made, self._of = layers.make(w13, w2, scales), now
@@ -157,6 +169,8 @@ class Core(DispatchMoeRunnerCore):
         if not self._made:
             self.load()
         low_latency = self._modes.resolve(get_is_extend_in_batch()) == DeepEPMode.LOW_LATENCY
+        for copy, weights in zip(self._copies, self._weights()[:2] if self._copies else ()):
+            copy.copy_(weights)
         topk = dispatch_output.topk_output
         x = dispatch_output.hidden_states.contiguous()
         layer = self._made["decode" if low_latency else "prefill"]

@@ -160,13 +160,15 @@ def world_of(config: Any) -> int:
     """
     from sglang.srt.layers import deep_gemm_wrapper
     from sglang.srt.layers.moe.utils import is_sbo_enabled
-    from sglang.srt.runtime_context import get_parallel
+    from sglang.srt.runtime_context import get_exec, get_parallel
 
-    parallel = get_parallel()
+    parallel, elastic = get_parallel(), get_exec().moe.elastic_ep_backend
     world = torch.distributed.get_world_size(parallel.tp_group.device_group)
     if parallel.moe_tp_size != 1 or parallel.moe_ep_size != world:
         _names.invalid(f"--ep-size {parallel.moe_ep_size} with --tp-size {world}: Switchyard needs --ep-size {world}, so that each "
                        f"expert is on one rank")
+    if elastic is not None:
+        _names.invalid(f"--elastic-ep-backend {elastic}: the number of physical experts may change; unset SWITCHYARD_SGLANG")
     if config.num_experts % world:
         _names.invalid(f"{config.num_experts} experts on {world} ranks: must be a multiple; --ep-num-redundant-experts adds some")
     if config.params_dtype not in (None, torch.bfloat16):

@@ -7,6 +7,8 @@
 ``layer``
     Layers with expert parallelism use the all-to-all backend ``passthrough``, with :class:`switchyard.MoeLayer` as experts.
 
+With ``SWITCHYARD_VLLM_EPLB=switchyard``, Switchyard's planner also places experts for ``--enable-eplb``.
+
 Importing this package imports neither torch nor vLLM.
 """
 from __future__ import annotations
@@ -14,12 +16,14 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from ..._abi import names as _names
-from .._patches import Patches, require_version
+from .._patches import Patches, requested, require_version
 
 __all__ = ["install", "uninstall"]
 
 #: Versions whose extension points were tested.
 SUPPORTED = ("0.33",)
+#: Environment variable that selects the planner of vLLM's EPLB.
+EPLB = "SWITCHYARD_VLLM_EPLB"
 _INSTEAD = "SWITCHYARD_DEEP_EP=1 supports every version that calls DeepEP V1"
 
 _patches = Patches("vllm")
@@ -33,8 +37,8 @@ def install(choice: str) -> None:
         choice: "all2all" or "layer".
 
     Raises:
-        InvalidArgument: another version of vLLM, another choice than the installed one, or an attribute that another plug-in
-            has replaced; vLLM is then unchanged.
+        InvalidArgument: another version of vLLM, another choice than the installed one, another value of EPLB, or an
+            attribute that another plug-in has replaced; vLLM is then unchanged.
     """
     global _installed
     if choice not in ("all2all", "layer"):
@@ -44,6 +48,7 @@ def install(choice: str) -> None:
     if _installed is not None:
         _names.invalid(f"the vLLM plug-in is installed with {_installed!r}: call uninstall() before install({choice!r})")
     found = require_version("vllm", SUPPORTED, _INSTEAD)
+    policy = requested(EPLB, ("switchyard",))
     from . import _ranks  # not earlier, because it imports torch and vLLM
 
     form: Any
@@ -54,11 +59,17 @@ def install(choice: str) -> None:
     try:
         _ranks.watch_workers(_patches)
         form.install(_patches)
+        if policy:
+            from . import _policy
+
+            _policy.install(_patches)
     except BaseException:
         _patches.undo()
         raise
     _installed = choice
     _ranks.logger.info("Switchyard %s plugs into vLLM %s (SWITCHYARD_VLLM=%s)", _ranks.version(), found, choice)
+    if policy:
+        _ranks.logger.info("Switchyard's planner places the experts of vLLM's EPLB (%s=%s)", EPLB, policy)
 
 
 def uninstall() -> None:

@@ -53,7 +53,8 @@ def config_of(moe: Any, dtype: Any) -> Dict[str, Any]:
     """
     return {"hidden": moe.hidden_dim, "intermediate": moe.intermediate_size_per_partition, "num_experts": moe.num_experts,
             "topk": moe.experts_per_token, "max_tokens": moe.max_num_tokens, "dtype": dtype, "storage": "view",
-            "invalid_ids": "count", "captured": bool(moe.max_capture_size)}
+            "invalid_ids": "count", "captured": bool(moe.max_capture_size),
+            "form": "separate" if dtype == "fp8_e4m3" else "automatic"}  # the fused form keeps a copy of the scales
 
 
 def check_layer(moe: Any, weight_key: Any, activation_key: Any) -> None:
@@ -75,8 +76,6 @@ def check_layer(moe: Any, weight_key: Any, activation_key: Any) -> None:
     if not parallel.use_all2all_kernels:
         refuse(f"tensor parallelism of {parallel.ep_size} without data parallelism, where all ranks have the same tokens,",
                "use --data-parallel-size, or unset SWITCHYARD_VLLM")
-    if parallel.enable_eplb:
-        refuse("expert load balancing (--enable-eplb) with 'layer'", _ALL2ALL)
     if moe.is_lora_enabled:
         refuse("LoRA (--enable-lora) with 'layer'", "unset SWITCHYARD_VLLM and use --all2all-backend allgather_reducescatter")
     if moe.activation != MoEActivation.SILU:
@@ -95,8 +94,8 @@ def check_layer(moe: Any, weight_key: Any, activation_key: Any) -> None:
 
 class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
     """Experts that dispatch, compute and combine in one :class:`MoeLayer`. Each call reads the weights in place, including weights
-    that vLLM has reloaded, or restored after sleep, at the same addresses; for weights at other addresses, the next call creates
-    another layer.
+    that vLLM has reloaded, restored after sleep, or rearranged (EPLB) at the same addresses; for weights at other addresses, the
+    next call creates another layer. With EPLB, ids and experts are vLLM's physical experts.
 
     Args:
         moe_config, quant_config: as for any FusedMoEExperts of vLLM.
