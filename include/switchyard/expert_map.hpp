@@ -100,6 +100,44 @@ ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertM
 /// \throws Error(invalid_argument) if the sizes of the maps differ
 int count_moved(const ExpertMap& from, const ExpertMap& to);
 
+/// Rates for plan_step(); equal on all ranks. The defaults are for bf16 experts of hidden 7168 and intermediate 2048 on H200s:
+/// seconds_per_row is measured, the others are estimates. Measure all of them on other devices.
+struct StepOptions {
+  int64_t tile = 128;                ///< a load of up to this many rows above the mean counts as level; in [1, 2^40]
+  double link_bytes_per_s = 300e9;   ///< at which a rank sends or receives weights
+  double seconds_per_row = 0.14e-6;  ///< of the experts
+  double seconds_per_move = 0.5e-3;  ///< fixed costs of moving any weights
+};
+
+/// The result of plan_step().
+struct StepPlan {
+  ExpertMap map;                 ///< for this call
+  SlotLoads loads;               ///< divide_routes() for this map: the rows of the call per slot and rank
+  int64_t max_before = 0;        ///< rows of the busiest rank with the current map
+  int64_t mean = 0;              ///< ceil(rows of all ranks / W)
+  std::vector<int32_t> fetched;  ///< ascending: slots whose expert their rank does not hold in the current map
+  /// The rows of the busiest rank above the mean.
+  int64_t remainder() const noexcept { return loads.max() - mean; }
+};
+
+/// The number of spare slots per rank with which plan_step() levels any load: ceil(n * (W - 1) / W), where n = ceil(E / W) is
+/// the number of experts of a rank. If W divides E, fewer do not suffice: if one rank's experts have no rows and all others
+/// have equally many, this rank needs replicas of that many. \throws Error(invalid_argument)
+int spare_slots_to_level(int num_experts, int world);
+
+/// Chooses replicas for one call from its own routes, `routes_per_expert`, [E], at most 2^40 each. One slot of each expert
+/// keeps its weights: that of home_map() if it holds the expert, else the first slot that does. All other slots are spare.
+/// Returns the map with the lowest predicted time among those found; `current` if fetching weights does not pay. The predicted
+/// time is seconds_per_row times the rows of the busiest rank, but at least mean + tile, plus, if weights are fetched,
+/// seconds_per_move and the transfer time of the rank that fetches or sends most. `expert_bytes`: weights and scales of one
+/// expert. Experts that a rank already holds are preferred.
+///
+/// remainder() <= tile if fetches cost nothing, seconds_per_row > 0, each rank has spare_slots_to_level() spare slots, and all
+/// experts are in their slots of home_map(). Takes about 0.2 ms for 256 experts on 32 ranks.
+/// \throws Error(invalid_argument)
+StepPlan plan_step(std::span<const int64_t> routes_per_expert, const ExpertMap& current, double expert_bytes,
+                   const StepOptions& options = {});
+
 /// The weights or scales of this rank's C slots: one contiguous array in slot order. GPUs: memory of this rank's GPU.
 struct SlotArray {
   void* data = nullptr;
@@ -107,8 +145,8 @@ struct SlotArray {
 };
 
 struct MoveOptions {
-  /// Upper limit of the symmetric memory that the call allocates from the group's heap_bytes and frees on return; at least 512
-  /// bytes for each expert that one rank sends. Equal on all ranks.
+  /// Upper limit of the symmetric memory that the call allocates from the group's heap_bytes (on several hosts: of host memory)
+  /// and frees on return; at least 512 bytes for each expert that one rank sends. Equal on all ranks.
   size_t staging_bytes = size_t{64} << 20;
   void* stream = nullptr;  ///< CUDA: cudaStream_t of the copies
 };
@@ -122,16 +160,30 @@ struct MoveOptions {
 /// Returns after the copies have completed, and therefore, on a GPU, after earlier work on the stream. No other call may use
 /// the arrays concurrently; on GPUs, no work on other streams may use them either. Throws on all ranks, before any copy:
 /// Error(invalid_argument); Error(mismatch) if an argument other than the addresses and the stream differs by rank;
-/// Error(heap_exhausted); Error(unsupported) on GPUs of several hosts. CPU ranks on several hosts gather the weights of all
-/// senders on every rank, over the group's connections. If a rank terminates during the copies, the other ranks throw
+/// Error(heap_exhausted). Ranks on several hosts gather the weights of all senders in the host memory of every rank, over the
+/// group's connections. If a rank terminates during the copies, the other ranks throw
 /// PeerFailed, and the contents of the destination slots are undefined.
 /// Between move_weights() and set_map(), the weights do not match the map in force: make no call that uses them.
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options = {});
 
+struct BalanceOptions {
+  StepOptions plan;
+  MoveOptions move;  ///< `stream` is that of the whole call
+};
+
+/// The result of SlotSelector::balance(), equal on all ranks except for received_bytes.
+struct BalanceReport {
+  int64_t max_before = 0;      ///< rows of the busiest rank with the map before the call
+  int64_t max_after = 0;       ///< rows of the busiest rank in this call
+  int64_t mean = 0;            ///< ceil(rows of all ranks / W)
+  int64_t fetched = 0;         ///< sets of weights that ranks have fetched
+  int64_t received_bytes = 0;  ///< by this rank
+};
+
 /// Replaces the expert ids of each call on a rank with slots of a map, in the memory of the group's backend, and counts the
-/// routes to each expert. The map can be replaced between calls. Movable. Construction, select(), set_map() and gather_routes()
-/// are collective: all ranks call them in the same order, and the same number of times between two maps.
+/// routes to each expert. The map can be replaced between calls. Movable. Construction, select(), balance(), set_map() and
+/// gather_routes() are collective: all ranks call them in the same order, and the same number of times between two maps.
 ///
 /// The slot of a route depends only on the map, the expected routes, the rank, the expert and the token's index. The routes to
 /// an expert are divided among its slots in the proportions of divide_source(), the rank's own slots first. Runs of 8
@@ -165,9 +217,23 @@ class SlotSelector {
   /// map, routes, selector or the number of earlier select() calls differ by rank.
   void set_map(const ExpertMap& map, std::span<const int64_t> routes = {}, void* stream = nullptr);
 
-  /// Collective. Returns [W, E], the number of routes from each rank to each expert in the calls of select() since construction
-  /// or the last gather_routes(), and resets the counters to 0. GPUs: waits for these calls within the group's timeout;
-  /// meanwhile, no graph that contains a select() may run.
+  /// Collective. select() for a large call, such as a prefill or a training step, that is balanced by its own routes: counts
+  /// them on all ranks, plans with plan_step() and, if fetching weights pays, moves the weights of `arrays` (move_weights) and
+  /// sets the planned map with these routes (set_map). Writes the slots of divide_source(), so the rows of each rank are
+  /// exactly those planned. All ranks pass the same numbers of bytes per slot; without arrays, weights cost nothing.
+  ///
+  /// Waits for the other ranks. GPUs: copies the ids to the host and the slots back, waits for earlier work on the stream, and
+  /// cannot be captured. Layers that pack their weights need new ones if report.fetched > 0. Errors, on all ranks, before any
+  /// copy of weights: Error(invalid_argument), also for `group` if it is not the selector's; Error(mismatch) if arguments other
+  /// than ids, addresses and stream, or the numbers of earlier calls, differ by rank; Error(heap_exhausted). If a rank
+  /// terminates, the other ranks throw PeerFailed, and the contents of spare slots are undefined. After an error, the previous
+  /// map is in force, and the contents of `slots` are undefined.
+  BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
+                        const BalanceOptions& options = {});
+
+  /// Collective. Returns [W, E], the number of routes from each rank to each expert in the calls of select() and balance()
+  /// since construction or the last gather_routes(), and resets the counters to 0. GPUs: waits for these calls within the
+  /// group's timeout; meanwhile, no graph that contains a select() may run.
   std::vector<int64_t> gather_routes();
 
   /// This rank's counters, [E], in the memory of the backend. The pointer is valid until destruction.

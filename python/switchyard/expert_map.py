@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from types import TracebackType
-from typing import Any, NamedTuple, Optional, Type
+from typing import Any, List, NamedTuple, Optional, Tuple, Type
 
 from ._abi import arguments as _arguments
 from ._abi.arguments import checked, named
@@ -14,7 +14,7 @@ from ._abi.ffi import Owned, alive, byref, check, check_collective, library, str
 from ._abi.names import CPU, CUDA, invalid
 from .group import Construction, Group, constructs
 
-__all__ = ["ExpertMap", "SlotLoads", "SlotSelector", "move_weights"]
+__all__ = ["BalanceReport", "ExpertMap", "SlotLoads", "SlotSelector", "move_weights"]
 
 
 class SlotLoads(NamedTuple):
@@ -22,6 +22,16 @@ class SlotLoads(NamedTuple):
 
     of_slot: Any  #: [W * C]
     of_rank: Any  #: [W]
+
+
+class BalanceReport(NamedTuple):
+    """The result of :meth:`SlotSelector.balance`, equal on all ranks except for `received_bytes`."""
+
+    max_before: int  #: rows of the busiest rank with the map before the call
+    max_after: int  #: rows of the busiest rank in this call
+    mean: int  #: ceil(rows of all ranks / W)
+    fetched: int  #: sets of weights that ranks have fetched
+    received_bytes: int  #: by this rank
 
 
 class ExpertMap:
@@ -120,10 +130,23 @@ class ExpertMap:
         return f"<switchyard.ExpertMap of {self.num_experts} experts, {self.world} ranks with {self.slots_per_rank} slots each>"
 
 
+class _SlotArrays:
+    """The weights of a rank's slots, for the C functions."""
+
+    def __init__(self, group: Group, expert_map: ExpertMap, arrays: Tuple[Any, ...]) -> None:
+        slots = expert_map.slots_per_rank
+        self.taken: List[Any] = [take(each, f"arrays[{i}]", (slots, *getattr(each, "shape", (0,))[1:]), ELEMENTS, group._backend, written=True)
+                                 for i, each in enumerate(arrays)]
+        for i, each in enumerate(self.taken):
+            check_apart(f"arrays[{i}]", each, **{f"arrays[{j}]": other for j, other in enumerate(self.taken[:i])})
+        self.pointers = (ctypes.c_void_p * len(arrays))(*(each.pointer for each in self.taken))
+        self.sizes = (ctypes.c_size_t * len(arrays))(*(bytes_of(each) // slots for each in self.taken))
+
+
 class SlotSelector:
     """Replaces the expert ids of each call on this rank with slots of a map, on the device, and counts the routes to each
-    expert. Creation, :meth:`select`, :meth:`set_map` and :meth:`gather_routes` are collective: all ranks call them in the same
-    order, and the same number of times between two maps.
+    expert. Creation, :meth:`select`, :meth:`balance`, :meth:`set_map` and :meth:`gather_routes` are collective: all ranks call
+    them in the same order, and the same number of times between two maps.
 
     expert_map: equal on all ranks. routes: int64 [W, E], the expected number of routes from each rank to each expert; None: all
     are equal. They determine the proportions in which the routes to an expert are divided among its slots, in runs of 8 tokens,
@@ -199,6 +222,54 @@ class SlotSelector:
             check_collective(self._functions.sy_slot_selector_set_map(self.pointer, byref(expert_map._struct()), given and given.pointer, stream))
             self._map = expert_map
 
+    @named("SlotSelector.balance")
+    def balance(self, topk_ids: Any, *arrays: Any, out: Any = None, tile: int = 128, link_bytes_per_s: float = 300e9,
+                seconds_per_row: float = 0.14e-6, seconds_per_move: float = 0.5e-3,
+                staging_bytes: int = 64 << 20) -> Tuple[Any, BalanceReport]:
+        """Collective. :meth:`select` for a large call, such as a prefill or a training step, balanced by its own routes. Counts them
+        on all ranks, plans replicas, moves the weights of `arrays` (:func:`move_weights`) and sets the new map if that takes less
+        time than it saves, and returns the slots and a report. Rows per rank are exactly those of the report.
+
+        arrays, staging_bytes: as for :func:`move_weights`. tile: rows by which the busiest rank may exceed the mean before weights
+        are fetched. link_bytes_per_s: rate at which a rank sends or receives weights. seconds_per_row: time of the experts per row.
+        seconds_per_move: fixed costs of moving any weights. All are equal on all ranks; the defaults are for bf16 experts of hidden
+        7168 and intermediate 2048 on H200s.
+
+        Waits for the other ranks, and on GPUs for earlier work on the current stream; cannot be captured. Layers that pack their
+        weights need ``with_weights`` if ``report.fetched > 0``. Raises InvalidArgument, Mismatch or HeapExhausted, on all ranks,
+        before any copy of weights; the previous map then stays in force."""
+        with Construction(self.group, "SlotSelector.balance"):
+            _arguments.check("SlotSelector.balance", tile=tile, link_bytes_per_s=link_bytes_per_s, seconds_per_row=seconds_per_row,
+                             seconds_per_move=seconds_per_move, staging_bytes=staging_bytes)
+            options = structs.BalanceOptions(tile=tile, link_bytes_per_s=link_bytes_per_s, seconds_per_row=seconds_per_row,
+                                             seconds_per_move=seconds_per_move, staging_bytes=staging_bytes)
+            ids = self._ids.topk_ids(topk_ids)
+            if out is None:
+                out = ids.arrays.empty(ids.shape, ids.code, ids.array)
+            result = take(out, "out", ids.shape, (ids.code,), self.group._backend, written=True)
+            if result.pointer != ids.pointer:
+                check_apart("out", result, topk_ids=ids)
+            weights = _SlotArrays(self.group, self._map, arrays)
+            given = structs.ExpertIds(data=ids.pointer, is_int64=int(ids.code == I64), num_tokens=ids.shape[0], topk=ids.shape[1])
+            made = structs.BalanceReport()
+            check_collective(self._functions.sy_slot_selector_balance(
+                self.pointer, byref(given), result.pointer, weights.pointers, weights.sizes, len(arrays), byref(options),
+                ids.arrays.stream(ids.array), byref(made)))
+            written(out)
+            self._device = getattr(ids.array, "device", None)
+            if made.fetched:
+                written(*arrays)
+                self._map = self._state_map()
+            return out, BalanceReport(made.max_before, made.max_after, made.mean, made.fetched, made.received_bytes)
+
+    def _state_map(self) -> ExpertMap:
+        """The map in force in the library."""
+        slots = (ctypes.c_int32 * self._map.num_slots)()
+        check(self._functions.sy_slot_selector_state(self.pointer, slots, None, None))
+        found = ExpertMap.__new__(ExpertMap)
+        found._set(slots, self._map.num_experts, self._map.world)
+        return found
+
     def gather_routes(self) -> Any:
         """Collective. Returns the number of routes from each rank to each expert since creation or the last gather_routes(), a
         numpy array int64 [W, E], and resets the counters. GPUs: waits for the counted calls; meanwhile, no graph that contains one
@@ -238,19 +309,13 @@ def move_weights(group: Group, before: ExpertMap, after: ExpertMap, *arrays: Any
     the group's heap_bytes; at least 512 bytes for each expert that one rank sends. Waits for the copies; on GPUs, they run on the
     current stream. No other call may use the arrays concurrently. Layers that pack their weights need ``with_weights`` afterwards.
 
-    Raises InvalidArgument, Mismatch, HeapExhausted, or Unsupported (GPUs of several hosts), on all ranks, before any copy.
+    Raises InvalidArgument, Mismatch or HeapExhausted, on all ranks, before any copy.
     """
     _arguments.check("move_weights", group=group, before=before, after=after, staging_bytes=staging_bytes)
-    slots = after.slots_per_rank
-    taken = [take(each, f"arrays[{i}]", (slots, *getattr(each, "shape", (0,))[1:]), ELEMENTS, group._backend, written=True)
-             for i, each in enumerate(arrays)]
-    for i, each in enumerate(taken):
-        check_apart(f"arrays[{i}]", each, **{f"arrays[{j}]": other for j, other in enumerate(taken[:i])})
-    pointers = (ctypes.c_void_p * len(taken))(*(each.pointer for each in taken))
-    sizes = (ctypes.c_size_t * len(taken))(*(bytes_of(each) // slots for each in taken))
-    stream = taken[0].arrays.stream(taken[0].array) if taken else None
+    weights = _SlotArrays(group, after, arrays)
+    stream = weights.taken[0].arrays.stream(weights.taken[0].array) if arrays else None
     received = ctypes.c_int64()
-    check_collective(library().functions.sy_move_weights(group.pointer, byref(before._struct()), byref(after._struct()), pointers, sizes,
-                                                         len(taken), staging_bytes, stream, byref(received)))
+    check_collective(library().functions.sy_move_weights(group.pointer, byref(before._struct()), byref(after._struct()), weights.pointers,
+                                                         weights.sizes, len(arrays), staging_bytes, stream, byref(received)))
     written(*arrays)
     return received.value

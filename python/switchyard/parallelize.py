@@ -8,40 +8,54 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ._abi.arguments import checked
-from ._models import states as _states, wrappers as _wrappers
-from ._models.find import exchange_config, experts_modules, layer_config, way_of
+from ._models import replicas as _replicas, states as _states, wrappers as _wrappers
+from ._models.find import Found, exchange_config, experts_modules, layer_config, share_of, way_of
+from ._models.replicas import Replicas
 from ._models.share import Layers, Share
+from .errors import InvalidArgument
 from .exchange import Exchange
-from .group import Group, constructs
+from .expert_map import ExpertMap
+from .group import Construction, Group, constructs
 from .layer import MoeLayer
 
-__all__ = ["expert_parameters", "full_state_dict", "keep_out_of_ddp", "moe_heap_bytes", "parallelize_moe"]
+__all__ = ["expert_parameters", "full_state_dict", "keep_out_of_ddp", "moe_heap_bytes", "parallelize_moe", "set_replicas"]
 
 
 @checked("moe_heap_bytes")
 def moe_heap_bytes(model: Any, world: int, *, max_tokens: int, topk: Optional[int] = None, backend: str = "cpu",
-                   experts: str = "automatic", hosts: int = 1) -> int:
+                   experts: str = "automatic", hosts: int = 1, replicas: Any = None) -> int:
     """Returns the group's ``heap_bytes`` for :func:`parallelize_moe` with this model, which must not yet be divided. Requires
     no group. hosts: number of hosts of the group; with several hosts, rings do not limit the memory on the CPU. Raises
     InvalidArgument if the model cannot be divided."""
     exchanges: Dict[str, int] = {}
     layers: Dict[str, int] = {}
-    for found in experts_modules(model, topk):
-        config = exchange_config(model, found, max_tokens, backend, hosts)
+    every = experts_modules(model, topk)
+    maps = _maps(every, replicas, world)
+    copies = [_replicas.staging([each.module], maps[each.name].num_slots) for each in every if each.name in maps]
+    for found in every:
+        config = exchange_config(model, found, max_tokens, backend, hosts, _slots(maps, found))
         exchanges[repr(config)] = Exchange.heap_bytes(world, backend=backend, **config)
         if way_of(found.module, experts, backend) == "layer":
             of_layer = layer_config(config, found.module)
             layers[repr(of_layer)] = MoeLayer.heap_bytes(world, backend=backend, **of_layer)
-    return sum(layers.values()) + sum(exchanges.values())
+    return sum(layers.values()) + sum(exchanges.values()) + max(copies, default=0)
+
+
+def _maps(found: List[Found], replicas: Any, world: int) -> Dict[str, ExpertMap]:
+    return _replicas.maps_of(replicas, {each.name: int(each.module.num_experts) for each in found}, world)
+
+
+def _slots(maps: Dict[str, ExpertMap], found: Found) -> Optional[int]:
+    return maps[found.name].num_slots if found.name in maps else None
 
 
 @functools.partial(constructs, settles=True)
 @checked("parallelize_moe")
 def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional[int] = None, experts: str = "automatic",
-                    gradients: str = "sum") -> List[str]:
+                    gradients: str = "sum", replicas: Any = None) -> List[str]:
     """Collective. Divides the experts of every layer among the ranks: each rank keeps its share, and tokens are sent to their
     experts and back.
 
@@ -59,6 +73,13 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
     gradients: reduction of expert gradients over the tokens of all ranks: "sum", or "mean", the sum divided by the number of
     ranks. DistributedDataParallel and fully_shard use "mean" for the gradients of other parameters.
 
+    replicas: an :class:`ExpertMap` for all modules, or a dict from names of modules to ExpertMaps; modules without a map have no
+    replicas. None: there are no replicas. Equal on all ranks. Each rank owns the experts of ``group.experts_of(num_experts)``
+    whatever the map. Further experts in its slots are replicas: their weights are copied from the owners in each pass that
+    records gradients, and in other passes after weights have changed on any rank; in the backward pass, their gradients are
+    added to the owner's in order of rank, in float32. Requires experts="module", or "automatic", which then selects it.
+    :func:`set_replicas` replaces the maps.
+
     Expert parameters are reduced in place to those of ``group.experts_of(num_experts)``; an optimizer that refers to them
     trains the share. Routers, shared experts and everything else stay unchanged on every rank. Each forward and backward pass
     of the model is collective; in each pass, either all ranks or none must record gradients. Gradients of other parameters
@@ -66,9 +87,26 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
     only on all ranks together.
 
     Returns the names of the divided modules. Raises InvalidArgument if there are none, or if the model is already divided.
+    Raises InvalidArgument or Mismatch for replicas, on all ranks and before the model changes.
     """
-    found = [(each, way_of(each.module, experts, group.backend)) for each in experts_modules(model, topk)]
-    configs = [exchange_config(model, each, max_tokens, group.backend, group.hosts) for each, _ in found]
+    modules = experts_modules(model, topk)
+    maps = _maps(modules, replicas, group.size)
+    if maps:
+        _replicas.check_support({each.name: each.module for each in modules if each.name in maps}, experts)
+    found = [(each, "module" if each.name in maps else way_of(each.module, experts, group.backend)) for each in modules]
+    configs = [exchange_config(model, each, max_tokens, group.backend, group.hosts, _slots(maps, each)) for each in modules]
+    _replicas.agree(group, "parallelize_moe", maps)
+    copied = {name: Replicas(name, group, each) for name, each in maps.items()}
+    _divide(model, group, found, configs, gradients == "mean", copied)
+    _wrappers.keep_out_of_ddp(model)
+    if hasattr(type(model), "save_pretrained"):
+        model.save_pretrained = types.MethodType(_states.save_pretrained, model)
+    return [each.name for each, _ in found]
+
+
+def _divide(model: Any, group: Group, found: List[Tuple[Found, str]], configs: List[Dict[str, Any]], average: bool,
+            copied: Dict[str, Replicas]) -> None:
+    """Replaces the modules by shares. found: modules with the implementation of their experts. copied: replicas by module."""
     exchanges: Dict[str, Exchange] = {}
     layers: Dict[str, Layers] = {}
     for (each, way), config in zip(found, configs):
@@ -77,13 +115,11 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
             exchanges[key] = Exchange(group, **config)
         exchange = exchanges[key]._at_site(_site(group, each.name))
         of_layer = layer_config(config, each.module) if way == "layer" else {}
-        share = Share(each.name, each.module, group, exchange, way, gradients == "mean", _above(model, each.name))
+        share = Share(each.name, each.module, group, exchange, way, average, _above(model, each.name),
+                      copied.get(each.name))
+        share.fetch_replicas()  # raises HeapExhausted here, not in the first pass
         if way == "layer":
             share.compute_by(layers.setdefault(repr(of_layer), Layers(group, of_layer)))
-    _wrappers.keep_out_of_ddp(model)
-    if hasattr(type(model), "save_pretrained"):
-        model.save_pretrained = types.MethodType(_states.save_pretrained, model)
-    return [each.name for each, _ in found]
 
 
 def _site(group: Group, name: str) -> int:
@@ -97,6 +133,36 @@ def _above(model: Any, name: str) -> List[Any]:
     """Returns the module with that name and all modules that contain it."""
     parts = name.split(".") if name else []
     return [model.get_submodule(".".join(parts[:i])) for i in range(len(parts) + 1)]
+
+
+@checked("set_replicas")
+def set_replicas(model: Any, replicas: Any = None) -> Dict[str, ExpertMap]:
+    """Collective. Replaces the maps of a model that :func:`parallelize_moe` has divided with replicas. Call it between a backward
+    pass and the next forward pass. Parameters, and thus optimizers and checkpoints, are unaffected; the next pass copies the
+    weights of all replicas.
+
+    model: the divided model. replicas: as for parallelize_moe, with the numbers of slots of the maps in force, equal on all
+    ranks; modules without a map in a dict keep theirs. None: for each module, ``ExpertMap.plan`` of the map in force for the
+    routes counted since the last call. These counts also determine the division of routes among replicas.
+
+    Returns the maps in force, by name of module. Raises InvalidArgument or Mismatch on all ranks, before any map changes.
+    """
+    shares = {name: share for name, module in model.named_modules() if (share := share_of(module)) is not None and share.replicas is not None}
+    if not shares:
+        raise InvalidArgument("model has no replicas: call parallelize_moe(..., replicas=...)")
+    group = next(iter(shares.values())).group
+    with Construction(group, "set_replicas", settles=True):
+        maps = _replicas.maps_of(replicas, {name: share.experts for name, share in shares.items()}, group.size)
+        for name, each in maps.items():
+            inside = shares[name].replicas.layout.given.slots_per_rank
+            if each.slots_per_rank != inside:
+                raise InvalidArgument(f"replicas: the map of {name} has {each.slots_per_rank} slots per rank; the map in force has {inside}")
+        _replicas.agree(group, "set_replicas", maps)
+        for name in shares if replicas is None else maps:
+            copied = shares[name].replicas
+            routes = copied.selector.gather_routes()
+            copied.set_map(maps.get(name) or copied.layout.given.plan(routes.sum(0)), routes)
+    return {name: share.replicas.layout.given for name, share in shares.items()}
 
 
 @checked("expert_parameters")

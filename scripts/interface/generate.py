@@ -282,8 +282,8 @@ def made(interface: Interface) -> dict[str, str]:
         raise Refused(f"scripts/interface/twins.py does not fit the headers: {', '.join(unknown)}")
     exchange = ['<chrono>', '<cstddef>', '<cstdint>', '"capi/views.hpp"', '"switchyard/c/expert_map.h"', '"switchyard/c/ledger.h"',
                 '"switchyard/c/low_latency.h"',
-                '"switchyard/c/switchyard.h"', '"switchyard/c/trace.h"', '"switchyard/c/tuning.h"', '"switchyard/ledger.hpp"',
-                '"switchyard/low_latency.hpp"', '"switchyard/normal.hpp"', '"switchyard/trace.hpp"', '"switchyard/tuning.hpp"']
+                '"switchyard/c/switchyard.h"', '"switchyard/c/trace.h"', '"switchyard/c/tuning.h"', '"switchyard/expert_map.hpp"',
+                '"switchyard/ledger.hpp"', '"switchyard/low_latency.hpp"', '"switchyard/normal.hpp"', '"switchyard/trace.hpp"', '"switchyard/tuning.hpp"']
     layer = ['<cstddef>', '<cstdint>', '"capi/structs.hpp"', '"switchyard/c/gemm_gradients.h"', '"switchyard/c/layer.h"',
              '"switchyard/gemm_gradients.hpp"', '"switchyard/layer.hpp"']
     return {

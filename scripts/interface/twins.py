@@ -79,6 +79,9 @@ TAKEN = {
     "sy_all_to_all_options": Twin("AllToAllOptions", members={"row_function": None, "row_function_user": None}),
     "sy_ledger_config": config("LedgerConfig"),
     "sy_ledger_combine_options": Twin("LedgerCombineOptions"),
+    "sy_balance_options": Twin("BalanceOptions", members={
+        **{name: f"plan.{name}" for name in ("tile", "link_bytes_per_s", "seconds_per_row", "seconds_per_move")},
+        "staging_bytes": "move.staging_bytes"}),
     "sy_trace_options": Twin("TraceOptions"),
     "sy_tuning_key": Twin("TuningKey", "key", False, literal=False, needed=("device",), ranges={
         "hidden": (1, INT64_MAX), "max_tokens": (1, INT64_MAX), "ranks": (1, INT32_MAX)}),
@@ -104,6 +107,7 @@ FILLED = {
     "sy_expert_rows": Twin("ExpertRows"),
     "sy_wait_report": Twin("WaitReport"),
     "sy_memory_requirement": Twin("MemoryRequirement", members=_TOTAL),
+    "sy_balance_report": Twin("BalanceReport"),
     "sy_call_statistics": Twin("CallStatistics"),
     "sy_wait_statistics": Twin("WaitStatistics"),
     "sy_tuning_values": Twin("TuningValues"),

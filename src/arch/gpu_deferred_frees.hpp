@@ -18,7 +18,7 @@ namespace switchyard::detail {
 /// Streams with enqueued work that uses an allocation, tracked until it is released. Not thread-safe. The GPU must be current.
 class StreamUsers {
  public:
-  bool empty() const { return users_.empty(); }
+  bool empty() const { return users_.empty() && points_.empty(); }
   /// `stream` must not be in capture.
   void add(gpu::Stream stream, StreamPoints& points) {
     User& user = of(stream, std::this_thread::get_id());
@@ -27,32 +27,29 @@ class StreamUsers {
   /// Adds a stream without a point, for cudaStreamPerThread; its thread either releases the memory itself or has no work
   /// enqueued.
   void add_unmarked(gpu::Stream stream, std::thread::id thread) { of(stream, thread); }
-  void add(const StreamUsers& others) { users_.insert(users_.end(), others.users_.begin(), others.users_.end()); }
+  void add(const StreamUsers& others) {
+    users_.insert(users_.end(), others.users_.begin(), others.users_.end());
+    points_.insert(points_.end(), others.points_.begin(), others.points_.end());
+  }
 
-  /// Appends a point for each stream to `marks`. Returns false and appends nothing while any of them is being captured, because
-  /// an event would become part of the capture. A stream destroyed by its owner needs no point: a stream must not be destroyed
-  /// before its work has finished or the memory it uses has been released.
-  bool mark(StreamPoints& points, std::vector<Point>& marks) const {
-    const std::thread::id here = std::this_thread::get_id();
-    std::vector<const User*> alive;
-    for (const User& user : users_) {
-      if (!gpu::is_per_thread(user.stream)) {
-        try {
-          if (capture_of(user.stream).active) return false;
-        } catch (const Error&) {
-          continue;
-        }
+  /// Replaces each stream by a point after the work enqueued on it so far; the stream may be destroyed afterwards. Streams that
+  /// are being captured remain, because an event would become part of the capture. Returns true if no stream remains.
+  bool settle(StreamPoints& points) {
+    for (size_t i = 0; i < users_.size();) {
+      if (!settle(users_[i], points)) {
+        ++i;
+        continue;
       }
-      alive.push_back(&user);
+      users_[i] = std::move(users_.back());
+      users_.pop_back();
     }
-    std::vector<Point> made;
-    for (const User* const user : alive) {
-      if (!gpu::is_per_thread(user->stream) || user->thread == here)
-        made.push_back(points.mark(user->stream, stream_id(user->stream)));
-      else if (user->point)
-        made.push_back(user->point);  // the only known point of another thread's stream
-    }
-    marks.insert(marks.end(), std::make_move_iterator(made.begin()), std::make_move_iterator(made.end()));
+    return users_.empty();
+  }
+  /// settle(); if no stream remains, moves the points to the end of `marks`, else returns false.
+  bool mark(StreamPoints& points, std::vector<Point>& marks) {
+    if (!settle(points)) return false;
+    marks.insert(marks.end(), std::make_move_iterator(points_.begin()), std::make_move_iterator(points_.end()));
+    points_.clear();
     return true;
   }
 
@@ -67,7 +64,23 @@ class StreamUsers {
     const auto at = std::find_if(users_.begin(), users_.end(), same);
     return at != users_.end() ? *at : users_.emplace_back(User{stream, thread, nullptr});
   }
+  bool settle(const User& user, StreamPoints& points) {
+    const bool per_thread = gpu::is_per_thread(user.stream);
+    if (per_thread && user.thread != std::this_thread::get_id()) {
+      if (user.point) points_.push_back(user.point);  // the only known point of another thread's stream
+      return true;
+    }
+    try {
+      if (!per_thread && capture_of(user.stream).active) return false;
+    } catch (const Error&) {
+      return true;  // not a stream
+    }
+    points_.push_back(points.mark(user.stream, stream_id(user.stream)));
+    return true;
+  }
+
   std::vector<User> users_;
+  std::vector<Point> points_;  ///< of settled streams
 };
 
 /// Counts the holders (graphs with calls, or a rank) that must be destroyed before a resource can be freed.
@@ -111,11 +124,21 @@ class MemoryUses {
   }
   /// After over(): returns true if points remain, rather than only other conditions.
   bool of_calls() const { return !marks_.empty() || !users_.empty(); }
-  /// Returns true if all uses have finished. The first call outside a capture marks the streams. Neither waits nor throws. The
-  /// GPU must be current; must not be called in a driver callback.
-  bool over() noexcept try {
-    if (is_held()) return false;
+  /// Replaces streams by points (StreamUsers::settle()). Call on the thread that releases the memory, before other threads can
+  /// call over(): its owner may destroy the streams afterwards. The GPU must be current; not in a driver callback.
+  void settle() noexcept try {
+    if (users_.empty()) return;
     const RelaxedCapture relaxed;  // a stream of this thread may be captured
+    users_.settle(*points_);
+  } catch (const std::exception&) {
+    // over() tries again.
+  }
+  /// Returns true if all uses have finished. Calls settle() first. Neither waits nor throws. The GPU must be current; must not
+  /// be called in a driver callback.
+  bool over() noexcept try {
+    settle();
+    if (is_held()) return false;
+    const RelaxedCapture relaxed;
     if (!users_.empty()) {
       if (!users_.mark(*points_, marks_)) return false;
       users_ = {};
@@ -163,6 +186,10 @@ class DeferredFrees {
   void defer(const Allocation& memory, MemoryUses uses) noexcept {
     if (memory.data == nullptr) return;
     try {
+      if (!in_driver_callback()) {
+        const CurrentContext current(memory.context);
+        uses.settle();
+      }
       const std::lock_guard lock(mutex_);
       ended_.push_back({memory, std::move(uses)});
     } catch (const std::exception&) {

@@ -53,6 +53,17 @@ std::span<const int64_t> expected_routes(const int64_t* routes, const ExpertMap&
   return routes ? routes_of(routes, "routes", int64_t{map.world} * map.num_experts) : std::span<const int64_t>();
 }
 
+std::vector<SlotArray> slot_arrays(void* const* arrays, const size_t* slot_bytes, int32_t num_arrays) {
+  require_range("num_arrays", num_arrays, 0, 1 << 20);
+  if (num_arrays > 0) {
+    require(arrays, "arrays");
+    require(slot_bytes, "slot_bytes");
+  }
+  std::vector<SlotArray> given;
+  for (int32_t i = 0; i < num_arrays; ++i) given.push_back({arrays[i], slot_bytes[i]});
+  return given;
+}
+
 }  // namespace
 
 sy_code sy_expert_map_check(const sy_expert_map* map) {
@@ -106,13 +117,7 @@ sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map
 sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_expert_map* to, void* const* arrays,
                         const size_t* slot_bytes, int32_t num_arrays, size_t staging_bytes, void* stream, int64_t* received) {
   return collective_on(group, "group", [&] {
-    require_range("num_arrays", num_arrays, 0, 1 << 20);
-    if (num_arrays > 0) {
-      require(arrays, "arrays");
-      require(slot_bytes, "slot_bytes");
-    }
-    std::vector<SlotArray> given;
-    for (int32_t i = 0; i < num_arrays; ++i) given.push_back({arrays[i], slot_bytes[i]});
+    const std::vector<SlotArray> given = slot_arrays(arrays, slot_bytes, num_arrays);
     const int64_t bytes = move_weights(*group->group, to_map(from, "from"), to_map(to, "to"), given, {staging_bytes, stream});
     if (received) *received = bytes;
   });
@@ -138,6 +143,18 @@ sy_code sy_slot_selector_set_map(sy_slot_selector* selector, const sy_expert_map
   return collective_on(selector, "selector", [&] {
     const ExpertMap m = to_map(map, "map");
     selector->state->object.set_map(m, expected_routes(routes, m), stream);
+  });
+}
+
+sy_code sy_slot_selector_balance(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* const* arrays,
+                                 const size_t* slot_bytes, int32_t num_arrays, const sy_balance_options* options, void* stream,
+                                 sy_balance_report* report) {
+  return collective_on(selector, "selector", [&] {
+    BalanceOptions given = from_c(options);
+    given.move.stream = stream;
+    const BalanceReport made = selector->state->object.balance(*selector->state->group, from_c(topk_ids), slots,
+                                                               slot_arrays(arrays, slot_bytes, num_arrays), given);
+    if (report) fill(report, made);
   });
 }
 

@@ -16,6 +16,7 @@
 #include "switchyard/c/switchyard.h"
 #include "switchyard/c/trace.h"
 #include "switchyard/c/tuning.h"
+#include "switchyard/expert_map.hpp"
 #include "switchyard/ledger.hpp"
 #include "switchyard/low_latency.hpp"
 #include "switchyard/normal.hpp"
@@ -85,6 +86,12 @@ static_assert(sizeof(sy_expert_ids) == 32 && offsetof(sy_expert_ids, data) == 8 
 static_assert(sizeof(sy_expert_map) == 32 && offsetof(sy_expert_map, num_experts) == 8 &&
               offsetof(sy_expert_map, world) == 12 && offsetof(sy_expert_map, slots_per_rank) == 16 &&
               offsetof(sy_expert_map, reserved) == 20 && offsetof(sy_expert_map, expert_of_slot) == 24);
+static_assert(sizeof(sy_balance_options) == 48 && offsetof(sy_balance_options, tile) == 8 &&
+              offsetof(sy_balance_options, link_bytes_per_s) == 16 && offsetof(sy_balance_options, seconds_per_row) == 24 &&
+              offsetof(sy_balance_options, seconds_per_move) == 32 && offsetof(sy_balance_options, staging_bytes) == 40);
+static_assert(sizeof(sy_balance_report) == 48 && offsetof(sy_balance_report, max_before) == 8 &&
+              offsetof(sy_balance_report, max_after) == 16 && offsetof(sy_balance_report, mean) == 24 &&
+              offsetof(sy_balance_report, fetched) == 32 && offsetof(sy_balance_report, received_bytes) == 40);
 static_assert(sizeof(sy_ledger_config) == 48 && offsetof(sy_ledger_config, hidden) == 8 &&
               offsetof(sy_ledger_config, max_tokens) == 16 && offsetof(sy_ledger_config, max_rows) == 24 &&
               offsetof(sy_ledger_config, num_experts) == 32 && offsetof(sy_ledger_config, topk) == 36 &&
@@ -297,6 +304,34 @@ inline ExpertIds twin_of(const sy_expert_ids& c, [[maybe_unused]] const char* na
 }
 inline ExpertIds from_c(const sy_expert_ids* given, const char* name = "topk_ids") {
   return twin_of(read_struct(given, kInit<sy_expert_ids>, name), name);
+}
+
+// sy_balance_options
+template <>
+inline constexpr sy_balance_options kInit<sy_balance_options> = SY_BALANCE_OPTIONS_INIT;
+static_assert(kInit<sy_balance_options>.tile == BalanceOptions{}.plan.tile &&
+              kInit<sy_balance_options>.link_bytes_per_s == BalanceOptions{}.plan.link_bytes_per_s &&
+              kInit<sy_balance_options>.seconds_per_row == BalanceOptions{}.plan.seconds_per_row &&
+              kInit<sy_balance_options>.seconds_per_move == BalanceOptions{}.plan.seconds_per_move &&
+              kInit<sy_balance_options>.staging_bytes == BalanceOptions{}.move.staging_bytes);
+inline BalanceOptions twin_of(const sy_balance_options& c, [[maybe_unused]] const char* name) {
+  BalanceOptions twin;
+  twin.plan.tile = c.tile;
+  twin.plan.link_bytes_per_s = c.link_bytes_per_s;
+  twin.plan.seconds_per_row = c.seconds_per_row;
+  twin.plan.seconds_per_move = c.seconds_per_move;
+  twin.move.staging_bytes = c.staging_bytes;
+  return twin;
+}
+inline BalanceOptions from_c(const sy_balance_options* given, const char* name = "options") {
+  if (!given) return {};
+  return twin_of(read_struct(given, kInit<sy_balance_options>, name), name);
+}
+
+// sy_balance_report
+inline void fill(sy_balance_report* to, const BalanceReport& from) {
+  write_struct(to, sy_balance_report{sizeof(sy_balance_report), from.max_before, from.max_after, from.mean, from.fetched,
+                    from.received_bytes});
 }
 
 // sy_ledger_config

@@ -54,4 +54,7 @@ ExpertDivision divide_all(const ExpertMap& map, std::span<const int64_t> routes)
 /// The runs of rank `source` in that division; see divide_source(). \pre the rank exists
 SlotRuns runs_of_source(const ExpertDivision& division, const ExpertMap& map, std::span<const int64_t> routes, int source);
 
+/// Throws Error(invalid_argument) for arguments that plan_step() refuses.
+void check_step(double expert_bytes, const StepOptions& options);
+
 }  // namespace switchyard::detail

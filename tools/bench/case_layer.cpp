@@ -13,6 +13,7 @@
 #include <chrono>
 #include <map>
 
+#include "bench/balanced_calls.hpp"
 #include "bench/latency.hpp"
 #include "cli/outputs.hpp"
 #include "cli/style.hpp"
@@ -50,6 +51,11 @@ struct Point {
   BenchOptions options;
   LayerSpec spec;
   json replicas;  ///< with --spare-slots: the map
+  // With --balance:
+  std::vector<Routing> ids;  ///< of experts, by rank; else empty
+  ExpertMap home;
+  size_t expert_bytes = 0;
+  bool balances() const { return !ids.empty(); }
 };
 
 Point make_point(const BenchOptions& o) {
@@ -59,7 +65,11 @@ Point make_point(const BenchOptions& o) {
   Scenario& s = p.spec.scenario;
   s = shape_of(o, source);
   if (o.spare_slots > 0) {
-    ReplicatedRouting replicated = replicate_experts(source, s.world, o.tokens, static_cast<int>(o.spare_slots));
+    const auto spare = static_cast<int>(o.spare_slots);
+    ReplicatedRouting replicated =
+        o.balance ? balance_experts(source, s.world, o.tokens, spare) : replicate_experts(source, s.world, o.tokens, spare);
+    p.ids = std::move(replicated.of_experts);
+    p.home = home_map(source.experts(), s.world, replicated.map.slots_per_rank);
     s.routing = std::move(replicated.routing);
     s.experts = replicated.map.num_slots();
     p.replicas = {{"spare_slots_per_rank", o.spare_slots},
@@ -77,6 +87,8 @@ Point make_point(const BenchOptions& o) {
   p.spec.order = order_named(o.order);
   p.spec.sms = {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)};
   p.spec.quantize = scales_named(o.quantize);
+  p.spec.accumulate = accumulate_named(o.accumulate);
+  p.expert_bytes = static_cast<size_t>(3 * o.hidden * o.intermediate) * (p.spec.quantize == ScaleKind::none ? 2 : 1);
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
     p.spec.fused = why_not_fused(p.spec).empty();
@@ -101,6 +113,7 @@ RankJob job_of(const Point& p) {
   job.group.num_warps = static_cast<int>(std::max<int64_t>(1, o.warps));
   job.group.heap_bytes = layer_heap_bytes(p.spec);
   if (on_gpus(o)) job.group.heap_bytes += gpu_clock_bytes(0);
+  if (p.balances()) job.group.heap_bytes += BalancedCalls::kStagingBytes;
   job.size_flags = "--tokens, --hidden, --intermediate, --experts or --ranks";
   return job;
 }
@@ -108,6 +121,19 @@ RankJob job_of(const Point& p) {
 std::unique_ptr<Clock> clock_of(const Point& p, Group& group) {
   if (!on_gpus(p.options)) return make_host_clock(group);
   return make_gpu_clock(group, &exchange_of(p.options) == &kNormal ? Timing::enqueued : Timing::replayed, {});
+}
+
+/// Collective. Adds the times of SlotSelector::balance() to `out`.
+void time_balance(const Point& p, Group& group, Clock& clock, json& out) {
+  BalancedCalls calls(group, clock.device(), p.ids[static_cast<size_t>(group.rank())], p.home, p.expert_bytes);
+  for (const double seconds : clock.time([&] { calls.run(); }, p.options.warmup, p.options.iterations))
+    out["balance"].push_back(seconds);
+  const BalanceReport& last = calls.report();
+  out["balanced"] = {{"weights_moved", last.fetched},
+                     {"received_bytes", last.received_bytes},
+                     {"busiest_before", last.max_before},
+                     {"busiest_after", last.max_after},
+                     {"mean", last.mean}};
 }
 
 /// Collective. What the fused form's warps do, recorded in a run separate from the timed calls.
@@ -137,6 +163,7 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
     }
     if (group.rank() == 0) link.progress(turn + 1, "");
   }
+  if (p.balances()) time_balance(p, group, *clock, out);
   if (rank.fuses()) out["fused_workers"] = recorded_layers(p, rank, group, clock->device(), max_sms);
   std::vector<CheckResult> checks;
   if (o.verify) {
@@ -167,6 +194,7 @@ struct Run : MeasuredPoint {
   int64_t routes = 0, max_routes_per_rank = 0;  ///< of all ranks, and the maximum of a rank
   size_t heap_bytes = 0;
   json replicas;                       ///< with --spare-slots: the map
+  json balanced;                       ///< with --balance: the last call, by rank
   json fused_workers = json::array();  ///< of those ranks whose records are complete
 
   double p50(const char* key) const { return times.at(key).p50; }
@@ -199,8 +227,10 @@ class LayerBench final : public BenchCaseOf<Run> {
   void check(const BenchOptions& o) const override {
     const Point p = make_point(o);
     if (gpus_) check_layer_widths(o.hidden, o.intermediate, p.spec.quantize);
-    const double rank = static_cast<double>(job_of(p).group.heap_bytes) + static_cast<double>(layer_device_bytes(p.spec)) +
-                        static_cast<double>(layer_private_bytes(p.spec));
+    double rank = static_cast<double>(job_of(p).group.heap_bytes) + static_cast<double>(layer_device_bytes(p.spec)) +
+                  static_cast<double>(layer_private_bytes(p.spec));
+    if (p.balances())
+      rank += static_cast<double>(BalancedCalls::device_bytes(p.home.slots_per_rank, p.expert_bytes, p.ids.front()));
     const std::string sizes = fmt::format("--ranks {} --tokens {} --hidden {} --intermediate {} --experts {}", o.ranks,
                                           o.tokens, o.hidden, o.intermediate, p.options.experts);
     if (!gpus_) return require_memory(sizes, static_cast<double>(o.ranks) * rank, machine_.memory_available);
@@ -228,6 +258,8 @@ class LayerBench final : public BenchCaseOf<Run> {
     if (parts) header.insert(header.end(), {"up", "TFLOP/s", "down", "TFLOP/s"});
     header.insert(header.end(), {"combine", "up + down", "TFLOP/s", "layer", tail(), "over up + down"});
     if (fused) header.insert(header.end(), {"fused", tail(), "over up + down"});
+    const bool balances = std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.times.count("balance") > 0; });
+    if (balances) header.emplace_back("balance");
     header.emplace_back("checked");
     PointTable table(any(), {"ranks", "tokens", "experts", "spare-slots", "sms"}, header);
     for (const Run& r : runs_) {
@@ -237,7 +269,7 @@ class LayerBench final : public BenchCaseOf<Run> {
                                      std::to_string(o.experts),
                                      std::to_string(o.spare_slots),
                                      fmt::format("{:.2f}", r.busiest_over_mean()),
-                                     rows_text(o)};
+                                     rows_text(o) + (o.accumulate == "exact" ? "" : ", " + o.accumulate)};
       if (on_gpus(o)) cells.push_back(sms_text(o));
       cells.push_back(us(r.p50("dispatch")));
       if (parts)
@@ -249,6 +281,7 @@ class LayerBench final : public BenchCaseOf<Run> {
                      {us(r.p50("fused")), us(r.times.at("fused").p99), fmt::format("{:.3f}", r.over_experts("fused"))});
       else if (fused)
         cells.insert(cells.end(), 3, "-");
+      if (balances) cells.push_back(r.times.count("balance") > 0 ? us(r.p50("balance")) : "-");
       cells.push_back(checked_cell(r));
       table.row(o, cells);
     }
@@ -260,6 +293,9 @@ class LayerBench final : public BenchCaseOf<Run> {
         "per rank; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
         "without padding.\n",
         on_gpus(any()) ? ", cold L2" : "");
+    if (balances)
+      fmt::print(
+          "  balance: SlotSelector::balance with the weights to move, from the map without replicas, which is set first.\n");
     print_tail_of_table();
     print_fused_workers();
     print_failures();
@@ -284,6 +320,8 @@ class LayerBench final : public BenchCaseOf<Run> {
       if (ranks[0].contains(key)) run.times[key] = measure::times_of(ranks, std::string("/") + key);
     };
     for (const Section& section : kSections) add(section.key);
+    add("balance");
+    if (p.balances()) run.balanced = part_of(ranks, "balanced");
     for (const json& rank : ranks)
       for (const json& one : rank.value("fused_workers", json::array())) run.fused_workers.push_back(one);
     count_routes(p.spec.scenario, run);
@@ -309,11 +347,13 @@ class LayerBench final : public BenchCaseOf<Run> {
                   {"hidden", o.hidden},
                   {"intermediate", o.intermediate},
                   {"spare_slots", o.spare_slots},
+                  {"balance", o.balance},
                   {"experts", o.experts},
                   {"topk", o.topk},
                   {"expert_alignment", o.alignment},
                   {"dtype", o.dtype},
                   {"quantize", o.quantize},
+                  {"accumulate", o.accumulate},
                   {"scale_order", o.scale_order},
                   {"order", o.order},
                   {"sending", o.sending},
@@ -336,6 +376,7 @@ class LayerBench final : public BenchCaseOf<Run> {
                 {"checks", checks_json(r.checks)},
                 {"verified", verified_json(r)}};
     if (!r.replicas.is_null()) out["replicas"] = r.replicas;
+    if (!r.balanced.is_null()) out["balanced_calls"] = r.balanced;
     for (const auto& [key, times] : r.times) out[key] = to_json(times);
     if (r.fuses()) {
       out["tflops"]["fused"] = r.tflops("fused", 3);

@@ -91,6 +91,14 @@ void check_words(const BenchOptions& o) {
         fmt::format("--quantize: '{}' given with --mode {} --backend cpu, whose experts compute in bf16; allowed: "
                     "none, or --backend cuda",
                     o.quantize, mode.name));
+  if (mode.has_experts && !quantised && accumulate_named(o.accumulate) != Accumulate::exact)
+    throw UsageError(fmt::format("--accumulate: '{}' given with bf16 experts; allowed with --quantize f32 or ue8m0", o.accumulate));
+  if (o.balance && o.spare_slots == 0 && std::count(o.swept.begin(), o.swept.end(), "spare-slots") == 0)
+    throw UsageError("--balance: given without --spare-slots, the slots for replicas");
+  if (o.balance && &exchange_of(o) != &kNormal && backend_named(o.backend) == Backend::cuda)
+    throw UsageError(
+        "--balance: given with --exchange low_latency --backend cuda, whose calls are timed in graphs; allowed: --exchange "
+        "normal");
   if (mode.plain_rows && (fp8 || quantised))
     throw UsageError(fmt::format(
         "--mode: '{}' given with fp8 rows; its rows travel unchanged; allowed: --dtype bf16, f16 or f32, --quantize none",

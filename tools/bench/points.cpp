@@ -47,6 +47,7 @@ struct WordAxis {
 const std::vector<WordAxis>& word_axes() {
   static const std::vector<WordAxis> axes{
       {"dtype", &BenchOptions::dtype, kRowTypes},     {"quantize", &BenchOptions::quantize, kQuantize},
+      {"accumulate", &BenchOptions::accumulate, kAccumulate},
       {"layout", &BenchOptions::layout, kLayouts},    {"order", &BenchOptions::order, kOrders},
       {"sending", &BenchOptions::sending, kSendings}, {"scale-order", &BenchOptions::scale_order, kScaleOrders},
       {"routing", &BenchOptions::routing, {}}};
@@ -187,6 +188,8 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"exchange", o.exchange != defaults.exchange, layer},
       {"intermediate", o.intermediate != defaults.intermediate, layer},
       {"spare-slots", o.spare_slots != defaults.spare_slots, layer},
+      {"accumulate", o.accumulate != defaults.accumulate, layer},
+      {"balance", o.balance, layer},
       {"cached", o.cached, normal},
       {"cached", o.cached, cpu},  // on GPUs both kinds of dispatch are always measured
       {"sets", o.sets != defaults.sets, normal},

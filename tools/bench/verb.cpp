@@ -27,15 +27,22 @@ void add_shape(Options& add, BenchOptions& o) {
   add.texts(
       "--sweep", o.sweep, "NAME=N,N,...", false,
       "Measure each of these values of tokens, ranks, warps, blocks, hidden, sms, topk, experts, intermediate, pieces, "
-      "late-us, spare-slots, dtype, quantize, scale-order, sending, routing, layout or order. Several sweeps are combined");
+      "late-us, spare-slots, dtype, quantize, accumulate, scale-order, sending, routing, layout or order. Several sweeps are combined");
 }
 
 void add_layer(Options& add, BenchOptions& o) {
   add.choice("--exchange", o.exchange, {kNormal.name, kLowLatency.name}, "layer: mode of the exchange around the experts");
   add.automatic("--intermediate", o.intermediate, 1, 1 << 17,
                 "layer: intermediate size of an expert's MLP; auto: 2048 on GPUs, 64 on the CPU");
+  add.choice("--accumulate", o.accumulate, kAccumulate,
+             "layer, with --quantize: sums of the fp8 products; fast: in the tensor cores, with the error stated in "
+             "docs/gemm.md, and without the fused form");
   add.integer("--spare-slots", o.spare_slots, 0, kMaxSpareSlots,
               "layer: extra slots per rank for replicas of busy experts, planned from other tokens of this source; 0: none");
+  add.toggle(
+      "--balance", o.balance,
+      "layer, with --spare-slots: plan the replicas from the tokens of the call, and time SlotSelector::balance, which does "
+      "so for each call and moves the weights");
 }
 
 void add_decode(Options& add, BenchOptions& o) {

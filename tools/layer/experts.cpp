@@ -72,8 +72,8 @@ void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, vo
 }
 
 LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, ScaleKind quantize,
-                           int world, RankDevice& device)
-    : shape_(shape), quantize_(quantize), device_(device), sms_(device.sms_of_products(world)) {
+                           Accumulate accumulate, int world, RankDevice& device)
+    : shape_(shape), quantize_(quantize), accumulate_(accumulate), device_(device), sms_(device.sms_of_products(world)) {
   if (device.on_host()) {
     if (max_rows == 0) return;
     mlp_.emplace(shape, ExpertWeights(seed, shape.hidden, shape.intermediate).source(first_expert), host_options());
@@ -126,6 +126,7 @@ void LayerExperts::make_products(const BothWeights& weights) {
   config.k = shape_.hidden;
   config.epilogue = Epilogue::swiglu;
   config.quantize = between_scales(quantize_);
+  config.accumulate = accumulate_;
   up_.emplace(config, weights.up.data, weights.up.scales);
   config.n = shape_.hidden;
   config.k = shape_.intermediate;

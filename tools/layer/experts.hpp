@@ -38,9 +38,9 @@ class LayerExperts {
   /// Experts starting at `first_expert`, for calls with at most `max_rows` rows, on one of `world` ranks, which may share GPUs;
   /// 0 rows: only the weights of a GPU. GPU memory is allocated from `device`, which must outlive this object. `quantize`, on
   /// GPUs: if not none, the weights and all rows but those of the result are fp8, the input rows with scales of this kind, the
-  /// others with float32 scales; H and I are multiples of 16.
-  LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, ScaleKind quantize, int world,
-               RankDevice& device);
+  /// others with float32 scales; H and I are multiples of 16. `accumulate`: of both products.
+  LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, ScaleKind quantize,
+               Accumulate accumulate, int world, RankDevice& device);
   /// Memory of one object.
   static size_t device_bytes(const ExpertShape& shape, int64_t max_rows, ScaleKind quantize, Backend backend);
 
@@ -73,6 +73,7 @@ class LayerExperts {
 
   ExpertShape shape_;
   ScaleKind quantize_;
+  Accumulate accumulate_;
   RankDevice& device_;
   int sms_;  ///< multiprocessors of a product; 0: all
   std::optional<ExpertMlp> mlp_;

@@ -34,6 +34,7 @@ MoeLayerConfig config_of(const LayerSpec& spec, MoeForm form) {
   c.exchange = normal ? MoeExchange::normal : MoeExchange::low_latency;
   c.dtype = spec.quantize == ScaleKind::none ? kLayerType : DType::fp8_e4m3;
   if (spec.quantize != ScaleKind::none) c.row_scales = spec.quantize;
+  c.accumulate = spec.accumulate;
   c.form = form;
   c.order = form == MoeForm::fused ? CombineOrder::per_route : spec.order;
   c.captured = false;
@@ -118,8 +119,8 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
       device_(device),
       rank_(group.rank()),
       experts_(shape_of(spec, rank_), spec.scenario.first_expert(rank_), spec.scenario.seed,
-               spec.separate ? 0 : exchange_max_rows(spec.exchange, spec.scenario.world), spec.quantize, spec.scenario.world,
-               device) {
+               spec.separate ? 0 : exchange_max_rows(spec.exchange, spec.scenario.world), spec.quantize, spec.accumulate,
+               spec.scenario.world, device) {
   const Routing& mine = spec.scenario.routing[at(rank_)];
   input_.ids = mine.expert_ids();
   input_.ids.data = device_.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);

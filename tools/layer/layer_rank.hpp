@@ -29,6 +29,7 @@ struct LayerSpec {
   /// GPUs. If not none, the layer is fp8: rows in flight have scales of this kind, and the rows between the products have
   /// float32 scales. A low-latency exchange must be configured for them.
   ScaleKind quantize = ScaleKind::none;
+  Accumulate accumulate = Accumulate::exact;  ///< of the products; fast: only in fp8, without a fused form
   bool separate = true;  ///< the separate form is a MoeLayer, else the calls one by one
   bool fused = false;    ///< the rank has the fused form: only if why_not_fused() is empty
 };

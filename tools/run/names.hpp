@@ -48,6 +48,7 @@ inline const std::vector<std::string> kBackends = words_of<Backend>(), kLayouts 
                                       kStaging = words_of<Staging>(), kQuantize = words_of<ScaleKind>(),
                                       kOrders = words_of<CombineOrder>(), kSendings = words_of<Sending>(),
                                       kScaleOrders = words_of<ScaleOrder>(), kForms = words_of<MoeForm>(),
+                                      kAccumulate = words_of<Accumulate>(),
                                       kRowTypes = row_words(false), kRowKinds = row_words(true),
                                       kCombinedTypes = combined_words();
 inline constexpr int64_t kMaxSeed = int64_t{1} << 24;
@@ -55,6 +56,7 @@ inline constexpr int64_t kMaxSeed = int64_t{1} << 24;
 // Values of the words in the lists above. \throws std::invalid_argument for other words
 SourceRows rows_named(const std::string& word);
 inline ScaleKind scales_named(const std::string& word) { return named<ScaleKind>("kind of scales", word); }
+inline Accumulate accumulate_named(const std::string& word) { return named<Accumulate>("kind of sums", word); }
 inline Backend backend_named(const std::string& word) { return named<Backend>("backend", word); }
 inline Layout layout_named(const std::string& word) { return named<Layout>("layout", word); }
 inline Staging staging_named(const std::string& word) { return named<Staging>("staging", word); }

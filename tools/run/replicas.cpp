@@ -31,6 +31,12 @@ void select_slots(const ExpertMap& map, std::span<const int64_t> routes, std::ve
     if (error) std::rethrow_exception(error);
 }
 
+/// Replaces ids that are not experts, which recordings may contain for dropped routes.
+void drop_invalid(Routing& routing) {
+  for (int32_t& id : routing.topk_ids)
+    if (id < 0 || id >= routing.num_experts) id = -1;
+}
+
 }  // namespace
 
 void count_routes(const Routing& routing, std::span<int64_t> routes) {
@@ -51,8 +57,7 @@ ReplicatedRouting replicate_experts(const RoutingSource& source, int world, int6
     std::vector<Routing> batches = source.batches(r, tokens, 2);
     count_routes(batches[1], std::span(past).subspan(static_cast<size_t>(r) * experts, experts));
     count_routes(batches[0], sums);
-    for (int32_t& id : batches[0].topk_ids)
-      if (id >= source.experts()) id = -1;  // recordings may contain such ids, for dropped routes
+    drop_invalid(batches[0]);
     result.routing.push_back(std::move(batches[0]));
   }
   for (size_t i = 0; i < past.size(); ++i) past_sums[i % experts] += past[i];
@@ -61,6 +66,31 @@ ReplicatedRouting replicate_experts(const RoutingSource& source, int world, int6
   result.moved = count_moved(home, result.map);
   result.busiest_without_replicas = busiest_over_mean(divide_routes(home, sums));
   select_slots(result.map, past, result.routing);
+  return result;
+}
+
+ReplicatedRouting balance_experts(const RoutingSource& source, int world, int64_t tokens, int spare_slots) {
+  const auto experts = static_cast<size_t>(source.experts());
+  std::vector<int64_t> routes(static_cast<size_t>(world) * experts), sums(experts);
+  ReplicatedRouting result;
+  result.of_experts = source.all_ranks(tokens);
+  for (size_t r = 0; r < result.of_experts.size(); ++r) {
+    drop_invalid(result.of_experts[r]);
+    count_routes(result.of_experts[r], std::span(routes).subspan(r * experts, experts));
+  }
+  for (size_t i = 0; i < routes.size(); ++i) sums[i % experts] += routes[i];
+  const ExpertMap home = home_map(source.experts(), world, (source.experts() + world - 1) / world + spare_slots);
+  StepOptions options;
+  options.seconds_per_move = 0;
+  result.map = plan_step(sums, home, 0, options).map;
+  result.moved = count_moved(home, result.map);
+  result.busiest_without_replicas = busiest_over_mean(divide_routes(home, sums));
+  result.routing = result.of_experts;
+  for (int r = 0; r < world; ++r) {
+    Routing& mine = result.routing[static_cast<size_t>(r)];
+    replace_by_slots(mine.topk_ids, divide_source(result.map, routes, r));
+    mine.num_experts = result.map.num_slots();
+  }
   return result;
 }
 

@@ -23,10 +23,15 @@ struct ReplicatedRouting {
   ExpertMap map;
   int moved = 0;                        ///< sets of weights that the map adds to the home map
   double busiest_without_replicas = 1;  ///< routes of the busiest rank over the mean, for the same batches with the home map
+  std::vector<Routing> of_experts;      ///< balance_experts(): the batches before the replacement
 };
 
 /// Simulates an application: plans a map with `spare_slots` extra slots per rank from the second batch of the source, and uses
 /// SlotSelector to replace the ids of the first batch with slots. \throws Error(invalid_argument) if there is no such map
 ReplicatedRouting replicate_experts(const RoutingSource& source, int world, int64_t tokens, int spare_slots);
+
+/// Plans the map from the first batch itself and divides its routes exactly, as SlotSelector::balance() does if fetches cost
+/// nothing. \throws Error(invalid_argument) if there is no such map
+ReplicatedRouting balance_experts(const RoutingSource& source, int world, int64_t tokens, int spare_slots);
 
 }  // namespace switchyard::tool

@@ -16,6 +16,8 @@
 #define SY_EXPERT_MEMORY_INIT { sizeof(sy_expert_memory), 0, 0, 0 }
 #define SY_EXPERT_CALL_INIT { sizeof(sy_expert_call), NULL, 0, 0 }
 #define SY_EXPERT_MAP_INIT { sizeof(sy_expert_map), 0, 0, 0, 0, NULL }
+#define SY_BALANCE_OPTIONS_INIT { sizeof(sy_balance_options), 128, 300e9, 0.14e-6, 0.5e-3, 67108864 }
+#define SY_BALANCE_REPORT_INIT { sizeof(sy_balance_report), 0, 0, 0, 0, 0 }
 #define SY_GROUPED_GEMM_CONFIG_INIT { \
     sizeof(sy_grouped_gemm_config), 0, 0, 0, 0, 0, 0, INFINITY, 1.0f, 0.0f, SY_SCALE_F32, 0, 0 }
 #define SY_EXPERT_ROWS_INIT { sizeof(sy_expert_rows), NULL, NULL, NULL, 0, 0 }

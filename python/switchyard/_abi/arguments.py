@@ -67,7 +67,7 @@ _LL_COMBINE: Arguments = {
     "expert_scale": Tensor(("L",), (F32,), optional=True), "order": Word(_names.ORDERS), "out": _SUMS, "num_sms": _NUM_SMS}
 _MODEL = Foreign("a torch module", "named_modules")
 _PARALLEL: Arguments = {"model": _MODEL, "max_tokens": Integer(1, INT64), "topk": Integer(1, INT32, optional=True),
-                        "experts": Word({"automatic": 0, "module": 1, "grouped": 2, "layer": 3})}
+                        "experts": Word({"automatic": 0, "module": 1, "grouped": 2, "layer": 3}), "replicas": Any_()}
 
 FUNCTIONS: Dict[str, Arguments] = {
     "Exchange.__init__": {"group": _GROUP, "routing_gradients": Flag(), **_NORMAL},
@@ -133,6 +133,9 @@ FUNCTIONS: Dict[str, Arguments] = {
     "move_weights": {"group": _GROUP, "before": _MAP, "after": _MAP, "arrays": Any_(), "staging_bytes": BYTES},
     "SlotSelector.__init__": {"group": _GROUP, "expert_map": _MAP, "routes": _ROUTES}, "SlotSelector.close": {},
     "SlotSelector.select": {"topk_ids": _IDS, "out": Tensor(("T", "K"), (I32, I64), written=True, optional=True)},
+    "SlotSelector.balance": {"topk_ids": _IDS, "arrays": Any_(), "out": Tensor(("T", "K"), (I32, I64), written=True, optional=True),
+                             "tile": Integer(1, INT64), "link_bytes_per_s": Real(), "seconds_per_row": Real(), "seconds_per_move": Real(),
+                             "staging_bytes": BYTES},
     "SlotSelector.set_map": {"expert_map": _MAP, "routes": _ROUTES}, "SlotSelector.gather_routes": {},
     "RowMemory.__init__": {"group": _GROUP, "size": BYTES, "device": Integer(0, INT32, optional=True), "segment": BYTES},
     "RowMemory.use": {}, "RowMemory.close": {},
@@ -155,6 +158,7 @@ FUNCTIONS: Dict[str, Arguments] = {
     "moe_heap_bytes": {"world": _WORLD, "backend": Word(_names.BACKENDS), "hosts": Integer(1, INT32), **_PARALLEL},
     "parallelize_moe": {"group": _GROUP, "gradients": Word({"sum": 0, "mean": 1}), **_PARALLEL},
     "expert_parameters": {"model": _MODEL}, "full_state_dict": {"model": _MODEL}, "keep_out_of_ddp": {"model": _MODEL},
+    "set_replicas": {"model": _MODEL, "replicas": Any_()},
     "routing_layout": {"topk_ids": _IDS, "num_experts": Integer(1, INT32), "world": _WORLD},
     "run_ranks": {"function": Foreign("a function of a group: run_ranks(function, world)", "__call__"), "world": _WORLD, "arguments": Any_(),
                   **_OF_GROUP},

@@ -56,6 +56,19 @@ class ExpertMap(Struct):
                 ("reserved", c_int32), ("expert_of_slot", c_void_p)]
 
 
+class BalanceOptions(Struct):
+    name = "sy_balance_options"
+    defaults = {"tile": 128, "link_bytes_per_s": 300e9, "seconds_per_row": 0.14e-6, "seconds_per_move": 0.5e-3, "staging_bytes": 67108864}
+    _fields_ = [("struct_size", c_size_t), ("tile", c_int64), ("link_bytes_per_s", c_double), ("seconds_per_row", c_double),
+                ("seconds_per_move", c_double), ("staging_bytes", c_size_t)]
+
+
+class BalanceReport(Struct):
+    name = "sy_balance_report"
+    _fields_ = [("struct_size", c_size_t), ("max_before", c_int64), ("max_after", c_int64), ("mean", c_int64), ("fetched", c_int64),
+                ("received_bytes", c_int64)]
+
+
 class GroupedGemmConfig(Struct):
     name = "sy_grouped_gemm_config"
     defaults = {"swiglu_limit": float("inf"), "swiglu_alpha": 1.0, "weight_scales": 1}
@@ -308,9 +321,9 @@ class TuningValues(Struct):
                 ("warps", c_int32), ("chunk_kib", c_int32), ("quantized_dispatch_sms", c_int32)]
 
 
-ALL = (ConstRowView, RowView, ExpertIds, ExpertShape, ExpertOptions, ExpertMemory, ExpertCall, ExpertMap, GroupedGemmConfig, ExpertRows,
-       GroupedGemmOptions, WeightGradientConfig, SwigluGradientConfig, RoutingGradientConfig, MoeLayerConfig, MoeLayerMemory,
-       MoeLayerCall, LedgerConfig, LedgerFormat, LedgerCombineOptions, LowLatencyConfig, LowLatencyView, LowLatencyDispatchOptions,
-       LowLatencyCombineOptions, AllToAllOptions, WaitReport, GroupOptions, NormalConfig, MemoryRequirement, DispatchOptions,
-       DispatchedView, CombineOptions, CallStatistics, Counts, Bytes, Matrices, Ledger, RoutingLayout, TraceOptions, TraceSummary,
-       WaitStatistics, TuningKey, TuningValues)
+ALL = (ConstRowView, RowView, ExpertIds, ExpertShape, ExpertOptions, ExpertMemory, ExpertCall, ExpertMap, BalanceOptions, BalanceReport,
+       GroupedGemmConfig, ExpertRows, GroupedGemmOptions, WeightGradientConfig, SwigluGradientConfig, RoutingGradientConfig,
+       MoeLayerConfig, MoeLayerMemory, MoeLayerCall, LedgerConfig, LedgerFormat, LedgerCombineOptions, LowLatencyConfig, LowLatencyView,
+       LowLatencyDispatchOptions, LowLatencyCombineOptions, AllToAllOptions, WaitReport, GroupOptions, NormalConfig, MemoryRequirement,
+       DispatchOptions, DispatchedView, CombineOptions, CallStatistics, Counts, Bytes, Matrices, Ledger, RoutingLayout, TraceOptions,
+       TraceSummary, WaitStatistics, TuningKey, TuningValues)

@@ -121,8 +121,9 @@ def _row_type(model: Any, weights: "torch.Tensor") -> "torch.dtype":
     return config if config in rows else others[0] if others else torch.bfloat16
 
 
-def exchange_config(model: Any, found: Found, max_tokens: int, backend: str, hosts: int) -> Dict[str, Any]:
-    """Returns the :class:`Exchange` keywords for a module."""
+def exchange_config(model: Any, found: Found, max_tokens: int, backend: str, hosts: int, slots: Optional[int] = None) -> Dict[str, Any]:
+    """Returns the :class:`Exchange` keywords for a module. slots: number of slots of its map, which are the experts of the
+    exchange; None: the module has no replicas."""
     module = found.module
     weights = getattr(module, "down_proj", None)
     if weights is None or weights.dim() != 3:
@@ -130,7 +131,7 @@ def exchange_config(model: Any, found: Found, max_tokens: int, backend: str, hos
     hidden = weights.shape[2] if getattr(module, "is_transposed", False) else weights.shape[1]
     # In the worst case, all rows from all ranks are sent to one rank. On the CPU, rings limit the memory if all ranks share a
     # host.
-    return {"hidden": hidden, "num_experts": int(module.num_experts), "topk": found.topk, "max_tokens": max_tokens, "layout": "expert_major",
+    return {"hidden": hidden, "num_experts": slots or int(module.num_experts), "topk": found.topk, "max_tokens": max_tokens, "layout": "expert_major",
             "dtype": _row_type(model, weights), "staging": "ring" if backend == "cpu" and hosts == 1 else "direct", "routing_gradients": True}
 
 

@@ -12,6 +12,7 @@ from ..gemm import GroupedGemm
 from ..group import Group
 from ..layer import MoeLayer
 from . import states, wrappers
+from .replicas import Replicas
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +37,19 @@ class Layers:
         self._of[id(module)] = MoeLayer(self._group, w13, w2, **self._config)
 
 
+def _held() -> Any:
+    from .replica_pass import Held
+
+    return Held()
+
+
 class Share:
     """This rank's experts of one module. Its ``forward`` replaces that of `module`. The module's parameters keep their identity
     but contain only the share."""
 
-    def __init__(self, name: str, module: Any, group: Group, exchange: Exchange, way: str, average: bool, above: List[Any]) -> None:
-        self.name, self.group, self.experts = name, group, int(module.num_experts)
+    def __init__(self, name: str, module: Any, group: Group, exchange: Exchange, way: str, average: bool, above: List[Any],
+                 replicas: Optional[Replicas] = None) -> None:
+        self.name, self.group, self.experts, self.kind = name, group, int(module.num_experts), type(module)
         self._module, self._exchange, self._way, self._average, self._above = module, exchange, way, average, above
         self._experts, self.mine = module.forward, group.experts_of(self.experts)
         self.names = [each for each, parameter in module.named_parameters(recurse=False) if parameter.shape[:1] == (self.experts,)]
@@ -53,6 +61,7 @@ class Share:
         self._gemms: Tuple[GroupedGemm, ...] = ()
         self._places: Any = None
         self._kept: Dict[str, Any] = {}
+        self.replicas, self._held = replicas, None if replicas is None else _held()
         self.saves_plain = False  #: whether state dicts contain the share as a plain tensor; set by full_state_dict
         self._follow()
         module.forward = self.forward
@@ -64,7 +73,7 @@ class Share:
         """Returns the share for a copy of the module, with separate parameters and the same exchange."""
         twin = Share.__new__(Share)
         memo[id(self)] = twin
-        vars(twin).update(vars(self), _gemms=(), _places=None, _kept={})
+        vars(twin).update(vars(self), _gemms=(), _places=None, _kept={}, _held=None if self.replicas is None else _held())
         vars(twin).pop("_ddp", None)
         twin._module = copy.deepcopy(self._module, memo)
         twin._experts = copy.deepcopy(self._experts, memo)
@@ -91,6 +100,16 @@ class Share:
     def parameters(self) -> Dict[str, Any]:
         """Returns the share's parameters, keyed by their names in the module."""
         return {name: self._module._parameters[name] for name in self.names if self._module._parameters.get(name) is not None}
+
+    @property
+    def site(self) -> int:
+        """The number of the module in calls."""
+        return self._exchange._site or 0
+
+    def fetch_replicas(self) -> None:
+        """Copies the weights of all replicas. Collective."""
+        if self.replicas is not None and all(each.is_cuda == (self.group.backend == "cuda") for each in self.parameters().values()):
+            self.replicas.fetch([each.detach() for each in self.parameters().values()])
 
     def compute_by(self, layers: Layers) -> None:
         """Uses one of these layers for passes without gradients. Collective."""
@@ -123,6 +142,10 @@ class Share:
 
     def _compute(self, hidden_states: Any, ids: Any, weights: Any, traced: bool) -> Any:
         x, ids, weights = hidden_states.contiguous(), ids.contiguous(), weights.float().contiguous()
+        if self.replicas is not None:
+            from . import replica_pass
+
+            return replica_pass.forward(self, self.replicas, self._held, x, ids, weights)
         way = "module" if traced or self._records(hidden_states, weights) else self._way
         if way == "layer":
             return self._made_layer()(x, ids, weights)

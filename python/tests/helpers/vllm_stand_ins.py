@@ -8,7 +8,7 @@ import types
 
 #: Module, with the modules below it, and why it has a stand-in.
 STAND_INS = {
-    "PIL": "compiled; images of multimodal models",
+    "PIL": "compiled; images of multimodal models. The real one where it is installed, because torchvision needs it",
     "aiohttp": "compiled; downloads of media",
     "cbor2": "compiled; hashes of prompts",
     "msgspec": "compiled; messages between server processes",
@@ -69,8 +69,11 @@ class _Module(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self):
+        self.names = [name for name in STAND_INS if name != "PIL" or importlib.util.find_spec("PIL") is None]
+
     def find_spec(self, name, path=None, target=None):
-        if any(name == each or name.startswith(each + ".") for each in STAND_INS):
+        if any(name == each or name.startswith(each + ".") for each in self.names):
             return importlib.util.spec_from_loader(name, self, is_package=True)
         return None
 

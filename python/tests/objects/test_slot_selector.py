@@ -196,3 +196,45 @@ def test_one_rank_makes_a_mistake(ranks):
         assert selector.version == 2
 
     ranks(rank, 2, timeout=600, rendezvous_timeout=600)
+
+
+@pytest.mark.parametrize("mode", ["expert_major", "low_latency", "layer_normal", "layer_fused"])
+def test_a_call_is_balanced_by_its_own_routes(ranks, mode):
+    """The results of balanced calls are bitwise those without replicas; the ranks are level with enough spare slots."""
+    make, options = MODES[mode]
+    if make is layer:
+        try:
+            _ffi.layer_library()
+        except sy.LibraryNotFound as error:
+            pytest.skip(str(error))
+    home = sy.ExpertMap.home(num_experts=E, world=W, slots_per_rank=C)
+    other_ids = np.where(IDS >= 0, (IDS + 3) % E, IDS)
+
+    def rank(group):
+        r, tokens = group.rank, TOKENS[group.rank]
+        held = [max(e, 0) for e in home.expert_of_slot[r * C:(r + 1) * C]]
+        w13, w2, scale = W13[held], W2[held], SCALE[held]
+        selector = sy.SlotSelector(group, home)
+        for number, ids in enumerate((IDS[r, :tokens], other_ids[r, :tokens], other_ids[r, :tokens].astype(np.int64))):
+            want = make(group, E, np.arange(E), **options)(X[r, :tokens], ids, WEIGHTS[r, :tokens])
+            before = selector.expert_map
+            slots, report = selector.balance(ids, w13, w2, scale, tile=1, seconds_per_row=1, seconds_per_move=0, staging_bytes=1 << 20)
+            after = selector.expert_map
+            assert slots.dtype == ids.dtype and np.array_equal(np.where(slots >= 0, after.expert_of_slot[slots], -1), ids)
+            rows = np.frombuffer(b"".join(group.all_gather(np.bincount(slots[slots >= 0] // C, minlength=W).tobytes())), np.int64)
+            assert report.max_after == rows.reshape(W, W).sum(0).max() <= report.mean + 1 and report.fetched == before.count_moved(after)
+            assert (report.fetched > 0, report.max_after < report.max_before) == ((number < 2,) * 2)
+            mine = after.expert_of_slot[r * C:(r + 1) * C]
+            assert all(np.array_equal(each[mine >= 0], whole[mine[mine >= 0]]) for each, whole in ((w13, W13), (w2, W2), (scale, SCALE)))
+            got = make(group, after.num_slots, after.expert_of_slot, **options)(X[r, :tokens], slots, WEIGHTS[r, :tokens])
+            assert np.array_equal(got, want), number
+        assert selector.version == 3
+        with pytest.raises(sy.SwitchyardError, match="tile"):
+            selector.balance(ids, w13, w2, scale, tile=-1 if r else 1)
+        with pytest.raises(sy.Mismatch, match="seconds_per_row"):
+            selector.balance(ids, w13, w2, scale, seconds_per_row=1.0 + r)
+        with pytest.raises(sy.SwitchyardError, match=r"arrays\[1\]"):
+            selector.balance(ids, w13, w2[1:] if r else w2, scale)
+        assert selector.balance(ids, w13, w2, scale, link_bytes_per_s=1e-3)[1].fetched == 0 and selector.expert_map == after
+
+    ranks(rank, W, heap_bytes=256 << 20)

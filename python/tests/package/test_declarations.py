@@ -69,6 +69,7 @@ CALLS = {
     "move_weights": ("sy.move_weights", {"group": "group", "before": "small_map", "after": "small_map"}),
     "SlotSelector.__init__": ("sy.SlotSelector", {"group": "group", "expert_map": "small_map", "routes": "SMALL_ROUTES"}),
     "SlotSelector.select": ("selector.select", {"topk_ids": "IDS", "out": "IDS.copy()"}),
+    "SlotSelector.balance": ("selector.balance", {"topk_ids": "IDS", "out": "IDS.copy()"}),
     "SlotSelector.set_map": ("selector.set_map", {"expert_map": "small_map", "routes": "SMALL_ROUTES"}),
     "first_expert": ("sy.first_expert", {"num_experts": "4", "world": "2", "rank": "0"}),
     "routing_layout": ("sy.routing_layout", {"topk_ids": "IDS", "num_experts": "4", "world": "2"}),
@@ -78,7 +79,7 @@ CALLS = {
 #: Not callable here, because they need a GPU, torch or a process group; with_torch/test_mistakes_with_torch.py covers the
 #: others.
 ELSEWHERE = {"GroupedGemm.__init__", "GroupedGemm.__call__", "Group.from_process_group", "moe_heap_bytes", "parallelize_moe", "Ledger",
-             "expert_parameters", "full_state_dict", "keep_out_of_ddp", "Group.record_stream"}
+             "expert_parameters", "full_state_dict", "keep_out_of_ddp", "set_replicas", "Group.record_stream"}
 
 #: Calls that are not decorated, because that would take a tenth of their time: Python names the similar keyword from 3.13 on.
 HOT = {"Exchange.dispatch", "Exchange.combine", "LowLatency.dispatch", "LowLatency.dispatch_async", "LowLatency.combine",

@@ -15,18 +15,18 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from plain_moe import TOKENS, Model, loss_of, off, tokens_of  # noqa: E402
+from plain_moe import EXPERTS, TOKENS, Model, loss_of, off, tokens_of  # noqa: E402
 
-DIVIDING = re.compile(r"^sy\.parallelize_moe\(.*\n", re.M)
+DIVIDING = re.compile(r"^(sy\.parallelize_moe\(|    if .*\n        sy\.set_replicas\().*\n", re.M)
 
 
-def blocks():
-    """Returns the code blocks of the how-to by heading."""
-    page = ROOT / "docs/how_to/training.md"
+def blocks(page="training"):
+    """Returns the code blocks of a how-to by heading."""
+    page = ROOT / f"docs/how_to/{page}.md"
     if not page.is_file():
         pytest.skip("the tests are not in a clone")
     found = {}
-    for part in re.split(r"^### ", page.read_text(encoding="utf-8"), flags=re.M)[1:]:
+    for part in re.split(r"^###? ", page.read_text(encoding="utf-8"), flags=re.M)[1:]:
         found[part.partition("\n")[0].split(",")[0]] = re.findall(r"```python\n(.*?)```", part, re.S)
     return found
 
@@ -71,7 +71,7 @@ def play_block(rank, world, folder, block):
     with Ranks(rank, world, folder) as group:
         ends, start = [], whole_state(Model())
         for text in (block, DIVIDING.sub("", block)):
-            names = {"sy": sy, "torch": torch, "group": group, "T": TOKENS, "model": Model(), "data": range(20), "folder": folder,
+            names = {"sy": sy, "torch": torch, "group": group, "T": TOKENS, "E": EXPERTS, "model": Model(), "data": range(20), "folder": folder,
                      "loss_of": lambda model, step: loss_of(model, rank, step)}
             exec(compile(text, "training.md", "exec"), names)
             ends.append(whole_state(names["model"]))
@@ -87,6 +87,12 @@ def test_blocks(name, tmp_path):
         pytest.importorskip("accelerate")
     block, = blocks()[name]
     assert DIVIDING.search(block)
+    run_on_team("spawn", 2, play_block, str(tmp_path), block, seconds=240)
+
+
+def test_the_block_with_replicas(tmp_path):
+    block, = blocks("replicate_experts")["Train with replicas"]
+    assert len(DIVIDING.findall(block)) == 2
     run_on_team("spawn", 2, play_block, str(tmp_path), block, seconds=240)
 
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SlotSelector on the CPU. The calling thread replaces the ids.
+#include <cstring>
 #include <utility>
 
 #include "exchange/slots/impl.hpp"
@@ -38,7 +39,11 @@ class CpuSlotSelector final : public SlotSelectorImpl {
   void run(const ExpertIds& ids, void* slots, void*) override {
     ids.is_int64 ? replace<int64_t>(ids, slots) : replace<int32_t>(ids, slots);
   }
-  void check_stream(void*) const override {}
+  void check_stream(const char*, void*) const override {}
+  void read_ids(const ExpertIds& ids, void* to, void*) override { std::memcpy(to, ids.data, bytes_of(ids)); }
+  void write_slots(const ExpertIds& ids, const void* from, void* slots, void*) override {
+    std::memcpy(slots, from, bytes_of(ids));
+  }
   void stage_table(std::vector<uint32_t> words) override { staged_ = std::move(words); }
   void use_table(void*) override { words_.swap(staged_); }
   void read_and_reset_routes(int64_t* routes) override {

@@ -56,6 +56,12 @@ AgreedFields SlotSelectorImpl::fields(const ExpertMap& map, std::span<const int6
 
 void SlotSelectorImpl::select(const ExpertIds& topk_ids, void* slots, void* stream) {
   group_.check_usable("SlotSelector::select");
+  check_ids(topk_ids, slots);
+  ++calls_;
+  if (topk_ids.num_tokens > 0) run(topk_ids, slots, stream);
+}
+
+void SlotSelectorImpl::check_ids(const ExpertIds& topk_ids, const void* slots) const {
   check_range("topk_ids.topk", topk_ids.topk, 1, kMaxTopk);
   if (topk_ids.num_tokens < 0) invalid_value("topk_ids.num_tokens", std::to_string(topk_ids.num_tokens), "at least 0");
   if (topk_ids.num_tokens > 0) {
@@ -63,15 +69,13 @@ void SlotSelectorImpl::select(const ExpertIds& topk_ids, void* slots, void* stre
     if (slots == nullptr) invalid("slots", " is null");
   }
   check_call(topk_ids, slots);
-  ++calls_;
-  if (topk_ids.num_tokens > 0) run(topk_ids, slots, stream);
 }
 
 void SlotSelectorImpl::set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream) {
   group_.check_usable("SlotSelector::set_map");
   ConstructionReport mine;
   mine.report = attempt([&] {
-    check_stream(stream);
+    check_stream("SlotSelector::set_map", stream);
     stage_table(make_table(map, routes));
   });
   group_.agree("SlotSelector::set_map", fields(map, routes), mine);
@@ -110,6 +114,11 @@ void SlotSelector::select(const ExpertIds& topk_ids, void* slots, void* stream) 
 }
 void SlotSelector::set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream) {
   impl_->collective_call("SlotSelector::set_map", [&] { impl_->set_map(map, routes, stream); });
+}
+BalanceReport SlotSelector::balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
+                                    const BalanceOptions& options) {
+  return impl_->collective_call("SlotSelector::balance",
+                                [&] { return impl_->balance(group, topk_ids, slots, arrays, options); });
 }
 std::vector<int64_t> SlotSelector::gather_routes() {
   return impl_->collective_call("SlotSelector::gather_routes", [&] { return impl_->gather_routes(); });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // SlotSelector on a GPU: memory and stream order. The address of the table is constant, so captured calls use each new map.
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "exchange/gpu/call_order.hpp"
@@ -74,11 +75,11 @@ class CudaSlotSelector final : public SlotSelectorImpl {
     order_->end(at, 0);
   }
 
-  void check_stream(void* stream) const override {
+  void check_stream(const char* name, void* stream) const override {
     const DeviceGuard guard(gpu_.device());
     auto* const given = static_cast<gpu::Stream>(stream);
     if (capture_of(given).active)
-      invalid("SlotSelector::set_map: the stream is being captured; graphs use the map in force when they run");
+      invalid(std::string(name) + ": the stream is being captured; graphs use the map in force when they run");
     if (!gpu::is_legacy(given)) gpu_.check_stream(given);
   }
 
@@ -95,6 +96,21 @@ class CudaSlotSelector final : public SlotSelectorImpl {
     const CallStream at = order_->begin(static_cast<gpu::Stream>(stream));
     check_cuda(gpu::copy_on_device(table(), staged_.as<uint32_t>(), table_bytes_, at.stream), "new slot table");
     order_->end(at, 0);
+  }
+
+  void read_ids(const ExpertIds& ids, void* to, void* stream) override {
+    const DeviceGuard guard(gpu_.device());
+    const RelaxedCapture relaxed;
+    const auto on = static_cast<gpu::Stream>(stream);
+    check_cuda(gpu::copy_to_host(to, ids.data, bytes_of(ids), on), "copy of ids");
+    check_cuda(gpu::wait_for_stream(on), "copy of ids");
+  }
+
+  void write_slots(const ExpertIds& ids, const void* from, void* slots, void* stream) override {
+    const DeviceGuard guard(gpu_.device());
+    const RelaxedCapture relaxed;
+    // `from` is pageable memory, from which the driver copies before it returns.
+    check_cuda(gpu::copy_to_device(slots, from, bytes_of(ids), static_cast<gpu::Stream>(stream)), "copy of slots");
   }
 
   void read_and_reset_routes(int64_t* routes) override {

@@ -13,6 +13,10 @@
 
 namespace switchyard::detail {
 
+inline size_t bytes_of(const ExpertIds& ids) {
+  return static_cast<size_t>(ids.num_tokens * ids.topk) * (ids.is_int64 ? sizeof(int64_t) : sizeof(int32_t));
+}
+
 /// The constructor of a backend calls construct(), in which it stores the table from make_table().
 class SlotSelectorImpl : protected ExchangeBase {
  public:
@@ -25,6 +29,8 @@ class SlotSelectorImpl : protected ExchangeBase {
 
   void select(const ExpertIds& topk_ids, void* slots, void* stream);
   void set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream);
+  BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
+                        const BalanceOptions& options);
   std::vector<int64_t> gather_routes();
   virtual const int64_t* routes() const = 0;
   const ExpertMap& map() const { return map_; }
@@ -39,8 +45,11 @@ class SlotSelectorImpl : protected ExchangeBase {
   /// Throws invalid_argument if the backend does not accept the arguments of a call of select().
   virtual void check_call(const ExpertIds& topk_ids, const void* slots) const = 0;
   virtual void run(const ExpertIds& topk_ids, void* slots, void* stream) = 0;
-  /// Throws invalid_argument if set_map() must not use the stream.
-  virtual void check_stream(void* stream) const = 0;
+  /// Throws invalid_argument if the method `name` must not use the stream.
+  virtual void check_stream(const char* name, void* stream) const = 0;
+  /// Copy the ids to host memory and wait; copy slots from host memory, which may be reused on return. \pre tokens exist
+  virtual void read_ids(const ExpertIds& topk_ids, void* to, void* stream) = 0;
+  virtual void write_slots(const ExpertIds& topk_ids, const void* from, void* slots, void* stream) = 0;
   /// Stores `words` until use_table(), which set_map() calls on all ranks only if no rank failed.
   virtual void stage_table(std::vector<uint32_t> words) = 0;
   virtual void use_table(void* stream) = 0;
@@ -48,9 +57,16 @@ class SlotSelectorImpl : protected ExchangeBase {
   virtual void read_and_reset_routes(int64_t* routes) = 0;
 
  private:
+  void check_ids(const ExpertIds& topk_ids, const void* slots) const;
+  /// What all ranks agree on before they balance a call.
+  AgreedFields fields_of_balance(std::span<const SlotArray> arrays, const BalanceOptions& options) const;
+
   ExpertMap map_;
   int64_t version_ = 1;
-  int64_t calls_ = 0;  ///< of select()
+  int64_t calls_ = 0;  ///< of select() and balance()
+  // Scratch memory of balance().
+  std::vector<int32_t> narrow_ids_;
+  std::vector<int64_t> wide_ids_;
 };
 
 }  // namespace switchyard::detail

@@ -61,6 +61,10 @@ class GpuMemory {
     if (status == gpu::kOk) status = gpu::wait_for_stream(memory.stream);
     check_gpu(status, where, std::to_string(bytes) + " bytes of the GPU's memory");
   }
+  /// Settles the streams, which may be destroyed before the graphs that keep the memory alive.
+  ~GpuMemory() {
+    if (!in_driver_callback()) held_->settle();
+  }
   GpuMemory(const GpuMemory&) = delete;
   GpuMemory& operator=(const GpuMemory&) = delete;
   void* data() const { return held_->memory.data; }
@@ -80,6 +84,14 @@ class GpuMemory {
     Held(const Held&) = delete;
     Held& operator=(const Held&) = delete;
     ~Held() { DeferredFrees::of_process().defer(memory, MemoryUses(points).on(std::move(users))); }
+    void settle() noexcept try {
+      const std::lock_guard lock(mutex);
+      const CurrentContext current(memory.context);
+      const RelaxedCapture relaxed;  // a stream of this thread may be captured
+      users.settle(*points);
+    } catch (const std::exception&) {
+      // The last owner tries again.
+    }
     std::shared_ptr<StreamPoints> points;
     Allocation memory;
     std::mutex mutex;

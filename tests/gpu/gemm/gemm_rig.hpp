@@ -137,6 +137,7 @@ class GemmRig {
   }
 
   switchyard::GroupedGemm& gemm() { return gemm_; }
+  const void* weights() const { return w_.as(); }
   const DeviceBytes& num_rows() const { return num_rows_; }
   const DeviceBytes& memory_of_out() const { return out_; }
   const std::vector<int64_t>& first() const { return first_; }

@@ -3,6 +3,7 @@
 // that must not depend on anything else.
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "gpu/gemm/gemm_rig.hpp"
@@ -248,6 +249,42 @@ TEST(GroupedGemmCalls, GraphsWithOtherCounts) {
   ok(cudaGraphExecDestroy(exec));
   ok(cudaGraphDestroy(graph));
   ok(cudaStreamDestroy(stream));
+}
+
+// Two threads destroy objects, then the streams that used them, at the same time. Memory released by one thread must not lead
+// the other thread to a destroyed stream.
+TEST(GroupedGemmCalls, StreamsEndAfterTheObjectsOfTheirThread) {
+  Problem p = problem(2, 64, 64, 0);
+  GemmRig rig(p, {40, 24}, Fill::integers);
+  const switchyard::Rows out = rig.out();
+  const auto rounds = [&](bool captures) {
+    DeviceBytes own(out.rows * p.columns() * 2);
+    switchyard::Rows to = out;
+    to.data = own.as();
+    for (int round = 0; round < 150; ++round) {
+      cudaStream_t stream = nullptr;
+      cudaGraph_t graph = nullptr;
+      ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      {
+        switchyard::GroupedGemm gemm(config_of(p), rig.weights());
+        gemm.run(rig.x(), rig.ranges(), to, {stream, 0});
+        if (captures) {
+          ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+          gemm.run(rig.x(), rig.ranges(), to, {stream, 0});
+          ok(cudaStreamEndCapture(stream, &graph));
+        }
+      }
+      ok(cudaStreamSynchronize(stream));
+      ok(cudaStreamDestroy(stream));
+      if (graph != nullptr) ok(cudaGraphDestroy(graph));  // the last owner of the object's memory
+    }
+  };
+  std::thread other(rounds, true);
+  rounds(false);
+  other.join();
+  rig.run();
+  ok(cudaDeviceSynchronize());
+  EXPECT_EQ(rig.difference().unequal, 0);
 }
 
 void expect_error(ErrorCode code, const std::string& part, const std::function<void()>& f) {

@@ -93,6 +93,21 @@ class Replicas(unittest.TestCase):
                 self.assertGreater(each["replicas"]["weights_moved"], 0)
             self.assertIn("spare slots per rank", Path(folder, "layer.html").read_text())
 
+    def test_each_call_is_balanced(self):
+        code, out, err = run("bench", "--mode", "layer", "--ranks", "2", "--tokens", "300", "--hidden", "64", "--experts", "8", "--topk", "2",
+                             "--routing", "zipf:1.5", "--sweep", "spare-slots=0,2", "--balance", "--iterations", "20", "--warmup", "1", "--json", "-")
+        self.assertEqual(code, 0, out + err)
+        none, two = json.loads(out)["runs"]
+        self.assertNotIn("balance", none)
+        self.assertTrue(two["verified"])
+        self.assertEqual(two["routes"], none["routes"])
+        self.assertGreater(two["balance"]["p50_us"], 0)
+        for rank in two["balanced_calls"]:
+            self.assertEqual((rank["busiest_before"], rank["mean"]), (none["most_routes_of_a_rank"], -(-none["routes"] // 2)))
+            self.assertLessEqual(rank["busiest_after"], rank["mean"] + 128)
+            self.assertGreater(rank["weights_moved"], 0)
+        self.assertLessEqual(two["most_routes_of_a_rank"], two["balanced_calls"][0]["mean"] + 128)
+
 
 class Trace(unittest.TestCase):
     """`switchyard trace --mode layer`: the form that the library supports, or separate calls with the experts between them."""

@@ -129,7 +129,12 @@ MISTAKES = [
     ("bench --mode flat --layout expert_major", "--layout: given with --mode flat", "it belongs to --mode normal"),
     ("bench --contest", "--contest: given with --mode normal", "it belongs to --mode flat"),
     ("bench --slots 64", "--slots: given with --staging direct", "it belongs to --staging ring"),
+    ("bench --accumulate fast", "--accumulate: given with --mode normal", "it belongs to --mode layer"),
+    ("bench --mode layer --accumulate fast", "--accumulate: 'fast' given with bf16 experts", "--quantize f32 or ue8m0"),
+    ("bench --mode layer --accumulate loose", "--accumulate: 'loose' given", "exact", "fast"),
     ("bench --spare-slots 2", "--spare-slots: given with --mode normal", "it belongs to --mode layer"),
+    ("bench --balance", "--balance: given with --mode normal", "it belongs to --mode layer"),
+    ("bench --mode layer --balance", "--balance: given without --spare-slots"),
     ("bench --mode layer --spare-slots 1025", "--spare-slots: '1025' given", "from 0 to 1024"),
     ("demo --routing rank_skew:3 --ranks 2", "--routing: 'rank_skew:3' does not fit", "allowed: 0 to 2"),
     ("bench --pin cores --warps 2", "--pin: 'cores' given", "--processes"),
@@ -212,7 +217,7 @@ def contents(folder):
 #: Options that only one verb has. Before an option is added here, check that no other verb has it by another name.
 OWN_OPTIONS = {
     "demo": "--steps", "verify": "--equal-tokens --repeat --verbose", "verify ledger": "--quick --drop-percent --aiv-blocks",
-    "bench": "--exchange --scale-order --compute --cached --contest --sweep --channels --send-chunk --slots --sets --limit-ms --pin --no-verify",
+    "bench": "--exchange --balance --accumulate --scale-order --compute --cached --contest --sweep --channels --send-chunk --slots --sets --limit-ms --pin --no-verify",
     "trace": "--form --calls --events --cost --in", "tune": "--slack", "plan": "--ranks-per-host --variants", "plot": "",
     "doctor": "--engines --measure --hosts --seconds"}
 

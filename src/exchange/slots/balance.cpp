@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// SlotSelector::balance(). The host chooses the slots, so that the rows of each rank are those of the plan.
+#include <bit>
+#include <string>
+
+#include "exchange/slots/impl.hpp"
+#include "plan/expert_division.hpp"
+
+namespace switchyard::detail {
+
+namespace {
+
+constexpr const char* kBalance = "SlotSelector::balance";
+
+/// Adds the routes to each expert.
+template <class Id>
+void count_routes(const std::vector<Id>& ids, std::vector<int64_t>& counts) {
+  for (const Id id : ids)
+    if (id >= 0 && static_cast<uint64_t>(id) < counts.size()) ++counts[static_cast<size_t>(id)];
+}
+
+/// Replaces ids with the slots of their runs, in routing order. -1 is kept; `num_slots` replaces other ids that are no experts.
+template <class Id>
+void replace_ids(std::vector<Id>& ids, SlotRuns& runs, int num_slots) {
+  const size_t experts = runs.begin.size() - 1;
+  std::vector<size_t> run(runs.begin.begin(), runs.begin.end() - 1);
+  for (Id& id : ids) {
+    if (id == -1) continue;
+    if (id < 0 || static_cast<uint64_t>(id) >= experts) {
+      id = static_cast<Id>(num_slots);
+      continue;
+    }
+    size_t& at = run[static_cast<size_t>(id)];
+    while (runs.runs[at].count == 0) ++at;
+    --runs.runs[at].count;
+    id = static_cast<Id>(runs.runs[at].slot);
+  }
+}
+
+double bytes_of_expert(std::span<const SlotArray> arrays) {
+  double bytes = 0;
+  for (const SlotArray& array : arrays) bytes += static_cast<double>(array.slot_bytes);
+  return bytes;
+}
+
+AgreedField agreed_rate(const char* name, double value) {
+  return {name, std::bit_cast<int64_t>(value), [](int64_t bits) { return std::to_string(std::bit_cast<double>(bits)); }};
+}
+
+}  // namespace
+
+AgreedFields SlotSelectorImpl::fields_of_balance(std::span<const SlotArray> arrays, const BalanceOptions& options) const {
+  uint64_t sizes = 0;
+  for (const SlotArray& array : arrays) sizes = mix_hash(sizes, array.slot_bytes);
+  AgreedFields all = fields(map_, {});
+  for (const AgreedField& field :
+       {agreed("the number of arrays", static_cast<int64_t>(arrays.size())),
+        agreed("a hash of slot_bytes", static_cast<int64_t>(sizes)), agreed("StepOptions::tile", options.plan.tile),
+        agreed_rate("StepOptions::link_bytes_per_s", options.plan.link_bytes_per_s),
+        agreed_rate("StepOptions::seconds_per_row", options.plan.seconds_per_row),
+        agreed_rate("StepOptions::seconds_per_move", options.plan.seconds_per_move),
+        agreed("MoveOptions::staging_bytes", static_cast<int64_t>(options.move.staging_bytes))})
+    all.push_back(field);
+  return all;
+}
+
+BalanceReport SlotSelectorImpl::balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
+                                        const BalanceOptions& options) {
+  void* const stream = options.move.stream;
+  const auto experts = static_cast<size_t>(map_.num_experts);
+  std::vector<int64_t> mine(experts, 0), all(experts * static_cast<size_t>(world())), sums(experts, 0);
+  const auto on_ids = [&](const auto& f) { topk_ids.is_int64 ? f(wide_ids_) : f(narrow_ids_); };
+  ConstructionReport report;
+  report.report = attempt([&] {
+    if (&group.impl() != &group_) invalid("group", " is not the group of the selector");
+    check_ids(topk_ids, slots);
+    check_stream(kBalance, stream);
+    for (size_t i = 0; i < arrays.size(); ++i)
+      if (arrays[i].slot_bytes > 0 && arrays[i].data == nullptr) invalid("arrays[" + std::to_string(i) + "].data", " is null");
+    check_step(bytes_of_expert(arrays), options.plan);
+    on_ids([&](auto& ids) {
+      ids.resize(static_cast<size_t>(topk_ids.num_tokens * topk_ids.topk));
+      if (!ids.empty()) read_ids(topk_ids, ids.data(), stream);
+      count_routes(ids, mine);
+    });
+  });
+  group_.agree(kBalance, fields_of_balance(arrays, options), report, mine.data(), experts * sizeof(int64_t), all.data());
+
+  for (size_t i = 0; i < all.size(); ++i) sums[i % experts] += all[i];
+  const StepPlan plan = plan_step(sums, map_, bytes_of_expert(arrays), options.plan);
+  BalanceReport result{plan.max_before, plan.loads.max(), plan.mean, static_cast<int64_t>(plan.fetched.size()), 0};
+  if (plan.map != map_) {
+    result.received_bytes = move_weights(group, map_, plan.map, arrays, options.move);
+    set_map(plan.map, all, stream);
+  }
+  ++calls_;
+  if (topk_ids.num_tokens == 0) return result;
+  run(topk_ids, slots, stream);  // counts the routes
+  SlotRuns runs = divide_source(map_, all, rank());
+  on_ids([&](auto& ids) {
+    replace_ids(ids, runs, map_.num_slots());
+    write_slots(topk_ids, ids.data(), slots, stream);
+  });
+  return result;
+}
+
+}  // namespace switchyard::detail
