@@ -10,7 +10,7 @@ layer     a whole layer through vLLM's runner (SWITCHYARD_VLLM=layer), bf16 and 
           form with order="per_rank" and as the plug-in configures it
 host      host time of a decode step through vLLM and of the calls that it makes, called directly
 
-Needs the sources of vLLM 0.33 (scripts/clients.sh). Stand-ins of its compiled modules: python/tests/helpers/vllm_stand_ins.py. Experts
+Needs the sources of vLLM 0.33 (scripts/clients.sh). Stand-ins of its compiled modules: python/tests/helpers/engines/vllm_stand_ins.py. Experts
 compute no products: they return at once ("none") or copy their rows ("copy").
 
 GPU times are measured between CUDA events, which for high-throughput DeepEP include its wait for the host. Each figure is the median over
@@ -429,7 +429,7 @@ def peer_error(folder):
 
 def run(rank, part, store, given, end):
     try:
-        sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python/tests/helpers")]
+        sys.path[:0] = [str(ROOT / folder) for folder in ("python", "python/tests/helpers", "python/tests/helpers/engines")]
         bench = Bench(rank, given, end, "" if given.no_peer else given.deep_ep)
         getattr(bench, part)(store)
         bench.torch.cuda.synchronize()

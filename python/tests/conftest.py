@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "helpers"))
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("helpers", "helpers/engines")]
 
 import switchyard as sy  # noqa: E402
 from team import close_teams  # noqa: E402

@@ -83,6 +83,17 @@ class StreamUsers {
   std::vector<Point> points_;  ///< of settled streams
 };
 
+/// Returns a pointer for the users of an object that graphs keep alive, too. When its last copy is dropped, the streams that used
+/// the object still exist; T::settle(), which must not throw, then records their points. They may be destroyed before the graphs.
+template <class T>
+std::shared_ptr<T> settled_when_dropped(std::shared_ptr<T> object) {
+  T* const p = object.get();
+  return {p, [object = std::move(object)](T*) mutable {
+            if (object.use_count() > 1 && !in_driver_callback()) object->settle();  // else the destructor does so
+            object.reset();
+          }};
+}
+
 /// Counts the holders (graphs with calls, or a rank) that must be destroyed before a resource can be freed.
 using HoldCounter = std::shared_ptr<std::atomic<int>>;
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-core's unmodified MoE layer with its flex dispatcher (backend "deepep") on the drop-in: router, dispatcher, experts,
-outputs and gradients. helpers/megatron_ranks.py lists what is replaced."""
+outputs and gradients. helpers/engines/megatron_ranks.py lists what is replaced."""
 import pytest
 
 torch = pytest.importorskip("torch")

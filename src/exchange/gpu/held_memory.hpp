@@ -19,13 +19,21 @@ class HeldMemory final : public MemoryHolder, public std::enable_shared_from_thi
   static std::shared_ptr<HeldMemory> make(size_t bytes, CudaRank& gpu) {
     std::shared_ptr<HeldMemory> made(new HeldMemory(bytes, gpu));
     gpu.holders().remember(made->data(), bytes, made);
-    return made;
+    return settled_when_dropped(std::move(made));
   }
   HeldMemory(const HeldMemory&) = delete;
   HeldMemory& operator=(const HeldMemory&) = delete;
   ~HeldMemory() override { memory_.end_after(MemoryUses(points_).on(std::move(users_))); }
 
   void* data() const { return memory_.as<void>(); }
+  void settle() noexcept try {
+    const CurrentContext current(memory_.context());
+    const RelaxedCapture relaxed;  // a stream of this thread may be captured
+    const std::lock_guard lock(mutex_);
+    users_.settle(*points_);
+  } catch (const std::exception&) {
+    // The destructor tries again.
+  }
   void used_on(gpu::Stream stream, const CaptureState& capture) override {
     if (capture.active) return keep_in_graph(shared_from_this(), capture.graph);
     const std::lock_guard lock(mutex_);

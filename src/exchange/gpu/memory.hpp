@@ -29,6 +29,7 @@ class DeviceMemory {
   }
   /// Frees the memory once `uses` are over. May be called on any thread, including inside a driver callback.
   void end_after(MemoryUses uses) noexcept { DeferredFrees::of_process().defer(std::exchange(memory_, {}), std::move(uses)); }
+  void* context() const { return memory_.context; }
   template <class T>
   T* as(size_t offset = 0) const {
     return reinterpret_cast<T*>(static_cast<std::byte*>(memory_.data) + offset);

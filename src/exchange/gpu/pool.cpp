@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "exchange/gpu/check.hpp"
 #include "heap/gpu/device_guard.hpp"
@@ -55,6 +56,16 @@ void CudaBlock::used_until(const Point& point) {
   if (pool && point) points_.push_back(point);
 }
 
+void CudaBlock::settle() noexcept try {
+  if (!pool) return;
+  if (!arena && std::exchange(has_stream, false) && content != Content::staging) users_.add_unmarked(stream, thread);
+  const DeviceGuard guard(pool->device());
+  const RelaxedCapture relaxed;  // a stream of this thread may be captured
+  users_.settle(pool->points());
+} catch (const std::exception&) {
+  // The pool tries again.
+}
+
 // ---- the pool ----
 
 std::shared_ptr<CudaBlock> CudaPool::make_block(size_t bytes, Content content) {
@@ -62,7 +73,7 @@ std::shared_ptr<CudaBlock> CudaPool::make_block(size_t bytes, Content content) {
   block->bytes = bytes;
   block->content = content;
   block->thread = std::this_thread::get_id();
-  return block;
+  return settled_when_dropped(std::move(block));
 }
 
 std::shared_ptr<CudaBlock> CudaPool::take(size_t bytes, Content content, const Taker& taker) {
@@ -236,6 +247,7 @@ void GraphArena::release(CudaBlock& block) noexcept try {
       const CaptureState state = capture_of(stream);
       if (state.active && state.id == block.capture) after.push_back(pool_->points().mark(stream, captured_stream_id(stream)));
     }
+    block.users_.settle(pool_->points());
   }
   std::vector<StreamUse> uses;
   for (Point& point : block.points_) uses.push_back({std::move(point), false});

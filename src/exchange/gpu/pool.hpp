@@ -66,6 +66,8 @@ struct CudaBlock final : OutputBlock, MemoryHolder, std::enable_shared_from_this
   void used_until(const Point& point);
   /// Work captured on `user` uses the block.
   void used_in(const CaptureState& state, gpu::Stream user);
+  /// Records points on the streams that used the block.
+  void settle() noexcept;
 
  private:
   friend class CudaPool;

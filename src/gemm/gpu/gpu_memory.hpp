@@ -63,7 +63,7 @@ class GpuMemory {
   }
   /// Settles the streams, which may be destroyed before the graphs that keep the memory alive.
   ~GpuMemory() {
-    if (!in_driver_callback()) held_->settle();
+    if (held_.use_count() > 1 && !in_driver_callback()) held_->settle();  // else its destructor does so
   }
   GpuMemory(const GpuMemory&) = delete;
   GpuMemory& operator=(const GpuMemory&) = delete;

@@ -56,7 +56,7 @@ Lasting& lasting(int rank) {
 template <class F>
 void each_array(Dispatched& d, F&& f) {
   f(d.topk_ids), f(d.topk_weights), f(d.source_token), f(d.row_source), f(d.row_weights), f(d.expert_first_row);
-  f(d.tokens_per_expert), f(d.aligned_per_expert), f(d.dropped), f(d.dropped_per_source);
+  f(d.tokens_per_expert), f(d.aligned_per_expert), f(d.dropped), f(d.dropped_per_source), f(d.invalid_ids);
 }
 
 size_t x_bytes(const Dispatched& d) { return switchyard::dtype_bytes(d.x.dtype, d.x.rows * d.x.cols); }
