@@ -1,22 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times Switchyard inside vLLM's own classes on 2 GPUs, next to DeepEP V1 and to direct calls (docs/how_to/vllm.md).
+"""Times Switchyard inside vLLM's own classes on 2 GPUs, compared with DeepEP V1 and with direct calls (docs/how_to/vllm.md).
 
     PYTHONPATH=python python3 bench/engine_exchange.py --deep-ep FOLDER --json engines.json
 
-prefill   prepare and finalize through vLLM's modular kernel, format Standard (SWITCHYARD_VLLM=all2all), and DeepEP's high-throughput class
-decode    the same in the format BatchedExperts, eager and in vLLM's CUDAGraphWrapper, and DeepEP's low-latency class
-layer     a whole layer through vLLM's runner (SWITCHYARD_VLLM=layer), bf16 and block fp8, and the layer called directly in its separate
-          form with order="per_rank" and as the plug-in configures it
-host      host time of a decode step through vLLM and of the calls that it makes, called directly
+prefill   prepare and finalize in vLLM's modular kernel, format Standard (SWITCHYARD_VLLM=all2all); DeepEP's high-throughput class
+decode    the same in the format BatchedExperts, eager and in vLLM's CUDAGraphWrapper; DeepEP's low-latency class
+layer     a whole layer through vLLM's runner (SWITCHYARD_VLLM=layer), bf16 and block fp8, and direct calls of the layer: separate
+          form with order="per_rank", and the plug-in's configuration
+host      host time of a decode step through vLLM, and of direct calls of the same functions
 
-Needs the sources of vLLM 0.33 (scripts/clients.sh). Stand-ins of its compiled modules: python/tests/helpers/engines/vllm_stand_ins.py. Experts
-compute no products: they return at once ("none") or copy their rows ("copy").
-
-GPU times are measured between CUDA events, which for high-throughput DeepEP include its wait for the host. Each figure is the median over
-repetitions of the slowest rank's time. Before each repetition, the L2 cache is overwritten, an all-reduce makes the ranks begin together
-and the GPU is kept busy for a millisecond while the host enqueues the call. Results are checked before they are timed. Each part runs in
-processes of its own, with a deadline; its failures are recorded in the output and do not affect other parts.
+Needs the sources of vLLM 0.33 (scripts/clients.sh), with stand-ins for compiled modules
+(python/tests/helpers/engines/vllm_stand_ins.py). Experts compute no products: they return at once ("none") or copy their rows
+("copy"). CUDA events measure GPU times, which include high-throughput DeepEP's wait for the host. Each figure is the median over
+repetitions of the slowest rank's time. Each repetition first overwrites the L2 cache, runs an all-reduce so that the ranks begin
+together, and keeps the GPU busy for a millisecond while the host enqueues the call. Results are checked before they are timed. Each
+part runs in separate processes with a deadline; its failures are recorded in the output and do not affect other parts.
 """
 import argparse
 import contextlib
@@ -37,7 +36,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RANKS = 2
 PARTS = ("prefill", "decode", "layer", "host")
-#: Cycles for which a GPU is kept busy before a timed call: about a millisecond.
+#: Cycles of the kernel that keeps a GPU busy before a timed call: about a millisecond.
 BUSY_CYCLES = 2_000_000
 HIGH_THROUGHPUT, LOW_LATENCY = "deepep_high_throughput", "deepep_low_latency"
 
@@ -142,7 +141,7 @@ class Bench:
         return self.slowest(taken)
 
     def host_time(self, call):
-        """Host time of `call` in microseconds. Few calls are in flight, so that no call waits for a free place in the queue."""
+        """Host time of `call` in microseconds. Few calls are in flight, so no call waits for a free entry of the queue."""
         taken = []
         for repetition in range(20 * self.given.repetitions):
             if repetition % 4 == 0:
@@ -215,17 +214,17 @@ class Bench:
 
         found = {}
         with self.configured(store, backend, tokens, captured) as config:
-            for who in ("switchyard", "deep_ep"):
-                with self.attempt(part, who):
-                    if who == "deep_ep" and not self.peer:
+            for library in ("switchyard", "deep_ep"):
+                with self.attempt(part, library):
+                    if library == "deep_ep" and not self.peer:
                         raise RuntimeError(self.given.no_peer)
-                    plugin.install("all2all") if who == "switchyard" else plugin.uninstall()
+                    plugin.install("all2all") if library == "switchyard" else plugin.uninstall()
                     self.vllm.manager_of(backend)
-                    found[who] = measure(config, who, tokens)
+                    found[library] = measure(config, library, tokens)
         for name, ours in found.get("switchyard", {}).items():
             self.compared(part, name, ours, found.get("deep_ep", {}).get(name), bar)
 
-    def prefill_of(self, config, who, tokens):
+    def prefill_of(self, config, library, tokens):
         found = {}
         for experts in ("copy", "none"):
             made, call, (x, ids, _) = self.kernel(config, HIGH_THROUGHPUT, tokens, experts == "copy")
@@ -235,17 +234,17 @@ class Bench:
                     self.check(call(), x.float() * sum((owners == r).any(1) for r in range(RANKS)).unsqueeze(1))
                 name = f"experts {experts}"
                 about = {"tokens": tokens, "implementation": type(made).__name__}
-                found[name] = self.figure("prefill", f"{who}, {name}", self.gpu_time(call), **about)
+                found[name] = self.figure("prefill", f"{library}, {name}", self.gpu_time(call), **about)
         return found
 
-    def decode_of(self, config, who, tokens):
+    def decode_of(self, config, library, tokens):
         _, call, (x, _, weights) = self.kernel(config, LOW_LATENCY, tokens, True)
         self.check(call(), x.float() * weights.sum(1, keepdim=True))
         made, call, _ = self.kernel(config, LOW_LATENCY, tokens, False)
         about = {"tokens": tokens, "order": "per_route", "implementation": type(made).__name__}
-        found = {"eager": self.figure("decode", f"{who}, eager", self.gpu_time(call), **about)}
+        found = {"eager": self.figure("decode", f"{library}, eager", self.gpu_time(call), **about)}
         replay = self.captured(config, call, tokens)
-        found["graph"] = self.figure("decode", f"{who}, graph", self.gpu_time(replay), **about)
+        found["graph"] = self.figure("decode", f"{library}, graph", self.gpu_time(replay), **about)
         return found
 
     def captured(self, config, call, tokens):
@@ -270,7 +269,7 @@ class Bench:
     # ---- Whole layers ----
 
     def weights_of(self, dtype, shape):
-        """Returns this rank's weights and scales, or None, of a layer; small random values."""
+        """Returns a layer's weights on this rank, small random values, and their scales (bf16: None)."""
         torch, (hidden, intermediate, experts, _) = self.torch, shape
         made, scales, here = [], [], experts // RANKS
         for rows, columns in ((2 * intermediate, hidden), (hidden, intermediate)):
@@ -310,7 +309,7 @@ class Bench:
         return sy.MoeLayer(group, *weights, w13_scales=scales[0], w2_scales=scales[1], **config), group
 
     def passes(self, config, tokens):
-        """vLLM's context of a forward pass."""
+        """Returns vLLM's context of a forward pass."""
         from vllm.forward_context import set_forward_context
 
         return set_forward_context(None, config, num_tokens=tokens, num_tokens_across_dp=self.torch.tensor((tokens,) * RANKS))
@@ -395,8 +394,8 @@ class Bench:
 
 
 def load_peer(folder):
-    """Imports deep_ep from `folder`, with the NVSHMEM library that pip installs beside torch. Buffer gets vLLM's parameter for fault
-    tolerance, which is False here, if it does not have it."""
+    """Imports deep_ep from `folder`, with the NVSHMEM library that pip installs with torch. If Buffer lacks the parameter that vLLM
+    passes for fault tolerance, which is False here, a subclass accepts it."""
     import inspect
 
     import torch  # noqa: F401  (its libraries)
@@ -416,7 +415,7 @@ def load_peer(folder):
 
 
 def peer_error(folder):
-    """Returns why deep_ep cannot be imported from `folder`, or "". A process of its own tries."""
+    """Returns the reason for a failed import of deep_ep from `folder` in a separate process, or ""."""
     if not folder:
         return "no --deep-ep"
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'bench')!r}); import engine_exchange; engine_exchange.load_peer({folder!r})"
@@ -469,7 +468,7 @@ def play(part, given, entries):
 
 
 def about(given):
-    """What the figures were taken on."""
+    """Returns the conditions of the measurement."""
     import torch
 
     sys.path.insert(0, str(ROOT / "python"))
@@ -490,7 +489,7 @@ def main():
     entries = []
     for part in parts:
         play(part, given, entries)
-        if given.json:  # after each part, so that a later one cannot lose its figures
+        if given.json:  # after each part: failures of later parts lose no figures
             with open(given.json, "w", encoding="utf-8") as file:
                 json.dump({**about(given), "entries": entries}, file, indent=1)
                 file.write("\n")

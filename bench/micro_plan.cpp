@@ -49,7 +49,7 @@ void plan(benchmark::State& state) {
 }
 
 // Arguments: exponent in tenths, spare slots per rank. The map is that of the previous call, whose routes differ by up to a
-// fifth. With free fetches, the planner tries hardest.
+// fifth. If fetches cost nothing, the planner searches most.
 void step(benchmark::State& state) {
   const auto loads = per_expert(routes_of(static_cast<double>(state.range(0)) / 10));
   const ExpertMap home = home_map(kExperts, kRanks, kExperts / kRanks + static_cast<int>(state.range(1)));

@@ -4,8 +4,8 @@
 #
 #     bench/peers/build_mega_moe_fp8.sh WHEEL_DIR OUT
 #
-# WHEEL_DIR: the unpacked wheel; if it does not exist, pip downloads the wheel, compares its hash, and it is unpacked there.
-# NVCC and PYTHON name other programs than nvcc and python3. Needs CUDA 13.0 or later and GCC, no GPU; takes some minutes.
+# WHEEL_DIR: the unpacked wheel; if it does not exist, pip downloads the wheel and checks its hash, and this script unpacks it.
+# NVCC and PYTHON replace the programs nvcc and python3. Needs CUDA 13.0 or later and GCC, no GPU; takes some minutes.
 set -euo pipefail
 (($# == 2)) || { sed -n '3,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 wheel=$1 out=$2

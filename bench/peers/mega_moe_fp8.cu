@@ -6,9 +6,9 @@
 //     OUT --tokens 4096 --experts 128 --ranks 2 --json FILE
 //
 // The peer keeps one set of float32 sums per tile and rescales it in place before each 128 elements of K. Sampled tokens are
-// compared with float32 loops over the same quantized operands. These quantize the activation too, but from their own, more
-// precise sums, so that elements near a boundary round the other way. If all elements rounded independently, the relative error
-// of a token would be 0.037 (twice the variance of e4m3's rounding); a missing or wrong route causes about 0.35.
+// compared with float32 loops over the same quantized operands. The loops also quantize the activation, but from more precise
+// sums, so that elements near a rounding boundary round the other way. If all elements rounded independently, the relative
+// error of a token would be 0.037 (twice the variance of e4m3's rounding); a missing or wrong route causes about 0.35.
 //
 // Preparation (the peer's kernel that quantizes tokens into the symmetric buffer), layer kernel, and both together are timed in
 // turn. Before each, the L2 cache is overwritten, and a small kernel on every GPU waits until the host has queued the work on
@@ -52,8 +52,8 @@ struct Options {
 /// In host memory that all GPUs map. Each word has one writer.
 struct Gate {
   unsigned arrived[kMaxRanks];  ///< the last round in which this rank's kernel waits
-  unsigned late[kMaxRanks];     ///< not 0: it has given up
-  unsigned open;                ///< the last round in which kernels may go on, written by the host
+  unsigned late[kMaxRanks];     ///< not 0: its kernel has timed out
+  unsigned open;                ///< the last round in which kernels may continue, written by the host
 };
 __device__ uint64_t nanoseconds() {
   uint64_t t;
@@ -72,7 +72,7 @@ __global__ void wait_at_gate(volatile Gate* gate, int rank, unsigned round) {
   }
 }
 
-/// Threads of the ranks meet here.
+/// A barrier of the ranks' threads, with a deadline.
 class Meeting {
  public:
   explicit Meeting(int count) : count_(count) {}
@@ -168,7 +168,7 @@ class Bench {
     uint8_t* flush = nullptr;
     unsigned round = 0;
   };
-  /// Waits for the event, as no call of the runtime does it with a deadline.
+  /// Waits for the event with a deadline, which the runtime's own calls do not support.
   static void await(cudaEvent_t event, const char* what) {
     const auto end = Clock::now() + kDeadline;
     for (cudaError_t status; (status = cudaEventQuery(event)) != cudaSuccess;) {
@@ -177,7 +177,7 @@ class Bench {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
   }
-  /// Lets the waiting kernels of this round go on, once all ranks have queued their work behind them and all kernels wait.
+  /// Releases the waiting kernels of this round after all ranks have queued their work behind them and all kernels wait.
   void open_gate(Worker& w) {
     meeting_.wait();
     if (w.rank == 0) {
@@ -189,7 +189,7 @@ class Bench {
       __atomic_store_n(&gate_->open, w.round, __ATOMIC_RELEASE);
     }
   }
-  /// Milliseconds of `calls` calls after `before` untimed ones. All ranks call it alike.
+  /// Milliseconds of `calls` calls after `before` untimed ones. All ranks make the same call.
   float timed(Worker& w, const std::function<void()>& work, int before, int calls, const char* what) {
     ++w.round;
     must(cudaMemsetAsync(w.flush, static_cast<int>(w.round), kFlush, w.stream), "cudaMemsetAsync");
@@ -325,7 +325,7 @@ int Bench::report() const {
   return good ? 0 : 1;
 }
 
-/// Prints what the peer's host code would compute: for a comparison with it, without a GPU.
+/// Prints the layout for a comparison with the peer's host code. Needs no GPU.
 void print_layout(const Config& c) {
   const Layout l = layout_of(c);
   const auto print = [](const char* name, uint64_t offset) {

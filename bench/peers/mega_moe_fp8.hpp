@@ -15,18 +15,18 @@ constexpr int kHidden = 7168, kIntermediate = 2048, kTopK = 8;
 constexpr int kBlock = 128;  ///< elements of a scale: 1 x 128 of a row, 128 x 128 of weights
 constexpr int kHiddenBlocks = kHidden / kBlock, kIntermediateBlocks = kIntermediate / kBlock;
 
-/// Prints the text and ends the program at once: other ranks may be waiting for this one, on the host or in a kernel.
+/// Prints the text and ends the program immediately: other ranks may be waiting for this one, on the host or in a kernel.
 [[noreturn]] void fail(const std::string& what);
 inline void must(cudaError_t status, const char* what) {
   if (status != cudaSuccess) fail(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-/// A shape and what the peer's own host code chooses for it on a GPU of 132 multiprocessors; a template argument.
+/// A shape and the values that the peer's host code chooses for it on a GPU with 132 multiprocessors; a template argument.
 struct Config {
   int ranks, tokens, experts;
   int pool;          ///< rows of all local experts in the worst case, padded to whole tiles
   int scale_pool;    ///< columns of the transposed scales of the ring's rows
-  int ring;          ///< rows of the ring in which the products find their inputs
+  int ring;          ///< rows of the ring that contains the inputs of the products
   int stages;        ///< of the pipeline in shared memory
   int lag;           ///< down tiles trail up tiles by lag % 1000 units, in groups of lag / 1000
   int publish;       ///< received rows per release fence
@@ -94,7 +94,7 @@ class Peer {
   Peer(const Config& c, const std::vector<Rank>& ranks, int idx);
   /// Quantizes the tokens into the symmetric buffer and copies expert ids and weights there: the peer's own kernel.
   void prepare(cudaStream_t stream) const;
-  /// Runs the whole layer: one launch on each rank; they wait for each other.
+  /// Runs the whole layer: one launch on each rank; the kernels wait for each other.
   void run(cudaStream_t stream) const;
 
  private:

@@ -43,8 +43,8 @@ __device__ float block_max(float v) {
   return v;
 }
 
-/// Quantizes one block of 128 x 128 weights: blockIdx is (column block, row block, local expert). `reorder`: rows go where
-/// `up_row` says; scales keep their order.
+/// Quantizes one block of 128 x 128 weights: blockIdx is (column block, row block, local expert). `reorder`: stores the rows
+/// in the order of `up_row`; scales keep their order.
 __global__ void fill_weights(uint8_t* weights, float* scales, int rows, int columns, int first_expert, uint64_t seed,
                              bool reorder) {
   const uint64_t block_seed = mix(seed + static_cast<uint64_t>(first_expert + static_cast<int>(blockIdx.z))) +
@@ -135,7 +135,7 @@ void store(T* to, const std::vector<T>& from) {
   must(cudaMemcpy(to, from.data(), from.size() * sizeof(T), cudaMemcpyDefault), "cudaMemcpy from the host");
 }
 
-/// Every token draws distinct experts uniformly, and weights that sum to 1.
+/// Draws for every token distinct experts, uniformly, and weights that sum to 1.
 void route(const Config& c, const Rank& rank, uint64_t seed) {
   std::mt19937_64 random(mix(seed * 1000 + static_cast<uint64_t>(rank.idx)));
   std::vector<int32_t> experts;

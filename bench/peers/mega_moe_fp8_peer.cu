@@ -24,8 +24,8 @@ constexpr int kRows = 128, kColumns = 256;  // of a tile
 constexpr int kDispatchThreads = 64, kLoaderThreads = 64, kMathThreads = 256;
 constexpr int kCluster = 2;  // blocks that share the weights of a tile
 
-/// Recorded from the host code in the wheel's own library (its printed configuration and the source that it hands to nvcc),
-/// with as many tokens as the buffer has room for, which is its default. The fields follow the struct.
+/// Recorded from the host code in the wheel's own library (its printed configuration and the source that it passes to nvcc),
+/// with the buffer's maximum number of tokens, its default. The fields are in the order of the struct.
 constexpr Config kConfigs[] = {
     {2, 1024, 64, 20480, 37888, 18944, 4, 4014, 1, 231024},     {2, 1024, 128, 24576, 49152, 24576, 4, 4029, 1, 231104},
     {2, 1024, 256, 32640, 65280, 32640, 4, 4058, 1, 231600},    {2, 4096, 64, 69632, 37888, 18944, 4, 4014, 1, 232048},

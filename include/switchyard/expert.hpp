@@ -78,7 +78,7 @@ struct MoeWeights {
 
 /// Settings of one call.
 struct ExpertCall {
-  void* stream = nullptr;  ///< CUDA: cudaStream_t; null: the legacy default stream
+  void* stream = nullptr;  ///< CUDA: cudaStream_t, which must outlive the object; null: the legacy default stream
   int num_sms = 0;         ///< CUDA: maximum number of multiprocessors, in [1, those of the GPU]; 0: all
 };
 

@@ -115,22 +115,22 @@ struct StepPlan {
   SlotLoads loads;               ///< divide_routes() for this map: the rows of the call per slot and rank
   int64_t max_before = 0;        ///< rows of the busiest rank with the current map
   int64_t mean = 0;              ///< ceil(rows of all ranks / W)
-  std::vector<int32_t> fetched;  ///< ascending: slots whose expert their rank does not hold in the current map
+  std::vector<int32_t> fetched;  ///< slots, ascending, with experts that their rank does not hold in the current map
   /// The rows of the busiest rank above the mean.
   int64_t remainder() const noexcept { return loads.max() - mean; }
 };
 
 /// The number of spare slots per rank with which plan_step() levels any load: ceil(n * (W - 1) / W), where n = ceil(E / W) is
-/// the number of experts of a rank. If W divides E, fewer do not suffice: if one rank's experts have no rows and all others
-/// have equally many, this rank needs replicas of that many. \throws Error(invalid_argument)
+/// the number of experts of a rank. If W divides E, fewer do not suffice: a rank whose experts have no rows needs this many
+/// replicas if all other experts have equally many rows. \throws Error(invalid_argument)
 int spare_slots_to_level(int num_experts, int world);
 
 /// Chooses replicas for one call from its own routes, `routes_per_expert`, [E], at most 2^40 each. One slot of each expert
 /// keeps its weights: that of home_map() if it holds the expert, else the first slot that does. All other slots are spare.
-/// Returns the map with the lowest predicted time among those found; `current` if fetching weights does not pay. The predicted
+/// Returns the map with the lowest predicted time of all maps that the search finds; `current` if none is faster. The predicted
 /// time is seconds_per_row times the rows of the busiest rank, but at least mean + tile, plus, if weights are fetched,
 /// seconds_per_move and the transfer time of the rank that fetches or sends most. `expert_bytes`: weights and scales of one
-/// expert. Experts that a rank already holds are preferred.
+/// expert. The search prefers experts that a rank already holds.
 ///
 /// remainder() <= tile if fetches cost nothing, seconds_per_row > 0, each rank has spare_slots_to_level() spare slots, and all
 /// experts are in their slots of home_map(). Takes about 0.2 ms for 256 experts on 32 ranks.
@@ -161,8 +161,8 @@ struct MoveOptions {
 /// the arrays concurrently; on GPUs, no work on other streams may use them either. Throws on all ranks, before any copy:
 /// Error(invalid_argument); Error(mismatch) if an argument other than the addresses and the stream differs by rank;
 /// Error(heap_exhausted). Ranks on several hosts gather the weights of all senders in the host memory of every rank, over the
-/// group's connections. If a rank terminates during the copies, the other ranks throw
-/// PeerFailed, and the contents of the destination slots are undefined.
+/// group's connections. If a rank terminates during the copies, the other ranks throw PeerFailed, and the contents of the
+/// destination slots are undefined.
 /// Between move_weights() and set_map(), the weights do not match the map in force: make no call that uses them.
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options = {});
@@ -217,17 +217,18 @@ class SlotSelector {
   /// map, routes, selector or the number of earlier select() calls differ by rank.
   void set_map(const ExpertMap& map, std::span<const int64_t> routes = {}, void* stream = nullptr);
 
-  /// Collective. select() for a large call, such as a prefill or a training step, that is balanced by its own routes: counts
-  /// them on all ranks, plans with plan_step() and, if fetching weights pays, moves the weights of `arrays` (move_weights) and
-  /// sets the planned map with these routes (set_map). Writes the slots of divide_source(), so the rows of each rank are
-  /// exactly those planned. All ranks pass the same numbers of bytes per slot; without arrays, weights cost nothing.
+  /// Collective. Variant of select() that balances a large call, such as a prefill or a training step, by its own routes:
+  /// counts the routes on all ranks and calls plan_step(); if the planned map differs from the map in force, moves the weights
+  /// of `arrays` (move_weights) and sets the planned map with these routes (set_map). Writes the slots of divide_source(), so
+  /// each rank receives exactly the planned number of rows. All ranks pass the same numbers of bytes per slot; without arrays,
+  /// the predicted transfer time is 0.
   ///
   /// Waits for the other ranks. GPUs: copies the ids to the host and the slots back, waits for earlier work on the stream, and
-  /// cannot be captured. Layers that pack their weights need new ones if report.fetched > 0. Errors, on all ranks, before any
+  /// cannot be captured. Layers that pack their weights must pack them again if `fetched` > 0. Errors, on all ranks, before any
   /// copy of weights: Error(invalid_argument), also for `group` if it is not the selector's; Error(mismatch) if arguments other
   /// than ids, addresses and stream, or the numbers of earlier calls, differ by rank; Error(heap_exhausted). If a rank
   /// terminates, the other ranks throw PeerFailed, and the contents of spare slots are undefined. After an error, the previous
-  /// map is in force, and the contents of `slots` are undefined.
+  /// map stays in force, and the contents of `slots` are undefined.
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
                         const BalanceOptions& options = {});
 

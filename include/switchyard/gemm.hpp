@@ -107,7 +107,7 @@ struct ExpertRows {
 };
 
 struct GroupedGemmOptions {
-  void* stream = nullptr;  ///< cudaStream_t; null: the legacy default stream
+  void* stream = nullptr;  ///< cudaStream_t, which must outlive the object; null: the legacy default stream
   /// Maximum number of multiprocessors, in [1, those of the GPU]; 0: all. A call ends only after each of its blocks, one per
   /// multiprocessor, has run. If a kernel that occupies multiprocessors waits for other ranks, and those ranks wait for this
   /// call, limit the call to the remaining multiprocessors.

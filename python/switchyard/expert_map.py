@@ -131,7 +131,7 @@ class ExpertMap:
 
 
 class _SlotArrays:
-    """The weights of a rank's slots, for the C functions."""
+    """The arrays of a rank's slots, as arguments of the C functions."""
 
     def __init__(self, group: Group, expert_map: ExpertMap, arrays: Tuple[Any, ...]) -> None:
         slots = expert_map.slots_per_rank
@@ -226,9 +226,9 @@ class SlotSelector:
     def balance(self, topk_ids: Any, *arrays: Any, out: Any = None, tile: int = 128, link_bytes_per_s: float = 300e9,
                 seconds_per_row: float = 0.14e-6, seconds_per_move: float = 0.5e-3,
                 staging_bytes: int = 64 << 20) -> Tuple[Any, BalanceReport]:
-        """Collective. :meth:`select` for a large call, such as a prefill or a training step, balanced by its own routes. Counts them
-        on all ranks, plans replicas, moves the weights of `arrays` (:func:`move_weights`) and sets the new map if that takes less
-        time than it saves, and returns the slots and a report. Rows per rank are exactly those of the report.
+        """Collective. Variant of :meth:`select` that balances a large call, such as a prefill or a training step, by its own
+        routes. Counts the routes on all ranks and plans replicas; if this reduces the predicted time, moves the weights of `arrays`
+        (:func:`move_weights`) and sets the planned map. Returns the slots and a report, with exact numbers of rows.
 
         arrays, staging_bytes: as for :func:`move_weights`. tile: rows by which the busiest rank may exceed the mean before weights
         are fetched. link_bytes_per_s: rate at which a rank sends or receives weights. seconds_per_row: time of the experts per row.
@@ -263,7 +263,7 @@ class SlotSelector:
             return out, BalanceReport(made.max_before, made.max_after, made.mean, made.fetched, made.received_bytes)
 
     def _state_map(self) -> ExpertMap:
-        """The map in force in the library."""
+        """Returns the library's map in force."""
         slots = (ctypes.c_int32 * self._map.num_slots)()
         check(self._functions.sy_slot_selector_state(self.pointer, slots, None, None))
         found = ExpertMap.__new__(ExpertMap)
@@ -306,8 +306,9 @@ def move_weights(group: Group, before: ExpertMap, after: ExpertMap, *arrays: Any
 
     arrays: this rank's weights and scales by slot, dense, of shape [C, ...]: float32, float16, bfloat16, fp8, int32, int64 or
     uint8, written in place; they must not overlap. staging_bytes: upper limit of the symmetric memory that the call allocates from
-    the group's heap_bytes; at least 512 bytes for each expert that one rank sends. Waits for the copies; on GPUs, they run on the
-    current stream. No other call may use the arrays concurrently. Layers that pack their weights need ``with_weights`` afterwards.
+    the group's heap_bytes (on several hosts: of host memory); at least 512 bytes for each expert that one rank sends. Waits for
+    the copies; on GPUs, they run on the current stream. No other call may use the arrays concurrently. Layers that pack their
+    weights need ``with_weights`` afterwards.
 
     Raises InvalidArgument, Mismatch or HeapExhausted, on all ranks, before any copy.
     """

@@ -74,11 +74,11 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
     ranks. DistributedDataParallel and fully_shard use "mean" for the gradients of other parameters.
 
     replicas: an :class:`ExpertMap` for all modules, or a dict from names of modules to ExpertMaps; modules without a map have no
-    replicas. None: there are no replicas. Equal on all ranks. Each rank owns the experts of ``group.experts_of(num_experts)``
-    whatever the map. Further experts in its slots are replicas: their weights are copied from the owners in each pass that
-    records gradients, and in other passes after weights have changed on any rank; in the backward pass, their gradients are
-    added to the owner's in order of rank, in float32. Requires experts="module", or "automatic", which then selects it.
-    :func:`set_replicas` replaces the maps.
+    replicas. None: there are no replicas. Equal on all ranks. For every map, each rank owns the experts of
+    ``group.experts_of(num_experts)``; all other experts in its slots are replicas. Each pass that records gradients copies the
+    replicas' weights from the owners; other passes do so after weights have changed on any rank. The backward pass adds the
+    replicas' gradients to the owner's in order of rank, in float32. Requires experts="module", or "automatic", which then
+    selects "module". :func:`set_replicas` replaces the maps.
 
     Expert parameters are reduced in place to those of ``group.experts_of(num_experts)``; an optimizer that refers to them
     trains the share. Routers, shared experts and everything else stay unchanged on every rank. Each forward and backward pass
@@ -87,7 +87,7 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
     only on all ranks together.
 
     Returns the names of the divided modules. Raises InvalidArgument if there are none, or if the model is already divided.
-    Raises InvalidArgument or Mismatch for replicas, on all ranks and before the model changes.
+    Errors in `replicas` raise InvalidArgument or Mismatch on all ranks, before the model changes.
     """
     modules = experts_modules(model, topk)
     maps = _maps(modules, replicas, group.size)
@@ -106,7 +106,7 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
 
 def _divide(model: Any, group: Group, found: List[Tuple[Found, str]], configs: List[Dict[str, Any]], average: bool,
             copied: Dict[str, Replicas]) -> None:
-    """Replaces the modules by shares. found: modules with the implementation of their experts. copied: replicas by module."""
+    """Replaces modules with shares. found: each module and the implementation of its experts. copied: replicas by module name."""
     exchanges: Dict[str, Exchange] = {}
     layers: Dict[str, Layers] = {}
     for (each, way), config in zip(found, configs):
@@ -142,7 +142,7 @@ def set_replicas(model: Any, replicas: Any = None) -> Dict[str, ExpertMap]:
     weights of all replicas.
 
     model: the divided model. replicas: as for parallelize_moe, with the numbers of slots of the maps in force, equal on all
-    ranks; modules without a map in a dict keep theirs. None: for each module, ``ExpertMap.plan`` of the map in force for the
+    ranks; modules that a dict omits keep their maps. None: for each module, ``ExpertMap.plan`` of the map in force for the
     routes counted since the last call. These counts also determine the division of routes among replicas.
 
     Returns the maps in force, by name of module. Raises InvalidArgument or Mismatch on all ranks, before any map changes.

@@ -19,6 +19,12 @@ namespace switchyard::detail {
 class StreamUsers {
  public:
   bool empty() const { return users_.empty() && points_.empty(); }
+  size_t size() const { return users_.size() + points_.size(); }
+  bool has_streams() const { return !users_.empty(); }
+  /// True if points were recorded earlier. Other uses of their streams may be later.
+  bool has_points() const {
+    return !points_.empty() || std::any_of(users_.begin(), users_.end(), [](const User& u) { return u.point != nullptr; });
+  }
   /// `stream` must not be in capture.
   void add(gpu::Stream stream, StreamPoints& points) {
     User& user = of(stream, std::this_thread::get_id());
@@ -64,27 +70,30 @@ class StreamUsers {
     const auto at = std::find_if(users_.begin(), users_.end(), same);
     return at != users_.end() ? *at : users_.emplace_back(User{stream, thread, nullptr});
   }
-  bool settle(const User& user, StreamPoints& points) {
-    const bool per_thread = gpu::is_per_thread(user.stream);
-    if (per_thread && user.thread != std::this_thread::get_id()) {
+  /// Does not throw, so that no stream depends on another. Returns false if a later attempt is needed.
+  bool settle(const User& user, StreamPoints& points) noexcept try {
+    if (gpu::is_per_thread(user.stream) && user.thread != std::this_thread::get_id()) {
       if (user.point) points_.push_back(user.point);  // the only known point of another thread's stream
       return true;
     }
     try {
-      if (!per_thread && capture_of(user.stream).active) return false;
+      if (gpu::is_legacy(user.stream) ? gpu::legacy_is_blocked() : capture_of(user.stream).active) return false;
     } catch (const Error&) {
       return true;  // not a stream
     }
     points_.push_back(points.mark(user.stream, stream_id(user.stream)));
     return true;
+  } catch (const std::exception&) {
+    return false;
   }
 
   std::vector<User> users_;
   std::vector<Point> points_;  ///< of settled streams
 };
 
-/// Returns a pointer for the users of an object that graphs keep alive, too. When its last copy is dropped, the streams that used
-/// the object still exist; T::settle(), which must not throw, then records their points. They may be destroyed before the graphs.
+/// Returns the pointer for the users of an object that graphs may also keep alive. When its last copy is dropped, T::settle(),
+/// which must not throw, records the points of the streams that used the object. These streams must exist until then; they may
+/// be destroyed before the graphs.
 template <class T>
 std::shared_ptr<T> settled_when_dropped(std::shared_ptr<T> object) {
   T* const p = object.get();
@@ -136,13 +145,14 @@ class MemoryUses {
   /// After over(): returns true if points remain, rather than only other conditions.
   bool of_calls() const { return !marks_.empty() || !users_.empty(); }
   /// Replaces streams by points (StreamUsers::settle()). Call on the thread that releases the memory, before other threads can
-  /// call over(): its owner may destroy the streams afterwards. The GPU must be current; not in a driver callback.
+  /// call over(): the owner may destroy the streams afterwards. The GPU must be current; must not be called in a driver
+  /// callback.
   void settle() noexcept try {
-    if (users_.empty()) return;
+    if (!users_.has_streams()) return;
     const RelaxedCapture relaxed;  // a stream of this thread may be captured
     users_.settle(*points_);
   } catch (const std::exception&) {
-    // over() tries again.
+    // over() retries.
   }
   /// Returns true if all uses have finished. Calls settle() first. Neither waits nor throws. The GPU must be current; must not
   /// be called in a driver callback.

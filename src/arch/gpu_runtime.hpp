@@ -40,6 +40,13 @@ using Event = cudaEvent_t;
 /// The default stream, which synchronizes with all blocking streams; also denoted by null.
 inline Stream legacy_stream() { return cudaStreamLegacy; }
 inline bool is_legacy(Stream stream) { return stream == nullptr || stream == cudaStreamLegacy; }
+/// True while a blocking stream is captured: work on the legacy stream would invalidate that capture. The query does not.
+inline bool legacy_is_blocked() {
+  cudaStreamCaptureStatus state = cudaStreamCaptureStatusNone;
+  const Status status = cudaStreamIsCapturing(cudaStreamLegacy, &state);
+  if (status != cudaSuccess) (void)cudaGetLastError();
+  return status == cudaErrorStreamCaptureImplicit;
+}
 /// A single handle that denotes a different stream in each thread.
 inline bool is_per_thread(Stream stream) { return stream == cudaStreamPerThread; }
 

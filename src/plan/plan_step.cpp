@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The planner for one call (plan_step). Each search closes one rank at a time: the least loaded open rank takes rows from the
 // most loaded one, up to the mean of the open ranks, and receives no more. A rank therefore has replicas of few other ranks'
-// experts, fetches are spread over the ranks, and enough spare slots level all ranks (spare_slots_to_level).
+// experts, fetches are spread over the ranks, and spare_slots_to_level() spare slots per rank level any load.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -40,7 +40,7 @@ constexpr int kHeights = 4;  // number of targets above the mean
 
 /// Predicted times.
 struct Costs {
-  int64_t level;   ///< maximum rank load below which nothing is saved
+  int64_t level;   ///< maximum rank load below which the time no longer decreases
   double row_s;    ///< of a row
   double fetch_s;  ///< of one set of weights
   double move_s;   ///< of any number of fetches, in addition
@@ -66,7 +66,7 @@ struct Found {
 };
 
 /// near: prefers experts that a rank holds in the current map and that have at least half of the rows it needs.
-enum class Choice { fewest_slots, near };
+enum class Choice { min_slots, near };
 
 class Search {
  public:
@@ -89,11 +89,11 @@ class Search {
     remember();
     int64_t sum = std::accumulate(loads_.of_rank.begin(), loads_.of_rank.end(), int64_t{0});
     for (int open = map_.world; open > 1; --open) {
-      const auto [least, most] = ends();
-      if (load(most) <= costs_.level) break;
-      fill(least, most, std::max(sum / open, height_) - load(least));
-      is_open_[slot_idx(least)] = 0;
-      sum -= load(least);
+      const auto [low, high] = ends();
+      if (load(high) <= costs_.level) break;
+      fill(low, high, std::max(sum / open, height_) - load(low));
+      is_open_[slot_idx(low)] = 0;
+      sum -= load(low);
     }
     best_.added.resize(used_);
     return std::move(best_);
@@ -104,16 +104,16 @@ class Search {
 
   /// The least and the most loaded open rank; of equal ranks, the lowest. \pre at least two are open
   std::pair<int, int> ends() const {
-    int least = -1, most = -1;
+    int low = -1, high = -1;
     for (int r = 0; r < map_.world; ++r) {
       if (is_open_[slot_idx(r)] == 0) continue;
-      if (least < 0 || load(r) < load(least)) least = r;
-      if (most < 0 || load(r) > load(most)) most = r;
+      if (low < 0 || load(r) < load(low)) low = r;
+      if (high < 0 || load(r) > load(high)) high = r;
     }
-    return {least, most};
+    return {low, high};
   }
 
-  /// Moves up to `wanted` rows from rank `from` to new replicas on `rank`, or to those that it has.
+  /// Moves up to `wanted` rows from rank `from` to new replicas on `rank`, or to replicas already there.
   void fill(int rank, int from, int64_t wanted) {
     for (int added = 0; wanted > 0 && added < limit_; ++added) {
       const int p = choose(rank, from, wanted);
@@ -141,11 +141,11 @@ class Search {
     if (holds(current_, rank, e)) return;
     ++fetches_;
     const int source = kept_[slot_idx(e)] / map_.slots_per_rank;
-    most_ = std::max({most_, ++received_[slot_idx(rank)], ++sent_[slot_idx(source)]});
+    max_moves_ = std::max({max_moves_, ++received_[slot_idx(rank)], ++sent_[slot_idx(source)]});
   }
 
   void remember() {
-    const double seconds = costs_.seconds(loads_.max(), most_);
+    const double seconds = costs_.seconds(loads_.max(), max_moves_);
     if (seconds >= best_.seconds) return;
     best_.seconds = seconds;
     best_.max_load = loads_.max();
@@ -153,7 +153,7 @@ class Search {
     used_ = best_.added.size();
   }
 
-  /// The slot of rank `from` with the smallest number of rows of at least `wanted`, else the one with the largest number; -1 if
+  /// The slot of rank `from` with the fewest rows among those with at least `wanted`, else the slot with the most rows; -1 if
   /// the rank has no rows.
   int choose(int rank, int from, int64_t wanted) const {
     int chosen = -1, near = -1;
@@ -165,7 +165,7 @@ class Search {
     for (int p = from * map_.slots_per_rank; p < (from + 1) * map_.slots_per_rank; ++p) {
       if (loads_.of_slot[slot_idx(p)] == 0) continue;
       if (is_better(p, chosen)) chosen = p;
-      if (choice_ == Choice::fewest_slots) continue;
+      if (choice_ == Choice::min_slots) continue;
       const int32_t e = map_.expert_of_slot[slot_idx(p)];
       if (2 * loads_.of_slot[slot_idx(p)] >= wanted && is_better(p, near) && holds(current_, rank, e)) near = p;
     }
@@ -191,7 +191,7 @@ class Search {
   const Choice choice_;
   const int64_t height_;              ///< ranks are filled at least to this load
   std::vector<int> received_, sent_;  ///< [W] sets of weights
-  int most_ = 0;                      ///< the maximum of both
+  int max_moves_ = 0;                 ///< the maximum of both
   int fetches_ = 0;
   std::vector<char> is_open_;
   Found best_;
@@ -219,7 +219,7 @@ ExpertMap with_added(ExpertMap map, const std::vector<Added>& added, const Exper
   return map;
 }
 
-/// The best of several searches.
+/// The map with the lowest predicted time of several searches.
 ExpertMap search_all(std::span<const int64_t> routes, const ExpertMap& current, const SlotLoads& now, const Costs& costs) {
   const std::vector<int> kept = kept_slots(current);
   ExpertMap home = current, used = current;
@@ -256,11 +256,11 @@ ExpertMap search_all(std::span<const int64_t> routes, const ExpertMap& current, 
   int64_t low = costs.level, high = now.max();
   for (int64_t above = (high - low) / 2, i = 0; i < kHeights && above > 0; ++i, above /= 2) {
     consider(used, now, slots, Choice::near, low + above);
-    high = std::min(high, consider(home, at_home, slots, Choice::fewest_slots, low + above));
+    high = std::min(high, consider(home, at_home, slots, Choice::min_slots, low + above));
   }
-  high = std::min(high, consider(home, at_home, slots, Choice::fewest_slots));
+  high = std::min(high, consider(home, at_home, slots, Choice::min_slots));
   for (int i = 0; i < kHeights && high > low + low / 128; ++i) {
-    const int64_t height = low + (high - low) / 2, reached = consider(home, at_home, slots, Choice::fewest_slots, height);
+    const int64_t height = low + (high - low) / 2, reached = consider(home, at_home, slots, Choice::min_slots, height);
     if (reached > height) low = height;
     high = std::min(high, reached);
   }

@@ -20,10 +20,10 @@ class BalancedCalls {
   /// `device` must outlive this object.
   BalancedCalls(Group& group, RankDevice& device, const Routing& ids, const ExpertMap& home, size_t expert_bytes);
 
-  /// Collective. Sets the map without replicas and balances the routing, so weights move in each call. Moves what levels the
-  /// ranks best, whether it pays or not.
+  /// Collective. Sets the map without replicas and balances the routing, so weights move in each call. Moves the weights
+  /// that level the ranks best, regardless of cost.
   void run();
-  /// The last call.
+  /// The report of the last call.
   const BalanceReport& report() const { return report_; }
 
  private:

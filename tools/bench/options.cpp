@@ -92,7 +92,8 @@ void check_words(const BenchOptions& o) {
                     "none, or --backend cuda",
                     o.quantize, mode.name));
   if (mode.has_experts && !quantised && accumulate_named(o.accumulate) != Accumulate::exact)
-    throw UsageError(fmt::format("--accumulate: '{}' given with bf16 experts; allowed with --quantize f32 or ue8m0", o.accumulate));
+    throw UsageError(
+        fmt::format("--accumulate: '{}' given with bf16 experts; allowed with --quantize f32 or ue8m0", o.accumulate));
   if (o.balance && o.spare_slots == 0 && std::count(o.swept.begin(), o.swept.end(), "spare-slots") == 0)
     throw UsageError("--balance: given without --spare-slots, the slots for replicas");
   if (o.balance && &exchange_of(o) != &kNormal && backend_named(o.backend) == Backend::cuda)

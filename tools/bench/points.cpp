@@ -45,12 +45,14 @@ struct WordAxis {
   std::vector<std::string> allowed;
 };
 const std::vector<WordAxis>& word_axes() {
-  static const std::vector<WordAxis> axes{
-      {"dtype", &BenchOptions::dtype, kRowTypes},     {"quantize", &BenchOptions::quantize, kQuantize},
-      {"accumulate", &BenchOptions::accumulate, kAccumulate},
-      {"layout", &BenchOptions::layout, kLayouts},    {"order", &BenchOptions::order, kOrders},
-      {"sending", &BenchOptions::sending, kSendings}, {"scale-order", &BenchOptions::scale_order, kScaleOrders},
-      {"routing", &BenchOptions::routing, {}}};
+  static const std::vector<WordAxis> axes{{"dtype", &BenchOptions::dtype, kRowTypes},
+                                          {"quantize", &BenchOptions::quantize, kQuantize},
+                                          {"accumulate", &BenchOptions::accumulate, kAccumulate},
+                                          {"layout", &BenchOptions::layout, kLayouts},
+                                          {"order", &BenchOptions::order, kOrders},
+                                          {"sending", &BenchOptions::sending, kSendings},
+                                          {"scale-order", &BenchOptions::scale_order, kScaleOrders},
+                                          {"routing", &BenchOptions::routing, {}}};
   return axes;
 }
 

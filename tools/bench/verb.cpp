@@ -24,10 +24,10 @@ void add_shape(Options& add, BenchOptions& o) {
   add.automatic("--topk", o.topk, 1, kMaxTopk, "Experts per token; auto: as in the recording, else 8");
   add.integer("--alignment", o.alignment, 1, 1024, "expert_major: pad the rows of each expert to a multiple of this");
   add.toggle("--contest", o.contest, "flat: measure the five benchmark shapes of the published all-to-all contest, in f16");
-  add.texts(
-      "--sweep", o.sweep, "NAME=N,N,...", false,
-      "Measure each of these values of tokens, ranks, warps, blocks, hidden, sms, topk, experts, intermediate, pieces, "
-      "late-us, spare-slots, dtype, quantize, accumulate, scale-order, sending, routing, layout or order. Several sweeps are combined");
+  add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
+            "Measure each of these values of tokens, ranks, warps, blocks, hidden, sms, topk, experts, intermediate, pieces, "
+            "late-us, spare-slots, dtype, quantize, accumulate, scale-order, sending, routing, layout or order. Several sweeps "
+            "are combined");
 }
 
 void add_layer(Options& add, BenchOptions& o) {

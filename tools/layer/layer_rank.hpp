@@ -30,8 +30,8 @@ struct LayerSpec {
   /// float32 scales. A low-latency exchange must be configured for them.
   ScaleKind quantize = ScaleKind::none;
   Accumulate accumulate = Accumulate::exact;  ///< of the products; fast: only in fp8, without a fused form
-  bool separate = true;  ///< the separate form is a MoeLayer, else the calls one by one
-  bool fused = false;    ///< the rank has the fused form: only if why_not_fused() is empty
+  bool separate = true;                       ///< the separate form is a MoeLayer, else the calls one by one
+  bool fused = false;                         ///< the rank has the fused form: only if why_not_fused() is empty
 };
 /// The library's reason for not having a fused form of a layer, as far as this can be determined before a group exists; empty
 /// if it has one. See also LayerRank::why_not_fused().

@@ -48,9 +48,8 @@ inline const std::vector<std::string> kBackends = words_of<Backend>(), kLayouts 
                                       kStaging = words_of<Staging>(), kQuantize = words_of<ScaleKind>(),
                                       kOrders = words_of<CombineOrder>(), kSendings = words_of<Sending>(),
                                       kScaleOrders = words_of<ScaleOrder>(), kForms = words_of<MoeForm>(),
-                                      kAccumulate = words_of<Accumulate>(),
-                                      kRowTypes = row_words(false), kRowKinds = row_words(true),
-                                      kCombinedTypes = combined_words();
+                                      kAccumulate = words_of<Accumulate>(), kRowTypes = row_words(false),
+                                      kRowKinds = row_words(true), kCombinedTypes = combined_words();
 inline constexpr int64_t kMaxSeed = int64_t{1} << 24;
 
 // Values of the words in the lists above. \throws std::invalid_argument for other words

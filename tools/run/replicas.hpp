@@ -31,7 +31,7 @@ struct ReplicatedRouting {
 ReplicatedRouting replicate_experts(const RoutingSource& source, int world, int64_t tokens, int spare_slots);
 
 /// Plans the map from the first batch itself and divides its routes exactly, as SlotSelector::balance() does if fetches cost
-/// nothing. \throws Error(invalid_argument) if there is no such map
+/// nothing. \throws Error(invalid_argument) if no such map exists
 ReplicatedRouting balance_experts(const RoutingSource& source, int world, int64_t tokens, int spare_slots);
 
 }  // namespace switchyard::tool

@@ -50,10 +50,10 @@ sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map
 /// Collective. Copies weights so that slot p of each of `num_arrays` arrays contains the weights of expert
 /// to->expert_of_slot[p]. Before the call, it must contain those of from->expert_of_slot[p]. arrays[i]: the slots of this rank,
 /// C * slot_bytes[i] bytes; GPUs: memory of this rank's GPU. Arrays must not overlap. `staging_bytes`: upper limit of the
-/// symmetric memory that the call allocates; at least 512 bytes for each expert that one rank sends. The copies run on `stream`
-/// (a cudaStream_t); the call waits for them. `received`: number of bytes received from other ranks; may be NULL. Errors, on
-/// all ranks and before any copy: invalid_argument; mismatch if an argument other than the addresses and the stream differs by
-/// rank; heap_exhausted.
+/// symmetric memory (on several hosts: of host memory) that the call allocates; at least 512 bytes for each expert that one
+/// rank sends. The copies run on `stream` (a cudaStream_t); the call waits for them. `received`: number of bytes received from
+/// other ranks; may be NULL. Errors, on all ranks and before any copy: invalid_argument; mismatch if an argument other than the
+/// addresses and the stream differs by rank; heap_exhausted.
 sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_expert_map* to, void* const* arrays,
                         const size_t* slot_bytes, int32_t num_arrays, size_t staging_bytes, void* stream, int64_t* received);
 
@@ -75,7 +75,7 @@ sy_code sy_slot_selector_select(sy_slot_selector* selector, const sy_expert_ids*
 /// Options of sy_slot_selector_balance; see StepOptions and MoveOptions in switchyard/expert_map.hpp. Equal on all ranks.
 typedef struct sy_balance_options {
   size_t struct_size;
-  int64_t tile SY_DEFAULT(128);                ///< rows above the mean that count as level, >= 1
+  int64_t tile SY_DEFAULT(128);                ///< a load of up to this many rows above the mean counts as level; >= 1
   double link_bytes_per_s SY_DEFAULT(300e9);   ///< at which a rank sends or receives weights, > 0
   double seconds_per_row SY_DEFAULT(0.14e-6);  ///< of the experts, >= 0
   double seconds_per_move SY_DEFAULT(0.5e-3);  ///< fixed costs of moving any weights, >= 0
@@ -92,13 +92,13 @@ typedef struct sy_balance_report {
   int64_t received_bytes;  ///< by this rank
 } sy_balance_report;
 
-/// Collective. sy_slot_selector_select for a large call, balanced by its own routes: counts them on all ranks, plans replicas
-/// and, if fetching weights pays, moves the weights of the arrays (as sy_move_weights does) and sets the planned map with these
-/// routes. The rows of each rank are exactly those planned. `options` and `report` may be NULL. Waits for the other ranks; on
-/// GPUs, also for earlier work on the stream, and cannot be captured. Errors, on all ranks, before any copy of weights:
-/// invalid_argument; mismatch if arguments other than ids, addresses and stream, or the numbers of earlier calls, differ by
-/// rank; heap_exhausted. After an error, the previous map is in force, and the contents of `slots`
-/// and, if a rank has terminated, of spare slots are undefined.
+/// Collective. Variant of sy_slot_selector_select that balances a large call by its own routes: counts the routes on all ranks
+/// and plans replicas; if the planned map differs from the map in force, moves the weights of the arrays (as sy_move_weights
+/// does) and sets the planned map with these routes. Each rank receives exactly the planned number of rows. `options` and
+/// `report` may be NULL. Waits for the other ranks; on GPUs, also for earlier work on the stream, and cannot be captured.
+/// Errors, on all ranks, before any copy of weights: invalid_argument; mismatch if arguments other than ids, addresses and
+/// stream, or the numbers of earlier calls, differ by rank; heap_exhausted. After an error, the previous map stays in force,
+/// and the contents of `slots` and, if a rank has terminated, of spare slots are undefined.
 sy_code sy_slot_selector_balance(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* const* arrays,
                                  const size_t* slot_bytes, int32_t num_arrays, const sy_balance_options* options, void* stream,
                                  sy_balance_report* report);

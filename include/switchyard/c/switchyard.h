@@ -29,8 +29,8 @@
 /// from it have been destroyed, and an exchange until its outputs and row buffers have been destroyed. Destruction is local,
 /// never fails, and accepts NULL. GPUs: objects and memory may be destroyed at any time, even while calls and graphs use them;
 /// memory is reused only after all work that uses it is done. Destruction does not wait, except for the last reference to a
-/// group and for objects of a multi-host group. A stream passed to calls must outlive the memory used by them, or be
-/// synchronized before it is destroyed.
+/// group and for objects of a multi-host group. A stream passed to calls must outlive the objects, handles, outputs and rows
+/// used on it, even if it is idle. Graphs may outlive it.
 ///
 /// Thread safety. A group and the objects created from it must be used by one thread at a time; groups of different ranks are
 /// independent. sy_handle is immutable and may be used and released by any thread; sy_dispatched, sy_rows and sy_storage may be

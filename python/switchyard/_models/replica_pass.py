@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward pass of a module with replicas, and its gradients. Rows of owned experts and rows of replicas are two ranges, each
-computed by a twin of the module with its own tensors, so that the weights of owned experts are not copied."""
+"""The forward pass of a module with replicas, and its gradients. Rows of owned experts and rows of replicas form two ranges. A twin
+of the module with separate tensors computes each range, so the weights of owned experts are not copied."""
 from __future__ import annotations
 
 import struct
@@ -14,23 +14,23 @@ from .replicas import Layout, Replicas, sum_gradients
 
 
 class Held:
-    """The replicas of one module on this rank. One for each copy of a module."""
+    """The replicas of one module on this rank. Each copy of a module has a separate object."""
 
     def __init__(self) -> None:
         self.tensors: List[Any] = []
-        self.key: Any = None  #: the state of the owned weights that `tensors` are copies of; None: unknown
+        self.key: Any = None  #: state of the owned weights when `tensors` were copied; None: unknown
         self._storages: List[Any] = []  # kept alive, so that no other storage has the same identity
 
     def refresh(self, share: Any, replicas: Replicas, weights: Sequence[Any]) -> bool:
-        """Collective. Copies the weights of all replicas if any rank records gradients or its weights have changed. Returns
-        whether the pass computes gradients of the weights, which all ranks do or none does."""
+        """Collective. Copies the weights of all replicas if any rank records gradients or has changed weights. Returns True if the
+        pass computes gradients of the weights; the result is equal on all ranks."""
         records = torch.is_grad_enabled()
         key = None if records else self._key(share, replicas)
         mask = sum(1 << i for i, each in enumerate(weights) if records and each.requires_grad)
         if _agree(share, key is None or key != self.key, mask):
             self.tensors = []
             self.tensors = replicas.fetch(weights)
-        self.key = key  # an optimizer that uses .data changes weights without a trace: the next pass copies them
+        self.key = key  # after training, the next pass copies weights: writes through .data are not detectable
         self._storages = [] if key is None else [each.untyped_storage() for each in share.parameters().values()]
         return mask != 0
 
@@ -43,8 +43,8 @@ class Held:
 
 
 def _agree(share: Any, changed: bool, mask: int) -> bool:
-    """Collective. Returns whether weights have changed on any rank. Raises Mismatch if the ranks run different modules or
-    record gradients of different weights."""
+    """Collective. Returns True if weights have changed on any rank. Raises Mismatch if the ranks run different modules or record
+    gradients of different weights."""
     every = [struct.unpack("<q?Q", each) for each in share.group.all_gather(struct.pack("<q?Q", share.site, changed, mask))]
     for r, (site, _, its_mask) in enumerate(every):
         if site != share.site:
@@ -57,8 +57,8 @@ def _agree(share: Any, changed: bool, mask: int) -> bool:
 
 
 class _Replicate(torch.autograd.Function):
-    """Identity of the rows, the owned weights and the replicas' weights. The rows pass through so that the backward pass runs on
-    every rank, also on one without rows."""
+    """Identity function of rows, owned weights and replicas' weights. It includes the rows so that the backward pass runs on every
+    rank, even on a rank without rows."""
 
     @staticmethod
     def forward(ctx: Any, layout: Layout, group: Any, rows: Any, *tensors: Any) -> Tuple[Any, ...]:
@@ -85,7 +85,7 @@ def _replicated(layout: Layout, group: Any, rows: Any, weights: List[Any], repli
 
 
 def _run(share: Any, rows: Any, weights: Sequence[Any], experts: Any) -> Any:
-    """Computes rows with the module's class and the given weights. experts: index in `weights` of each row's expert."""
+    """Computes rows with the module's class and the given weights. experts: for each row, the index of its expert in `weights`."""
     twin = object.__new__(share.kind)
     vars(twin).update({name: value for name, value in vars(share._module).items() if name != "forward"},
                       _parameters={**share._module._parameters, **dict(zip(share.names, weights))}, num_experts=weights[0].shape[0])
@@ -94,7 +94,7 @@ def _run(share: Any, rows: Any, weights: Sequence[Any], experts: Any) -> Any:
 
 
 def _compute(share: Any, layout: Layout, rows: Any, handle: Any, weights: Sequence[Any], replicas: Sequence[Any]) -> Any:
-    """Computes rows, which are in order of slots. Rows after those of the last slot belong to no expert."""
+    """Computes rows in order of slots. Rows after those of the last slot belong to no expert."""
     owned, slots = len(layout.owned), len(layout.owned) + len(layout.replicas)
     if rows.shape[0] == 0 or slots == 0:
         return rows
@@ -111,7 +111,7 @@ def _compute(share: Any, layout: Layout, rows: Any, handle: Any, weights: Sequen
 
 @torch.compiler.disable
 def forward(share: Any, replicas: Replicas, held: Held, x: Any, ids: Any, topk_weights: Any) -> Any:
-    """Collective. The pass of a share with replicas. Compiled graphs end before it and continue after it."""
+    """Collective. Runs the pass of a share with replicas. Compiled graphs end before this function and continue after it."""
     layout, weights = replicas.layout, [getattr(share._module, name) for name in share.names]
     trains = held.refresh(share, replicas, weights)
     rows, handle = share._exchange.dispatch(x, replicas.selector.select(ids), topk_weights)

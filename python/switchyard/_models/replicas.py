@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas of divided experts: the positions of experts and replicas on each rank, and the copies of weights and gradients. The
-owner of an expert is its rank in the undivided partition, whatever the map; its parameters are the weights of all replicas.
+"""Replicas of divided experts: the positions of experts and replicas on each rank, and copies of weights and gradients. For every
+map, the owner of an expert is its rank in the partition without replicas. All replicas have the weights of the owner's parameters.
 
 Notation: W ranks, E experts, C slots per rank.
 """
@@ -19,13 +19,13 @@ STAGING_BYTES = 64 << 20
 
 
 class Layout:
-    """A map as seen by one rank. Immutable.
+    """A map, with the positions that one rank needs. Immutable.
 
-    routed: the map for routing. On each rank, first the slots of owned experts in ascending order, then those of replicas,
-    without repetitions, then empty slots.
+    routed: the map for routing. The slots of each rank contain owned experts in ascending order, then replicas without
+    repetitions; the remaining slots are empty.
     mine: experts that this rank owns. owned: index in `mine` of each slot of an owned expert. replicas: expert of each replica
-    on this rank. weights, gradients: the moves. sums: (index in `mine`, rows of the gradients in order of rank; None: the
-    owner's own) for each owned expert with replicas.
+    on this rank. weights, gradients: the moves. sums: for each owned expert with replicas, its index in `mine` and the rows of
+    its gradients in order of rank (None: the owner's gradient).
     """
 
     def __init__(self, expert_map: ExpertMap, rank: int) -> None:
@@ -44,7 +44,7 @@ class Layout:
         sent = [[each for each in copied if first[r] <= each < first[r + 1]] for r in range(world)]
         self.sent = [each - self.mine.start for each in sent[rank]]
         self.weights = _Moves([[-1] * len(a) + b for a, b in zip(replicas, sent)], [a + b for a, b in zip(replicas, sent)], copied)
-        # The gradient of each replica moves to a row of its own at the owner.
+        # Each replica's gradient moves to a separate row at the owner.
         copies = [(each, r) for r in range(world) for each in replicas[r]]
         landed = [sorted(copy for copy in copies if first[r] <= copy[0] < first[r + 1]) for r in range(world)]
         leaving = [[(each, r) for each in replicas[r]] for r in range(world)]
@@ -59,7 +59,7 @@ class Layout:
 
 
 class _Moves:
-    """Arguments of move_weights. rows: sets of weights in the array of each rank."""
+    """Arguments of move_weights. rows: number of sets of weights in each rank's array."""
 
     def __init__(self, before: Sequence[Sequence[Any]], after: Sequence[Sequence[Any]], things: Sequence[Any]) -> None:
         number = {**{each: i for i, each in enumerate(things)}, -1: -1}
@@ -98,8 +98,8 @@ class Replicas:
         self.layout, self.version = layout, self.version + 1
 
     def fetch(self, weights: Sequence[Any]) -> List[Any]:
-        """Collective. Returns the weights of this rank's replicas, [replicas, ...], for the weights of the owned experts, [mine,
-        ...]. Writes no tensor that an earlier call returned."""
+        """Collective. Returns the weights of this rank's replicas, [replicas, ...]. weights: those of owned experts, [mine, ...]. Does
+        not overwrite tensors that earlier calls returned."""
         import torch
 
         layout, count = self.layout, len(self.layout.replicas)
@@ -115,8 +115,8 @@ class Replicas:
 
 
 def sum_gradients(layout: Layout, group: Group, weights: Sequence[Any], own: Sequence[Any], replicas: Sequence[Any]) -> List[Any]:
-    """Collective. Returns the gradients of the owned experts, [mine, ...], with those of their replicas: for each expert, a sum
-    in float32 (float64 for such weights) in order of rank, rounded once. weights: tensors with the shapes and types of the
+    """Collective. Returns the gradients of the owned experts, [mine, ...], including those of their replicas: for each expert, a
+    sum in order of rank in float32 (float64 weights: in float64), rounded once. weights: tensors with the shapes and types of the
     results. own, replicas: this rank's gradients, [mine, ...] and [replicas, ...]; None: zeros."""
     import torch
 
@@ -185,7 +185,7 @@ def agree(group: Group, subject: str, maps: Dict[str, ExpertMap]) -> None:
 
 
 def staging(modules: Sequence[Any], slots: int) -> int:
-    """Returns the heap memory of the copies for modules with that number of slots on all ranks."""
+    """Returns the bytes of heap memory that copies for these modules need. slots: number of slots on all ranks."""
     sizes = [each[:1].numel() * each.element_size() for module in modules for each in module.parameters(recurse=False) if each.dim() > 0]
     return min(STAGING_BYTES, 2 * slots * (-(-max(sizes) // 256) * 256)) + 4096
 

@@ -103,11 +103,11 @@ class Share:
 
     @property
     def site(self) -> int:
-        """The number of the module in calls."""
+        """The number that identifies the module in calls."""
         return self._exchange._site or 0
 
     def fetch_replicas(self) -> None:
-        """Copies the weights of all replicas. Collective."""
+        """Collective. Copies the weights of all replicas and discards the copies."""
         if self.replicas is not None and all(each.is_cuda == (self.group.backend == "cuda") for each in self.parameters().values()):
             self.replicas.fetch([each.detach() for each in self.parameters().values()])
 

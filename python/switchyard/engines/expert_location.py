@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Placements of experts for the load balancers (EPLB) of vLLM and SGLang: the logical expert of each physical expert, int64
-[layers, slots], for slots of W ranks in order. Both engines divide the routes to an expert evenly among its slots, unlike
-:class:`switchyard.SlotSelector`. Imports neither engine; only ``.pt`` files need torch.
+[layers, slots], with the slots of W ranks in order. Both engines divide the routes to an expert evenly among its slots, unlike
+:class:`switchyard.SlotSelector`. This module imports neither engine; only ``.pt`` files need torch.
 
     counts = load_counts("expert_distribution_recorder_1.pt")            # [layers, experts]
     save("placement.json", place(counts, world=8, slots_per_rank=34))    # for SGLang's --init-expert-location
@@ -52,7 +52,7 @@ class _Layer:
         return np.maximum(loads - self.target, 0).sum(-1)
 
     def put(self, slot: int, expert: int) -> None:
-        """Gives a slot to another expert."""
+        """Assigns another expert to a slot."""
         rank = slot // self.width
         if self.slots[slot] >= 0:
             self.on[self.slots[slot], rank] -= 1
@@ -60,8 +60,8 @@ class _Layer:
         self.slots[slot] = expert
 
     def replicas(self, slots: np.ndarray, experts: np.ndarray) -> np.ndarray:
-        """Returns the excess [slots, experts] if one of `slots`, which are empty or hold replicated experts, held one of
-        `experts`."""
+        """Returns the excess, [slots, experts], after one of `experts` is assigned to one of `slots`, which are empty or hold
+        replicated experts."""
         ranks, held = np.eye(self.world, dtype=np.int64)[slots // self.width], self.slots[slots]
         number, shares, loads = self.on.sum(1), self.shares, self.loads
         without = self.scaled[held] // np.maximum(number[held] - 1, 1)
@@ -74,7 +74,7 @@ class _Layer:
         return found
 
     def swaps(self, mine: np.ndarray) -> np.ndarray:
-        """Returns the excess [mine, slots] if one of the slots `mine`, all of one rank, exchanged its expert with another slot."""
+        """Returns the excess, [mine, slots], after a slot in `mine` (all of one rank) exchanges its expert with another slot."""
         loads, shares = self.loads, self.shares[self.slots]
         rank, ranks = mine[0] // self.width, np.arange(len(self.slots)) // self.width
         over = np.maximum(loads - self.target, 0)
@@ -85,13 +85,14 @@ class _Layer:
         return found
 
     def fill(self) -> None:
-        """Gives each empty slot to the expert that balances the ranks best."""
+        """Assigns to each empty slot the expert that balances the ranks best."""
         every = np.arange(len(self.on))
         for slot in np.flatnonzero(self.slots < 0).tolist():
             self.put(slot, int(self.replicas(np.array([slot]), every)[0].argmin()))
 
     def improve(self) -> bool:
-        """Changes one or exchanges two slots to reduce the excess most; returns False if that is impossible or not needed."""
+        """Makes the change of one slot or exchange of two that reduces the excess most. Returns False if none reduces it or none is
+        needed."""
         loads = self.loads
         now, busiest = int(self.excess(loads)), int(loads.argmax())
         if loads[busiest] <= self.limit:
@@ -122,7 +123,7 @@ def _array(given: Any) -> np.ndarray:
 
 
 def _counts(counts: Any) -> np.ndarray:
-    """Returns counts as [layers, E]; large ones are scaled down, so loads fit into 64 bits."""
+    """Returns counts as [layers, E]; large counts are scaled down so that loads fit into 64 bits."""
     taken = np.atleast_2d(_array(counts))
     if taken.ndim != 2 or taken.dtype.kind not in "iuf" or taken.size == 0 or (taken < 0).any() or not np.isfinite(taken).all():
         _names.invalid(f"counts {list(taken.shape)}: must be numbers of routes, at least 0, [layers, experts]")
@@ -146,7 +147,7 @@ def _placement(placement: Any, experts: Optional[int], world: int) -> np.ndarray
 
 
 def rank_loads(placement: Any, counts: Any, *, world: int) -> np.ndarray:
-    """Returns the number of routes to each rank, float64 [layers, W], if each expert's are divided evenly among its slots.
+    """Returns the number of routes to each rank, float64 [layers, W], with each expert's routes divided evenly among its slots.
 
     Args:
         placement: [layers, slots].
@@ -165,8 +166,9 @@ def rank_loads(placement: Any, counts: Any, *, world: int) -> np.ndarray:
 
 
 def _fresh(before: np.ndarray, counts: np.ndarray, world: int) -> np.ndarray:
-    """Returns slots chosen without regard to those before, as EPLB does: replicas for the busiest slots, then each slot, the busiest
-    first, on the least loaded rank with a free one. Experts that a rank had remain in their slots."""
+    """Returns a placement of one layer that does not depend on the current one, as EPLB does: adds replicas of the experts with the
+    busiest slots, then assigns slots, busiest first, to the least loaded rank with a free slot. Experts that stay on a rank keep
+    their slots."""
     width, scaled = len(before) // world, counts << _BITS
     number = np.ones(len(counts), np.int64)
     for _ in range(len(before) - len(counts)):
@@ -190,7 +192,8 @@ def _fresh(before: np.ndarray, counts: np.ndarray, world: int) -> np.ndarray:
 
 
 def _placed(before: np.ndarray, counts: np.ndarray, world: int) -> np.ndarray:
-    """Returns the slots of one layer: improved ones, or fresh ones if these are better by more than 2 % of the mean."""
+    """Returns the slots of one layer: those before with few changes, or a new placement if it is better by more than 2 % of the
+    mean."""
     found = []
     for slots in (before, None):
         layer = _Layer(_fresh(before, counts, world) if slots is None else slots, counts, world)
@@ -205,9 +208,9 @@ def _placed(before: np.ndarray, counts: np.ndarray, world: int) -> np.ndarray:
 
 
 def place(counts: Any, *, world: int, slots_per_rank: int, before: Any = None) -> np.ndarray:
-    """Chooses a placement for even division. Changes few slots of `before`, until no rank has more than 2 % above the mean or no
-    single change helps; in the latter case, places all experts anew if that is better. Equal arguments yield equal placements on all
-    machines.
+    """Chooses a placement for even division. Changes few slots of `before`, until no rank exceeds the mean by more than 2 % or no
+    single change reduces the excess; in the latter case, returns a new placement of all experts if that is better. Equal arguments
+    yield equal placements on all machines.
 
     Args:
         counts: routes per expert, [layers, experts] or [experts].
@@ -236,7 +239,7 @@ def place(counts: Any, *, world: int, slots_per_rank: int, before: Any = None) -
 
 
 def from_expert_maps(maps: Sequence[ExpertMap], counts: Any = None) -> np.ndarray:
-    """Returns the placement of one map per layer. Empty slots, which the engines do not have, get further replicas that balance
+    """Returns the placement of one map per layer. Empty slots, which the engines do not support, receive replicas that balance
     `counts` ([layers, experts]; None: all experts are equally busy)."""
     if not maps or len({(each.num_experts, each.world, each.num_slots) for each in maps}) != 1:
         _names.invalid("maps: must be at least one, all of the same size")
@@ -294,7 +297,7 @@ def load(path: Any) -> np.ndarray:
     """Returns the placement in a file for SGLang's ``--init-expert-location`` or of its recorder (``per_pass``, ``per_token``).
 
     Raises:
-        InvalidArgument: another file.
+        InvalidArgument: the file has another format.
     """
     content = _content(path)
     for name in _MAPS:
@@ -326,7 +329,7 @@ def load_counts(*paths: Any) -> np.ndarray:
             EPLB's ``rebalance_experts``. ``.pt`` files may contain only tensors and plain values.
 
     Raises:
-        InvalidArgument: another file, or files of different sizes.
+        InvalidArgument: a file has another format, or the sizes differ.
     """
     found = [_counts_in(path) for path in paths]
     if not found or len({each.shape for each in found}) != 1:
@@ -347,7 +350,7 @@ def _counts_in(path: Any) -> np.ndarray:
 
 
 def _of_records(path: Any, content: Any) -> np.ndarray:
-    """Counts of SGLang's modes per_pass and per_token, whose counts are by physical expert."""
+    """Returns the counts of recordings in the modes per_pass and per_token, in which SGLang counts by physical expert."""
     logical = load(path)
     passes = [each.get("global_physical_count") for each in content["records"]]
     if not passes or any(each is None or tuple(each.shape) != logical.shape for each in passes):

@@ -111,8 +111,8 @@ def _rearranged(rank, world, form, mode, planted=False):
 
 
 def _move_back(rank, world, physical, was, now, tensors, before):
-    """Restores the former weights in the slots of the busiest expert (lower ids have more routes) among those that moved and that a
-    rank uses."""
+    """Restores the former weights in the slots of the busiest expert (lower ids have more routes) among the moved experts that a rank
+    uses."""
     used = [torch.empty(EXPERTS, dtype=torch.int64) for _ in range(world)]
     torch.distributed.all_gather(used, dispatch_now()[0].contiguous())
     moved = [slot for slot in torch.cat(used).unique().tolist() if was[slot] != now[slot]]

@@ -208,7 +208,7 @@ def _loaded(rank, world, version, value="all2all"):
                 layer.create_moe_dispatcher(config_of(world, 64), None)
         elif version == "0.5.23":
             assert type(dispatcher_of(world, 64)) is Dispatcher and type(dispatcher_of(world, 64)) is Dispatcher
-            assert dispatcher_of(world, 64)._inners[0]._exchanges._low_latency  # not first in a request
+            assert dispatcher_of(world, 64)._inners[0]._exchanges._low_latency  # exists before the first request
             assert [each for each in records if "Switchyard" in each] == [
                 "Switchyard moves the tokens of MoE layers between 1 ranks (cpu)"]
         else:

@@ -33,7 +33,7 @@ def test_weights_that_are_not_moved_are_seen(form):
 
 
 def test_policy():
-    """Switchyard's planner as vLLM's policy: the second rearrangement by equal counts moves nothing."""
+    """Switchyard's planner as vLLM's policy: a second rearrangement with equal counts moves nothing."""
     results = in_vllm("vllm_eplb:rearranged", 2, "layer", SHAPE, TWO, 4, {"policy": "switchyard", "again": True})
     _, maps, _, policy = results[0]
     assert policy == "SwitchyardPolicy" and all(result[1:] == results[0][1:] for result in results)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines and training frameworks with Switchyard on GPUs: their unmodified files (scripts/clients.sh) against plain torch, on 2 ranks
-distributed over the GPUs. The scenarios are those of the CPU tests in clients/. Stand-ins, with reasons: vllm_stand_ins.STAND_INS,
-vllm_ranks.use_device and use_plain_operators, sglang_sources.STAND_INS, megatron_ranks. Process groups are gloo's, so that both ranks may
-share a GPU."""
+"""Engines and training frameworks with Switchyard on GPUs: their unmodified files (scripts/clients.sh) against plain torch, on 2
+ranks distributed over the GPUs. The scenarios are those of the CPU tests in clients/. Stand-ins, with reasons:
+vllm_stand_ins.STAND_INS, vllm_ranks.use_device and use_plain_operators, sglang_sources.STAND_INS, megatron_ranks. Process groups
+use gloo, so both ranks may share a GPU."""
 import pytest
 
 import switchyard as sy

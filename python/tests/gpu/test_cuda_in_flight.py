@@ -258,7 +258,7 @@ def _row_memory(group):
     memory = sy.RowMemory(group, size, segment=size)
     with memory.use():
         rows = torch.empty(size, dtype=torch.uint8, device="cuda")
-    copy = rows.fill_(0).clone()  # under a tool, memory and the first launches of kernels wait for the GPU
+    copy = rows.fill_(0).clone()  # under a tool, allocations and first launches of kernels wait for the GPU
     torch.cuda.synchronize()
     busy = Busy()
     rows.fill_(1)

@@ -16,8 +16,8 @@ from switchyard._models.replicas import Layout, sum_gradients  # noqa: E402
 
 TOKENS, STEPS = 48, 3
 #: Maps by number of ranks. Owners: 0-2 and 3-5 on two ranks; 0-1, 2-3, 4 and 5 on four; on eight, two ranks own nothing. On up
-#: to four ranks, expert 0 is on every rank, twice on the second one. Expert 3 (on two ranks) and 4 (on four) have no slot at their
-#: owner.
+#: to four ranks, expert 0 is on every rank, twice on the second one. Experts 3 (on two ranks) and 4 (on four) have no slot at their
+#: owners.
 MAPS = {2: [[5, 0, 1, 2, 3], [4, 5, 0, 0, -1]], 4: [[0, 1, 4, -1], [2, 0, 3, 0], [0, 5, 1, -1], [5, 0, 1, -1]],
         8: [[0, -1], [1, 0], [2, -1], [3, 0], [4, -1], [5, 1], [0, 5], [1, 0]]}
 REPLICATED = {2: {0, 5}, 4: {0, 1, 5}}
@@ -29,7 +29,7 @@ def map_of(world, rows=None):
 
 
 class RowExperts(Experts):
-    """Experts whose products round each row alike, whatever the number of rows."""
+    """Experts whose products round each row independently of the number of rows."""
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         out = torch.zeros_like(hidden_states)
@@ -85,7 +85,7 @@ def divided(group, expert_map, kind=Experts, dtype=None, **options):
 
 
 def count_and_set(model, group, expert_map):
-    """Counts the routes of a pass, by which the replicas then divide the routes of their expert."""
+    """Counts the routes of a pass; the counts then determine the division of routes among replicas."""
     with torch.no_grad():
         model(tokens_of(group.rank).to(model.first.weight.dtype), group.rank)
     sy.set_replicas(model, expert_map)
@@ -97,7 +97,7 @@ def count_and_set(model, group, expert_map):
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("world", [2, 4])
 def test_gradients_are_summed_in_order_of_rank(ranks, world, kind):
-    """Values of very different sizes, so that any other order or intermediate rounding yields other bits."""
+    """Values of very different sizes, so any other order or an intermediate rounding yields other bits."""
     rng = np.random.default_rng(1)
     parts = torch.from_numpy(rng.standard_normal((world, EXPERTS, 7, 5)) * 10.0 ** rng.integers(-3, 4, (world, EXPERTS, 7, 5))).to(kind)
     wide = torch.float64 if kind == torch.float64 else torch.float32
@@ -121,7 +121,7 @@ def test_gradients_are_summed_in_order_of_rank(ranks, world, kind):
 @pytest.mark.parametrize("kind, within", [(torch.float32, 1e-6), (torch.bfloat16, 2 ** -8)], ids=str)
 @pytest.mark.parametrize("world", [2, 4])
 def test_bits_of_a_step(ranks, world, kind, within):
-    """With products that round each row alike, outputs and the gradients of everything but replicated experts have the bits of
+    """With products that round rows independently, outputs and the gradients of everything but replicated experts have the bits of
     the divided model without replicas, and two runs have the same bits. Gradients of replicated experts differ by rounding:
     in float32 by the order of the sum over rows; in bf16, each part is rounded as well."""
     def rank(group):
@@ -323,7 +323,7 @@ def test_factors_and_frozen_experts(ranks):
 
 
 def test_replicas_have_the_weights_of_their_owners(ranks):
-    """Passes without gradients see changes in place on one rank, moved memory, and changes through .data after a pass with
+    """Passes without gradients detect changes in place on one rank, moved memory, and changes through .data after a pass with
     gradients. A copy of the model has its own replicas. Unchanged weights are not copied again."""
     def rank(group):
         model, whole = divided(group, map_of(2)), Skewed()

@@ -9,7 +9,7 @@
 // Ordering:
 // - lanes' ordinary stores -> release: __syncwarp, then the releasing lane's fence or st.release (cumulative);
 // - bulk stores -> release: wait_group 0 by the lane that issued them (implies the proxy fence), __syncwarp, release;
-// - acquire -> bulk load: fence.proxy.async.global after every acquire, because the bytes may have been written by ordinary stores;
+// - acquire -> bulk load: fence.proxy.async.global after every acquire, because ordinary stores may have written the bytes;
 // - bulk store's read of shared memory -> refill: wait_group.read, __syncwarp.
 // A warp must settle before its kernel ends. The only unbounded waits are for this GPU's own copy engine, never for a peer.
 #pragma once

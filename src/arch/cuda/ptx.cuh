@@ -147,8 +147,8 @@ __device__ __forceinline__ void or_shared(uint32_t p, uint32_t v) {
 inline constexpr bool kHasBulkCopies = true;
 
 /// Order this thread's earlier ordinary accesses to global memory, or to its block's shared memory, before later bulk copies:
-/// its own, and those of threads that synchronize with it afterwards. An acquire before the fence extends it to the released
-/// writes. Without a state space, the fence would wait for all of the thread's stores (docs/design/0066).
+/// its own, and those of threads that synchronize with it afterwards. An acquire before the fence extends the order to the
+/// released writes. Without a state space, the fence would wait for all of the thread's stores (docs/design/0066).
 __device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 __device__ __forceinline__ void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

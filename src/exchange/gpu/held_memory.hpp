@@ -17,9 +17,9 @@ class HeldMemory final : public MemoryHolder, public std::enable_shared_from_thi
  public:
   /// Requires the rank's GPU to be current.
   static std::shared_ptr<HeldMemory> make(size_t bytes, CudaRank& gpu) {
-    std::shared_ptr<HeldMemory> made(new HeldMemory(bytes, gpu));
+    const std::shared_ptr<HeldMemory> made = settled_when_dropped(std::shared_ptr<HeldMemory>(new HeldMemory(bytes, gpu)));
     gpu.holders().remember(made->data(), bytes, made);
-    return settled_when_dropped(std::move(made));
+    return made;
   }
   HeldMemory(const HeldMemory&) = delete;
   HeldMemory& operator=(const HeldMemory&) = delete;
@@ -32,7 +32,7 @@ class HeldMemory final : public MemoryHolder, public std::enable_shared_from_thi
     const std::lock_guard lock(mutex_);
     users_.settle(*points_);
   } catch (const std::exception&) {
-    // The destructor tries again.
+    // The destructor retries.
   }
   void used_on(gpu::Stream stream, const CaptureState& capture) override {
     if (capture.active) return keep_in_graph(shared_from_this(), capture.graph);

@@ -58,12 +58,13 @@ void CudaBlock::used_until(const Point& point) {
 
 void CudaBlock::settle() noexcept try {
   if (!pool) return;
-  if (!arena && std::exchange(has_stream, false) && content != Content::staging) users_.add_unmarked(stream, thread);
+  if (!arena && has_stream && content != Content::staging) users_.add_unmarked(stream, thread);
+  has_stream = has_stream && arena;
   const DeviceGuard guard(pool->device());
   const RelaxedCapture relaxed;  // a stream of this thread may be captured
   users_.settle(pool->points());
 } catch (const std::exception&) {
-  // The pool tries again.
+  // The pool retries.
 }
 
 // ---- the pool ----
@@ -170,12 +171,17 @@ bool CudaPool::settle(Freed& freed) try {
     return true;
   }
   const DeviceGuard guard(device_);
+  const bool has_earlier = freed.users.has_points();
+  const RelaxedCapture relaxed;  // a stream of this thread may be captured
+  freed.uses.reserve(freed.uses.size() + freed.users.size());
   std::vector<Point> marks;
   if (!freed.users.mark(*points_, marks)) return false;
-  // A use that precedes a mark on the same stream needs no separate point.
-  std::erase_if(freed.uses, [&](const StreamUse& use) {
-    return std::any_of(marks.begin(), marks.end(), [&](const Point& mark) { return mark->stream_id == use.point->stream_id; });
-  });
+  // A use that precedes a mark on the same stream needs no separate point. An earlier point may precede the use.
+  if (!has_earlier)
+    std::erase_if(freed.uses, [&](const StreamUse& use) {
+      return std::any_of(marks.begin(), marks.end(),
+                         [&](const Point& mark) { return mark->stream_id == use.point->stream_id; });
+    });
   for (Point& mark : marks) freed.uses.push_back({std::move(mark), false});
   ranges_.give(freed.offset, std::move(freed.uses));
   return true;
@@ -189,14 +195,20 @@ void CudaPool::settle_freed() {
     const std::lock_guard lock(mutex_);
     if (freed_.empty()) return;
     left.swap(freed_);
+    ++settling_;
   }
   std::erase_if(left, [&](Freed& freed) { return settle(freed); });
   const std::lock_guard lock(mutex_);
+  --settling_;
   freed_.insert(freed_.end(), std::make_move_iterator(left.begin()), std::make_move_iterator(left.end()));
 }
 
 bool CudaPool::is_idle() {
   settle_freed();
+  {
+    const std::lock_guard lock(mutex_);
+    if (settling_ > 0 || !freed_.empty()) return false;
+  }
   bool all = true;
   ranges_.forget([&](const StreamUse& use) {
     const bool over = StreamPoints::reached(*use.point);
@@ -239,16 +251,21 @@ GraphArena::Part* GraphArena::find(size_t bytes, Content content) {
 
 void GraphArena::release(CudaBlock& block) noexcept try {
   std::vector<Point> after;
-  if (!in_driver_callback()) {
-    const DeviceGuard guard(pool_->device());
-    std::vector<gpu::Stream> streams = std::move(block.captured_users_);
-    streams.push_back(block.stream);
-    for (gpu::Stream stream : streams) {
-      const CaptureState state = capture_of(stream);
-      if (state.active && state.id == block.capture) after.push_back(pool_->points().mark(stream, captured_stream_id(stream)));
+  bool ordered = true;
+  if (!in_driver_callback()) try {
+      const DeviceGuard guard(pool_->device());
+      const RelaxedCapture relaxed;  // another stream of this thread may be captured
+      std::vector<gpu::Stream> streams = std::move(block.captured_users_);
+      streams.push_back(block.stream);
+      for (gpu::Stream stream : streams) {
+        const CaptureState state = capture_of(stream);
+        if (state.active && state.id == block.capture)
+          after.push_back(pool_->points().mark(stream, captured_stream_id(stream)));
+      }
+      block.users_.settle(pool_->points());
+    } catch (const std::exception&) {
+      ordered = false;  // the block is not reused in this graph
     }
-    block.users_.settle(pool_->points());
-  }
   std::vector<StreamUse> uses;
   for (Point& point : block.points_) uses.push_back({std::move(point), false});
   const std::lock_guard lock(mutex_);
@@ -256,7 +273,7 @@ void GraphArena::release(CudaBlock& block) noexcept try {
   part->after = std::move(after);
   part->uses.insert(part->uses.end(), uses.begin(), uses.end());
   part->users.add(block.users_);
-  part->held = false;
+  part->held = !ordered;
 } catch (const std::exception&) {
   // The block is not reused in this graph.
 }

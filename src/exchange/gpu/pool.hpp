@@ -125,6 +125,7 @@ class CudaPool final : public KeepsRanges, public std::enable_shared_from_this<C
   mutable std::mutex mutex_;
   Point last_call_;
   std::vector<Freed> freed_;
+  int settling_ = 0;  ///< threads in settle_freed()
 };
 
 /// Memory for the captured calls of one graph, or of several graphs that are never in flight together. Each graph and each

@@ -55,12 +55,19 @@ class RowMemoryState final : public ExchangeBase {
   void release(void* memory, void* stream) noexcept {
     if (memory == nullptr) return;
     if (contains(memory)) return release_block(static_cast<size_t>(static_cast<std::byte*>(memory) - base_), stream);
-    std::shared_ptr<void> gone;  // outside the lock
-    const std::lock_guard lock(mutex_);
-    if (const auto found = ordinary_.find(memory); found != ordinary_.end()) {
+    std::shared_ptr<void> gone;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = ordinary_.find(memory);
+      if (found == ordinary_.end()) return;
       gone = std::move(found->second);
       ordinary_.erase(found);
     }
+    if (group_.device) try {
+        group_.device->used_by("memory", memory, stream);
+      } catch (const std::exception&) {
+        // Other uses are known.
+      }
   }
 
   bool contains(const void* memory) const noexcept {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SlotSelector::balance(). The host chooses the slots, so that the rows of each rank are those of the plan.
+// SlotSelector::balance(). The host chooses the slots, so each rank receives the planned number of rows.
 #include <bit>
 #include <string>
 
@@ -19,7 +19,8 @@ void count_routes(const std::vector<Id>& ids, std::vector<int64_t>& counts) {
     if (id >= 0 && static_cast<uint64_t>(id) < counts.size()) ++counts[static_cast<size_t>(id)];
 }
 
-/// Replaces ids with the slots of their runs, in routing order. -1 is kept; `num_slots` replaces other ids that are no experts.
+/// Replaces ids with the slots of their runs, in routing order. The id -1 is kept; any other id that is not an expert is
+/// replaced with `num_slots`.
 template <class Id>
 void replace_ids(std::vector<Id>& ids, SlotRuns& runs, int num_slots) {
   const size_t experts = runs.begin.size() - 1;

@@ -47,7 +47,8 @@ class SlotSelectorImpl : protected ExchangeBase {
   virtual void run(const ExpertIds& topk_ids, void* slots, void* stream) = 0;
   /// Throws invalid_argument if the method `name` must not use the stream.
   virtual void check_stream(const char* name, void* stream) const = 0;
-  /// Copy the ids to host memory and wait; copy slots from host memory, which may be reused on return. \pre tokens exist
+  /// read_ids() copies the ids to host memory and waits; write_slots() copies slots from host memory, which may be reused on
+  /// return. \pre num_tokens > 0
   virtual void read_ids(const ExpertIds& topk_ids, void* to, void* stream) = 0;
   virtual void write_slots(const ExpertIds& topk_ids, const void* from, void* slots, void* stream) = 0;
   /// Stores `words` until use_table(), which set_map() calls on all ranks only if no rank failed.
@@ -58,7 +59,7 @@ class SlotSelectorImpl : protected ExchangeBase {
 
  private:
   void check_ids(const ExpertIds& topk_ids, const void* slots) const;
-  /// What all ranks agree on before they balance a call.
+  /// The values that must be equal on all ranks in balance().
   AgreedFields fields_of_balance(std::span<const SlotArray> arrays, const BalanceOptions& options) const;
 
   ExpertMap map_;

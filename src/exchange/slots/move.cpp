@@ -162,9 +162,8 @@ class WeightMover final : private ExchangeBase {
 
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options) {
-  return group.impl().collective_call("move_weights", [&] {
-    return WeightMover(group, from, to, arrays, options).run(arrays);
-  });
+  return group.impl().collective_call("move_weights",
+                                      [&] { return WeightMover(group, from, to, arrays, options).run(arrays); });
 }
 
 }  // namespace switchyard

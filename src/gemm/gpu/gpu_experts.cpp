@@ -16,10 +16,10 @@ constexpr const char* kForward = "ExpertMlp::forward";
 /// Two grouped GEMMs, with the intermediate rows between them.
 class GpuExperts final : public ExpertMlp::Impl {
  public:
-  /// `intermediate`: rows shared with other experts; if null, separate rows are allocated.
+  /// `shared`: rows shared with other experts; if null, separate rows are allocated.
   GpuExperts(const ExpertShape& shape_in, const MoeWeights& weights, const ExpertOptions& options_in,
-             std::shared_ptr<gemm::GpuMemory> intermediate)
-      : Impl(shape_in, options_in), bytes_(intermediate_bytes(shape, options)), intermediate_(std::move(intermediate)) {
+             const gemm::GpuMemory* shared)
+      : Impl(shape_in, options_in), bytes_(intermediate_bytes(shape, options)) {
     if (shape.num_local_experts == 0) return;
     GroupedGemmConfig up;
     up.num_experts = shape.num_local_experts;
@@ -36,7 +36,10 @@ class GpuExperts final : public ExpertMlp::Impl {
     if (is_fp8()) up.quantize = ScaleKind::f32;
     gate_up_.emplace(up, weights.w13, is_fp8() ? weights.w13_scales : nullptr);
     down_.emplace(down, weights.w2, is_fp8() ? weights.w2_scales : nullptr);
-    if (bytes_ > 0 && !intermediate_) intermediate_ = std::make_shared<gemm::GpuMemory>("ExpertMlp", bytes_);
+    if (shared != nullptr)
+      intermediate_.emplace(*shared);
+    else if (bytes_ > 0)
+      intermediate_.emplace("ExpertMlp", bytes_);
   }
 
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y, const ExpertCall& call) override {
@@ -62,7 +65,7 @@ class GpuExperts final : public ExpertMlp::Impl {
   }
 
   ExpertImpl with_weights(const MoeWeights& weights) const override {
-    return std::make_unique<GpuExperts>(shape, weights, options, intermediate_);
+    return std::make_unique<GpuExperts>(shape, weights, options, intermediate_ ? &*intermediate_ : nullptr);
   }
   ExpertMemory memory() const override { return {0, bytes_}; }
   std::string implementation() const override { return std::string(to_string(type)) + " wgmma:sm_90a"; }
@@ -72,7 +75,7 @@ class GpuExperts final : public ExpertMlp::Impl {
 
   const size_t bytes_;
   std::optional<GroupedGemm> gate_up_, down_;
-  std::shared_ptr<gemm::GpuMemory> intermediate_;  // [max_rows, I]
+  std::optional<gemm::GpuMemory> intermediate_;  // [max_rows, I]
 };
 
 }  // namespace

@@ -61,21 +61,20 @@ class GpuMemory {
     if (status == gpu::kOk) status = gpu::wait_for_stream(memory.stream);
     check_gpu(status, where, std::to_string(bytes) + " bytes of the GPU's memory");
   }
-  /// Settles the streams, which may be destroyed before the graphs that keep the memory alive.
-  ~GpuMemory() {
-    if (held_.use_count() > 1 && !in_driver_callback()) held_->settle();  // else its destructor does so
-  }
-  GpuMemory(const GpuMemory&) = delete;
+  /// Shares the memory. Each object has its own users.
+  GpuMemory(const GpuMemory& other) : held_(other.held_) {}
   GpuMemory& operator=(const GpuMemory&) = delete;
+  /// The streams of this object's users may be destroyed afterwards.
+  ~GpuMemory() { held_->take(std::move(users_)); }
   void* data() const { return held_->memory.data; }
 
   /// Marks the memory as used by work enqueued on `stream` until this object is destroyed; a graph captured on the stream keeps
   /// the memory alive. The GPU must be current.
   void used_on(gpu::Stream stream) {
     const CaptureState capture = capture_of(stream);
-    const std::lock_guard lock(held_->mutex);
-    if (!capture.active) return held_->users.add(stream, *held_->points);
-    if (std::exchange(held_->last_capture, capture.id) != capture.id) keep_in_graph(held_, capture.graph);
+    const std::lock_guard lock(mutex_);
+    if (!capture.active) return users_.add(stream, *held_->points);
+    if (std::exchange(last_capture_, capture.id) != capture.id) keep_in_graph(held_, capture.graph);
   }
 
  private:
@@ -84,21 +83,31 @@ class GpuMemory {
     Held(const Held&) = delete;
     Held& operator=(const Held&) = delete;
     ~Held() { DeferredFrees::of_process().defer(memory, MemoryUses(points).on(std::move(users))); }
-    void settle() noexcept try {
+    /// Adds the users of an object that ends, as points where possible.
+    void take(StreamUsers given) noexcept try {
+      settle(given);
       const std::lock_guard lock(mutex);
+      users.add(given);
+    } catch (const std::exception&) {
+      // Without memory for a record, the users are lost. The frees that the record would delay then only follow other users.
+    }
+    void settle(StreamUsers& given) const noexcept try {
+      if (!given.has_streams() || in_driver_callback()) return;
       const CurrentContext current(memory.context);
       const RelaxedCapture relaxed;  // a stream of this thread may be captured
-      users.settle(*points);
+      given.settle(*points);
     } catch (const std::exception&) {
-      // The last owner tries again.
+      // The last owner retries.
     }
     std::shared_ptr<StreamPoints> points;
     Allocation memory;
     std::mutex mutex;
-    StreamUsers users;
-    unsigned long long last_capture = 0;
+    StreamUsers users;  ///< of objects that have ended
   };
   const std::shared_ptr<Held> held_;
+  std::mutex mutex_;
+  StreamUsers users_;
+  unsigned long long last_capture_ = 0;
 };
 
 }  // namespace switchyard::detail::gemm

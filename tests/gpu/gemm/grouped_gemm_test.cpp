@@ -251,8 +251,8 @@ TEST(GroupedGemmCalls, GraphsWithOtherCounts) {
   ok(cudaStreamDestroy(stream));
 }
 
-// Two threads destroy objects, then the streams that used them, at the same time. Memory released by one thread must not lead
-// the other thread to a destroyed stream.
+// Two threads destroy objects, then the streams that used them, at the same time. Memory released by one thread must not make
+// the other thread access a destroyed stream.
 TEST(GroupedGemmCalls, StreamsEndAfterTheObjectsOfTheirThread) {
   Problem p = problem(2, 64, 64, 0);
   GemmRig rig(p, {40, 24}, Fill::integers);

@@ -234,25 +234,26 @@ TEST(Balance, InvalidIds) {
             "");
 }
 
-/// Arguments that differ by rank or are invalid on one: an error on all ranks, and nothing has changed.
+struct Mistake {
+  const char* text;
+  ErrorCode code;
+  std::function<void(BalanceOptions&, std::vector<SlotArray>&)> make;  ///< on rank 1
+};
+const Mistake kMistakes[] = {
+    {"StepOptions::tile = 1 on rank 0 and 2", ErrorCode::mismatch, [](auto& o, auto&) { o.plan.tile = 2; }},
+    {"StepOptions::link_bytes_per_s", ErrorCode::mismatch, [](auto& o, auto&) { o.plan.link_bytes_per_s = 5e9; }},
+    {"StepOptions::seconds_per_row", ErrorCode::mismatch, [](auto& o, auto&) { o.plan.seconds_per_row = 1; }},
+    {"StepOptions::seconds_per_move", ErrorCode::mismatch, [](auto& o, auto&) { o.plan.seconds_per_move = 2; }},
+    {"MoveOptions::staging_bytes", ErrorCode::mismatch, [](auto& o, auto&) { o.move.staging_bytes = 4096; }},
+    {"the number of arrays = 2 on rank 0 and 1", ErrorCode::mismatch, [](auto&, auto& a) { a.pop_back(); }},
+    {"slot_bytes", ErrorCode::mismatch, [](auto&, auto& a) { a[0].slot_bytes = 39; }},
+    {"StepOptions::tile = 0", ErrorCode::invalid_argument, [](auto& o, auto&) { o.plan.tile = 0; }},
+    {"StepOptions::seconds_per_row = -1", ErrorCode::invalid_argument, [](auto& o, auto&) { o.plan.seconds_per_row = -1; }},
+    {"arrays[1].data", ErrorCode::invalid_argument, [](auto&, auto& a) { a[1].data = nullptr; }},
+};
+
+/// Arguments that differ by rank or are invalid on one rank cause an error on all ranks and change nothing.
 TEST(Balance, RanksThatDisagree) {
-  struct Mistake {
-    const char* text;
-    ErrorCode code;
-    std::function<void(BalanceOptions&, std::vector<SlotArray>&)> make;  ///< on rank 1
-  };
-  const Mistake all[] = {
-      {"StepOptions::tile = 1 on rank 0 and 2", ErrorCode::mismatch, [](auto& o, auto&) { o.plan.tile = 2; }},
-      {"StepOptions::link_bytes_per_s", ErrorCode::mismatch, [](auto& o, auto&) { o.plan.link_bytes_per_s = 5e9; }},
-      {"StepOptions::seconds_per_row", ErrorCode::mismatch, [](auto& o, auto&) { o.plan.seconds_per_row = 1; }},
-      {"StepOptions::seconds_per_move", ErrorCode::mismatch, [](auto& o, auto&) { o.plan.seconds_per_move = 2; }},
-      {"MoveOptions::staging_bytes", ErrorCode::mismatch, [](auto& o, auto&) { o.move.staging_bytes = 4096; }},
-      {"the number of arrays = 2 on rank 0 and 1", ErrorCode::mismatch, [](auto&, auto& a) { a.pop_back(); }},
-      {"slot_bytes", ErrorCode::mismatch, [](auto&, auto& a) { a[0].slot_bytes = 39; }},
-      {"StepOptions::tile = 0", ErrorCode::invalid_argument, [](auto& o, auto&) { o.plan.tile = 0; }},
-      {"StepOptions::seconds_per_row = -1", ErrorCode::invalid_argument, [](auto& o, auto&) { o.plan.seconds_per_row = -1; }},
-      {"arrays[1].data", ErrorCode::invalid_argument, [](auto&, auto& a) { a[1].data = nullptr; }},
-  };
   EXPECT_EQ(on_ranks(2,
                      [&](Group& group, Failures& failures) {
                        const ExpertMap home = switchyard::home_map(8, 2, 6);
@@ -267,7 +268,7 @@ TEST(Balance, RanksThatDisagree) {
                          weights.check(home, failures);
                        };
                        BalanceReport report;
-                       for (const Mistake& m : all) {
+                       for (const Mistake& m : kMistakes) {
                          BalanceOptions options = options_of(group);
                          Weights given = weights;
                          if (group.rank() == 1) m.make(options, given.arrays);
@@ -302,7 +303,7 @@ TEST(Balance, RanksThatDisagree) {
             "");
 }
 
-/// A rank leaves instead of calling: the others report it, and the map stays.
+/// A rank leaves instead of calling: the others report it, and the map stays in force.
 TEST(Balance, ARankThatLeaves) {
   EXPECT_EQ(on_ranks(3,
                      [](Group& group, Failures& failures) {
@@ -324,8 +325,8 @@ TEST(Balance, ARankThatLeaves) {
 }
 
 #if !defined(SWITCHYARD_TEST_CUDA)
-/// A rank dies in the copies: its second array is not writable. The other ranks report it, and the map and their own experts'
-/// weights stay.
+/// A rank terminates during the copies: its second array is not writable. The other ranks report it, and keep the map and the
+/// weights of their own experts.
 TEST(Balance, ARankThatDiesWhileWeightsMove) {
   if (ranks_of_suite() != Ranks::processes || spans_hosts(3)) GTEST_SKIP() << "needs processes of one host";
   const auto failures = run_processes(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The planner for one call: balance at the documented bound, with fewer slots and at the best map of small cases, weights that
-// stay, and the choice between levelling and fetching.
+// The planner for one call: balance at the documented bound, with fewer slots, and compared with the best map of small cases;
+// weights that stay; and the choice between leveling and fetching.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -124,7 +124,7 @@ TEST(StepPlanner, TheBoundIsTight) {
   }
 }
 
-/// Rank 1 holds replicas that have rows but would occupy its slots without levelling the ranks.
+/// Rank 1 holds replicas that have rows but would occupy its slots without leveling the ranks.
 TEST(StepPlanner, ReplicasInPlaceDoNotPreventALevelPlan) {
   const Loads loads{1800, 760, 380, 60, 0, 0, 0, 0};
   ExpertMap current = home_map(8, 2, 6);
@@ -156,7 +156,7 @@ TEST(StepPlanner, FewerSlots) {
   }
 }
 
-/// The lowest maximum rank load of all maps with one spare slot per rank, the home slots fixed.
+/// The lowest maximum rank load of all maps with one spare slot per rank and fixed home slots.
 int64_t best_of_all(const Loads& loads, ExpertMap map, int rank = 0) {
   if (rank == map.world) return divide_routes(map, loads).max();
   int64_t best = std::numeric_limits<int64_t>::max();
@@ -275,7 +275,7 @@ TEST(StepPlanner, ASenderLimitsFetches) {
   EXPECT_EQ(plan_step(loads, home, 4.1e6, options).fetched.size(), 0u) << "one fetch saves 4000 us";
 }
 
-/// Random rates: the plan is never predicted to take longer than the current map.
+/// Random rates: the predicted time of the plan is never longer than that of the current map.
 TEST(StepPlanner, NeverTakesLonger) {
   std::mt19937_64 random(6);
   for (int i = 0; i < 2000; ++i) {
@@ -293,8 +293,8 @@ TEST(StepPlanner, NeverTakesLonger) {
       const double saved = static_cast<double>(plan.max_before - plan.loads.max()) * options.seconds_per_row;
       std::vector<int> received(idx(world), 0);
       for (const int32_t p : plan.fetched) ++received[idx(p / current.slots_per_rank)];
-      const int most = *std::max_element(received.begin(), received.end());
-      const double cost = most == 0 ? 0 : most * expert_bytes / options.link_bytes_per_s + options.seconds_per_move;
+      const int max = *std::max_element(received.begin(), received.end());
+      const double cost = max == 0 ? 0 : max * expert_bytes / options.link_bytes_per_s + options.seconds_per_move;
       ASSERT_GE(saved * (1 + 1e-9), cost) << i;
       current = plan.map;
     }

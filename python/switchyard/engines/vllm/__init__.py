@@ -37,8 +37,8 @@ def install(choice: str) -> None:
         choice: "all2all" or "layer".
 
     Raises:
-        InvalidArgument: another version of vLLM, another choice than the installed one, another value of EPLB, or an
-            attribute that another plug-in has replaced; vLLM is then unchanged.
+        InvalidArgument: an unsupported version of vLLM, a choice other than the installed one, an unsupported value of EPLB, or
+            an attribute that another plug-in has replaced; vLLM is then unchanged.
     """
     global _installed
     if choice not in ("all2all", "layer"):

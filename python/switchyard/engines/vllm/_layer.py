@@ -95,7 +95,7 @@ def check_layer(moe: Any, weight_key: Any, activation_key: Any) -> None:
 class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
     """Experts that dispatch, compute and combine in one :class:`MoeLayer`. Each call reads the weights in place, including weights
     that vLLM has reloaded, restored after sleep, or rearranged (EPLB) at the same addresses; for weights at other addresses, the
-    next call creates another layer. With EPLB, ids and experts are vLLM's physical experts.
+    next call creates another layer. With EPLB, expert ids are vLLM's physical ids.
 
     Args:
         moe_config, quant_config: as for any FusedMoEExperts of vLLM.

@@ -13,7 +13,7 @@ from .. import expert_location
 
 
 class SwitchyardPolicy(AbstractEplbPolicy):  # type: ignore[misc]
-    """Balances ranks to within 2 % of the mean, if possible, and moves few weights. Ignores hosts and groups of experts."""
+    """Balances the ranks to within 2 % of the mean, if possible, and moves few weights. Ignores hosts and groups of experts."""
 
     @classmethod
     def rebalance_experts(cls, weight: torch.Tensor, num_replicas: int, num_groups: int, num_nodes: int, num_ranks: int,
@@ -33,7 +33,7 @@ class SwitchyardPolicy(AbstractEplbPolicy):  # type: ignore[misc]
 
 
 def install(patches: Any) -> None:
-    """Replaces vLLM's only policy, because its configuration accepts no other name than ``default``."""
+    """Replaces vLLM's only policy, because vLLM's configuration accepts only the name ``default``."""
     name = eplb_state.EPLB_POLICIES["default"].__module__
     if name.split(".")[0] != "vllm":
         _names.invalid(f"vLLM's EPLB policy was replaced by {name}: two plug-ins cannot replace the same place; disable one of them")

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values that fp8 e4m3 rows and weights hold, in plain torch."""
+"""The values of fp8 e4m3 rows and weights, in plain torch."""
 import torch
 
 
 def fp8_of(x):
-    """Returns the values of rows sent as fp8: groups of 128 columns with the scale amax / 448. float32."""
+    """Returns the float32 values of rows sent as fp8: groups of 128 columns with the scale amax / 448."""
     groups = x.float().view(*x.shape[:-1], x.shape[-1] // 128, 128)
     scales = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 448
     return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).view(x.shape)
 
 
 def blocks_of(weights):
-    """Returns fp8 weights with scales of 128 x 128, and their values."""
+    """Returns fp8 weights with a scale per block of 128 x 128, and their values."""
     experts, rows, columns = weights.shape
     blocks = weights.float().view(experts, rows // 128, 128, columns // 128, 128)
     scales = blocks.abs().amax((2, 4), keepdim=True) / 448

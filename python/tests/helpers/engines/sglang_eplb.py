@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang's expert load balancing on ranks of sglang_ranks: its manager, recorder, algorithm, movement of weights and mapping of ids.
-Stand-ins besides those of sglang_ranks: the numbers of layers and experts, for which SGLang asks the model's class, and the
+"""SGLang's expert load balancing on ranks of sglang_ranks: its manager, recorder, algorithm, movement of weights and mapping of
+ids. Stand-ins besides those of sglang_ranks: the numbers of layers and experts, which SGLang reads from the model's class, and the
 device, which must be a GPU."""
 import contextlib
 import types

@@ -17,7 +17,7 @@ BAR, FP8_BAR = 1e-2, 4e-2  # of the relative error; fp8 rows and weights are com
 
 
 def experts_on(output, w13, w2):
-    """Computes this rank's experts on what a dispatch returned, in plain torch, and returns SGLang's input of a combine."""
+    """Computes this rank's experts on the result of a dispatch, in plain torch, and returns SGLang's input of a combine."""
     from sglang.srt.layers.moe.token_dispatcher.base import DispatchOutputChecker
     from sglang.srt.layers.moe.token_dispatcher.deepep import DeepEPLLCombineInput, DeepEPNormalCombineInput
 
@@ -106,7 +106,7 @@ def check_fp8(rank, world):
 
 
 def layer_of(world, hidden, quant_config=None, **changes):
-    """Returns SGLang's layer, with unspecified weights. Its operator runs the path of CUDA, which calls the runner."""
+    """Returns SGLang's layer, with unspecified weights. Its operator takes the CUDA path, which calls the runner."""
     from sglang.srt.layers.moe.ep_moe.layer import DeepEPMoE
 
     torch.set_default_dtype(torch.bfloat16)
@@ -121,7 +121,7 @@ def layer_of(world, hidden, quant_config=None, **changes):
 
 
 def load(made, rank, world, w13, w2, scales=()):
-    """Writes this rank's weights into the layer and ends the loading as SGLang does."""
+    """Writes this rank's weights into the layer and completes loading as SGLang does."""
     here = slice(rank * EXPERTS // world, (rank + 1) * EXPERTS // world)
     with torch.no_grad():
         for name, values in (("w13_weight", w13), ("w2_weight", w2), *scales):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoE layers of torchtitan on ranks of gloo, and the same layer in float64. Nothing of torchtitan is replaced; its name of the
-device is set to that of the ranks, because a torch that was built for GPUs makes it "cuda" on machines without one."""
+"""MoE layers of torchtitan on ranks of gloo, and the same layer in float64. No part of torchtitan is replaced. Its device
+name is set to that of the ranks, because torch built for GPUs sets it to "cuda" even on machines without a GPU."""
 import contextlib
 import os
 import sys

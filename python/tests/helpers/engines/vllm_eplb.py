@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenarios with vLLM's expert load balancing: its state, policy, movement of weights and router, with Switchyard's plug-in. Imported
-only in the processes of vllm_host. Stand-ins besides those of vllm_ranks: torch.Event and pinned memory, which need a GPU."""
+"""Scenarios with vLLM's expert load balancing: its state, policy, movement of weights and router, with Switchyard's plug-in.
+Imported only in the processes of vllm_host. Stand-ins besides those of vllm_ranks: torch.Event and pinned memory, which need a
+GPU."""
 import ast
 import os
 import types
@@ -41,8 +42,8 @@ class _Event:
 
 
 def use_eplb_without_a_gpu():
-    """Makes vLLM's routers run their Triton kernel, which maps and counts ids, in Triton's interpreter. Without a GPU, vLLM does not
-    define the kernel, and its routers map nothing; the source is that of its file."""
+    """Makes vLLM's routers run their Triton kernel, which maps and counts ids, in Triton's interpreter. Without a GPU, vLLM does
+    not define the kernel, and its routers map nothing; this function compiles the kernel from vLLM's file."""
     os.environ["TRITON_INTERPRET"] = "1"
     import triton
     import triton.language as tl
@@ -50,7 +51,7 @@ def use_eplb_without_a_gpu():
 
     rmw = interpreter.InterpreterBuilder.create_atomic_rmw
     interpreter.InterpreterBuilder.create_atomic_rmw = lambda self, op, to, value, mask, *others: rmw(
-        self, op, to, value, interpreter.TensorHandle(mask.data.astype(bool), mask.dtype), *others)  # it refuses masks of other types
+        self, op, to, value, interpreter.TensorHandle(mask.data.astype(bool), mask.dtype), *others)  # accepts only bool
     with open(base_router.__file__) as file:
         tree = ast.parse(file.read())
     only_gpu = next(each for each in tree.body if isinstance(each, ast.If))
@@ -88,7 +89,7 @@ class _Kernel:
 
 
 class _Model(MixtureOfExperts):
-    """What EplbState reads of a model."""
+    """The attributes of a model that EplbState reads."""
 
     def __init__(self, layers, experts, redundant, world):
         self.moe_layers, self.num_moe_layers, self.num_expert_groups = layers, len(layers), 1
@@ -184,7 +185,7 @@ def _move_back(layers, before, maps, counts, here):
 
 
 def refused(rank, world, store):
-    """Returns the sentences of what no form supports with EPLB."""
+    """Returns the error sentences for configurations that no form supports with EPLB."""
     from vllm_checks import sentence
 
     found = {}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenarios of one rank in vLLM on a GPU: decode steps in vLLM's own CUDAGraphWrapper, and layers of block-fp8 weights. Imported only
-in the processes of vllm_host."""
+"""Scenarios of one rank in vLLM on a GPU: decode steps in vLLM's own CUDAGraphWrapper, and layers of block-fp8 weights. Imported
+only in the processes of vllm_host."""
 import torch
 from vllm.compilation.cuda_graph import CUDAGraphWrapper
 from vllm.config import CUDAGraphMode
@@ -75,7 +75,7 @@ def replayed_steps(rank, world, store, form, shape, tokens, options):
                 return wrapper(x, ids, weights)
 
         def load(turn):
-            """Writes the inputs of a turn, of which the third has the tokens of the first in the reverse order."""
+            """Writes the inputs of a turn; the third has the tokens of the first in reverse order."""
             order = slice(None) if turn < 2 else torch.arange(len(x) - 1, -1, -1)
             sent = [each[order] for each in given[turn][2][rank]]
             for buffer, each in zip((x, ids, weights), sent):
@@ -86,7 +86,7 @@ def replayed_steps(rank, world, store, form, shape, tokens, options):
         run(CUDAGraphMode.NONE)
         torch.cuda.synchronize()
         torch.distributed.barrier()
-        run(CUDAGraphMode.FULL)  # captures, and computes nothing
+        run(CUDAGraphMode.FULL)  # captures without computing
         for turn in (1, 2, 0):
             sent = load(turn)
             eager = run(CUDAGraphMode.NONE).clone()

@@ -33,7 +33,7 @@ def import_vllm(device, path):
 
 
 def _rank(rank, world, device, path, scenario, arguments, end):
-    """Runs `scenario(rank, world, *arguments)`, a function of SCENARIOS or "module:function", in a process of its own
+    """Runs `scenario(rank, world, *arguments)`, a function of SCENARIOS or "module:function", in a separate process
     and sends (result, traceback)."""
     try:
         if SCENARIOS[0] not in sys.modules:
@@ -121,7 +121,7 @@ class _Host:
 def in_vllm(scenario, world, *arguments, without=(), device="cpu"):
     """Runs `scenario(rank, world, store, *arguments)`, a function of SCENARIOS, in `world` processes with vLLM, and returns the
     results by rank. `store` is a file for the rendezvous. device: "cpu" or "cuda", which distributes the ranks over the GPUs. Fails
-    with the tracebacks of all ranks that raise, except those in `without`, which end on purpose."""
+    with the tracebacks of all ranks that raise, except those in `without`, which terminate intentionally."""
     host = _hosts.get(device)
     if host is None or not host.process.is_alive():
         host = _hosts[device] = _Host(device)

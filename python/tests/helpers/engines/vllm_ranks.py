@@ -59,7 +59,7 @@ def vllm_with(rank, world, store, backend, **parallel):
 
 
 def manager_of(backend):
-    """Does what CudaCommunicator, which needs NCCL, does for `backend`, and returns the manager."""
+    """Creates and returns the manager for `backend`, in place of CudaCommunicator, which needs NCCL."""
     group = parallel_state.get_ep_group()
     made = getattr(all2all, MANAGERS[backend])(group.cpu_group, None)
     group.device_communicator.all2all_manager = made
@@ -268,7 +268,7 @@ def poisoned(made):
 
 @contextlib.contextmanager
 def one_pass(config, tokens, rank, known):
-    """Enters vLLM's context of a forward pass, in which it knows all ranks' token counts if `known`."""
+    """If `known`, enters vLLM's context of a forward pass with the token counts of all ranks."""
     if not known:
         yield
         return

@@ -23,7 +23,7 @@ STAND_INS = {
     "vllm.vllm_flash_attn": "compiled; attention",
 }
 
-#: Compiled operators that vLLM calls while it is imported on a machine with GPUs, to find out which kernels it has.
+#: Compiled operators that vLLM calls while it is imported on a machine with GPUs, to determine the available kernels.
 QUESTIONS = ("cutlass_group_gemm_supported", "cutlass_scaled_mm_supports_block_fp8", "cutlass_scaled_mm_supports_fp4",
              "cutlass_scaled_mm_supports_fp8", "mxfp4_experts_quant_supported")
 
@@ -86,7 +86,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def use_stand_ins(device="cpu"):
     """Makes imports of the modules above find their stand-ins, in this process. device: "cuda" also provides compiled operators that
-    vLLM calls on GPUs: QUESTIONS, answered with no, and weak_ref_tensor, which here is a strong reference."""
+    vLLM calls on GPUs: QUESTIONS, which return False here, and weak_ref_tensor, which returns a strong reference."""
     sys.meta_path.insert(0, _Finder())
     if device != "cpu":
         from torch import ops
