@@ -64,6 +64,7 @@ Point make_point(const BenchOptions& o) {
   const RoutingSource source = routing_source(o);
   Scenario& s = p.spec.scenario;
   s = shape_of(o, source);
+  p.expert_bytes = static_cast<size_t>(3 * o.hidden * o.intermediate) * (scales_named(o.quantize) == ScaleKind::none ? 2 : 1);
   if (o.spare_slots > 0) {
     const auto spare = static_cast<int>(o.spare_slots);
     ReplicatedRouting replicated =
@@ -75,6 +76,7 @@ Point make_point(const BenchOptions& o) {
     p.replicas = {{"spare_slots_per_rank", o.spare_slots},
                   {"slots", s.experts},
                   {"weights_moved", replicated.moved},
+                  {"bytes_moved", static_cast<size_t>(replicated.moved) * p.expert_bytes},
                   {"busiest_over_mean_without_replicas", replicated.busiest_without_replicas}};
   } else {
     s.routing = source.all_ranks(o.tokens);
@@ -88,7 +90,6 @@ Point make_point(const BenchOptions& o) {
   p.spec.sms = {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)};
   p.spec.quantize = scales_named(o.quantize);
   p.spec.accumulate = accumulate_named(o.accumulate);
-  p.expert_bytes = static_cast<size_t>(3 * o.hidden * o.intermediate) * (p.spec.quantize == ScaleKind::none ? 2 : 1);
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
     p.spec.fused = why_not_fused(p.spec).empty();

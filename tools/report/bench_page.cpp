@@ -79,6 +79,11 @@ const std::vector<Line> kShares = {{"layer", {"share_of_limit", "layer"}, "--ink
                                    {"combine", {"share_of_limit", "combine"}, "--compute"},
                                    {"cached dispatch", {"share_of_limit", "cached_dispatch"}, "--plan"}};
 
+/// With replicas of experts.
+const std::vector<Line> kLoads = {{"with replicas", {"busiest_over_mean"}, "--ink"},
+                                  {"without replicas", {"replicas", "busiest_over_mean_without_replicas"}, "--call", true}};
+const std::vector<Line> kMoved = {{"weights", {"replicas", "bytes_moved"}, "--move"}};
+
 /// A run's value of a quantity, as displayed.
 std::string text_of(const json& run, const Axis& axis) {
   const json& config = run.at("config");
@@ -324,6 +329,17 @@ std::string bench_notes_of(const json& document) {
   return out;
 }
 
+/// Plots of the load before and after, and of the bytes moved for it; empty without replicas.
+std::string replicas_section(const std::vector<const json*>& runs, const Horizontal& over) {
+  const std::vector<ChartLine> moved = series_of(runs, over, kMoved, 1e-6), loads = series_of(runs, over, kLoads, 1);
+  if (moved.empty()) return "";
+  return fmt::format(
+      "<div class=\"two\"><div><h3>Load of the busiest rank over the mean</h3>{}{}</div><div><h3>Bytes moved to spare slots, "
+      "MB</h3>{}{}</div></div>",
+      chart(loads, over.chart_axis(), "", false), chart_keys(loads), chart(moved, over.chart_axis(), "", false),
+      chart_keys(moved));
+}
+
 }  // namespace
 
 std::string bench_html(const json& document) {
@@ -349,7 +365,7 @@ std::string bench_html(const json& document) {
     if (!shares.empty())
       page += fmt::format("<div><h3>Share of the limit</h3>{}{}</div>", chart(shares, over.chart_axis(), " %", true),
                           chart_keys(shares));
-    page += "</div></section>\n";
+    page += "</div>" + replicas_section(group, over) + "</section>\n";
   }
   page += fused_section(runs, varied_in(runs));
   page += "<section class=\"card\"><h2>All figures</h2>" + table_of(runs, varied_in(runs)) + "<p class=\"note\">" +

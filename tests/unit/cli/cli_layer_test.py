@@ -91,7 +91,9 @@ class Replicas(unittest.TestCase):
                 self.assertEqual(each["replicas"]["slots"], 3 * (4 + spare))
                 self.assertAlmostEqual(each["replicas"]["busiest_over_mean_without_replicas"], 2.4, places=2)
                 self.assertGreater(each["replicas"]["weights_moved"], 0)
-            self.assertIn("spare slots per rank", Path(folder, "layer.html").read_text())
+            page = Path(folder, "layer.html").read_text()
+            for text in ("spare slots per rank", "Load of the busiest rank over the mean", "Bytes moved to spare slots, MB"):
+                self.assertIn(text, page)
 
     def test_each_call_is_balanced(self):
         code, out, err = run("bench", "--mode", "layer", "--ranks", "2", "--tokens", "300", "--hidden", "64", "--experts", "8", "--topk", "2",
