@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import struct
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -266,6 +266,10 @@ class Generations:
     def _group_of(self, heap: int) -> Group:
         """Collective. Forms another group of the same ranks with a separate heap."""
         return self._group._once_more(heap, self._options)
+
+    def groups(self) -> List[Group]:
+        """Returns the groups of the newest exchange of each shape."""
+        return [each.group for each in self._made.values()]
 
     def close(self) -> None:
         for each in self._made.values():

@@ -100,6 +100,10 @@ class Normal:
             return None
         return self.made.keep(generation, shape, tokens, rows)
 
+    def groups(self) -> List[Group]:
+        """Returns the groups of the exchanges that have their own."""
+        return [] if isinstance(self.made, Rings) else self.made.groups()
+
     def close(self) -> None:
         self.made.close()
 

@@ -71,8 +71,8 @@ class Patches:
         self._package = package
         self._done: List[Tuple[Any, str, Any, Any]] = []
 
-    def replace(self, owner: Any, name: str, new: Any) -> Any:
-        """Replaces ``owner.name`` by `new` and returns the original.
+    def check(self, owner: Any, name: str) -> Any:
+        """Returns ``owner.name``, the engine's own value.
 
         Raises:
             InvalidArgument: the engine has no such attribute, or its value was defined outside the engine.
@@ -85,6 +85,11 @@ class Patches:
         if callable(getattr(old, "__func__", old)) and origin.split(".")[0] != self._package:
             _names.invalid(f"{place} was replaced by {origin or 'another plug-in'}: two plug-ins cannot replace the same place; "
                            f"disable one of them")
+        return old
+
+    def replace(self, owner: Any, name: str, new: Any) -> Any:
+        """Replaces ``owner.name`` by `new` and returns the original. Raises like :meth:`check`."""
+        old = self.check(owner, name)
         setattr(owner, name, new)
         self._done.append((owner, name, old, new))
         return old
@@ -97,15 +102,16 @@ class Patches:
             setattr(owner, name, new)
             self._done.append((owner, name, _MISSING, new))
 
-    def undo(self) -> None:
-        """Restores all attributes, in reverse order. Repeated calls have no effect.
-
-        Raises:
-            InvalidArgument: another plug-in has since replaced one of them; no attribute is then restored.
-        """
+    def check_undo(self) -> None:
+        """Raises InvalidArgument if another plug-in has since replaced one of the attributes."""
         for owner, name, _, new in self._done:
             if vars(owner).get(name) is not new:
                 _names.invalid(f"{owner.__name__}.{name} was replaced after this plug-in: remove the other plug-in first")
+
+    def undo(self) -> None:
+        """Restores all attributes, in reverse order. Repeated calls have no effect. If :meth:`check_undo` raises, so does this
+        method, and no attribute is restored."""
+        self.check_undo()
         while self._done:
             owner, name, old, _ = self._done.pop()
             if old is _MISSING:

@@ -2,7 +2,8 @@
 """Plug-in for SGLang 0.5.23, enabled by the environment variable ``SWITCHYARD_SGLANG`` (:mod:`switchyard.plugins`).
 
 ``all2all`` replaces the token dispatcher of ``--moe-a2a-backend deepep`` through SGLang's hook registry; ``layer`` replaces the
-whole MoE layer, also through its registry of runner cores. Importing this package imports no part of SGLang.
+whole MoE layer, also through its registry of runner cores. With either, each step of a model runner raises pending errors.
+Importing this package imports no part of SGLang.
 """
 from __future__ import annotations
 
@@ -59,10 +60,12 @@ def refuse(error: Exception) -> None:
 
 def _install(choice: str) -> None:
     """Checks all extension points before it changes the first."""
-    from . import _dispatcher, _hooks, _layer
+    from . import _dispatcher, _hooks, _layer, _shared
 
     hook = _hooks.Hook(_hooks.FACTORY, _dispatcher.around_factory if choice == "all2all" else _layer.around_factory)
-    changes: List[Any] = [hook] if choice == "all2all" else [hook, _hooks.Core(_layer.RUNNER, _layer.Core)]
+    changes: List[Any] = [hook, _shared.STEPS]
+    if choice == "layer":
+        changes.append(_hooks.Core(_layer.RUNNER, _layer.Core))
     for each in changes:
         each.check()
     for each in changes:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of SGLang through its registries, and their removal, for which the registries have no function."""
+"""Changes of SGLang, through its registries where possible, and their removal, for which the registries have no function."""
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
 from typing import Any, Callable, List
 
 from ..._abi import names as _names
+from .._patches import Patches
 
 #: The function that creates the dispatcher of a MoE layer, from the layer's configuration and quantization method.
 FACTORY = "sglang.srt.layers.moe.fused_moe_triton.layer.create_moe_dispatcher"
@@ -104,6 +107,66 @@ class Core:
 
     def undo(self) -> None:
         del self._cores()[self._name]
+
+
+class AfterEach:
+    """A function that is called after each call of a method, from :meth:`attach` on.
+
+    SGLang's registry imports the modules of all targets in every process that loads plug-ins. This class instead replaces the method
+    once the module has been imported, around any hooks that the registry has already applied.
+
+    Args:
+        module: the module of the method.
+        target: class and method, separated by a period.
+        after: the function. If it raises, the method raises the same error.
+    """
+
+    def __init__(self, module: str, target: str, after: Callable[[], None]) -> None:
+        self._module, self._after = module, after
+        self._class, _, self._method = target.partition(".")
+        self._patches, self._installed, self._attached = Patches("sglang"), False, False
+
+    def _owner(self) -> Any:
+        """Returns the class, or None if its module has not been imported."""
+        module = sys.modules.get(self._module)
+        if module is None:
+            return None
+        if not hasattr(module, self._class):
+            _names.invalid(f"{self._module}.{self._class} does not exist in this version of SGLang: this plug-in does not support it")
+        return getattr(module, self._class)
+
+    def check(self) -> None:
+        """Raises InvalidArgument if the module has been imported and the method does not exist or is not SGLang's."""
+        owner = self._owner()
+        if owner is not None:
+            self._patches.check(owner, self._method)
+
+    def install(self) -> None:
+        self._installed = True
+
+    def attach(self) -> None:
+        """Replaces the method if the module has been imported. Repeated calls have no effect. Raises like :meth:`check`."""
+        owner = self._owner()
+        if owner is None or not self._installed or self._attached:
+            return
+        original, after = self._patches.check(owner, self._method), self._after
+
+        @functools.wraps(original)
+        def method(*arguments: Any, **keywords: Any) -> Any:
+            result = original(*arguments, **keywords)
+            after()
+            return result
+
+        self._patches.replace(owner, self._method, method)
+        self._attached = True
+
+    def check_undo(self) -> None:
+        """Raises InvalidArgument if the method was replaced after :meth:`attach`."""
+        self._patches.check_undo()
+
+    def undo(self) -> None:
+        self._patches.undo()
+        self._installed = self._attached = False
 
 
 class _Refusal(Hook):

@@ -15,6 +15,7 @@ from ...deep_ep._buffer import Buffer
 from ...group import Group
 from ...layer import MoeLayer
 from ...low_latency import LowLatency
+from . import _hooks
 
 _logger = logging.getLogger(__name__)
 
@@ -81,9 +82,19 @@ class Shared:
             self._layers[key] = Layers(self._another(heap), configs)
         return self._layers[key]
 
-    def close(self) -> None:
+    def _others(self) -> List[Group]:
+        """Returns the groups of low-latency objects and layers."""
         groups = [each.group for each in self._low_latency.values()] + [each.group for each in self._layers.values()]
-        for group in {id(each): each for each in groups}.values():
+        return list({id(each): each for each in groups}.values())
+
+    def check(self) -> None:
+        """Local. Raises the pending error of this rank in any open group, if any."""
+        for group in [self.group, *self.buffer._normal.groups(), *self._others()]:
+            if not group.closed:
+                group.check()
+
+    def close(self) -> None:
+        for group in self._others():
             group.close()
         self.buffer.destroy()
 
@@ -128,10 +139,22 @@ def shared(hidden: int) -> Shared:
     for known, each in _shared:
         if known is process_group:
             return each
+    STEPS.attach()
     made = Shared(process_group, hidden)
     _shared.append((process_group, made))
     DeepEPBuffer._state().buffer = made.buffer  # for SGLang's clean_buffer, which reads its low_latency_mode
     return made
+
+
+def check_groups() -> None:
+    """Local. Raises the pending error of this rank, if any, for example PeerTimeout of a call in a replayed graph."""
+    for _, each in _shared:
+        each.check()
+
+
+#: Makes each pass of a model runner raise pending errors, because replayed graphs execute no Python code. Passes of idle
+#: data-parallel ranks, draft models and split prefills are calls of this method, too. Attached when the first layer is built.
+STEPS = _hooks.AfterEach("sglang.srt.model_executor.model_runner", "ModelRunner.forward", check_groups)
 
 
 def close() -> None:
