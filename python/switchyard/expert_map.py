@@ -72,6 +72,9 @@ class ExpertMap:
         return structs.ExpertMap(num_experts=self.num_experts, world=self.world, slots_per_rank=self.slots_per_rank,
                                  expert_of_slot=ctypes.addressof(self._slots))
 
+    def __reduce__(self) -> Any:
+        return _expert_map, (bytes(self._slots), self.num_experts, self.world)
+
     @property
     def num_slots(self) -> int:
         return len(self._slots)
@@ -128,6 +131,13 @@ class ExpertMap:
 
     def __repr__(self) -> str:
         return f"<switchyard.ExpertMap of {self.num_experts} experts, {self.world} ranks with {self.slots_per_rank} slots each>"
+
+
+def _expert_map(slots: bytes, num_experts: int, world: int) -> ExpertMap:
+    """Returns the map that was pickled."""
+    made = ExpertMap.__new__(ExpertMap)
+    made._set((ctypes.c_int32 * (len(slots) // 4)).from_buffer_copy(slots), num_experts, world)
+    return made
 
 
 class _SlotArrays:
@@ -250,6 +260,8 @@ class SlotSelector:
             if result.pointer != ids.pointer:
                 check_apart("out", result, topk_ids=ids)
             weights = _SlotArrays(self.group, self._map, arrays)
+            for i, each in enumerate(weights.taken):
+                check_apart(f"arrays[{i}]", each, topk_ids=ids, out=result)
             given = structs.ExpertIds(data=ids.pointer, is_int64=int(ids.code == I64), num_tokens=ids.shape[0], topk=ids.shape[1])
             made = structs.BalanceReport()
             check_collective(self._functions.sy_slot_selector_balance(

@@ -157,11 +157,11 @@ def set_replicas(model: Any, replicas: Any = None) -> Dict[str, ExpertMap]:
             inside = shares[name].replicas.layout.given.slots_per_rank
             if each.slots_per_rank != inside:
                 raise InvalidArgument(f"replicas: the map of {name} has {each.slots_per_rank} slots per rank; the map in force has {inside}")
-        _replicas.agree(group, "set_replicas", maps)
-        for name in shares if replicas is None else maps:
-            copied = shares[name].replicas
+        _replicas.agree(group, "set_replicas", None if replicas is None else maps)
+        chosen = {id(shares[name].replicas): (shares[name].replicas, maps.get(name)) for name in (shares if replicas is None else maps)}
+        for copied, given in chosen.values():  # copies of a module share their replicas
             routes = copied.selector.gather_routes()
-            copied.set_map(maps.get(name) or copied.layout.given.plan(routes.sum(0)), routes)
+            copied.set_map(given or copied.layout.given.plan(routes.sum(0)), routes)
     return {name: share.replicas.layout.given for name, share in shares.items()}
 
 

@@ -49,7 +49,7 @@ def _agree(share: Any, changed: bool, mask: int) -> bool:
     for r, (site, _, its_mask) in enumerate(every):
         if site != share.site:
             names = share.group._sites
-            raise Mismatch(f"forward in {names.get(site, 'another module')} on rank {r} (this rank was in {share.name})")
+            raise Mismatch(f"forward in {names.get(site, 'another module')} on rank {r}")
         if its_mask != mask:
             name = next(each for i, each in enumerate(share.names) if (its_mask ^ mask) >> i & 1)
             raise Mismatch(f"{share.name}: either all ranks or none must record gradients of {name}; rank {r} and this rank differ")

@@ -173,9 +173,9 @@ def check_support(modules: Dict[str, Any], experts: str) -> None:
             raise InvalidArgument(f"replicas: the forward of {name} is replaced on the module; divide the model first")
 
 
-def agree(group: Group, subject: str, maps: Dict[str, ExpertMap]) -> None:
-    """Collective. Raises Mismatch on all ranks if the maps differ by rank."""
-    text = repr([(name, each.num_experts, each.world, each.expert_of_slot.tolist()) for name, each in maps.items()])
+def agree(group: Group, subject: str, maps: Optional[Dict[str, ExpertMap]]) -> None:
+    """Collective. Raises Mismatch on all ranks if the maps, or whether there are any, differ by rank."""
+    text = repr(maps is not None and [(name, each.num_experts, each.world, each.expert_of_slot.tolist()) for name, each in maps.items()])
     every = group._agree(subject, hashlib.sha256(text.encode()).digest())
     for r, each in enumerate(every):
         if each != every[0]:

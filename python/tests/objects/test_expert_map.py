@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Maps of replicated experts: properties of plans and divisions, and an exchange of replicas whose results are those without."""
+import pickle
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ def test_home_map():
         assert home.expert_of_slot[rank * C:(rank + 1) * C].tolist() == mine + [-1] * (C - len(mine))
     again = sy.ExpertMap(home.expert_of_slot, num_experts=E, world=W)
     assert again == home and hash(again) == hash(home) and again.count_moved(home) == 0
+    assert pickle.loads(pickle.dumps(home)) == home
     assert "13 experts, 4 ranks with 6 slots" in repr(home)
 
 

@@ -231,6 +231,9 @@ def test_a_call_is_balanced_by_its_own_routes(ranks, mode):
         assert selector.version == 3
         with pytest.raises(sy.SwitchyardError, match="tile"):
             selector.balance(ids, w13, w2, scale, tile=-1 if r else 1)
+        both = np.full((max(tokens, C), ids.shape[1]), -1, ids.dtype)
+        with pytest.raises(sy.SwitchyardError, match=r"arrays\[0\] shares memory with topk_ids"):
+            selector.balance(both[:tokens], both[:C] if r else w13, w2, scale)
         with pytest.raises(sy.Mismatch, match="seconds_per_row"):
             selector.balance(ids, w13, w2, scale, seconds_per_row=1.0 + r)
         with pytest.raises(sy.SwitchyardError, match=r"arrays\[1\]"):

@@ -444,6 +444,8 @@ def test_refusals_of_a_new_map(ranks):
             sy.set_replicas(model, sy.ExpertMap.home(num_experts=EXPERTS, world=2, slots_per_rank=4) if r else home)
         with pytest.raises(sy.Mismatch, match="set_replicas: replicas differ between rank 0 and rank 1"):
             sy.set_replicas(model, home if r else good)
+        with pytest.raises(sy.Mismatch, match="set_replicas: replicas differ between rank 0 and rank 1"):
+            sy.set_replicas(model, {} if r else None)
         with pytest.raises(sy.InvalidType, match=r"replicas contains 5 \(int\): must be an ExpertMap"):
             sy.set_replicas(model, 5)
         with pytest.raises(sy.SwitchyardError, match=r"replicas contains 5 \(int\): must be an ExpertMap"):
@@ -454,6 +456,21 @@ def test_refusals_of_a_new_map(ranks):
         loss_of(model, r).backward()
         assert sy.set_replicas(model, home) == {"experts": home}
         loss_of(model, r).backward()
+
+    ranks(rank, 2)
+
+
+def test_a_model_and_its_copy_have_one_map(ranks):
+    """The routes counted by both determine the division of routes."""
+    def rank(group):
+        model = divided(group, map_of(2))
+        loss_of(model, group.rank)
+        replicas = model.experts.forward.__self__.replicas
+        counted = []
+        replicas.set_map = lambda expert_map, routes, original=replicas.set_map: (counted.append(int(routes.sum())), original(expert_map, routes))
+        sy.set_replicas(torch.nn.ModuleList([model, copy.deepcopy(model)]))
+        assert len(counted) == 1 and counted[0] > 0 and replicas.version == 2
+        loss_of(model, group.rank).backward()
 
     ranks(rank, 2)
 
