@@ -9,11 +9,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, List, Optional, Sequence
+import math
+import os
+from typing import Any, Iterable, List, Optional, Tuple
 
 import numpy as np
 
-from .._abi import names as _names
+from .._abi import kinds as _kinds, names as _names
 from ..expert_map import ExpertMap
 
 __all__ = ["from_expert_maps", "load", "load_counts", "place", "rank_loads", "save", "to_expert_maps"]
@@ -21,6 +23,8 @@ __all__ = ["from_expert_maps", "load", "load_counts", "place", "rank_loads", "sa
 _MAPS = ("physical_to_logical_map", "last_physical_to_logical_map")
 #: Loads are integers with this many fractional bits, so all ranks and machines compute the same placement.
 _BITS = 16
+_SIZE = _kinds.Integer(1, _kinds.INT32)
+_ROUTES = "numbers of routes, at least 0 and less than 2^63"
 
 
 # ---- Loads and placements ----
@@ -117,32 +121,54 @@ class _Layer:
         return True
 
 
-def _array(given: Any) -> np.ndarray:
-    """Returns an array, list or tensor of any device as an array."""
-    return np.asarray(given.cpu() if hasattr(given, "cpu") else given)
+def _array(name: str, given: Any, must: str, *, dims: Tuple[int, ...] = (1, 2), whole: bool = False) -> np.ndarray:
+    """Returns an array, list or tensor of any device and number type, with at least 2 dimensions: int64 if all values are whole,
+    otherwise float64.
+
+    Raises:
+        InvalidArgument: another number of dimensions than `dims`, no elements, values outside [0, 2^63), or fractions if `whole`.
+    """
+    try:
+        if hasattr(given, "detach"):
+            given = given.detach().cpu()
+            given = given.double() if given.is_floating_point() else given  # numpy lacks bf16
+        taken = np.asarray(given)
+    except Exception as error:  # ragged lists and objects of the caller's
+        _names.invalid(f"{name}: must be {must}: {error}")
+    if taken.dtype.kind not in "iuf" or taken.ndim not in dims or 0 in taken.shape[-2:]:
+        _names.invalid(f"{name} {list(taken.shape)}, {taken.dtype}: must be {must}")
+    real = taken.dtype.kind == "f"
+    taken = np.atleast_2d(taken.astype(np.float64) if real else taken)
+    fits = bool(((taken >= 0) & ((taken < 2.0 ** 63) if real else (taken <= _kinds.INT64))).all())
+    integral = fits and (not real or bool((np.floor(taken) == taken).all()))
+    if not fits or (whole and not integral):
+        _names.invalid(f"{name} {list(taken.shape)}: must be {must}")
+    return taken.astype(np.int64) if integral else taken
 
 
 def _counts(counts: Any) -> np.ndarray:
-    """Returns counts as [layers, E]; large counts are scaled down so that loads fit into 64 bits."""
-    taken = np.atleast_2d(_array(counts))
-    if taken.ndim != 2 or taken.dtype.kind not in "iuf" or taken.size == 0 or (taken < 0).any() or not np.isfinite(taken).all():
-        _names.invalid(f"counts {list(taken.shape)}: must be numbers of routes, at least 0, [layers, experts]")
-    taken = taken.astype(np.int64)
+    """Returns counts as int64 [layers, E]; large counts are scaled down so that loads fit into 64 bits. Counts with fractions are
+    multiplied by the power of two that brings the largest sum of a layer into [2^39, 2^40), and then truncated. All machines
+    compute the same."""
+    taken = _array("counts", counts, f"{_ROUTES}, [layers, experts]")
+    if taken.dtype == np.float64:
+        largest = max(math.fsum(each) for each in taken)
+        taken = np.ldexp(taken, 40 - math.frexp(largest)[1]).astype(np.int64)
     while int(taken.max()) * taken.shape[1] >> (61 - _BITS):
         taken = taken >> 1
     return taken
 
 
-def _placement(placement: Any, experts: Optional[int], world: int) -> np.ndarray:
+def _placement(name: str, placement: Any, experts: Optional[int], world: int) -> np.ndarray:
     """Returns a checked placement as int64 [layers, slots]."""
-    taken = np.atleast_2d(_array(placement))
-    if taken.ndim != 2 or taken.dtype.kind not in "iu" or taken.size == 0 or taken.shape[1] % world:
-        _names.invalid(f"placement {list(taken.shape)}: must be experts [layers, slots], with a multiple of {world} slots")
-    taken = taken.astype(np.int64)
+    must = "experts, at least 0, [layers, slots]" + (f", with a multiple of {world} slots" if world > 1 else "")
+    taken = _array(name, placement, must, whole=True)
+    if taken.shape[1] % world:
+        _names.invalid(f"{name} {list(taken.shape)}: must be {must}")
     number = int(taken.max()) + 1 if experts is None else experts
     for layer, slots in enumerate(taken):
-        if slots.min() < 0 or slots.max() >= number or len(np.unique(slots)) != number:
-            _names.invalid(f"placement: layer {layer} must have each expert of 0 to {number - 1} in at least one slot, and no others")
+        if slots.max() >= number or len(np.unique(slots)) != number:
+            _names.invalid(f"{name}: layer {layer} must have each expert of 0 to {number - 1} in at least one slot, and no others")
     return taken
 
 
@@ -155,10 +181,13 @@ def rank_loads(placement: Any, counts: Any, *, world: int) -> np.ndarray:
         world: W.
 
     Raises:
-        InvalidArgument: the placement lacks an expert or is malformed.
+        InvalidArgument: the placement lacks an expert, or arguments are malformed or do not match.
     """
-    given = np.atleast_2d(_array(counts)).astype(np.float64)
-    taken = _placement(placement, given.shape[1], world)
+    world = _SIZE.check("world", world)
+    given = _array("counts", counts, f"{_ROUTES}, [layers, experts]").astype(np.float64)
+    taken = _placement("placement", placement, given.shape[1], world)
+    if len(given) != len(taken):
+        _names.invalid(f"counts {list(given.shape)}: must be [{len(taken)}, {given.shape[1]}], with the layers of placement")
     found = []
     for slots, routes in zip(taken, given):
         found.append((routes / np.bincount(slots, minlength=len(routes)))[slots].reshape(world, -1).sum(1))
@@ -213,7 +242,7 @@ def place(counts: Any, *, world: int, slots_per_rank: int, before: Any = None) -
     yield equal placements on all machines.
 
     Args:
-        counts: routes per expert, [layers, experts] or [experts].
+        counts: routes per expert, [layers, experts] or [experts], or relative loads with fractions. Less than 2^63.
         world: number of ranks.
         slots_per_rank: number of physical experts per rank.
         before: the current placement, [layers, slots]; None: experts in order, then again from the first, as in both engines.
@@ -222,14 +251,15 @@ def place(counts: Any, *, world: int, slots_per_rank: int, before: Any = None) -
         int64 [layers, slots].
 
     Raises:
-        InvalidArgument: too few slots, or arguments that do not match.
+        InvalidArgument: too few slots, or arguments that are malformed or do not match.
     """
+    world, slots_per_rank = _SIZE.check("world", world), _SIZE.check("slots_per_rank", slots_per_rank)
     taken, slots = _counts(counts), world * slots_per_rank
     layers, experts = taken.shape
     if slots < experts:
         _names.invalid(f"slots_per_rank = {slots_per_rank}: {slots} slots for {experts} experts; must be at least "
                        f"{-(-experts // world)}")
-    start = np.tile(np.arange(slots) % experts, (layers, 1)) if before is None else _placement(before, experts, world)
+    start = np.tile(np.arange(slots) % experts, (layers, 1)) if before is None else _placement("before", before, experts, world)
     if start.shape != (layers, slots):
         _names.invalid(f"before {list(start.shape)}: must be [{layers}, {slots}]")
     return np.array([_placed(slots_before, routes, world) for routes, slots_before in zip(taken, start)])
@@ -238,16 +268,23 @@ def place(counts: Any, *, world: int, slots_per_rank: int, before: Any = None) -
 # ---- ExpertMap ----
 
 
-def from_expert_maps(maps: Sequence[ExpertMap], counts: Any = None) -> np.ndarray:
+def from_expert_maps(maps: Iterable[ExpertMap], counts: Any = None) -> np.ndarray:
     """Returns the placement of one map per layer. Empty slots, which the engines do not support, receive replicas that balance
-    `counts` ([layers, experts]; None: all experts are equally busy)."""
-    if not maps or len({(each.num_experts, each.world, each.num_slots) for each in maps}) != 1:
-        _names.invalid("maps: must be at least one, all of the same size")
-    taken = _counts(np.ones((len(maps), maps[0].num_experts), np.int64) if counts is None else counts)
-    if taken.shape != (len(maps), maps[0].num_experts):
-        _names.invalid(f"counts {list(taken.shape)}: must be [{len(maps)}, {maps[0].num_experts}]")
+    `counts` (as for :func:`place`, [layers, experts]; None: all experts are equally busy).
+
+    Raises:
+        InvalidArgument: no maps, maps of different sizes, or counts that do not match.
+    """
+    given = list(maps) if isinstance(maps, Iterable) else []
+    if not all(isinstance(each, ExpertMap) for each in given) \
+            or len({(each.num_experts, each.world, each.num_slots) for each in given}) != 1:
+        _names.invalid("maps: must be ExpertMaps, at least one, all of the same size")
+    layers, experts = len(given), given[0].num_experts
+    taken = _counts(np.ones((layers, experts), np.int64) if counts is None else counts)
+    if taken.shape != (layers, experts):
+        _names.invalid(f"counts {list(taken.shape)}: must be [{layers}, {experts}]")
     found = []
-    for each, routes in zip(maps, taken):
+    for each, routes in zip(given, taken):
         layer = _Layer(np.asarray(each.expert_of_slot, np.int64), routes, each.world)
         layer.fill()
         found.append(layer.slots)
@@ -264,9 +301,10 @@ def to_expert_maps(placement: Any, *, world: int, num_experts: Optional[int] = N
         num_experts: number of logical experts; None: as many as the placement contains.
 
     Raises:
-        InvalidArgument: a layer without one of the experts.
+        InvalidArgument: a layer without one of the experts, or malformed arguments.
     """
-    taken = _placement(placement, num_experts, world)
+    world, num_experts = _SIZE.check("world", world), _SIZE._replace(optional=True).check("num_experts", num_experts)
+    taken = _placement("placement", placement, num_experts, world)
     number = int(taken.max()) + 1 if num_experts is None else num_experts
     return [ExpertMap(each.astype(np.int32), num_experts=number, world=world) for each in taken]
 
@@ -274,23 +312,35 @@ def to_expert_maps(placement: Any, *, world: int, num_experts: Optional[int] = N
 # ---- Files ----
 
 
-def _content(path: Any) -> Any:
+def _path(name: str, given: Any) -> str:
+    return os.fspath(_kinds.Path().check(name, given))
+
+
+def _content(path: str) -> Any:
     """Returns the content of a ``.json`` file or, of tensors and plain values, a ``.pt`` file."""
-    if str(path).endswith(".json"):
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    import pickle
-
-    import torch  # here, because only this format needs it
-
     try:
+        if path.endswith(".json"):
+            with open(path, encoding="utf-8") as file:
+                return json.load(file)
+        import torch  # here, because only this format needs it
+
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        return _names.invalid(f"{path}: must be a file of torch.save with tensors and plain values: {error}")
+    except (OSError, ImportError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file can cause any error in pickle
+        kind = "JSON in UTF-8" if path.endswith(".json") else "a file of torch.save with tensors and plain values"
+        return _names.invalid(f"{path}: must be {kind}: {type(error).__name__}: {error}")
 
 
 def _kind(content: Any) -> str:
-    return f"the entries {_names.listed(map(str, content))}" if isinstance(content, dict) else type(content).__name__
+    return f"the entries {_names.listed(content)}" if isinstance(content, dict) and content else type(content).__name__
+
+
+def _placement_in(path: str, content: Any) -> np.ndarray:
+    for name in _MAPS:
+        if isinstance(content, dict) and name in content:
+            return _placement(f"{path}: {name}", content[name], None, 1)
+    return _names.invalid(f"{path}: must have the entry {_names.listed(_MAPS)}, not {_kind(content)}")
 
 
 def load(path: Any) -> np.ndarray:
@@ -298,26 +348,24 @@ def load(path: Any) -> np.ndarray:
 
     Raises:
         InvalidArgument: the file has another format.
+        OSError: the file cannot be read.
     """
-    content = _content(path)
-    for name in _MAPS:
-        if isinstance(content, dict) and name in content:
-            return _placement(content[name], None, 1)
-    return _names.invalid(f"{path}: must have the entry {_names.listed(_MAPS)}, not {_kind(content)}")
+    named = _path("path", path)
+    return _placement_in(named, _content(named))
 
 
 def save(path: Any, placement: Any) -> None:
     """Writes a file for SGLang's ``--init-expert-location``, ``.json`` or ``.pt``."""
-    taken = _placement(placement, None, 1)
-    if str(path).endswith(".json"):
-        with open(path, "w", encoding="utf-8") as file:
+    named, taken = _path("path", path), _placement("placement", placement, None, 1)
+    if named.endswith(".json"):
+        with open(named, "w", encoding="utf-8") as file:
             json.dump({_MAPS[0]: taken.tolist()}, file)
-    elif str(path).endswith(".pt"):
+    elif named.endswith(".pt"):
         import torch
 
-        torch.save({_MAPS[0]: torch.from_numpy(taken)}, path)
+        torch.save({_MAPS[0]: torch.from_numpy(taken)}, named)
     else:
-        _names.invalid(f"{path}: must end in .json or .pt, the formats of --init-expert-location")
+        _names.invalid(f"{named}: must end in .json or .pt, the formats of --init-expert-location")
 
 
 def load_counts(*paths: Any) -> np.ndarray:
@@ -326,35 +374,51 @@ def load_counts(*paths: Any) -> np.ndarray:
     Args:
         paths: files of SGLang's recorder in any mode (``per_pass`` and ``per_token``: those of all ranks), or ``.pt`` or ``.json``
             files with an entry ``logical_count`` or only a tensor or list, [layers, experts] or [steps, layers, experts], as for
-            EPLB's ``rebalance_experts``. ``.pt`` files may contain only tensors and plain values.
+            EPLB's ``rebalance_experts``. ``.pt`` files may contain only tensors and plain values. Counts may have
+            any number type, but no fractions.
 
     Raises:
-        InvalidArgument: a file has another format, or the sizes differ.
+        InvalidArgument: a file has another format, the sizes differ, or a sum is 2^63 or more.
+        OSError: a file cannot be read.
     """
-    found = [_counts_in(path) for path in paths]
+    found = [_counts_in(_path("paths", path)) for path in paths]
     if not found or len({each.shape for each in found}) != 1:
         _names.invalid(f"paths: must be at least one file, all with counts of the same size, not "
                        f"{[list(each.shape) for each in found]}")
-    return np.sum(found, axis=0)
+    return _sum("paths", found, found[0].shape)
 
 
-def _counts_in(path: Any) -> np.ndarray:
+def _sum(name: str, parts: Iterable[np.ndarray], shape: Tuple[int, ...]) -> np.ndarray:
+    """Returns the sum of arrays of `shape` with values in [0, 2^63)."""
+    found = np.zeros(shape, np.int64)
+    for each in parts:
+        found += each
+        if (found < 0).any():  # one addition of such values wraps into the negative
+            _names.invalid(f"{name}: the sum of counts must be less than 2^63")
+    return found
+
+
+def _counts_in(path: str) -> np.ndarray:
     content = _content(path)
     if isinstance(content, dict) and {"records", _MAPS[1]} <= content.keys():
         return _of_records(path, content)
-    counts = np.asarray(content.get("logical_count")) if isinstance(content, dict) else np.asarray(content)
-    if counts.dtype.kind not in "iuf" or counts.ndim not in (2, 3) or (counts < 0).any():
-        _names.invalid(f"{path}: must have counts of routes, at least 0, [layers, experts] or [steps, layers, experts], in the entry "
-                       f"logical_count or alone, not {_kind(content)}")
-    return (counts if counts.ndim == 2 else counts.sum(0)).astype(np.int64)
+    if isinstance(content, dict) and "logical_count" not in content:
+        _names.invalid(f"{path}: must have counts of routes in the entry logical_count or alone, not {_kind(content)}")
+    counts = _array(f"{path}: counts", content["logical_count"] if isinstance(content, dict) else content,
+                    f"whole {_ROUTES}, [layers, experts] or [steps, layers, experts]", dims=(2, 3), whole=True)
+    return _sum(path, counts if counts.ndim == 3 else counts[None], counts.shape[-2:])
 
 
-def _of_records(path: Any, content: Any) -> np.ndarray:
+def _of_records(path: str, content: Any) -> np.ndarray:
     """Returns the counts of recordings in the modes per_pass and per_token, in which SGLang counts by physical expert."""
-    logical = load(path)
-    passes = [each.get("global_physical_count") for each in content["records"]]
-    if not passes or any(each is None or tuple(each.shape) != logical.shape for each in passes):
-        _names.invalid(f"{path}: each record must have a global_physical_count {list(logical.shape)}")
-    found = np.zeros((len(logical), int(logical.max()) + 1), np.int64)
-    np.add.at(found, (np.arange(len(logical))[:, None], logical), sum(np.asarray(each, np.int64) for each in passes))
-    return found
+    logical, records, name = _placement_in(path, content), content["records"], "global_physical_count"
+    must = f"{path}: each record must have a {name} {list(logical.shape)}"
+    if not isinstance(records, (list, tuple)) or not records or not all(isinstance(each, dict) and name in each for each in records):
+        _names.invalid(must)
+    passes = [_array(f"{path}: {name}", each[name], f"whole {_ROUTES}, {list(logical.shape)}", dims=(2,), whole=True)
+              for each in records]
+    if any(each.shape != logical.shape for each in passes):
+        _names.invalid(must)
+    slots, experts = _sum(path, passes, logical.shape), np.arange(int(logical.max()) + 1)
+    parts = (np.where(of[:, None] == experts, routes[:, None], 0) for of, routes in zip(logical.T, slots.T))
+    return _sum(path, parts, (len(logical), len(experts)))

@@ -94,3 +94,94 @@ def test_mistakes(tmp_path):
     refused("other.pt: must have the entry", location.load, tmp_path / "other.pt")
     refused("records.pt: each record must have a global_physical_count", location.load_counts, tmp_path / "records.pt")
     refused("all with counts of the same size", location.load_counts, tmp_path / "one.pt", tmp_path / "two.pt")
+
+
+def of_file(call, content, name="a.pt"):
+    """Returns a case that calls `call` with a file of this content."""
+    def run(path):
+        if isinstance(content, bytes):
+            (path / name).write_bytes(content)
+        else:
+            torch.save(content, path / name)
+        return call(path / name)
+    return run
+
+
+def records(*counts):
+    return {"records": list(counts), "last_physical_to_logical_map": torch.tensor([[0, 1, 0]])}
+
+
+def physical(*counts):
+    return {"global_physical_count": torch.tensor([counts])}
+
+
+def placing(counts=((1, 2),), world=2, slots_per_rank=2, **keywords):
+    return lambda path: location.place(counts, world=world, slots_per_rank=slots_per_rank, **keywords)
+
+
+def loading(counts, placement=((0, 1),), world=1):
+    return lambda path: location.rank_loads(placement, counts, world=world)
+
+
+ROUTES = "must be (whole )?numbers of routes, at least 0 and less than 2"
+
+
+@pytest.mark.parametrize("match, call", [
+    (rf"^counts \[1, 2\]: {ROUTES}", placing([[1e19, 2e19]])),
+    (rf"^counts \[1, 2\]: {ROUTES}", placing(np.array([[1 << 63, 1]], np.uint64))),
+    (rf"^counts: {ROUTES}", placing([[1, 2], [3]])),
+    (r"^world = 0: must be in \[1,", placing(world=0)),
+    (r"^world = -1: must be in \[1,", placing(world=-1, slots_per_rank=-2)),
+    (r"^world = '2' \(str\): must be an integer", placing(world="2")),
+    (r"^slots_per_rank = 2.0 \(float\): must be an integer", placing(slots_per_rank=2.0)),
+    (r"^before \[1, 4\]: must be experts, at least 0", placing(before=[0, 1, -1, -1])),
+    ("^before: layer 0 must have each expert", placing(before=[0, 0, 0, 0])),
+    (r"^counts \[1, 2\]: must be \[2, 2\]", loading([[1, 1]], [[0, 1], [0, 1]])),
+    (r"^counts \[2, 2\]: must be \[1, 2\]", loading([[1, 1], [1, 1]])),
+    (rf"^counts \[1, 2\]: {ROUTES}", loading([[-1, 1]])),
+    (rf"^counts \[1, 2\]: {ROUTES}", loading([[np.nan, 1]])),
+    ("^world = 0: must be in", loading([[1, 1]], world=0)),
+    ("^world = 0: must be in", lambda path: location.to_expert_maps([[0, 1]], world=0)),
+    ("^num_experts = '2' .*must be an integer", lambda path: location.to_expert_maps([[0, 1]], world=1, num_experts="2")),
+    ("^maps: must be ExpertMaps", lambda path: location.from_expert_maps([1, 2])),
+    ("^maps: must be ExpertMaps", lambda path: location.from_expert_maps(each for each in ())),
+    ("^path = 3 .*must be a str or a path", lambda path: location.load(3)),
+    ("^path = 3 .*must be a str or a path", lambda path: location.save(3, [[0, 1]])),
+    ("^paths = .*must be a str or a path", lambda path: location.load_counts(["a.pt"])),
+    ("a.json: must be JSON in UTF-8", of_file(location.load, b"{nope", "a.json")),
+    ("a.json: must be JSON in UTF-8", of_file(location.load_counts, b"\xff\xfe\x00\x80", "a.json")),
+    ("a.pt: must be a file of torch.save", of_file(location.load, b"hello world")),
+    ("a.json: physical_to_logical_map: must be experts",
+     of_file(location.load, b'{"physical_to_logical_map": [[0, 1], [0]]}', "a.json")),
+    (r"a.pt: physical_to_logical_map \[1, 2\]: must be experts", of_file(location.load, {"physical_to_logical_map": [[0, -1]]})),
+    (rf"a.json: counts \[1, 2\]: {ROUTES}", of_file(location.load_counts, b'{"logical_count": [[NaN, 1]]}', "a.json")),
+    (rf"a.json: counts: {ROUTES}", of_file(location.load_counts, b"[[1, 2], [3]]", "a.json")),
+    *((rf"a.pt: counts \[1, 2\]: {ROUTES}", of_file(location.load_counts, torch.tensor([[each, 1.0]])))
+      for each in (np.inf, float(1 << 63), 0.5)),
+    (rf"a.pt: counts \[0, 5\], .*: {ROUTES}", of_file(location.load_counts, torch.zeros(0, 5))),
+    ("a.pt: the sum of counts must be less than 2", of_file(location.load_counts, torch.full((3, 1, 2), 1 << 62))),
+    ("^paths: the sum of counts must be less than 2",
+     of_file(lambda path: location.load_counts(path, path), torch.full((1, 2), 1 << 62))),
+    ("a.pt: each record must have a global_physical_count", of_file(location.load_counts, records(3))),
+    (rf"a.pt: global_physical_count \[1, 3\]: {ROUTES}", of_file(location.load_counts, records(physical(-1, 2, 3)))),
+    (rf"a.pt: global_physical_count \[1, 3\]: {ROUTES}", of_file(location.load_counts, records(physical(0.5, 2, 3)))),
+    ("a.pt: the sum of counts", of_file(location.load_counts, records(physical(1 << 62, 2, 3), physical(1 << 62, 2, 3)))),
+    ("a.pt: the sum of counts", of_file(location.load_counts, records(physical(1 << 62, 2, 1 << 62)))),
+])
+def test_malformed(match, call, tmp_path):
+    with pytest.raises(sy.InvalidArgument, match=match):
+        call(tmp_path)
+
+
+@pytest.mark.parametrize("right, call", [
+    ([[122880, 122880]], of_file(location.load_counts, torch.full((30, 1, 2), 4096.0).half())),
+    ([[3 * (1 << 24) + 6] * 2], of_file(location.load_counts, torch.full((3, 1, 2), 2.0 ** 24 + 2))),
+    ([[1, 2]], of_file(location.load_counts, torch.tensor([[1, 2]], dtype=torch.bfloat16))),
+    ([[1, 2]], of_file(location.load_counts, torch.nn.Parameter(torch.tensor([[1.0, 2.0]])))),
+    ([[4, 2]], of_file(location.load_counts, records({"global_physical_count": [[1, 2, 3]]}))),
+    ([[0, 1, 1, 0]], placing(torch.tensor([[3, 1]], dtype=torch.bfloat16).requires_grad_(), before=[[0, 1, 1, 0]])),
+    ([[0, 0, 2, 4, 3, 5, 0, 1]], placing([[.4, .3, .2, .05, .03, .02]], slots_per_rank=4)),
+    ([[0, 1, 0, 1]], lambda path: location.from_expert_maps(each for each in location.to_expert_maps([[0, 1, 0, 1]], world=2))),
+])
+def test_number_types(right, call, tmp_path):
+    assert call(tmp_path).tolist() == right
