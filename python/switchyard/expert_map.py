@@ -205,12 +205,7 @@ class SlotSelector:
         the exchange reports as invalid. GPUs: enqueues one kernel on the current stream; does not wait. A replay of a captured call
         uses the map in force when it runs."""
         with self.group._call:
-            ids = self._ids.topk_ids(topk_ids)
-            if out is None:
-                out = ids.arrays.empty(ids.shape, ids.code, ids.array)
-            result = take(out, "out", ids.shape, (ids.code,), self.group._backend, written=True)
-            if result.pointer != ids.pointer:
-                check_apart("out", result, topk_ids=ids)
+            ids, result, out = self._take_ids(topk_ids, out)
             g = self._given
             g.data, g.is_int64 = ids.pointer, int(ids.code == I64)
             g.num_tokens, g.topk = ids.shape
@@ -218,6 +213,16 @@ class SlotSelector:
             written(out)
             self._device = getattr(ids.array, "device", None)
             return out
+
+    def _take_ids(self, topk_ids: Any, out: Any) -> Tuple[Any, Any, Any]:
+        """Returns the taken ids, the taken output, which may be the same memory, and `out` or a new array."""
+        ids = self._ids.topk_ids(topk_ids)
+        if out is None:
+            out = ids.arrays.empty(ids.shape, ids.code, ids.array)
+        result = take(out, "out", ids.shape, (ids.code,), self.group._backend, written=True)
+        if result.pointer != ids.pointer:
+            check_apart("out", result, topk_ids=ids)
+        return ids, result, out
 
     @named("SlotSelector.set_map")
     def set_map(self, expert_map: ExpertMap, routes: Any = None) -> None:
@@ -253,12 +258,7 @@ class SlotSelector:
                              seconds_per_move=seconds_per_move, staging_bytes=staging_bytes)
             options = structs.BalanceOptions(tile=tile, link_bytes_per_s=link_bytes_per_s, seconds_per_row=seconds_per_row,
                                              seconds_per_move=seconds_per_move, staging_bytes=staging_bytes)
-            ids = self._ids.topk_ids(topk_ids)
-            if out is None:
-                out = ids.arrays.empty(ids.shape, ids.code, ids.array)
-            result = take(out, "out", ids.shape, (ids.code,), self.group._backend, written=True)
-            if result.pointer != ids.pointer:
-                check_apart("out", result, topk_ids=ids)
+            ids, result, out = self._take_ids(topk_ids, out)
             weights = _SlotArrays(self.group, self._map, arrays)
             for i, each in enumerate(weights.taken):
                 check_apart(f"arrays[{i}]", each, topk_ids=ids, out=result)

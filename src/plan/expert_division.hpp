@@ -54,6 +54,30 @@ ExpertDivision divide_all(const ExpertMap& map, std::span<const int64_t> routes)
 /// The runs of rank `source` in that division; see divide_source(). \pre the rank exists
 SlotRuns runs_of_source(const ExpertDivision& division, const ExpertMap& map, std::span<const int64_t> routes, int source);
 
+/// Takes the slots of one rank's routes, in routing order. `runs` must outlive this object.
+class SlotSequence {
+ public:
+  explicit SlotSequence(const SlotRuns& runs)
+      : runs_(runs), experts_(runs.begin.empty() ? 0 : runs.begin.size() - 1), run_(runs.begin), used_(experts_, 0) {}
+  size_t num_experts() const { return experts_; }
+  /// The slot of the next route to expert `e`; -1 after the last one. \pre e < num_experts()
+  int32_t next(size_t e) {
+    while (run_[e] < runs_.begin[e + 1] && used_[e] == runs_.runs[run_[e]].count) {
+      ++run_[e];
+      used_[e] = 0;
+    }
+    if (run_[e] == runs_.begin[e + 1]) return -1;
+    ++used_[e];
+    return runs_.runs[run_[e]].slot;
+  }
+
+ private:
+  const SlotRuns& runs_;
+  size_t experts_;
+  std::vector<size_t> run_;    ///< [E + 1], the last unused
+  std::vector<int64_t> used_;  ///< [E] routes of that run
+};
+
 /// Throws Error(invalid_argument) for arguments that plan_step() refuses.
 void check_step(double expert_bytes, const StepOptions& options);
 

@@ -143,23 +143,16 @@ SlotRuns divide_source(const ExpertMap& map, std::span<const int64_t> routes, in
 }
 
 void replace_by_slots(std::span<int32_t> ids, const SlotRuns& runs) {
-  const size_t experts = runs.begin.empty() ? 0 : runs.begin.size() - 1;
-  std::vector<size_t> run(runs.begin.begin(), runs.begin.begin() + static_cast<std::ptrdiff_t>(experts));
-  std::vector<int64_t> used(experts, 0);
+  detail::SlotSequence slots(runs);
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] == -1) continue;
-    if (ids[i] < 0 || slot_idx(ids[i]) >= experts)
+    if (ids[i] < 0 || slot_idx(ids[i]) >= slots.num_experts())
       refuse("ids[" + std::to_string(i) + "] is " + std::to_string(ids[i]) + ": must be -1 or an expert in [0, " +
-             std::to_string(experts) + ")");
-    const size_t e = slot_idx(ids[i]);
-    if (run[e] < runs.begin[e + 1] && used[e] == runs.runs[run[e]].count) {
-      ++run[e];
-      used[e] = 0;
-    }
-    if (run[e] == runs.begin[e + 1])
-      refuse("ids has more routes to expert " + std::to_string(e) + " than the runs, which were made for another routing");
-    ++used[e];
-    ids[i] = runs.runs[run[e]].slot;
+             std::to_string(slots.num_experts()) + ")");
+    const int32_t slot = slots.next(slot_idx(ids[i]));
+    if (slot < 0)
+      refuse("ids has more routes to expert " + std::to_string(ids[i]) + " than the runs, which were made for another routing");
+    ids[i] = slot;
   }
 }
 

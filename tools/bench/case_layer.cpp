@@ -13,7 +13,7 @@
 #include <chrono>
 #include <map>
 
-#include "bench/balanced_calls.hpp"
+#include "layer/balanced_calls.hpp"
 #include "bench/latency.hpp"
 #include "cli/outputs.hpp"
 #include "cli/style.hpp"

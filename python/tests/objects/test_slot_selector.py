@@ -75,14 +75,19 @@ def maps_and_routes():
     return [(planned, routes), (home, None), (sy.ExpertMap(slots, num_experts=E, world=W), None)]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_results_are_those_without_replicas(ranks, mode):
-    make, options = MODES[mode]
-    if make is layer:
+def available(mode):
+    """Returns the constructor of an object and its options. Skips the test without the library of layers."""
+    if MODES[mode][0] is layer:
         try:
             _ffi.layer_library()
         except sy.LibraryNotFound as error:
             pytest.skip(str(error))
+    return MODES[mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_results_are_those_without_replicas(ranks, mode):
+    make, options = available(mode)
     maps = maps_and_routes()
 
     def rank(group):
@@ -201,12 +206,7 @@ def test_one_rank_makes_a_mistake(ranks):
 @pytest.mark.parametrize("mode", ["expert_major", "low_latency", "layer_normal", "layer_fused"])
 def test_a_call_is_balanced_by_its_own_routes(ranks, mode):
     """The results of balanced calls are bitwise those without replicas; the ranks are level with enough spare slots."""
-    make, options = MODES[mode]
-    if make is layer:
-        try:
-            _ffi.layer_library()
-        except sy.LibraryNotFound as error:
-            pytest.skip(str(error))
+    make, options = available(mode)
     home = sy.ExpertMap.home(num_experts=E, world=W, slots_per_rank=C)
     other_ids = np.where(IDS >= 0, (IDS + 3) % E, IDS)
 

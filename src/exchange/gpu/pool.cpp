@@ -58,8 +58,10 @@ void CudaBlock::used_until(const Point& point) {
 
 void CudaBlock::settle() noexcept try {
   if (!pool) return;
-  if (!arena && has_stream && content != Content::staging) users_.add_unmarked(stream, thread);
-  has_stream = has_stream && arena;
+  if (!arena) {
+    if (has_stream && content != Content::staging) users_.add_unmarked(stream, thread);
+    has_stream = false;  // CudaPool::free() does not add it again
+  }
   const DeviceGuard guard(pool->device());
   const RelaxedCapture relaxed;  // a stream of this thread may be captured
   users_.settle(pool->points());
@@ -249,23 +251,25 @@ GraphArena::Part* GraphArena::find(size_t bytes, Content content) {
   return best;
 }
 
+bool GraphArena::order_after(CudaBlock& block, std::vector<Point>& after) noexcept try {
+  if (in_driver_callback()) return true;
+  const DeviceGuard guard(pool_->device());
+  const RelaxedCapture relaxed;  // another stream of this thread may be captured
+  std::vector<gpu::Stream> streams = std::move(block.captured_users_);
+  streams.push_back(block.stream);
+  for (gpu::Stream stream : streams) {
+    const CaptureState state = capture_of(stream);
+    if (state.active && state.id == block.capture) after.push_back(pool_->points().mark(stream, captured_stream_id(stream)));
+  }
+  block.users_.settle(pool_->points());
+  return true;
+} catch (const std::exception&) {
+  return false;
+}
+
 void GraphArena::release(CudaBlock& block) noexcept try {
   std::vector<Point> after;
-  bool ordered = true;
-  if (!in_driver_callback()) try {
-      const DeviceGuard guard(pool_->device());
-      const RelaxedCapture relaxed;  // another stream of this thread may be captured
-      std::vector<gpu::Stream> streams = std::move(block.captured_users_);
-      streams.push_back(block.stream);
-      for (gpu::Stream stream : streams) {
-        const CaptureState state = capture_of(stream);
-        if (state.active && state.id == block.capture)
-          after.push_back(pool_->points().mark(stream, captured_stream_id(stream)));
-      }
-      block.users_.settle(pool_->points());
-    } catch (const std::exception&) {
-      ordered = false;  // the block is not reused in this graph
-    }
+  const bool ordered = order_after(block, after);
   std::vector<StreamUse> uses;
   for (Point& point : block.points_) uses.push_back({std::move(point), false});
   const std::lock_guard lock(mutex_);
@@ -273,7 +277,7 @@ void GraphArena::release(CudaBlock& block) noexcept try {
   part->after = std::move(after);
   part->uses.insert(part->uses.end(), uses.begin(), uses.end());
   part->users.add(block.users_);
-  part->held = !ordered;
+  part->held = !ordered;  // a block whose uses in the capture are unknown is not reused in this graph
 } catch (const std::exception&) {
   // The block is not reused in this graph.
 }

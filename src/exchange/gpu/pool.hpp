@@ -155,6 +155,9 @@ class GraphArena final : public std::enable_shared_from_this<GraphArena> {
   /// The smallest free part that holds `bytes`, or null.
   Part* find(size_t bytes, Content content);
   void release(CudaBlock& block) noexcept;
+  /// Records the points of the block's uses: in the current capture in `after`, and outside it in the block. Returns false if
+  /// this failed.
+  bool order_after(CudaBlock& block, std::vector<Point>& after) noexcept;
 
   const std::shared_ptr<CudaPool> pool_;
   std::mutex mutex_;

@@ -63,11 +63,14 @@ class RowMemoryState final : public ExchangeBase {
       gone = std::move(found->second);
       ordinary_.erase(found);
     }
-    if (group_.device) try {
-        group_.device->used_by("memory", memory, stream);
-      } catch (const std::exception&) {
-        // Other uses are known.
-      }
+    mark_used(memory, stream);
+  }
+
+  /// Ordinary memory on a GPU is also freed after the work enqueued on `stream`.
+  void mark_used(const void* memory, void* stream) const noexcept try {
+    if (group_.device) group_.device->used_by("memory", memory, stream);
+  } catch (const std::exception&) {
+    // Not a usable stream; the uses at allocation are known.
   }
 
   bool contains(const void* memory) const noexcept {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "exchange/slots/impl.hpp"
+#include "exchange/slots/move.hpp"
 #include "plan/expert_division.hpp"
 
 namespace switchyard::detail {
@@ -19,22 +20,15 @@ void count_routes(const std::vector<Id>& ids, std::vector<int64_t>& counts) {
     if (id >= 0 && static_cast<uint64_t>(id) < counts.size()) ++counts[static_cast<size_t>(id)];
 }
 
-/// Replaces ids with the slots of their runs, in routing order. The id -1 is kept; any other id that is not an expert is
-/// replaced with `num_slots`.
+/// Replaces ids with slots in routing order. The id -1 is kept; any other id that is not an expert is replaced with
+/// `num_slots`.
 template <class Id>
-void replace_ids(std::vector<Id>& ids, SlotRuns& runs, int num_slots) {
-  const size_t experts = runs.begin.size() - 1;
-  std::vector<size_t> run(runs.begin.begin(), runs.begin.end() - 1);
+void replace_ids(std::vector<Id>& ids, const SlotRuns& runs, int num_slots) {
+  SlotSequence slots(runs);
   for (Id& id : ids) {
     if (id == -1) continue;
-    if (id < 0 || static_cast<uint64_t>(id) >= experts) {
-      id = static_cast<Id>(num_slots);
-      continue;
-    }
-    size_t& at = run[static_cast<size_t>(id)];
-    while (runs.runs[at].count == 0) ++at;
-    --runs.runs[at].count;
-    id = static_cast<Id>(runs.runs[at].slot);
+    const bool is_expert = id >= 0 && static_cast<uint64_t>(id) < slots.num_experts();
+    id = static_cast<Id>(is_expert ? slots.next(static_cast<size_t>(id)) : num_slots);
   }
 }
 
@@ -51,16 +45,12 @@ AgreedField agreed_rate(const char* name, double value) {
 }  // namespace
 
 AgreedFields SlotSelectorImpl::fields_of_balance(std::span<const SlotArray> arrays, const BalanceOptions& options) const {
-  uint64_t sizes = 0;
-  for (const SlotArray& array : arrays) sizes = mix_hash(sizes, array.slot_bytes);
-  AgreedFields all = fields(map_, {});
-  for (const AgreedField& field :
-       {agreed("the number of arrays", static_cast<int64_t>(arrays.size())),
-        agreed("a hash of slot_bytes", static_cast<int64_t>(sizes)), agreed("StepOptions::tile", options.plan.tile),
-        agreed_rate("StepOptions::link_bytes_per_s", options.plan.link_bytes_per_s),
-        agreed_rate("StepOptions::seconds_per_row", options.plan.seconds_per_row),
-        agreed_rate("StepOptions::seconds_per_move", options.plan.seconds_per_move),
-        agreed("MoveOptions::staging_bytes", static_cast<int64_t>(options.move.staging_bytes))})
+  AgreedFields all = fields(map_, {}), of_arrays = agreed_arrays(arrays, options.move);
+  all.insert(all.end(), of_arrays.begin(), of_arrays.end());
+  for (const AgreedField& field : {agreed("StepOptions::tile", options.plan.tile),
+                                   agreed_rate("StepOptions::link_bytes_per_s", options.plan.link_bytes_per_s),
+                                   agreed_rate("StepOptions::seconds_per_row", options.plan.seconds_per_row),
+                                   agreed_rate("StepOptions::seconds_per_move", options.plan.seconds_per_move)})
     all.push_back(field);
   return all;
 }
@@ -76,8 +66,7 @@ BalanceReport SlotSelectorImpl::balance(Group& group, const ExpertIds& topk_ids,
     if (&group.impl() != &group_) invalid("group", " is not the group of the selector");
     check_ids(topk_ids, slots);
     check_stream(kBalance, stream);
-    for (size_t i = 0; i < arrays.size(); ++i)
-      if (arrays[i].slot_bytes > 0 && arrays[i].data == nullptr) invalid("arrays[" + std::to_string(i) + "].data", " is null");
+    check_arrays(arrays);
     check_step(bytes_of_expert(arrays), options.plan);
     on_ids([&](auto& ids) {
       ids.resize(static_cast<size_t>(topk_ids.num_tokens * topk_ids.topk));
@@ -97,7 +86,7 @@ BalanceReport SlotSelectorImpl::balance(Group& group, const ExpertIds& topk_ids,
   ++calls_;
   if (topk_ids.num_tokens == 0) return result;
   run(topk_ids, slots, stream);  // counts the routes
-  SlotRuns runs = divide_source(map_, all, rank());
+  const SlotRuns runs = divide_source(map_, all, rank());
   on_ids([&](auto& ids) {
     replace_ids(ids, runs, map_.num_slots());
     write_slots(topk_ids, ids.data(), slots, stream);

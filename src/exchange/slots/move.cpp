@@ -90,24 +90,19 @@ class WeightMover final : private ExchangeBase {
       invalid("from and to have different numbers of experts, ranks or slots");
     if (to.world != world())
       invalid_value("ExpertMap::world", std::to_string(to.world), std::to_string(world()) + ", the number of ranks");
-    for (size_t i = 0; i < arrays.size(); ++i) {
-      if (arrays[i].slot_bytes > 0 && arrays[i].data == nullptr) invalid("arrays[" + std::to_string(i) + "].data", " is null");
-      copies_->check(arrays[i]);
-    }
+    check_arrays(arrays);
+    for (const SlotArray& array : arrays) copies_->check(array);
   }
 
   static AgreedFields fields(const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                              const MoveOptions& options) {
-    uint64_t maps = 0, sizes = 0;
+    uint64_t maps = 0;
     for (const ExpertMap* map : {&from, &to})
       for (const int32_t e : map->expert_of_slot) maps = mix_hash(maps, static_cast<uint64_t>(e));
-    for (const SlotArray& array : arrays) sizes = mix_hash(sizes, array.slot_bytes);
-    return {agreed("ExpertMap::num_experts", to.num_experts),
-            agreed("ExpertMap::slots_per_rank", to.slots_per_rank),
-            agreed("a hash of from and to", static_cast<int64_t>(maps)),
-            agreed("the number of arrays", static_cast<int64_t>(arrays.size())),
-            agreed("a hash of slot_bytes", static_cast<int64_t>(sizes)),
-            agreed("MoveOptions::staging_bytes", static_cast<int64_t>(options.staging_bytes))};
+    AgreedFields all{agreed("ExpertMap::num_experts", to.num_experts), agreed("ExpertMap::slots_per_rank", to.slots_per_rank),
+                     agreed("a hash of from and to", static_cast<int64_t>(maps))};
+    for (const AgreedField& field : agreed_arrays(arrays, options)) all.push_back(field);
+    return all;
   }
 
   /// The staging memory of rank `r` for the n-th slot that it sends in this round; on several hosts, of this rank only.
@@ -159,6 +154,23 @@ class WeightMover final : private ExchangeBase {
 };
 
 }  // namespace
+
+namespace detail {
+
+void check_arrays(std::span<const SlotArray> arrays) {
+  for (size_t i = 0; i < arrays.size(); ++i)
+    if (arrays[i].slot_bytes > 0 && arrays[i].data == nullptr) invalid("arrays[" + std::to_string(i) + "].data", " is null");
+}
+
+AgreedFields agreed_arrays(std::span<const SlotArray> arrays, const MoveOptions& options) {
+  uint64_t sizes = 0;
+  for (const SlotArray& array : arrays) sizes = mix_hash(sizes, array.slot_bytes);
+  return {agreed("the number of arrays", static_cast<int64_t>(arrays.size())),
+          agreed("a hash of slot_bytes", static_cast<int64_t>(sizes)),
+          agreed("MoveOptions::staging_bytes", static_cast<int64_t>(options.staging_bytes))};
+}
+
+}  // namespace detail
 
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <span>
 
 #include "exchange/group/impl.hpp"
 #include "switchyard/expert_map.hpp"
@@ -22,6 +23,11 @@ class WeightCopies {
   /// Waits for all copies.
   virtual void wait() {}
 };
+
+/// Throws invalid_argument if an array of weights is null.
+void check_arrays(std::span<const SlotArray> arrays);
+/// The properties of arrays and options that must be equal on all ranks.
+AgreedFields agreed_arrays(std::span<const SlotArray> arrays, const MoveOptions& options);
 
 /// Copies by a GPU on `stream`. in_host_memory: the staging memory is host memory.
 std::unique_ptr<WeightCopies> copies_on_gpu(Group& group, bool in_host_memory, void* stream);

@@ -2,6 +2,7 @@
 // GPU memory for expert-compute objects, and reporting of runtime errors.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -82,14 +83,16 @@ class GpuMemory {
     Held() = default;
     Held(const Held&) = delete;
     Held& operator=(const Held&) = delete;
-    ~Held() { DeferredFrees::of_process().defer(memory, MemoryUses(points).on(std::move(users))); }
+    ~Held() {
+      if (!lost_users) DeferredFrees::of_process().defer(memory, MemoryUses(points).on(std::move(users)));
+    }
     /// Adds the users of an object that ends, as points where possible.
     void take(StreamUsers given) noexcept try {
       settle(given);
       const std::lock_guard lock(mutex);
       users.add(given);
     } catch (const std::exception&) {
-      // Without memory for a record, the users are lost. The frees that the record would delay then only follow other users.
+      lost_users = true;
     }
     void settle(StreamUsers& given) const noexcept try {
       if (!given.has_streams() || in_driver_callback()) return;
@@ -102,7 +105,8 @@ class GpuMemory {
     std::shared_ptr<StreamPoints> points;
     Allocation memory;
     std::mutex mutex;
-    StreamUsers users;  ///< of objects that have ended
+    StreamUsers users;                     ///< of objects that have ended
+    std::atomic<bool> lost_users = false;  ///< there was no memory to record some users, so the memory is never freed
   };
   const std::shared_ptr<Held> held_;
   std::mutex mutex_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/balanced_calls.hpp"
+#include "layer/balanced_calls.hpp"
 
 namespace switchyard::tool {
 
