@@ -73,13 +73,13 @@ struct ProductMaps {
               gpu::Swizzle::bytes_128},
              object, "the weights");
   }
-  /// Uses boxes of up to `max` rows per tile; `max` is a multiple of kRowStep.
-  void set_rows(GroupedParams& to, const void* data, int64_t rows, int max) const {
+  /// Uses boxes of up to `max` rows per tile; `max` is a multiple of kRowStep. pitch: bytes between rows, a multiple of 16.
+  void set_rows(GroupedParams& to, const void* data, int64_t rows, int max, uint64_t pitch) const {
     for (uint32_t step = 1; step <= static_cast<uint32_t>(max / kRowStep); ++step) {
       make_map(&to.rows[step - 1],
                {data,
                 map_element(type),
-                {{static_cast<uint64_t>(k), 0, inner()}, {static_cast<uint64_t>(rows), row_bytes(), step * kRowStep}},
+                {{static_cast<uint64_t>(k), 0, inner()}, {static_cast<uint64_t>(rows), pitch, step * kRowStep}},
                 gpu::Swizzle::bytes_128},
                object, "the rows");
     }

@@ -60,7 +60,8 @@ struct FusedCounters {
 
 /// Memory private to this rank. Flags hold the call's word, i.e. an epoch, and are never reset.
 struct FusedMemory {
-  std::byte* x_rows = nullptr;  ///< [rows, H] of its experts
+  /// [rows, H] of its experts, at the beginning of each row of y. A down tile writes y after all up tiles that read its rows.
+  std::byte* x_rows = nullptr;
   float* x_scales = nullptr;  ///< fp8: [H / 128, scale_pitch], one per 128 elements of a row; h_scales: [I / 128, scale_pitch]
   float* h_scales = nullptr;
   int64_t scale_pitch = 0;

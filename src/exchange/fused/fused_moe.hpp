@@ -71,9 +71,9 @@ struct FusedMoeMemory {
   /// In the group's symmetric heap: max_tokens rows, max_tokens * K returned rows, and R * (8 + 4 K) bytes, excluding counts
   /// and flags.
   size_t heap_bytes = 0;
-  /// bf16: two sets of R rows of H elements and one set of R rows of I elements, two bytes per element. fp8: one set of H and
-  /// one of I at 1 + 1 / 32 bytes per element, and one set of H at two bytes. In addition: flags; on GPUs, tables; and for fp8,
-  /// 16 bytes per 128 x 128 weights of each weight set.
+  /// R rows of H bf16 elements, which hold a row as received and later its output, and R rows of I elements; fp8: the latter at
+  /// one byte per element, and scales, (H + I) / 32 bytes per row. In addition: flags; on GPUs, tables; and for fp8, 16 bytes
+  /// per 128 x 128 weights of each weight set.
   size_t private_bytes = 0;
 };
 

@@ -28,6 +28,7 @@ struct Product {
   bool gated;
   const void* weights;
   const std::byte* in;
+  int64_t in_pitch;  ///< bytes
   std::byte* out;
   int64_t rows;
 };
@@ -58,7 +59,7 @@ gemm::GroupedParams bf16_params(const Product& d, const Tables& tables) {
   if (d.experts == 0 || d.rows == 0) return g;
   const gemm::ProductMaps maps = maps_of(d, DType::bf16);
   maps.set_weights(g, d.weights);
-  maps.set_rows(g, d.in, d.rows, kFusedRows);
+  maps.set_rows(g, d.in, d.rows, kFusedRows, static_cast<uint64_t>(d.in_pitch));
   maps.set_outputs(g, d.out, d.rows);
   return g;
 }
@@ -73,7 +74,7 @@ gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const Fus
   if (d.experts == 0 || d.rows == 0) return g;
   const gemm::ProductMaps maps = maps_of(d, DType::fp8_e4m3);
   maps.set_many_weights(g, d.weights, gemm::kUnitRows);
-  maps.set_rows(g, d.in, d.rows, gemm::kUnitRows / 2);
+  maps.set_rows(g, d.in, d.rows, gemm::kUnitRows / 2, static_cast<uint64_t>(d.in_pitch));
   return g;
 }
 /// Tensor map for the row scales of a product.
@@ -297,8 +298,10 @@ class CudaFused final : public FusedImpl {
   WeightSet make_set(const MoeWeights& weights) {
     const FusedMemory& m = params_.memory;
     const int64_t rows = layout_.rows;
-    const Product up{local_experts(), 2 * config.intermediate, config.hidden, true, weights.w13, m.x_rows, m.h, rows},
-        down{local_experts(), config.hidden, config.intermediate, false, weights.w2, m.h, m.y, rows};
+    const int64_t h_pitch = config.intermediate * fused_type_sizes(config).element;
+    const Product up{local_experts(), 2 * config.intermediate, config.hidden, true, weights.w13,
+                     m.x_rows,        layout_.row_bytes,       m.h,           rows},
+        down{local_experts(), config.hidden, config.intermediate, false, weights.w2, m.h, h_pitch, m.y, rows};
     WeightSet set;
     if (config.dtype != DType::fp8_e4m3) {
       set.up = bf16_params(up, tables_);

@@ -230,7 +230,7 @@ __device__ __forceinline__ void store_pulled(const FusedParams& p, const Pieces&
     const RowPiece piece(whole ? 0 : begin + slot * int64_t{p.pulled.piece}, p.layout.x_bytes, p.pulled.piece);
     const auto bytes = piece.last ? static_cast<uint32_t>(element_bytes - piece.at) : piece.bytes;
     const bool stores = r.place >= 0 && (!whole || r.mine == slot);
-    if (stores) ptx::bulk_store(p.memory.x_rows + r.place * element_bytes + piece.at, pieces.at(slot), bytes);
+    if (stores) ptx::bulk_store(p.memory.x_rows + r.place * p.layout.row_bytes + piece.at, pieces.at(slot), bytes);
     if constexpr (L::kFp8) {
       if (!piece.last) continue;
       for (uint32_t left = __ballot_sync(~0u, stores); left != 0; left &= left - 1) {

@@ -85,9 +85,9 @@ inline int64_t carve_fused(std::byte* base, const FusedMoeConfig& c, int64_t row
   carver.take(m.h_done, tiles * ((c.intermediate + kUpColumns - 1) / kUpColumns));
   carver.take(m.y_done, tiles * ((c.hidden + kDownColumns - 1) / kDownColumns));
   m.flags = carver.bytes();
-  carver.take(m.x_rows, rows * c.hidden * type.element);
   carver.take(m.h, rows * c.intermediate * type.element);
   carver.take(m.y, rows * c.hidden * 2);
+  m.x_rows = m.y;
   if (c.dtype != DType::fp8_e4m3) return carver.bytes();
   m.scale_pitch = (rows + 3) / 4 * 4;
   carver.take(m.x_scales, c.hidden / kFusedScaled * m.scale_pitch);
@@ -102,9 +102,9 @@ inline int64_t carve_fused_on_cpu(std::byte* base, const FusedMoeConfig& c, int6
   carver.take(m.counters, 1);
   for (uint64_t** const flags : {&m.arrived, &m.h_done, &m.y_done}) carver.take(*flags, rows);
   m.flags = carver.bytes();
-  carver.take(m.x_rows, rows * c.hidden * kElement);
   carver.take(m.h, rows * c.intermediate * kElement);
   carver.take(m.y, rows * c.hidden * kElement);
+  m.x_rows = m.y;
   return carver.bytes();
 }
 

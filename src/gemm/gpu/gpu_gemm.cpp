@@ -115,7 +115,8 @@ class GpuGemm final : public GroupedGemm::Impl {
   }
   void map_rows(const ConstRows& x) {
     x_ = {};  // until all maps are made
-    maps().set_rows(params_, x.data, x.rows, max_rows());
+    const ProductMaps made = maps();
+    made.set_rows(params_, x.data, x.rows, max_rows(), made.row_bytes());
     x_ = x;
   }
   void map_outputs(const Rows& out) {
