@@ -45,6 +45,7 @@ constexpr int kWarmUp = 3, kMaxRanks = 8;
 struct Options {
   int ranks = 2, tokens = 4096, experts = 128, rounds = 30, sustain_ms = 300;
   uint64_t seed = 1;
+  Values values = Values::normal;
   std::string json;
   bool layout = false;
 };
@@ -265,7 +266,7 @@ void Bench::run_rank(int rank) {
   must(cudaEventCreate(&w.begin), "cudaEventCreate");
   must(cudaEventCreate(&w.end), "cudaEventCreate");
   must(cudaMalloc(&w.flush, kFlush), "cudaMalloc");
-  ranks_[static_cast<size_t>(rank)] = make_rank(config_, rank, options_.seed);
+  ranks_[static_cast<size_t>(rank)] = make_rank(config_, rank, options_.seed, options_.values);
   meeting_.wait();
   const Peer peer(config_, ranks_, rank);
   cudaFuncAttributes attributes{};
@@ -292,10 +293,12 @@ int Bench::report() const {
   char text[512];
   std::string json = "{\"peer\": \"sgl-deep-gemm 0.2.5\", \"arithmetic\": \"float32 sums rescaled in place\"";
   std::snprintf(text, sizeof text,
-                ", \"gpu\": \"%s\", \"driver_cuda\": %d, \"ranks\": %d, \"tokens\": %d, \"experts\": %d, \"rounds\": %d, "
+                ", \"values\": \"%s\", \"gpu\": \"%s\", \"driver_cuda\": %d, \"ranks\": %d, \"tokens\": %d, \"experts\": %d, "
+                "\"rounds\": %d, "
                 "\"ring\": %d, \"stages\": %d, \"lag\": %d, \"error\": %.3g, \"preparation_error\": %.3g, \"bad\": %lld",
-                gpu.name, driver, config_.ranks, config_.tokens, config_.experts, options_.rounds, config_.ring, config_.stages,
-                config_.lag, worst.worst, worst.preparation, static_cast<long long>(worst.bad));
+                options_.values == Values::normal ? "normal" : "bench", gpu.name, driver, config_.ranks, config_.tokens,
+                config_.experts, options_.rounds, config_.ring, config_.stages, config_.lag, worst.worst, worst.preparation,
+                static_cast<long long>(worst.bad));
   json += text;
   std::printf("%s x %d: %d tokens per rank, %d experts; largest error %.3g (at most %.3g), of the preparation %.3g, %lld bad\n",
               gpu.name, config_.ranks, config_.tokens, config_.experts, worst.worst, kTolerance, worst.preparation,
@@ -349,10 +352,9 @@ void print_layout(const Config& c) {
 }
 
 [[noreturn]] void usage(const std::string& problem) {
-  std::fprintf(
-      stderr,
-      "usage: mega_moe_fp8 [--ranks N] [--tokens N] [--experts N] [--rounds N] [--sustain-ms N] [--seed N] [--json FILE] "
-      "[--layout]\nshapes (ranks, tokens per rank, experts):");
+  std::fprintf(stderr,
+               "usage: mega_moe_fp8 [--ranks N] [--tokens N] [--experts N] [--rounds N] [--sustain-ms N] [--seed N] "
+               "[--values normal|bench] [--json FILE] [--layout]\nshapes (ranks, tokens per rank, experts):");
   for (const Config& c : configs()) std::fprintf(stderr, " %d,%d,%d", c.ranks, c.tokens, c.experts);
   std::fprintf(stderr, "\nmega_moe_fp8: %s\n", problem.c_str());
   std::exit(2);
@@ -386,6 +388,12 @@ Options parse(int argc, char** argv) {
       o.sustain_ms = number(0, 5000);
     else if (name == "--seed")
       o.seed = static_cast<uint64_t>(number(0, 1 << 30));
+    else if (name == "--values" && std::strcmp(text, "bench") == 0)
+      o.values = Values::bench;
+    else if (name == "--values" && std::strcmp(text, "normal") != 0)
+      usage("--values " + std::string(text) + ": normal or bench");
+    else if (name == "--values")
+      o.values = Values::normal;
     else if (name == "--json")
       o.json = text;
     else

@@ -15,6 +15,11 @@ constexpr int kHidden = 7168, kIntermediate = 2048, kTopK = 8;
 constexpr int kBlock = 128;  ///< elements of a scale: 1 x 128 of a row, 128 x 128 of weights
 constexpr int kHiddenBlocks = kHidden / kBlock, kIntermediateBlocks = kIntermediate / kBlock;
 
+/// Distributions of tokens and weights; they affect power and clock. normal: both normal, scales for the largest element.
+/// bench: those of `switchyard bench --mode layer`: tokens with uniform exponents from -6 to 3, uniform weights, and scales of
+/// weight blocks that are the smallest possible ones times 1, 1.25, 1.5 or 1.75.
+enum class Values { normal, bench };
+
 /// Prints the text and ends the program immediately: other ranks may be waiting for this one, on the host or in a kernel.
 [[noreturn]] void fail(const std::string& what);
 inline void must(cudaError_t status, const char* what) {
@@ -66,8 +71,8 @@ __host__ __device__ constexpr int up_row(int n) {
   return column / 8 * 16 + (n < kIntermediate ? 0 : 8) + column % 8;
 }
 
-/// Allocates a rank's memory on the current GPU and fills its operands: normal data, uniform routing, both from fixed seeds.
-Rank make_rank(const Config& c, int idx, uint64_t seed);
+/// Allocates a rank's memory on the current GPU and fills its operands: data from `seed`, uniform routing.
+Rank make_rank(const Config& c, int idx, uint64_t seed, Values values);
 struct Errors {
   double worst;        ///< largest |y - reference| / |reference| of a sampled token
   double preparation;  ///< the same for its quantized inputs and the original ones

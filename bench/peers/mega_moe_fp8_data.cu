@@ -29,9 +29,19 @@ __device__ float2 normals(uint64_t seed, uint64_t position) {
   return {radius * cosine, radius * sine};
 }
 
-__global__ void fill_tokens(__nv_bfloat162* x, int64_t pairs, uint64_t seed) {
-  for (int64_t i = blockIdx.x * int64_t{256} + threadIdx.x; i < pairs; i += gridDim.x * int64_t{256})
-    x[i] = __float22bfloat162_rn(normals(seed, static_cast<uint64_t>(i)));
+/// A number with a uniform exponent from -6 to 3, from 32 bits.
+__device__ float any_exponent(uint32_t bits) {
+  const float mantissa = 1.F + static_cast<float>(bits & 0xffff) / 65536.F;
+  return ldexpf(bits >> 31 != 0 ? -mantissa : mantissa, static_cast<int>((bits >> 16 & 0x7fff) % 10) - 6);
+}
+
+__global__ void fill_tokens(__nv_bfloat162* x, int64_t pairs, uint64_t seed, Values values) {
+  for (int64_t i = blockIdx.x * int64_t{256} + threadIdx.x; i < pairs; i += gridDim.x * int64_t{256}) {
+    const uint64_t bits = mix(seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(i));
+    x[i] = __float22bfloat162_rn(values == Values::normal ? normals(seed, static_cast<uint64_t>(i))
+                                                          : make_float2(any_exponent(static_cast<uint32_t>(bits)),
+                                                                        any_exponent(static_cast<uint32_t>(bits >> 32))));
+  }
 }
 
 __device__ float block_max(float v) {
@@ -43,26 +53,38 @@ __device__ float block_max(float v) {
   return v;
 }
 
+/// A pair of weights with variance 1 / columns.
+__device__ float2 weight_pair(uint64_t seed, int pair, float deviation, Values values) {
+  if (values == Values::normal) {
+    const float2 v = normals(seed, static_cast<uint64_t>(pair));
+    return make_float2(v.x * deviation, v.y * deviation);
+  }
+  const uint64_t bits = mix(seed * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(pair));
+  const float amplitude = 1.7320508F * deviation / 255.F;
+  return make_float2(static_cast<float>(static_cast<int>(bits & 255) * 2 - 255) * amplitude,
+                     static_cast<float>(static_cast<int>(bits >> 32 & 255) * 2 - 255) * amplitude);
+}
 /// Quantizes one block of 128 x 128 weights: blockIdx is (column block, row block, local expert). `reorder`: stores the rows
 /// in the order of `up_row`; scales keep their order.
 __global__ void fill_weights(uint8_t* weights, float* scales, int rows, int columns, int first_expert, uint64_t seed,
-                             bool reorder) {
+                             bool reorder, Values values) {
   const uint64_t block_seed = mix(seed + static_cast<uint64_t>(first_expert + static_cast<int>(blockIdx.z))) +
                               blockIdx.y * static_cast<uint64_t>(gridDim.x) + blockIdx.x;
   const float deviation = rsqrtf(static_cast<float>(columns));
   float largest = 0;
   for (int i = static_cast<int>(threadIdx.x); i < kBlock * kBlock / 2; i += 256) {
-    const float2 v = normals(block_seed, static_cast<uint64_t>(i));
-    largest = fmaxf(largest, fmaxf(fabsf(v.x), fabsf(v.y)) * deviation);
+    const float2 v = weight_pair(block_seed, i, deviation, values);
+    largest = fmaxf(largest, fmaxf(fabsf(v.x), fabsf(v.y)));
   }
-  const float scale = block_max(largest) / kLargest;
+  const float times = values == Values::normal ? 1.F : 1.F + static_cast<float>(mix(block_seed) % 4) / 4.F;
+  const float scale = block_max(largest) / kLargest * times;
   if (threadIdx.x == 0) scales[(static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x] = scale;
   for (int i = static_cast<int>(threadIdx.x); i < kBlock * kBlock / 2; i += 256) {
-    const float2 v = normals(block_seed, static_cast<uint64_t>(i));
+    const float2 v = weight_pair(block_seed, i, deviation, values);
     const int n = static_cast<int>(blockIdx.y) * kBlock + i / (kBlock / 2);
     const int64_t row = static_cast<int64_t>(blockIdx.z) * rows + (reorder ? up_row(n) : n);
     const int64_t column = static_cast<int64_t>(blockIdx.x) * kBlock + i % (kBlock / 2) * 2;
-    const float2 scaled = make_float2(v.x * deviation / scale, v.y * deviation / scale);
+    const float2 scaled = make_float2(v.x / scale, v.y / scale);
     *reinterpret_cast<__nv_fp8x2_storage_t*>(weights + row * columns + column) =
         __nv_cvt_float2_to_fp8x2(scaled, __NV_SATFINITE, __NV_E4M3);
   }
@@ -232,7 +254,7 @@ class Reference {
 
 }  // namespace
 
-Rank make_rank(const Config& c, int idx, uint64_t seed) {
+Rank make_rank(const Config& c, int idx, uint64_t seed, Values values) {
   Rank r;
   const int64_t experts = c.local_experts(), tokens = c.tokens;
   r.idx = idx;
@@ -248,12 +270,12 @@ Rank make_rank(const Config& c, int idx, uint64_t seed) {
   must(cudaMemset(r.shared, 0, layout_of(c).bytes), "cudaMemset");
   must(cudaMemset(r.y, 0xff, static_cast<size_t>(tokens * kHidden) * 2), "cudaMemset");
   fill_tokens<<<1024, 256>>>(reinterpret_cast<__nv_bfloat162*>(r.x), tokens * kHidden / 2,
-                             mix(seed + 1) + static_cast<uint64_t>(idx));
+                             mix(seed + 1) + static_cast<uint64_t>(idx), values);
   const auto blocks = static_cast<unsigned>(experts);
-  fill_weights<<<dim3(kHiddenBlocks, 2 * kIntermediateBlocks, blocks), 256>>>(r.up, r.up_scales, 2 * kIntermediate, kHidden,
-                                                                              idx * c.local_experts(), mix(seed + 2), true);
-  fill_weights<<<dim3(kIntermediateBlocks, kHiddenBlocks, blocks), 256>>>(r.down, r.down_scales, kHidden, kIntermediate,
-                                                                          idx * c.local_experts(), mix(seed + 3), false);
+  fill_weights<<<dim3(kHiddenBlocks, 2 * kIntermediateBlocks, blocks), 256>>>(
+      r.up, r.up_scales, 2 * kIntermediate, kHidden, idx * c.local_experts(), mix(seed + 2), true, values);
+  fill_weights<<<dim3(kIntermediateBlocks, kHiddenBlocks, blocks), 256>>>(
+      r.down, r.down_scales, kHidden, kIntermediate, idx * c.local_experts(), mix(seed + 3), false, values);
   must(cudaGetLastError(), "operands");
   route(c, r, seed);
   must(cudaDeviceSynchronize(), "operands");
