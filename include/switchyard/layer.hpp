@@ -50,8 +50,8 @@ inline constexpr int64_t kMaxDecodeTokens = 256, kMaxDecodeRows = 65536;
 enum class MoeForm : uint8_t {
   automatic = 0,  ///< fused on GPUs in bf16 around normal mode, per_route, if its sizes allow it; else separate
   separate = 1,   ///< dispatch, two products and combine, as separate calls on one stream
-  /// Normal mode, CombineOrder::per_route, bf16, and on GPUs fp8_e4m3. GPU: one kernel that overlaps row transfers with matrix
-  /// products. CPU: one run of the group's workers, all of which compute matrix products (docs/concepts/fused.md).
+  /// Normal mode, CombineOrder::per_route or per_rank, bf16, and on GPUs fp8_e4m3. GPU: one kernel that overlaps row transfers
+  /// with matrix products. CPU: one run of the group's workers, all of which compute matrix products (docs/concepts/fused.md).
   fused = 2,
 };
 template <>

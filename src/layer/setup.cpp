@@ -138,6 +138,7 @@ FusedMoeConfig LayerSetup::fused() const {
   c.weight_scales = config.weight_scales;
   c.w13_scales = config.w13_scales;
   c.w2_scales = config.w2_scales;
+  c.order = config.order;
   return c;
 }
 
@@ -220,11 +221,11 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   LayerSetup s{given, world, backend, -1};
   MoeLayerConfig& c = s.config;
   const bool typed = c.dtype == DType::bf16 || (backend == Backend::cuda && c.dtype == DType::fp8_e4m3);
-  const bool fuses = typed && c.accumulate == Accumulate::exact && c.order == CombineOrder::per_route &&
-                     c.exchange != MoeExchange::low_latency;
+  const bool fuses =
+      typed && c.accumulate == Accumulate::exact && c.order != CombineOrder::per_host && c.exchange != MoeExchange::low_latency;
   if (c.form == MoeForm::fused) {
     if (!fuses)
-      refuse("form", "fused", "separate or automatic, but for bf16, or on GPUs fp8_e4m3, normal mode, per_route",
+      refuse("form", "fused", "separate or automatic, but for bf16, or on GPUs fp8_e4m3, normal mode, per_route or per_rank",
              ErrorCode::unsupported);
     c.exchange = MoeExchange::normal;
     return s;
@@ -235,7 +236,8 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
     c.exchange = decodes ? MoeExchange::low_latency : MoeExchange::normal;
   }
   if (c.form == MoeForm::separate) return s;
-  const bool measured_faster = backend == Backend::cuda && c.dtype == DType::bf16 && c.exchange == MoeExchange::normal;
+  const bool measured_faster = backend == Backend::cuda && c.dtype == DType::bf16 && c.exchange == MoeExchange::normal &&
+                               c.order == CombineOrder::per_route;
   c.form = fuses && measured_faster && fused_takes(s.fused(), world) ? MoeForm::fused : MoeForm::separate;
   return s;
 }

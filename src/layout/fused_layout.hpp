@@ -18,28 +18,37 @@ struct FusedLayout {
   int64_t rows = 0;             ///< maximum for a rank's experts
   int64_t row_bytes = 0;        ///< per output
   int64_t x_bytes = row_bytes;  ///< per token, as sent
+  bool per_rank = false;        ///< a rank returns one row of a token, the weighted sum of its outputs; else one row per route
+
+  /// Maximum number of rows that are returned for a token.
+  SWITCHYARD_FN int returned_rows() const { return per_rank && world < topk ? world : topk; }
 
   SWITCHYARD_FN ControlLayout control() const { return {base, world, experts}; }
   SWITCHYARD_FN int64_t announced_at() const { return control().bytes(); }
   SWITCHYARD_FN int64_t returned_at() const { return announced_at() + round_up(int64_t{world} * 8, 128); }
-  SWITCHYARD_FN int64_t flags_bytes() const { return returned_at() + round_up(tokens * topk * 8, 128); }
+  SWITCHYARD_FN int64_t flags_bytes() const { return returned_at() + round_up(tokens * returned_rows() * 8, 128); }
   SWITCHYARD_FN int64_t source_at() const { return flags_bytes(); }
   SWITCHYARD_FN int64_t places_at() const { return source_at() + round_up(rows * 8, 128); }
-  SWITCHYARD_FN int64_t x_at() const { return places_at() + round_up(rows * topk * 4, 128); }
+  SWITCHYARD_FN int64_t place_weights_at() const { return places_at() + round_up(rows * topk * 4, 128); }
+  SWITCHYARD_FN int64_t x_at() const { return place_weights_at() + (per_rank ? round_up(rows * topk * 4, 128) : 0); }
   SWITCHYARD_FN int64_t inbox_at() const { return x_at() + round_up(tokens * x_bytes, 128); }
-  SWITCHYARD_FN int64_t bytes() const { return inbox_at() + round_up(tokens * topk * row_bytes, 128); }
+  SWITCHYARD_FN int64_t bytes() const { return inbox_at() + round_up(tokens * returned_rows() * row_bytes, 128); }
 
   /// Set when rank `writer` has announced the destinations of its tokens, which are at x().
   SWITCHYARD_FN SymPtr<uint64_t> announced(int writer) const { return at<uint64_t>(announced_at()) + writer; }
-  /// Set when the output of route f of the reader's tokens is in its inbox or, if the expert is local, in its outputs.
-  SWITCHYARD_FN SymPtr<uint64_t> returned(int64_t f) const { return at<uint64_t>(returned_at()) + f; }
-  /// The pack_source value of a row of the rank's experts, written by the row's source.
+  /// Set when row `i` of the reader's inbox is complete or, per_route, the output of route i if its expert is local. The row of
+  /// token t is t * returned_rows() + j. Per route: j = k. Per rank: j is the number of lower ranks that return a row of t.
+  SWITCHYARD_FN SymPtr<uint64_t> returned(int64_t i) const { return at<uint64_t>(returned_at()) + i; }
+  /// The pack_source value of a row of the rank's experts, written by the row's source; its k is the j of returned(). per_rank:
+  /// j is valid at the highest of a token's rows on the rank.
   SWITCHYARD_FN SymPtr<int64_t> source(int64_t row) const { return at<int64_t>(source_at()) + row; }
-  /// [K] the rows of the rank's experts that receive one source row, lowest first, padded with -1; valid at the lowest row.
-  /// Other rows: -1.
+  /// [K] at the lowest of a token's rows on the rank: all these rows, k ascending, padded with -1. At its other rows, the first
+  /// element is -1, except at the highest row: after_lowest().
   SWITCHYARD_FN SymPtr<int32_t> places(int64_t row) const { return at<int32_t>(places_at()) + row * topk; }
+  /// per_rank: the weights of places(row).
+  SWITCHYARD_FN SymPtr<float> place_weights(int64_t row) const { return at<float>(place_weights_at()) + row * topk; }
   SWITCHYARD_FN SymPtr<std::byte> x(int64_t token) const { return at<std::byte>(x_at() + token * x_bytes); }
-  SWITCHYARD_FN SymPtr<std::byte> inbox(int64_t f) const { return at<std::byte>(inbox_at() + f * row_bytes); }
+  SWITCHYARD_FN SymPtr<std::byte> inbox(int64_t i) const { return at<std::byte>(inbox_at() + i * row_bytes); }
 
  private:
   template <class T>
@@ -47,6 +56,9 @@ struct FusedLayout {
     return {base + static_cast<uint64_t>(offset)};
   }
 };
+
+/// The first of places() at the highest of a token's rows on a rank, if it has another row, `lowest`; and its inverse.
+SWITCHYARD_FN constexpr int32_t after_lowest(int32_t lowest) { return -2 - lowest; }
 
 /// Parts of a layer executed by a call: dispatch and the up product, the down product and combine, or both.
 struct FusedParts {
@@ -56,6 +68,7 @@ struct FusedParts {
 /// Counters private to this rank; 0 between calls.
 struct FusedCounters {
   uint64_t stagings, announcements, announced, pulls, tickets, returns, sums, exits;  ///< the first two: for the GPU kernel
+  uint64_t complete;  ///< GPU kernel, per_rank: a number of row tiles, from the first one on, that have all their outputs
 };
 
 /// Memory private to this rank. Flags hold the call's word, i.e. an epoch, and are never reset.

@@ -49,6 +49,7 @@ enum class Phase {
   low_latency,
   flat,
   fused,
+  fused_per_rank,
   // Two hosts with two ranks each, and rounds of a few rows.
   dispatch_hosts,
   cached_hosts,
@@ -57,23 +58,11 @@ enum class Phase {
   low_latency_hosts
 };
 constexpr bool on_hosts(Phase phase) { return phase >= Phase::dispatch_hosts; }
-constexpr const char* kPhaseNames[] = {"dispatch",
-                                       "dispatch_out",
-                                       "cached",
-                                       "combine_in_place",
-                                       "combine_ordinary",
-                                       "combine_sums",
-                                       "combine_routes",
-                                       "ledger",
-                                       "ledger_sentinel",
-                                       "low_latency",
-                                       "flat",
-                                       "fused",
-                                       "dispatch_hosts",
-                                       "cached_hosts",
-                                       "rows_back_hosts",
-                                       "sums_back_hosts",
-                                       "low_latency_hosts"};
+constexpr const char* kPhaseNames[] = {"dispatch",         "dispatch_out",     "cached",         "combine_in_place",
+                                       "combine_ordinary", "combine_sums",     "combine_routes", "ledger",
+                                       "ledger_sentinel",  "low_latency",      "flat",           "fused",
+                                       "fused_per_rank",   "dispatch_hosts",   "cached_hosts",   "rows_back_hosts",
+                                       "sums_back_hosts",  "low_latency_hosts"};
 
 /// One memory order of one flag, weakened during one kind of call.
 struct Mutant {
@@ -137,6 +126,11 @@ constexpr Use kUses[] = {
     {Site::layer_tiles, Phase::fused, Staging::direct},
     {Site::layer_returned, Phase::fused, Staging::direct},
     {Site::local_sends, Phase::fused, Staging::direct},  // precedes layer_told: tokens and announced routes
+    {Site::layer_told, Phase::fused_per_rank, Staging::direct},
+    {Site::layer_rows, Phase::fused_per_rank, Staging::direct},
+    {Site::layer_tiles, Phase::fused_per_rank, Staging::direct},
+    {Site::layer_returned, Phase::fused_per_rank, Staging::direct},
+    {Site::local_sends, Phase::fused_per_rank, Staging::direct},
     // Flags set by proxies.
     {Site::counts, Phase::dispatch_hosts, Staging::direct},
     {Site::placement, Phase::dispatch_hosts, Staging::direct},
@@ -372,8 +366,9 @@ void run_flat(switchyard::Group& group, Failures& f, const std::optional<Mutant>
 }
 
 /// Runs complete layers without a group, with nothing between the calls except a substitute for the plan.
-std::vector<std::string> run_fused(const std::optional<Mutant>& mutant) {
+std::vector<std::string> run_fused(bool per_rank, const std::optional<Mutant>& mutant) {
   FusedScenario s;
+  s.per_rank = per_rank;
   s.world = 3;
   s.experts = 5;
   s.topk = 3;
@@ -418,7 +413,8 @@ ChildEnd run_child(Phase phase, Staging staging, const std::optional<Mutant>& mu
       else
         PhaseRunner(group, *c, f, mutant).run(phase);
     };
-    const auto failures = phase == Phase::fused ? run_fused(mutant) : run_threads(fleet, on_group);
+    const bool per_rank = phase == Phase::fused_per_rank;
+    const auto failures = per_rank || phase == Phase::fused ? run_fused(per_rank, mutant) : run_threads(fleet, on_group);
     std::fprintf(stderr, "%s", joined(failures).c_str());
     std::fflush(nullptr);
     ::_exit(failures.empty() ? 0 : 1);
@@ -480,8 +476,8 @@ TEST(Survivors, AreDocumented) {
     std::printf("survivor %s: %s\n", switchyard::detail::site_name(site), reason);
     for (const Side side : {Side::acquire, Side::release}) {
       for (const Staging staging : {Staging::direct, Staging::ring}) {
-        for (const Phase phase :
-             {Phase::cached, Phase::combine_ordinary, Phase::ledger, Phase::low_latency, Phase::flat, Phase::fused}) {
+        for (const Phase phase : {Phase::cached, Phase::combine_ordinary, Phase::ledger, Phase::low_latency, Phase::flat,
+                                  Phase::fused, Phase::fused_per_rank}) {
           const ChildEnd end = run_child(phase, staging, Mutant{site, side, phase, staging});
           EXPECT_EQ(end.status, 0) << "documented as redundant (" << reason << "), but: " << end.output;
         }

@@ -54,6 +54,13 @@ TEST(FusedMoeMemory, FollowsTheFormula) {
   more = added_by([](auto& c) { c.intermediate = 1280; });
   EXPECT_EQ(more.heap_bytes, 0u);
   EXPECT_EQ(more.private_bytes, kRows * 1152 * kElement + rounded(10 * tiles * kFlag) - rounded(tiles * kFlag));
+  // per_rank: weights beside the places of rows, and a returned row per rank instead of route.
+  const auto per_rank = [](auto& c) { c.order = CombineOrder::per_rank; };
+  EXPECT_EQ(added_by(per_rank).heap_bytes, kRows * 4 * 2);
+  EXPECT_EQ(added_by(per_rank).private_bytes, 0u);
+  FusedMoeConfig wide = small();
+  wide.topk = 4;
+  EXPECT_EQ(added_by(per_rank, wide).heap_bytes + 64 * 2 * (256 * kElement + kFlag), 2 * kRows * 4 * 4);
   // Twice as many tokens require twice as many rows.
   more = added_by([](auto& c) { c.max_tokens = 128; });
   EXPECT_EQ(more.heap_bytes, 64 * 3 * 256 * kElement + 64 * 2 * kFlag + kRows * (8 + 4 * 2));
@@ -171,6 +178,8 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
     c.intermediate = 524160;
     c.max_tokens = 8 << 20;
   });
+  refused("MoeLayerConfig::order = per_host: must be per_rank or per_route", [](auto& c) { c.order = CombineOrder::per_host; });
+  refused("MoeLayerConfig::order = 7: must be per_rank (0)", [](auto& c) { c.order = static_cast<CombineOrder>(7); });
   refused("MoeLayerConfig::overflow = 7: must be fail (0) or drop_and_report (1)",
           [](auto& c) { c.overflow = static_cast<Overflow>(7); });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole MoE layer: dispatch, expert products and combine in separate calls and, where the fused form is available, in one
-// call (MoeForm::fused).
+// call (MoeForm::fused) in order per_route and, if that is the order of the separate calls, also per_rank.
 //
 // The rules are those of the mode that moves the rows. In normal mode, GPU calls are timed from event to event; in low-latency
 // mode, they are timed in replayed graphs. Before each timed call, the L2 cache is filled with unrelated lines and all GPUs
@@ -31,7 +31,8 @@ using nlohmann::json;
 struct Section {
   const char* key;
   void (*call)(LayerRank&);
-  enum Where { everywhere, in_parts, fuses } where;  ///< in_parts: needs separate up and down; fuses: needs the fused form
+  /// in_parts: needs separate up and down; fuses, fuses_per_rank: needs the fused form, in order per_route or per_rank
+  enum Where { everywhere, in_parts, fuses, fuses_per_rank } where;
 };
 constexpr Section kSections[] = {{"dispatch", [](LayerRank& r) { r.dispatch(); }, Section::everywhere},
                                  {"combine", [](LayerRank& r) { r.combine(); }, Section::everywhere},
@@ -39,7 +40,10 @@ constexpr Section kSections[] = {{"dispatch", [](LayerRank& r) { r.dispatch(); }
                                  {"down", [](LayerRank& r) { r.down(); }, Section::in_parts},
                                  {"experts", [](LayerRank& r) { r.experts(); }, Section::everywhere},
                                  {"layer", [](LayerRank& r) { r.layer(); }, Section::everywhere},
-                                 {"fused", [](LayerRank& r) { r.fused(); }, Section::fuses}};
+                                 {"fused", [](LayerRank& r) { r.fused(); }, Section::fuses},
+                                 {"fused_per_rank", [](LayerRank& r) { r.fused_per_rank(); }, Section::fuses_per_rank}};
+/// Keys of the fused forms' sections.
+constexpr const char* kFusedKeys[] = {"fused", "fused_per_rank"};
 constexpr int64_t kTurns = 4;
 
 /// Number of tokens per rank whose results are recomputed. The number of threads is the rank's share of the cores, but at most
@@ -93,6 +97,7 @@ Point make_point(const BenchOptions& o) {
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
     p.spec.fused = why_not_fused(p.spec).empty();
+    p.spec.fused_per_rank = p.spec.order == CombineOrder::per_rank;
   } else {
     LowLatencyConfig config = layer_low_latency_config(s, p.spec.quantize);
     config.scale_order = scale_order_named(o.scale_order);
@@ -137,12 +142,32 @@ void time_balance(const Point& p, Group& group, Clock& clock, json& out) {
                      {"mean", last.mean}};
 }
 
-/// Collective. What the fused form's warps do, recorded in a run separate from the timed calls.
+/// Collective. What the fused form's warps do, recorded in a run separate from the timed calls, in the order of the separate
+/// calls if the rank has that.
 json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDevice& device, int64_t max_sms) {
   constexpr int kCalls = 3;
   const TraceOptions options =
       layer_trace_options(p.spec.backend, max_sms, p.options.blocks, std::max<int64_t>(1, p.options.warps));
-  return layer_times_json(record_layers(group, device, options, kCalls, [&] { rank.fused(); }));
+  return layer_times_json(
+      record_layers(group, device, options, kCalls, [&] { rank.fuses_per_rank() ? rank.fused_per_rank() : rank.fused(); }));
+}
+
+/// Collective. Checks the fused forms; the one in the order of the separate calls has the bits of these calls, `separate`.
+void check_fused(const Point& p, LayerRank& rank, Group& group, const std::vector<std::byte>& separate, int threads,
+                 std::vector<CheckResult>& checks) {
+  const auto check = [&](const std::string& name, CombineOrder order, const auto& call) {
+    rank.prepare(0);
+    call();
+    const std::vector<std::byte> at_once = rank.outputs();
+    group.barrier();
+    checks.push_back(rank.check(name, at_once, kCheckedTokens, threads));
+    if (p.spec.order != order) return;
+    const bool same = at_once == separate;
+    checks.push_back({"the " + name + " has the bits of separate calls", same, same ? "" : "they differ",
+                      static_cast<int64_t>(separate.size())});
+  };
+  if (rank.fuses()) check("fused layer", p.spec.fused_order, [&] { rank.fused(); });
+  if (rank.fuses_per_rank()) check("fused layer, per_rank", CombineOrder::per_rank, [&] { rank.fused_per_rank(); });
 }
 
 json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t max_sms) {
@@ -159,6 +184,7 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
     for (const Section& section : kSections) {
       if (section.where == Section::in_parts && !rank.in_parts()) continue;
       if (section.where == Section::fuses && !rank.fuses()) continue;
+      if (section.where == Section::fuses_per_rank && !rank.fuses_per_rank()) continue;
       for (const double seconds : clock->time([&] { section.call(rank); }, o.warmup, count))
         out[section.key].push_back(seconds);
     }
@@ -172,16 +198,7 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
     rank.layer();
     const std::vector<std::byte> last = rank.outputs();
     group.barrier();
-    if (rank.fuses()) {
-      rank.prepare(0);
-      rank.fused();
-      const std::vector<std::byte> at_once = rank.outputs();
-      group.barrier();
-      checks.push_back(rank.check("fused layer", at_once, kCheckedTokens, threads));
-      if (p.spec.order == CombineOrder::per_route)
-        checks.push_back({"the fused layer has the bits of separate calls", at_once == last,
-                          at_once == last ? "" : "they differ", static_cast<int64_t>(last.size())});
-    }
+    check_fused(p, rank, group, last, threads, checks);
     checks.push_back(rank.check("layer", first, kCheckedTokens, threads));
     checks.push_back({"the same bits after the timed calls", first == last, first == last ? "" : "they differ",
                       static_cast<int64_t>(last.size())});
@@ -207,11 +224,11 @@ struct Run : MeasuredPoint {
     return rows * 2 * matrices * static_cast<double>(options.hidden) * static_cast<double>(options.intermediate) / p50(key) /
            1e12;
   }
-  bool fuses() const { return times.count("fused") > 0; }
+  bool fuses(const char* key = "fused") const { return times.count(key) > 0; }
   double busiest_over_mean() const {
     return routes > 0 ? static_cast<double>(max_routes_per_rank * options.ranks) / static_cast<double>(routes) : 1;
   }
-  /// Time of "layer" or "fused" divided by the time of its products.
+  /// Time of "layer" or a fused form divided by the time of its products.
   double over_experts(const char* key = "layer") const { return p50(key) / p50("experts"); }
 };
 
@@ -252,13 +269,15 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
   void print() const override {
     const bool parts = any_run_in_parts();
-    const bool fused = std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.fuses(); });
+    std::vector<const char*> fused;  // keys of the fused forms that any run has
+    for (const char* key : kFusedKeys)
+      if (std::any_of(runs_.begin(), runs_.end(), [&](const Run& r) { return r.fuses(key); })) fused.push_back(key);
     std::vector<std::string> header{"ranks", "tokens", "experts", "spare", "busiest", "rows"};
     if (on_gpus(any())) header.emplace_back("SMs");
     header.emplace_back("dispatch");
     if (parts) header.insert(header.end(), {"up", "TFLOP/s", "down", "TFLOP/s"});
     header.insert(header.end(), {"combine", "up + down", "TFLOP/s", "layer", tail(), "over up + down"});
-    if (fused) header.insert(header.end(), {"fused", tail(), "over up + down"});
+    for (const char* key : fused) header.insert(header.end(), {key, tail(), "over up + down"});
     const bool balances = std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.times.count("balance") > 0; });
     if (balances) header.emplace_back("balance");
     header.emplace_back("checked");
@@ -277,19 +296,19 @@ class LayerBench final : public BenchCaseOf<Run> {
         cells.insert(cells.end(), {us(r.p50("up")), rate(r.tflops("up", 2)), us(r.p50("down")), rate(r.tflops("down", 1))});
       cells.insert(cells.end(), {us(r.p50("combine")), us(r.p50("experts")), rate(r.tflops("experts", 3)), us(r.p50("layer")),
                                  us(r.times.at("layer").p99), fmt::format("{:.3f}", r.over_experts())});
-      if (r.fuses())
-        cells.insert(cells.end(),
-                     {us(r.p50("fused")), us(r.times.at("fused").p99), fmt::format("{:.3f}", r.over_experts("fused"))});
-      else if (fused)
-        cells.insert(cells.end(), 3, "-");
+      for (const char* key : fused)
+        if (r.fuses(key))
+          cells.insert(cells.end(), {us(r.p50(key)), us(r.times.at(key).p99), fmt::format("{:.3f}", r.over_experts(key))});
+        else
+          cells.insert(cells.end(), 3, "-");
       if (balances) cells.push_back(r.times.count("balance") > 0 ? us(r.p50("balance")) : "-");
       cells.push_back(checked_cell(r));
       table.row(o, cells);
     }
     fmt::print("\n{}", table.text());
     fmt::print(
-        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused: the whole layer in one call, per_route; other "
-        "columns: single calls. up + down: both products "
+        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused, fused_per_rank: the whole layer in one call, "
+        "per_route and per_rank; other columns: single calls. up + down: both products "
         "without exchange,\n  on the same rows; busiest: routes of the busiest rank over the mean, with --spare-slots replicas "
         "per rank; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
         "without padding.\n",
@@ -379,10 +398,11 @@ class LayerBench final : public BenchCaseOf<Run> {
     if (!r.replicas.is_null()) out["replicas"] = r.replicas;
     if (!r.balanced.is_null()) out["balanced_calls"] = r.balanced;
     for (const auto& [key, times] : r.times) out[key] = to_json(times);
-    if (r.fuses()) {
-      out["tflops"]["fused"] = r.tflops("fused", 3);
-      out["fused_over_experts"] = r.over_experts("fused");
-      out["share_of_limit"]["fused"] = 1 / r.over_experts("fused");
+    for (const std::string key : kFusedKeys) {
+      if (!r.fuses(key.c_str())) continue;
+      out["tflops"][key] = r.tflops(key.c_str(), 3);
+      out[key + "_over_experts"] = r.over_experts(key.c_str());
+      out["share_of_limit"][key] = 1 / r.over_experts(key.c_str());
       out["fused_workers"] = r.fused_workers;
     }
     if (r.in_parts()) {

@@ -22,7 +22,7 @@ ExpertShape shape_of(const LayerSpec& spec, int rank = 0) {
 
 int64_t width_step(ScaleKind quantize) { return quantize != ScaleKind::none ? 16 : 8; }
 
-MoeLayerConfig config_of(const LayerSpec& spec, MoeForm form) {
+MoeLayerConfig config_of(const LayerSpec& spec, MoeForm form, CombineOrder order) {
   const Scenario& s = spec.scenario;
   MoeLayerConfig c;
   c.hidden = s.hidden;
@@ -36,21 +36,23 @@ MoeLayerConfig config_of(const LayerSpec& spec, MoeForm form) {
   if (spec.quantize != ScaleKind::none) c.row_scales = spec.quantize;
   c.accumulate = spec.accumulate;
   c.form = form;
-  c.order = form == MoeForm::fused ? CombineOrder::per_route : spec.order;
+  c.order = order;
   c.captured = false;
   c.storage = spec.backend == Backend::cuda ? WeightStorage::view : WeightStorage::packed;  // as in LayerExperts
   return c;
 }
 
-std::vector<MoeForm> forms_of(const LayerSpec& spec) {
-  std::vector<MoeForm> forms;
-  if (spec.separate) forms.push_back(MoeForm::separate);
-  if (spec.fused) forms.push_back(MoeForm::fused);
-  return forms;
+/// The MoeLayers of a rank.
+std::vector<MoeLayerConfig> layers_of(const LayerSpec& spec) {
+  std::vector<MoeLayerConfig> layers;
+  if (spec.separate) layers.push_back(config_of(spec, MoeForm::separate, spec.order));
+  if (spec.fused) layers.push_back(config_of(spec, MoeForm::fused, spec.fused_order));
+  if (spec.fused && spec.fused_per_rank) layers.push_back(config_of(spec, MoeForm::fused, CombineOrder::per_rank));
+  return layers;
 }
 
-MoeLayerMemory memory_of(const LayerSpec& spec, MoeForm form) {
-  return MoeLayer::memory_required(config_of(spec, form), spec.scenario.world, spec.backend);
+MoeLayerMemory memory_of(const LayerSpec& spec, const MoeLayerConfig& layer) {
+  return MoeLayer::memory_required(layer, spec.scenario.world, spec.backend);
 }
 
 /// A device allocates a minimum size even for empty buffers.
@@ -73,7 +75,7 @@ void check_layer_widths(int64_t hidden, int64_t intermediate, ScaleKind quantize
 
 std::string why_not_fused(const LayerSpec& spec) {
   try {
-    (void)memory_of(spec, MoeForm::fused);
+    (void)memory_of(spec, config_of(spec, MoeForm::fused, spec.fused_order));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::unsupported && e.code() != ErrorCode::invalid_argument) throw;
     return e.what();
@@ -84,18 +86,18 @@ std::string why_not_fused(const LayerSpec& spec) {
 size_t layer_heap_bytes(const LayerSpec& spec) {
   const int world = spec.scenario.world;
   size_t bytes = spec.separate ? 0 : exchange_heap_bytes(spec.exchange, world, spec.backend);
-  for (const MoeForm form : forms_of(spec)) bytes += MoeLayer::heap_bytes(config_of(spec, form), world, spec.backend);
+  for (const MoeLayerConfig& layer : layers_of(spec)) bytes += MoeLayer::heap_bytes(layer, world, spec.backend);
   return bytes;
 }
 
 size_t layer_private_bytes(const LayerSpec& spec) {
-  const std::vector<MoeForm> forms = forms_of(spec);
-  if (forms.empty()) return 0;
+  const std::vector<MoeLayerConfig> layers = layers_of(spec);
+  if (layers.empty()) return 0;
   const ExpertShape shape = shape_of(spec);
   const int64_t elements = 3 * shape.num_local_experts * shape.hidden * shape.intermediate;
   size_t bytes = spec.backend == Backend::cpu ? dtype_bytes(kLayerType, elements) : 0;  // weights, during construction
-  for (const MoeForm form : forms) {
-    const MoeLayerMemory memory = memory_of(spec, form);
+  for (const MoeLayerConfig& layer : layers) {
+    const MoeLayerMemory memory = memory_of(spec, layer);
     bytes += memory.total() - memory.heap_bytes;
   }
   return bytes;
@@ -130,7 +132,7 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   out_ = device_.allocate(bytes);
   group_.barrier();  // every rank has its memory before any rank waits for another, which may share its GPU
   if (!spec.separate) exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
-  if (!forms_of(spec).empty()) make_layers();
+  if (!layers_of(spec).empty()) make_layers();
 }
 
 void LayerRank::make_layers() {
@@ -149,16 +151,17 @@ void LayerRank::make_layers() {
     w2 = down.data();
   }
   device_.wait();  // for the scales, which the constructors read
-  const auto make = [&](MoeForm form) {
-    MoeLayerConfig config = config_of(spec_, form);
+  const auto make = [&](MoeForm form, CombineOrder order) {
+    MoeLayerConfig config = config_of(spec_, form, order);
     config.w13_scales = experts_.w13_scales();
     config.w2_scales = experts_.w2_scales();
     return MoeLayer(group_, config, w13, w2);
   };
-  if (spec_.separate) separate_.emplace(make(MoeForm::separate));
+  if (spec_.separate) separate_.emplace(make(MoeForm::separate, spec_.order));
   if (!spec_.fused) return;
   try {
-    fused_.emplace(make(MoeForm::fused));
+    fused_.emplace(make(MoeForm::fused, spec_.fused_order));
+    if (spec_.fused_per_rank) fused_per_rank_.emplace(make(MoeForm::fused, CombineOrder::per_rank));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::unsupported) throw;
     why_not_fused_ = e.what();

@@ -23,7 +23,7 @@ struct LayerSpec {
   int64_t intermediate = 0;
   Backend backend = Backend::cpu;
   LayerExchangeConfig exchange;                 ///< a MoeLayer takes only its mode and sizes
-  CombineOrder order = CombineOrder::per_rank;  ///< fused: always per_route
+  CombineOrder order = CombineOrder::per_rank;  ///< of the separate form
   CallSms sms;                                  ///< of the calls one by one
   int layer_sms = 0;                            ///< GPUs: MoeLayerCall::num_sms
   /// GPUs. If not none, the layer is fp8: rows in flight have scales of this kind, and the rows between the products have
@@ -32,6 +32,8 @@ struct LayerSpec {
   Accumulate accumulate = Accumulate::exact;  ///< of the products; fast: only in fp8, without a fused form
   bool separate = true;                       ///< the separate form is a MoeLayer, else the calls one by one
   bool fused = false;                         ///< the rank has the fused form: only if why_not_fused() is empty
+  CombineOrder fused_order = CombineOrder::per_route;
+  bool fused_per_rank = false;  ///< with `fused`: the rank also has the fused form in order per_rank
 };
 /// The library's reason for not having a fused form of a layer, as far as this can be determined before a group exists; empty
 /// if it has one. See also LayerRank::why_not_fused().
@@ -65,6 +67,9 @@ class LayerRank {
   /// The layer in fused form. Call it only if fuses().
   void fused() { forward(*fused_); }
   bool fuses() const { return fused_.has_value(); }
+  /// Call it only if fuses_per_rank().
+  void fused_per_rank() { forward(*fused_per_rank_); }
+  bool fuses_per_rank() const { return fused_per_rank_.has_value(); }
   /// The library's reason if the spec requests the fused form but it is not available. Equal on all ranks.
   const std::string& why_not_fused() const { return why_not_fused_; }
   /// Whether up() and down() can be called instead of experts(); true on GPUs.
@@ -87,7 +92,7 @@ class LayerRank {
   int rank_;
   LayerExperts experts_;
   std::unique_ptr<LayerExchange> exchange_;  ///< of the calls one by one
-  std::optional<MoeLayer> separate_, fused_;
+  std::optional<MoeLayer> separate_, fused_, fused_per_rank_;
   std::string why_not_fused_;
   RowArray x_;  ///< on the host
   LayerInput input_;

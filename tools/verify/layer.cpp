@@ -10,18 +10,16 @@
 namespace switchyard::tool {
 namespace {
 
-constexpr const char* kFused = "layer, fused, per_route";
-constexpr const char* kFusedBits = "layer, fused, bits of separate calls";
+std::string fused_name(const LayerSpec& spec) { return std::string("layer, fused, ") + to_string(spec.order); }
 constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
 
-/// Whether the fused form is compared with this layer, which has the same bits: bf16, normal mode, per_route.
+/// Whether the fused form is compared with this layer, which has the same bits: bf16 and normal mode.
 bool fuses(const LayerSpec& spec) {
-  return spec.quantize == ScaleKind::none && std::holds_alternative<NormalConfig>(spec.exchange) &&
-         spec.order == CombineOrder::per_route;
+  return spec.quantize == ScaleKind::none && std::holds_alternative<NormalConfig>(spec.exchange);
 }
 
 /// A MoeLayer for each exchange and order of the sum; in fp8, also the calls of a layer with low latency and column-major
-/// scales. The per_route layer of normal mode also runs in fused form if possible.
+/// scales. The layers of normal mode also run in fused form if possible.
 std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
   const ScaleKind quantize = scales_named(c.quantize);
   LowLatencyConfig masked = layer_low_latency_config(s, quantize);
@@ -34,6 +32,7 @@ std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
       LayerSpec spec{s, c.intermediate, backend_of(c), exchanges[e], order_named(order), {c.sms, c.sms}, c.sms, quantize};
       if (spec.order == CombineOrder::per_host) continue;  // covered by normal mode's own checks
       spec.separate = e < 2;
+      spec.fused_order = spec.order;
       spec.fused = fuses(spec) && why_not_fused(spec).empty();
       all.push_back(std::move(spec));
     }
@@ -55,7 +54,7 @@ size_t max_of(const VerifyCase& c, const Scenario& s, size_t (*bytes)(const Laye
 }
 
 /// Collective. Checks the fused form on data set `set` against the reference and, bit by bit, against the separate calls.
-void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckResult>& results) {
+void check_fused(const std::string& name, LayerRank& rank, uint64_t set, Group& group, std::vector<CheckResult>& results) {
   rank.prepare(set);
   rank.layer();
   const std::vector<std::byte> separate = rank.outputs();
@@ -63,10 +62,10 @@ void check_fused(LayerRank& rank, uint64_t set, Group& group, std::vector<CheckR
   rank.prepare(set);
   rank.fused();
   const std::vector<std::byte> fused = rank.outputs();
-  results.push_back(rank.check(kFused, fused, kAllTokens, 1));
+  results.push_back(rank.check(name, fused, kAllTokens, 1));
   const bool same = fused == separate;
-  results.push_back(
-      {kFusedBits, same, same ? "" : "they differ", 8 * static_cast<int64_t>(fused.size()) / dtype_bits(kLayerType)});
+  results.push_back({name + ", bits of separate calls", same, same ? "" : "they differ",
+                     8 * static_cast<int64_t>(fused.size()) / dtype_bits(kLayerType)});
   group.barrier();
 }
 
@@ -92,9 +91,9 @@ std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Gr
     group.barrier();
     if (!fuses(spec)) continue;
     if (rank.fuses())
-      check_fused(rank, set++, group, results);
+      check_fused(fused_name(spec), rank, set++, group, results);
     else
-      results.push_back(skipped(kFused, spec.fused ? rank.why_not_fused() : why_not_fused(spec)));
+      results.push_back(skipped(fused_name(spec), spec.fused ? rank.why_not_fused() : why_not_fused(spec)));
   }
   return results;
 }

@@ -31,7 +31,7 @@ typedef int32_t sy_moe_form;
 enum {
   SY_MOE_FORM_AUTOMATIC = 0,  ///< the library chooses
   SY_MOE_FORM_SEPARATE = 1,   ///< dispatch, two matrix products and combine, as separate calls
-  SY_MOE_FORM_FUSED = 2       ///< normal mode, order per route, bf16, GPUs also fp8: one kernel; see layer.hpp
+  SY_MOE_FORM_FUSED = 2       ///< normal mode, order per route or per rank, bf16, GPUs also fp8: one kernel
 };
 
 /// Fixed properties of a layer; identical on all ranks except for pointers and `storage`.

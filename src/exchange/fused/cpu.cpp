@@ -43,8 +43,8 @@ class CpuFused final : public FusedImpl {
   void forward(const void* x, const ExpertIds& given, const float* weights, void* out, const FusedMoeCall& o) override {
     call({true, true}, x, given, weights, out, o);
   }
-  void dispatch_up(const void* x, const ExpertIds& given, const FusedMoeCall& o) override {
-    call({true, false}, x, given, nullptr, nullptr, o);
+  void dispatch_up(const void* x, const ExpertIds& given, const float* weights, const FusedMoeCall& o) override {
+    call({true, false}, x, given, weights, nullptr, o);
   }
   void down_combine(const float* weights, void* out, const FusedMoeCall& o) override {
     if (o.device_tokens) invalid("MoeLayerCall::device_tokens", " is not null: T is that of dispatch_up");
@@ -77,7 +77,7 @@ class CpuFused final : public FusedImpl {
     group_.check_usable(kCall);
     check_turn(parts, o);
     products_ = find_set(sets_, o).get();
-    check_arguments(parts, x, given, out);
+    check_arguments(parts, x, given, weights, out);
     ExpertIds ids = given;
     if (o.device_tokens) ids.num_tokens = std::clamp<int64_t>(*o.device_tokens, 0, given.num_tokens);
     const uint64_t start = Cpu::now_ns();
@@ -88,14 +88,14 @@ class CpuFused final : public FusedImpl {
     if (parts.up) plan(ids, parts, o);
     const double plan_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
     if (parts.up) {
-      p_.routes = {handle_.ids.data(), handle_.route_row.data(), handle_.map, config.topk};
+      p_.routes = {handle_.ids.data(), handle_.route_row.data(), handle_.map, config.topk, weights};
       p_.tokens = ids.num_tokens;
       p_.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);
     }
     p_.parts = parts;
     p_.order.up_columns = parts.up ? 1 : 0;
     p_.order.down_columns = parts.down ? 1 : 0;
-    p_.weights = weights;
+    p_.weights = layout_.per_rank ? nullptr : weights;
     p_.out = static_cast<std::byte*>(out);
     p_.add = o.add;
     on_workers(

@@ -68,6 +68,8 @@ void check_config(const FusedMoeConfig& c, int world) {
   check_range("MoeLayerConfig::capacity", c.capacity, 0, std::numeric_limits<int32_t>::max());
   check_enum("MoeLayerConfig::overflow", c.overflow);
   check_enum("MoeLayerConfig::invalid_ids", c.invalid_ids);
+  check_enum("MoeLayerConfig::order", c.order);
+  if (c.order == CombineOrder::per_host) invalid_value("MoeLayerConfig::order", "per_host", "per_rank or per_route");
   check_type(c, world);
   const int64_t max = countable_rows(c, world);
   if (max_rows(c, world) <= max) return;
@@ -85,22 +87,41 @@ void check_type_on_cpu(const FusedMoeConfig& c) {
 
 /// Layout of the symmetric memory, without a base address.
 FusedLayout layout_of(const FusedMoeConfig& c, int world) {
-  return {0, world, c.num_experts, c.topk, c.max_tokens, max_rows(c, world), c.hidden * 2, token_bytes(c)};
+  return {0,
+          world,
+          c.num_experts,
+          c.topk,
+          c.max_tokens,
+          max_rows(c, world),
+          c.hidden * 2,
+          token_bytes(c),
+          c.order == CombineOrder::per_rank};
 }
 
 AgreedFields agreed_fields(const FusedMoeConfig& c) {
-  return {agreed("MoeLayerConfig::hidden", c.hidden),           agreed("MoeLayerConfig::intermediate", c.intermediate),
-          agreed("MoeLayerConfig::num_experts", c.num_experts), agreed("MoeLayerConfig::topk", c.topk),
-          agreed("MoeLayerConfig::max_tokens", c.max_tokens),   agreed("MoeLayerConfig::capacity", c.capacity),
-          agreed("MoeLayerConfig::overflow", c.overflow),       agreed("MoeLayerConfig::dtype", c.dtype),
-          agreed("MoeLayerConfig::row_scales", c.row_scales),   agreed("MoeLayerConfig::weight_scales", c.weight_scales)};
+  return {agreed("MoeLayerConfig::hidden", c.hidden),
+          agreed("MoeLayerConfig::intermediate", c.intermediate),
+          agreed("MoeLayerConfig::num_experts", c.num_experts),
+          agreed("MoeLayerConfig::topk", c.topk),
+          agreed("MoeLayerConfig::max_tokens", c.max_tokens),
+          agreed("MoeLayerConfig::capacity", c.capacity),
+          agreed("MoeLayerConfig::overflow", c.overflow),
+          agreed("MoeLayerConfig::dtype", c.dtype),
+          agreed("MoeLayerConfig::row_scales", c.row_scales),
+          agreed("MoeLayerConfig::weight_scales", c.weight_scales),
+          agreed("MoeLayerConfig::order", c.order)};
 }
 
-void FusedImpl::check_arguments(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const {
+void FusedImpl::check_arguments(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights,
+                                const void* out) const {
   if (ids.topk != config.topk)
     invalid("topk_ids.topk",
             " = " + std::to_string(ids.topk) + ": must equal MoeLayerConfig::topk, " + std::to_string(config.topk));
   check_num_tokens(ids.num_tokens, config.max_tokens);
+  const bool per_rank = config.order == CombineOrder::per_rank;
+  if (weights != nullptr && !(per_rank ? parts.up : parts.down))
+    invalid("topk_weights", per_rank ? " is not null: with per_rank, dispatch_up takes the weights"
+                                     : " is not null: with per_route, down_combine takes the weights");
   if (ids.num_tokens == 0) return;
   if (parts.up && x == nullptr) invalid("x", " is null");
   if (parts.up && ids.data == nullptr) invalid("topk_ids.data", " is null");
@@ -158,8 +179,8 @@ size_t FusedMoe::heap_bytes(const FusedMoeConfig& config, int world) {
 void FusedMoe::forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call) {
   impl_->collective_call("MoE layer", [&] { impl_->forward(x, ids, weights, out, call); });
 }
-void FusedMoe::dispatch_up(const void* x, const ExpertIds& ids, const FusedMoeCall& call) {
-  impl_->collective_call("MoE layer", [&] { impl_->dispatch_up(x, ids, call); });
+void FusedMoe::dispatch_up(const void* x, const ExpertIds& ids, const float* weights, const FusedMoeCall& call) {
+  impl_->collective_call("MoE layer", [&] { impl_->dispatch_up(x, ids, weights, call); });
 }
 void FusedMoe::down_combine(const float* weights, void* out, const FusedMoeCall& call) {
   impl_->collective_call("MoE layer", [&] { impl_->down_combine(weights, out, call); });

@@ -11,8 +11,8 @@
 /// Notation: W ranks, T tokens on this rank, H hidden, I intermediate, K topk, E experts, L local experts.
 ///
 /// Results are bit-identical to those of separate calls to NormalExchange::dispatch with expert-major rows, ExpertMlp::forward
-/// and a per_route combine. They do not depend on num_sms, the number of workers, or timing. On the CPU, this holds for the
-/// products that MoeLayer supplies.
+/// and a combine in the configured order. They do not depend on num_sms, the number of workers, or timing. On the CPU, this
+/// holds for the products that MoeLayer supplies.
 #pragma once
 
 #include <cstddef>
@@ -51,6 +51,8 @@ struct FusedMoeConfig {
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
+  /// per_route or per_rank: the order of the sums, and whether one row returns per route or per (token, rank).
+  CombineOrder order = CombineOrder::per_route;
 };
 
 /// Settings of one call.
@@ -69,7 +71,7 @@ struct FusedMoeCall {
 /// Memory used by a FusedMoe on the rank with the most experts, in bytes. R is the capacity, or W * max_tokens * K.
 struct FusedMoeMemory {
   /// In the group's symmetric heap: max_tokens rows, max_tokens * K returned rows, and R * (8 + 4 K) bytes, excluding counts
-  /// and flags.
+  /// and flags. per_rank: max_tokens * min(W, K) returned rows and R * (8 + 8 K) bytes.
   size_t heap_bytes = 0;
   /// R rows of H bf16 elements, which hold a row as received and later its output, and R rows of I elements; fp8: the latter at
   /// one byte per element, and scales, (H + I) / 32 bytes per row. In addition: flags; on GPUs, tables; and for fp8, 16 bytes
@@ -130,10 +132,12 @@ class FusedMoe {
   /// The two halves of forward as separate calls, between which rows() can be read and changed. Together they are bit-identical
   /// to forward. Both are collective; on all ranks, the next call after dispatch_up must be down_combine.
   ///
-  /// Dispatch and the up product in one launch: sends tokens to their experts' rows and applies SwiGLU.
-  void dispatch_up(const void* x, const ExpertIds& topk_ids, const FusedMoeCall& call = {});
+  /// Dispatch and the up product in one launch: sends tokens to their experts' rows and applies SwiGLU. `topk_weights` as in
+  /// forward for per_rank, whose sums are weighted by the ranks of the experts; per_route: null.
+  void dispatch_up(const void* x, const ExpertIds& topk_ids, const float* topk_weights, const FusedMoeCall& call = {});
   /// The down product and combine in one launch, with the ids and T of the preceding dispatch_up: `topk_weights` [T, K], or
-  /// null; `out` [T, H]. `call.device_tokens` must be null. \throws Error(invalid_argument) without a preceding dispatch_up.
+  /// null (per_rank: always); `out` [T, H]. `call.device_tokens` must be null. \throws Error(invalid_argument) without a
+  /// preceding dispatch_up.
   void down_combine(const float* topk_weights, void* out, const FusedMoeCall& call = {});
   FusedMoeRows rows() const;
 

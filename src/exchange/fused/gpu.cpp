@@ -145,8 +145,8 @@ class CudaFused final : public FusedImpl {
   void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& o) override {
     call({true, true}, x, ids, weights, out, o);
   }
-  void dispatch_up(const void* x, const ExpertIds& ids, const FusedMoeCall& o) override {
-    call({true, false}, x, ids, nullptr, nullptr, o);
+  void dispatch_up(const void* x, const ExpertIds& ids, const float* weights, const FusedMoeCall& o) override {
+    call({true, false}, x, ids, weights, nullptr, o);
   }
   void down_combine(const float* weights, void* out, const FusedMoeCall& o) override {
     if (o.device_tokens) invalid("MoeLayerCall::device_tokens", " is not null: T is that of dispatch_up");
@@ -253,7 +253,7 @@ class CudaFused final : public FusedImpl {
   }
   void check_call(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights, const void* out,
                   const FusedMoeCall& o) const {
-    check_arguments(parts, x, ids, out);
+    check_arguments(parts, x, ids, weights, out);
     gpu_.check_sms("MoeLayerCall", o.num_sms);
     if (config.dtype == DType::fp8_e4m3 && o.num_sms == 1)
       invalid("MoeLayerCall::num_sms", " = 1: must be 0 or at least 2 for fp8_e4m3");
@@ -292,6 +292,8 @@ class CudaFused final : public FusedImpl {
     params_.route_row = tables_.route_row;
     params_.pulled = copy_plan_of(layout_.x_bytes, 32 / static_cast<int>(std::bit_ceil(static_cast<unsigned>(config.topk))));
     params_.returned = copy_plan_of(layout_.row_bytes, 32);
+    if (layout_.per_rank)
+      params_.returned.at_once = static_cast<int>(std::clamp<int64_t>(kSummedBytesAtOnce / layout_.row_bytes, 4, 32));
     params_.ue8m0 = config.row_scales == ScaleKind::ue8m0;
   }
   /// Creates a weight set from checked weights.

@@ -53,7 +53,7 @@ class FusedImpl : protected ExchangeBase {
   static std::unique_ptr<FusedImpl> make_on_cpu(Group& group, const FusedOnCpu& from);  // cpu.cpp
 
   virtual void forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const FusedMoeCall& call) = 0;
-  virtual void dispatch_up(const void* x, const ExpertIds& ids, const FusedMoeCall& call) = 0;
+  virtual void dispatch_up(const void* x, const ExpertIds& ids, const float* weights, const FusedMoeCall& call) = 0;
   virtual void down_combine(const float* weights, void* out, const FusedMoeCall& call) = 0;
   virtual FusedMoeRows rows() const = 0;
   virtual int add_weights(const MoeWeights& weights) = 0;
@@ -96,7 +96,8 @@ class FusedImpl : protected ExchangeBase {
   /// Hash of everything that must be identical on all ranks.
   uint64_t hash() const { return config_hash_; }
   /// Throws invalid_argument.
-  void check_arguments(const FusedParts& parts, const void* x, const ExpertIds& ids, const void* out) const;
+  void check_arguments(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights,
+                       const void* out) const;
 
  private:
   const uint64_t config_hash_ = hash_of(mix_hash(1, static_cast<uint64_t>(Operation::layer)), agreed_fields(config));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole MoE layer in one persistent launch: rows are pulled from their sources, both products run tile by tile as rows and
-// intermediate rows arrive, and outputs return to their owners, which sum them.
+// intermediate rows arrive, and outputs return to their owners, which sum them. Order per_rank: the sum of a token's outputs on
+// a rank returns instead, and the owner adds the ranks' sums.
 //
 // | flag           | written by          | read by              | order           | scope  | reuse              |
 // | layer_told     | source's last block | mover                | release/acquire | system | epoch, never reset |
@@ -10,7 +11,8 @@
 //
 // Progress: announcing routes never waits. A block's mover first pulls rows, waiting only for `layer_told`. An up tile waits
 // for pulls, a down tile waits for tiles with lower tickets, and each block processes its tickets in order. A mover returns
-// rows after all its pulls, and the multiplying warps return rows once no tickets are left; both wait only for tiles. Summing
+// rows after all its pulls, and the multiplying warps return rows once no tickets are left; both wait only for tiles (per_rank:
+// those of the row tile and of all earlier ones). Summing
 // is the last step of a block and waits for returns. All work, including announcing and the first tickets, is claimed by
 // running blocks, so one resident block per rank suffices.
 //
@@ -20,8 +22,7 @@
 // is followed by one that runs the second half.
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_launch.cuh"
-#include "exchange/fused/layer_returns.cuh"
-#include "exchange/fused/layer_sums.cuh"
+#include "exchange/fused/layer_rank_returns.cuh"
 #include "exchange/fused/layer_tiles.cuh"
 #include "exchange/gpu/frame.cuh"
 
@@ -32,7 +33,7 @@ namespace fused {
 using Up = gemm::Kind<__nv_bfloat16, ptx::OperandOrder::inner, gemm::Finish::gated>;
 using Down = gemm::Kind<__nv_bfloat16, ptx::OperandOrder::inner, gemm::Finish::plain>;
 
-template <class A>
+template <class A, bool kPerRank>
 __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
                              pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
   if (proceeds) {
-    if (p.parts.up) publish_routes(LayerCall(p, r), staged, part);
+    if (p.parts.up) publish_routes<kPerRank>(LayerCall(p, r), staged, part);
     count_row_tiles_of<Bf16Layer>(p, first_tiles);
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kMathWarps) {
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
         Pieces rows(r, p.pulled);
         MoveCounter moved;
         const bool pulled = !p.parts.up || pull_rows<A, Bf16Layer>(call, rows, moved);
-        if (pulled && p.parts.down) return_rows_by_copies<A, Bf16Layer>(call, first_tiles, rows, moved);
+        if (pulled && p.parts.down) return_by_copies<A, Bf16Layer, kPerRank>(call, first_tiles, rows, moved);
         if (lane() == 0) count_moved(p, moved);
       }
     } else {
@@ -96,8 +97,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
         span.end(kWidth);
       });
       if (p.parts.down) {
-        return_rows_by_threads<A, Bf16Layer>(LayerCall(p, r), first_tiles);
-        sum_tokens<A, 2, 8>(LayerCall(p, r));
+        return_and_sum_by_threads<A, Bf16Layer, kPerRank>(LayerCall(p, r), first_tiles);
       }
     }
     __syncwarp();
@@ -109,14 +109,15 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
 
 namespace {
 
-const Kernel<const FusedParams> layer("layer kernel", fused::layer_kernel<Cuda>, gemm::kThreads, max_layer_shared);
-const Kernel<const FusedParams> traced_layer("layer kernel", fused::layer_kernel<CudaTraced>, gemm::kThreads,
-                                             max_traced_layer_shared);
+const LayerKernels per_route{{"layer kernel", fused::layer_kernel<Cuda, false>, gemm::kThreads, max_layer_shared},
+                             {"layer kernel", fused::layer_kernel<CudaTraced, false>, gemm::kThreads, max_traced_layer_shared}};
+const LayerKernels per_rank{{"layer kernel", fused::layer_kernel<Cuda, true>, gemm::kThreads, max_layer_shared},
+                            {"layer kernel", fused::layer_kernel<CudaTraced, true>, gemm::kThreads, max_traced_layer_shared}};
 
 }  // namespace
 
 void launch_fused(const FusedParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
-  launch_layer(layer, traced_layer, gemm::kThreads, params, blocks, limits, stream);
+  launch_layer(params.layout.per_rank ? per_rank : per_route, gemm::kThreads, params, blocks, limits, stream);
 }
 
 }  // namespace switchyard::detail

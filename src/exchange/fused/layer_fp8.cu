@@ -7,8 +7,7 @@
 #include "arch/cuda/cuda_arch.cuh"
 #include "exchange/fused/layer_fp8_tiles.cuh"
 #include "exchange/fused/layer_launch.cuh"
-#include "exchange/fused/layer_returns.cuh"
-#include "exchange/fused/layer_sums.cuh"
+#include "exchange/fused/layer_rank_returns.cuh"
 #include "exchange/gpu/frame.cuh"
 
 namespace switchyard::detail {
@@ -50,7 +49,7 @@ __device__ __forceinline__ void make_fp8_barriers(const LayerStorage& r) {
   ptx::fence_mbarrier_init();
 }
 
-template <class A>
+template <class A, bool kPerRank>
 __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 1)
     fp8_layer_kernel(const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(1024) uint8_t shared[];
@@ -71,7 +70,7 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
   const KernelTrace<A> trace(w, p.call.device_trace, Event::layer,
                              pack_launch(LayerCall(p, r).word >> kFlagValueBits, p.state, LayerCall(p, r).tokens));
   if (proceeds) {
-    if (p.parts.up) publish_routes(LayerCall(p, r), staged, part);
+    if (p.parts.up) publish_routes<kPerRank>(LayerCall(p, r), staged, part);
     count_row_tiles_of<Fp8Layer>(p, first_tiles);
     const int warp = static_cast<int>(threadIdx.x >> 5);
     if (warp >= gemm::kManyMathWarps) {
@@ -84,15 +83,14 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
         Pieces rows(r, p.pulled);
         MoveCounter moved;
         const bool pulled = !p.parts.up || pull_rows<A, Fp8Layer>(call, rows, moved);
-        if (pulled && p.parts.down) return_rows_by_copies<A, Fp8Layer>(call, first_tiles, rows, moved);
+        if (pulled && p.parts.down) return_by_copies<A, Fp8Layer, kPerRank>(call, first_tiles, rows, moved);
         if (lane() == 0) count_moved(p, moved);
       }
     } else {
       ptx::alloc_registers<152>();
       multiply_fp8_tiles<A>(p, r);
       if (p.parts.down) {
-        return_rows_by_threads<A, Fp8Layer>(LayerCall(p, r), first_tiles);
-        sum_tokens<A, 2, 8>(LayerCall(p, r));
+        return_and_sum_by_threads<A, Fp8Layer, kPerRank>(LayerCall(p, r), first_tiles);
       }
     }
     __syncwarp();
@@ -120,16 +118,19 @@ __global__ void spread_kernel(const __grid_constant__ WeightScales s) {
 
 namespace {
 
-const Kernel<const FusedParams> layer("layer kernel", fused::fp8_layer_kernel<Cuda>, gemm::kManyThreads, max_layer_shared);
-const Kernel<const FusedParams> traced_layer("layer kernel", fused::fp8_layer_kernel<CudaTraced>, gemm::kManyThreads,
-                                             max_traced_layer_shared);
+const LayerKernels per_route{
+    {"layer kernel", fused::fp8_layer_kernel<Cuda, false>, gemm::kManyThreads, max_layer_shared},
+    {"layer kernel", fused::fp8_layer_kernel<CudaTraced, false>, gemm::kManyThreads, max_traced_layer_shared}};
+const LayerKernels per_rank{
+    {"layer kernel", fused::fp8_layer_kernel<Cuda, true>, gemm::kManyThreads, max_layer_shared},
+    {"layer kernel", fused::fp8_layer_kernel<CudaTraced, true>, gemm::kManyThreads, max_traced_layer_shared}};
 int no_shared(const DeviceLimits&) { return 0; }
 const Kernel<const WeightScales> spread("weight scales kernel", fused::spread_kernel, 256, no_shared);
 
 }  // namespace
 
 void launch_fused_fp8(const FusedParams& params, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
-  launch_layer(layer, traced_layer, gemm::kManyThreads, params, blocks, limits, stream);
+  launch_layer(params.layout.per_rank ? per_rank : per_route, gemm::kManyThreads, params, blocks, limits, stream);
 }
 
 void spread_scales(const WeightScales& scales, gpu::Stream stream) { spread.launch({256, 256, 0}, stream, scales); }

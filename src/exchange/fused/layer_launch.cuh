@@ -11,13 +11,17 @@ inline int max_layer_shared(const DeviceLimits& limits) { return static_cast<int
 inline int max_traced_layer_shared(const DeviceLimits& limits) {
   return max_layer_shared(limits) - static_cast<int>(kTrackBytes);
 }
+/// The kernel of an order, without and with tracing.
+struct LayerKernels {
+  Kernel<const FusedParams> plain, traced;
+};
 /// Launches whichever of the two kernels the call requires.
-inline void launch_layer(const Kernel<const FusedParams>& plain, const Kernel<const FusedParams>& traced, int threads,
-                         const FusedParams& given, int blocks, const DeviceLimits& limits, gpu::Stream stream) {
+inline void launch_layer(const LayerKernels& of, int threads, const FusedParams& given, int blocks, const DeviceLimits& limits,
+                         gpu::Stream stream) {
   FusedParams p = given;
   const bool traces = p.call.device_trace.records != nullptr;
   p.up.shared_bytes = static_cast<uint32_t>(traces ? max_traced_layer_shared(limits) : max_layer_shared(limits));
-  (traces ? traced : plain).launch({blocks, threads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
+  (traces ? of.traced : of.plain).launch({blocks, threads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
 }
 
 }  // namespace switchyard::detail

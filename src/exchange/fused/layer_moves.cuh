@@ -37,6 +37,21 @@ class Pieces {
   }
   __device__ __forceinline__ uint32_t at(int slot) const { return r_.pieces + static_cast<uint32_t>(slot) * plan_.pitch; }
 
+  /// The storage as two halves of kPieceBytes bytes, whose loads are independent. Starts loading `bytes` bytes at `from` of
+  /// each lane below `rows` into half `i`, `pitch` bytes apart. Call from all lanes, not between load() and wait().
+  __device__ __forceinline__ void load_rows(int i, uint32_t rows, const std::byte* from, uint32_t pitch, uint32_t bytes) const {
+    const uint32_t arrived = r_.row_arrived(static_cast<uint32_t>(i)), row = static_cast<uint32_t>(lane());
+    if (row == 0) ptx::mbarrier_expect(arrived, rows * bytes);
+    __syncwarp();
+    if (row < rows) ptx::bulk_load(half(i) + row * pitch, from, bytes, arrived);
+  }
+  /// Waits until half `i` is loaded. Call from all lanes.
+  __device__ __forceinline__ void wait_half(int i) {
+    ptx::mbarrier_wait(r_.row_arrived(static_cast<uint32_t>(i)), phases_ >> i & 1);
+    phases_ ^= 1U << i;
+  }
+  __device__ __forceinline__ uint32_t half(int i) const { return r_.pieces + static_cast<uint32_t>(i) * kPieceBytes; }
+
  private:
   const LayerStorage& r_;
   CopyPlan plan_;
@@ -140,15 +155,16 @@ __device__ __forceinline__ int64_t stage_tokens(const FusedParams& p, uint32_t s
 
 /// Announces this rank's routes to the destination ranks and sets the flag once all parts of this and of stage_tokens() are
 /// done. Call from all threads of a block that has completed `staged` parts of stage_tokens(); does not wait.
+template <bool kPerRank>
 __device__ __forceinline__ void publish_routes(const LayerCall& c, int64_t staged, uint32_t shared) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
   const TokenParts parts(p, c.tokens, kAnnouncedParts);
-  const RouteTables routes{p.ids, p.route_row, p.map, p.layout.topk};
+  const RouteTables routes{p.ids, p.route_row, p.map, p.layout.topk, p.weights};
   const int topk = routes.topk;
   const int64_t done = staged + take_parts(&p.memory.counters->announcements, parts, shared, [&](int64_t part) {
                          for (int64_t f = parts.begin(part) * topk + threadIdx.x; f < parts.end(part) * topk; f += blockDim.x)
-                           publish_route(call.heap, p.layout, routes, f);
+                           publish_route<kPerRank>(call.heap, p.layout, routes, f);
                        });
   if (threadIdx.x != 0 || done == 0) return;
   const int64_t all = parts.count() + (p.x != nullptr ? TokenParts(p, p.max_tokens, kStagedParts).count() : 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Return of outputs to their owners: by the warp that has pulled rows, in pieces through shared memory, while products run; and
-// by the multiplying warps once no tiles are left for them.
+// Returns in order per_route: outputs return to their owners, by the warp that has pulled rows, in pieces through shared
+// memory, while products run; and by the multiplying warps once no tiles are left for them.
 #pragma once
 
 #include "exchange/fused/layer_moves.cuh"
@@ -41,7 +41,7 @@ struct ReturnedRow {
     if (lane() >= r.rows) return;
     const int64_t source = *p.call.heap.local(p.layout.source(r.first + lane()));
     owner = source_rank(source);
-    route = source_token(source) * p.layout.topk + source_k(source);
+    route = returned_row(p.layout, source);
     if (owner != p.call.rank()) place = p.call.heap.at(owner, p.layout.inbox(route));
   }
 };
@@ -59,7 +59,7 @@ __device__ __forceinline__ uint64_t return_rows(const LayerCall& c, const int* f
     if (task >= tasks) return left_rank;
     const ReturnedRows r = ReturnedRows::of<L>(p, first_tiles, task);
     if (r.rows <= 0) continue;
-    const FlagRange tiles = awaited_by_return(r.tile, p.down.column_tiles * L::kWriters);
+    const FlagRange tiles = awaited_by_return(r.tile, r.tile + 1, p.down.column_tiles * L::kWriters);
     if (!wait_flags<A>(c, Site::layer_tiles, Event::wait_tiles, p.memory.y_done + tiles.first, tiles.count)) return left_rank;
     __syncwarp();
     const RoleSpan<A> span(Event::return_rows);

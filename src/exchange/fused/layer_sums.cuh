@@ -4,6 +4,7 @@
 
 #include <cuda_bf16.h>
 
+#include "arch/bits.hpp"
 #include "exchange/fused/layer_storage.cuh"
 
 namespace switchyard::detail::fused {
@@ -57,39 +58,64 @@ __device__ __forceinline__ void add_rows(uint32_t left, const std::byte* at, flo
   }
 }
 
-/// The token route held by a lane.
+/// The token route held by a lane; per_rank: without its weight.
 struct SummedRoute {
   int32_t id = -1, row = -1;
   float weight = 1.f;
 };
+template <bool kPerRank>
 __device__ __forceinline__ SummedRoute summed_route(const LayerCall& c, int64_t t) {
   SummedRoute r;
   if (t >= c.tokens || lane() >= c.p.layout.topk) return r;
   const int64_t f = t * c.p.layout.topk + lane();
   r.id = c.p.ids[f];
   r.row = c.p.route_row[f];
-  if (c.p.weights != nullptr) r.weight = c.p.weights[f];
+  if (!kPerRank && c.p.weights != nullptr) r.weight = c.p.weights[f];
   return r;
 }
 
-/// Computes part `part` of `parts` of token t's sum. `r`: this lane's route for the token. Returns false after a fault.
-template <class A, int kVectors, int kAtOnce>
-__device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int part, int parts, const SummedRoute& r) {
+/// The row held by a lane, which token t's owner adds to the others in the order of the lanes.
+struct AddedRow {
+  bool exists = false;
+  int rank = 0;       ///< that returns it; this rank if there is no row
+  int64_t index = 0;  ///< in the inbox
+  const std::byte* at = nullptr;
+};
+/// `r`: this lane's route of the token. Call from all lanes.
+template <bool kPerRank>
+__device__ __forceinline__ AddedRow added_row(const LayerCall& c, int64_t t, const SummedRoute& r) {
   const FusedParams& p = c.p;
   const CallContext& call = p.call;
-  const int64_t row_bytes = p.layout.row_bytes, f = t * p.layout.topk + lane();
-  const int vectors = static_cast<int>(row_bytes / 16), each = (vectors + parts - 1) / parts;
   const bool is_kept = r.id >= 0 && r.row >= 0;
   const int owner = is_kept ? p.map.owner(r.id) : call.rank();
-  const uint64_t* const flag = call.heap.local(p.layout.returned(is_kept ? f : 0));
-  if (!wait_until<A>(c, Site::layer_returned, Event::wait_returned, owner,
-                     [&] { return is_kept ? ptx::load_acquire<Scope::system>(flag) : c.word; }))
+  if constexpr (!kPerRank) {
+    if (!is_kept) return {false, owner, 0, nullptr};
+    const int64_t f = t * p.layout.topk + lane();
+    return {true, owner, f,
+            owner == call.rank() ? p.memory.y + r.row * p.layout.row_bytes : call.heap.local(p.layout.inbox(f))};
+  }
+  const uint32_t low = __reduce_or_sync(~0u, is_kept && owner < 32 ? 1U << owner : 0U),
+                 high = __reduce_or_sync(~0u, is_kept && owner >= 32 ? 1U << (owner - 32) : 0U);
+  const uint64_t ranks = static_cast<uint64_t>(high) << 32 | low;
+  if (lane() >= bits(ranks)) return {false, call.rank(), 0, nullptr};
+  const int64_t index = t * p.layout.returned_rows() + lane();
+  return {true, nth_bit(ranks, lane()), index, call.heap.local(p.layout.inbox(index))};
+}
+
+/// Computes part `part` of `parts` of token t's sum. `r`: this lane's route for the token. Returns false after a fault.
+template <class A, bool kPerRank, int kVectors, int kAtOnce>
+__device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int part, int parts, const SummedRoute& r) {
+  const FusedParams& p = c.p;
+  const int64_t row_bytes = p.layout.row_bytes;
+  const int vectors = static_cast<int>(row_bytes / 16), each = (vectors + parts - 1) / parts;
+  const AddedRow mine = added_row<kPerRank>(c, t, r);
+  const uint64_t* const flag = p.call.heap.local(p.layout.returned(mine.index));
+  if (!wait_until<A>(c, Site::layer_returned, Event::wait_returned, mine.rank,
+                     [&] { return mine.exists ? ptx::load_acquire<Scope::system>(flag) : c.word; }))
     return false;
   __syncwarp();
-  const std::byte* at = nullptr;
-  if (is_kept) at = owner == call.rank() ? p.memory.y + r.row * row_bytes : call.heap.local(p.layout.inbox(f));
   const RoleSpan<A> span(Event::sum_returned);
-  const uint32_t kept = __ballot_sync(~0u, is_kept);
+  const uint32_t kept = __ballot_sync(~0u, mine.exists);
   const int end = (part + 1) * each < vectors ? (part + 1) * each : vectors;
   for (int v = part * each + lane(); v - lane() < end; v += 32 * kVectors) {
     float sum[kVectors][8] = {};
@@ -99,7 +125,7 @@ __device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int par
       for (int u = 0; u < kVectors; ++u)
         if (v + 32 * u < end) widen(out[32 * u], sum[u]);
     }
-    add_rows<kVectors, kAtOnce>(kept, at, r.weight, p.weights != nullptr, v, end, sum);
+    add_rows<kVectors, kAtOnce>(kept, mine.at, r.weight, !kPerRank && p.weights != nullptr, v, end, sum);
 #pragma unroll
     for (int u = 0; u < kVectors; ++u)
       if (v + 32 * u < end) out[32 * u] = rounded(sum[u]);
@@ -108,22 +134,22 @@ __device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int par
   return true;
 }
 
-/// Sums each token's rows in ascending k, in float32 starting from +0 or from the row of `out`, with a single rounding, like
-/// combine per_route. Each lane keeps in flight kVectors 16-byte vectors from each of kAtOnce rows, the routes of the next
-/// part, and the number of the part after that.
-template <class A, int kVectors, int kAtOnce>
+/// Sums each token's rows in float32, starting from +0 or from the row of `out`, with a single rounding, like combine:
+/// per_route, weighted, k ascending; per_rank, the sums of the ranks, ascending. Each lane keeps in flight kVectors 16-byte
+/// vectors from each of kAtOnce rows, the routes of the next part, and the number of the part after that.
+template <class A, bool kPerRank, int kVectors, int kAtOnce>
 __device__ __forceinline__ void sum_tokens(const LayerCall& c) {
   constexpr int kParts = 2;
   const auto claim = [&] { return lane() == 0 ? ptx::add_relaxed(&c.p.memory.counters->sums, 1) : 0; };
   uint64_t claimed = claim();
   int64_t item = static_cast<int64_t>(__shfl_sync(~0u, claimed, 0));
   claimed = claim();
-  SummedRoute route = summed_route(c, item / kParts);
+  SummedRoute route = summed_route<kPerRank>(c, item / kParts);
   while (item < c.tokens * kParts) {
     const auto next = static_cast<int64_t>(__shfl_sync(~0u, claimed, 0));
     claimed = claim();
-    const SummedRoute following = summed_route(c, next / kParts);
-    if (!sum_token<A, kVectors, kAtOnce>(c, item / kParts, static_cast<int>(item % kParts), kParts, route)) return;
+    const SummedRoute following = summed_route<kPerRank>(c, next / kParts);
+    if (!sum_token<A, kPerRank, kVectors, kAtOnce>(c, item / kParts, static_cast<int>(item % kParts), kParts, route)) return;
     item = next;
     route = following;
   }

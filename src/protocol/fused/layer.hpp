@@ -10,16 +10,19 @@
 // | layer_tiles    | warp that computed the tile       | tiles down, returns | release/acquire | device | epoch, never reset |
 // | layer_returned | warp of the expert's rank, a row  | owner's sums        | release/acquire | system | epoch, never reset |
 //
+// Order per_route: each output returns to its owner, which weights and sums them. per_rank: the rank of the experts sums the
+// weighted outputs of each token, once the token's last row is complete, and this sum returns; the owner adds the ranks' sums.
+//
 // Progress: announcements do not wait, and pulls wait only for `layer_told`. A warp claims tickets only after all rows have
 // been claimed, so every row that an up tile waits for is held by a warp that is not waiting. A down tile waits for up tiles
-// with lower tickets (tickets.hpp), a return waits for tiles, and a sum waits for returns from all ranks; nothing waits for
-// sums. A rank may therefore have any number of warps, even one, but all of them must eventually run, because each announces
-// its share of the tokens.
+// with lower tickets (tickets.hpp), a return waits for tiles (per_rank: its own and all before it), and a sum waits for returns
+// from all ranks; nothing waits for returns but sums, and nothing waits for sums. A rank may therefore have any number of
+// warps, even one, but all of them must eventually run, because each announces its share of the tokens.
 //
 // Buffers: every call follows a plan, in which each rank signals to all other ranks that its previous call has ended. `source`,
-// `places` and the inbox at another rank may therefore be written immediately. When this rank's previous call has ended, other
-// ranks have finished reading its layout.x(), because it has received the outputs of all its rows. A call of the first half
-// alone must therefore be followed by one of the second half, which has no separate plan.
+// `places`, their weights and the inbox at another rank may therefore be written immediately. When this rank's previous call
+// has ended, other ranks have finished reading its layout.x(), because it has received the outputs of all its rows. A call of
+// the first half alone must therefore be followed by one of the second half, which has no separate plan.
 #pragma once
 
 #include "layout/fused_layout.hpp"
@@ -40,7 +43,7 @@ struct FusedLayerParams {
   const int64_t* tile_row = nullptr;  ///< [row tiles + 1] first row of each, ascending; the last entry: total number of rows
   int64_t tokens = 0;                 ///< T
   const std::byte* x = nullptr;       ///< [T, H]; null: already at layout.x()
-  const float* weights = nullptr;     ///< [T, K], or null: all 1
+  const float* weights = nullptr;     ///< per_route: [T, K], or null: all 1; per_rank: routes.weights instead
   std::byte* out = nullptr;           ///< [T, H]
   bool add = false;                   ///< sums start from the contents of `out`
   DType type = DType::bf16;           ///< of tokens and outputs
@@ -99,7 +102,11 @@ SWITCHYARD_FN void announce_layer(typename A::Warp& w, const FusedLayerParams& p
   for (int64_t t = share.index; t < p.tokens; t += share.step) {
     if (p.x != nullptr)
       A::copy(w, call.heap.local(p.layout.x(t)), p.x + t * p.layout.row_bytes, static_cast<size_t>(p.layout.row_bytes));
-    A::for_lanes(w, p.routes.topk, [&](int k) { publish_route(call.heap, p.layout, p.routes, t * p.routes.topk + k); });
+    A::for_lanes(w, p.routes.topk, [&](int k) {
+      const int64_t f = t * p.routes.topk + k;
+      p.layout.per_rank ? publish_route<true>(call.heap, p.layout, p.routes, f)
+                        : publish_route<false>(call.heap, p.layout, p.routes, f);
+    });
   }
   A::settle(w);
   if (!arrive_is_last<A>(w, &p.memory.counters->announced)) return;
@@ -185,74 +192,110 @@ SWITCHYARD_FN bool multiply_layer_tiles(typename A::Warp& w, const FusedLayerPar
   }
 }
 
-/// Returns the outputs of the row tiles that this warp claims. Outputs for other owners are copied to the owner's inbox, and
-/// each output is announced to its owner, which may be this rank. Returns false after recording a fault.
+/// Stores what row `row` returns, if anything, in the inbox of its owner. The stores are pending on return. per_route: the
+/// output, unless it stays on this rank. per_rank: at the highest of a token's rows, the sum of their outputs, k ascending,
+/// like the sums of a per_rank combine. \returns the bytes that crossed a link
+template <class A>
+SWITCHYARD_FN uint64_t return_row(typename A::Warp& w, const FusedLayerParams& p, int64_t row) {
+  const HeapView& heap = p.call.heap;
+  const int64_t source = *heap.local(p.layout.source(row)), row_bytes = p.layout.row_bytes;
+  const int owner = source_rank(source);
+  const auto crosses = static_cast<uint64_t>(owner == p.call.rank() ? 0 : row_bytes);
+  std::byte* const to = heap.at(owner, p.layout.inbox(returned_row(p.layout, source)));
+  if (!p.layout.per_rank) {
+    if (crosses != 0) A::copy(w, to, p.memory.y + row * row_bytes, static_cast<size_t>(row_bytes));
+    return crosses;
+  }
+  const int64_t lowest = summed_places(heap, p.layout, row);
+  if (lowest < 0) return 0;
+  const int32_t* const places = heap.local(p.layout.places(lowest));
+  const float* const weights = heap.local(p.layout.place_weights(lowest));
+  A::template reduce_rows_from<kMaxTopk>(
+      w, ReduceSpec{to, nullptr, nullptr, 0, {nullptr, nullptr}, p.type, p.hidden}, p.layout.topk, true,
+      [&](int i) -> const void* { return places[i] < 0 ? nullptr : p.memory.y + places[i] * row_bytes; },
+      [&](int i) { return weights[i]; });
+  return crosses;
+}
+
+/// Returns the outputs of the row tiles that this warp claims, and announces each returned row to its owner, which may be this
+/// rank. Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
-  const int64_t row_bytes = p.layout.row_bytes;
   const int tiles = p.order.first_tiles[p.order.experts];
+  int complete = 0;  // row tiles whose flags this warp has acquired; per_rank: a token's other rows are in earlier tiles
   for (;;) {
     const uint64_t taken = A::take(w, &p.memory.counters->returns, 1);
     if (taken >= static_cast<uint64_t>(tiles)) return true;
     const int index = static_cast<int>(taken);
     const FusedTile tile = fused_row_tile(p, expert_of_tile(p.order.first_tiles, p.order.experts, index), index);
-    if (!wait_own_flags<A>(w, p, p.memory.y_done, awaited_by_return(index, p.order.down_columns), Site::layer_tiles,
-                           Event::wait_tiles))
-      return false;
+    const FlagRange awaited = awaited_by_return(p.layout.per_rank ? complete : index, index + 1, p.order.down_columns);
+    if (!wait_own_flags<A>(w, p, p.memory.y_done, awaited, Site::layer_tiles, Event::wait_tiles)) return false;
+    complete = index + 1;
     WarpSpan<A> span(w, call, Event::return_rows, tile.rows);
     uint64_t crossed = 0;
-    const auto source_of = [&](int i) { return *call.heap.local(p.layout.source(tile.row + i)); };
-    const auto route_of = [&](int64_t source) { return source_token(source) * p.layout.topk + source_k(source); };
-    for (int i = 0; i < tile.rows; ++i) {
-      const int64_t source = source_of(i);
-      const int owner = source_rank(source);
-      if (owner == call.rank()) continue;
-      A::copy(w, call.heap.at(owner, p.layout.inbox(route_of(source))), p.memory.y + (tile.row + i) * row_bytes,
-              static_cast<size_t>(row_bytes));
-      crossed += static_cast<uint64_t>(row_bytes);
-    }
+    for (int i = 0; i < tile.rows; ++i) crossed += return_row<A>(w, p, tile.row + i);
     moved.remote_bytes += crossed;
     span.set_bytes(crossed);
     A::settle(w);
     A::template publish_to<Scope::system>(
         w, tile.rows,
         [&](int i) {
-          const int64_t source = source_of(i);
-          return FlagStore{call.heap.at(source_rank(source), p.layout.returned(route_of(source))), call.word()};
+          const int64_t row = tile.row + i, source = *call.heap.local(p.layout.source(row));
+          const bool returns = !p.layout.per_rank || summed_places(call.heap, p.layout, row) >= 0;
+          uint64_t* const flag = call.heap.at(source_rank(source), p.layout.returned(returned_row(p.layout, source)));
+          return FlagStore{returns ? flag : nullptr, call.word()};
         },
         Site::layer_returned);
   }
 }
 
-/// Sums the tokens that this warp claims, like a per_route combine: k ascending, in float32. Returns false after recording a
-/// fault.
+/// The rows that a token's owner adds, in this order.
+struct ReturnedRows {
+  const FusedLayerParams& p;
+  int64_t token;
+  uint64_t ranks;  ///< per_rank: those that return a row of the token
+
+  SWITCHYARD_FN ReturnedRows(const FusedLayerParams& params, int64_t t)
+      : p(params), token(t), ranks(p.layout.per_rank ? ranks_of(p.routes, t) : 0) {}
+  /// Row i of the token, i in [0, returned_rows()), is missing: its route is dropped, or fewer ranks return one.
+  SWITCHYARD_FN bool exists(int i) const {
+    if (p.layout.per_rank) return i < bits(ranks);
+    const int64_t f = token * p.layout.topk + i;
+    return p.routes.ids[f] >= 0 && p.routes.route_row[f] >= 0;
+  }
+  SWITCHYARD_FN int rank(int i) const {
+    return p.layout.per_rank ? nth_bit(ranks, i) : p.routes.map.owner(p.routes.ids[token * p.layout.topk + i]);
+  }
+  SWITCHYARD_FN const std::byte* at(int i) const {
+    const int64_t row = token * p.layout.returned_rows() + i;
+    if (!p.layout.per_rank && rank(i) == p.call.rank()) return p.memory.y + p.routes.route_row[row] * p.layout.row_bytes;
+    return p.call.heap.local(p.layout.inbox(row));
+  }
+};
+
+/// Sums the tokens that this warp claims in float32, like combine: per_route, weighted, k ascending; per_rank, ranks ascending.
+/// Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams& p) {
   const CallContext& call = p.call;
-  const int topk = p.layout.topk;
-  const int64_t row_bytes = p.layout.row_bytes;
+  const int rows_of_token = p.layout.returned_rows();
   for (;;) {
     const auto t = static_cast<int64_t>(A::take(w, &p.memory.counters->sums, 1));
     if (t >= p.tokens) break;
-    const int64_t first = t * topk;
-    const auto row_at = [&](int k) { return p.routes.ids[first + k] >= 0 ? p.routes.route_row[first + k] : -1; };
-    const auto rank_of = [&](int k) { return p.routes.map.owner(p.routes.ids[first + k]); };
-    const uint64_t kept = A::lanes_where(w, topk, [&](int64_t k) { return row_at(static_cast<int>(k)) >= 0; });
+    const ReturnedRows rows(p, t);
+    const int64_t first = t * rows_of_token;
+    const uint64_t kept = A::lanes_where(w, rows_of_token, [&](int64_t i) { return rows.exists(static_cast<int>(i)); });
     const bool there = wait_layer_flags<A>(
         w, p, bits(kept), [&](int i) { return call.heap.local(p.layout.returned(first + nth_bit(kept, i))); },
-        Site::layer_returned, Event::wait_returned, [&](int i) { return rank_of(nth_bit(kept, i)); });
+        Site::layer_returned, Event::wait_returned, [&](int i) { return rows.rank(nth_bit(kept, i)); });
     if (!there) return false;
     const WarpSpan<A> span(w, call, Event::sum_returned, bits(kept));
-    std::byte* const out = p.out + t * row_bytes;
+    std::byte* const out = p.out + t * p.layout.row_bytes;
     A::template reduce_rows_from<kMaxTopk>(
-        w, ReduceSpec{out, nullptr, nullptr, 0, {p.add ? out : nullptr, nullptr}, p.type, p.hidden}, topk, p.weights != nullptr,
-        [&](int k) -> const void* {
-          const int32_t row = row_at(k);
-          if (row < 0) return nullptr;
-          return rank_of(k) == call.rank() ? p.memory.y + row * row_bytes : call.heap.local(p.layout.inbox(first + k));
-        },
-        [&](int k) { return p.weights[first + k]; });
+        w, ReduceSpec{out, nullptr, nullptr, 0, {p.add ? out : nullptr, nullptr}, p.type, p.hidden}, rows_of_token,
+        p.weights != nullptr, [&](int i) -> const void* { return rows.exists(i) ? rows.at(i) : nullptr; },
+        [&](int i) { return p.weights[first + i]; });
   }
   A::settle(w);
   return true;

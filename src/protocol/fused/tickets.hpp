@@ -92,9 +92,9 @@ struct FlagRange {
 SWITCHYARD_INLINE FlagRange awaited_by_up(int64_t first_row, int rows) { return {first_row, rows}; }
 /// Flags that a down tile of row tile `index` waits for: Site::layer_tiles for all columns of the up product.
 SWITCHYARD_INLINE FlagRange awaited_by_down(int index, int up_columns) { return {int64_t{index} * up_columns, up_columns}; }
-/// Flags that the return of row tile `index` waits for: Site::layer_tiles for all columns of the down product.
-SWITCHYARD_INLINE FlagRange awaited_by_return(int index, int down_columns) {
-  return {int64_t{index} * down_columns, down_columns};
+/// Flags that the return of row tiles [begin, end) waits for: Site::layer_tiles for all columns of the down product.
+SWITCHYARD_INLINE FlagRange awaited_by_return(int begin, int end, int down_columns) {
+  return {int64_t{begin} * down_columns, (end > begin ? end - begin : 0) * down_columns};
 }
 /// The flag of its product that a tile sets once its outputs are in memory. `columns`: number of column tiles of that product.
 SWITCHYARD_INLINE int64_t flag_of_tile(int index, int columns, int column) { return int64_t{index} * columns + column; }

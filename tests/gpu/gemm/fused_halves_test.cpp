@@ -31,6 +31,7 @@ FusedMoeConfig config_of(const MoeCase& m) {
   c.overflow = m.overflow;
   c.dtype = m.type();
   c.row_scales = m.row_scales;
+  c.order = m.order;
   return c;
 }
 
@@ -56,8 +57,8 @@ class HalvesRank {
     rig_.write(tokens_, &t, 4);
   }
   void whole(bool add) { layer_.forward(x_, ids(), weights_, whole_, settings(true, add)); }
-  void up() { layer_.dispatch_up(x_, ids(), settings(true, false)); }
-  void down(bool add) { layer_.down_combine(weights_, halves_, settings(false, add)); }
+  void up() { layer_.dispatch_up(x_, ids(), per_rank() ? weights_ : nullptr, settings(true, false)); }
+  void down(bool add) { layer_.down_combine(per_rank() ? nullptr : weights_, halves_, settings(false, add)); }
   /// Call while idle. The rows of an expert, or of all experts of this rank.
   int64_t rows_between() {
     const int local_experts = switchyard::first_expert(m_.c.experts, m_.c.world(), me_.rank() + 1) -
@@ -77,6 +78,7 @@ class HalvesRank {
   int64_t tokens() const { return m_.c.tokens[static_cast<size_t>(me_.rank())]; }
 
  private:
+  bool per_rank() const { return m_.order == switchyard::CombineOrder::per_rank; }
   switchyard::testing::RankWeights weights(Station& me) {
     return make_weights(rig_, m_, switchyard::first_expert(m_.c.experts, m_.c.world(), me.rank()),
                         switchyard::first_expert(m_.c.experts, m_.c.world(), me.rank() + 1));
@@ -107,7 +109,7 @@ std::vector<MoeCase> halves_cases() {
   for (const MoeCase& m : fused_fp8_cases()) all.push_back(m);
   MoeCase drops{.c = {.name = "fused_drops", .tokens = {40, 30}, .only = 4}, .capacity = 140};
   drops.overflow = Overflow::drop_and_report;
-  all.push_back(drops);
+  switchyard::testing::add_fused(all, drops);
   return all;
 }
 

@@ -218,9 +218,11 @@ struct FormCase {
   const char* name;
   MoeForm form;
   bool fp8;
+  switchyard::CombineOrder order = switchyard::CombineOrder::per_route;
 };
 MoeCase with_capacity(Overflow overflow, const FormCase& f) {
   return {.c = {.name = "capacity", .intermediate = f.fp8 ? 128 : 136, .tokens = {40, 30}, .only = 4},
+          .order = f.order,
           .fp8 = f.fp8,
           .capacity = 140,
           .overflow = overflow,
@@ -290,7 +292,9 @@ TEST_P(GpuMoeForms, DropBeyondCapacity) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeForms,
                          testing::Values(FormCase{"separate", MoeForm::separate, false},
-                                         FormCase{"fused", MoeForm::fused, false}, FormCase{"fused_fp8", MoeForm::fused, true}),
+                                         FormCase{"fused", MoeForm::fused, false}, FormCase{"fused_fp8", MoeForm::fused, true},
+                                         FormCase{"fused_sums", MoeForm::fused, false, switchyard::CombineOrder::per_rank},
+                                         FormCase{"fused_fp8_sums", MoeForm::fused, true, switchyard::CombineOrder::per_rank}),
                          [](const auto& form) { return std::string(form.param.name); });
 
 /// Enqueues calls while another GPU, if any, is current. The layer must not depend on the current GPU.

@@ -15,16 +15,13 @@ namespace harness {
 
 using MoeGpuRank = switchyard::testing::MoeRank<GpuRig>;
 
-/// The cases shared by both backends that the fused form supports, with that form selected.
+/// The cases shared by both backends that the fused form supports, with that form selected; and tokens with many routes to a
+/// rank, whose sums are loaded in small pieces of unequal size.
 inline std::vector<switchyard::testing::MoeCase> fused_cases() {
-  std::vector<switchyard::testing::MoeCase> all;
-  for (switchyard::testing::MoeCase m : switchyard::testing::moe_cases()) {
-    if (m.c.masked || m.c.type != DType::bf16 || m.order != switchyard::CombineOrder::per_route) continue;
-    m.c.name = "fused_" + m.c.name;
-    m.form = switchyard::MoeForm::fused;
-    all.push_back(m);
-  }
-  return all;
+  std::vector<switchyard::testing::MoeCase> all = switchyard::testing::moe_cases();
+  all.push_back({.c = {.name = "many_routes", .experts = 21, .topk = 20, .hidden = 1544, .tokens = {37, 50}}});
+  all.push_back({.c = {.name = "all_routes_to_one_rank", .experts = 1, .topk = 32, .hidden = 520, .tokens = {9, 20}}});
+  return switchyard::testing::fused_of(all);
 }
 
 /// Widths are multiples of 128. Covers one and several row tiles, each with one to three units of 64 rows; tokens sent in one
@@ -39,11 +36,12 @@ inline std::vector<switchyard::testing::MoeCase> fused_fp8_cases() {
       {.c = {.name = "fused_fp8_long_tokens", .experts = 3, .hidden = 8192, .intermediate = 128, .tokens = {33, 20}}},
       {.c = {.name = "fused_fp8_few_experts", .experts = 1, .topk = 1, .intermediate = 1536, .tokens = {200, 64}}},
   };
+  std::vector<switchyard::testing::MoeCase> in_both_orders;
   for (switchyard::testing::MoeCase& m : all) {
     m.fp8 = true;
-    m.form = switchyard::MoeForm::fused;
+    switchyard::testing::add_fused(in_both_orders, m);
   }
-  return all;
+  return in_both_orders;
 }
 
 /// Makes one call in a test: `enqueue()` makes one layer call. All ranks are idle before and after. `rows`: as in

@@ -22,6 +22,7 @@ namespace harness {
 namespace {
 
 using namespace std::chrono_literals;
+using switchyard::CombineOrder;
 using switchyard::DType;
 using switchyard::ErrorCode;
 using switchyard::ExpertIds;
@@ -79,6 +80,12 @@ std::vector<int32_t> ids_of(const Scenario& s, int call, int rank) {
   return ids;
 }
 
+int owner_of(const Scenario& s, int32_t expert) {
+  int owner = 0;
+  while (first_expert(s.config.num_experts, s.world(), owner + 1) <= expert) ++owner;
+  return owner;
+}
+
 /// The routes of `rank` that exceed a capacity. A rank's rows are ordered by expert, source, token and k.
 std::vector<uint8_t> drops_of(const Scenario& s, int call, int rank) {
   std::vector<uint8_t> dropped(ids_of(s, call, rank).size());
@@ -104,7 +111,14 @@ std::vector<uint16_t> as_bf16(const std::vector<float>& values) {
   return out;
 }
 
-/// The expected rows of `out` for a call: float32 sums of integers, rounded once; their order does not matter.
+float as_bf16(float value) {
+  std::byte rounded[2];
+  oracle::store(DType::bf16, rounded, 0, value);
+  return oracle::load(DType::bf16, rounded, 0);
+}
+
+/// The expected rows of `out` for a call: float32 sums of integers, whose order does not matter, rounded once; per_rank, the
+/// sum of each rank is also rounded.
 std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
   const std::vector<int32_t> ids = ids_of(s, call, rank);
   const std::vector<uint8_t> dropped = drops_of(s, call, rank);
@@ -113,12 +127,15 @@ std::vector<uint16_t> expected_rows(const Scenario& s, int call, int rank) {
     const auto between = [&](int64_t j) { return token_value(call, rank, t, j % s.config.hidden); };
     for (int64_t c = 0; c < s.config.hidden; ++c) {
       float sum = s.add ? base_value(rank, t, c) : 0;
+      std::vector<float> of_rank(idx(s.world()));
       for (int64_t f = t * s.config.topk; f < (t + 1) * s.config.topk; ++f) {
         if (ids[idx(f)] < 0 || dropped[idx(f)] != 0) continue;
         const float y =
             (between(c % s.config.intermediate) + between(s.config.intermediate - 1)) * static_cast<float>(ids[idx(f)] + 1);
-        sum += (s.weighted ? weight_value(call, rank, f) * y : y) * (s.doubled ? 2.F : 1.F);
+        const float added = (s.weighted ? weight_value(call, rank, f) * y : y) * (s.doubled ? 2.F : 1.F);
+        (s.config.order == CombineOrder::per_rank ? of_rank[idx(owner_of(s, ids[idx(f)]))] : sum) += added;
       }
+      for (const float one : of_rank) sum += as_bf16(one);
       sums.push_back(sum);
     }
   }
@@ -156,11 +173,12 @@ class Caller {
     const void* const given_x = s_.in_heap ? layer_.tokens() : rows.data();
     const ExpertIds given_ids = ExpertIds::of(ids.data(), given, s_.config.topk);
     const float* const given_weights = s_.weighted ? weights.data() : nullptr;
+    const bool per_rank = s_.config.order == CombineOrder::per_rank;
     const FusedMoeCall settings{.device_tokens = s_.stated ? &stated : nullptr, .add = s_.add};
     if (s_.halves) {
-      layer_.dispatch_up(given_x, given_ids, settings);
+      layer_.dispatch_up(given_x, given_ids, per_rank ? given_weights : nullptr, settings);
       look_between(call, f);
-      layer_.down_combine(given_weights, out.data(), {.add = s_.add});
+      layer_.down_combine(per_rank ? nullptr : given_weights, out.data(), {.add = s_.add});
     } else {
       layer_.forward(given_x, given_ids, given_weights, out.data(), settings);
     }
@@ -199,7 +217,7 @@ class Caller {
   FusedMoe layer_;
 };
 
-void expect_exact(const Scenario& s, const Workers& workers, int calls = 3) {
+void expect_exact_in_order(const Scenario& s, const Workers& workers, int calls) {
   const Fleet fleet = fleet_of(s.world(), workers, FusedMoe::heap_bytes(s.config, s.world()));
   const auto failures = run_ranks(ranks_of_suite(), fleet, [&](Group& group, Failures& f) {
     switchyard::detail::number_calls_from(group, (uint64_t{1} << 40) - 2);  // epochs wrap
@@ -207,6 +225,15 @@ void expect_exact(const Scenario& s, const Workers& workers, int calls = 3) {
     for (int call = 0; call < calls && !f.any(); ++call) caller.call(call, f);
   });
   EXPECT_EQ(joined(failures), "");
+}
+
+/// In both orders.
+void expect_exact(Scenario s, const Workers& workers, int calls = 3) {
+  for (const CombineOrder order : {CombineOrder::per_route, CombineOrder::per_rank}) {
+    s.config.order = order;
+    SCOPED_TRACE(to_string(order));
+    expect_exact_in_order(s, workers, calls);
+  }
 }
 
 class FusedMoes : public testing::TestWithParam<Where> {
@@ -346,7 +373,7 @@ TEST(FusedMoeCapacity, IsAnErrorOnAllRanks) {
 
 /// A half called out of order, or with arguments for the other half, causes an error that ends the group.
 TEST(FusedMoeObject, TakesHalvesInTurn) {
-  const auto up = [](FusedMoeRig& rig) { rig.layer.dispatch_up(rig.rows.data(), rig.expert_ids()); };
+  const auto up = [](FusedMoeRig& rig) { rig.layer.dispatch_up(rig.rows.data(), rig.expert_ids(), nullptr); };
   const auto down = [](FusedMoeRig& rig, const FusedMoeCall& call = {}) {
     rig.layer.down_combine(rig.weights.data(), rig.out.data(), call);
   };
@@ -361,9 +388,20 @@ TEST(FusedMoeObject, TakesHalvesInTurn) {
   refused("down_combine has to follow dispatch_up", true, up);
   refused("down_combine has to follow dispatch_up", true, [](auto& rig) { rig.round(); });
   refused("out is null", true, [](auto& rig) { rig.layer.down_combine(nullptr, nullptr); });
-  refused("x is null", false, [](auto& rig) { rig.layer.dispatch_up(nullptr, rig.expert_ids()); });
+  refused("with per_route, down_combine takes the weights", false,
+          [](auto& rig) { rig.layer.dispatch_up(rig.rows.data(), rig.expert_ids(), rig.weights.data()); });
+  refused("x is null", false, [](auto& rig) { rig.layer.dispatch_up(nullptr, rig.expert_ids(), nullptr); });
   const int32_t tokens = 1;
   refused("MoeLayerCall::device_tokens", true, [&](auto& rig) { down(rig, {.device_tokens = &tokens}); });
+
+  {
+    std::vector<Group> groups = Group::in_process(1);
+    FusedMoeConfig config = FusedMoeRig::config();
+    config.order = CombineOrder::per_rank;
+    FusedMoeRig rig(groups[0], config);
+    up(rig);
+    expect_text(outcome_of([&] { down(rig); }), ErrorCode::invalid_argument, "with per_rank, dispatch_up takes the weights");
+  }
 
   std::vector<Group> groups = Group::in_process(1);
   FusedMoeRig rig(groups[0]);

@@ -114,7 +114,7 @@ struct World {
   explicit World(const FusedScenario& scenario)
       : s(scenario), max(*std::max_element(s.tokens.begin(), s.tokens.end())), meet(s.world) {
     rows = std::accumulate(s.tokens.begin(), s.tokens.end(), int64_t{0}) * s.topk;
-    layout = FusedLayout{kHeapHeaderBytes, s.world, s.experts, s.topk, max, rows, kRowBytes};
+    layout = FusedLayout{kHeapHeaderBytes, s.world, s.experts, s.topk, max, rows, kRowBytes, kRowBytes, s.per_rank};
     for (int r = 0; r < s.world; ++r) {
       segments.push_back(make_memory(static_cast<int64_t>(layout.base) + layout.bytes()));
       heap.base[r] = segments.back().get();
@@ -229,7 +229,7 @@ class Rank {
     for (int64_t f = 0; f < tokens_ * s_.topk; ++f) weights_[idx(f)] = weight_value(call, rank_, f);
     p_.x = s_.in_heap ? nullptr : reinterpret_cast<const std::byte*>(x_.data());
     if (s_.in_heap && tokens_ > 0) std::memcpy(p_.call.heap.local(p_.layout.x(0)), x_.data(), x_.size() * sizeof(float));
-    p_.weights = s_.weighted ? weights_.data() : nullptr;
+    (s_.per_rank ? p_.routes.weights : p_.weights) = s_.weighted ? weights_.data() : nullptr;
     p_.out = reinterpret_cast<std::byte*>(out_.data());
     p_.add = s_.add;
   }
@@ -311,7 +311,8 @@ std::string to_string(const FusedScenario& s) {
   for (const int64_t t : s.tokens) text += " " + std::to_string(t);
   text += ", lag " + std::to_string(s.lag) + ", columns " + std::to_string(s.up_columns) + " " +
           std::to_string(s.down_columns) + ", capacity " + std::to_string(s.capacity);
-  return text + (s.one_expert ? ", one expert" : "") + (s.add ? ", add" : "") + (s.deferred ? ", deferred" : "");
+  return text + (s.one_expert ? ", one expert" : "") + (s.add ? ", add" : "") + (s.per_rank ? ", per_rank" : "") +
+         (s.deferred ? ", deferred" : "");
 }
 
 std::vector<std::string> run_fused_layer(const FusedScenario& s) {

@@ -16,8 +16,9 @@ struct FusedScenario {
   int64_t capacity = 1 << 20;         ///< rows of an expert; later routes are dropped
   int lag = 1, up_columns = 1, down_columns = 1, tile_rows = 4;
   bool weighted = true;
-  bool add = false;      ///< sums start from the content of the output
-  bool in_heap = false;  ///< the caller writes its tokens to the heap, from which peers read them
+  bool per_rank = false;  ///< ranks return sums, else rows of routes
+  bool add = false;       ///< sums start from the content of the output
+  bool in_heap = false;   ///< the caller writes its tokens to the heap, from which peers read them
   int blocks = 1, warps = 1;
   bool deferred = false;  ///< copies are performed only when they are settled
   int calls = 3;          ///< number of consecutive calls; epochs wrap in between

@@ -41,8 +41,9 @@ std::string to_string(const Comparison& c) {
   const MoeLayerConfig& m = c.config;
   return text + ", H " + std::to_string(m.hidden) + ", I " + std::to_string(m.intermediate) + ", E " +
          std::to_string(m.num_experts) + ", K " + std::to_string(m.topk) + ", capacity " + std::to_string(m.capacity) +
-         (m.overflow == Overflow::fail ? "" : ", drops") + (m.storage == WeightStorage::view ? ", view" : ", packed") +
-         (c.one_expert ? ", one expert" : "") + (c.weighted ? "" : ", unweighted") + (c.add ? ", add" : "");
+         (m.overflow == Overflow::fail ? "" : ", drops") + (m.storage == WeightStorage::view ? ", view" : ", packed") + ", " +
+         to_string(m.order) + (c.one_expert ? ", one expert" : "") + (c.weighted ? "" : ", unweighted") +
+         (c.add ? ", add" : "");
 }
 
 Comparison comparison(std::vector<int64_t> tokens, int workers) {
@@ -126,7 +127,7 @@ std::string compare(Group& group, const Comparison& c) {
   return found;
 }
 
-void expect_equal(const Comparison& c) {
+void expect_equal_in_order(const Comparison& c) {
   SCOPED_TRACE(to_string(c));
   GroupOptions options;
   MoeLayerConfig fused = c.config;
@@ -142,6 +143,14 @@ void expect_equal(const Comparison& c) {
     found[r] += end.text;
   });
   for (const std::string& text : found) EXPECT_EQ(text, "");
+}
+
+/// In both orders.
+void expect_equal(Comparison c) {
+  for (const CombineOrder order : {CombineOrder::per_route, CombineOrder::per_rank}) {
+    c.config.order = order;
+    expect_equal_in_order(c);
+  }
 }
 
 /// If a rank has a single worker, the worker performs all steps in turn.

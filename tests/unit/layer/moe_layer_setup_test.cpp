@@ -269,6 +269,9 @@ TEST(MoeLayerSetup, FusedFormHasTheMemoryOfFusedMoe) {
         EXPECT_EQ(layer.scratch_bytes, fused.private_bytes);
         EXPECT_EQ(layer.total(), fused.heap_bytes + fused.private_bytes);
         EXPECT_EQ(MoeLayer::heap_bytes(c, world, Backend::cuda), FusedMoe::heap_bytes(f, world));
+        c.order = f.order = CombineOrder::per_rank;
+        EXPECT_EQ(MoeLayer::heap_bytes(c, world, Backend::cuda), FusedMoe::heap_bytes(f, world));
+        c.order = f.order = CombineOrder::per_route;
       }
     }
   }
@@ -338,10 +341,10 @@ TEST(MoeLayerSetup, FusedFormIsRefusedWhereThereIsNone) {
     expect_text(outcome_of([&] { (void)MoeLayer::memory_required(c, 2, backend); }), ErrorCode::unsupported, part);
     expect_text(outcome_of([&] { (void)MoeLayer::heap_bytes(c, 2, backend); }), ErrorCode::unsupported, part);
   };
-  refused(Backend::cpu, [](auto& c) { c.order = CombineOrder::per_rank; });
+  refused(Backend::cpu, [](auto& c) { c.order = CombineOrder::per_host; });
   refused(Backend::cpu, [](auto& c) { c.exchange = MoeExchange::low_latency; });
   refused(Backend::cuda, [](auto& c) { c.dtype = DType::f16; });
-  refused(Backend::cuda, [](auto& c) { c.order = CombineOrder::per_rank; });
+  refused(Backend::cuda, [](auto& c) { c.order = CombineOrder::per_host; });
   refused(Backend::cuda, [](auto& c) { c.exchange = MoeExchange::low_latency; });
 }
 

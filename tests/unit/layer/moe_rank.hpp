@@ -82,15 +82,29 @@ inline std::vector<MoeCase> moe_cases() {
   return all;
 }
 
-/// `all`, followed by the cases that MoeForm::fused supports, in that form.
+/// A fused case, followed by the same in order per_rank if it is in order per_route.
+inline void add_fused(std::vector<MoeCase>& to, MoeCase m) {
+  m.form = MoeForm::fused;
+  to.push_back(m);
+  if (m.order == CombineOrder::per_rank) return;
+  m.c.name += "_sums";
+  m.order = CombineOrder::per_rank;
+  to.push_back(m);
+}
+/// Those of `all` that MoeForm::fused supports in bf16, in that form and in both orders.
+inline std::vector<MoeCase> fused_of(const std::vector<MoeCase>& all) {
+  std::vector<MoeCase> fused;
+  for (MoeCase m : all) {
+    if (m.c.masked || m.type() != DType::bf16) continue;
+    m.c.name = "fused_" + m.c.name;
+    add_fused(fused, m);
+  }
+  return fused;
+}
+/// `all`, followed by fused_of(all).
 inline std::vector<MoeCase> in_both_forms(const std::vector<MoeCase>& all) {
   std::vector<MoeCase> both = all;
-  for (MoeCase m : all) {
-    if (m.c.masked || m.type() != DType::bf16 || m.order != CombineOrder::per_route) continue;
-    m.c.name = "fused_" + m.c.name;
-    m.form = MoeForm::fused;
-    both.push_back(m);
-  }
+  for (const MoeCase& m : fused_of(all)) both.push_back(m);
   return both;
 }
 

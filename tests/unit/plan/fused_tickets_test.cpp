@@ -106,7 +106,7 @@ TEST(FusedTickets, ATileWaitsForLowerTicketsAlone) {
       ASSERT_TRUE((p.down ? y_done : h_done).insert(flag_of_tile(tile, columns, column_of(o, p))).second) << "ticket " << i;
     }
     for (int tile = 0; tile < o.first_tiles[o.experts]; ++tile) {
-      const FlagRange flags = awaited_by_return(tile, o.down_columns);
+      const FlagRange flags = awaited_by_return(tile, tile + 1, o.down_columns);
       for (int64_t f = flags.first; f < flags.first + flags.count; ++f) ASSERT_EQ(y_done.erase(f), 1u) << "row tile " << tile;
     }
     ASSERT_TRUE(y_done.empty());
