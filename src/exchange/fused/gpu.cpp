@@ -292,9 +292,17 @@ class CudaFused final : public FusedImpl {
     params_.route_row = tables_.route_row;
     params_.pulled = copy_plan_of(layout_.x_bytes, 32 / static_cast<int>(std::bit_ceil(static_cast<unsigned>(config.topk))));
     params_.returned = copy_plan_of(layout_.row_bytes, 32);
-    if (layout_.per_rank)
-      params_.returned.at_once = static_cast<int>(std::clamp<int64_t>(kSummedBytesAtOnce / layout_.row_bytes, 4, 32));
+    if (layout_.per_rank) plan_sums();
     params_.ue8m0 = config.row_scales == ScaleKind::ue8m0;
+  }
+  /// per_rank: divides rows into equal pieces, as few as fit.
+  void plan_sums() {
+    const int64_t row = layout_.row_bytes;
+    params_.returned.at_once = static_cast<int>(std::clamp<int64_t>(kSummedBytesAtOnce / row, 4, 32));
+    for (int n = 1; n <= config.topk; ++n) {
+      const int64_t most = kPieceBytes / n / 16 * 16, pieces = (row + most - 1) / most;
+      params_.summed_bytes[n] = static_cast<uint16_t>(round_up((row + pieces - 1) / pieces, 16));
+    }
   }
   /// Creates a weight set from checked weights.
   WeightSet make_set(const MoeWeights& weights) {

@@ -102,6 +102,28 @@ __device__ __forceinline__ uint64_t return_sums(const LayerCall& c, const int* f
   }
 }
 
+/// Adds the vector at `from` of each of `n` rows, `pitch` bytes apart in shared memory; lane i has the weight of row i. Call from
+/// all lanes.
+__device__ __forceinline__ void add_staged_rows(uint32_t from, uint32_t n, uint32_t pitch, float weight, float (&sum)[8]) {
+  constexpr uint32_t kAtOnce = 4;
+  for (uint32_t first = 0; first < n; first += kAtOnce) {
+    int4 x[kAtOnce];
+    float w[kAtOnce];
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; ++j) {
+      const uint32_t row = first + j < n ? first + j : n - 1;
+      x[j] = ptx::load_shared_16(from + row * pitch);
+      w[j] = __shfl_sync(~0u, weight, static_cast<int>(row));
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < kAtOnce; ++j)
+      if (first + j < n)
+        add_weighted({static_cast<uint32_t>(x[j].x), static_cast<uint32_t>(x[j].y), static_cast<uint32_t>(x[j].z),
+                      static_cast<uint32_t>(x[j].w)},
+                     w[j], true, sum);
+  }
+}
+
 /// For the warp that has pulled rows: while the rows of one half of the piece storage are added, the other half is loaded.
 template <class A, class L>
 __device__ __forceinline__ void return_sums_by_copies(const LayerCall& c, const int* first_tiles, Pieces& pieces,
@@ -110,28 +132,19 @@ __device__ __forceinline__ void return_sums_by_copies(const LayerCall& c, const 
   pieces.begin_round();
   moved.remote_bytes += return_sums<A, L>(c, first_tiles, [&](const SummedRows& rows, std::byte* to) {
     const auto n = static_cast<uint32_t>(__popc(rows.lanes));
-    const uint32_t rounds = (row_bytes - 1) / (kPieceBytes / n & ~15u) + 1, each = ((row_bytes - 1) / rounds + 16) & ~15u;
-    const auto load = [&](int half, uint32_t begin) {
-      const uint32_t bytes = row_bytes - begin < each ? row_bytes - begin : each;
-      pieces.load_rows(half, n, rows.at + begin, each, bytes);
-    };
-    load(0, 0);
+    const uint32_t each = c.p.summed_bytes[n];
+    const auto bytes_at = [&](uint32_t begin) { return row_bytes - begin < each ? row_bytes - begin : each; };
+    pieces.load_rows(0, n, rows.at, each, bytes_at(0));
     int half = 0;
     for (uint32_t begin = 0; begin < row_bytes; begin += each, half ^= 1) {
-      if (begin + each < row_bytes) load(half ^ 1, begin + each);
+      if (const uint32_t next = begin + each; next < row_bytes)
+        pieces.load_rows(half ^ 1, n, rows.at + next, each, bytes_at(next));
       pieces.wait_half(half);
-      const uint32_t from = pieces.half(half), vectors = (row_bytes - begin < each ? row_bytes - begin : each) / 16;
+      const uint32_t vectors = bytes_at(begin) / 16;
       for (uint32_t first = 0; first < vectors; first += 32) {
         const uint32_t v = first + static_cast<uint32_t>(lane());
         float sum[8] = {};
-#pragma unroll 4
-        for (uint32_t i = 0; i < n; ++i) {
-          const float weight = __shfl_sync(~0u, rows.weight, static_cast<int>(i));
-          const int4 x = ptx::load_shared_16(from + i * each + (v < vectors ? v : 0) * 16);
-          add_weighted({static_cast<uint32_t>(x.x), static_cast<uint32_t>(x.y), static_cast<uint32_t>(x.z),
-                        static_cast<uint32_t>(x.w)},
-                       weight, true, sum);
-        }
+        add_staged_rows(pieces.half(half) + (v < vectors ? v : 0) * 16, n, each, rows.weight, sum);
         if (v < vectors) reinterpret_cast<uint4*>(to + begin)[v] = rounded(sum);
       }
       ptx::fence_proxy_async_shared();  // the lanes have read this half by ordinary loads; the next copies overwrite it
