@@ -125,6 +125,7 @@ def test_errors_name_the_id_that_was_passed(ranks, mode):
         if group.rank == 1:
             ids[2, 1] = E + 1
         slots = sy.SlotSelector(group, home).select(ids)
+        group.barrier()  # all ranks have selected before a rank fails
         with pytest.raises(sy.SwitchyardError) as error:
             run(X[group.rank, :4], slots, WEIGHTS[group.rank, :4])
         if group.rank == 1:
