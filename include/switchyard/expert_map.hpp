@@ -27,7 +27,8 @@ namespace switchyard {
 class Group;
 namespace detail {
 class SlotSelectorImpl;
-}
+struct SelectorAccess;
+}  // namespace detail
 
 /// The expert of each slot. Slot p belongs to rank p / slots_per_rank.
 struct ExpertMap {
@@ -244,6 +245,7 @@ class SlotSelector {
   int64_t version() const;
 
  private:
+  friend struct detail::SelectorAccess;
   detail::Held<std::unique_ptr<detail::SlotSelectorImpl>, detail::kSlotSelectorObject> impl_;
 };
 

@@ -41,6 +41,8 @@
 
 namespace switchyard {
 
+class SlotSelector;
+
 /// Order of the scales in memory.
 enum class ScaleOrder : uint8_t {
   row_major = 0,  ///< one scale row of scale_row_bytes(H, kind, group) bytes per row
@@ -97,6 +99,11 @@ struct LowLatencyDispatchOptions {
   /// Pointer to T in the rank's memory (CUDA: in GPU memory), or null. T is read when the call runs, so it may vary between
   /// graph launches, and is clamped to [0, topk_ids.num_tokens]. All ids must be readable because they are fetched before T.
   const int32_t* device_tokens = nullptr;
+  /// If not null, `topk_ids` are ids of experts, and the call replaces them as SlotSelector::select() would, of which it counts
+  /// as a call on all ranks; routes of tokens below T are counted. The map's slots are the experts of this object:
+  /// `num_experts` is num_slots(). CUDA: the sending kernel itself selects the slots, except between several hosts and in rare
+  /// configurations (docs/concepts/low_latency.md), where a kernel precedes it. All ranks agree on whether it is null.
+  SlotSelector* selector = nullptr;
 };
 
 /// Options of one combine.
@@ -124,6 +131,7 @@ struct AllToAllOptions {
   void* stream = nullptr;                  ///< CUDA: as in LowLatencyDispatchOptions
   int num_sms = 0;                         ///< CUDA: as in LowLatencyDispatchOptions
   const int32_t* device_tokens = nullptr;  ///< as in LowLatencyDispatchOptions
+  SlotSelector* selector = nullptr;  ///< as in LowLatencyDispatchOptions; CUDA: a kernel before the call selects the slots
 };
 
 namespace detail {

@@ -201,8 +201,8 @@ class SlotSelector:
 
     def select(self, topk_ids: Any, *, out: Any = None) -> Any:
         """Collective. Returns the slot of each id, [T, K], with the type of `topk_ids` (int32 or int64), in `out` if given, which
-        may be `topk_ids`. The id -1 is kept; any other id that is not an expert is replaced with ``expert_map.num_slots``, which
-        the exchange reports as invalid. GPUs: enqueues one kernel on the current stream; does not wait. A replay of a captured call
+        may be `topk_ids`. The id -1 is kept; any other id that is not an expert is replaced with one that no exchange accepts and
+        from which errors restore the id. GPUs: enqueues one kernel on the current stream; does not wait. A replay of a captured call
         uses the map in force when it runs."""
         with self.group._call:
             ids, result, out = self._take_ids(topk_ids, out)

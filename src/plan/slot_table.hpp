@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "base/invalid_routes.hpp"
 #include "base/macros.hpp"
 #include "switchyard/expert_map.hpp"
 
@@ -39,10 +40,10 @@ struct SlotTable {
     return int64_t{num_experts} + 1 + 2 * int64_t{num_slots};
   }
 
-  /// Returns the slot of expert `id` for token `token`; -1 for the id -1; num_slots, which no exchange accepts, for any other
-  /// id that is not an expert.
+  /// Returns the slot of expert `id` for token `token`; -1 for the id -1; refused_slot(id) for any other id that is not an
+  /// expert.
   SWITCHYARD_FN int64_t operator()(int64_t id, int64_t token) const {
-    if (id < 0 || id >= num_experts) return id == -1 ? -1 : num_slots;
+    if (id < 0 || id >= num_experts) return refused_slot(id);
     const uint32_t* const last = words + num_experts + 1;
     const uint32_t point = division_point(token, rank);
     uint32_t i = words[id];

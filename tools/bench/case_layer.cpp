@@ -31,19 +31,33 @@ using nlohmann::json;
 struct Section {
   const char* key;
   void (*call)(LayerRank&);
-  /// in_parts: needs separate up and down; fuses, fuses_per_rank: needs the fused form, in order per_route or per_rank
-  enum Where { everywhere, in_parts, fuses, fuses_per_rank } where;
+  /// in_parts: needs separate up and down; fuses, fuses_per_rank: needs the fused form, in order per_route or per_rank;
+  /// selects: needs a map
+  enum Where { everywhere, in_parts, fuses, fuses_per_rank, selects } where;
 };
 constexpr Section kSections[] = {{"dispatch", [](LayerRank& r) { r.dispatch(); }, Section::everywhere},
+                                 {"select_and_dispatch", [](LayerRank& r) { r.select_and_dispatch(); }, Section::selects},
                                  {"combine", [](LayerRank& r) { r.combine(); }, Section::everywhere},
                                  {"up", [](LayerRank& r) { r.up(); }, Section::in_parts},
                                  {"down", [](LayerRank& r) { r.down(); }, Section::in_parts},
                                  {"experts", [](LayerRank& r) { r.experts(); }, Section::everywhere},
                                  {"layer", [](LayerRank& r) { r.layer(); }, Section::everywhere},
+                                 {"selecting_layer", [](LayerRank& r) { r.selecting_layer(); }, Section::selects},
                                  {"fused", [](LayerRank& r) { r.fused(); }, Section::fuses},
                                  {"fused_per_rank", [](LayerRank& r) { r.fused_per_rank(); }, Section::fuses_per_rank}};
 /// Keys of the fused forms' sections.
 constexpr const char* kFusedKeys[] = {"fused", "fused_per_rank"};
+
+bool has(const LayerRank& rank, const Section& section) {
+  switch (section.where) {
+    case Section::in_parts: return rank.in_parts();
+    case Section::fuses: return rank.fuses();
+    case Section::fuses_per_rank: return rank.fuses_per_rank();
+    case Section::selects: return rank.selects();
+    case Section::everywhere: break;
+  }
+  return true;
+}
 constexpr int64_t kTurns = 4;
 
 /// Number of tokens per rank whose results are recomputed. The number of threads is the rank's share of the cores, but at most
@@ -59,7 +73,7 @@ struct Point {
   std::vector<Routing> ids;  ///< of experts, by rank; else empty
   ExpertMap home;
   size_t expert_bytes = 0;
-  bool balances() const { return !ids.empty(); }
+  bool balances() const { return options.balance && options.spare_slots > 0; }
 };
 
 Point make_point(const BenchOptions& o) {
@@ -73,7 +87,10 @@ Point make_point(const BenchOptions& o) {
     const auto spare = static_cast<int>(o.spare_slots);
     ReplicatedRouting replicated =
         o.balance ? balance_experts(source, s.world, o.tokens, spare) : replicate_experts(source, s.world, o.tokens, spare);
-    p.ids = std::move(replicated.of_experts);
+    if (o.balance)
+      p.ids = std::move(replicated.of_experts);
+    else
+      p.spec.selected = {replicated.map, std::move(replicated.expected), std::move(replicated.of_experts)};
     p.home = home_map(source.experts(), s.world, replicated.map.slots_per_rank);
     s.routing = std::move(replicated.routing);
     s.experts = replicated.map.num_slots();
@@ -182,9 +199,7 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
   for (int64_t turn = 0; turn < kTurns; ++turn) {
     const int64_t count = o.iterations * (turn + 1) / kTurns - o.iterations * turn / kTurns;
     for (const Section& section : kSections) {
-      if (section.where == Section::in_parts && !rank.in_parts()) continue;
-      if (section.where == Section::fuses && !rank.fuses()) continue;
-      if (section.where == Section::fuses_per_rank && !rank.fuses_per_rank()) continue;
+      if (!has(rank, section)) continue;
       for (const double seconds : clock->time([&] { section.call(rank); }, o.warmup, count))
         out[section.key].push_back(seconds);
     }
@@ -199,6 +214,14 @@ json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t
     const std::vector<std::byte> last = rank.outputs();
     group.barrier();
     check_fused(p, rank, group, last, threads, checks);
+    if (rank.selects()) {
+      rank.prepare(0);
+      rank.selecting_layer();
+      const bool same = rank.outputs() == first;
+      group.barrier();
+      checks.push_back({"the layer that selects its slots has the bits of one with given slots", same,
+                        same ? "" : "they differ", static_cast<int64_t>(first.size())});
+    }
     checks.push_back(rank.check("layer", first, kCheckedTokens, threads));
     checks.push_back({"the same bits after the timed calls", first == last, first == last ? "" : "they differ",
                       static_cast<int64_t>(last.size())});
@@ -277,8 +300,10 @@ class LayerBench final : public BenchCaseOf<Run> {
     header.emplace_back("dispatch");
     if (parts) header.insert(header.end(), {"up", "TFLOP/s", "down", "TFLOP/s"});
     header.insert(header.end(), {"combine", "up + down", "TFLOP/s", "layer", tail(), "over up + down"});
+    const bool selects = any_run_with("selecting_layer");
+    if (selects) header.emplace_back("selecting");
     for (const char* key : fused) header.insert(header.end(), {key, tail(), "over up + down"});
-    const bool balances = std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.times.count("balance") > 0; });
+    const bool balances = any_run_with("balance");
     if (balances) header.emplace_back("balance");
     header.emplace_back("checked");
     PointTable table(any(), {"ranks", "tokens", "experts", "spare-slots", "sms"}, header);
@@ -296,6 +321,7 @@ class LayerBench final : public BenchCaseOf<Run> {
         cells.insert(cells.end(), {us(r.p50("up")), rate(r.tflops("up", 2)), us(r.p50("down")), rate(r.tflops("down", 1))});
       cells.insert(cells.end(), {us(r.p50("combine")), us(r.p50("experts")), rate(r.tflops("experts", 3)), us(r.p50("layer")),
                                  us(r.times.at("layer").p99), fmt::format("{:.3f}", r.over_experts())});
+      if (selects) cells.push_back(r.times.count("selecting_layer") > 0 ? us(r.p50("selecting_layer")) : "-");
       for (const char* key : fused)
         if (r.fuses(key))
           cells.insert(cells.end(), {us(r.p50(key)), us(r.times.at(key).p99), fmt::format("{:.3f}", r.over_experts(key))});
@@ -313,6 +339,9 @@ class LayerBench final : public BenchCaseOf<Run> {
         "per rank; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
         "without padding.\n",
         on_gpus(any()) ? ", cold L2" : "");
+    if (selects)
+      fmt::print(
+          "  selecting: the layer with ids of experts, which its calls replace with slots; layer: with the slots given.\n");
     if (balances)
       fmt::print(
           "  balance: SlotSelector::balance with the weights to move, from the map without replicas, which is set first.\n");
@@ -413,6 +442,9 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
 
  private:
+  bool any_run_with(const char* key) const {
+    return std::any_of(runs_.begin(), runs_.end(), [&](const Run& r) { return r.times.count(key) > 0; });
+  }
   /// Fused form: what its warps do. Shares are minima over ranks; times are maxima.
   void print_fused_workers() const {
     if (std::all_of(runs_.begin(), runs_.end(), [](const Run& r) { return r.fused_workers.empty(); })) return;

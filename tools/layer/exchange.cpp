@@ -21,7 +21,12 @@ class NormalCalls final : public LayerExchange {
     o.quantize = quantize_;
     o.stream = stream_;
     o.num_sms = sms_.dispatch;
-    delivered_.emplace(exchange_.dispatch(input.x, input.ids, input.weights, o));
+    ExpertIds ids = input.ids;
+    if (input.selector != nullptr) {
+      input.selector->select(ids, input.slots, stream_);
+      ids.data = input.slots;
+    }
+    delivered_.emplace(exchange_.dispatch(input.x, ids, input.weights, o));
     y_ = exchange_.allocate_rows(delivered_->handle, kLayerType, stream_);
   }
   ConstRows x() const override { return delivered_->x; }
@@ -58,6 +63,7 @@ class LowLatencyCalls final : public LayerExchange {
     o.topk_weights = input.weights;
     o.stream = stream_;
     o.num_sms = sms_.dispatch;
+    o.selector = input.selector;
     exchange_.dispatch(input.x, input.ids, delivered_, o);
   }
   ConstRows x() const override { return delivered_.x; }

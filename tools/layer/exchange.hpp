@@ -10,6 +10,7 @@
 
 #include "check/low_latency_rank.hpp"
 #include "check/scenario.hpp"
+#include "switchyard/expert_map.hpp"
 #include "switchyard/gemm.hpp"
 #include "switchyard/low_latency.hpp"
 #include "switchyard/normal.hpp"
@@ -34,6 +35,8 @@ struct LayerInput {
   ConstRows x;
   ExpertIds ids;
   const float* weights = nullptr;
+  SlotSelector* selector = nullptr;  ///< not null: the ids are ids of experts, which the call replaces with slots
+  void* slots = nullptr;             ///< with a selector: memory for the slots
 };
 
 class LayerExchange {

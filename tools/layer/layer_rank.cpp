@@ -111,7 +111,7 @@ size_t layer_device_bytes(const LayerSpec& spec) {
   // Low-latency rows are not in the heap.
   const bool masked = !spec.separate && std::holds_alternative<LowLatencyConfig>(spec.exchange);
   const size_t row = dtype_bytes(kLayerType, s.hidden);
-  return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens * s.topk * 8) +
+  return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens * s.topk * (spec.selected ? 16 : 8)) +
          LayerExperts::device_bytes(shape_of(spec), spec.separate ? 0 : rows, spec.quantize, spec.backend) + (size_t{1} << 20);
 }
 
@@ -133,6 +133,13 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   group_.barrier();  // every rank has its memory before any rank waits for another, which may share its GPU
   if (!spec.separate) exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
   if (!layers_of(spec).empty()) make_layers();
+  if (!spec.selected) return;
+  const Routing& of_experts = spec.selected->of_experts[at(rank_)];
+  const size_t id_bytes = of_experts.topk_ids.size() * 4;
+  expert_ids_ = of_experts.expert_ids();
+  expert_ids_.data = device_.upload(of_experts.topk_ids.data(), id_bytes);
+  slots_ = device_.allocate(some(id_bytes));
+  selector_.emplace(group, spec.selected->map, spec.selected->expected);
 }
 
 void LayerRank::make_layers() {
@@ -185,6 +192,20 @@ void LayerRank::forward(MoeLayer& layer) {
 void LayerRank::layer() {
   if (separate_) return forward(*separate_);
   dispatch();
+  experts();
+  combine();
+}
+
+LayerInput LayerRank::selecting_input() {
+  LayerInput input = input_;
+  input.ids = expert_ids_;
+  input.selector = &*selector_;
+  input.slots = slots_;
+  return input;
+}
+
+void LayerRank::selecting_layer() {
+  select_and_dispatch();
   experts();
   combine();
 }

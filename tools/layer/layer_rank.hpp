@@ -17,6 +17,13 @@
 
 namespace switchyard::tool {
 
+/// Ids of experts for a scenario whose routes are slots: those that SlotSelector selects.
+struct SelectedRoutes {
+  ExpertMap map;
+  std::vector<int64_t> expected;    ///< the selector's routes, [W, E]
+  std::vector<Routing> of_experts;  ///< by rank
+};
+
 /// Description of a layer, identical on all ranks.
 struct LayerSpec {
   Scenario scenario;  ///< expert-major, with its routes
@@ -33,7 +40,8 @@ struct LayerSpec {
   bool separate = true;                       ///< the separate form is a MoeLayer, else the calls one by one
   bool fused = false;                         ///< the rank has the fused form: only if why_not_fused() is empty
   CombineOrder fused_order = CombineOrder::per_route;
-  bool fused_per_rank = false;  ///< with `fused`: the rank also has the fused form in order per_rank
+  bool fused_per_rank = false;               ///< with `fused`: the rank also has the fused form in order per_rank
+  std::optional<SelectedRoutes> selected{};  ///< only without a separate MoeLayer
 };
 /// The library's reason for not having a fused form of a layer, as far as this can be determined before a group exists; empty
 /// if it has one. See also LayerRank::why_not_fused().
@@ -62,6 +70,11 @@ class LayerRank {
   void down() { experts_.down(exchange_->rows(), exchange_->y()); }
   void experts() { experts_.forward(exchange_->x(), exchange_->rows(), exchange_->y()); }
   void combine() { exchange_->combine(spec_.order, out_); }
+  /// dispatch() of ids of experts, which the call replaces with the scenario's slots. Call it only if selects().
+  void select_and_dispatch() { exchange_->dispatch(selecting_input()); }
+  bool selects() const { return selector_.has_value(); }
+  /// All calls, with select_and_dispatch().
+  void selecting_layer();
   /// The layer in separate form: the MoeLayer, or all calls.
   void layer();
   /// The layer in fused form. Call it only if fuses().
@@ -84,6 +97,7 @@ class LayerRank {
  private:
   void make_layers();
   void forward(MoeLayer& layer);
+  LayerInput selecting_input();
   size_t out_bytes() const { return static_cast<size_t>(x_.rows()) * x_.row_bytes(); }
 
   const LayerSpec& spec_;
@@ -96,6 +110,9 @@ class LayerRank {
   std::string why_not_fused_;
   RowArray x_;  ///< on the host
   LayerInput input_;
+  std::optional<SlotSelector> selector_;
+  ExpertIds expert_ids_;  ///< with a selector
+  void* slots_ = nullptr;
   void *rows_ = nullptr, *out_ = nullptr;
 };
 

@@ -58,14 +58,16 @@ ReplicatedRouting replicate_experts(const RoutingSource& source, int world, int6
     count_routes(batches[1], std::span(past).subspan(static_cast<size_t>(r) * experts, experts));
     count_routes(batches[0], sums);
     drop_invalid(batches[0]);
-    result.routing.push_back(std::move(batches[0]));
+    result.of_experts.push_back(std::move(batches[0]));
   }
   for (size_t i = 0; i < past.size(); ++i) past_sums[i % experts] += past[i];
   const ExpertMap home = home_map(source.experts(), world, (source.experts() + world - 1) / world + spare_slots);
   result.map = plan_experts(past_sums, home);
   result.moved = count_moved(home, result.map);
   result.busiest_without_replicas = busiest_over_mean(divide_routes(home, sums));
+  result.routing = result.of_experts;
   select_slots(result.map, past, result.routing);
+  result.expected = std::move(past);
   return result;
 }
 

@@ -23,7 +23,8 @@ struct ReplicatedRouting {
   ExpertMap map;
   int moved = 0;                        ///< sets of weights that the map adds to the home map
   double busiest_without_replicas = 1;  ///< routes of the busiest rank over the mean, for the same batches with the home map
-  std::vector<Routing> of_experts;      ///< balance_experts(): the batches before the replacement
+  std::vector<Routing> of_experts;      ///< the batches before the replacement
+  std::vector<int64_t> expected;        ///< replicate_experts(): the selector's routes, [W, E]
 };
 
 /// Simulates an application: plans a map with `spare_slots` extra slots per rank from the second batch of the source, and uses

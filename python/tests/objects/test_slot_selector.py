@@ -8,6 +8,7 @@ import switchyard as sy
 from switchyard._abi import ffi as _ffi
 
 E, W, C, K, H, I, T = 7, 3, 5, 3, 32, 16, 150
+REFUSED = np.iinfo(np.int32).min  # an id that is not an expert becomes the slot REFUSED + id
 SHAPE = {"hidden": H, "topk": K, "max_tokens": T}
 RNG = np.random.default_rng(11)
 CHANCES = RNG.dirichlet(np.ones(E) * 0.4)
@@ -113,6 +114,27 @@ def test_results_are_those_without_replicas(ranks, mode):
     ranks(rank, W, heap_bytes=256 << 20)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_errors_name_the_id_that_was_passed(ranks, mode):
+    """Not its slot, also if slots have that number."""
+    make, options = available(mode)
+    home = sy.ExpertMap.home(num_experts=E, world=W, slots_per_rank=C)
+
+    def rank(group):
+        run, ids = make(group, home.num_slots, home.expert_of_slot, **options), IDS[group.rank, :4].copy()
+        if group.rank == 1:
+            ids[2, 1] = E + 1
+        slots = sy.SlotSelector(group, home).select(ids)
+        group.barrier()  # all ranks have selected before a rank fails
+        with pytest.raises(sy.SwitchyardError) as error:
+            run(X[group.rank, :4], slots, WEIGHTS[group.rank, :4])
+        if group.rank == 1:
+            assert isinstance(error.value, sy.InvalidArgument)
+            assert f"topk_ids[2][1] = {E + 1} (token 2, k = 1; as a slot: {REFUSED + E + 1}): must be an expert of the map" in str(error.value)
+
+    ranks(rank, W, heap_bytes=256 << 20)
+
+
 def test_types_and_memory(ranks):
     expert_map = sy.ExpertMap(np.array([0, 1, 2, 0], np.int32), num_experts=3, world=1)
 
@@ -120,9 +142,9 @@ def test_types_and_memory(ranks):
         with sy.SlotSelector(group, expert_map) as selector:
             wide = np.array([[2, -1], [5, 1]])
             out = selector.select(wide)
-            assert out.dtype == np.int64 and out.tolist() == [[2, -1], [4, 1]]
+            assert out.dtype == np.int64 and out.tolist() == [[2, -1], [REFUSED + 5, 1]]
             narrow = wide.astype(np.int32)
-            assert selector.select(narrow, out=narrow) is narrow and narrow.tolist() == [[2, -1], [4, 1]]
+            assert selector.select(narrow, out=narrow) is narrow and narrow.tolist() == [[2, -1], [REFUSED + 5, 1]]
             with pytest.raises(sy.InvalidArgument, match="out is int64|out is int32"):
                 selector.select(wide, out=narrow)
             with pytest.raises(sy.InvalidArgument, match="out .* shape"):

@@ -207,6 +207,7 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
   p.routes = t.routes;
   p.source_tokens = t.source_tokens;
   output.block->tokens = ids.num_tokens;
+  if (o.selector) SelectorAccess::impl(*o.selector).count_call();
   run(p, o, *output.block, split ? Halves::send : Halves::both);
   if (!split) return;
   keep_pending(Pending::dispatch, output, o.stream);
@@ -253,6 +254,7 @@ void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* 
   p.c.expert_scale = o.expert_scale;
   p.c.weights = o.topk_weights;
   p.c.out = static_cast<std::byte*>(out);
+  if (o.selector) SelectorAccess::impl(*o.selector).count_call();
   run(p, o);
 }
 

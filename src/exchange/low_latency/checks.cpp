@@ -114,6 +114,10 @@ void LowLatencyImpl::check_tokens(const ConstRows& x, const ExpertIds& ids, bool
   check_pointer("topk_ids.data", ids.data, ids.is_int64 ? 8 : 4, known_memory);
 }
 
+void LowLatencyImpl::check_selector(const char* name, SlotSelector* selector) const {
+  if (selector != nullptr) SelectorAccess::impl(*selector).check_joined(name, group_, config.num_experts);
+}
+
 void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, const LowLatencyOutput& output,
                                     const LowLatencyDispatchOptions& o, bool known_memory) const {
   check_idle("dispatch");
@@ -122,6 +126,7 @@ void LowLatencyImpl::check_dispatch(const ConstRows& x, const ExpertIds& ids, co
   check_sms("LowLatencyDispatchOptions", o.num_sms);
   check_pointer("LowLatencyDispatchOptions::topk_weights", o.topk_weights, 4, known_memory);
   check_pointer("LowLatencyDispatchOptions::device_tokens", o.device_tokens, 4, known_memory);
+  check_selector("LowLatencyDispatchOptions::selector", o.selector);
 }
 
 void LowLatencyImpl::check_combine(const ConstRows& y, const LowLatencyOutput& output, const void* out,
@@ -194,6 +199,7 @@ void LowLatencyImpl::check_all_to_all(const ConstRows& x, const ExpertIds& ids, 
   check_pointer("AllToAllOptions::topk_weights", o.topk_weights, 4, false);
   check_pointer("AllToAllOptions::expert_scale", o.expert_scale, 4, false);
   check_pointer("AllToAllOptions::device_tokens", o.device_tokens, 4, false);
+  check_selector("AllToAllOptions::selector", o.selector);
   check_row_function(o);
 }
 

@@ -68,9 +68,15 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     return {buffer, buffer->data.get()};
   }
 
+  void* slots_for(const IdReader&) override {
+    slots_.resize(static_cast<size_t>(config.max_tokens * config.topk));
+    return slots_.data();
+  }
+
   void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, LowLatencyBlock& block, Halves halves) override {
     if (halves != Halves::receive) {
       p.tokens = tokens_now(p.tokens, o.device_tokens);  // the caller may reuse device_tokens afterwards
+      if (o.selector) select_slots(p, *o.selector, nullptr, nullptr);
       take_ids(p.ids, p.tokens);
     }
     begin(p.call, Operation::dispatch, halves);
@@ -106,6 +112,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
 
   void run(FlatParams& p, const AllToAllOptions& o) override {
     p.d.tokens = tokens_now(p.d.tokens, o.device_tokens);
+    if (o.selector) select_slots(p.d, *o.selector, nullptr, nullptr);
     take_ids(p.d.ids, p.d.tokens);
     begin(p.d.call, Operation::all_to_all, Halves::both);
     p.c.call = p.d.call;
@@ -317,6 +324,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   }
 
   std::vector<uint32_t> sets_;  // room for max_tokens, or empty
+  std::vector<int64_t> slots_;  // of a call with a selector; int32_t if its ids are
   CallEpochs epochs_{first_epoch_};
   uint64_t start_ns_ = 0;
   CallStatistics stats_;

@@ -74,12 +74,15 @@ SWITCHYARD_FN inline int64_t staged_set_bytes(int tokens, int experts) {
   return int64_t{experts} * TokenSets::words_for(tokens) * 4;
 }
 
-/// Writes each thread's ids to the block's copy because they are read many times and memory latency is a microsecond. Calls
-/// f(id, route) for each id. Call from all threads of a block, before a barrier. `early`: the result of load_ids for at least
-/// as many ids.
-/// \returns the number of the thread's ids that are invalid
-template <class F>
-__device__ int stage_ids(const IdReader& args, EarlyIds early, int count, int32_t* copy, F&& f) {
+/// For calls whose ids are used as they are. slot_lookup.cuh has the other lookup.
+struct NoLookup {};
+
+/// Writes each thread's ids, replaced by lookup(id, route) unless it is NoLookup, to the block's copy because they are read
+/// many times and memory latency is a microsecond. Calls f(id, route) for each of them. Call from all threads of a block,
+/// before a barrier. `early`: the result of load_ids for at least as many ids. \returns the number of the thread's ids that are
+/// invalid
+template <class F, class Lookup = NoLookup>
+__device__ int stage_ids(const IdReader& args, EarlyIds early, int count, int32_t* copy, F&& f, const Lookup& lookup = {}) {
   const auto step = static_cast<int>(blockDim.x);
   int invalid = 0;
 #pragma unroll 1  // code from memory is slower than the loop
@@ -87,6 +90,7 @@ __device__ int stage_ids(const IdReader& args, EarlyIds early, int count, int32_
 #pragma unroll
     for (int a = 0; a < EarlyIds::kEach; ++a, route += step) {
       if (route >= count) continue;
+      if constexpr (!std::is_same_v<Lookup, NoLookup>) early.raw[a] = lookup(early.raw[a], route);
       const int32_t id = args.expert_of(early.raw[a]);
       copy[route] = id;
       invalid += args.is_invalid(early.raw[a]) ? 1 : 0;
@@ -108,10 +112,10 @@ __device__ inline void clear_sets(const LowLatencyDispatchParams& args, std::byt
 
 /// If there is room, stages in the block's shared memory, starting at shape.block_at(), the ids that a call sends and the set
 /// of tokens that choose each expert, for this launch's T. From then on, `p` reads the staged copies. Call from all threads of
-/// a block, before a barrier.
-template <class P>
+/// a block, before a barrier. \pre with a lookup: there is room
+template <class P, class Lookup = NoLookup>
 __device__ void stage_sending(const LowLatencyDispatchParams& args, const EarlyIds& early, int tokens, std::byte* shared,
-                              const CudaShape& shape, P& p) {
+                              const CudaShape& shape, P& p, const Lookup& lookup = {}) {
   const bool staged = shape.block_bytes > 0;
   auto* const copy = reinterpret_cast<int32_t*>(shared + shape.block_at());
   auto* const sets = reinterpret_cast<uint32_t*>(shared + shape.block_at() + staged_id_bytes(args.tokens * args.layout.topk));
@@ -119,11 +123,12 @@ __device__ void stage_sending(const LowLatencyDispatchParams& args, const EarlyI
   int invalid = 0;
   if (staged) {
     const uint32_t sets_at = ptx::shared_address(sets);
-    invalid = stage_ids(args.ids, early, tokens * args.layout.topk, copy, [&](int32_t id, int route) {
+    const auto add_to_set = [&](int32_t id, int route) {
       if (!p.with_places || id < 0) return;
       const uint32_t t = args.layout.by_topk.quotient(static_cast<uint32_t>(route));
       ptx::or_shared(sets_at + (static_cast<uint32_t>(id * words) + t / 32) * 4, 1u << t % 32);
-    });
+    };
+    invalid = stage_ids(args.ids, early, tokens * args.layout.topk, copy, add_to_set, lookup);
   } else if (blockIdx.x == 0) {  // no other code reads each id exactly once
 #pragma unroll 1
     for (auto f = static_cast<int>(threadIdx.x); f < tokens * args.layout.topk; f += static_cast<int>(blockDim.x))
@@ -182,10 +187,12 @@ inline int max_low_latency_shared(const DeviceLimits& limits) { return static_ca
 
 inline constexpr uint32_t kScratch = kMaxTopk * 8;  ///< per warp: rows of a message's entries
 
-/// Returns a shape with space for the ids of `tokens` tokens and, unless `experts` is 0, for their sets, if they fit.
-inline CudaShape low_latency_shape(int warps, int tokens, int topk, int experts, const DeviceLimits& limits) {
+/// Returns a shape with space for the ids of `tokens` tokens, for their sets unless `experts` is 0, and for `last_bytes` at the
+/// end, if all of it fits.
+inline CudaShape low_latency_shape(int warps, int tokens, int topk, int experts, const DeviceLimits& limits,
+                                   int64_t last_bytes = 0) {
   CudaShape shape{warps, 0, 0, kScratch};
-  const int64_t bytes = round_up(staged_id_bytes(tokens * topk) + staged_set_bytes(tokens, experts), 16);
+  const int64_t bytes = round_up(staged_id_bytes(tokens * topk) + staged_set_bytes(tokens, experts) + last_bytes, 16);
   if (shape.shared_bytes() + bytes + kStaticShared <= limits.shared_bytes) shape.block_bytes = static_cast<uint32_t>(bytes);
   return shape;
 }

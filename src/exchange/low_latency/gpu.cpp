@@ -9,6 +9,7 @@
 #include "exchange/low_latency/hosts/gpu_links.hpp"
 #include "exchange/low_latency/impl.hpp"
 #include "exchange/low_latency/launch.hpp"
+#include "exchange/slots/gpu.hpp"
 #include "heap/gpu/device_guard.hpp"
 
 namespace switchyard::detail {
@@ -74,7 +75,8 @@ class CudaLowLatency final : public LowLatencyImpl {
   static int warps_or(int tuned) { return tuned > 0 ? tuned : kLowLatencyWarps; }
 
   void initialize() {
-    state_ = DeviceMemory(sizeof(LowLatencyState), gpu_.copy_stream());
+    slots_at_ = round_up(sizeof(LowLatencyState), 16);
+    state_ = DeviceMemory(static_cast<size_t>(slots_at_ + config.max_tokens * config.topk * 8), gpu_.copy_stream());
     const LowLatencyState initial{epoch_before(first_epoch_), 0};
     std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, gpu_.copy_stream()), "state");
@@ -120,13 +122,28 @@ class CudaLowLatency final : public LowLatencyImpl {
     const int warps = warps_or(tuned_.dispatch_warps);
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.dispatch_sms, gpu_.max_blocks()), warps, Operation::dispatch, p.call, {p.x},
             block.memory.get(), [&](int blocks, const CallStream& at) {
+              const DeviceLimits limits = gpu_.limits_of_call(o.num_sms);
+              const bool selects = o.selector != nullptr && halves != Halves::receive;
+              if (selects && !hosts_ && select_in_dispatch(p, o, launched(halves), blocks, warps, limits, at.stream)) return;
+              if (selects) select_slots(p, *o.selector, at.stream, tokens);
               if (hosts_)
                 return hosts_->dispatch(p, state_.as<LowLatencyState>(), tokens, block.crossed,
                                         {at.stream, at.capture.active, launched(halves), blocks, warps});
               launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), tokens, warps}, launched(halves),
-                                 blocks, gpu_.limits_of_call(o.num_sms), at.stream);
+                                 blocks, limits, at.stream);
             });
   }
+  /// Returns false, without a launch, if the ids must be replaced before the call.
+  bool select_in_dispatch(const LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, LaunchedHalves halves,
+                          int blocks, int warps, const DeviceLimits& limits, gpu::Stream stream) {
+    bool launched = false;
+    static_cast<GpuSlotSelector&>(SelectorAccess::impl(*o.selector)).in_order(stream, [&](const SlotSelection& selection) {
+      launched = launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), o.device_tokens, warps}, selection,
+                                    halves, blocks, limits, stream);
+    });
+    return launched;
+  }
+  void* slots_for(const IdReader&) override { return state_.as<std::byte>(static_cast<size_t>(slots_at_)); }
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, LowLatencyBlock& given, Halves halves) override {
     auto& block = static_cast<CudaLowLatencyBlock&>(given);
     if (hosts_ && block.host_of != hosts_->host_of())
@@ -146,6 +163,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), warps, Operation::all_to_all, p.d.call,
             {p.d.x, p.c.out}, nullptr, [&](int blocks, const CallStream& at) {
               p.c.call = p.d.call;
+              if (o.selector != nullptr) select_slots(p.d, *o.selector, at.stream, o.device_tokens);
               const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps};
               if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream);
               const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
@@ -187,7 +205,8 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
 
   CudaRank& gpu_;
-  DeviceMemory state_;
+  DeviceMemory state_;    ///< LowLatencyState, then the slots of a call: [max_tokens, topk] of up to 8 bytes
+  int64_t slots_at_ = 0;  ///< in state_
   std::optional<CallOrder> order_;
   std::unique_ptr<GpuLowLatencyLinks> hosts_;  ///< null: all ranks are on this host
 };

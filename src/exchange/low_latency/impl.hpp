@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "exchange/group/exchange_base.hpp"
+#include "exchange/slots/impl.hpp"
 #include "protocol/low_latency/dispatch.hpp"
 #include "protocol/low_latency/flat_exchange.hpp"
 #include "switchyard/low_latency.hpp"
@@ -125,6 +126,15 @@ class LowLatencyImpl : protected ExchangeBase {
   /// Runs the entire body of every constructor. When `build` runs, `layout_` already has its place in the heap.
   void construct(const std::function<void()>& build);
 
+  /// Memory for the slots of a call with `ids`: their type and number.
+  virtual void* slots_for(const IdReader& ids) = 0;
+  /// Replaces the ids of a call, of which `p.tokens` is T or a bound for it, by slots in slots_for().
+  void select_slots(LowLatencyDispatchParams& p, SlotSelector& selector, void* stream, const int32_t* device_tokens) {
+    void* const slots = slots_for(p.ids);
+    if (p.tokens > 0)
+      SelectorAccess::impl(selector).run({p.ids.ids, p.tokens, config.topk, p.ids.is_int64}, slots, stream, device_tokens);
+    p.ids.ids = slots;
+  }
   /// take_invalid() for the first `tokens` tokens of ids in host memory.
   void take_ids(const IdReader& ids, int tokens) {
     const ExpertIds given{ids.ids, tokens, config.topk, ids.is_int64};
@@ -149,6 +159,7 @@ class LowLatencyImpl : protected ExchangeBase {
                      const LowLatencyCombineOptions& options, bool known_memory) const;
   void check_all_to_all(const ConstRows& x, const ExpertIds& ids, const void* out, const AllToAllOptions& options) const;
   void check_row_function(const AllToAllOptions& options) const;
+  void check_selector(const char* name, SlotSelector* selector) const;
   /// Throws unless rows of this type can be combined.
   void check_combined(DType type, const char* name) const;
   void check_output(const LowLatencyOutput& output) const;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "exchange/low_latency/flat_launch.hpp"
+#include "exchange/slots/launch.hpp"
 #include "protocol/low_latency/dispatch.hpp"
 
 namespace switchyard::detail {
@@ -29,6 +30,10 @@ inline void set_idle(LaunchedHalves& halves, const IdleCall&) { halves = {true, 
 
 void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         gpu::Stream stream);
+/// Variant for ids of experts: the kernel replaces them with the slots of `selection`, and counts them, like launch_select().
+/// Returns false, without a launch, if no kernel can do so for these parameters. \pre halves.send
+bool launch_low_latency(const CudaLowLatencyDispatch& params, const SlotSelection& selection, LaunchedHalves halves, int blocks,
+                        const DeviceLimits& limits, gpu::Stream stream);
 void launch_low_latency(const CudaLowLatencyCombine& params, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         gpu::Stream stream);
 

@@ -20,15 +20,14 @@ void count_routes(const std::vector<Id>& ids, std::vector<int64_t>& counts) {
     if (id >= 0 && static_cast<uint64_t>(id) < counts.size()) ++counts[static_cast<size_t>(id)];
 }
 
-/// Replaces ids with slots in routing order. The id -1 is kept; any other id that is not an expert is replaced with
-/// `num_slots`.
+/// Replaces ids with slots in routing order. The id -1 is kept; any other id that is not an expert is replaced with its
+/// refused_slot().
 template <class Id>
-void replace_ids(std::vector<Id>& ids, const SlotRuns& runs, int num_slots) {
+void replace_ids(std::vector<Id>& ids, const SlotRuns& runs) {
   SlotSequence slots(runs);
   for (Id& id : ids) {
-    if (id == -1) continue;
     const bool is_expert = id >= 0 && static_cast<uint64_t>(id) < slots.num_experts();
-    id = static_cast<Id>(is_expert ? slots.next(static_cast<size_t>(id)) : num_slots);
+    id = static_cast<Id>(is_expert ? slots.next(static_cast<size_t>(id)) : refused_slot(id));
   }
 }
 
@@ -74,7 +73,7 @@ BalanceReport SlotSelectorImpl::balance(Group& group, const ExpertIds& topk_ids,
       count_routes(ids, mine);
     });
   });
-  group_.agree(kBalance, fields_of_balance(arrays, options), report, mine.data(), experts * sizeof(int64_t), all.data());
+  agree(kBalance, fields_of_balance(arrays, options), report, mine.data(), experts * sizeof(int64_t), all.data());
 
   for (size_t i = 0; i < all.size(); ++i) sums[i % experts] += all[i];
   const StepPlan plan = plan_step(sums, map_, bytes_of_expert(arrays), options.plan);
@@ -85,10 +84,10 @@ BalanceReport SlotSelectorImpl::balance(Group& group, const ExpertIds& topk_ids,
   }
   ++calls_;
   if (topk_ids.num_tokens == 0) return result;
-  run(topk_ids, slots, stream);  // counts the routes
+  run(topk_ids, slots, stream, nullptr);  // counts the routes
   const SlotRuns runs = divide_source(map_, all, rank());
   on_ids([&](auto& ids) {
-    replace_ids(ids, runs, map_.num_slots());
+    replace_ids(ids, runs);
     write_slots(topk_ids, ids.data(), slots, stream);
   });
   return result;

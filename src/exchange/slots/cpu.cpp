@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SlotSelector on the CPU. The calling thread replaces the ids.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -36,8 +37,10 @@ class CpuSlotSelector final : public SlotSelectorImpl {
   }
 
   void check_call(const ExpertIds&, const void*) const override {}
-  void run(const ExpertIds& ids, void* slots, void*) override {
-    ids.is_int64 ? replace<int64_t>(ids, slots) : replace<int32_t>(ids, slots);
+  void run(const ExpertIds& ids, void* slots, void*, const int32_t* device_tokens) override {
+    ExpertIds now = ids;
+    if (device_tokens) now.num_tokens = std::clamp<int64_t>(*device_tokens, 0, ids.num_tokens);
+    ids.is_int64 ? replace<int64_t>(now, slots) : replace<int32_t>(now, slots);
   }
   void check_stream(const char*, void*) const override {}
   void read_ids(const ExpertIds& ids, void* to, void*) override { std::memcpy(to, ids.data, bytes_of(ids)); }

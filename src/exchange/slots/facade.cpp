@@ -20,6 +20,8 @@ uint64_t hash_of_values(const auto& values) {
   return hash;
 }
 
+constexpr const char* kCalls = "the number of select calls";
+
 std::string hash_text(int64_t hash) {
   char text[32];
   std::snprintf(text, sizeof text, "(hash %016" PRIx64 ")", static_cast<uint64_t>(hash));
@@ -46,19 +48,36 @@ std::vector<uint32_t> SlotSelectorImpl::make_table(const ExpertMap& map, std::sp
 
 AgreedFields SlotSelectorImpl::fields(const ExpertMap& map, std::span<const int64_t> routes) const {
   const auto hashed = [](const char* name, uint64_t hash) { return AgreedField{name, static_cast<int64_t>(hash), hash_text}; };
-  return {agreed("ExpertMap::num_experts", map.num_experts),
+  return {agreed("the number of the selector", object_),
+          agreed(kCalls, calls_),
+          agreed("ExpertMap::num_experts", map.num_experts),
           agreed("ExpertMap::slots_per_rank", map.slots_per_rank),
           hashed("ExpertMap::expert_of_slot", hash_of_values(map.expert_of_slot)),
-          hashed("routes", hash_of_values(routes)),
-          agreed("the number of the selector", object_),
-          agreed("the number of select calls", calls_)};
+          hashed("routes", hash_of_values(routes))};
+}
+
+void SlotSelectorImpl::agree(const char* call, const AgreedFields& fields, const ConstructionReport& mine, const void* data,
+                             size_t bytes, void* all) {
+  try {
+    group_.agree(call, fields, mine, data, bytes, all);
+  } catch (const AgreedError& error) {
+    if (error.field() == kCalls) calls_ = 0;  // all ranks have this error
+    throw;
+  }
+  calls_ = 0;
 }
 
 void SlotSelectorImpl::select(const ExpertIds& topk_ids, void* slots, void* stream) {
   group_.check_usable("SlotSelector::select");
   check_ids(topk_ids, slots);
   ++calls_;
-  if (topk_ids.num_tokens > 0) run(topk_ids, slots, stream);
+  if (topk_ids.num_tokens > 0) run(topk_ids, slots, stream, nullptr);
+}
+
+void SlotSelectorImpl::check_joined(const char* name, const Group::Impl& group, int num_experts) const {
+  if (&group != &group_) invalid(name, " belongs to another group");
+  if (map_.num_slots() != num_experts)
+    invalid(name, " has " + std::to_string(map_.num_slots()) + " slots: must be num_experts, " + std::to_string(num_experts));
 }
 
 void SlotSelectorImpl::check_ids(const ExpertIds& topk_ids, const void* slots) const {
@@ -78,7 +97,7 @@ void SlotSelectorImpl::set_map(const ExpertMap& map, std::span<const int64_t> ro
     check_stream("SlotSelector::set_map", stream);
     stage_table(make_table(map, routes));
   });
-  group_.agree("SlotSelector::set_map", fields(map, routes), mine);
+  agree("SlotSelector::set_map", fields(map, routes), mine);
   use_table(stream);
   map_ = map;
   ++version_;

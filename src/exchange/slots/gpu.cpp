@@ -1,22 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // SlotSelector on a GPU: memory and stream order. The address of the table is constant, so captured calls use each new map.
-#include <optional>
 #include <string>
 #include <utility>
 
-#include "exchange/gpu/call_order.hpp"
-#include "exchange/slots/impl.hpp"
-#include "exchange/slots/launch.hpp"
+#include "exchange/slots/gpu.hpp"
 #include "heap/gpu/device_guard.hpp"
 
 namespace switchyard::detail {
 
 namespace {
 
-class CudaSlotSelector final : public SlotSelectorImpl {
+class CudaSlotSelector final : public GpuSlotSelector {
  public:
   CudaSlotSelector(Group& group, CudaRank& gpu, const ExpertMap& map, std::span<const int64_t> routes)
-      : SlotSelectorImpl(group, map), gpu_(gpu) {
+      : GpuSlotSelector(group, map), gpu_(gpu) {
     construct("SlotSelector", "", [&] {
       const DeviceGuard guard(gpu_.device());
       const std::vector<uint32_t> words = make_table(map, routes);
@@ -43,8 +40,20 @@ class CudaSlotSelector final : public SlotSelectorImpl {
 
   const int64_t* routes() const override { return memory_.as<int64_t>(); }
 
+  void run(const ExpertIds& ids, void* slots, void* stream, const int32_t* device_tokens) override {
+    const DeviceGuard guard(gpu_.device());
+    in_order(static_cast<gpu::Stream>(stream), [&](const SlotSelection& selection) {
+      const SelectParams p{ids.data, slots, ids.is_int64, ids.topk, ids.num_tokens, device_tokens, selection};
+      launch_select(p, gpu_.limits().multiprocessors, static_cast<gpu::Stream>(stream));
+    });
+  }
+
  private:
   uint32_t* table() const { return memory_.as<uint32_t>(counts_bytes_); }
+
+  SlotSelection selection() const override {
+    return {{table(), map().num_experts, map().num_slots(), rank()}, memory_.as<unsigned long long>()};
+  }
 
   /// Copies `words` and waits for the copy stream.
   void copy(uint32_t* to, const std::vector<uint32_t>& words) {
@@ -58,21 +67,6 @@ class CudaSlotSelector final : public SlotSelectorImpl {
     const DeviceGuard guard(gpu_.device());
     gpu_.check_pointer("topk_ids.data", ids.data, ids.is_int64 ? 8 : 4);
     gpu_.check_pointer("slots", slots, ids.is_int64 ? 8 : 4);
-  }
-
-  void run(const ExpertIds& ids, void* slots, void* stream) override {
-    const DeviceGuard guard(gpu_.device());
-    SelectParams p;
-    p.ids = ids.data;
-    p.slots = slots;
-    p.ids64 = ids.is_int64;
-    p.topk = ids.topk;
-    p.routes = ids.num_tokens * ids.topk;
-    p.table = {table(), map().num_experts, map().num_slots(), rank()};
-    p.counts = memory_.as<unsigned long long>();
-    const CallStream at = order_->begin(static_cast<gpu::Stream>(stream));
-    launch_select(p, gpu_.limits().multiprocessors, at.stream);
-    order_->end(at, 0);
   }
 
   void check_stream(const char* name, void* stream) const override {
@@ -126,7 +120,6 @@ class CudaSlotSelector final : public SlotSelectorImpl {
   DeviceMemory memory_;  ///< counters, then the table in force
   DeviceMemory staged_;  ///< the table of the last set_map()
   size_t table_bytes_ = 0, counts_bytes_ = 0;
-  std::optional<CallOrder> order_;
 };
 
 }  // namespace

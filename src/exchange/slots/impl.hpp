@@ -28,6 +28,14 @@ class SlotSelectorImpl : protected ExchangeBase {
   SlotSelectorImpl& operator=(const SlotSelectorImpl&) = delete;
 
   void select(const ExpertIds& topk_ids, void* slots, void* stream);
+  /// For calls of another object that select slots: throws invalid_argument unless the map's slots are the `num_experts`
+  /// experts of an object of `group`. `name`: the option that passed the selector.
+  void check_joined(const char* name, const Group::Impl& group, int num_experts) const;
+  /// A call of select() as part of that call, whose arguments have been checked. Replaces the ids of the first T tokens, where
+  /// T is as in tokens_now(). `topk_ids.num_tokens` > 0.
+  virtual void run(const ExpertIds& topk_ids, void* slots, void* stream, const int32_t* device_tokens) = 0;
+  /// Counts such a call, with or without tokens.
+  void count_call() { ++calls_; }
   void set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream);
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
                         const BalanceOptions& options);
@@ -40,11 +48,11 @@ class SlotSelectorImpl : protected ExchangeBase {
   SlotSelectorImpl(Group& group, const ExpertMap& map) : ExchangeBase(group), map_(map) {}
   /// Checks the arguments and returns this rank's table. Throws invalid_argument.
   std::vector<uint32_t> make_table(const ExpertMap& map, std::span<const int64_t> routes) const;
-  /// The fields that must be equal on all ranks before a map is used.
+  /// The fields that must be equal on all ranks before a map is used. The selector and its calls are the first ones, so that a
+  /// difference in another field implies equal calls.
   AgreedFields fields(const ExpertMap& map, std::span<const int64_t> routes) const;
   /// Throws invalid_argument if the backend does not accept the arguments of a call of select().
   virtual void check_call(const ExpertIds& topk_ids, const void* slots) const = 0;
-  virtual void run(const ExpertIds& topk_ids, void* slots, void* stream) = 0;
   /// Throws invalid_argument if the method `name` must not use the stream.
   virtual void check_stream(const char* name, void* stream) const = 0;
   /// read_ids() copies the ids to host memory and waits; write_slots() copies slots from host memory, which may be reused on
@@ -59,15 +67,25 @@ class SlotSelectorImpl : protected ExchangeBase {
 
  private:
   void check_ids(const ExpertIds& topk_ids, const void* slots) const;
+  /// Group::Impl::agree() on `fields`, which begin with those of fields(). Counts the calls from 0 again once the ranks have
+  /// compared them, also if they differed: one wrong call fails one map, not all later ones.
+  void agree(const char* call, const AgreedFields& fields, const ConstructionReport& mine, const void* data = nullptr,
+             size_t bytes = 0, void* all = nullptr);
   /// The values that must be equal on all ranks in balance().
   AgreedFields fields_of_balance(std::span<const SlotArray> arrays, const BalanceOptions& options) const;
 
   ExpertMap map_;
   int64_t version_ = 1;
-  int64_t calls_ = 0;  ///< of select() and balance()
+  int64_t calls_ = 0;  ///< of select() and balance() since the ranks last compared them
   // Scratch memory of balance().
   std::vector<int32_t> narrow_ids_;
   std::vector<int64_t> wide_ids_;
+};
+
+/// The implementation of a selector that is passed to another object.
+struct SelectorAccess {
+  /// \throws Error(invalid_argument) if the selector was moved from
+  static SlotSelectorImpl& impl(SlotSelector& selector) { return *selector.impl_; }
 };
 
 }  // namespace switchyard::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launch of the kernel of SlotSelector.
+// Launch of the kernel of SlotSelector, and its parameters, which other kernels may use to select slots themselves.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,21 @@
 
 namespace switchyard::detail {
 
+/// Memory of a selector on a GPU. Kernels that use it run in the order of the selector's calls.
+struct SlotSelection {
+  SlotTable table;
+  unsigned long long* counts = nullptr;  ///< [E], incremented
+};
+
 /// With all fields zero, the kernel does nothing.
 struct SelectParams {
   const void* ids = nullptr;
   void* slots = nullptr;
   bool ids64 = false;
   int topk = 0;
-  int64_t routes = 0;  ///< tokens * topk
-  SlotTable table;
-  unsigned long long* counts = nullptr;  ///< [E], incremented
+  int64_t tokens = 0;
+  const int32_t* device_tokens = nullptr;  ///< null, or the number of tokens when the kernel runs, at most `tokens`
+  SlotSelection selection;
 };
 
 void launch_select(const SelectParams& params, int max_blocks, gpu::Stream stream);

@@ -11,20 +11,27 @@ namespace slots {
 
 constexpr int kSelectThreads = 256;
 
+__device__ int64_t tokens_of(const SelectParams& p) {
+  if (p.device_tokens == nullptr) return p.tokens;
+  const int64_t tokens = *p.device_tokens;
+  return tokens < 0 ? 0 : tokens < p.tokens ? tokens : p.tokens;
+}
+
 template <class Id>
 __device__ void select_routes(const SelectParams& p) {
   const auto* const ids = static_cast<const Id*>(p.ids);
   auto* const slots = static_cast<Id*>(p.slots);
-  const int64_t threads = int64_t{gridDim.x} * kSelectThreads;
-  for (int64_t i = int64_t{blockIdx.x} * kSelectThreads + threadIdx.x; i < p.routes; i += threads) {
+  const SlotTable& table = p.selection.table;
+  const int64_t threads = int64_t{gridDim.x} * kSelectThreads, routes = tokens_of(p) * p.topk;
+  for (int64_t i = int64_t{blockIdx.x} * kSelectThreads + threadIdx.x; i < routes; i += threads) {
     const int64_t id = ids[i];
-    if (id >= 0 && id < p.table.num_experts) atomicAdd(p.counts + id, 1ull);
-    slots[i] = static_cast<Id>(p.table(id, i / p.topk));
+    if (id >= 0 && id < table.num_experts) atomicAdd(p.selection.counts + id, 1ull);
+    slots[i] = static_cast<Id>(table(id, i / p.topk));
   }
 }
 
 __global__ void __launch_bounds__(kSelectThreads) select_slots_kernel(const __grid_constant__ SelectParams p) {
-  if (p.routes == 0) return;  // IdleCall
+  if (p.tokens == 0) return;  // IdleCall
   p.ids64 ? select_routes<int64_t>(p) : select_routes<int32_t>(p);
 }
 
@@ -38,7 +45,7 @@ const Kernel<const SelectParams> select_slots("slot selection", slots::select_sl
 }  // namespace
 
 void launch_select(const SelectParams& p, int max_blocks, gpu::Stream stream) {
-  const int64_t blocks = (p.routes + slots::kSelectThreads - 1) / slots::kSelectThreads;
+  const int64_t blocks = (p.tokens * p.topk + slots::kSelectThreads - 1) / slots::kSelectThreads;
   select_slots.launch({static_cast<int>(std::min<int64_t>(blocks, max_blocks)), slots::kSelectThreads, 0}, stream, p);
 }
 

@@ -3,12 +3,17 @@
 #include "gpu/harness/object_rig.hpp"
 #include "harness/outcome.hpp"
 #include "switchyard/expert_map.hpp"
+#include "switchyard/low_latency.hpp"
 
 namespace harness {
 namespace {
 
 using switchyard::ExpertIds;
 using switchyard::ExpertMap;
+using switchyard::LowLatencyConfig;
+using switchyard::LowLatencyDispatchOptions;
+using switchyard::LowLatencyExchange;
+using switchyard::LowLatencyOutput;
 using switchyard::SlotSelector;
 
 constexpr int kTokens = 300, kTopk = 2;
@@ -64,6 +69,93 @@ TEST(GpuSlots, ReplaysUseTheMapInForce) {
     me.meet();
     cudaGraphExecDestroy(replay);
     cudaGraphDestroy(graph);
+  });
+}
+
+/// Low-latency dispatches that select slots. Each rank sends `kFew` tokens with the ids 0, 1.
+struct SelectingDispatch {
+  static constexpr int kFew = 24, kHidden = 256;
+
+  static LowLatencyConfig config() {
+    LowLatencyConfig c;
+    c.hidden = kHidden;
+    c.num_experts = kFirst.num_slots();
+    c.topk = kTopk;
+    c.max_tokens = kFew;
+    c.scales = switchyard::ScaleKind::none;
+    return c;
+  }
+  static size_t heap_bytes() { return LowLatencyExchange::heap_bytes(config(), 2) + (size_t{1} << 20); }
+
+  explicit SelectingDispatch(Station& station) : me(station), exchange(me.group, config()), output(exchange.make_output()) {
+    std::vector<int32_t> ids(kFew * kTopk);
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % 2);
+    const std::vector<uint16_t> rows(kFew * kHidden, 0x3f80);
+    in = static_cast<int32_t*>(me.upload(ids.data(), ids.size() * sizeof ids[0]));
+    x = me.upload(rows.data(), rows.size() * sizeof rows[0]);
+  }
+  void dispatch(SlotSelector& selector, cudaStream_t stream) {
+    LowLatencyDispatchOptions o;
+    o.selector = &selector;
+    o.stream = stream;
+    o.num_sms = 8;
+    exchange.dispatch({x, kFew, kHidden, switchyard::DType::bf16}, ExpertIds::of(in, kFew, kTopk), output, o);
+  }
+  /// Waits for all streams. Slot `used` of the rank's two slots has the rows of both ranks; the other one has none.
+  void check(int used, const char* when) {
+    me.synchronize();
+    std::vector<int32_t> rows(2), expected(2, 0);
+    me.read(rows.data(), output.rows_of_expert, 8);
+    expected[static_cast<size_t>(used)] = 2 * kFew;
+    me.f.equal_range(expected, rows, when);
+  }
+
+  Station& me;
+  LowLatencyExchange exchange;
+  LowLatencyOutput output;
+  int32_t* in = nullptr;
+  void* x = nullptr;
+};
+
+TEST(GpuSlots, ReplaysOfSelectingDispatchesUseTheMapInForce) {
+  on_gpus(2, SelectingDispatch::heap_bytes(), [](Station& me) {
+    SlotSelector selector(me.group, kFirst);
+    SelectingDispatch calls(me);
+    const cudaStream_t stream = me.stream();
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t replay = nullptr;
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    calls.dispatch(selector, stream);
+    must(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    must(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+    must(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+    calls.check(0, "the first map");
+    for (int step = 1; step <= 6; ++step) {
+      selector.set_map(step % 2 != 0 ? kSecond : kFirst, {}, stream);
+      must(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+      if (step == 3) calls.check(1, "the second map");
+    }
+    calls.check(0, "the last map");
+    me.f.equal_range(std::vector<int64_t>(4, 7 * SelectingDispatch::kFew), selector.gather_routes(), "routes");
+    me.meet();
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
+  });
+}
+
+TEST(GpuSlots, MapsDoNotOvertakeSelectingDispatchesOnOtherStreams) {
+  on_gpus(2, SelectingDispatch::heap_bytes(), [](Station& me) {
+    SlotSelector selector(me.group, kFirst);
+    SelectingDispatch calls(me);
+    me.gate().close(me.stream(0));
+    calls.dispatch(selector, me.stream(0));
+    selector.set_map(kSecond, {}, me.stream(1));  // returns although the gate is closed
+    me.gate().open();
+    calls.check(0, "before the new map");
+    me.meet();
+    calls.dispatch(selector, me.stream(2));
+    calls.check(1, "after the new map");
+    me.meet();
   });
 }
 

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "harness/draw.hpp"
@@ -178,7 +179,8 @@ TEST(Slots, OfWideAndInvalidIds) {
                        selector.select(ExpertIds::of(in, 3, 2), out, memory.stream());
                        memory.read(slots.data(), out, slots.size() * 8);
                        memory.release();
-                       failures.equal_range(std::vector<int64_t>{2, -1, 4, 4, 4, 1}, slots, "slots");
+                       const int64_t refused = std::numeric_limits<int32_t>::min() + int64_t{3};
+                       failures.equal_range(std::vector<int64_t>{2, -1, refused, int64_t{1} << 40, -2, 1}, slots, "slots");
                        const std::vector<int64_t> routes = selector.gather_routes();
                        failures.equal_range(std::vector<int64_t>{0, 1, 1, 0, 1, 1}, routes, "routes");
                      }),
@@ -282,26 +284,47 @@ TEST(Slots, RanksThatDisagree) {
        },
        ErrorCode::invalid_argument, "routes"},
   };
-  EXPECT_EQ(
-      on_ranks(2,
-               [&](Group& group, Failures& failures) {
-                 SlotSelector selector(group, first);
-                 for (const Disagreement& d : all) {
-                   failures.set_context(d.name);
-                   const Outcome o = outcome_of([&] { d.call(selector, group.rank()); });
-                   failures.equal(code_name(d.code), code_name(o.code), "code");
-                   failures.check(o.text.find(d.text) != std::string::npos, "'" + o.text + "' does not contain " + d.text);
-                   failures.check(selector.map() == first && selector.version() == 1, "the former map is not in force");
-                   failures.equal_range(Ids{0, 2, -1, -1}, select(group, selector, {0, 1, -1, -1}), "slots");
-                 }
-                 if (group.rank() == 1) select(group, selector, {});
-                 failures.set_context("calls");
-                 const Outcome o = outcome_of([&] { selector.set_map(second); });
-                 failures.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code");
-                 failures.check(o.text.find("the number of select calls = 5 on rank 0 and 6 on rank 1") != std::string::npos,
-                                o.text);
-               }),
-      "");
+  EXPECT_EQ(on_ranks(2,
+                     [&](Group& group, Failures& failures) {
+                       SlotSelector selector(group, first);
+                       for (const Disagreement& d : all) {
+                         failures.set_context(d.name);
+                         const Outcome o = outcome_of([&] { d.call(selector, group.rank()); });
+                         failures.equal(code_name(d.code), code_name(o.code), "code");
+                         failures.check(o.text.find(d.text) != std::string::npos,
+                                        "'" + o.text + "' does not contain " + d.text);
+                         failures.check(selector.map() == first && selector.version() == 1, "the former map is not in force");
+                         failures.equal_range(Ids{0, 2, -1, -1}, select(group, selector, {0, 1, -1, -1}), "slots");
+                       }
+                     }),
+            "");
+}
+
+/// A call of one rank too many fails the next map on all ranks, and only that one.
+TEST(Slots, NumbersOfCallsThatDiffer) {
+  const ExpertMap first{2, 2, 2, {0, -1, 1, -1}}, second{2, 2, 2, {0, 1, 1, -1}};
+  EXPECT_EQ(on_ranks(2,
+                     [&](Group& group, Failures& failures) {
+                       SlotSelector selector(group, first);
+                       for (int call = 0; call < 5; ++call) select(group, selector, {0, 1, -1, -1});
+                       if (group.rank() == 1) select(group, selector, {});
+                       const auto refused = [&](SlotSelector& s, const char* text) {
+                         failures.set_context(text);
+                         const Outcome o = outcome_of([&] { s.set_map(second); });
+                         failures.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code");
+                         failures.check(o.text.find(text) != std::string::npos, o.text);
+                       };
+                       refused(selector, "the number of select calls = 5 on rank 0 and 6 on rank 1");
+                       failures.check(selector.map() == first && selector.version() == 1, "the former map is not in force");
+                       selector.set_map(second);
+                       failures.check(selector.map() == second && selector.version() == 2, "the map is not in force");
+                       SlotSelector another(group, first);
+                       if (group.rank() == 1) select(group, another, {});
+                       refused(group.rank() == 0 ? selector : another, "the number of the selector");
+                       selector.set_map(first);
+                       refused(another, "the number of select calls = 0 on rank 0 and 1 on rank 1");
+                     }),
+            "");
 }
 
 TEST(Slots, RefusedConstructions) {
