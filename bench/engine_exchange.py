@@ -5,10 +5,13 @@
     PYTHONPATH=python python3 bench/engine_exchange.py --deep-ep FOLDER --json engines.json
 
 prefill   prepare and finalize in vLLM's modular kernel, format Standard (SWITCHYARD_VLLM=all2all); DeepEP's high-throughput class
-decode    the same in the format BatchedExperts, eager and in vLLM's CUDAGraphWrapper; DeepEP's low-latency class
+decode    the same in the format BatchedExperts, eager and in vLLM's CUDAGraphWrapper; DeepEP's low-latency class. A graph has a
+          fixed cost, given as "one small kernel"; models capture many layers in a graph, so "in a graph of 8" is the time of a call
+          without this cost
 layer     a whole layer through vLLM's runner (SWITCHYARD_VLLM=layer), bf16 and block fp8, and direct calls of the layer: separate
           form with order="per_rank", and the plug-in's configuration
-host      host time of a decode step through vLLM, and of direct calls of the same functions
+host      host times of a decode step: "through vLLM"; "vLLM alone", the same step with classes that do nothing in place of the
+          plug-in's; and "called directly". Their differences are what vLLM and the plug-in add to direct calls
 
 Needs the sources of vLLM 0.33 (scripts/clients.sh), with stand-ins for compiled modules
 (python/tests/helpers/engines/vllm_stand_ins.py). Experts compute no products: they return at once ("none") or copy their rows
@@ -33,12 +36,15 @@ import traceback
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from engine_layers import LOW_LATENCY, RANKS, Layers
+
 ROOT = Path(__file__).resolve().parent.parent
-RANKS = 2
 PARTS = ("prefill", "decode", "layer", "host")
 #: Cycles of the kernel that keeps a GPU busy before a timed call: about a millisecond.
 BUSY_CYCLES = 2_000_000
-HIGH_THROUGHPUT, LOW_LATENCY = "deepep_high_throughput", "deepep_low_latency"
+#: Number of calls in a large graph.
+MANY = 8
+HIGH_THROUGHPUT = "deepep_high_throughput"
 
 
 def arguments():
@@ -61,7 +67,7 @@ def arguments():
 # ---- One rank ----
 
 
-class Bench:
+class Bench(Layers):
     """One rank of one part. Figures are sent to the starting process as they are measured."""
 
     def __init__(self, rank, given, end, peer):
@@ -116,21 +122,21 @@ class Bench:
 
     # ---- Times ----
 
-    def align(self):
+    def align(self, calls):
         self.flushed.zero_()
         self.dist.all_reduce(self.token, group=self.nccl)
-        self.torch.cuda._sleep(BUSY_CYCLES)
+        self.torch.cuda._sleep(BUSY_CYCLES * calls)
 
     def slowest(self, taken):
         everybody = [None] * RANKS
         self.dist.all_gather_object(everybody, taken)
         return statistics.median(map(max, zip(*everybody)))
 
-    def gpu_time(self, call):
-        """Time of `call` in microseconds."""
+    def gpu_time(self, call, calls=1):
+        """Time of `call`, which makes `calls` calls, in microseconds."""
         torch, taken = self.torch, []
         for repetition in range(self.given.repetitions + 5):
-            self.align()
+            self.align(calls)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             call()
@@ -140,17 +146,21 @@ class Bench:
                 taken.append(begin.elapsed_time(end) * 1e3)
         return self.slowest(taken)
 
-    def host_time(self, call):
-        """Host time of `call` in microseconds. Few calls are in flight, so no call waits for a free entry of the queue."""
-        taken = []
-        for repetition in range(20 * self.given.repetitions):
-            if repetition % 4 == 0:
+    def host_times(self, calls):
+        """Host times in microseconds of the functions of `calls`, by name. They take turns, because the speed of a host drifts. Few
+        calls are in flight, so no call waits for a free entry of the queue. A function with an attribute `before` calls it first,
+        untimed."""
+        taken = {name: [] for name in calls}
+        for repetition in range(5 * self.given.repetitions):
+            for name, call in calls.items():
+                getattr(call, "before", int)()
                 self.torch.cuda.synchronize()
-            begin = time.perf_counter_ns()
-            call()
-            taken.append((time.perf_counter_ns() - begin) / 1e3)
+                for _ in range(4):
+                    begin = time.perf_counter_ns()
+                    call()
+                    taken[name].append((time.perf_counter_ns() - begin) / 1e3)
         self.torch.cuda.synchronize()
-        return self.slowest(taken[40:])
+        return {name: self.slowest(each[40:]) for name, each in taken.items()}
 
     def figure(self, part, name, microseconds, **more):
         self.send("figure", part, name, us=round(microseconds, 2), **more)
@@ -244,7 +254,19 @@ class Bench:
         about = {"tokens": tokens, "order": "per_route", "implementation": type(made).__name__}
         found = {"eager": self.figure("decode", f"{library}, eager", self.gpu_time(call), **about)}
         replay = self.captured(config, call, tokens)
-        found["graph"] = self.figure("decode", f"{library}, graph", self.gpu_time(replay), **about)
+        found["graph"] = one = self.figure("decode", f"{library}, graph", self.gpu_time(replay), **about)
+
+        def many():
+            for _ in range(MANY):
+                call()
+
+        for form, run, first in (("eager", many, found["eager"]), ("graph", self.captured(config, many, tokens), one)):
+            name = f"in {'a graph' if form == 'graph' else 'eager calls'} of {MANY}"
+            found[name] = self.figure("decode", f"{library}, {name}", (self.gpu_time(run, MANY) - first) / (MANY - 1), **about)
+        if library == "switchyard":
+            kernel = self.token.zero_
+            self.figure("decode", "one small kernel, eager", self.gpu_time(kernel))
+            self.figure("decode", "one small kernel, graph", self.gpu_time(self.captured(config, kernel, tokens)))
         return found
 
     def captured(self, config, call, tokens):
@@ -265,129 +287,6 @@ class Bench:
         run()  # captures
         self.dist.barrier()
         return run
-
-    # ---- Whole layers ----
-
-    def weights_of(self, dtype, shape):
-        """Returns a layer's weights on this rank, small random values, and their scales (bf16: None)."""
-        torch, (hidden, intermediate, experts, _) = self.torch, shape
-        made, scales, here = [], [], experts // RANKS
-        for rows, columns in ((2 * intermediate, hidden), (hidden, intermediate)):
-            bf16 = torch.randn((1, rows, columns), device=self.device).mul_(columns**-0.5).bfloat16().repeat(here, 1, 1)
-            made.append(bf16 if dtype == "bf16" else (bf16 * 64).to(torch.float8_e4m3fn))
-            size = (here, rows // 128, columns // 128)
-            scales.append(None if dtype == "bf16" else torch.full(size, 1 / 64, device=self.device))
-        return made, scales
-
-    def runner(self, config, dtype, shape, routing):
-        """Returns vLLM's runner of a layer with random weights, and the weights and scales that it reads."""
-        from vllm.model_executor.layers.quantization.fp8 import Fp8Config
-
-        fp8 = dtype == "fp8"
-        block = Fp8Config(is_checkpoint_fp8_serialized=True, activation_scheme="dynamic", weight_block_size=[128, 128])
-        made = self.vllm.layers_of(config, shape, routing, {}, quant_config=block if fp8 else None, count=1)[0]
-        its = made.routed_experts
-        (w13, w2), scales = self.weights_of(dtype, shape)
-        its.w13_weight.data.copy_(w13)
-        its.w2_weight.data.copy_(w2)
-        if fp8:
-            its.w13_weight_scale_inv.data.copy_(scales[0])
-            its.w2_weight_scale_inv.data.copy_(scales[1])
-        del w13, w2
-        its.quant_method.process_weights_after_loading(its)
-        return made, (its.w13_weight.data, its.w2_weight.data), scales
-
-    def direct(self, weights, scales, dtype, shape, tokens, **options):
-        """Returns a MoeLayer that reads the same weights, and its group."""
-        import switchyard as sy
-
-        hidden, intermediate, experts, topk = shape
-        config = dict(hidden=hidden, intermediate=intermediate, num_experts=experts, topk=topk, max_tokens=tokens, storage="view",
-                      dtype="fp8_e4m3" if dtype == "fp8" else "bf16", **options)
-        group = sy.Group.from_process_group(self.dist.group.WORLD, sy.MoeLayer.heap_bytes(RANKS, backend="cuda", **config), backend="cuda",
-                                            device=self.device.index, timeout=30, rendezvous_timeout=60)
-        return sy.MoeLayer(group, *weights, w13_scales=scales[0], w2_scales=scales[1], **config), group
-
-    def passes(self, config, tokens):
-        """Returns vLLM's context of a forward pass."""
-        from vllm.forward_context import set_forward_context
-
-        return set_forward_context(None, config, num_tokens=tokens, num_tokens_across_dp=self.torch.tensor((tokens,) * RANKS))
-
-    def layer(self, store):
-        """A whole layer through vLLM's extension point, and called directly."""
-        from switchyard.engines import vllm as plugin
-
-        given = self.given
-        shape, tokens = (given.hidden, given.intermediate, given.layer_experts, given.topk), given.tokens
-        plugin.install("layer")
-        with self.configured(store, "allgather_reducescatter", tokens) as config:
-            config.kernel_config.set_platform_defaults(config)
-            for dtype in ("bf16", "fp8"):
-                with self.attempt("layer", dtype):
-                    self.layer_of(config, dtype, shape, tokens)
-                self.torch.cuda.empty_cache()
-
-    def layer_of(self, config, dtype, shape, tokens):
-        x, ids, weights = self.inputs(tokens, shape[2])
-        ids, out, kept = ids.int(), self.torch.empty_like(x), x.clone()  # vLLM may write results to x
-        runner, matrices, scales = self.runner(config, dtype, shape, (weights, ids))
-        logits = self.torch.zeros((tokens, shape[2]), device=self.device)
-        with self.passes(config, tokens):
-            through = runner(x.clone(), logits).clone()
-            made = runner.routed_experts.quant_method.moe_kernel.fused_experts._layer
-            ours = self.figure("layer", f"{dtype}, through vLLM", self.gpu_time(lambda: runner(x, logits)), tokens=tokens,
-                               implementation=made.implementation)
-        same = self.figure("layer", f"{dtype}, same layer called directly", self.gpu_time(lambda: made.forward(kept, ids, weights, out=out)))
-        separate, group = self.direct(matrices, scales, dtype, shape, tokens, form="separate", order="per_rank")
-        separate.forward(kept, ids, weights, out=out)
-        self.check(through, out.float())
-        best = self.figure("layer", f"{dtype}, separate, per_rank", self.gpu_time(lambda: separate.forward(kept, ids, weights, out=out)),
-                           implementation=separate.implementation)
-        self.compared("layer", f"{dtype}, through vLLM / separate", ours, best, 0.95)
-        self.compared("layer", f"{dtype}, through vLLM / same layer", ours, same, None)
-        self.dist.barrier()
-        group.close()
-
-    # ---- Host times ----
-
-    def host(self, store):
-        """Host time of decode steps through vLLM and of the calls that they make."""
-        from switchyard.engines import vllm as plugin
-
-        tokens, given = self.given.decode_tokens, self.given
-        with self.configured(store, LOW_LATENCY, tokens, tokens) as config:
-            with self.attempt("host", "exchange"):
-                plugin.install("all2all")
-                self.vllm.manager_of(LOW_LATENCY)
-                made, call, (x, ids, weights) = self.kernel(config, LOW_LATENCY, tokens, False)
-                exchange, received, out = made._exchange, made._received, self.torch.empty_like(x)
-                y = self.torch.empty_like(received.x)
-
-                def pair():
-                    exchange.dispatch(x, ids, output=received)
-                    exchange.combine(y, received, topk_weights=weights, out=out)
-
-                self.host_figures("exchange", call, pair)
-            with self.attempt("host", "layer"):
-                plugin.uninstall()
-                plugin.install("layer")
-                config.parallel_config.all2all_backend = "allgather_reducescatter"
-                config.kernel_config.set_platform_defaults(config)
-                shape = (given.hidden, 256, given.experts, given.topk)
-                runner, _, _ = self.runner(config, "bf16", shape, (weights, ids.int()))
-                logits = self.torch.zeros((tokens, given.experts), device=self.device)
-                with self.passes(config, tokens):
-                    runner(x, logits)
-                    made = runner.routed_experts.quant_method.moe_kernel.fused_experts._layer
-                    self.host_figures("layer", lambda: runner(x, logits), lambda: made.forward(x, ids, weights, out=out))
-
-    def host_figures(self, name, through, bare):
-        for call in (through, bare):
-            call()
-        ours = self.figure("host", f"{name}, through vLLM", self.host_time(through))
-        direct = self.figure("host", f"{name}, called directly", self.host_time(bare))
-        self.send("difference", "host", name, us=round(ours - direct, 2), bar=25)
 
 
 # ---- Processes ----
