@@ -15,9 +15,7 @@ host      host times of a decode step: "through vLLM"; "vLLM alone", the same st
 
 Needs the sources of vLLM 0.33 (scripts/clients.sh), with stand-ins for compiled modules
 (python/tests/helpers/engines/vllm_stand_ins.py). Experts compute no products: they return at once ("none") or copy their rows
-("copy"). CUDA events measure GPU times, which include high-throughput DeepEP's wait for the host. Each figure is the median over
-repetitions of the slowest rank's time. Each repetition first overwrites the L2 cache, runs an all-reduce so that the ranks begin
-together, and keeps the GPU busy for a millisecond while the host enqueues the call. Results are checked before they are timed. Each
+("copy"). GPU times (gpu_times.py) include high-throughput DeepEP's wait for the host. Results are checked before they are timed. Each
 part runs in separate processes with a deadline; its failures are recorded in the output and do not affect other parts.
 """
 import argparse
@@ -25,23 +23,19 @@ import contextlib
 import ctypes
 import glob
 import json
-import multiprocessing
 import os
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
-from multiprocessing.connection import wait
 from pathlib import Path
 
-from engine_layers import LOW_LATENCY, RANKS, Layers
+from engine_layers import LOW_LATENCY, Layers
+from gpu_times import GpuTimes
+from rank_processes import RANKS, play
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("prefill", "decode", "layer", "host")
-#: Cycles of the kernel that keeps a GPU busy before a timed call: about a millisecond.
-BUSY_CYCLES = 2_000_000
 #: Number of calls in a large graph.
 MANY = 8
 HIGH_THROUGHPUT = "deepep_high_throughput"
@@ -106,9 +100,7 @@ class Bench(Layers):
         with self.vllm.vllm_with(self.rank, RANKS, store, backend) as config, self.torch.no_grad():
             config.scheduler_config.max_num_batched_tokens = max_tokens
             config.compilation_config.max_cudagraph_capture_size = captured
-            self.nccl = self.dist.new_group(list(range(RANKS)), backend="nccl")
-            self.flushed = self.torch.empty(64 << 20, dtype=self.torch.int32, device=self.device)
-            self.token = self.torch.zeros(1, device=self.device)
+            self.times = GpuTimes(self.device, self.given.repetitions)
             yield config
 
     def inputs(self, tokens, experts):
@@ -121,30 +113,6 @@ class Bench(Layers):
         return x.to(self.device), ids.to(self.device), weights.to(self.device)
 
     # ---- Times ----
-
-    def align(self, calls):
-        self.flushed.zero_()
-        self.dist.all_reduce(self.token, group=self.nccl)
-        self.torch.cuda._sleep(BUSY_CYCLES * calls)
-
-    def slowest(self, taken):
-        everybody = [None] * RANKS
-        self.dist.all_gather_object(everybody, taken)
-        return statistics.median(map(max, zip(*everybody)))
-
-    def gpu_time(self, call, calls=1):
-        """Time of `call`, which makes `calls` calls, in microseconds."""
-        torch, taken = self.torch, []
-        for repetition in range(self.given.repetitions + 5):
-            self.align(calls)
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
-            if repetition >= 5:
-                taken.append(begin.elapsed_time(end) * 1e3)
-        return self.slowest(taken)
 
     def host_times(self, calls):
         """Host times in microseconds of the functions of `calls`, by name. They take turns, because the speed of a host drifts. Few
@@ -160,7 +128,7 @@ class Bench(Layers):
                     call()
                     taken[name].append((time.perf_counter_ns() - begin) / 1e3)
         self.torch.cuda.synchronize()
-        return {name: self.slowest(each[40:]) for name, each in taken.items()}
+        return {name: self.times.slowest(each[40:]) for name, each in taken.items()}
 
     def figure(self, part, name, microseconds, **more):
         self.send("figure", part, name, us=round(microseconds, 2), **more)
@@ -244,7 +212,7 @@ class Bench(Layers):
                     self.check(call(), x.float() * sum((owners == r).any(1) for r in range(RANKS)).unsqueeze(1))
                 name = f"experts {experts}"
                 about = {"tokens": tokens, "implementation": type(made).__name__}
-                found[name] = self.figure("prefill", f"{library}, {name}", self.gpu_time(call), **about)
+                found[name] = self.figure("prefill", f"{library}, {name}", self.times.of(call), **about)
         return found
 
     def decode_of(self, config, library, tokens):
@@ -252,9 +220,9 @@ class Bench(Layers):
         self.check(call(), x.float() * weights.sum(1, keepdim=True))
         made, call, _ = self.kernel(config, LOW_LATENCY, tokens, False)
         about = {"tokens": tokens, "order": "per_route", "implementation": type(made).__name__}
-        found = {"eager": self.figure("decode", f"{library}, eager", self.gpu_time(call), **about)}
+        found = {"eager": self.figure("decode", f"{library}, eager", self.times.of(call), **about)}
         replay = self.captured(config, call, tokens)
-        found["graph"] = one = self.figure("decode", f"{library}, graph", self.gpu_time(replay), **about)
+        found["graph"] = one = self.figure("decode", f"{library}, graph", self.times.of(replay), **about)
 
         def many():
             for _ in range(MANY):
@@ -262,11 +230,11 @@ class Bench(Layers):
 
         for form, run, first in (("eager", many, found["eager"]), ("graph", self.captured(config, many, tokens), one)):
             name = f"in {'a graph' if form == 'graph' else 'eager calls'} of {MANY}"
-            found[name] = self.figure("decode", f"{library}, {name}", (self.gpu_time(run, MANY) - first) / (MANY - 1), **about)
+            found[name] = self.figure("decode", f"{library}, {name}", (self.times.of(run, MANY) - first) / (MANY - 1), **about)
         if library == "switchyard":
-            kernel = self.token.zero_
-            self.figure("decode", "one small kernel, eager", self.gpu_time(kernel))
-            self.figure("decode", "one small kernel, graph", self.gpu_time(self.captured(config, kernel, tokens)))
+            kernel = self.times.token.zero_
+            self.figure("decode", "one small kernel, eager", self.times.of(kernel))
+            self.figure("decode", "one small kernel, graph", self.times.of(self.captured(config, kernel, tokens)))
         return found
 
     def captured(self, config, call, tokens):
@@ -340,32 +308,6 @@ def run(rank, part, store, given, end):
     os._exit(0)  # no teardown of groups whose peers may have failed
 
 
-def play(part, given, entries):
-    """Runs one part and appends its entries."""
-    context, deadline = multiprocessing.get_context("spawn"), time.monotonic() + given.seconds
-    with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(RANKS)]
-        store = os.path.join(folder, "store")
-        ranks = [context.Process(target=run, args=(rank, part, store, given, pipes[rank][1])) for rank in range(RANKS)]
-        for process, (_, theirs) in zip(ranks, pipes):
-            process.start()
-            theirs.close()
-        open_ends = {ours for ours, _ in pipes}
-        while open_ends and time.monotonic() < deadline:
-            for ours in wait(list(open_ends), max(0, deadline - time.monotonic())):
-                try:
-                    entries.append(ours.recv())
-                    print(json.dumps(entries[-1]), flush=True)
-                except EOFError:
-                    open_ends.discard(ours)
-        for rank, process in enumerate(ranks):
-            process.join(max(0, deadline - time.monotonic()))
-            if process.exitcode != 0:
-                error = f"no end in {given.seconds} s" if process.exitcode is None else f"exit code {process.exitcode}"
-                entries.append({"kind": "error", "part": part, "name": "part", "rank": rank, "error": error})
-                process.kill()
-
-
 def about(given):
     """Returns the conditions of the measurement."""
     import torch
@@ -387,7 +329,7 @@ def main():
     given.no_peer = peer_error(given.deep_ep)
     entries = []
     for part in parts:
-        play(part, given, entries)
+        play(run, part, given, entries)
         if given.json:  # after each part: failures of later parts lose no figures
             with open(given.json, "w", encoding="utf-8") as file:
                 json.dump({**about(given), "entries": entries}, file, indent=1)

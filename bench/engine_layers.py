@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts `layer` and `host` of engine_exchange.py."""
+from rank_processes import RANKS
 
-RANKS = 2
 LOW_LATENCY = "deepep_low_latency"
 
 
@@ -27,7 +27,8 @@ class Layers:
 
         fp8 = dtype == "fp8"
         block = Fp8Config(is_checkpoint_fp8_serialized=True, activation_scheme="dynamic", weight_block_size=[128, 128])
-        made = self.vllm.layers_of(config, shape, routing, {}, quant_config=block if fp8 else None, count=1, prefix=f"{dtype}.layers")[0]
+        made = self.vllm.layers_of(config, shape, routing, {}, quant_config=block if fp8 else None, count=1,
+                                   prefix=f"{dtype}.layers")[0]
         its = made.routed_experts
         (w13, w2), scales = self.weights_of(dtype, shape)
         its.w13_weight.data.copy_(w13)
@@ -78,13 +79,13 @@ class Layers:
         with self.passes(config, tokens):
             through = runner(x.clone(), logits).clone()
             made = runner.routed_experts.quant_method.moe_kernel.fused_experts._layer
-            ours = self.figure("layer", f"{dtype}, through vLLM", self.gpu_time(lambda: runner(x, logits)), tokens=tokens,
+            ours = self.figure("layer", f"{dtype}, through vLLM", self.times.of(lambda: runner(x, logits)), tokens=tokens,
                                implementation=made.implementation)
-        same = self.figure("layer", f"{dtype}, same layer called directly", self.gpu_time(lambda: made.forward(kept, ids, weights, out=out)))
+        same = self.figure("layer", f"{dtype}, same layer called directly", self.times.of(lambda: made.forward(kept, ids, weights, out=out)))
         separate, group = self.direct(matrices, scales, dtype, shape, tokens, form="separate", order="per_rank")
         separate.forward(kept, ids, weights, out=out)
         self.check(through, out.float())
-        best = self.figure("layer", f"{dtype}, separate, per_rank", self.gpu_time(lambda: separate.forward(kept, ids, weights, out=out)),
+        best = self.figure("layer", f"{dtype}, separate, per_rank", self.times.of(lambda: separate.forward(kept, ids, weights, out=out)),
                            implementation=separate.implementation)
         self.compared("layer", f"{dtype}, through vLLM / separate", ours, best, 0.95)
         self.compared("layer", f"{dtype}, through vLLM / same layer", ours, same, None)
