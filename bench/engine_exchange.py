@@ -5,16 +5,17 @@
     PYTHONPATH=python python3 bench/engine_exchange.py --deep-ep FOLDER --json engines.json
 
 prefill   prepare and finalize in vLLM's modular kernel, format Standard (SWITCHYARD_VLLM=all2all); DeepEP's high-throughput class
-decode    the same in the format BatchedExperts, eager and in vLLM's CUDAGraphWrapper; DeepEP's low-latency class
+decode    the same in the format BatchedExperts, eager and in vLLM's CUDAGraphWrapper; DeepEP's low-latency class. A graph has a
+          fixed cost, given as "one small kernel"; models capture many layers in a graph, so "in a graph of 8" is the time of a call
+          without this cost
 layer     a whole layer through vLLM's runner (SWITCHYARD_VLLM=layer), bf16 and block fp8, and direct calls of the layer: separate
           form with order="per_rank", and the plug-in's configuration
-host      host time of a decode step through vLLM, and of direct calls of the same functions
+host      host times of a decode step: "through vLLM"; "vLLM alone", the same step with classes that do nothing in place of the
+          plug-in's; and "called directly". Their differences are what vLLM and the plug-in add to direct calls
 
 Needs the sources of vLLM 0.33 (scripts/clients.sh), with stand-ins for compiled modules
 (python/tests/helpers/engines/vllm_stand_ins.py). Experts compute no products: they return at once ("none") or copy their rows
-("copy"). CUDA events measure GPU times, which include high-throughput DeepEP's wait for the host. Each figure is the median over
-repetitions of the slowest rank's time. Each repetition first overwrites the L2 cache, runs an all-reduce so that the ranks begin
-together, and keeps the GPU busy for a millisecond while the host enqueues the call. Results are checked before they are timed. Each
+("copy"). GPU times (gpu_times.py) include high-throughput DeepEP's wait for the host. Results are checked before they are timed. Each
 part runs in separate processes with a deadline; its failures are recorded in the output and do not affect other parts.
 """
 import argparse
@@ -22,23 +23,22 @@ import contextlib
 import ctypes
 import glob
 import json
-import multiprocessing
 import os
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
-from multiprocessing.connection import wait
 from pathlib import Path
 
+from engine_layers import LOW_LATENCY, Layers
+from gpu_times import GpuTimes
+from rank_processes import RANKS, play
+
 ROOT = Path(__file__).resolve().parent.parent
-RANKS = 2
 PARTS = ("prefill", "decode", "layer", "host")
-#: Cycles of the kernel that keeps a GPU busy before a timed call: about a millisecond.
-BUSY_CYCLES = 2_000_000
-HIGH_THROUGHPUT, LOW_LATENCY = "deepep_high_throughput", "deepep_low_latency"
+#: Number of calls in a large graph.
+MANY = 8
+HIGH_THROUGHPUT = "deepep_high_throughput"
 
 
 def arguments():
@@ -61,7 +61,7 @@ def arguments():
 # ---- One rank ----
 
 
-class Bench:
+class Bench(Layers):
     """One rank of one part. Figures are sent to the starting process as they are measured."""
 
     def __init__(self, rank, given, end, peer):
@@ -100,9 +100,7 @@ class Bench:
         with self.vllm.vllm_with(self.rank, RANKS, store, backend) as config, self.torch.no_grad():
             config.scheduler_config.max_num_batched_tokens = max_tokens
             config.compilation_config.max_cudagraph_capture_size = captured
-            self.nccl = self.dist.new_group(list(range(RANKS)), backend="nccl")
-            self.flushed = self.torch.empty(64 << 20, dtype=self.torch.int32, device=self.device)
-            self.token = self.torch.zeros(1, device=self.device)
+            self.times = GpuTimes(self.device, self.given.repetitions)
             yield config
 
     def inputs(self, tokens, experts):
@@ -116,41 +114,21 @@ class Bench:
 
     # ---- Times ----
 
-    def align(self):
-        self.flushed.zero_()
-        self.dist.all_reduce(self.token, group=self.nccl)
-        self.torch.cuda._sleep(BUSY_CYCLES)
-
-    def slowest(self, taken):
-        everybody = [None] * RANKS
-        self.dist.all_gather_object(everybody, taken)
-        return statistics.median(map(max, zip(*everybody)))
-
-    def gpu_time(self, call):
-        """Time of `call` in microseconds."""
-        torch, taken = self.torch, []
-        for repetition in range(self.given.repetitions + 5):
-            self.align()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            call()
-            end.record()
-            torch.cuda.synchronize()
-            if repetition >= 5:
-                taken.append(begin.elapsed_time(end) * 1e3)
-        return self.slowest(taken)
-
-    def host_time(self, call):
-        """Host time of `call` in microseconds. Few calls are in flight, so no call waits for a free entry of the queue."""
-        taken = []
-        for repetition in range(20 * self.given.repetitions):
-            if repetition % 4 == 0:
+    def host_times(self, calls):
+        """Host times in microseconds of the functions of `calls`, by name. They take turns, because the speed of a host drifts. Few
+        calls are in flight, so no call waits for a free entry of the queue. A function with an attribute `before` calls it first,
+        untimed."""
+        taken = {name: [] for name in calls}
+        for repetition in range(5 * self.given.repetitions):
+            for name, call in calls.items():
+                getattr(call, "before", int)()
                 self.torch.cuda.synchronize()
-            begin = time.perf_counter_ns()
-            call()
-            taken.append((time.perf_counter_ns() - begin) / 1e3)
+                for _ in range(4):
+                    begin = time.perf_counter_ns()
+                    call()
+                    taken[name].append((time.perf_counter_ns() - begin) / 1e3)
         self.torch.cuda.synchronize()
-        return self.slowest(taken[40:])
+        return {name: self.times.slowest(each[40:]) for name, each in taken.items()}
 
     def figure(self, part, name, microseconds, **more):
         self.send("figure", part, name, us=round(microseconds, 2), **more)
@@ -234,7 +212,7 @@ class Bench:
                     self.check(call(), x.float() * sum((owners == r).any(1) for r in range(RANKS)).unsqueeze(1))
                 name = f"experts {experts}"
                 about = {"tokens": tokens, "implementation": type(made).__name__}
-                found[name] = self.figure("prefill", f"{library}, {name}", self.gpu_time(call), **about)
+                found[name] = self.figure("prefill", f"{library}, {name}", self.times.of(call), **about)
         return found
 
     def decode_of(self, config, library, tokens):
@@ -242,9 +220,21 @@ class Bench:
         self.check(call(), x.float() * weights.sum(1, keepdim=True))
         made, call, _ = self.kernel(config, LOW_LATENCY, tokens, False)
         about = {"tokens": tokens, "order": "per_route", "implementation": type(made).__name__}
-        found = {"eager": self.figure("decode", f"{library}, eager", self.gpu_time(call), **about)}
+        found = {"eager": self.figure("decode", f"{library}, eager", self.times.of(call), **about)}
         replay = self.captured(config, call, tokens)
-        found["graph"] = self.figure("decode", f"{library}, graph", self.gpu_time(replay), **about)
+        found["graph"] = one = self.figure("decode", f"{library}, graph", self.times.of(replay), **about)
+
+        def many():
+            for _ in range(MANY):
+                call()
+
+        for form, run, first in (("eager", many, found["eager"]), ("graph", self.captured(config, many, tokens), one)):
+            name = f"in {'a graph' if form == 'graph' else 'eager calls'} of {MANY}"
+            found[name] = self.figure("decode", f"{library}, {name}", (self.times.of(run, MANY) - first) / (MANY - 1), **about)
+        if library == "switchyard":
+            kernel = self.times.token.zero_
+            self.figure("decode", "one small kernel, eager", self.times.of(kernel))
+            self.figure("decode", "one small kernel, graph", self.times.of(self.captured(config, kernel, tokens)))
         return found
 
     def captured(self, config, call, tokens):
@@ -265,129 +255,6 @@ class Bench:
         run()  # captures
         self.dist.barrier()
         return run
-
-    # ---- Whole layers ----
-
-    def weights_of(self, dtype, shape):
-        """Returns a layer's weights on this rank, small random values, and their scales (bf16: None)."""
-        torch, (hidden, intermediate, experts, _) = self.torch, shape
-        made, scales, here = [], [], experts // RANKS
-        for rows, columns in ((2 * intermediate, hidden), (hidden, intermediate)):
-            bf16 = torch.randn((1, rows, columns), device=self.device).mul_(columns**-0.5).bfloat16().repeat(here, 1, 1)
-            made.append(bf16 if dtype == "bf16" else (bf16 * 64).to(torch.float8_e4m3fn))
-            size = (here, rows // 128, columns // 128)
-            scales.append(None if dtype == "bf16" else torch.full(size, 1 / 64, device=self.device))
-        return made, scales
-
-    def runner(self, config, dtype, shape, routing):
-        """Returns vLLM's runner of a layer with random weights, and the weights and scales that it reads."""
-        from vllm.model_executor.layers.quantization.fp8 import Fp8Config
-
-        fp8 = dtype == "fp8"
-        block = Fp8Config(is_checkpoint_fp8_serialized=True, activation_scheme="dynamic", weight_block_size=[128, 128])
-        made = self.vllm.layers_of(config, shape, routing, {}, quant_config=block if fp8 else None, count=1)[0]
-        its = made.routed_experts
-        (w13, w2), scales = self.weights_of(dtype, shape)
-        its.w13_weight.data.copy_(w13)
-        its.w2_weight.data.copy_(w2)
-        if fp8:
-            its.w13_weight_scale_inv.data.copy_(scales[0])
-            its.w2_weight_scale_inv.data.copy_(scales[1])
-        del w13, w2
-        its.quant_method.process_weights_after_loading(its)
-        return made, (its.w13_weight.data, its.w2_weight.data), scales
-
-    def direct(self, weights, scales, dtype, shape, tokens, **options):
-        """Returns a MoeLayer that reads the same weights, and its group."""
-        import switchyard as sy
-
-        hidden, intermediate, experts, topk = shape
-        config = dict(hidden=hidden, intermediate=intermediate, num_experts=experts, topk=topk, max_tokens=tokens, storage="view",
-                      dtype="fp8_e4m3" if dtype == "fp8" else "bf16", **options)
-        group = sy.Group.from_process_group(self.dist.group.WORLD, sy.MoeLayer.heap_bytes(RANKS, backend="cuda", **config), backend="cuda",
-                                            device=self.device.index, timeout=30, rendezvous_timeout=60)
-        return sy.MoeLayer(group, *weights, w13_scales=scales[0], w2_scales=scales[1], **config), group
-
-    def passes(self, config, tokens):
-        """Returns vLLM's context of a forward pass."""
-        from vllm.forward_context import set_forward_context
-
-        return set_forward_context(None, config, num_tokens=tokens, num_tokens_across_dp=self.torch.tensor((tokens,) * RANKS))
-
-    def layer(self, store):
-        """A whole layer through vLLM's extension point, and called directly."""
-        from switchyard.engines import vllm as plugin
-
-        given = self.given
-        shape, tokens = (given.hidden, given.intermediate, given.layer_experts, given.topk), given.tokens
-        plugin.install("layer")
-        with self.configured(store, "allgather_reducescatter", tokens) as config:
-            config.kernel_config.set_platform_defaults(config)
-            for dtype in ("bf16", "fp8"):
-                with self.attempt("layer", dtype):
-                    self.layer_of(config, dtype, shape, tokens)
-                self.torch.cuda.empty_cache()
-
-    def layer_of(self, config, dtype, shape, tokens):
-        x, ids, weights = self.inputs(tokens, shape[2])
-        ids, out, kept = ids.int(), self.torch.empty_like(x), x.clone()  # vLLM may write results to x
-        runner, matrices, scales = self.runner(config, dtype, shape, (weights, ids))
-        logits = self.torch.zeros((tokens, shape[2]), device=self.device)
-        with self.passes(config, tokens):
-            through = runner(x.clone(), logits).clone()
-            made = runner.routed_experts.quant_method.moe_kernel.fused_experts._layer
-            ours = self.figure("layer", f"{dtype}, through vLLM", self.gpu_time(lambda: runner(x, logits)), tokens=tokens,
-                               implementation=made.implementation)
-        same = self.figure("layer", f"{dtype}, same layer called directly", self.gpu_time(lambda: made.forward(kept, ids, weights, out=out)))
-        separate, group = self.direct(matrices, scales, dtype, shape, tokens, form="separate", order="per_rank")
-        separate.forward(kept, ids, weights, out=out)
-        self.check(through, out.float())
-        best = self.figure("layer", f"{dtype}, separate, per_rank", self.gpu_time(lambda: separate.forward(kept, ids, weights, out=out)),
-                           implementation=separate.implementation)
-        self.compared("layer", f"{dtype}, through vLLM / separate", ours, best, 0.95)
-        self.compared("layer", f"{dtype}, through vLLM / same layer", ours, same, None)
-        self.dist.barrier()
-        group.close()
-
-    # ---- Host times ----
-
-    def host(self, store):
-        """Host time of decode steps through vLLM and of the calls that they make."""
-        from switchyard.engines import vllm as plugin
-
-        tokens, given = self.given.decode_tokens, self.given
-        with self.configured(store, LOW_LATENCY, tokens, tokens) as config:
-            with self.attempt("host", "exchange"):
-                plugin.install("all2all")
-                self.vllm.manager_of(LOW_LATENCY)
-                made, call, (x, ids, weights) = self.kernel(config, LOW_LATENCY, tokens, False)
-                exchange, received, out = made._exchange, made._received, self.torch.empty_like(x)
-                y = self.torch.empty_like(received.x)
-
-                def pair():
-                    exchange.dispatch(x, ids, output=received)
-                    exchange.combine(y, received, topk_weights=weights, out=out)
-
-                self.host_figures("exchange", call, pair)
-            with self.attempt("host", "layer"):
-                plugin.uninstall()
-                plugin.install("layer")
-                config.parallel_config.all2all_backend = "allgather_reducescatter"
-                config.kernel_config.set_platform_defaults(config)
-                shape = (given.hidden, 256, given.experts, given.topk)
-                runner, _, _ = self.runner(config, "bf16", shape, (weights, ids.int()))
-                logits = self.torch.zeros((tokens, given.experts), device=self.device)
-                with self.passes(config, tokens):
-                    runner(x, logits)
-                    made = runner.routed_experts.quant_method.moe_kernel.fused_experts._layer
-                    self.host_figures("layer", lambda: runner(x, logits), lambda: made.forward(x, ids, weights, out=out))
-
-    def host_figures(self, name, through, bare):
-        for call in (through, bare):
-            call()
-        ours = self.figure("host", f"{name}, through vLLM", self.host_time(through))
-        direct = self.figure("host", f"{name}, called directly", self.host_time(bare))
-        self.send("difference", "host", name, us=round(ours - direct, 2), bar=25)
 
 
 # ---- Processes ----
@@ -441,32 +308,6 @@ def run(rank, part, store, given, end):
     os._exit(0)  # no teardown of groups whose peers may have failed
 
 
-def play(part, given, entries):
-    """Runs one part and appends its entries."""
-    context, deadline = multiprocessing.get_context("spawn"), time.monotonic() + given.seconds
-    with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe(duplex=False) for _ in range(RANKS)]
-        store = os.path.join(folder, "store")
-        ranks = [context.Process(target=run, args=(rank, part, store, given, pipes[rank][1])) for rank in range(RANKS)]
-        for process, (_, theirs) in zip(ranks, pipes):
-            process.start()
-            theirs.close()
-        open_ends = {ours for ours, _ in pipes}
-        while open_ends and time.monotonic() < deadline:
-            for ours in wait(list(open_ends), max(0, deadline - time.monotonic())):
-                try:
-                    entries.append(ours.recv())
-                    print(json.dumps(entries[-1]), flush=True)
-                except EOFError:
-                    open_ends.discard(ours)
-        for rank, process in enumerate(ranks):
-            process.join(max(0, deadline - time.monotonic()))
-            if process.exitcode != 0:
-                error = f"no end in {given.seconds} s" if process.exitcode is None else f"exit code {process.exitcode}"
-                entries.append({"kind": "error", "part": part, "name": "part", "rank": rank, "error": error})
-                process.kill()
-
-
 def about(given):
     """Returns the conditions of the measurement."""
     import torch
@@ -488,7 +329,7 @@ def main():
     given.no_peer = peer_error(given.deep_ep)
     entries = []
     for part in parts:
-        play(part, given, entries)
+        play(run, part, given, entries)
         if given.json:  # after each part: failures of later parts lose no figures
             with open(given.json, "w", encoding="utf-8") as file:
                 json.dump({**about(given), "entries": entries}, file, indent=1)

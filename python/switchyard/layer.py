@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple, Optional, Tuple, Type
 
-from ._abi import arguments as _arguments, names as _names
+from ._abi import arguments as _arguments, names as _names, repeated as _repeated
 from ._abi.arguments import checked, named
-from ._abi.arrays import I64, NUMPY, U8, arrays_of, check_apart, written
+from ._abi.arrays import I64, NUMPY, U8, arrays_of, arrays_of_torch, check_apart, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, layer_library, number_from, structs
 from ._abi.names import BF16, CPU, CUDA, FP8, invalid, value_of
-from ._torch.recorded import refuse_gradient
+from ._torch.recorded import is_traced, needs_gradient, refuse_gradient
 from .group import Group, constructs
 
 __all__ = ["LayerMemory", "MoeLayer"]
@@ -108,6 +108,8 @@ class MoeLayer:
         self._row_type = BF16 if c.dtype == FP8 else c.dtype
         self._takes = _arguments.bind("MoeLayer.forward", group._backend, H=c.hidden, K=c.topk)
         self._like: Any = None
+        self._backend, self.hidden, self.topk = group._backend, c.hidden, c.topk
+        self._again: Optional[_repeated.Layer] = None  # only after a call with torch tensors
 
     @named("MoeLayer.with_weights")
     def with_weights(self, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None) -> "MoeLayer":
@@ -158,6 +160,10 @@ class MoeLayer:
         token without any expert is +0. topk_weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds
         the layer's result to the content of `out`. device_tokens: int32 [1] with T, read when the call runs; rows of `out` from
         T on are not written. Returns out."""
+        again = self._again
+        if again is not None and add is False and device_tokens is None and num_sms.__class__ is int and num_sms == 0 and not is_traced() \
+                and not needs_gradient() and again(x, topk_ids, topk_weights, out):
+            return out
         refuse_gradient("MoeLayer", "an Exchange with experts of your own between dispatch and combine", x=x, topk_weights=topk_weights,
                         **({"out": out} if add else {}))
         c = self._config
@@ -186,6 +192,8 @@ class MoeLayer:
             if type(self._like) is not type(out):  # for dropped(); not `out` itself, which would live as long as the layer
                 self._like = taken.arrays.empty((0,), self._row_type, out)
             written(out)
+            if self._again is None and taken.arrays is not NUMPY and taken.arrays is arrays_of_torch():
+                self._again = _repeated.Layer(self)
             return out
 
     __call__ = forward

@@ -303,9 +303,9 @@ class LowLatency:
             refuse_gradient("LowLatency.combine", _INSTEAD, y=y, topk_weights=topk_weights, expert_scale=expert_scale)
             return _low_latency_ops.combine(self, y, received, topk_weights, expert_scale, order, out, num_sms)
         again = self._combine_again
-        if again is not None and expert_scale is None and order == "per_route" and out is None and num_sms.__class__ is int and num_sms == 0 \
+        if again is not None and expert_scale is None and order == "per_route" and num_sms.__class__ is int and num_sms == 0 \
                 and isinstance(received, Received):
-            sums = again(y, received, topk_weights)
+            sums = again(y, received, topk_weights, None, out)
             if sums is not None:
                 return sums
         refuse_gradient("LowLatency.combine", _INSTEAD, y=y, topk_weights=topk_weights, expert_scale=expert_scale)

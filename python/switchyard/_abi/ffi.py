@@ -113,7 +113,8 @@ def bare(name: str) -> Any:
     correct types."""
     function = _bare.get(name)
     if function is None:
-        function = _bare[name] = library().functions[name]  # a separate object, unlike the attribute
+        source = layer_library() if name in signatures.LAYER else library()
+        function = _bare[name] = source.functions[name]  # a separate object, unlike the attribute
         function.restype = c_int32
     return function
 

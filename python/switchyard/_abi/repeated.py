@@ -18,9 +18,14 @@ from ctypes import byref, c_void_p
 from functools import partial
 from typing import Any, Optional
 
-from .arrays import I64, arrays_of_torch
+from .arrays import I32, I64, arrays_of_torch
 from .ffi import bare, check, structs
 from .names import CUDA, F32, bytes_of
+
+
+def _apart(first: int, first_bytes: int, second: int, second_bytes: int) -> bool:
+    """Returns whether two ranges of addresses share no byte."""
+    return first + first_bytes <= second or second + second_bytes <= first
 
 
 class _Repeated:
@@ -134,7 +139,7 @@ class Dispatch(_Weighted):
 
 
 class Combine(_Weighted):
-    """A low-latency combine per route into a new tensor."""
+    """A low-latency combine per route into a new tensor or the caller's tensor."""
 
     def __init__(self, exchange: Any) -> None:
         super().__init__(exchange, "sy_low_latency_combine")
@@ -143,14 +148,27 @@ class Combine(_Weighted):
         self._topk: int = exchange.topk
         self._shape: Any = None
         self._result = c_void_p()
+        self._row_bytes = self._bytes = 0
 
     def learn(self, y: Any) -> None:
         """Records the properties of a successful call. The lock must be held."""
         if type(y) is self._Tensor:
             self._type, self._shape = y.dtype, y.shape
             self._x.rows, self._x.dtype = y.shape[0] * y.shape[1], arrays_of_torch().codes[y.dtype]
+            self._row_bytes = bytes_of(self._x.dtype, self._hidden)
+            self._bytes = self._x.rows * self._row_bytes
 
-    def __call__(self, y: Any, received: Any, topk_weights: Any, stream: Optional[int] = None) -> Any:
+    def _takes(self, out: Any, y: Any, tokens: int, topk_weights: Any) -> bool:
+        """Returns whether the call can write its sums to `out`. Other tensors, and those that share memory with an input, take the
+        full path."""
+        if type(out) is not self._Tensor or out.dtype is not self._type or out.shape != (tokens, self._hidden) or out.requires_grad \
+                or not out.is_contiguous() or not (out.get_device() == y.get_device() if self._cuda else out.is_cpu):
+            return False
+        to, size = out.data_ptr(), tokens * self._row_bytes
+        return _apart(to, size, y.data_ptr(), self._bytes) \
+            and (topk_weights is None or _apart(to, size, topk_weights.data_ptr(), 4 * tokens * self._topk))
+
+    def __call__(self, y: Any, received: Any, topk_weights: Any, stream: Optional[int] = None, out: Any = None) -> Any:
         """Returns the sums, or None if not applicable."""
         if type(y) is not self._Tensor or received._at is None or y.requires_grad or (topk_weights is not None and topk_weights.requires_grad):
             return None
@@ -166,11 +184,66 @@ class Combine(_Weighted):
                     return None
             elif not y.is_cpu:
                 return None
-            out = self._rows(received.num_tokens, self._hidden, y)
-            self._x.data, self._result.value = y.data_ptr(), out.data_ptr()
+            sums = out
+            if out is None:
+                sums = self._rows(received.num_tokens, self._hidden, y)
+            elif not self._takes(out, y, received.num_tokens, topk_weights):
+                return None
+            self._x.data, self._result.value = y.data_ptr(), sums.data_ptr()
             check(self._function(self._at, self._by_x, received._at, self._result, self._by_options))
             self._done(y)
-            return out
+            if out is not None:
+                self._wrote((out,))
+            return sums
+        finally:
+            self._release()
+            if self._later:
+                self._lock.give_back()
+
+
+class Layer(_Repeated):
+    """A forward pass of a layer into the caller's tensor, with any number of tokens."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(layer, "sy_moe_layer_forward")
+        torch, code = arrays_of_torch(), layer._row_type
+        self._type, self._topk = torch.dtypes[code], layer.topk
+        self._wide = {torch.dtypes[I32]: 0, torch.dtypes[I64]: 1}
+        self._row_bytes = bytes_of(code, self._hidden)
+        self._ids, self._options = structs.ExpertIds(topk=self._topk), structs.MoeLayerCall()
+        self._by_ids, self._by_options = byref(self._ids), byref(self._options)
+        self._from, self._weights, self._result = c_void_p(), c_void_p(), c_void_p()
+
+    def _fits(self, tensor: Any, dtype: Any, shape: Any, device: int) -> bool:
+        return (type(tensor) is self._Tensor and tensor.dtype is dtype and tensor.shape == shape and not tensor.requires_grad
+                and tensor.is_contiguous() and (tensor.is_cuda and tensor.get_device() == device if self._cuda else tensor.is_cpu))
+
+    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, out: Any, stream: Optional[int] = None) -> bool:
+        """Returns False if not applicable. If `stream` is None, uses the current stream of x's GPU."""
+        if type(x) is not self._Tensor or type(topk_ids) is not self._Tensor or len(x.shape) != 2:
+            return False
+        self._acquire()
+        try:
+            tokens, device = x.shape[0], x.get_device()
+            rows, routes, wide = (tokens, self._hidden), (tokens, self._topk), self._wide.get(topk_ids.dtype)
+            if wide is None or not self._owned.pointer or not self._fits(x, self._type, rows, device) \
+                    or not self._fits(topk_ids, topk_ids.dtype, routes, device) or not self._fits(out, self._type, rows, device) \
+                    or not (topk_weights is None or self._fits(topk_weights, self._f32, routes, device)):
+                return False
+            at, ids, to, size = x.data_ptr(), topk_ids.data_ptr(), out.data_ptr(), tokens * self._row_bytes
+            scale = None if topk_weights is None else topk_weights.data_ptr()
+            places = tokens * self._topk
+            if not (_apart(to, size, at, size) and _apart(to, size, ids, 8 * places if wide else 4 * places)
+                    and (scale is None or _apart(to, size, scale, 4 * places))):
+                return False
+            if self._cuda:
+                self._options.stream = self._raw_stream(device) if stream is None else stream
+            i = self._ids
+            i.data, i.num_tokens, i.is_int64 = ids, tokens, wide
+            self._from.value, self._weights.value, self._result.value = at, scale, to
+            check(self._function(self._at, self._from, self._by_ids, self._weights, self._result, self._by_options))
+            self._wrote((out,))
+            return True
         finally:
             self._release()
             if self._later:

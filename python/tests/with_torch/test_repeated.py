@@ -79,13 +79,18 @@ def test_low_latency(ranks, taken):
             assert torch.allclose(ll.combine(y, received, topk_weights=later), _weighted(given, valid, later))
             out = torch.full((len(x), SHAPE["hidden"]), -1.0)
             assert ll.combine(y, received, out=out) is out
-            assert torch.equal(out, ll.combine(y, received))
+            assert torch.equal(out, plain if weights is None else ll.combine(y, received))
+            wide = torch.full((len(x) + 2, SHAPE["hidden"]), -1.0)  # part of a larger tensor, next to other rows
+            version, part = wide._version, wide[1:-1]
+            assert ll.combine(y, received, topk_weights=later, out=part) is part
+            assert torch.equal(part, ll.combine(y, received, topk_weights=later)) and wide._version > version
+            assert (wide[0] == -1).all() and (wide[-1] == -1).all()
 
     def _weighted(given, valid, weights):
         return torch.from_numpy(given.x) * 2 * torch.where(valid, weights, 0).sum(1, keepdim=True)
 
     ranks(rank, 1)
-    assert taken[_repeated.Dispatch] > 10 and taken[_repeated.Combine] > 100
+    assert taken[_repeated.Dispatch] > 10 and taken[_repeated.Combine] > 280
 
 
 def test_combine(ranks, taken):
@@ -213,6 +218,14 @@ def test_what_is_wrong_is_found(ranks, what):
     (lambda y, weights: {"topk_weights": weights.double()}, "topk_weights is torch.float64"),
     (lambda y, weights: {"topk_weights": weights[:2]}, r"topk_weights has the shape \[2, 3\]"),
     (lambda y, weights: {"topk_weights": weights.t().contiguous().t()}, "topk_weights is not dense"),
+    (lambda y, weights: {"out": torch.empty(5, 16).double()}, "out is torch.float64"),
+    (lambda y, weights: {"out": torch.empty(4, 16)}, r"out has the shape \[4, 16\]"),
+    (lambda y, weights: {"out": torch.empty(16, 5).t()}, "out is not dense"),
+    (lambda y, weights: {"out": torch.empty(5, 16, device="meta")}, "must be in host memory"),
+    (lambda y, weights: {"out": y.view(-1, 16)[:5]}, "out shares memory with y"),
+    (lambda y, weights: {"out": y.view(-1, 16)[-5:]}, "out shares memory with y"),
+    (lambda y, weights: next({"out": all[8:88].view(5, 16), "topk_weights": all[:15].view(5, 3)} for all in [torch.ones(100)]),
+     "out shares memory with topk_weights"),
 ])
 def test_what_is_wrong_in_a_combine_is_found(ranks, wrong, text):
     def rank(group):
@@ -222,6 +235,7 @@ def test_what_is_wrong_in_a_combine_is_found(ranks, wrong, text):
         y = ll.make_rows(received)
         for _ in range(3):
             ll.combine(y, received, topk_weights=weights)
+            ll.combine(y, received, topk_weights=weights, out=torch.empty(5, 16))
         given = {"y": y, "topk_weights": weights, **wrong(y, weights)}
         with pytest.raises(sy.InvalidArgument, match=text):
             ll.combine(given.pop("y"), received, **given)

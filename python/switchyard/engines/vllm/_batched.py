@@ -47,21 +47,21 @@ class SwitchyardBatched(PrepareAndFinalize):
                 division of experts that a :class:`LowLatency` does not support.
         """
         moe, quant = fused_experts.moe_config, fused_experts.quant_config
-        name, self._deferred = type(fused_experts).__name__, fused_experts.expects_unquantized_inputs
+        name, deferred = type(fused_experts).__name__, fused_experts.expects_unquantized_inputs
         if not isinstance(fused_experts.finalize_weight_and_reduce_impl(), TopKWeightAndReduceDelegate):
             refuse(f"{name}, which reduces rows itself, with deepep_low_latency", "use --all2all-backend deepep_high_throughput")
         if quant.quant_dtype == "nvfp4" and envs.VLLM_DEEPEPLL_NVFP4_DISPATCH:
             refuse("VLLM_DEEPEPLL_NVFP4_DISPATCH=1", "unset it: rows are then sent in bf16")
-        after = quant.quant_dtype not in (None, "nvfp4") and not self._fp8 and not self._deferred
-        if after and quant.a1_scale is None and quant.block_shape is None and not quant.per_act_token_quant:
+        self._quantized = quant.quant_dtype not in (None, "nvfp4") and not self._fp8 and not deferred  # after dispatch
+        if self._quantized and quant.a1_scale is None and quant.block_shape is None and not quant.per_act_token_quant:
             refuse(f"one dynamic {quant.quant_dtype} scale for all rows, of which some are unspecified in batches,",
                    "use --all2all-backend deepep_high_throughput, or a checkpoint with static or block scales")
-        self._fp8 = self._fp8 and not self._deferred
-        scales = ("ue8m0" if fused_experts.supports_packed_ue8m0_act_scales() else "f32") if self._fp8 else None
+        scales = ("ue8m0" if fused_experts.supports_packed_ue8m0_act_scales() else "f32") if self._fp8 and not deferred else None
         self._exchange, self._received = self._ranks.low_latency(
             hidden=moe.hidden_dim, num_experts=moe.num_experts, topk=moe.experts_per_token, max_tokens=self._max_tokens,
             dtype=moe.in_dtype, scales=scales, scale_group=GROUP, scale_order="column_major", invalid_ids="count")
         check_experts(self._exchange.group, moe)
+        self._counts = mk.ExpertTokensMetadata(expert_num_tokens=self._received.rows, expert_num_tokens_cpu=None)
 
     # ---- Properties that the kernel reads ----
 
@@ -83,13 +83,12 @@ class SwitchyardBatched(PrepareAndFinalize):
             a1 = weighted(a1, topk_weights)
         ids = topk_ids if self._physical is None else self._physical[topk_ids]
         received = self._exchange.dispatch(a1, ids, output=self._received)
-        counts = mk.ExpertTokensMetadata(expert_num_tokens=received.rows, expert_num_tokens_cpu=None)
         x, scales = received.x, received.scales
-        if quant_config.quant_dtype not in (None, "nvfp4") and not self._fp8 and not self._deferred:
+        if self._quantized:
             x, scales = moe_kernel_quantize_input(x.view(-1, x.shape[-1]), quant_config.a1_scale, quant_config.quant_dtype,
                                                   quant_config.per_act_token_quant, quant_config.block_shape)
             x, scales = x.view(received.x.shape), normalize_batched_scales_shape(scales, received.x.shape[0])
-        return x, scales, counts, None, None
+        return x, scales, self._counts, None, None
 
     def finalize(self, output: torch.Tensor, fused_expert_output: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
                  apply_router_weight_on_input: bool, weight_and_reduce_impl: Any) -> None:

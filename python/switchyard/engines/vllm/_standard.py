@@ -87,8 +87,7 @@ class SwitchyardStandard(PrepareAndFinalize):
                                               topk=moe.experts_per_token, max_tokens=moe.max_num_tokens, dtype=moe.in_dtype,
                                               invalid_ids="count")
         check_experts(self._exchange.group, moe)
-        here = self._exchange.group.experts_of(moe.num_experts)
-        self._first, self._elsewhere = here.start, 0 if here.start else moe.num_experts - 1
+        self._first, self._experts = self._exchange.group.experts_of(moe.num_experts).start, moe.num_experts
 
     # ---- Properties that the kernel reads ----
 
@@ -118,7 +117,8 @@ class SwitchyardStandard(PrepareAndFinalize):
         self._handle = handle
         rows, scales = (delivered[0], delivered[1].contiguous()) if before else (delivered, None)
         counts = mk.ExpertTokensMetadata(expert_num_tokens=handle.tokens_per_expert.to(torch.int32), expert_num_tokens_cpu=None)
-        ids = torch.where(handle.topk_ids < 0, self._elsewhere, handle.topk_ids + self._first)
+        # One kernel; -1 becomes an expert of another rank.
+        ids = handle.topk_ids + self._first if self._first else torch.remainder(handle.topk_ids, self._experts)
         if not before and not defer_input_quant and rows.shape[0]:
             rows, scales = self._quantized(rows, handle, quant_config)
         return rows, scales, counts, ids, handle.topk_weights

@@ -2,6 +2,8 @@
 """A process that imports vLLM once, with stand-ins for its compiled modules, and forks the ranks of each scenario. The process of
 the tests imports no vLLM, so other tests do not find the stand-ins."""
 import atexit
+import contextlib
+import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -34,7 +36,11 @@ def import_vllm(device, path):
 
 def _rank(rank, world, device, path, scenario, arguments, end):
     """Runs `scenario(rank, world, *arguments)`, a function of SCENARIOS or "module:function", in a separate process
-    and sends (result, traceback)."""
+    and sends (result, traceback). After a success, waits for a message, because the end of this process would be a failure for
+    ranks that are still in their last call, which may need this rank's GPU and memory."""
+    # Prints the stacks of all threads in std::terminate, which torch calls, for example, if the machine's limit of threads stops
+    # ProcessGroupGloo between its two worker threads: "terminate called without an active exception", exit code -6.
+    faulthandler.enable()
     try:
         if SCENARIOS[0] not in sys.modules:
             import_vllm(device, path)
@@ -44,6 +50,7 @@ def _rank(rank, world, device, path, scenario, arguments, end):
         modules = [importlib.import_module(module)] if module else modules
         found = next(getattr(each, name) for each in modules if hasattr(each, name))
         end.send((found(rank, world, *arguments), None))
+        end.poll(DEADLINE)
     except BaseException:
         end.send((None, traceback.format_exc()))
     finally:
@@ -78,23 +85,28 @@ def _serve(end, device, path):
 
 
 def _play(context, world, given):
-    pipes = [context.Pipe(duplex=False) for _ in range(world)]
-    processes = [context.Process(target=_rank, args=(rank, world, *given, pipes[rank][1])) for rank in range(world)]
-    for process, (_, theirs) in zip(processes, pipes):
-        process.start()
+    pipes, processes = [], []
+    for rank in range(world):
+        ours, theirs = context.Pipe()  # one by one: a fork must not hold the end of another rank, which would hide that rank's death
+        processes.append(context.Process(target=_rank, args=(rank, world, *given, theirs)))
+        processes[-1].start()
         theirs.close()
+        pipes.append(ours)
     answers = {}
     while len(answers) < world:
-        waiting = {ours: rank for rank, (ours, _) in enumerate(pipes) if rank not in answers}
+        waiting = {ours: rank for rank, ours in enumerate(pipes) if rank not in answers}
         ready = wait(list(waiting), DEADLINE)
         for ours in ready:
             try:
                 answers[waiting[ours]] = ours.recv()
-            except EOFError:
-                answers[waiting[ours]] = (None, "the process ended without an answer")
+            except (EOFError, ConnectionResetError):
+                processes[waiting[ours]].join(5)
+                answers[waiting[ours]] = (None, f"no answer, exit code {processes[waiting[ours]].exitcode}")
         if not ready:
             answers.update({rank: (None, f"no answer in {DEADLINE} s") for rank in waiting.values()})
-    for process in processes:
+    for process, ours in zip(processes, pipes):
+        with contextlib.suppress(OSError):
+            ours.send(None)  # all ranks have answered
         process.join(5)
         if process.is_alive():
             process.kill()

@@ -329,13 +329,14 @@ def kernel(rank, world, store, backend, shape, tokens, options):
         return max(errors), getattr(experts, "seen", None), in_place
 
 
-def layers_of(config, shape, weights, options, shared=None, quant_config=None, count=2):
-    """Returns layers built by vLLM's factory, with a router that returns `weights` and ids given by its attribute `routing`."""
+def layers_of(config, shape, weights, options, shared=None, quant_config=None, count=2, prefix="layers"):
+    """Returns layers built by vLLM's factory, with a router that returns `weights`. prefix: differs between calls with the same
+    `config`, because vLLM registers layers by name."""
     from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 
     hidden, intermediate, experts, topk = shape
     with DEVICE:
-        return [FusedMoEFactory(experts, topk, hidden, intermediate, params_dtype=torch.bfloat16, prefix=f"layers.{n}.mlp",
+        return [FusedMoEFactory(experts, topk, hidden, intermediate, params_dtype=torch.bfloat16, prefix=f"{prefix}.{n}.mlp",
                                 custom_routing_function=lambda hidden_states, gating_output, topk, renormalize: weights,
                                 apply_router_weight_on_input=options.get("on_input", False), shared_experts=shared,
                                 quant_config=quant_config) for n in range(count)]

@@ -1,0 +1,234 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Times FlashInfer 0.7.4's expert-parallel layers for Hopper beside Switchyard's, on 2 GPUs in the same run.
+
+    PYTHONPATH=python:FOLDER python3 bench/peers/flashinfer_layers.py --json flashinfer.json
+
+bf16   sm90_bf16_bf16_bf16_push_cake ("cake"), in its default configuration
+fp8    sm90_fp8_fp8_bf16_push_cuda ("push"): in its default configuration, which returns fp8 rows, and with bf16 rows; products with
+       float32 promotion per 128 columns
+
+Both exchange rows through peer memory that one process shares with another by file descriptors; multicast is not used. FOLDER has
+the packages flashinfer and tvm_ffi. FlashInfer compiles kernels with nvcc when a layer is created, unless they are in its cache or in
+flashinfer/data/aot.
+
+A layer's time is that of the whole call with bf16 tokens, which includes staging and quantization. Forms take turns in each of three
+rounds. All experts have the same matrices, in memory of their own, apart from a power of two: the result is then known for all
+tokens, and is checked before a layer is timed. Each part runs in separate processes with a deadline.
+"""
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from gpu_times import GpuTimes  # noqa: E402
+from rank_processes import RANKS, play  # noqa: E402
+
+PARTS = ("bf16", "fp8")
+#: Largest relative errors by type of the products, and of sums of rows that return as fp8.
+BARS = {"bf16": 1e-2, "fp8": 5e-2}
+ROUNDS = 3
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(PARTS), help=f"which of {', '.join(PARTS)}, with a comma between them")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens of a rank (4096)")
+    parser.add_argument("--hidden", type=int, default=7168, help="columns of a row (7168)")
+    parser.add_argument("--intermediate", type=int, default=2048, help="intermediate size (2048)")
+    parser.add_argument("--experts", type=int, default=128, help="experts (128)")
+    parser.add_argument("--topk", type=int, default=8, help="experts of a token (8)")
+    parser.add_argument("--repetitions", type=int, default=20, help="of each time in each round (20)")
+    parser.add_argument("--seconds", type=float, default=120, help="deadline of each part (120)")
+    parser.add_argument("--json", metavar="FILE", help="where the figures, and what they were taken on, are written")
+    return parser.parse_args()
+
+
+class Bench:
+    """One rank of one part."""
+
+    def __init__(self, rank, given, store):
+        import torch
+        import torch.distributed as dist
+
+        torch.cuda.set_device(rank)
+        dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+        self.rank, self.given, self.torch, self.dist = rank, given, torch, dist
+        self.device = torch.device("cuda", rank)
+        self.times = GpuTimes(self.device, given.repetitions)
+        generator = torch.Generator().manual_seed(rank)
+        self.x = torch.randn((given.tokens, given.hidden), generator=generator).bfloat16().to(self.device)
+        ids = torch.rand((given.tokens, given.experts), generator=generator).topk(given.topk, 1).indices
+        self.ids = ids.int().to(self.device)
+        self.weights = (torch.rand(ids.shape, generator=generator) + 0.5).to(self.device)
+
+    def matrices(self):
+        """Returns w13 [L, 2 I, H] (gate, up) and w2 [L, H, I] in bf16, and the factors [E] by which w2 differs between experts."""
+        torch, given = self.torch, self.given
+        source, here = torch.Generator(device=self.device).manual_seed(7), given.experts // RANKS
+        w13 = torch.randn((2 * given.intermediate, given.hidden), generator=source, device=self.device).mul_(given.hidden**-0.5).bfloat16()
+        w2 = torch.randn((given.hidden, given.intermediate), generator=source, device=self.device).mul_(given.intermediate**-0.5).bfloat16()
+        factors = 2.0 ** (torch.arange(given.experts, device=self.device) % 3 - 1)
+        mine = factors[self.rank * here:(self.rank + 1) * here].bfloat16()
+        return w13.repeat(here, 1, 1), w2 * mine[:, None, None], factors
+
+    def expected(self, w13, w2, factors):
+        """The layer's result in float32, from the matrices of an expert with factor 1 in any float type."""
+        torch = self.torch
+        gate, up = (self.x.float() @ w13.float().T).chunk(2, -1)
+        y = (torch.nn.functional.silu(gate) * up) @ w2.float().T
+        return y * (self.weights * factors[self.ids.long()]).sum(1, keepdim=True)
+
+    def ours(self, w13, w2, scales, **options):
+        """Returns a MoeLayer's forward pass, and its implementation."""
+        import switchyard as sy
+
+        given = self.given
+        config = dict(hidden=given.hidden, intermediate=given.intermediate, num_experts=given.experts, topk=given.topk,
+                      max_tokens=given.tokens, storage="view", captured=False, dtype="bf16" if scales[0] is None else "fp8_e4m3", **options)
+        group = sy.Group.from_process_group(self.dist.group.WORLD, sy.MoeLayer.heap_bytes(RANKS, backend="cuda", **config), backend="cuda",
+                                            device=self.rank, timeout=30, rendezvous_timeout=60)
+        layer, out = sy.MoeLayer(group, w13, w2, w13_scales=scales[0], w2_scales=scales[1], **config), self.torch.empty_like(self.x)
+        return lambda: layer.forward(self.x, self.ids, self.weights, out=out), layer.implementation
+
+    def theirs(self, kernel, weights, transformed=None):
+        """Returns a forward pass of FlashInfer's layer, and the weights that it reads."""
+        from flashinfer import moe_ep
+
+        given = self.given
+        layer = moe_ep.MoEEpLayer(
+            moe_ep.BootstrapConfig(world_size=RANKS, rank=self.rank, device=self.rank),
+            moe_ep.FleetParams(num_experts=given.experts, max_tokens_per_rank=given.tokens, token_hidden_size=given.hidden),
+            weights, backend=moe_ep.MegaConfig(megakernel=kernel, preprocess_weights=transformed is None, transformed_weights=transformed))
+        out = self.torch.empty_like(self.x)
+        call = moe_ep.MoEEpTensors(hidden_states=self.x, topk_ids=self.ids, topk_weights=self.weights, output=out)
+        return lambda: layer.forward(call), layer
+
+    # ---- Parts ----
+
+    def bf16(self, forms):
+        from flashinfer import moe_ep
+
+        w13, w2, factors = self.matrices()
+        want = self.expected(w13[0], w2[0] / factors[self.first()], factors)
+        for form, options in (("separate, per_rank", {"form": "separate", "order": "per_rank"}), ("automatic", {})):
+            forms.add(f"switchyard, {form}", *self.ours(w13, w2, (None, None), **options), want, BARS["bf16"])
+        config = moe_ep.Sm90_Bf16_Bf16_Bf16_PushCake_MegaMoeConfig(intermediate_size=self.given.intermediate, top_k=self.given.topk)
+        with forms.attempt("flashinfer, cake"):
+            call, _ = self.theirs(config, moe_ep.MoEWeightPack(w13, w2))
+            forms.add("flashinfer, cake", call, config.kernel_name, want, BARS["bf16"])
+
+    def fp8(self, forms):
+        from flashinfer import moe_ep
+        from flashinfer.moe_ep.kernel_src.sm90.push_style_megamoe import make_sm90_push_weights
+
+        w13, w2, factors = self.matrices()
+        packed = make_sm90_push_weights(w13, w2)
+        del w13, w2
+
+        def unpacked(data, scales):
+            return data[0].float() * scales[0].repeat_interleave(128, 0).repeat_interleave(128, 1)
+
+        want = self.expected(unpacked(packed.w13_fp8, packed.w13_sf), unpacked(packed.w2_fp8, packed.w2_sf) / factors[self.first()], factors)
+        scales = packed.w13_sf, packed.w2_sf
+        for form, options in (("separate, per_rank, exact", {}), ("separate, per_rank, fast", {"accumulate": "fast"})):
+            call = self.ours(packed.w13_fp8, packed.w2_fp8, scales, form="separate", order="per_rank", **options)
+            forms.add(f"switchyard, {form}", *call, want, BARS["fp8"])
+        for rows, options in (("fp8", {}), ("bf16", {"combine_dtype": "bf16", "grouped_combine": False})):
+            config = moe_ep.Sm90_Fp8_Fp8_Bf16_PushCuda_MegaMoeConfig(intermediate_size=self.given.intermediate, top_k=self.given.topk, **options)
+            with forms.attempt(f"flashinfer, push, {rows} rows return"):
+                call, _ = self.theirs(config, None, packed)
+                forms.add(f"flashinfer, push, {rows} rows return", call, config.kernel_name, want, BARS["fp8"])
+
+    def first(self):
+        return self.rank * (self.given.experts // RANKS)
+
+
+class Forms:
+    """Layers of one part: each is checked when it is added; run() times them in turn."""
+
+    def __init__(self, bench, part, end):
+        self.bench, self.part, self.end, self.calls = bench, part, end, {}
+
+    def send(self, kind, name, **more):
+        if self.bench.rank == 0 or kind == "error":
+            self.end.send({"kind": kind, "part": self.part, "name": name, "rank": self.bench.rank, **more})
+
+    def attempt(self, name):
+        forms = self
+
+        class Attempt:
+            def __enter__(self):
+                pass
+
+            def __exit__(self, kind, error, trace):
+                if error is not None and isinstance(error, Exception):
+                    traceback.print_exception(kind, error, trace)
+                    forms.send("error", name, error=f"{kind.__name__}: {error}"[:600])
+                    return True
+                return False
+
+        return Attempt()
+
+    def add(self, name, call, implementation, want, bar):
+        got = call().float()
+        error = ((got - want).norm() / want.norm()).item()
+        assert error <= bar, f"{name}: relative error {error}"
+        for _ in range(3):
+            again = call()
+        assert ((again.float() - want).norm() / want.norm()).item() <= bar
+        self.calls[name] = call, {"implementation": implementation, "relative_error": round(error, 5)}
+
+    def run(self):
+        taken = {name: [] for name in self.calls}
+        for _ in range(ROUNDS):
+            for name, (call, _) in self.calls.items():
+                taken[name].append(self.bench.times.of(call))
+        for name, (_, about) in self.calls.items():
+            self.send("figure", name, us=round(statistics.median(taken[name]), 1), rounds=[round(each, 1) for each in taken[name]],
+                      tokens=self.bench.given.tokens, **about)
+
+
+# ---- Processes ----
+
+
+def rank_of(rank, part, store, given, end):
+    try:
+        bench = Bench(rank, given, store)
+        forms = Forms(bench, part, end)
+        getattr(bench, part)(forms)
+        forms.run()
+        bench.torch.cuda.synchronize()
+    except BaseException as error:
+        traceback.print_exc()
+        end.send({"kind": "error", "part": part, "name": "part", "rank": rank, "error": f"{type(error).__name__}: {error}"[:600]})
+    end.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # no teardown of groups whose peers may have failed
+
+
+def main():
+    given = arguments()
+    if set(given.only.split(",")) - set(PARTS):
+        raise SystemExit(f"flashinfer_layers: --only {given.only}: choose from {', '.join(PARTS)}")
+    import torch
+
+    entries = []
+    for part in given.only.split(","):
+        play(rank_of, part, given, entries)
+        if given.json:
+            about = {"device": torch.cuda.get_device_name(), "ranks": RANKS, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
+                     "commit": os.environ.get("SWITCHYARD_COMMIT", ""), "config": vars(given)}
+            with open(given.json, "w", encoding="utf-8") as file:
+                json.dump({**about, "entries": entries}, file, indent=1)
+                file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
