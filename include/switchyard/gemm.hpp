@@ -60,6 +60,33 @@ struct Swiglu {
   float up_shift = 0;
 };
 
+/// Elements that share a scale in matrix products of fp8 rows and weights on GPUs.
+enum class ScaleGranularity : uint8_t {
+  block = 0,  ///< rows: 128 columns; weights: 128 x 128
+  /// Rows: a whole row; weights: an output. Both scales are applied once, to the whole sum, which the tensor cores compute:
+  /// they keep about 14 bits and truncate. float32 scales.
+  per_channel = 1,
+  group_channel = 2,  ///< rows: 128 columns, summed as with block; weights: an output, applied to the whole sum. float32 scales
+};
+template <>
+struct NamesOf<ScaleGranularity> {
+  static constexpr Named<ScaleGranularity> kAll[] = {{ScaleGranularity::block, "block"},
+                                                     {ScaleGranularity::per_channel, "per_channel"},
+                                                     {ScaleGranularity::group_channel, "group_channel"}};
+};
+
+/// Columns of a quantized output row that share a scale.
+enum class OutputScaling : uint8_t {
+  per_group = 0,  ///< 128 columns: amax / 448
+  fixed = 1,      ///< all, with a scale given by the caller; larger values saturate
+  per_row = 2,    ///< all: amax / 448
+};
+template <>
+struct NamesOf<OutputScaling> {
+  static constexpr Named<OutputScaling> kAll[] = {
+      {OutputScaling::per_group, "per_group"}, {OutputScaling::fixed, "fixed"}, {OutputScaling::per_row, "per_row"}};
+};
+
 /// Fixed properties of a GroupedGemm.
 struct GroupedGemmConfig {
   int num_experts = 0;                  ///< number of local experts, in [1, kMaxGemmExperts]
@@ -70,13 +97,16 @@ struct GroupedGemmConfig {
   Epilogue epilogue = Epilogue::none;
   Swiglu swiglu;
   /// fp8: kind of the weight scales, dense [E, S, ceil(K / 128)]: f32 or ue8m0 (one byte). S is ceil(N / 128); for swiglu,
-  /// ceil(N / 256) for the gate half, then as many for the up half.
+  /// ceil(N / 256) for the gate half, then as many for the up half. Not ScaleGranularity::block: f32, dense [E, N].
   ScaleKind weight_scales = ScaleKind::f32;
-  /// fp8 with swiglu. If not none, outputs are fp8 e4m3 with these scales, one per 128 columns, and N must be a multiple of 32.
-  /// The outputs are bit-identical to those of a dispatch of bf16 outputs with DispatchOptions::quantize
-  /// (docs/concepts/layouts.md gives the formulas).
+  /// fp8 with swiglu. If not none, outputs are fp8 e4m3 with these scales, shared as `output_scaling` says, and N must be a
+  /// multiple of 32. The outputs are computed from bf16 outputs. With per_group, they are bit-identical to those of a dispatch
+  /// of bf16 outputs with DispatchOptions::quantize (docs/concepts/layouts.md gives the formulas).
   ScaleKind quantize = ScaleKind::none;
-  Accumulate accumulate = Accumulate::exact;  ///< fast: only fp8; docs/gemm.md states its error
+  Accumulate accumulate = Accumulate::exact;  ///< fast: only fp8 with ScaleGranularity::block; docs/gemm.md states its error
+  ScaleGranularity scaling = ScaleGranularity::block;  ///< others: only fp8
+  /// Others than per_group: `quantize` is f32 and `scaling` is not block. Output scales are dense float32 [rows].
+  OutputScaling output_scaling = OutputScaling::per_group;
 
   /// Number of columns in an output row.
   int64_t columns() const { return epilogue == Epilogue::swiglu ? n / 2 : n; }
@@ -99,6 +129,9 @@ struct ExpertRows {
   /// fp8 with ScaleOrder::column_major (low latency): distance in words between columns of an expert's scales. 0: one row of
   /// scales per row, as in ConstRows.
   int64_t scale_rows = 0;
+  /// ScaleGranularity::per_channel without scale_rows: distance in words between the scales of consecutive rows, of which the
+  /// first one counts. 0: 1, i.e. dense. of() sets the distance of the dispatch's scale rows.
+  int64_t scale_stride = 0;
 
   /// Rows of an expert-major dispatch. \throws Error(invalid_argument) if it is rank-major.
   static ExpertRows of(const Dispatched& dispatched);
@@ -112,6 +145,8 @@ struct GroupedGemmOptions {
   /// multiprocessor, has run. If a kernel that occupies multiprocessors waits for other ranks, and those ranks wait for this
   /// call, limit the call to the remaining multiprocessors.
   int num_sms = 0;
+  const float* output_scale = nullptr;  ///< OutputScaling::fixed: the scale, in GPU memory, > 0; read when the kernel runs
+  void* scratch = nullptr;              ///< OutputScaling::per_row: memory for bf16 [out.rows, columns()], aligned to 16 bytes
 };
 
 /// One matrix product per expert, on the GPU that is current at construction. Calls are enqueued and do not wait; they can be

@@ -40,11 +40,23 @@ void check_config(const GroupedGemmConfig& c) {
           std::string("quantize = ") + to_string(c.quantize) + ": must be none but for fp8_e4m3 with swiglu");
   require(is_named(c.accumulate), "accumulate = " + std::to_string(static_cast<int>(c.accumulate)) + ": must be " +
                                       detail::numbered_names<Accumulate>());
-  require(fp8 || c.accumulate == Accumulate::exact, "accumulate = fast: must be exact but for fp8_e4m3");
+  require(c.accumulate == Accumulate::exact || (fp8 && c.scaling == ScaleGranularity::block),
+          "accumulate = fast: must be exact but for fp8_e4m3 with scaling block");
+  require(is_named(c.scaling), "scaling = " + std::to_string(static_cast<int>(c.scaling)) + ": must be " +
+                                   detail::numbered_names<ScaleGranularity>());
+  const bool block = c.scaling == ScaleGranularity::block;
+  require(fp8 || block, std::string("scaling = ") + to_string(c.scaling) + ": must be block but for fp8_e4m3");
+  require(block || c.weight_scales == ScaleKind::f32, "weight_scales = ue8m0: must be f32 unless scaling is block");
+  require(is_named(c.output_scaling), "output_scaling = " + std::to_string(static_cast<int>(c.output_scaling)) + ": must be " +
+                                          detail::numbered_names<OutputScaling>());
+  require(c.output_scaling == OutputScaling::per_group || (!block && c.quantize == ScaleKind::f32),
+          std::string("output_scaling = ") + to_string(c.output_scaling) +
+              ": must be per_group unless quantize is f32 and scaling is not block");
   require(c.swiglu.limit > 0, "swiglu.limit = " + std::to_string(c.swiglu.limit) + ": must be above 0");
 }
 
-void check_rows(const char* name, const ConstRows& given, DType type, int64_t columns) {
+/// `per_row`: one float32 scale per row.
+void check_rows(const char* name, const ConstRows& given, DType type, int64_t columns, bool per_row, bool only_f32) {
   detail::check_rows(kGemmClass, name, given, type, columns);
   if (given.rows == 0) return;
   detail::check_aligned(kGemmClass, name, given.data);
@@ -52,10 +64,28 @@ void check_rows(const char* name, const ConstRows& given, DType type, int64_t co
   const std::string text = name;
   require(given.scale_kind == ScaleKind::f32 || given.scale_kind == ScaleKind::ue8m0,
           text + " has no scales: must have f32 or ue8m0, one for 128 columns");
-  detail::check_aligned(kGemmClass, (text + ".scales").c_str(), given.scales);
+  require(!only_f32 || given.scale_kind == ScaleKind::f32, text + " has scales of ue8m0: must be f32 unless scaling is block");
+  if (!per_row) return detail::check_aligned(kGemmClass, (text + ".scales").c_str(), given.scales);
+  require(given.scales != nullptr, text + ".scales is null");
+  require(reinterpret_cast<uintptr_t>(given.scales) % 4 == 0, text + ".scales must begin at a multiple of 4 bytes");
+}
+
+void check_call(const GroupedGemmConfig& c, const Rows& out, const GroupedGemmOptions& options) {
+  require((c.output_scaling == OutputScaling::fixed) == (options.output_scale != nullptr),
+          options.output_scale == nullptr ? "options.output_scale is null: output_scaling is fixed"
+                                          : "options.output_scale is given: must be null unless output_scaling is fixed");
+  require((c.output_scaling == OutputScaling::per_row) == (options.scratch != nullptr) || out.rows == 0,
+          options.scratch == nullptr ? "options.scratch is null: output_scaling is per_row"
+                                     : "options.scratch is given: must be null unless output_scaling is per_row");
+  if (options.scratch != nullptr) detail::check_aligned(kGemmClass, "options.scratch", options.scratch);
 }
 
 }  // namespace
+
+/// Words between the scales of consecutive rows; 0 if they are not float32.
+static int64_t scale_words(const ConstRows& x) {
+  return x.scale_kind == ScaleKind::f32 ? static_cast<int64_t>(scale_row_bytes(x.cols, ScaleKind::f32) / sizeof(float)) : 0;
+}
 
 ExpertRows ExpertRows::of(const Dispatched& dispatched) {
   const bool no_experts = dispatched.tokens_per_expert.empty();  // none on this rank; null pointers are then allowed
@@ -64,6 +94,7 @@ ExpertRows ExpertRows::of(const Dispatched& dispatched) {
   ExpertRows rows;
   rows.num_rows = dispatched.tokens_per_expert.data();
   rows.first_row = dispatched.expert_first_row.data();
+  rows.scale_stride = scale_words(dispatched.x);
   return rows;
 }
 
@@ -75,6 +106,7 @@ ExpertRows ExpertRows::of(const LowLatencyOutput& output) {
   rows.num_rows_32 = output.rows_of_expert;
   rows.rows_per_expert = output.rows_per_expert;
   if (scaled && output.scale_order == ScaleOrder::column_major) rows.scale_rows = output.scale_rows;
+  rows.scale_stride = scale_words(output.x);
   return rows;
 }
 
@@ -93,13 +125,16 @@ GroupedGemm::~GroupedGemm() = default;
 
 void GroupedGemm::run(const ConstRows& x, const ExpertRows& rows, const Rows& out, const GroupedGemmOptions& options) {
   const GroupedGemmConfig& c = impl_->config;
-  check_rows("x", x, c.dtype, c.k);
-  check_rows("out", out, c.out_dtype(), c.columns());
+  const bool block = c.scaling == ScaleGranularity::block;
+  check_rows("x", x, c.dtype, c.k, c.scaling == ScaleGranularity::per_channel, !block);
+  check_rows("out", out, c.out_dtype(), c.columns(), c.output_scaling != OutputScaling::per_group, false);
+  check_call(c, out, options);
   require(c.quantize == ScaleKind::none || out.rows == 0 || out.scale_kind == c.quantize,
           std::string("out has scales of ") + to_string(out.scale_kind) + ": must be of quantize, " + to_string(c.quantize));
   detail::check_ranges(kGemmClass, rows);
   require(rows.scale_rows >= 0 && (rows.scale_rows == 0 || rows.scale_rows >= rows.rows_per_expert),
           "rows.scale_rows = " + std::to_string(rows.scale_rows) + ": must be 0, or at least rows_per_expert");
+  require(rows.scale_stride >= 0, "rows.scale_stride = " + std::to_string(rows.scale_stride) + ": must not be negative");
   if (x.rows > 0 && out.rows > 0) impl_->run(x, rows, out, options);
 }
 

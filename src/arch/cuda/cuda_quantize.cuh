@@ -213,6 +213,24 @@ __device__ QuantizedColumns<kEights> quantize_columns(const RawColumns<kEights>&
   return to;
 }
 
+/// Quantizes this lane's columns with a given scale: e4m3(x * inverse), rounded to nearest even, saturated at 448; NaN remains
+/// NaN. `inverse` is 1 / scale.
+template <DType T, int kEights>
+__device__ __forceinline__ QuantizedColumns<kEights> quantize_fixed(const RawColumns<kEights>& raw, float scale,
+                                                                    float inverse) {
+  QuantizedColumns<kEights> to{{}, __float_as_uint(scale)};
+#pragma unroll
+  for (int e = 0; e < kEights; ++e) {
+    float x[8];
+    widen_eight<T>(raw.eight[e], x);
+    const auto four = [&](int i) {
+      return e4m3_pair(x[i] * inverse, x[i + 1] * inverse) | e4m3_pair(x[i + 2] * inverse, x[i + 3] * inverse) << 16;
+    };
+    to.bytes[e] = {four(0), four(4)};
+  }
+  return to;
+}
+
 /// Destinations of a quantized row, one per given lane. `low_bits`, in all lanes, is the bitwise OR of the low bits of all
 /// rows.
 struct LaneTargets {

@@ -70,6 +70,10 @@ struct Wgmma;
 #define SWITCHYARD_NAMES_10 SWITCHYARD_NAMES_9 ",%72,%73,%74,%75,%76,%77,%78,%79"
 #define SWITCHYARD_NAMES_11 SWITCHYARD_NAMES_10 ",%80,%81,%82,%83,%84,%85,%86,%87"
 #define SWITCHYARD_NAMES_12 SWITCHYARD_NAMES_11 ",%88,%89,%90,%91,%92,%93,%94,%95"
+#define SWITCHYARD_NAMES_13 SWITCHYARD_NAMES_12 ",%96,%97,%98,%99,%100,%101,%102,%103"
+#define SWITCHYARD_NAMES_14 SWITCHYARD_NAMES_13 ",%104,%105,%106,%107,%108,%109,%110,%111"
+#define SWITCHYARD_NAMES_15 SWITCHYARD_NAMES_14 ",%112,%113,%114,%115,%116,%117,%118,%119"
+#define SWITCHYARD_NAMES_16 SWITCHYARD_NAMES_15 ",%120,%121,%122,%123,%124,%125,%126,%127"
 #define SWITCHYARD_EIGHT(c, i) \
   c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3]), c(d[i + 4]), c(d[i + 5]), c(d[i + 6]), c(d[i + 7])
 #define SWITCHYARD_ACCUMULATORS_1(c) SWITCHYARD_EIGHT(c, 0)
@@ -84,6 +88,10 @@ struct Wgmma;
 #define SWITCHYARD_ACCUMULATORS_10(c) SWITCHYARD_ACCUMULATORS_9(c), SWITCHYARD_EIGHT(c, 72)
 #define SWITCHYARD_ACCUMULATORS_11(c) SWITCHYARD_ACCUMULATORS_10(c), SWITCHYARD_EIGHT(c, 80)
 #define SWITCHYARD_ACCUMULATORS_12(c) SWITCHYARD_ACCUMULATORS_11(c), SWITCHYARD_EIGHT(c, 88)
+#define SWITCHYARD_ACCUMULATORS_13(c) SWITCHYARD_ACCUMULATORS_12(c), SWITCHYARD_EIGHT(c, 96)
+#define SWITCHYARD_ACCUMULATORS_14(c) SWITCHYARD_ACCUMULATORS_13(c), SWITCHYARD_EIGHT(c, 104)
+#define SWITCHYARD_ACCUMULATORS_15(c) SWITCHYARD_ACCUMULATORS_14(c), SWITCHYARD_EIGHT(c, 112)
+#define SWITCHYARD_ACCUMULATORS_16(c) SWITCHYARD_ACCUMULATORS_15(c), SWITCHYARD_EIGHT(c, 120)
 
 // TYPE: type of both operands; A, B: 1 if the operand has outer order; C: constraint of the accumulators; I: N / 16; X, Y:
 // operand indices of the descriptors.
@@ -164,6 +172,14 @@ __device__ __forceinline__ void multiply_e4m3_rows(float (&d)[64], const uint32_
       "}, {%64, %65, %66, %67}, %68, p, 1, 1;}"
       : SWITCHYARD_ACCUMULATORS_8("+f")
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/// d[64, 256] += a[64, 32] * b[256, 32]^T for fp8 e4m3, both operands in shared memory, in inner order.
+__device__ __forceinline__ void multiply_e4m3_256(float (&d)[128], uint64_t a, uint64_t b) {
+  asm volatile("{.reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" SWITCHYARD_NAMES_16
+               "}, %128, %129, p, 1, 1;}"
+               : SWITCHYARD_ACCUMULATORS_16("+f")
+               : "l"(a), "l"(b));
 }
 
 }  // namespace switchyard::detail::ptx

@@ -8,6 +8,7 @@
 #include "gemm/gpu/gpu_memory.hpp"
 #include "gemm/gpu/grouped_params.hpp"
 #include "gemm/gpu/kernels.hpp"
+#include "gemm/gpu/quantise_rows.hpp"
 #include "gemm/gpu/usable_gpu.hpp"
 #include "gemm/product_maps.hpp"
 
@@ -20,16 +21,27 @@ constexpr const char* kClass = "GroupedGemm";
 
 void check(gpu::Status status, const char* what) { check_gpu(status, kClass, what); }
 
+/// True if the kernels of the product write fp8 outputs; per_row: a second step quantizes their bf16 outputs.
+bool kernel_quantises(const GroupedGemmConfig& c) {
+  return c.quantize != ScaleKind::none && c.output_scaling != OutputScaling::per_row;
+}
 Finish finish_of(const GroupedGemmConfig& c) {
   if (c.epilogue != Epilogue::swiglu) return c.epilogue == Epilogue::none ? Finish::plain : Finish::activated;
-  return c.quantize != ScaleKind::none ? Finish::quantised : Finish::gated;
+  return kernel_quantises(c) ? Finish::quantised : Finish::gated;
 }
 
 GroupedKernel kernel_for(const GroupedGemmConfig& c) {
   const Finish finish = finish_of(c);
-  if (c.dtype == DType::fp8_e4m3) return kernel_fp8(finish);
+  if (c.dtype == DType::fp8_e4m3)
+    return c.scaling == ScaleGranularity::block ? kernel_fp8(finish) : kernel_fp8_channel(finish, c.scaling);
   if (c.dtype == DType::f16) return c.order == WeightOrder::nk ? kernel_f16_nk(finish) : kernel_f16_kn(finish);
   return c.order == WeightOrder::nk ? kernel_bf16_nk(finish) : kernel_bf16_kn(finish);
+}
+
+GroupedKernel wide_kernel_for(const GroupedGemmConfig& c) {
+  const Finish finish = finish_of(c);
+  if (c.scaling != ScaleGranularity::block) return kernel_fp8_channel_wide(finish, c.scaling);
+  return kernel_fp8_wide(finish, c.accumulate == Accumulate::fast);
 }
 
 class GpuGemm final : public GroupedGemm::Impl {
@@ -52,12 +64,15 @@ class GpuGemm final : public GroupedGemm::Impl {
     params_.gating = {c.swiglu.limit, c.swiglu.alpha, c.swiglu.up_shift};
     params_.scales.weights = static_cast<const std::byte*>(weight_scales);
     params_.scales.weights_ue8m0 = c.weight_scales == ScaleKind::ue8m0;
-    params_.scales.weight_rows = static_cast<int>(gated ? 2 * num_scales(c.n / 2) : num_scales(c.n));
+    params_.scales.weight_rows = static_cast<int>(c.scaling != ScaleGranularity::block ? c.n
+                                                  : gated                              ? 2 * num_scales(c.n / 2)
+                                                                                       : num_scales(c.n));
     check(kernel_.prepare(traits_.shared_bytes), "kernel");
     maps().set_weights(params_, weights);
     if (!fp8_) return;
-    wide_kernel_ = kernel_fp8_wide(finish_of(c), c.accumulate == Accumulate::fast);
+    wide_kernel_ = wide_kernel_for(c);
     check(wide_kernel_.prepare(traits_.shared_bytes), "kernel");
+    if (c.output_scaling == OutputScaling::per_row) check(load_quantise_rows(), "kernel");
     maps().set_many_weights(params_, weights, kTileColumns / 2);
   }
 
@@ -70,14 +85,20 @@ class GpuGemm final : public GroupedGemm::Impl {
                                                    std::to_string(kMaxTiles) + " tiles; give fewer rows");
     }
     if (x.data != x_.data || x.rows != x_.rows) map_rows(x);
-    if (config.quantize != ScaleKind::none)
-      set_quantised(out);
-    else if (out.data != out_.data || out.rows != out_.rows)
-      map_outputs(out);
+    Rows written = out;
+    if (config.output_scaling == OutputScaling::per_row) written.data = options.scratch;
+    if (kernel_quantises(config))
+      set_quantised(out, options.output_scale);
+    else if (written.data != out_.data || written.rows != out_.rows)
+      map_outputs(written);
     if (fp8_) set_scales(x, rows);
     params_.ranges = row_ranges(rows, end);
-    tickets_.used_on(static_cast<gpu::Stream>(options.stream));
-    launch(blocks, static_cast<gpu::Stream>(options.stream));
+    const auto stream = static_cast<gpu::Stream>(options.stream);
+    tickets_.used_on(stream);
+    launch(blocks, stream);
+    if (config.output_scaling != OutputScaling::per_row) return;
+    const RowQuantising of{written.data, end, out.cols, out.data, static_cast<float*>(out.scales)};
+    check(quantise_rows(of, params_.ranges, config.num_experts, blocks, stream), "launch");
   }
 
  private:
@@ -106,7 +127,9 @@ class GpuGemm final : public GroupedGemm::Impl {
   ProductMaps maps() const {
     return {kClass,
             config.dtype,
-            config.out_dtype(),
+            kernel_quantises(config) ? config.out_dtype()
+            : fp8_                   ? DType::bf16
+                                     : config.dtype,
             config.num_experts,
             config.n,
             config.k,
@@ -125,12 +148,14 @@ class GpuGemm final : public GroupedGemm::Impl {
     out_ = out;
   }
 
-  void set_quantised(const Rows& out) {
+  void set_quantised(const Rows& out, const float* fixed) {
     params_.quantised.rows = static_cast<std::byte*>(out.data);
     params_.quantised.scales = static_cast<std::byte*>(out.scales);
     params_.quantised.row = static_cast<int64_t>(scale_row_bytes(out.cols, out.scale_kind));
     params_.quantised.ue8m0 = out.scale_kind == ScaleKind::ue8m0;
     params_.quantised.block = params_.quantised.ue8m0 ? 1 : 4;
+    params_.quantised.fixed = fixed;
+    if (fixed != nullptr) params_.quantised.row = sizeof(float);
   }
   void set_scales(const ConstRows& x, const ExpertRows& rows) {
     Fp8Scales& s = params_.scales;
@@ -138,7 +163,9 @@ class GpuGemm final : public GroupedGemm::Impl {
     s.ue8m0 = x.scale_kind == ScaleKind::ue8m0;
     s.rows_of_expert = rows.scale_rows > 0;
     if (!s.rows_of_expert) {
-      s.row = static_cast<int64_t>(scale_row_bytes(x.cols, x.scale_kind));
+      const bool per_row = config.scaling == ScaleGranularity::per_channel;
+      s.row =
+          per_row ? std::max<int64_t>(rows.scale_stride, 1) * 4 : static_cast<int64_t>(scale_row_bytes(x.cols, x.scale_kind));
       s.block = s.ue8m0 ? 1 : 4;
       s.packed = 0;
       s.expert = 0;

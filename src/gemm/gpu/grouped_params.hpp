@@ -43,7 +43,8 @@ struct RowRanges {
   int64_t end = 0;  ///< rows from here on are ignored, regardless of num_rows
 };
 
-/// Scales of fp8 rows and weights: one per 128 elements of a row and one per 128 x 128 weights, as float32 or as UE8M0 bytes.
+/// Scales of fp8 rows and weights, as float32 or as UE8M0 bytes; per ScaleGranularity::block in blocks of 128 elements. With
+/// per_channel, only block 0 of a row exists.
 /// Strides are in bytes.
 struct Fp8Scales {
   /// The scale of block b of row r of expert e is at r * row + (b >> packed) * block + (b & ((1 << packed) - 1)) + e * expert.
@@ -52,8 +53,8 @@ struct Fp8Scales {
   int packed = 0;               ///< log2 of the number of adjacent UE8M0 scales of a row
   bool rows_of_expert = false;  ///< r counts from the expert's first row
   bool ue8m0 = false;
-  const std::byte* weights = nullptr;  ///< [experts, weight_rows, inner_blocks]
-  int weight_rows = 0;                 ///< gated: number of rows of the gate half; the up half has as many
+  const std::byte* weights = nullptr;  ///< [experts, weight_rows, inner_blocks]; per channel: float [experts, n]
+  int weight_rows = 0;                 ///< gated: rows of the gate half, then as many of the up half; per channel: n
   bool weights_ue8m0 = false;
 };
 
@@ -63,6 +64,7 @@ struct Fp8Outputs {
   std::byte* scales = nullptr;
   int64_t row = 0, block = 0;
   bool ue8m0 = false;
+  const float* fixed = nullptr;  ///< if not null, the scale of all outputs; a row then has one scale
 };
 
 struct GroupedParams {

@@ -4,6 +4,7 @@
 
 #include "arch/gpu_runtime.hpp"
 #include "gemm/gpu/grouped_params.hpp"
+#include "switchyard/gemm.hpp"
 
 namespace switchyard::detail::gemm {
 
@@ -29,8 +30,11 @@ GroupedKernel kernel_bf16_nk(Finish finish);
 GroupedKernel kernel_bf16_kn(Finish finish);
 GroupedKernel kernel_f16_nk(Finish finish);
 GroupedKernel kernel_f16_kn(Finish finish);
-GroupedKernel kernel_fp8(Finish finish);  ///< only fp8 has Finish::quantised
-GroupedKernel kernel_fp8_wide(Finish finish,
-                              bool fast);  ///< for experts with more than kFewFp8Rows rows; an even number of blocks
+// fp8; only these have Finish::quantised. The wide kernels are for experts with more than kFewFp8Rows rows and require an even
+// number of blocks. `fast`: Accumulate::fast, only with blocks of scales.
+GroupedKernel kernel_fp8(Finish finish);
+GroupedKernel kernel_fp8_wide(Finish finish, bool fast);
+GroupedKernel kernel_fp8_channel(Finish finish, ScaleGranularity scaling);  ///< per_channel or group_channel
+GroupedKernel kernel_fp8_channel_wide(Finish finish, ScaleGranularity scaling);
 
 }  // namespace switchyard::detail::gemm

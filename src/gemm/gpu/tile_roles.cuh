@@ -55,6 +55,8 @@ struct SharedStorage {
   /// Clusters of two blocks: barriers and slots of the tickets that the first block sends to the second.
   __device__ uint32_t sent(uint32_t slot) const { return base + 336 + 8 * slot; }
   __device__ uint32_t letter(uint32_t slot) const { return base + 352 + 4 * slot; }
+  /// fp8 with scales per channel: barriers of the scales of the tile in slot `slot`.
+  __device__ uint32_t scaled(uint32_t slot) const { return base + 368 + 8 * slot; }
   __device__ uint32_t staging(int group) const { return base + kFixedBytes + static_cast<uint32_t>(group) * staging_bytes(); }
   __device__ uint32_t stage(uint32_t slot) const {
     return base + kFixedBytes + 2 * staging_bytes() + slot * (kWeightBytes + staging_bytes());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Row-wise gradients of SwiGLU and of routing weights. One block per multiprocessor; a warp processes one row at a time, and
 // the rows of all experts are assigned to the warps round-robin.
-#include "gemm/gpu/tile_roles.cuh"
+#include "gemm/gpu/each_row.cuh"
 #include "gemm/gradients/gradient_params.hpp"
 
 namespace switchyard::detail::gemm {
@@ -12,18 +12,7 @@ constexpr int kWarpColumns = 32 * 8;  // columns of a row that a warp holds at o
 /// Calls `work(row)` in all lanes of one warp for every row of an expert. Call from all threads.
 template <class Work>
 __device__ __forceinline__ void for_each_row(const RowRanges& ranges, int num_experts, Work work) {
-  __shared__ int2 experts[kMaxExperts];  // first row, rows
-  for (int e = static_cast<int>(threadIdx.x); e < num_experts; e += kRowThreads)
-    experts[e] = {static_cast<int>(first_row_of(ranges, e)), static_cast<int>(rows_of(ranges, e))};
-  __syncthreads();
-  const uint32_t warps = gridDim.x * (kRowThreads / 32);
-  uint32_t at = threadIdx.x / 32 * gridDim.x + blockIdx.x;  // spreads few rows over all multiprocessors
-  for (int e = 0; e < num_experts; ++e) {
-    const int2 expert = experts[e];
-    const auto rows = static_cast<uint32_t>(expert.y);
-    for (; at < rows; at += warps) work(static_cast<int64_t>(expert.x) + at);
-    at -= rows;
-  }
+  for_each_row_of<kRowThreads, 32>(ranges, num_experts, work);
 }
 
 /// Eight consecutive elements of a row.

@@ -6,21 +6,17 @@
 // loads half of the shared operand (weights or rows) into the shared memory of both blocks. Each of two warpgroups loads one
 // unit of 64 rows into registers once per stage. Exact: it multiplies them by 128 weights at a time, because beside the sums
 // registers remain for one such product. The warpgroups take turns issuing products, so one promotes its product while the
-// other one occupies the tensor cores. Fast (Accumulate::fast): it multiplies them by all 256 weights into the sums.
+// other one occupies the tensor cores. Fast (Accumulate::fast): it multiplies them by all 256 weights into the sums. Scales per
+// channel: channel_sums.cuh.
 //
 // Roles: those of the claimer and loader of tile_roles.cuh, and two warps that load scales. Both blocks process the same tiles,
 // which the first block claims. A block waits only for the other block, which runs concurrently: for its tiles, for its half of
 // the shared operand, and before overwriting a stage that both read.
 #pragma once
 
-#include "gemm/gpu/fp8/wide_roles.cuh"
+#include "gemm/gpu/fp8/channel_sums.cuh"
 
 namespace switchyard::detail::gemm {
-
-/// A thread's sums for each half of the weights, in the accumulator layout of Wgmma.
-struct WideSums {
-  float half[2][kHalfColumns / 2];
-};
 
 __device__ __forceinline__ void take_wide_turn() { ptx::named_barrier(1 + math_group(), kMathThreads); }
 __device__ __forceinline__ void pass_wide_turn() { ptx::named_barrier_arrive(2 - math_group(), kMathThreads); }
@@ -61,10 +57,11 @@ struct WideOperands {
 #pragma unroll
     for (int step = 0; step < kFp8Inner / 32; ++step) ptx::load_matrices(&rows[step * 4], from ^ (step * 32));
     row_scales = {ptx::load_shared_float(first_row_scales + scales), ptx::load_shared_float(first_row_scales + scales + 8 * 4)};
-    weight_scales = ptx::load_shared_pair(first_scales + kWeightScalesAt<K> + scales);
+    if constexpr (!kTileScales<K>) weight_scales = ptx::load_shared_pair(first_scales + kWeightScalesAt<K> + scales);
   }
   /// Scales of the products of this thread's two rows with half `half` of the weights.
   __device__ __forceinline__ float2 scales(int half) const {
+    if constexpr (kTileScales<K>) return row_scales;
     const float weight = half == 0 ? weight_scales.x : weight_scales.y;
     return {row_scales.x * weight, row_scales.y * weight};
   }
@@ -237,10 +234,11 @@ __device__ __forceinline__ void store_wide_rows(const GroupedParams& p, uint32_t
 /// Stores this warp's 16 rows of a unit, the first `rows` of which exist, as fp8: a group of 128 outputs per row. Outputs are
 /// first rounded to bf16, so that the bytes are identical to those of a separate quantization. `value(i)` is output i of this
 /// thread.
-template <class Value>
+template <class K, class Value>
 __device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uint32_t staging, int64_t row, int rows, int group,
                                                      Value value) {
   const ScaleKind kind = p.quantised.ue8m0 ? ScaleKind::ue8m0 : ScaleKind::f32;
+  const FixedScale fixed = fixed_scale<K>(p);
   __syncwarp();  // the previous contents have been read
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -253,7 +251,11 @@ __device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uin
       };
       raw.eight[e].low = {two(0), two(1), two(2), two(3)};
     }
-    const QuantizedColumns<4> q = quantize_columns<DType::bf16, 4>(raw, 4, kind);
+    QuantizedColumns<4> q;
+    if (kTileScales<K> && fixed.given)
+      q = quantize_fixed<DType::bf16, 4>(raw, fixed.scale, fixed.inverse);
+    else
+      q = quantize_columns<DType::bf16, 4>(raw, 4, kind);
     const int in_warp = half * 8 + lane() / 4;
 #pragma unroll
     for (int pair = 0; pair < 16; ++pair) {
@@ -262,7 +264,7 @@ __device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uin
       ptx::store_shared_half(staging + staged_at<8>(in_warp, column / 16) + static_cast<uint32_t>(column % 16),
                              static_cast<uint16_t>((pair % 4 < 2 ? bytes.x : bytes.y) >> (pair % 2 * 16)));
     }
-    if ((lane() & 3) == 0 && in_warp < rows && group * 128 < p.columns) {
+    if ((lane() & 3) == 0 && in_warp < rows && group * 128 < p.columns && (group == 0 || !fixed.given)) {
       std::byte* const to = p.quantised.scales + (row + in_warp) * p.quantised.row + group * p.quantised.block;
       if (p.quantised.ue8m0)
         *to = static_cast<std::byte>(q.scale);
@@ -281,20 +283,24 @@ __device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uin
   }
 }
 
+/// Computes and stores this warpgroup's unit of the block's tile number `tile`.
 template <class K>
 __device__ __forceinline__ void multiply_wide_tile(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
-                                                   uint32_t entry) {
+                                                   uint32_t entry, uint32_t tile) {
   WideSums sums;
-  if constexpr (K::kFast)
+  if constexpr (!kStageScales<K>)
+    multiply_wide_unit_unscaled(p, storage, at, sums);
+  else if constexpr (K::kFast)
     multiply_wide_unit_fast(p, storage, at, sums);
   else
     multiply_wide_unit(p, storage, at, sums);
+  if constexpr (kTileScales<K>) apply_wide_tile_scales(storage, tile, sums);
   const Tile t = read_entry(entry);
   const int first = math_group() * kUnitRows + warp_of_group() * 16, rows = static_cast<int>(t.shape >> 16) - first;
   const uint32_t staging = storage.warp_staging(static_cast<int>(threadIdx.x >> 5));
   if constexpr (K::kQuantised) {
-    store_wide_quantised(p, staging, t.row + first, rows, t.column_tile,
-                         [&](int i) { return gated(p.gating, sums.half[0][i], sums.half[1][i]); });
+    store_wide_quantised<K>(p, staging, t.row + first, rows, t.column_tile,
+                            [&](int i) { return gated(p.gating, sums.half[0][i], sums.half[1][i]); });
   } else {
     constexpr int kQuarters = K::kColumns / 64;
 #pragma unroll
@@ -327,17 +333,17 @@ __device__ __forceinline__ void skip_wide_unit(const GroupedParams& p, const Wid
 template <class K>
 __device__ __forceinline__ void multiply_wide_tiles(const GroupedParams& p, const WideStorage<K>& storage) {
   Position at;
-  if (math_group() == 1) pass_wide_turn();
+  if (K::kTurns > 0 && math_group() == 1) pass_wide_turn();
   for (int i = 0;; ++i) {
     const uint32_t slot = static_cast<uint32_t>(i & 1), entry = storage.entry(slot);
     ptx::mbarrier_wait(storage.announced(slot), static_cast<uint32_t>(i >> 1 & 1));
     const auto shape = static_cast<uint32_t>(__shfl_sync(~0u, ptx::load_shared_16(entry).w, 0));
     if (shape == kNoTile) {
-      if (math_group() == 0) take_wide_turn();  // consumes the other group's last pass
+      if (K::kTurns > 0 && math_group() == 0) take_wide_turn();  // consumes the other group's last pass
       break;
     }
     if (math_group() < wide_units(shape & 0xffff))
-      multiply_wide_tile(p, storage, at, entry);
+      multiply_wide_tile(p, storage, at, entry, static_cast<uint32_t>(i));
     else
       skip_wide_unit(p, storage, at);
     ptx::mbarrier_arrive(storage.taken(slot));
@@ -355,7 +361,8 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(2, 1, 1)
   count_tickets(p, first_tickets, first_tickets - 1,
                 [&](int64_t rows) { return static_cast<int>(count_wide_tiles(rows, p.column_tiles)); });
   const WideStorage<K> storage = make_wide_storage<K>(base, p.shared_bytes, p.num_experts);
-  make_barriers(storage, 1 + K::kScaleThreads, kMathThreads + 1 + K::kScaleThreads, 2 * kMathWarps);
+  make_barriers(storage, kStageLoaders<K>, kMathThreads + 1 + K::kScaleThreads, 2 * kMathWarps);
+  make_scale_barriers<K>(storage);
   if (threadIdx.x == 0) {
     ptx::mbarrier_init(storage.sent(0), 1);
     ptx::mbarrier_init(storage.sent(1), 1);

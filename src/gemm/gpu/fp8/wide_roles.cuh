@@ -16,16 +16,21 @@ inline constexpr uint32_t kWideStaging = 2048;
 inline constexpr uint32_t kSharesWeights = 1u << 15;  // in the shape of an announced tile
 static_assert(kUnitRows == kWideUnit && kWideGroups == kWideBlockUnits && kTileColumns == 2 * kHalfColumns);
 
-/// `kTileFinish` has the same meaning as in kernel.cuh. `kFastSums`: Accumulate::fast.
-template <Finish kTileFinish, bool kFastSums>
-struct WideKind : Fp8Kind<kTileFinish> {
+/// `kTileFinish` has the same meaning as in kernel.cuh. `kFastSums`: Accumulate::fast, with blocks of scales.
+template <Finish kTileFinish, bool kFastSums, ScaleGranularity kGranularity = ScaleGranularity::block>
+struct WideKind : Fp8Kind<kTileFinish, kGranularity> {
+  using Base = Fp8Kind<kTileFinish, kGranularity>;
+  using Base::kColumns, Base::kGated, Base::kScaling;
   static constexpr bool kFast = kFastSums;
-  static constexpr int kTurns = kFast ? 1 : 2;  ///< of a warpgroup per stage
-  using Fp8Kind<kTileFinish>::kGated;
-  static constexpr int kScaledRows = kWideGroups * kUnitRows, kWeightScales = 2;
+  static constexpr int kTurns = kScaling == ScaleGranularity::per_channel ? 0 : kFast ? 1 : 2;  ///< of a warpgroup per stage
+  static constexpr int kScaledRows = kWideGroups * kUnitRows, kWeightScales = kScaling == ScaleGranularity::block ? 2 : 0;
   /// Scales of a block's two halves of weights. Gated: the gate and up halves.
   static __device__ int weight_scale(const GroupedParams& p, const Tile& t, int i) {
     return kGated ? t.column_tile + i * (p.scales.weight_rows / 2) : t.column_tile * 2 + i;
+  }
+  static __device__ int channel(const GroupedParams& p, const Tile& t, int i) {
+    const int output = t.column_tile * kColumns + (kGated ? i % kHalfColumns : i);
+    return output >= p.columns ? -1 : output + (kGated && i >= kHalfColumns ? p.gate_rows : 0);
   }
 };
 
@@ -38,11 +43,13 @@ struct WideStorage : SharedStorage {
   __device__ uint32_t warp_staging(int warp) const { return base + kFixedBytes + static_cast<uint32_t>(warp) * kWideStaging; }
   __device__ uint32_t stage(uint32_t slot) const { return base + kStagesAt + slot * kWideStageBytes; }
   __device__ uint32_t scales(uint32_t slot) const { return stage(num_stages()) + slot * kScaleBytes<K>; }
+  __device__ uint32_t tile_scales(uint32_t slot) const { return scales(num_stages()) + slot * kTileScaleBytes<K>; }
 };
 template <class K>
 __device__ __forceinline__ WideStorage<K> make_wide_storage(uint32_t base, uint32_t shared_bytes, int num_experts) {
   const uint32_t list = (static_cast<uint32_t>(num_experts) + 2) * 4;
-  const uint32_t fit = (shared_bytes - WideStorage<K>::kStagesAt - list) / (kWideStageBytes + kScaleBytes<K>);
+  const uint32_t fit =
+      (shared_bytes - WideStorage<K>::kStagesAt - list - 2 * kTileScaleBytes<K>) / (kWideStageBytes + kScaleBytes<K>);
   return {{base, fit < kMaxTileStages ? fit : kMaxTileStages}};
 }
 

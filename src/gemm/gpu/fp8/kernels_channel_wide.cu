@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gemm/gpu/fp8/wide_kernel.cuh"
+
+namespace switchyard::detail::gemm {
+
+namespace {
+
+template <ScaleGranularity kScaling>
+GroupedKernel channel_kernel(Finish finish) {
+  switch (finish) {
+    case Finish::plain: return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::plain, false, kScaling>>>();
+    case Finish::activated: return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::activated, false, kScaling>>>();
+    case Finish::gated: return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::gated, false, kScaling>>>();
+    case Finish::quantised: break;
+  }
+  return grouped_kernel_of<fp8_wide_kernel<WideKind<Finish::quantised, false, kScaling>>>();
+}
+
+}  // namespace
+
+GroupedKernel kernel_fp8_channel_wide(Finish finish, ScaleGranularity scaling) {
+  return scaling == ScaleGranularity::per_channel ? channel_kernel<ScaleGranularity::per_channel>(finish)
+                                                  : channel_kernel<ScaleGranularity::group_channel>(finish);
+}
+
+}  // namespace switchyard::detail::gemm
