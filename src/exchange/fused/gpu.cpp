@@ -287,7 +287,7 @@ class CudaFused final : public FusedImpl {
     params_.header = tables_.header;
     params_.layout = layout_;
     params_.map = ExpertRanges{config.num_experts, world()};
-    params_.lag = std::min(kLag, local_experts());
+    params_.lag = std::min(layout_.per_rank ? kSumLag : kLag, local_experts());
     params_.ids = tables_.ids;
     params_.route_row = tables_.route_row;
     params_.pulled = copy_plan_of(layout_.x_bytes, 32 / static_cast<int>(std::bit_ceil(static_cast<unsigned>(config.topk))));
@@ -300,7 +300,7 @@ class CudaFused final : public FusedImpl {
     const int64_t row = layout_.row_bytes;
     params_.returned.at_once = static_cast<int>(std::clamp<int64_t>(kSummedBytesAtOnce / row, 4, 32));
     for (int n = 1; n <= config.topk; ++n) {
-      const int64_t most = kPieceBytes / n / 16 * 16, pieces = (row + most - 1) / most;
+      const int64_t max = kPieceBytes / n / 16 * 16, pieces = (row + max - 1) / max;
       params_.summed_bytes[n] = static_cast<uint16_t>(round_up((row + pieces - 1) / pieces, 16));
     }
   }
@@ -378,8 +378,10 @@ class CudaFused final : public FusedImpl {
     return p;
   }
 
-  /// Large enough for rows to have arrived, small enough for outputs to return early; see docs/design/0047-fused-layer.md.
-  static constexpr int kLag = 16;
+  /// Large enough for rows to have arrived, small enough for outputs to return early; see docs/design/0047-fused-layer.md. Sums
+  /// are complete late: half of them in the last sixth of the experts if a token has four rows on a rank. The fewer steps of
+  /// down tiles alone are left at the end, the more of these sums are computed while products run.
+  static constexpr int kLag = 16, kSumLag = 8;
 
   CudaRank& gpu_;
   FusedLayout layout_;

@@ -27,16 +27,16 @@ struct FusedParams {
   FusedMemory memory;
   gemm::GroupedParams up, down;  ///< the rows of `down` are the outputs of `up`; the ranges of `up` apply to both
   ExpertRanges map;
-  FusedParts parts;                       ///< second half only: p.x is null and the rows are those of the previous call
-  int lag = 0;                            ///< steps between an expert's up product and its down product
-  int64_t max_tokens = 0;                 ///< bound of T
-  const std::byte* x = nullptr;           ///< [T, H]; null: already at layout.x()
-  const int32_t* ids = nullptr;           ///< [T, K] expert, or negative
-  const int32_t* route_row = nullptr;     ///< [T, K] row at the expert's rank, or -1
-  const float* weights = nullptr;         ///< [T, K], or null: all 1
-  std::byte* out = nullptr;               ///< [T, H]
-  bool add = false;                       ///< sums start from the contents of `out`
-  CopyPlan pulled, returned;              ///< for a token, and for an output; fp8: a token's last piece contains all its scales
+  FusedParts parts;                    ///< second half only: p.x is null and the rows are those of the previous call
+  int lag = 0;                         ///< steps between an expert's up product and its down product
+  int64_t max_tokens = 0;              ///< bound of T
+  const std::byte* x = nullptr;        ///< [T, H]; null: already at layout.x()
+  const int32_t* ids = nullptr;        ///< [T, K] expert, or negative
+  const int32_t* route_row = nullptr;  ///< [T, K] row at the expert's rank, or -1
+  const float* weights = nullptr;      ///< [T, K], or null: all 1
+  std::byte* out = nullptr;            ///< [T, H]
+  bool add = false;                    ///< sums start from the contents of `out`
+  CopyPlan pulled, returned;           ///< for a token, and for an output; fp8: a token's last piece contains all its scales
   /// per_rank: bytes of a piece of each of n rows that are summed together; all pieces fit into kPieceBytes.
   uint16_t summed_bytes[kMaxTopk + 1] = {};
   bool ue8m0 = false;                     ///< fp8: a token's scales are powers of two

@@ -46,8 +46,8 @@ struct SummedRows {
 
 /// Waits until the row tiles before `end` have all their outputs. `complete`: number of row tiles, from the first one on, that
 /// this warp knows to have them. Warps pass on what they know, so that those that begin late need not read all flags: any
-/// number stored in `counters->complete` is correct, since its writer has acquired the flags. Call from all lanes. Returns false
-/// after a fault.
+/// number stored in `counters->complete` is correct, since its writer has acquired the flags. Call from all lanes. Returns
+/// false after a fault.
 template <class A, class L>
 __device__ __forceinline__ bool await_row_tiles(const LayerCall& c, int end, int& complete) {
   const FusedParams& p = c.p;
@@ -102,8 +102,8 @@ __device__ __forceinline__ uint64_t return_sums(const LayerCall& c, const int* f
   }
 }
 
-/// Adds the vector at `from` of each of `n` rows, `pitch` bytes apart in shared memory; lane i has the weight of row i. Call from
-/// all lanes.
+/// Adds the vector at `from` of each of `n` rows, `pitch` bytes apart in shared memory; lane i has the weight of row i. Call
+/// from all lanes.
 __device__ __forceinline__ void add_staged_rows(uint32_t from, uint32_t n, uint32_t pitch, float weight, float (&sum)[8]) {
   constexpr uint32_t kAtOnce = 4;
   for (uint32_t first = 0; first < n; first += kAtOnce) {
@@ -174,7 +174,8 @@ __device__ __forceinline__ void return_sums_by_threads(const LayerCall& c, const
 
 /// Returns by the warp that has pulled rows.
 template <class A, class L, bool kPerRank>
-__device__ __forceinline__ void return_by_copies(const LayerCall& c, const int* first_tiles, Pieces& pieces, MoveCounter& moved) {
+__device__ __forceinline__ void return_by_copies(const LayerCall& c, const int* first_tiles, Pieces& pieces,
+                                                 MoveCounter& moved) {
   if constexpr (kPerRank)
     return_sums_by_copies<A, L>(c, first_tiles, pieces, moved);
   else
