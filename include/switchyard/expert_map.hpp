@@ -192,7 +192,8 @@ struct BalanceReport {
 /// a call therefore depends on the accuracy of the expected routes.
 ///
 /// GPUs: select() enqueues one kernel, which graphs can capture. A replay uses the map in force when it runs; the caller orders
-/// set_map() relative to replays, by stream or with events.
+/// set_map() relative to replays, by stream or with events. Low-latency calls can select the slots themselves
+/// (LowLatencyDispatchOptions::selector); such a call counts as a call of select().
 class SlotSelector {
  public:
   /// Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 per expert in
@@ -205,17 +206,17 @@ class SlotSelector {
   ~SlotSelector();
 
   /// Writes the slot of each id to `slots`, [T, K], with the element type of `topk_ids.data`; `slots` may be the same array as
-  /// the ids. The id -1 is kept. Any other id that is not an expert is replaced with num_slots(), which the exchange reports as
-  /// invalid. GPUs: both arrays are memory of this rank's GPU; the call does not wait. A call without tokens counts as a
-  /// call, a replay does not. `stream`: a cudaStream_t; ignored on the CPU.
-  /// \throws Error(invalid_argument)
+  /// the ids. The id -1 is kept. Any other id that is not an expert is replaced with a number that every exchange treats as
+  /// invalid; its errors name the id. GPUs: both arrays are memory of this rank's GPU; the call does not wait. A call without
+  /// tokens counts as a call, a replay does not. `stream`: a cudaStream_t; ignored on the CPU. \throws Error(invalid_argument)
   void select(const ExpertIds& topk_ids, void* slots, void* stream = nullptr);
 
   /// Collective. Later calls of select() use `map`, which must have the sizes of the map in force. Waits for the other ranks'
   /// hosts, not for enqueued GPU work: the new table is copied on `stream`, after all earlier calls of select(). Before the
   /// call, load the weights of the new slots on all ranks, or enqueue the loads on the streams that use them. On an error, all
   /// ranks throw and the previous map stays in force: Error(invalid_argument), also during stream capture; Error(mismatch) if
-  /// map, routes, selector or the number of earlier select() calls differ by rank.
+  /// map, routes, selector or the number of select() calls since the last comparison (set_map() or balance()) differ by rank.
+  /// After an error that names the number of calls, they are counted from 0 again.
   void set_map(const ExpertMap& map, std::span<const int64_t> routes = {}, void* stream = nullptr);
 
   /// Collective. Variant of select() that balances a large call, such as a prefill or a training step, by its own routes:

@@ -101,8 +101,9 @@ struct LowLatencyDispatchOptions {
   const int32_t* device_tokens = nullptr;
   /// If not null, `topk_ids` are ids of experts, and the call replaces them as SlotSelector::select() would, of which it counts
   /// as a call on all ranks; routes of tokens below T are counted. The map's slots are the experts of this object:
-  /// `num_experts` is num_slots(). CUDA: the sending kernel itself selects the slots, except between several hosts and in rare
-  /// configurations (docs/concepts/low_latency.md), where a kernel precedes it. All ranks agree on whether it is null.
+  /// `num_experts` is num_slots(). CUDA: dispatch selects the slots in the kernel that sends; between several hosts, and with
+  /// other settings than bf16 or fp8 rows of 16 n bytes sent per rank, a kernel precedes it. All ranks agree on whether it is
+  /// null.
   SlotSelector* selector = nullptr;
 };
 
