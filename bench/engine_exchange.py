@@ -13,6 +13,7 @@ layer     a whole layer through vLLM's runner (SWITCHYARD_VLLM=layer), bf16 and 
 host      host times of a decode step: "through vLLM"; "vLLM alone", the same step with classes that do nothing in place of the
           plug-in's; and "called directly". Their differences are what vLLM and the plug-in add to direct calls
 
+FOLDER: for torch 2.11 and CUDA 13, the unpacked wheel of tokenspeed-deepep 1.2.1.post20251110, which is DeepEP 1.2.1.
 Needs the sources of vLLM 0.33 (scripts/clients.sh), with stand-ins for compiled modules
 (python/tests/helpers/engines/vllm_stand_ins.py). Experts compute no products: they return at once ("none") or copy their rows
 ("copy"). GPU times (gpu_times.py) include high-throughput DeepEP's wait for the host. Results are checked before they are timed. Each

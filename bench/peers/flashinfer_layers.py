@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times FlashInfer 0.7.4's expert-parallel layers for Hopper beside Switchyard's, on 2 GPUs in the same run.
 
+    pip install --no-deps --target FOLDER flashinfer-python==0.7.4 'apache-tvm-ffi<0.2' ninja nvidia-ml-py filelock requests tqdm packaging
+    PYTHONPATH=FOLDER python3 bench/peers/flashinfer_layers.py --build  # needs nvcc, not a GPU
     PYTHONPATH=python:FOLDER python3 bench/peers/flashinfer_layers.py --json flashinfer.json
 
 bf16   sm90_bf16_bf16_bf16_push_cake ("cake"), in its default configuration
 fp8    sm90_fp8_fp8_bf16_push_cuda ("push"): in its default configuration, which returns fp8 rows, and with bf16 rows; products with
        float32 promotion per 128 columns
 
-Both exchange rows through peer memory that one process shares with another by file descriptors; multicast is not used. FOLDER has
-the packages flashinfer and tvm_ffi. FlashInfer compiles kernels with nvcc when a layer is created, unless they are in its cache or in
-flashinfer/data/aot.
+Both exchange rows through peer memory that one process shares with another by file descriptors; multicast is not used. FlashInfer
+compiles its kernels with nvcc when it creates a layer; --build compiles them in advance, to flashinfer/data/aot, except two fp8
+products. Import needs torch 2.11 or newer with cuda-bindings.
 
 A layer's time is that of the whole call with bf16 tokens, which includes staging and quantization. Forms take turns in each of three
 rounds. All experts have the same matrices, in memory of their own, apart from a power of two: the result is then known for all
@@ -19,6 +21,7 @@ tokens, and is checked before a layer is timed. Each part runs in separate proce
 import argparse
 import json
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -46,7 +49,27 @@ def arguments():
     parser.add_argument("--repetitions", type=int, default=20, help="of each time in each round (20)")
     parser.add_argument("--seconds", type=float, default=120, help="deadline of each part (120)")
     parser.add_argument("--json", metavar="FILE", help="where the figures, and what they were taken on, are written")
+    parser.add_argument("--build", action="store_true", help="only compile FlashInfer's kernels")
     return parser.parse_args()
+
+
+def build():
+    """Compiles the modules that the layers load, and copies them to where FlashInfer looks first."""
+    os.environ.update(FLASHINFER_CUDA_ARCH_LIST="9.0a")  # modules are found by a hash that includes it
+    from flashinfer.moe_ep.kernel_src.sm90.cake_bf16_megamoe.shim import cake_jit as cake
+    from flashinfer.moe_ep.kernel_src.sm90.push_style_megamoe.shim.gemm import gen_sm90_push_fp8_moe_gemm_module
+    from flashinfer.moe_ep.kernel_src.sm90.push_style_megamoe.shim.jit import gen_sm90_push_a2a_module
+
+    names = ("compact", "combine_prereduced", "combine_tail_prereduced", "dispatch", "dispatch_grid")
+    specs = [gen_sm90_push_a2a_module(), gen_sm90_push_fp8_moe_gemm_module(),
+             *(getattr(cake, f"gen_sm90_cake_bf16_{name}_module")() for name in names),
+             *map(cake.gen_sm90_cake_bf16_grouped_gemm_module, ("fc1_gated", "fc2", "fc1_gated_signal", "fc2_early"))]
+    for spec in specs:
+        if not spec.is_aot:
+            spec.build(verbose=False)
+            spec.aot_path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(spec.get_library_path(), spec.aot_path)
+        print(spec.aot_path, flush=True)
 
 
 class Bench:
@@ -198,6 +221,7 @@ class Forms:
 
 
 def rank_of(rank, part, store, given, end):
+    os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
     try:
         bench = Bench(rank, given, store)
         forms = Forms(bench, part, end)
@@ -215,6 +239,8 @@ def rank_of(rank, part, store, given, end):
 
 def main():
     given = arguments()
+    if given.build:
+        return build()
     if set(given.only.split(",")) - set(PARTS):
         raise SystemExit(f"flashinfer_layers: --only {given.only}: choose from {', '.join(PARTS)}")
     import torch
