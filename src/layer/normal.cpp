@@ -66,7 +66,7 @@ class NormalLayer final : public LayerForm {
   LayerExperts experts_;
   const LayerSetup setup_;
   std::unique_ptr<TokenQuantiser> tokens_;  ///< ScaleGranularity::per_channel
-  Dispatched last_;  ///< drop_and_report: the last call's tables, without its rows
+  Dispatched last_;                         ///< drop_and_report: the last call's tables, without its rows
 };
 
 }  // namespace
