@@ -216,7 +216,7 @@ class Bench {
 
   /// Adds products of the same operands in e4m3: plain, SwiGLU, and SwiGLU with quantized output.
   void add_fp8() {
-    const int64_t groups = num_scales(o_.k), rows_of_scales = num_scales(o_.n) + 1;
+    const int64_t groups = num_scales(o_.k), rows_of_scales = std::max(num_scales(o_.n) + 1, (o_.n + groups - 1) / groups);
     const auto scale_row = static_cast<int64_t>(scale_row_bytes(o_.k, ScaleKind::f32) / 4);
     x8_ = std::make_unique<Memory<__nv_fp8_e4m3>>(o_.rows * o_.k);
     w8_ = std::make_unique<Memory<__nv_fp8_e4m3>>(o_.experts * o_.n * o_.k);
@@ -230,9 +230,13 @@ class Bench {
     fill_floats<<<1024, 256>>>(x_scales_->get(), o_.rows * scale_row, fp8_scale(1.F));
     fill_floats<<<1024, 256>>>(w_scales_->get(), o_.experts * rows_of_scales * groups, fp8_scale(kWeights));
     out8_scales_ = std::make_unique<Memory<float>>(o_.rows * (num_scales(o_.n) + 3));
-    for (const Accumulate accumulate : {Accumulate::exact, Accumulate::fast}) add_fp8_products(accumulate);
+    for (const Accumulate accumulate : {Accumulate::exact, Accumulate::fast})
+      add_fp8_products(accumulate, ScaleGranularity::block);
+    for (const ScaleGranularity scaling : {ScaleGranularity::per_channel, ScaleGranularity::group_channel})
+      add_fp8_products(Accumulate::exact, scaling);
   }
-  void add_fp8_products(Accumulate accumulate) {
+  /// All scales of rows are equal, and all scales of weights, so every granularity has the same operands.
+  void add_fp8_products(Accumulate accumulate, ScaleGranularity scaling) {
     for (const auto& [epilogue, quantize] : {std::pair{Epilogue::none, ScaleKind::none},
                                              {Epilogue::swiglu, ScaleKind::none},
                                              {Epilogue::swiglu, ScaleKind::f32}}) {
@@ -244,6 +248,7 @@ class Bench {
       c.epilogue = epilogue;
       c.quantize = quantize;
       c.accumulate = accumulate;
+      c.scaling = scaling;
       gemms_.push_back(std::make_unique<GroupedGemm>(c, w8_->get(), w_scales_->get()));
       const auto call = [this, gemm = gemms_.back().get(), quantize] {
         gemm->run({x8_->get(), o_.rows, o_.k, DType::fp8_e4m3, x_scales_->get(), ScaleKind::f32}, ranges(),
@@ -253,6 +258,7 @@ class Bench {
       std::string name = std::string("fp8 ") + to_string(epilogue);
       if (quantize != ScaleKind::none) name += " to fp8";
       if (accumulate == Accumulate::fast) name += ", fast";
+      if (scaling != ScaleGranularity::block) name += std::string(", ") + to_string(scaling);
       versions_.push_back({name, call, quantize == ScaleKind::none ? compare_with_bf16(call, epilogue) : 0});
     }
   }

@@ -8,7 +8,7 @@ from typing import Any, Optional, Tuple, Union
 from ._abi import arguments as _arguments, names as _names
 from ._abi.arrays import I32, U8, Taken, check_apart, take, written
 from ._abi.ffi import Owned, alive, byref, check, layer_library, structs
-from ._abi.names import CUDA, F32, FP8, invalid, value_of
+from ._abi.names import BF16, CUDA, F32, FP8, invalid, value_of
 from ._internal.tensors import pair_of
 from ._torch.recorded import refuse_gradient
 from .handle import Handle
@@ -19,6 +19,7 @@ __all__ = ["GroupedGemm"]
 Rows = Union[Any, Tuple[Any, Any]]
 #: Number of rows and of columns that share a scale.
 _GROUP = 128
+_PER_CHANNEL, _PER_ROW = _names.GRANULARITIES["per_channel"], _names.OUTPUT_SCALINGS["per_row"]
 
 
 class GroupedGemm:
@@ -27,7 +28,10 @@ class GroupedGemm:
     weights: [L, N, K], or [L, K, N] with order "kn", in bf16, f16 or fp8 e4m3; read in place and kept alive by this object.
     scales: scales of fp8 weights, float32 or uint8 [L, S, ceil(K / 128)]. epilogue: "none", "relu", "silu" or "swiglu", which
     has N / 2 output columns. quantize: for fp8 with "swiglu", returns fp8 outputs with "f32" or "ue8m0" scales. limit, alpha,
-    up_shift: parameters of swiglu. accumulate: "exact" or, for fp8, "fast" (docs/gemm.md).
+    up_shift: parameters of swiglu. accumulate: "exact" or, for fp8, "fast" (docs/gemm.md). scaling: for fp8 "block",
+    "per_channel" (one scale per row and output) or "group_channel" (per 128 columns of a row and output); the latter two have
+    float32 scales [L, N]. output_scaling: with `quantize` and these, "per_group", "fixed" or "per_row"; results of the latter
+    two have scales [R, 1].
 
         up = sy.GroupedGemm(w13, epilogue="swiglu")
         down = sy.GroupedGemm(w2)
@@ -39,7 +43,8 @@ class GroupedGemm:
 
     @_arguments.named("GroupedGemm.__init__")
     def __init__(self, weights: Any, *, scales: Any = None, order: str = "nk", epilogue: str = "none", quantize: Optional[str] = None,
-                 limit: float = float("inf"), alpha: float = 1.0, up_shift: float = 0.0, accumulate: str = "exact") -> None:
+                 limit: float = float("inf"), alpha: float = 1.0, up_shift: float = 0.0, accumulate: str = "exact",
+                 scaling: str = "block", output_scaling: str = "per_group") -> None:
         self._functions = layer_library().functions
         _arguments.check("GroupedGemm.__init__", limit=limit, alpha=alpha, up_shift=up_shift)
         takes = _arguments.bind("GroupedGemm.__init__", CUDA)
@@ -49,7 +54,8 @@ class GroupedGemm:
         self._config = structs.GroupedGemmConfig(
             n=n, k=k, num_experts=taken.shape[0], dtype=taken.code, order=number, epilogue=value_of(_names.EPILOGUES, "epilogue", epilogue),
             swiglu_limit=limit, swiglu_alpha=alpha, swiglu_up_shift=up_shift, quantize=value_of(_names.SCALES, "quantize", quantize),
-            accumulate=value_of(_names.ACCUMULATIONS, "accumulate", accumulate))
+            accumulate=value_of(_names.ACCUMULATIONS, "accumulate", accumulate), scaling=value_of(_names.GRANULARITIES, "scaling", scaling),
+            output_scaling=value_of(_names.OUTPUT_SCALINGS, "output_scaling", output_scaling))
         if (taken.code == FP8) != (scales is not None):
             invalid("scales: fp8 weights, and only these, come with scales")
         given = None if scales is None else self._take_weight_scales(scales, taken, n, k)
@@ -70,15 +76,20 @@ class GroupedGemm:
         return alive(self._owned, "the grouped GEMM")
 
     def _take_weight_scales(self, scales: Any, weights: Taken, n: int, k: int) -> Taken:
-        """Accepts scales of 128 x 128 weight blocks, over N rows or over the gate half followed by the up half."""
+        """Accepts scales of 128 x 128 weight blocks, over N rows or over the gate half followed by the up half, or of N outputs."""
+        if self._config.scaling:
+            channels: Taken = take(scales, "scales", (weights.shape[0], n), (F32,), CUDA, weights.array.get_device())
+            return channels
         rows = 2 * -(-n // 256) if self._config.epilogue == _names.EPILOGUES["swiglu"] else -(-n // _GROUP)
         given: Taken = take(scales, "scales", (weights.shape[0], rows, -(-k // _GROUP)), (F32, FP8, U8), CUDA, weights.array.get_device())
         return given
 
-    def __call__(self, x: Rows, rows: Union[Handle, Received], *, out: Optional[Rows] = None, num_sms: int = 0) -> Rows:
+    def __call__(self, x: Rows, rows: Union[Handle, Received], *, out: Optional[Rows] = None, num_sms: int = 0,
+                 output_scale: Any = None) -> Rows:
         """Multiplies the rows of an expert-major dispatch, x [R, K], or of a low-latency dispatch, x [L, R, K]; fp8 rows are
         pairs (x, scales). Rows that belong to no expert are not accessed. out: allocated by default; with `quantize`, a pair
-        whose rows of scales are a multiple of 16 bytes. Returns out."""
+        whose rows of scales are a multiple of 16 bytes. output_scale: float32 [1], for output_scaling "fixed". With
+        "per_channel", only the first column of the scales of x counts, and they may be [R]. Returns out."""
         refuse_gradient("GroupedGemm", "torch.nn.functional.grouped_mm", x=x)
         c, f, where = self._config, self._functions, structs.ExpertRows()
         if not isinstance(rows, (Handle, Received)):
@@ -108,6 +119,10 @@ class GroupedGemm:
             check_apart("scales of out", target[1], out=target[0], **read)
             result.scales = target[1].pointer
         self._options.stream, self._options.num_sms = taken.arrays.stream(taken.array), num_sms
+        scale = None if output_scale is None else take(output_scale, "output_scale", (1,), (F32,), CUDA, device)
+        scratch = taken.arrays.empty((count, self.columns), BF16, taken.array) if c.output_scaling == _PER_ROW else None
+        self._options.output_scale = None if scale is None else scale.pointer
+        self._options.scratch = None if scratch is None or count == 0 else scratch.data_ptr()
         check(f.sy_grouped_gemm_run(self.pointer, byref(given), byref(where), byref(result), byref(self._options)))
         written(target[0].array, None if target[1] is None else target[1].array)
         return out
@@ -123,6 +138,13 @@ class GroupedGemm:
             given.scale_kind, given.scales = view.x_scale_kind, taken.pointer
             return taken
         where.scale_rows = 0
+        if self._config.scaling == _PER_CHANNEL:
+            if getattr(scales, "ndim", 0) == len(x.shape) - 1:
+                scales = scales[..., None]
+            taken = take(scales, "scales of x", (*x.shape[:-1], "columns"), (F32,), CUDA, device, strided=True)
+            each = taken.array.contiguous()
+            where.scale_stride, given.scale_kind, given.scales = taken.shape[-1], 1, each.data_ptr()
+            return taken._replace(array=each, pointer=each.data_ptr())
         taken = take(scales, "scales of x", (*x.shape[:-1], "groups"), (F32, FP8, U8), CUDA, device, strided=True)
         unit = 4 if taken.code == F32 else 16
         width = -(-groups // unit) * unit
@@ -143,7 +165,9 @@ class GroupedGemm:
         return padded
 
     def _scale_columns(self) -> int:
-        """Returns the number of elements per row of output scales, padded to a multiple of 16 bytes."""
+        """Returns the number of elements per row of output scales: 1, or padded to a multiple of 16 bytes."""
+        if self._config.output_scaling:
+            return 1
         groups, unit = -(-self.columns // _GROUP), 4 if self._config.quantize == 1 else 16
         return -(-groups // unit) * unit
 

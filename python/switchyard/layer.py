@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Optional, Tuple, Type
 
 from ._abi import arguments as _arguments, names as _names, repeated as _repeated
 from ._abi.arguments import checked, named
-from ._abi.arrays import I64, NUMPY, U8, arrays_of, arrays_of_torch, check_apart, written
+from ._abi.arrays import I64, NUMPY, U8, arrays_of, arrays_of_torch, check_apart, take, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, layer_library, number_from, structs
-from ._abi.names import BF16, CPU, CUDA, FP8, invalid, value_of
+from ._abi.names import BF16, CPU, CUDA, F32, FP8, invalid, value_of
 from ._torch.recorded import is_traced, needs_gradient, refuse_gradient
 from .group import Group, constructs
 
@@ -33,7 +33,8 @@ class LayerMemory(NamedTuple):
 def _config(*, hidden: int, intermediate: int, num_experts: int, topk: int, max_tokens: int, capacity: int = 0, dtype: object = "bf16",
             order: str = "per_route", exchange: str = "automatic", form: str = "automatic", overflow: str = "fail",
             captured: bool = True, storage: Optional[str] = None, row_scales: str = "f32", weight_scales: str = "f32",
-            invalid_ids: str = "raise", accumulate: str = "exact", backend: int = CPU) -> structs.MoeLayerConfig:
+            invalid_ids: str = "raise", accumulate: str = "exact", scaling: str = "block", intermediate_scaling: str = "per_group",
+            backend: int = CPU) -> structs.MoeLayerConfig:
     """Converts the keywords of :class:`MoeLayer` to a config struct."""
     storage = storage or ("view" if backend == CUDA else "packed")
     return structs.MoeLayerConfig(
@@ -44,20 +45,29 @@ def _config(*, hidden: int, intermediate: int, num_experts: int, topk: int, max_
         storage=value_of(_names.STORAGES, "storage", storage), row_scales=value_of(_names.SCALES, "row_scales", row_scales),
         weight_scales=value_of(_names.SCALES, "weight_scales", weight_scales),
         invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids),
-        accumulate=value_of(_names.ACCUMULATIONS, "accumulate", accumulate))
+        accumulate=value_of(_names.ACCUMULATIONS, "accumulate", accumulate),
+        scaling=value_of(_names.GRANULARITIES, "scaling", scaling),
+        intermediate_scaling=value_of(_names.OUTPUT_SCALINGS, "intermediate_scaling", intermediate_scaling))
 
 
-def _pointers(group: Group, c: structs.MoeLayerConfig, w13: Any, w2: Any, w13_scales: Any, w2_scales: Any) -> Tuple[Any, ...]:
+def _pointers(group: Group, c: structs.MoeLayerConfig, w13: Any, w2: Any, w13_scales: Any, w2_scales: Any,
+              intermediate_scale: Any) -> Tuple[Any, ...]:
     """Validates weights and their scales and returns their pointers."""
     hidden, intermediate = -(-c.hidden // _GROUP), -(-c.intermediate // _GROUP)
-    takes = _arguments.bind(
-        "MoeLayer.with_weights", group._backend, L=len(group.experts_of(c.num_experts)), H=c.hidden, I=c.intermediate,
-        **{"2I": 2 * c.intermediate}, S13=2 * intermediate, G13=hidden, S2=hidden, G2=intermediate)
+    sizes = {"L": len(group.experts_of(c.num_experts)), "H": c.hidden, "I": c.intermediate, "2I": 2 * c.intermediate}
+    takes = _arguments.bind("MoeLayer.with_weights", group._backend, **sizes, S13=2 * intermediate, G13=hidden, S2=hidden, G2=intermediate)
+
+    def scales_of(name: str, given: Any, outputs: int) -> Optional[int]:
+        if given is None:
+            return None
+        pointer: int = (take(given, name, (sizes["L"], outputs), (F32,), group._backend) if c.scaling else getattr(takes, name)(given)).pointer
+        return pointer
+
     first, second = takes.w13(w13, None, (c.dtype,)), takes.w2(w2, None, (c.dtype,))
     if c.dtype != FP8 and (w13_scales is not None or w2_scales is not None):
         invalid(f"{'w13_scales' if w13_scales is not None else 'w2_scales'}: only fp8 weights have scales")
-    return (first.pointer, second.pointer, None if w13_scales is None else takes.w13_scales(w13_scales).pointer,
-            None if w2_scales is None else takes.w2_scales(w2_scales).pointer)
+    return (first.pointer, second.pointer, scales_of("w13_scales", w13_scales, sizes["2I"]), scales_of("w2_scales", w2_scales, c.hidden),
+            None if intermediate_scale is None else takes.intermediate_scale(intermediate_scale).pointer)
 
 
 def _stream_of(weights: Any) -> int:
@@ -82,21 +92,25 @@ class MoeLayer:
     weights and keeps them alive).
     invalid_ids: "raise" or "count", as in :class:`Exchange`. captured: whether calls are captured in graphs (GPUs, normal
     mode). row_scales, weight_scales: "f32" or "ue8m0" (fp8). accumulate: "exact" or, for fp8 in the separate form, "fast"
-    (docs/gemm.md).
+    (docs/gemm.md). scaling: "block" or, for fp8 in the separate form, "per_channel" (normal mode) or "group_channel", with
+    float32 w13_scales [L, 2 I] and w2_scales [L, H]. intermediate_scaling: "per_group", "per_row" or "fixed", which requires
+    intermediate_scale, a float32 tensor [1] that each call reads.
 
     Requires the switchyard_layer library, which not every wheel contains (docs/python.md).
     """
 
     @constructs
     @named("MoeLayer.__init__")
-    def __init__(self, group: Group, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None, **config: Any) -> None:
+    def __init__(self, group: Group, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None, intermediate_scale: Any = None,
+                 **config: Any) -> None:
         _arguments.check("MoeLayer.__init__", group=group)
         functions, c = layer_library().functions, _config(backend=group._backend, **config)
-        first, second, c.w13_scales, c.w2_scales = _pointers(group, c, w13, w2, w13_scales, w2_scales)
+        first, second, c.w13_scales, c.w2_scales, c.intermediate_scale = _pointers(group, c, w13, w2, w13_scales, w2_scales,
+                                                                                   intermediate_scale)
         made = ctypes.c_void_p()
         with group._lock:
             check_collective(functions.sy_moe_layer_create(group.pointer, byref(c), first, second, _stream_of(w13), byref(made)))
-        self._hold(group, c, made.value, (w13, w2, w13_scales, w2_scales))
+        self._hold(group, c, made.value, (w13, w2, w13_scales, w2_scales, intermediate_scale))
 
     def _hold(self, group: Group, c: structs.MoeLayerConfig, made: Optional[int], weights: Tuple[Any, ...]) -> None:
         self.group, self._config, self._functions = group, c, layer_library().functions
@@ -112,16 +126,16 @@ class MoeLayer:
         self._again: Optional[_repeated.Layer] = None  # only after a call with torch tensors
 
     @named("MoeLayer.with_weights")
-    def with_weights(self, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None) -> "MoeLayer":
+    def with_weights(self, w13: Any, w2: Any, *, w13_scales: Any = None, w2_scales: Any = None, intermediate_scale: Any = None) -> "MoeLayer":
         """Local. Returns another layer of the model with different weights; it shares all other memory. All ranks must create
         the same layers in the same order. Either layer may be closed first. Calls of layers that share memory, including those
         in graphs, must run one after another, in the same order on all ranks."""
         group, made = self.group, ctypes.c_void_p()
-        pointers = _pointers(group, self._config, w13, w2, w13_scales, w2_scales)
+        pointers = _pointers(group, self._config, w13, w2, w13_scales, w2_scales, intermediate_scale)
         with group._lock:
-            check(self._functions.sy_moe_layer_with_weights(self.pointer, *pointers, _stream_of(w13), byref(made)))
+            check(self._functions.sy_moe_layer_with_scaled_weights(self.pointer, *pointers, _stream_of(w13), byref(made)))
         other = MoeLayer.__new__(MoeLayer)
-        other._hold(group, self._config, made.value, (w13, w2, w13_scales, w2_scales))
+        other._hold(group, self._config, made.value, (w13, w2, w13_scales, w2_scales, intermediate_scale))
         return other
 
     @staticmethod

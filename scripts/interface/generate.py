@@ -171,7 +171,7 @@ def conversions(interface: Interface, library: str, includes: list[str], about: 
     return "\n".join([*lines, "", "}  // namespace switchyard::detail", "// clang-format on", ""])
 
 
-LAYER_ENUMERATIONS = ("sy_weight_storage", "sy_weight_order", "sy_epilogue", "sy_moe_exchange", "sy_moe_form")
+LAYER_ENUMERATIONS = ("sy_weight_storage", "sy_weight_order", "sy_epilogue", "sy_scale_granularity", "sy_output_scaling", "sy_moe_exchange", "sy_moe_form")
 
 
 def struct_list(interface: Interface) -> str:

@@ -34,6 +34,8 @@ ENUMERATIONS = {
     "sy_weight_storage": ("WeightStorage", "SY_WEIGHTS_", "STORAGES"),
     "sy_weight_order": ("WeightOrder", "SY_WEIGHTS_", "WEIGHT_ORDERS"),
     "sy_epilogue": ("Epilogue", "SY_EPILOGUE_", "EPILOGUES"),
+    "sy_scale_granularity": ("ScaleGranularity", "SY_GRANULARITY_", "GRANULARITIES"),
+    "sy_output_scaling": ("OutputScaling", "SY_OUTPUT_", "OUTPUT_SCALINGS"),
     "sy_moe_exchange": ("MoeExchange", "SY_MOE_EXCHANGE_", "MOE_EXCHANGES"),
     "sy_moe_form": ("MoeForm", "SY_MOE_FORM_", "MOE_FORMS"),
 }

@@ -49,6 +49,26 @@ void check_gpu(const ExpertShape& shape, const ExpertOptions& options) {
           "options.max_rows is " + std::to_string(options.max_rows) + "; allowed: 0 to " + std::to_string(kMaxRows));
 }
 
+void check_scaling(const ExpertOptions& o) {
+  require(is_named(o.scaling), kExpertClass,
+          "options.scaling is " + std::to_string(static_cast<int>(o.scaling)) +
+              "; allowed: " + detail::numbered_names<ScaleGranularity>());
+  require(is_named(o.intermediate_scaling), kExpertClass,
+          "options.intermediate_scaling is " + std::to_string(static_cast<int>(o.intermediate_scaling)) +
+              "; allowed: " + detail::numbered_names<OutputScaling>());
+  const bool block = o.scaling == ScaleGranularity::block;
+  require(block || o.dtype == DType::fp8_e4m3, kExpertClass,
+          std::string("options.scaling is ") + to_string(o.scaling) + "; allowed: block, and others for fp8_e4m3");
+  require(block || o.accumulate == Accumulate::exact, kExpertClass,
+          "options.accumulate is fast; allowed: exact unless options.scaling is block");
+  require(
+      block || o.weight_scales == ScaleKind::f32, kExpertClass,
+      std::string("options.weight_scales is ") + to_string(o.weight_scales) + "; allowed: f32 unless options.scaling is block");
+  require(!block || o.intermediate_scaling == OutputScaling::per_group, kExpertClass,
+          std::string("options.intermediate_scaling is ") + to_string(o.intermediate_scaling) +
+              "; allowed: per_group if options.scaling is block");
+}
+
 void check_options(const ExpertShape& shape, const ExpertOptions& options) {
   check_shape(shape);
   require(is_named(options.backend), kExpertClass,
@@ -66,6 +86,7 @@ void check_options(const ExpertShape& shape, const ExpertOptions& options) {
               "; allowed: " + detail::numbered_names<Accumulate>());
   require(options.dtype == DType::fp8_e4m3 || options.accumulate == Accumulate::exact, kExpertClass,
           "options.accumulate is fast; allowed: exact, and for fp8_e4m3 fast");
+  check_scaling(options);
   if (options.backend == Backend::cuda) return check_gpu(shape, options);
   if (options.dtype != DType::bf16)
     throw Error(ErrorCode::unsupported,
@@ -87,6 +108,12 @@ void check_weights(const char* where, const char* scales, const ExpertShape& sha
   if (options.dtype != DType::fp8_e4m3) return;
   given(std::string(scales) + "w13_scales", w.w13_scales, "for fp8_e4m3 the scales of the weights of ");
   given(std::string(scales) + "w2_scales", w.w2_scales, "for fp8_e4m3 the scales of the weights of ");
+  const bool fixed = options.intermediate_scaling == OutputScaling::fixed;
+  require((w.intermediate_scale != nullptr) == fixed, where,
+          std::string(scales) +
+              (fixed ? "intermediate_scale is null; allowed: one scale for OutputScaling::fixed, for "
+                     : "intermediate_scale is given; allowed: null without OutputScaling::fixed, for ") +
+              std::to_string(shape.num_local_experts) + " experts");
 }
 
 [[noreturn]] void cpu_only(const char* where, const char* instead) {
@@ -104,7 +131,8 @@ void ExpertMlp::Impl::forward_rank_major(const uint16_t*, const ExpertIds&, cons
 
 ExpertMlp::ExpertMlp(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options) {
   check_options(shape, options);
-  check_weights(kExpertClass, "options.", shape, {w13, w2, options.w13_scales, options.w2_scales}, options);
+  check_weights(kExpertClass, "options.", shape,
+                {w13, w2, options.w13_scales, options.w2_scales, nullptr, options.intermediate_scale}, options);
   impl_ = options.backend == Backend::cpu ? detail::make_cpu_experts(shape, w13, w2, options)
                                           : detail::make_gpu_experts(shape, w13, w2, options);
 }

@@ -54,12 +54,21 @@ ExpertMemory cpu_experts_memory(const ExpertShape& shape, const ExpertOptions& o
 ExpertImpl make_cpu_experts(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options);
 ExpertImpl make_cpu_experts(const ExpertShape& shape, const ExpertMlp::Source& source, const ExpertOptions& options);
 
-/// GPU memory for the intermediate rows.
+/// GPU memory for the scales of the intermediate rows, a multiple of 16 bytes.
+inline size_t intermediate_scale_bytes(const ExpertShape& shape, const ExpertOptions& options) {
+  const auto rows = static_cast<size_t>(options.max_rows);
+  if (!dtype_has_scales(options.dtype)) return 0;
+  if (options.intermediate_scaling == OutputScaling::per_group)
+    return rows * scale_row_bytes(shape.intermediate, ScaleKind::f32);
+  return (rows * sizeof(float) + 15) / 16 * 16;
+}
+/// GPU memory for the intermediate rows: their scales, the rows and, for OutputScaling::per_row, the rows in bf16.
 inline size_t intermediate_bytes(const ExpertShape& shape, const ExpertOptions& options) {
   if (shape.num_local_experts == 0) return 0;
-  const size_t row = dtype_bytes(options.dtype, shape.intermediate);
-  const bool scaled = dtype_has_scales(options.dtype);
-  return static_cast<size_t>(options.max_rows) * (row + (scaled ? scale_row_bytes(shape.intermediate, ScaleKind::f32) : 0));
+  const auto rows = static_cast<size_t>(options.max_rows);
+  const bool twice = options.intermediate_scaling == OutputScaling::per_row;
+  return intermediate_scale_bytes(shape, options) +
+         rows * (dtype_bytes(options.dtype, shape.intermediate) + (twice ? dtype_bytes(DType::bf16, shape.intermediate) : 0));
 }
 ExpertImpl make_gpu_experts(const ExpertShape& shape, const void* w13, const void* w2, const ExpertOptions& options);
 

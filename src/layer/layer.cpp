@@ -52,7 +52,7 @@ std::unique_ptr<detail::LayerForm> make(Group& group, const MoeLayerConfig& conf
   std::optional<ExpertMlp> mlp;
   detail::MakeProducts make_products;
   std::shared_ptr<detail::ExpertProducts> products;
-  const MoeWeights weights{w13, w2, config.w13_scales, config.w2_scales, stream};
+  const MoeWeights weights{w13, w2, config.w13_scales, config.w2_scales, stream, config.intermediate_scale};
   Share mine;
   std::vector<Share> all(static_cast<size_t>(group.size()));
   detail::AgreedFields fields;

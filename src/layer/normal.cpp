@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A layer that makes separate calls around normal mode. The rows of a call live until it returns; on GPUs, the pool reuses
 // their memory in stream order.
+#include <memory>
 #include <utility>
 
 #include "layer/impl.hpp"
+#include "layer/quantise_tokens.hpp"
 
 namespace switchyard::detail {
 namespace {
@@ -11,9 +13,10 @@ namespace {
 class NormalLayer final : public LayerForm {
  public:
   NormalLayer(Group& group, const LayerSetup& setup, LayerExperts experts)
-      : LayerForm(setup), exchange_(group, setup.normal()), experts_(std::move(experts)) {}
+      : LayerForm(setup), exchange_(group, setup.normal()), experts_(std::move(experts)), setup_(setup) {}
 
   void make_rows() override {
+    if (config.scaling == ScaleGranularity::per_channel) tokens_ = make_gpu_token_quantiser(setup_);
     // A layer's calls are sequential, so its graphs never run concurrently.
     if (backend == Backend::cuda && config.captured) exchange_.use_graph_memory(exchange_.make_graph_memory());
   }
@@ -21,7 +24,8 @@ class NormalLayer final : public LayerForm {
   void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
                const MoeLayerCall& call) override {
     last_ = {};
-    Dispatched d = exchange_.dispatch(x, ids, weights, dispatch_options(call));
+    const ConstRows sent = tokens_ ? tokens_->quantise(x, call, experts_.call(call).num_sms) : x;
+    Dispatched d = exchange_.dispatch(sent, ids, weights, dispatch_options(call));
     {
       const RowBuffer y = exchange_.allocate_rows(d.handle, config.token_dtype(), call.stream);
       experts_.of(set).forward(d.x, ExpertRows::of(d), y.rows(), experts_.call(call));
@@ -40,7 +44,7 @@ class NormalLayer final : public LayerForm {
  private:
   DispatchOptions dispatch_options(const MoeLayerCall& call) const {
     DispatchOptions o;
-    if (config.dtype == DType::fp8_e4m3) o.quantize = config.row_scales;
+    if (config.dtype == DType::fp8_e4m3 && !tokens_) o.quantize = config.row_scales;
     if (config.capacity > 0) o.size = SizePolicy::capacity;
     o.capacity = config.capacity;
     o.overflow = config.overflow;
@@ -60,7 +64,9 @@ class NormalLayer final : public LayerForm {
 
   NormalExchange exchange_;
   LayerExperts experts_;
-  Dispatched last_;  ///< drop_and_report: the last call's tables, without its rows
+  const LayerSetup setup_;
+  std::unique_ptr<TokenQuantiser> tokens_;  ///< ScaleGranularity::per_channel
+  Dispatched last_;                         ///< drop_and_report: the last call's tables, without its rows
 };
 
 }  // namespace

@@ -52,6 +52,8 @@ void check_kinds(const MoeLayerConfig& c, Backend backend) {
   check_enum("row_scales", c.row_scales);
   check_enum("weight_scales", c.weight_scales);
   check_enum("accumulate", c.accumulate);
+  check_enum("scaling", c.scaling);
+  check_enum("intermediate_scaling", c.intermediate_scaling);
   if (!is_named(backend))
     throw Error(ErrorCode::invalid_argument, "backend = " + text_of(backend) + ": must be " + numbered_names<Backend>(),
                 "backend");
@@ -71,6 +73,22 @@ void check_kinds(const MoeLayerConfig& c, Backend backend) {
     refuse("order", "per_host", "per_rank or per_route for low_latency, or exchange normal", ErrorCode::unsupported);
   check_range("max_tokens (low_latency)", c.max_tokens, 1, 65535);
   if (c.capacity != 0) refuse("capacity", std::to_string(c.capacity), "0 for low_latency, which has room for any routing");
+}
+
+/// Checks the granularity of fp8 scales; the fields' enumerators have been checked.
+void check_scaling(const MoeLayerConfig& c) {
+  if (c.scaling == ScaleGranularity::block) {
+    if (c.intermediate_scaling != OutputScaling::per_group)
+      refuse("intermediate_scaling", to_string(c.intermediate_scaling), "per_group if scaling is block");
+    return;
+  }
+  if (c.dtype != DType::fp8_e4m3 || c.form == MoeForm::fused)
+    refuse("scaling", to_string(c.scaling), "block, but for fp8_e4m3 in the separate form", ErrorCode::unsupported);
+  if (c.scaling == ScaleGranularity::per_channel && c.exchange == MoeExchange::low_latency)
+    refuse("scaling", "per_channel", "block or group_channel for low_latency", ErrorCode::unsupported);
+  if (c.accumulate != Accumulate::exact) refuse("accumulate", "fast", "exact unless scaling is block");
+  if (c.row_scales != ScaleKind::f32) refuse("row_scales", to_string(c.row_scales), "f32 unless scaling is block");
+  if (c.weight_scales != ScaleKind::f32) refuse("weight_scales", to_string(c.weight_scales), "f32 unless scaling is block");
 }
 
 /// Returns the normal-mode config, with the memory size that normal mode computes.
@@ -159,6 +177,9 @@ ExpertOptions LayerSetup::expert_options() const {
   o.w2_scales = config.w2_scales;
   o.weight_scales = config.weight_scales;
   o.accumulate = config.accumulate;
+  o.scaling = config.scaling;
+  o.intermediate_scaling = config.intermediate_scaling;
+  o.intermediate_scale = config.intermediate_scale;
   return o;
 }
 
@@ -179,6 +200,7 @@ MoeLayerMemory LayerSetup::memory() const {
   m.scratch_bytes = experts.scratch_bytes;
   if (config.exchange == MoeExchange::normal) {
     m.heap_bytes = NormalExchange::memory_required(normal(), world, backend).total();
+    m.scratch_bytes += token_bytes();
     return m;
   }
   const LowLatencyConfig c = low_latency();
@@ -212,17 +234,20 @@ AgreedFields LayerSetup::agreed_fields() const {
           agreed("MoeLayerConfig::overflow", config.overflow),
           agreed("MoeLayerConfig::row_scales", config.row_scales),
           agreed("MoeLayerConfig::weight_scales", config.weight_scales),
-          agreed("MoeLayerConfig::accumulate", config.accumulate)};
+          agreed("MoeLayerConfig::accumulate", config.accumulate),
+          agreed("MoeLayerConfig::scaling", config.scaling),
+          agreed("MoeLayerConfig::intermediate_scaling", config.intermediate_scaling)};
 }
 
 LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   check_sizes(given, world);
   check_kinds(given, backend);
+  check_scaling(given);
   LayerSetup s{given, world, backend, -1};
   MoeLayerConfig& c = s.config;
   const bool typed = c.dtype == DType::bf16 || (backend == Backend::cuda && c.dtype == DType::fp8_e4m3);
-  const bool fuses =
-      typed && c.accumulate == Accumulate::exact && c.order != CombineOrder::per_host && c.exchange != MoeExchange::low_latency;
+  const bool fuses = typed && c.accumulate == Accumulate::exact && c.scaling == ScaleGranularity::block &&
+                     c.order != CombineOrder::per_host && c.exchange != MoeExchange::low_latency;
   if (c.form == MoeForm::fused) {
     if (!fuses)
       refuse("form", "fused", "separate or automatic, but for bf16, or on GPUs fp8_e4m3, normal mode, per_route or per_rank",
@@ -231,8 +256,9 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
     return s;
   }
   if (c.exchange == MoeExchange::automatic) {
-    const bool decodes = c.capacity == 0 && c.order != CombineOrder::per_host && c.max_tokens >= 1 &&
-                         c.max_tokens <= kMaxDecodeTokens && s.experts_of(0) * c.max_tokens * world <= kMaxDecodeRows;
+    const bool decodes = c.capacity == 0 && c.scaling != ScaleGranularity::per_channel && c.order != CombineOrder::per_host &&
+                         c.max_tokens >= 1 && c.max_tokens <= kMaxDecodeTokens &&
+                         s.experts_of(0) * c.max_tokens * world <= kMaxDecodeRows;
     c.exchange = decodes ? MoeExchange::low_latency : MoeExchange::normal;
   }
   if (c.form == MoeForm::separate) return s;

@@ -42,8 +42,8 @@ static void defaults(void) {
   const sy_expert_options options = SY_EXPERT_OPTIONS_INIT;
   CHECK(options.struct_size == sizeof options && options.storage == SY_WEIGHTS_PACKED);
   CHECK(options.route_scratch_bytes == (size_t)64 << 20 && options.backend == SY_BACKEND_CPU);
-  CHECK(sizeof(sy_grouped_gemm_config) == 64 && sizeof(sy_grouped_gemm_options) == 24 && sizeof(sy_expert_rows) == 48);
-  CHECK(sizeof(sy_expert_shape) == 32 && sizeof(sy_expert_options) == 64 && sizeof(sy_expert_call) == 24);
+  CHECK(sizeof(sy_grouped_gemm_config) == 72 && sizeof(sy_grouped_gemm_options) == 40 && sizeof(sy_expert_rows) == 56);
+  CHECK(sizeof(sy_expert_shape) == 32 && sizeof(sy_expert_options) == 80 && sizeof(sy_expert_call) == 24);
   CHECK(sizeof(sy_expert_memory) == 32);
 }
 
@@ -195,9 +195,11 @@ static void wrong_gemms(void) {
 #define CHECK_REFUSED(word) CHECK_FAILS(sy_grouped_gemm_create(&config, w13, NULL, &gemm), kWrong, word)
   const size_t members[] = {offsetof(sy_grouped_gemm_config, dtype),    offsetof(sy_grouped_gemm_config, order),
                             offsetof(sy_grouped_gemm_config, epilogue), offsetof(sy_grouped_gemm_config, weight_scales),
-                            offsetof(sy_grouped_gemm_config, quantize), offsetof(sy_grouped_gemm_config, accumulate)};
-  const char* names[] = {"config->dtype = 256",         "config->order = 256",    "config->epilogue = 256",
-                         "config->weight_scales = 256", "config->quantize = 256", "config->accumulate = 256"};
+                            offsetof(sy_grouped_gemm_config, quantize), offsetof(sy_grouped_gemm_config, accumulate),
+                            offsetof(sy_grouped_gemm_config, scaling),  offsetof(sy_grouped_gemm_config, output_scaling)};
+  const char* names[] = {"config->dtype = 256",         "config->order = 256",         "config->epilogue = 256",
+                         "config->weight_scales = 256", "config->quantize = 256",      "config->accumulate = 256",
+                         "config->scaling = 256",       "config->output_scaling = 256"};
   for (size_t i = 0; i < sizeof members / sizeof *members; ++i) {
     config = gemm_config();
     const int32_t value = 256;  // becomes 0 if truncated to a byte
@@ -217,7 +219,15 @@ static void wrong_gemms(void) {
   config = gemm_config();
   config.dtype = SY_DTYPE_FP8_E4M3;
   CHECK_REFUSED("weight_scales is null");
+  config = gemm_config();
+  config.scaling = SY_GRANULARITY_PER_CHANNEL;
+  CHECK_REFUSED("scaling = per_channel: must be block but for fp8_e4m3");
+  config.dtype = SY_DTYPE_FP8_E4M3;
+  config.output_scaling = SY_OUTPUT_FIXED;
+  CHECK_REFUSED("output_scaling = fixed: must be per_group");
 #undef CHECK_REFUSED
+  config = gemm_config();
+  config.dtype = SY_DTYPE_FP8_E4M3;
 
   int64_t columns = 0;
   sy_dtype type = -1;

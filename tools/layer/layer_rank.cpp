@@ -239,6 +239,7 @@ CheckResult LayerRank::check(const std::string& name, const std::vector<std::byt
   result.name = name;
   const ExpertWeights weights(s.seed, s.hidden, spec_.intermediate);
   input.quantize = spec_.quantize;
+  input.accumulate = spec_.accumulate;
   std::vector<std::vector<double>> ambiguity;
   const auto expected = moe_reference(input, weights, s.hidden, spec_.intermediate, threads, {}, &ambiguity);
   for (int64_t i = 0; i < count; ++i, result.compared += s.hidden) {
@@ -246,7 +247,7 @@ CheckResult LayerRank::check(const std::string& name, const std::vector<std::byt
     const float* const wanted = &expected.front()[at(i * s.hidden)];
     const double error = row_error(got, wanted, s.hidden);
     const double tolerance =
-        layer_tolerance(spec_.quantize, spec_.intermediate, norm_of(wanted, s.hidden), ambiguity.front()[at(i)]);
+        layer_tolerance(input, s.hidden, spec_.intermediate, norm_of(wanted, s.hidden), ambiguity.front()[at(i)]);
     if (error <= tolerance || !result.passed) continue;
     result.passed = false;
     result.detail = fmt::format("token {}: off by {:.2f} %, at most {:.2f} % allowed", token(i), 100 * error, 100 * tolerance);

@@ -87,9 +87,10 @@ void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, st
 /// Memory of one thread, reused for all its experts. With `fp8`, the operands of a layer are quantized.
 class ExpertWorker {
  public:
-  ExpertWorker(const ExpertWeights& weights, const Fp8Experts* fp8, int64_t hidden, int64_t intermediate)
+  ExpertWorker(const ExpertWeights& weights, const Fp8Experts* fp8, Accumulate accumulate, int64_t hidden, int64_t intermediate)
       : weights_(weights),
         fp8_(fp8),
+        sum_moves_(accumulate == Accumulate::fast ? fast_sum_error(hidden) : kSumMoves),
         hidden_(hidden),
         intermediate_(intermediate),
         w13_(at(2 * intermediate * hidden)),
@@ -152,7 +153,7 @@ class ExpertWorker {
   double quantise_between(const float* up, float* row, ScaleKind kind) {
     double squares = 0;
     for (int64_t j = 0; j < 2 * intermediate_; ++j) squares += square(up[j]);
-    const auto sum_moves = static_cast<float>(kSumMoves * std::sqrt(squares / static_cast<double>(2 * intermediate_)));
+    const auto sum_moves = static_cast<float>(sum_moves_ * std::sqrt(squares / static_cast<double>(2 * intermediate_)));
     by_.resize(at(intermediate_));
     for (int64_t j = 0; j < intermediate_; ++j)
       by_[at(j)] = sum_moves * (std::fabs(silu(up[j])) + 1.1f * std::fabs(up[intermediate_ + j]));  // silu' is below 1.1
@@ -166,12 +167,13 @@ class ExpertWorker {
     return std::sqrt(moved);
   }
   static double square(float v) { return static_cast<double>(v) * static_cast<double>(v); }
-  /// Maximum deviation of a sum in the first product from the reference, relative to the magnitude of these sums; the tensor
-  /// cores add 128 fp8 products at a time with 14 bits.
+  /// Maximum deviation of an exact sum in the first product from the reference, relative to the magnitude of these sums; the
+  /// tensor cores add 128 fp8 products at a time with 14 bits.
   static constexpr double kSumMoves = 1.0 / 2048;
 
   const ExpertWeights& weights_;
   const Fp8Experts* fp8_;
+  double sum_moves_;
   int64_t hidden_, intermediate_;
   std::vector<uint16_t> w13_, w2_, rounded_;
   std::vector<float> w13_t_, w2_t_, x_, up_, h_, y_, by_, range_;
@@ -225,7 +227,7 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
   std::atomic<int64_t> done{0};
   TokenLocks locks;
   const auto work = [&] {
-    ExpertWorker worker(weights, fp8 ? &*fp8 : nullptr, hidden, intermediate);
+    ExpertWorker worker(weights, fp8 ? &*fp8 : nullptr, input.accumulate, hidden, intermediate);
     for (int e = next.fetch_add(1); e < experts; e = next.fetch_add(1)) {
       const std::vector<Route>& mine = routes[at(e)];
       if (!mine.empty()) {
@@ -258,10 +260,15 @@ double norm_of(const float* row, int64_t hidden) {
   return std::sqrt(squares);
 }
 
-double layer_tolerance(ScaleKind quantize, int64_t intermediate, double norm, double ambiguity) {
-  if (quantize == ScaleKind::none) return kLayerTolerance;
-  if (intermediate >= kFewElements || norm == 0) return kFp8LayerTolerance;
-  return std::max(kFp8LayerTolerance, 1.0 / 256 + ambiguity / norm);
+double layer_tolerance(const ReferenceInput& input, int64_t hidden, int64_t intermediate, double norm, double ambiguity) {
+  if (input.quantize == ScaleKind::none) return kLayerTolerance;
+  double tolerance = kFp8LayerTolerance;
+  if (input.accumulate == Accumulate::fast) {
+    const double second = fast_sum_error(intermediate);
+    tolerance = std::sqrt(tolerance * tolerance + fast_sum_error(hidden) / 8 + second * second);
+  }
+  if (intermediate >= kFewElements || norm == 0) return tolerance;
+  return std::max(tolerance, 1.0 / 256 + ambiguity / norm);
 }
 
 double row_error(const uint16_t* got, const float* expected, int64_t hidden) {

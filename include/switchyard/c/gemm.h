@@ -37,6 +37,22 @@ enum {
   SY_EPILOGUE_SWIGLU = 3  ///< N / 2 outputs from the first N / 2 sums (gate) and the others (up)
 };
 
+/// Elements that share a scale in products of fp8 rows and weights; see switchyard/gemm.hpp.
+typedef int32_t sy_scale_granularity;
+enum {
+  SY_GRANULARITY_BLOCK = 0,         ///< rows: 128 columns; weights: 128 x 128
+  SY_GRANULARITY_PER_CHANNEL = 1,   ///< rows: a whole row; weights: an output; sums of the tensor cores
+  SY_GRANULARITY_GROUP_CHANNEL = 2  ///< rows: 128 columns; weights: an output
+};
+
+/// Columns of a quantized output row that share a scale.
+typedef int32_t sy_output_scaling;
+enum {
+  SY_OUTPUT_PER_GROUP = 0,  ///< 128 columns: amax / 448
+  SY_OUTPUT_FIXED = 1,      ///< all, with a scale given by the caller; larger values saturate
+  SY_OUTPUT_PER_ROW = 2     ///< all: amax / 448
+};
+
 /// Fixed properties of a grouped GEMM.
 typedef struct sy_grouped_gemm_config {
   size_t struct_size;
@@ -51,9 +67,11 @@ typedef struct sy_grouped_gemm_config {
   float swiglu_alpha SY_DEFAULT(1.0f);
   float swiglu_up_shift;
   sy_scale_kind weight_scales
-      SY_DEFAULT(SY_SCALE_F32);  ///< fp8: kind of the weight scales, [E, S, ceil(K / 128)]; see switchyard/gemm.hpp
-  sy_scale_kind quantize;        ///< fp8 with swiglu: outputs are fp8 e4m3 with these scales
-  sy_accumulate accumulate;      ///< fast: only fp8
+      SY_DEFAULT(SY_SCALE_F32);      ///< fp8: kind of the weight scales, [E, S, ceil(K / 128)]; see switchyard/gemm.hpp
+  sy_scale_kind quantize;            ///< fp8 with swiglu: outputs are fp8 e4m3 with these scales
+  sy_accumulate accumulate;          ///< fast: only fp8 with scaling block
+  sy_scale_granularity scaling;      ///< others than block: only fp8; weight scales are float32 [E, N]
+  sy_output_scaling output_scaling;  ///< others than per group: not with scaling block; output scales are float32 [rows]
 } sy_grouped_gemm_config;
 
 /// Number of columns and data type of an output row. Either pointer may be NULL. Uses only `n`, `dtype`, `epilogue` and
@@ -69,7 +87,8 @@ typedef struct sy_expert_rows {
   const int32_t* num_rows_32;  ///< [experts]
   const int64_t* first_row;    ///< [experts], or NULL: expert e starts at e * rows_per_expert and ends before the next
   int64_t rows_per_expert;
-  int64_t scale_rows;  ///< fp8, column-major scales: words between columns of an expert's scales; 0: one scale row per row
+  int64_t scale_rows;    ///< fp8, column-major scales: words between columns of an expert's scales; 0: one scale row per row
+  int64_t scale_stride;  ///< scaling per channel, without scale_rows: words between the scales of consecutive rows; 0: 1
 } sy_expert_rows;
 
 /// Rows of an expert-major dispatch, from sy_dispatched_get. Errors: invalid_argument if it is rank-major.
@@ -90,9 +109,11 @@ sy_code sy_grouped_gemm_destroy(sy_grouped_gemm* gemm);
 /// Options of one call.
 typedef struct sy_grouped_gemm_options {
   size_t struct_size;
-  void* stream;      ///< cudaStream_t; NULL: the legacy default stream
-  int32_t num_sms;   ///< maximum number of multiprocessors, in [1, those of the GPU]; 0: all
-  int32_t reserved;  ///< must be 0
+  void* stream;               ///< cudaStream_t; NULL: the legacy default stream
+  int32_t num_sms;            ///< maximum number of multiprocessors, in [1, those of the GPU]; 0: all
+  int32_t reserved;           ///< must be 0
+  const float* output_scale;  ///< SY_OUTPUT_FIXED: the scale, in GPU memory, > 0; read when the kernel runs
+  void* scratch;              ///< SY_OUTPUT_PER_ROW: memory for bf16 [out->rows, columns], aligned to 16 bytes
 } sy_grouped_gemm_options;
 
 /// Enqueues the matrix product for each expert's rows. The call does not wait, allocates nothing and can be captured. Calls on

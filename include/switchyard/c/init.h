@@ -12,22 +12,22 @@
 #define SY_ROW_VIEW_INIT { sizeof(sy_row_view), NULL, 0, 0, 0, 0, NULL }
 #define SY_EXPERT_IDS_INIT { sizeof(sy_expert_ids), NULL, 0, 0, 0 }
 #define SY_EXPERT_SHAPE_INIT { sizeof(sy_expert_shape), 0, 0, 0, 0 }
-#define SY_EXPERT_OPTIONS_INIT { sizeof(sy_expert_options), 0, 0, 0, 0, 67108864, 0, NULL, NULL, SY_SCALE_F32, 0 }
+#define SY_EXPERT_OPTIONS_INIT { sizeof(sy_expert_options), 0, 0, 0, 0, 67108864, 0, NULL, NULL, SY_SCALE_F32, 0, 0, 0, NULL }
 #define SY_EXPERT_MEMORY_INIT { sizeof(sy_expert_memory), 0, 0, 0 }
 #define SY_EXPERT_CALL_INIT { sizeof(sy_expert_call), NULL, 0, 0 }
 #define SY_EXPERT_MAP_INIT { sizeof(sy_expert_map), 0, 0, 0, 0, NULL }
 #define SY_BALANCE_OPTIONS_INIT { sizeof(sy_balance_options), 128, 300e9, 0.14e-6, 0.5e-3, 67108864 }
 #define SY_BALANCE_REPORT_INIT { sizeof(sy_balance_report), 0, 0, 0, 0, 0 }
 #define SY_GROUPED_GEMM_CONFIG_INIT { \
-    sizeof(sy_grouped_gemm_config), 0, 0, 0, 0, 0, 0, INFINITY, 1.0f, 0.0f, SY_SCALE_F32, 0, 0 }
-#define SY_EXPERT_ROWS_INIT { sizeof(sy_expert_rows), NULL, NULL, NULL, 0, 0 }
-#define SY_GROUPED_GEMM_OPTIONS_INIT { sizeof(sy_grouped_gemm_options), NULL, 0, 0 }
+    sizeof(sy_grouped_gemm_config), 0, 0, 0, 0, 0, 0, INFINITY, 1.0f, 0.0f, SY_SCALE_F32, 0, 0, 0, 0 }
+#define SY_EXPERT_ROWS_INIT { sizeof(sy_expert_rows), NULL, NULL, NULL, 0, 0, 0 }
+#define SY_GROUPED_GEMM_OPTIONS_INIT { sizeof(sy_grouped_gemm_options), NULL, 0, 0, NULL, NULL }
 #define SY_WEIGHT_GRADIENT_CONFIG_INIT { sizeof(sy_weight_gradient_config), 0, 0, 0, 0, SY_DTYPE_F32, 0 }
 #define SY_SWIGLU_GRADIENT_CONFIG_INIT { sizeof(sy_swiglu_gradient_config), 0, 0, 0, INFINITY, 1.0f, 0.0f, 0 }
 #define SY_ROUTING_GRADIENT_CONFIG_INIT { sizeof(sy_routing_gradient_config), 0, 0, 0 }
 #define SY_MOE_LAYER_CONFIG_INIT { \
     sizeof(sy_moe_layer_config), 0, 0, 0, 0, 0, 0, 0, SY_ORDER_PER_ROUTE, 0, 0, 0, 1, 0, SY_SCALE_F32, SY_SCALE_F32, 0, \
-    NULL, NULL, 0, 0 }
+    NULL, NULL, 0, 0, 0, 0, NULL }
 #define SY_MOE_LAYER_MEMORY_INIT { sizeof(sy_moe_layer_memory), 0, 0, 0, 0, 0 }
 #define SY_MOE_LAYER_CALL_INIT { sizeof(sy_moe_layer_call), NULL, NULL, 0, 0 }
 #define SY_LEDGER_CONFIG_INIT { sizeof(sy_ledger_config), 0, 0, 0, 0, 0, SY_DTYPE_F16, 4 }

@@ -57,8 +57,11 @@ typedef struct sy_moe_layer_config {
   sy_invalid_ids invalid_ids;    ///< may differ by rank
   const void* w13_scales;
   const void* w2_scales;
-  sy_accumulate accumulate;  ///< of both products; fast: only fp8 in the separate form
-  int32_t reserved;          ///< must be 0
+  sy_accumulate accumulate;      ///< of both products; fast: only fp8 in the separate form
+  sy_scale_granularity scaling;  ///< of tokens and weights; others than block: only fp8 in the separate form; see layer.hpp
+  sy_output_scaling intermediate_scaling;  ///< of the rows between the products
+  int32_t reserved;                        ///< must be 0
+  const float* intermediate_scale;         ///< SY_OUTPUT_FIXED: the scale, in GPU memory; read by every call
 } sy_moe_layer_config;
 
 /// Memory used by a layer on the rank with the most experts, in bytes, excluding the caller's arrays.
@@ -92,6 +95,10 @@ sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, 
 /// the argument; system.
 sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                   const void* w2_scales, void* stream, sy_moe_layer** other);
+/// sy_moe_layer_with_weights for layers with SY_OUTPUT_FIXED: `intermediate_scale` is that of the other layer.
+sy_code sy_moe_layer_with_scaled_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
+                                         const void* w2_scales, const float* intermediate_scale, void* stream,
+                                         sy_moe_layer** other);
 /// Local. May be called at any time; does not wait. CUDA: the layer's memory is freed once the enqueued calls and graphs that
 /// use it are done.
 sy_code sy_moe_layer_destroy(sy_moe_layer* layer);

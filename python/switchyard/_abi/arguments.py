@@ -54,11 +54,13 @@ _LAYER: Arguments = {
     **_SHAPE, "intermediate": ANY_INT64, "capacity": ANY_INT64, "order": Word(_names.ORDERS), "exchange": Word(_names.MOE_EXCHANGES),
     "form": Word(_names.MOE_FORMS), "overflow": Word(_names.OVERFLOWS), "captured": Flag(),
     "storage": Word(_names.STORAGES, optional=True), "row_scales": Word(_names.SCALES), "weight_scales": Word(_names.SCALES),
-    "invalid_ids": Word(_names.INVALID_IDS), "accumulate": Word(_names.ACCUMULATIONS)}
+    "invalid_ids": Word(_names.INVALID_IDS), "accumulate": Word(_names.ACCUMULATIONS), "scaling": Word(_names.GRANULARITIES),
+    "intermediate_scaling": Word(_names.OUTPUT_SCALINGS)}
 _SIZES: Arguments = {"world": _WORLD, "backend": Word(_names.BACKENDS)}
 _LAYER_WEIGHTS: Arguments = {
     "w13": Tensor(("L", "2I", "H"), ROW_TYPES, by_dtype=_LAYER_TYPES), "w2": Tensor(("L", "H", "I"), ROW_TYPES, by_dtype=_LAYER_TYPES),
-    "w13_scales": Tensor(("L", "S13", "G13"), _SCALES, optional=True), "w2_scales": Tensor(("L", "S2", "G2"), _SCALES, optional=True)}
+    "w13_scales": Tensor(("L", "S13", "G13"), _SCALES, optional=True), "w2_scales": Tensor(("L", "S2", "G2"), _SCALES, optional=True),
+    "intermediate_scale": Tensor((1,), (F32,), optional=True)}
 _LL_DISPATCH: Arguments = {
     "x": Tensor(("T", "H"), ROW_TYPES, pair=True, by_dtype=_SUMMED), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
     "output": Instance("Received", "what make_output or an earlier dispatch returned", optional=True), "num_sms": _NUM_SMS}
@@ -119,10 +121,12 @@ FUNCTIONS: Dict[str, Arguments] = {
     "GroupedGemm.__init__": {
         "weights": Tensor(("L", "N", "K"), (BF16, F16, FP8)), "scales": Tensor(("L", "S", "G"), _SCALES, optional=True),
         "order": Word(_names.WEIGHT_ORDERS), "epilogue": Word(_names.EPILOGUES), "quantize": Word(_names.SCALES), "limit": Real(),
-        "alpha": Real(), "up_shift": Real(), "accumulate": Word(_names.ACCUMULATIONS)},
+        "alpha": Real(), "up_shift": Real(), "accumulate": Word(_names.ACCUMULATIONS), "scaling": Word(_names.GRANULARITIES),
+        "output_scaling": Word(_names.OUTPUT_SCALINGS)},
     "GroupedGemm.__call__": {
         "x": Tensor(("R", "K"), (BF16, F16, FP8), pair=True), "rows": Foreign("a Handle or a Received", "_view"),
-        "out": Tensor(("R", "N"), (BF16, F16, F32, FP8), written=True, optional=True, pair=True), "num_sms": _NUM_SMS},
+        "out": Tensor(("R", "N"), (BF16, F16, F32, FP8), written=True, optional=True, pair=True), "num_sms": _NUM_SMS,
+        "output_scale": Tensor((1,), (F32,), optional=True)},
     "GroupedGemm.close": {},
     "ExpertMap.__init__": {"expert_of_slot": Tensor(("P",), (I32,)), "num_experts": Integer(1, INT32), "world": _WORLD},
     "ExpertMap.home": {"num_experts": Integer(1, INT32), "world": _WORLD, "slots_per_rank": Integer(1, 1 << 20)},

@@ -21,13 +21,15 @@ TUNING_MODES = {"normal": 0, "low_latency": 1, "flat": 2, "ledger": 3, "normal_e
 STORAGES = {"packed": 0, "view": 1}
 WEIGHT_ORDERS = {"nk": 0, "kn": 1}
 EPILOGUES = {"none": 0, "relu": 1, "silu": 2, "swiglu": 3}
+GRANULARITIES = {"block": 0, "per_channel": 1, "group_channel": 2}
+OUTPUT_SCALINGS = {"per_group": 0, "fixed": 1, "per_row": 2}
 MOE_EXCHANGES = {"automatic": 0, "normal": 1, "low_latency": 2}
 MOE_FORMS = {"automatic": 0, "separate": 1, "fused": 2}
 #: The tables by the C++ type that messages of the library name.
 CPP_TYPES = {"Backend": BACKENDS, "HostNetwork": NETWORKS, "DType": DTYPES, "ScaleKind": SCALES, "Accumulate": ACCUMULATIONS,
              "Layout": LAYOUTS, "Staging": STAGINGS, "SizePolicy": SIZES, "Overflow": OVERFLOWS, "InvalidIds": INVALID_IDS,
              "Padding": PADDINGS, "CombineOrder": ORDERS, "ScaleOrder": SCALE_ORDERS, "Sending": SENDINGS, "TuningMode": TUNING_MODES,
-             "WeightStorage": STORAGES, "WeightOrder": WEIGHT_ORDERS, "Epilogue": EPILOGUES, "MoeExchange": MOE_EXCHANGES,
-             "MoeForm": MOE_FORMS}
+             "WeightStorage": STORAGES, "WeightOrder": WEIGHT_ORDERS, "Epilogue": EPILOGUES, "ScaleGranularity": GRANULARITIES,
+             "OutputScaling": OUTPUT_SCALINGS, "MoeExchange": MOE_EXCHANGES, "MoeForm": MOE_FORMS}
 #: Bits of an element of each row type.
 DTYPE_BITS = {0: 16, 1: 16, 2: 32, 3: 8}

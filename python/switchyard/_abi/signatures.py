@@ -52,6 +52,7 @@ LAYER = {
     "sy_weight_gradient_run": "pppppp", "sy_swiglu_gradient_create": "pp", "sy_swiglu_gradient_destroy": "p",
     "sy_swiglu_gradient_run": "ppppppp", "sy_routing_gradient_create": "pp", "sy_routing_gradient_destroy": "p",
     "sy_routing_gradient_run": "pppppp", "sy_moe_layer_memory_required": "piip", "sy_moe_layer_heap_bytes": "piip",
-    "sy_moe_layer_create": "pppppp", "sy_moe_layer_with_weights": "ppppppp", "sy_moe_layer_destroy": "p", "sy_moe_layer_forward": "pppppp",
-    "sy_moe_layer_dropped": "ppp", "sy_moe_layer_invalid_ids": "pp", "sy_moe_layer_implementation": "pp"
+    "sy_moe_layer_create": "pppppp", "sy_moe_layer_with_weights": "ppppppp", "sy_moe_layer_with_scaled_weights": "pppppppp",
+    "sy_moe_layer_destroy": "p", "sy_moe_layer_forward": "pppppp", "sy_moe_layer_dropped": "ppp", "sy_moe_layer_invalid_ids": "pp",
+    "sy_moe_layer_implementation": "pp"
 }

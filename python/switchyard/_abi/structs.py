@@ -37,7 +37,8 @@ class ExpertOptions(Struct):
     defaults = {"route_scratch_bytes": 67108864, "weight_scales": 1}
     _fields_ = [("struct_size", c_size_t), ("backend", c_int32), ("dtype", c_int32), ("storage", c_int32), ("reserved", c_int32),
                 ("route_scratch_bytes", c_size_t), ("max_rows", c_int64), ("w13_scales", c_void_p), ("w2_scales", c_void_p),
-                ("weight_scales", c_int32), ("accumulate", c_int32)]
+                ("weight_scales", c_int32), ("accumulate", c_int32), ("scaling", c_int32), ("intermediate_scaling", c_int32),
+                ("intermediate_scale", c_void_p)]
 
 
 class ExpertMemory(Struct):
@@ -74,18 +75,20 @@ class GroupedGemmConfig(Struct):
     defaults = {"swiglu_limit": float("inf"), "swiglu_alpha": 1.0, "weight_scales": 1}
     _fields_ = [("struct_size", c_size_t), ("n", c_int64), ("k", c_int64), ("num_experts", c_int32), ("dtype", c_int32),
                 ("order", c_int32), ("epilogue", c_int32), ("swiglu_limit", c_float), ("swiglu_alpha", c_float),
-                ("swiglu_up_shift", c_float), ("weight_scales", c_int32), ("quantize", c_int32), ("accumulate", c_int32)]
+                ("swiglu_up_shift", c_float), ("weight_scales", c_int32), ("quantize", c_int32), ("accumulate", c_int32),
+                ("scaling", c_int32), ("output_scaling", c_int32)]
 
 
 class ExpertRows(Struct):
     name = "sy_expert_rows"
     _fields_ = [("struct_size", c_size_t), ("num_rows", c_void_p), ("num_rows_32", c_void_p), ("first_row", c_void_p),
-                ("rows_per_expert", c_int64), ("scale_rows", c_int64)]
+                ("rows_per_expert", c_int64), ("scale_rows", c_int64), ("scale_stride", c_int64)]
 
 
 class GroupedGemmOptions(Struct):
     name = "sy_grouped_gemm_options"
-    _fields_ = [("struct_size", c_size_t), ("stream", c_void_p), ("num_sms", c_int32), ("reserved", c_int32)]
+    _fields_ = [("struct_size", c_size_t), ("stream", c_void_p), ("num_sms", c_int32), ("reserved", c_int32), ("output_scale", c_void_p),
+                ("scratch", c_void_p)]
 
 
 class WeightGradientConfig(Struct):
@@ -114,7 +117,8 @@ class MoeLayerConfig(Struct):
                 ("num_experts", c_int32), ("topk", c_int32), ("dtype", c_int32), ("order", c_int32), ("exchange", c_int32),
                 ("form", c_int32), ("overflow", c_int32), ("captured", c_int32), ("storage", c_int32), ("row_scales", c_int32),
                 ("weight_scales", c_int32), ("invalid_ids", c_int32), ("w13_scales", c_void_p), ("w2_scales", c_void_p),
-                ("accumulate", c_int32), ("reserved", c_int32)]
+                ("accumulate", c_int32), ("scaling", c_int32), ("intermediate_scaling", c_int32), ("reserved", c_int32),
+                ("intermediate_scale", c_void_p)]
 
 
 class MoeLayerMemory(Struct):

@@ -34,6 +34,8 @@ Dispatched to_dispatched(const sy_dispatched_view* view) {
   Dispatched result;
   result.tokens_per_expert = {v.tokens_per_expert, experts};
   result.expert_first_row = {v.expert_first_row, v.expert_first_row ? experts : 0};
+  result.x.cols = v.x_cols;
+  result.x.scale_kind = to_enum<ScaleKind>("dispatched->x_scale_kind", v.x_scale_kind);
   return result;
 }
 
@@ -41,6 +43,7 @@ Dispatched to_dispatched(const sy_dispatched_view* view) {
 LowLatencyOutput to_output(const sy_low_latency_view& v) {
   LowLatencyOutput result;
   result.x.scale_kind = to_enum<ScaleKind>("output->x_scale_kind", v.x_scale_kind);
+  result.x.cols = v.x_cols;
   result.rows_per_expert = v.rows_per_expert;
   result.scale_rows = v.scale_rows;
   result.scale_order = to_enum<ScaleOrder>("output->scale_order", v.scale_order);

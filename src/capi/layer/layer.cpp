@@ -67,11 +67,17 @@ sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, 
 
 sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                   const void* w2_scales, void* stream, sy_moe_layer** other) {
+  return sy_moe_layer_with_scaled_weights(layer, w13, w2, w13_scales, w2_scales, nullptr, stream, other);
+}
+
+sy_code sy_moe_layer_with_scaled_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
+                                         const void* w2_scales, const float* intermediate_scale, void* stream,
+                                         sy_moe_layer** other) {
   if (other) *other = nullptr;
   return guarded([&] {
     require(layer, "layer");
     require(other, "other");
-    const MoeWeights weights{w13, w2, w13_scales, w2_scales, stream};
+    const MoeWeights weights{w13, w2, w13_scales, w2_scales, stream, intermediate_scale};
     *other = std::make_unique<sy_moe_layer>(sy_moe_layer{layer->group, layer->layer.with_weights(weights)}).release();
   });
 }

@@ -21,6 +21,12 @@ static_assert(SY_WEIGHTS_NK == static_cast<int>(WeightOrder::nk) && SY_WEIGHTS_K
 static_assert(SY_EPILOGUE_NONE == static_cast<int>(Epilogue::none) && SY_EPILOGUE_RELU == static_cast<int>(Epilogue::relu) &&
               SY_EPILOGUE_SILU == static_cast<int>(Epilogue::silu) &&
               SY_EPILOGUE_SWIGLU == static_cast<int>(Epilogue::swiglu));
+static_assert(SY_GRANULARITY_BLOCK == static_cast<int>(ScaleGranularity::block) &&
+              SY_GRANULARITY_PER_CHANNEL == static_cast<int>(ScaleGranularity::per_channel) &&
+              SY_GRANULARITY_GROUP_CHANNEL == static_cast<int>(ScaleGranularity::group_channel));
+static_assert(SY_OUTPUT_PER_GROUP == static_cast<int>(OutputScaling::per_group) &&
+              SY_OUTPUT_FIXED == static_cast<int>(OutputScaling::fixed) &&
+              SY_OUTPUT_PER_ROW == static_cast<int>(OutputScaling::per_row));
 static_assert(SY_MOE_EXCHANGE_AUTOMATIC == static_cast<int>(MoeExchange::automatic) &&
               SY_MOE_EXCHANGE_NORMAL == static_cast<int>(MoeExchange::normal) &&
               SY_MOE_EXCHANGE_LOW_LATENCY == static_cast<int>(MoeExchange::low_latency));
@@ -32,29 +38,34 @@ static_assert(SY_MOE_FORM_AUTOMATIC == static_cast<int>(MoeForm::automatic) &&
 static_assert(sizeof(sy_expert_shape) == 32 && offsetof(sy_expert_shape, hidden) == 8 &&
               offsetof(sy_expert_shape, intermediate) == 16 && offsetof(sy_expert_shape, num_local_experts) == 24 &&
               offsetof(sy_expert_shape, reserved) == 28);
-static_assert(sizeof(sy_expert_options) == 64 && offsetof(sy_expert_options, backend) == 8 &&
+static_assert(sizeof(sy_expert_options) == 80 && offsetof(sy_expert_options, backend) == 8 &&
               offsetof(sy_expert_options, dtype) == 12 && offsetof(sy_expert_options, storage) == 16 &&
               offsetof(sy_expert_options, reserved) == 20 && offsetof(sy_expert_options, route_scratch_bytes) == 24 &&
               offsetof(sy_expert_options, max_rows) == 32 && offsetof(sy_expert_options, w13_scales) == 40 &&
               offsetof(sy_expert_options, w2_scales) == 48 && offsetof(sy_expert_options, weight_scales) == 56 &&
-              offsetof(sy_expert_options, accumulate) == 60);
+              offsetof(sy_expert_options, accumulate) == 60 && offsetof(sy_expert_options, scaling) == 64 &&
+              offsetof(sy_expert_options, intermediate_scaling) == 68 &&
+              offsetof(sy_expert_options, intermediate_scale) == 72);
 static_assert(sizeof(sy_expert_memory) == 32 && offsetof(sy_expert_memory, weight_bytes) == 8 &&
               offsetof(sy_expert_memory, scratch_bytes) == 16 && offsetof(sy_expert_memory, total_bytes) == 24);
 static_assert(sizeof(sy_expert_call) == 24 && offsetof(sy_expert_call, stream) == 8 &&
               offsetof(sy_expert_call, num_sms) == 16 && offsetof(sy_expert_call, reserved) == 20);
-static_assert(sizeof(sy_grouped_gemm_config) == 64 && offsetof(sy_grouped_gemm_config, n) == 8 &&
+static_assert(sizeof(sy_grouped_gemm_config) == 72 && offsetof(sy_grouped_gemm_config, n) == 8 &&
               offsetof(sy_grouped_gemm_config, k) == 16 && offsetof(sy_grouped_gemm_config, num_experts) == 24 &&
               offsetof(sy_grouped_gemm_config, dtype) == 28 && offsetof(sy_grouped_gemm_config, order) == 32 &&
               offsetof(sy_grouped_gemm_config, epilogue) == 36 && offsetof(sy_grouped_gemm_config, swiglu_limit) == 40 &&
               offsetof(sy_grouped_gemm_config, swiglu_alpha) == 44 &&
               offsetof(sy_grouped_gemm_config, swiglu_up_shift) == 48 &&
               offsetof(sy_grouped_gemm_config, weight_scales) == 52 && offsetof(sy_grouped_gemm_config, quantize) == 56 &&
-              offsetof(sy_grouped_gemm_config, accumulate) == 60);
-static_assert(sizeof(sy_expert_rows) == 48 && offsetof(sy_expert_rows, num_rows) == 8 &&
+              offsetof(sy_grouped_gemm_config, accumulate) == 60 && offsetof(sy_grouped_gemm_config, scaling) == 64 &&
+              offsetof(sy_grouped_gemm_config, output_scaling) == 68);
+static_assert(sizeof(sy_expert_rows) == 56 && offsetof(sy_expert_rows, num_rows) == 8 &&
               offsetof(sy_expert_rows, num_rows_32) == 16 && offsetof(sy_expert_rows, first_row) == 24 &&
-              offsetof(sy_expert_rows, rows_per_expert) == 32 && offsetof(sy_expert_rows, scale_rows) == 40);
-static_assert(sizeof(sy_grouped_gemm_options) == 24 && offsetof(sy_grouped_gemm_options, stream) == 8 &&
-              offsetof(sy_grouped_gemm_options, num_sms) == 16 && offsetof(sy_grouped_gemm_options, reserved) == 20);
+              offsetof(sy_expert_rows, rows_per_expert) == 32 && offsetof(sy_expert_rows, scale_rows) == 40 &&
+              offsetof(sy_expert_rows, scale_stride) == 48);
+static_assert(sizeof(sy_grouped_gemm_options) == 40 && offsetof(sy_grouped_gemm_options, stream) == 8 &&
+              offsetof(sy_grouped_gemm_options, num_sms) == 16 && offsetof(sy_grouped_gemm_options, reserved) == 20 &&
+              offsetof(sy_grouped_gemm_options, output_scale) == 24 && offsetof(sy_grouped_gemm_options, scratch) == 32);
 static_assert(sizeof(sy_weight_gradient_config) == 40 && offsetof(sy_weight_gradient_config, n) == 8 &&
               offsetof(sy_weight_gradient_config, k) == 16 && offsetof(sy_weight_gradient_config, num_experts) == 24 &&
               offsetof(sy_weight_gradient_config, dtype) == 28 && offsetof(sy_weight_gradient_config, out_dtype) == 32 &&
@@ -67,7 +78,7 @@ static_assert(sizeof(sy_swiglu_gradient_config) == 40 && offsetof(sy_swiglu_grad
               offsetof(sy_swiglu_gradient_config, reserved) == 36);
 static_assert(sizeof(sy_routing_gradient_config) == 24 && offsetof(sy_routing_gradient_config, columns) == 8 &&
               offsetof(sy_routing_gradient_config, num_experts) == 16 && offsetof(sy_routing_gradient_config, dtype) == 20);
-static_assert(sizeof(sy_moe_layer_config) == 112 && offsetof(sy_moe_layer_config, hidden) == 8 &&
+static_assert(sizeof(sy_moe_layer_config) == 128 && offsetof(sy_moe_layer_config, hidden) == 8 &&
               offsetof(sy_moe_layer_config, intermediate) == 16 && offsetof(sy_moe_layer_config, max_tokens) == 24 &&
               offsetof(sy_moe_layer_config, capacity) == 32 && offsetof(sy_moe_layer_config, num_experts) == 40 &&
               offsetof(sy_moe_layer_config, topk) == 44 && offsetof(sy_moe_layer_config, dtype) == 48 &&
@@ -77,7 +88,8 @@ static_assert(sizeof(sy_moe_layer_config) == 112 && offsetof(sy_moe_layer_config
               offsetof(sy_moe_layer_config, row_scales) == 76 && offsetof(sy_moe_layer_config, weight_scales) == 80 &&
               offsetof(sy_moe_layer_config, invalid_ids) == 84 && offsetof(sy_moe_layer_config, w13_scales) == 88 &&
               offsetof(sy_moe_layer_config, w2_scales) == 96 && offsetof(sy_moe_layer_config, accumulate) == 104 &&
-              offsetof(sy_moe_layer_config, reserved) == 108);
+              offsetof(sy_moe_layer_config, scaling) == 108 && offsetof(sy_moe_layer_config, intermediate_scaling) == 112 &&
+              offsetof(sy_moe_layer_config, reserved) == 116 && offsetof(sy_moe_layer_config, intermediate_scale) == 120);
 static_assert(sizeof(sy_moe_layer_memory) == 48 && offsetof(sy_moe_layer_memory, heap_bytes) == 8 &&
               offsetof(sy_moe_layer_memory, private_bytes) == 16 && offsetof(sy_moe_layer_memory, weight_bytes) == 24 &&
               offsetof(sy_moe_layer_memory, scratch_bytes) == 32 && offsetof(sy_moe_layer_memory, total_bytes) == 40);
@@ -114,7 +126,10 @@ static_assert(kInit<sy_expert_options>.backend == static_cast<int>(ExpertOptions
               kInit<sy_expert_options>.w13_scales == ExpertOptions{}.w13_scales &&
               kInit<sy_expert_options>.w2_scales == ExpertOptions{}.w2_scales &&
               kInit<sy_expert_options>.weight_scales == static_cast<int>(ExpertOptions{}.weight_scales) &&
-              kInit<sy_expert_options>.accumulate == static_cast<int>(ExpertOptions{}.accumulate));
+              kInit<sy_expert_options>.accumulate == static_cast<int>(ExpertOptions{}.accumulate) &&
+              kInit<sy_expert_options>.scaling == static_cast<int>(ExpertOptions{}.scaling) &&
+              kInit<sy_expert_options>.intermediate_scaling == static_cast<int>(ExpertOptions{}.intermediate_scaling) &&
+              kInit<sy_expert_options>.intermediate_scale == ExpertOptions{}.intermediate_scale);
 inline ExpertOptions twin_of(const sy_expert_options& c, [[maybe_unused]] const char* name) {
   ExpertOptions twin;
   twin.backend = to_enum_of<Backend>(name, "backend", c.backend);
@@ -127,6 +142,9 @@ inline ExpertOptions twin_of(const sy_expert_options& c, [[maybe_unused]] const 
   twin.w2_scales = c.w2_scales;
   twin.weight_scales = to_enum_of<ScaleKind>(name, "weight_scales", c.weight_scales);
   twin.accumulate = to_enum_of<Accumulate>(name, "accumulate", c.accumulate);
+  twin.scaling = to_enum_of<ScaleGranularity>(name, "scaling", c.scaling);
+  twin.intermediate_scaling = to_enum_of<OutputScaling>(name, "intermediate_scaling", c.intermediate_scaling);
+  twin.intermediate_scale = c.intermediate_scale;
   return twin;
 }
 inline ExpertOptions from_c(const sy_expert_options* given, const char* name = "options") {
@@ -169,7 +187,9 @@ static_assert(kInit<sy_grouped_gemm_config>.n == GroupedGemmConfig{}.n &&
               kInit<sy_grouped_gemm_config>.swiglu_up_shift == GroupedGemmConfig{}.swiglu.up_shift &&
               kInit<sy_grouped_gemm_config>.weight_scales == static_cast<int>(GroupedGemmConfig{}.weight_scales) &&
               kInit<sy_grouped_gemm_config>.quantize == static_cast<int>(GroupedGemmConfig{}.quantize) &&
-              kInit<sy_grouped_gemm_config>.accumulate == static_cast<int>(GroupedGemmConfig{}.accumulate));
+              kInit<sy_grouped_gemm_config>.accumulate == static_cast<int>(GroupedGemmConfig{}.accumulate) &&
+              kInit<sy_grouped_gemm_config>.scaling == static_cast<int>(GroupedGemmConfig{}.scaling) &&
+              kInit<sy_grouped_gemm_config>.output_scaling == static_cast<int>(GroupedGemmConfig{}.output_scaling));
 inline GroupedGemmConfig twin_of(const sy_grouped_gemm_config& c, [[maybe_unused]] const char* name) {
   GroupedGemmConfig twin;
   twin.n = c.n;
@@ -184,6 +204,8 @@ inline GroupedGemmConfig twin_of(const sy_grouped_gemm_config& c, [[maybe_unused
   twin.weight_scales = to_enum_of<ScaleKind>(name, "weight_scales", c.weight_scales);
   twin.quantize = to_enum_of<ScaleKind>(name, "quantize", c.quantize);
   twin.accumulate = to_enum_of<Accumulate>(name, "accumulate", c.accumulate);
+  twin.scaling = to_enum_of<ScaleGranularity>(name, "scaling", c.scaling);
+  twin.output_scaling = to_enum_of<OutputScaling>(name, "output_scaling", c.output_scaling);
   return twin;
 }
 inline GroupedGemmConfig from_c(const sy_grouped_gemm_config* given, const char* name = "config") {
@@ -197,7 +219,8 @@ static_assert(kInit<sy_expert_rows>.num_rows == ExpertRows{}.num_rows &&
               kInit<sy_expert_rows>.num_rows_32 == ExpertRows{}.num_rows_32 &&
               kInit<sy_expert_rows>.first_row == ExpertRows{}.first_row &&
               kInit<sy_expert_rows>.rows_per_expert == ExpertRows{}.rows_per_expert &&
-              kInit<sy_expert_rows>.scale_rows == ExpertRows{}.scale_rows);
+              kInit<sy_expert_rows>.scale_rows == ExpertRows{}.scale_rows &&
+              kInit<sy_expert_rows>.scale_stride == ExpertRows{}.scale_stride);
 inline ExpertRows twin_of(const sy_expert_rows& c, [[maybe_unused]] const char* name) {
   ExpertRows twin;
   twin.num_rows = c.num_rows;
@@ -205,6 +228,7 @@ inline ExpertRows twin_of(const sy_expert_rows& c, [[maybe_unused]] const char* 
   twin.first_row = c.first_row;
   twin.rows_per_expert = c.rows_per_expert;
   twin.scale_rows = c.scale_rows;
+  twin.scale_stride = c.scale_stride;
   return twin;
 }
 inline ExpertRows from_c(const sy_expert_rows* given, const char* name = "rows") {
@@ -212,19 +236,23 @@ inline ExpertRows from_c(const sy_expert_rows* given, const char* name = "rows")
 }
 inline void fill(sy_expert_rows* to, const ExpertRows& from) {
   write_struct(to, sy_expert_rows{sizeof(sy_expert_rows), from.num_rows, from.num_rows_32, from.first_row, from.rows_per_expert,
-                    from.scale_rows});
+                    from.scale_rows, from.scale_stride});
 }
 
 // sy_grouped_gemm_options
 template <>
 inline constexpr sy_grouped_gemm_options kInit<sy_grouped_gemm_options> = SY_GROUPED_GEMM_OPTIONS_INIT;
 static_assert(kInit<sy_grouped_gemm_options>.stream == GroupedGemmOptions{}.stream &&
-              kInit<sy_grouped_gemm_options>.num_sms == GroupedGemmOptions{}.num_sms);
+              kInit<sy_grouped_gemm_options>.num_sms == GroupedGemmOptions{}.num_sms &&
+              kInit<sy_grouped_gemm_options>.output_scale == GroupedGemmOptions{}.output_scale &&
+              kInit<sy_grouped_gemm_options>.scratch == GroupedGemmOptions{}.scratch);
 inline GroupedGemmOptions twin_of(const sy_grouped_gemm_options& c, [[maybe_unused]] const char* name) {
   GroupedGemmOptions twin;
   twin.stream = c.stream;
   twin.num_sms = c.num_sms;
   require_range_of(name, "reserved", c.reserved, 0, 0);
+  twin.output_scale = c.output_scale;
+  twin.scratch = c.scratch;
   return twin;
 }
 inline GroupedGemmOptions from_c(const sy_grouped_gemm_options* given, const char* name = "options") {
@@ -317,7 +345,10 @@ static_assert(kInit<sy_moe_layer_config>.hidden == MoeLayerConfig{}.hidden &&
               kInit<sy_moe_layer_config>.invalid_ids == static_cast<int>(MoeLayerConfig{}.invalid_ids) &&
               kInit<sy_moe_layer_config>.w13_scales == MoeLayerConfig{}.w13_scales &&
               kInit<sy_moe_layer_config>.w2_scales == MoeLayerConfig{}.w2_scales &&
-              kInit<sy_moe_layer_config>.accumulate == static_cast<int>(MoeLayerConfig{}.accumulate));
+              kInit<sy_moe_layer_config>.accumulate == static_cast<int>(MoeLayerConfig{}.accumulate) &&
+              kInit<sy_moe_layer_config>.scaling == static_cast<int>(MoeLayerConfig{}.scaling) &&
+              kInit<sy_moe_layer_config>.intermediate_scaling == static_cast<int>(MoeLayerConfig{}.intermediate_scaling) &&
+              kInit<sy_moe_layer_config>.intermediate_scale == MoeLayerConfig{}.intermediate_scale);
 inline MoeLayerConfig twin_of(const sy_moe_layer_config& c, [[maybe_unused]] const char* name) {
   MoeLayerConfig twin;
   twin.hidden = c.hidden;
@@ -339,7 +370,10 @@ inline MoeLayerConfig twin_of(const sy_moe_layer_config& c, [[maybe_unused]] con
   twin.w13_scales = c.w13_scales;
   twin.w2_scales = c.w2_scales;
   twin.accumulate = to_enum_of<Accumulate>(name, "accumulate", c.accumulate);
+  twin.scaling = to_enum_of<ScaleGranularity>(name, "scaling", c.scaling);
+  twin.intermediate_scaling = to_enum_of<OutputScaling>(name, "intermediate_scaling", c.intermediate_scaling);
   require_range_of(name, "reserved", c.reserved, 0, 0);
+  twin.intermediate_scale = c.intermediate_scale;
   return twin;
 }
 inline MoeLayerConfig from_c(const sy_moe_layer_config* given, const char* name = "config") {

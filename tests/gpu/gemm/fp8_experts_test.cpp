@@ -129,5 +129,85 @@ TEST_P(Fp8Experts, AreTheirTwoProducts) {
   EXPECT_LE(std::count_if(got.begin(), got.end(), of_nobody), (kRows - 264) * kHidden + 50);
 }
 
+using switchyard::OutputScaling;
+using switchyard::ScaleGranularity;
+
+/// Scales per channel and a fixed scale of the intermediate rows, in addition to the memory of Layer.
+struct ChannelScales {
+  ChannelScales() {
+    up.set(powers(kExperts * 2 * kIntermediate, 7, 1.F / 64));
+    down.set(powers(kExperts * kHidden, 8, 1.F / 64));
+    fixed.set(std::vector<float>{4.F});
+  }
+  DeviceBytes up{kExperts * 2 * kIntermediate * 4}, down{kExperts * kHidden * 4}, fixed{4};
+};
+
+/// The rows of Layer have four scales each; with per_channel, the first one applies.
+switchyard::ExpertRows channel_rows(const Layer& l) {
+  switchyard::ExpertRows rows = l.rows();
+  rows.scale_stride = 4;
+  return rows;
+}
+
+std::vector<uint16_t> by_the_object(const Layer& l, const ChannelScales& s, ScaleGranularity scaling, OutputScaling between) {
+  switchyard::ExpertOptions o;
+  o.backend = switchyard::Backend::cuda;
+  o.dtype = DType::fp8_e4m3;
+  o.storage = switchyard::WeightStorage::view;
+  o.max_rows = kRows + 7;
+  o.w13_scales = s.up.as();
+  o.w2_scales = s.down.as();
+  o.scaling = scaling;
+  o.intermediate_scaling = between;
+  if (between == OutputScaling::fixed) o.intermediate_scale = s.fixed.as<float>();
+  switchyard::ExpertMlp first({kHidden, kIntermediate, kExperts}, l.w13.as(), l.w2.as(), o);
+  switchyard::ExpertMlp mlp =
+      first.with_weights({l.w13.as(), l.w2.as(), s.up.as(), s.down.as(), nullptr, o.intermediate_scale});
+  return outputs_of([&](const switchyard::Rows& y) { mlp.forward(l.in(), channel_rows(l), y); });
+}
+
+std::vector<uint16_t> by_two_products(const Layer& l, const ChannelScales& s, ScaleGranularity scaling, OutputScaling between) {
+  switchyard::GroupedGemmConfig c;
+  c.num_experts = kExperts;
+  c.n = 2 * kIntermediate;
+  c.k = kHidden;
+  c.dtype = DType::fp8_e4m3;
+  c.epilogue = switchyard::Epilogue::swiglu;
+  c.quantize = ScaleKind::f32;
+  c.scaling = scaling;
+  c.output_scaling = between;
+  switchyard::GroupedGemm up(c, l.w13.as(), s.up.as());
+  c.n = kHidden;
+  c.k = kIntermediate;
+  c.epilogue = switchyard::Epilogue::none;
+  c.quantize = ScaleKind::none;
+  c.output_scaling = OutputScaling::per_group;
+  c.scaling = between == OutputScaling::per_group ? ScaleGranularity::group_channel : ScaleGranularity::per_channel;
+  switchyard::GroupedGemm down(c, l.w2.as(), s.down.as());
+  const DeviceBytes middle(kRows * kIntermediate), scales(kRows * Layer::kBetweenScales), scratch(kRows * kIntermediate * 2);
+  const switchyard::Rows rows{middle.as(), kRows, kIntermediate, DType::fp8_e4m3, scales.as(), ScaleKind::f32};
+  switchyard::GroupedGemmOptions options;
+  if (between == OutputScaling::fixed) options.output_scale = s.fixed.as<float>();
+  if (between == OutputScaling::per_row) options.scratch = scratch.as();
+  return outputs_of([&](const switchyard::Rows& y) {
+    up.run(l.in(), channel_rows(l), rows, options);
+    down.run(rows, l.rows(), y);
+  });
+}
+
+TEST(Fp8ChannelExperts, AreTheirTwoProducts) {
+  const Layer layer(ScaleKind::f32);
+  const ChannelScales scales;
+  std::vector<std::vector<uint16_t>> all;
+  for (const auto scaling : {ScaleGranularity::per_channel, ScaleGranularity::group_channel}) {
+    for (const auto between : {OutputScaling::per_group, OutputScaling::fixed, OutputScaling::per_row}) {
+      all.push_back(by_the_object(layer, scales, scaling, between));
+      EXPECT_TRUE(all.back() == by_two_products(layer, scales, scaling, between)) << to_string(scaling) << to_string(between);
+      EXPECT_TRUE(std::all_of(all.back().begin(), all.back().begin() + kHidden, [](uint16_t v) { return v == 0xcdcd; }));
+    }
+  }
+  for (size_t i = 1; i < all.size(); ++i) EXPECT_TRUE(all[i] != all[0]) << "the settings have no effect: " << i;
+}
+
 }  // namespace
 }  // namespace gemm_test

@@ -31,6 +31,28 @@ std::vector<MoeCase> gpu_cases() {
     all.push_back({.c = {.name = mode + "f16", .masked = masked, .type = DType::f16, .tokens = {70, 33}}});
     all.push_back({.c = {.name = mode + "fp8", .masked = masked, .intermediate = 144, .tokens = {44, 61}}, .fp8 = true});
   }
+  using switchyard::OutputScaling;
+  using switchyard::ScaleGranularity;
+  for (const auto& [name, between] : {std::pair{"per_group", OutputScaling::per_group},
+                                      {"fixed", OutputScaling::fixed},
+                                      {"per_row", OutputScaling::per_row}}) {
+    MoeCase m{.c = {.name = std::string("channel_") + name, .intermediate = 144, .tokens = {44, 61}}, .fp8 = true};
+    m.scaling = ScaleGranularity::per_channel;
+    m.between = between;
+    all.push_back(m);
+  }
+  all.push_back({.c = {.name = "channel_many_rows", .hidden = 384, .intermediate = 256, .tokens = {300, 0}},
+                 .order = switchyard::CombineOrder::per_rank,
+                 .fp8 = true,
+                 .scaling = ScaleGranularity::per_channel,
+                 .between = OutputScaling::per_row});
+  for (const bool masked : {false, true})
+    all.push_back({.c = {.name = masked ? "masked_group_channel" : "normal_group_channel",
+                         .masked = masked,
+                         .intermediate = 144,
+                         .tokens = {44, 61}},
+                   .fp8 = true,
+                   .scaling = ScaleGranularity::group_channel});
   all = switchyard::testing::in_both_forms(all);
   for (const MoeCase& m : fused_fp8_cases()) all.push_back(m);
   return all;

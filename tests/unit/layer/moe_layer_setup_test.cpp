@@ -170,6 +170,8 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
   refused("MoeLayerConfig::row_scales = 3", [](auto& c) { c.row_scales = static_cast<ScaleKind>(3); });
   refused("MoeLayerConfig::weight_scales = 3", [](auto& c) { c.weight_scales = static_cast<ScaleKind>(3); });
   refused("MoeLayerConfig::accumulate = 2", [](auto& c) { c.accumulate = static_cast<Accumulate>(2); });
+  refused("MoeLayerConfig::scaling = 3", [](auto& c) { c.scaling = static_cast<ScaleGranularity>(3); });
+  refused("MoeLayerConfig::intermediate_scaling = 3", [](auto& c) { c.intermediate_scaling = static_cast<OutputScaling>(3); });
   const auto low_latency = [](auto& c) { c.exchange = MoeExchange::low_latency; };
   refused("MoeLayerConfig::max_tokens (low_latency) = 0: must be in [1, 65535]", [&](auto& c) {
     low_latency(c);

@@ -29,7 +29,10 @@ struct MoeCase {
   int64_t capacity = 0;
   Overflow overflow = Overflow::fail;
   MoeForm form = MoeForm::separate;
+  ScaleGranularity scaling = ScaleGranularity::block;  ///< of fp8
+  OutputScaling between = OutputScaling::per_group;    ///< of fp8; of the rows between the products
 
+  bool per_channel() const { return scaling == ScaleGranularity::per_channel; }
   DType type() const { return fp8 ? DType::fp8_e4m3 : c.type; }
   MoeLayerConfig moe() const {
     MoeLayerConfig m;
@@ -40,6 +43,8 @@ struct MoeCase {
     m.max_tokens = c.max_tokens();
     m.dtype = type();
     m.row_scales = row_scales;
+    m.scaling = scaling;
+    m.intermediate_scaling = between;
     m.order = order;
     m.exchange = c.masked ? MoeExchange::low_latency : MoeExchange::normal;
     m.capacity = capacity;
@@ -111,9 +116,11 @@ inline std::vector<MoeCase> in_both_forms(const std::vector<MoeCase>& all) {
 /// Weights of all experts on a rank, in its memory.
 struct RankWeights {
   std::byte *w13 = nullptr, *w2 = nullptr;
-  float *w13_scales = nullptr, *w2_scales = nullptr;
+  float *w13_scales = nullptr, *w2_scales = nullptr, *between_scale = nullptr;
 
-  operator MoeWeights() const { return {w13, w2, w13_scales, w2_scales}; }  // NOLINT(google-explicit-constructor): the same
+  operator MoeWeights() const {  // NOLINT(google-explicit-constructor): the same
+    return {w13, w2, w13_scales, w2_scales, nullptr, between_scale};
+  }
 };
 
 /// Weights as e4m3 codes, with a power-of-two scale for each 128 x 128 block.
@@ -135,25 +142,44 @@ inline ScaledCodes scaled_codes(const std::vector<std::byte>& bf16, int halves, 
   return to;
 }
 
+/// `bf16` has the shape [rows, columns]; one scale per row.
+inline ScaledCodes channel_codes(const std::vector<std::byte>& bf16, int64_t columns, int seed) {
+  ScaledCodes to{std::vector<std::byte>(bf16.size() / 2), {}};
+  for (int64_t at = 0; at < static_cast<int64_t>(to.codes.size()); ++at) {
+    if (at % columns == 0) to.scales.push_back(std::ldexp(1.0f, -5 - static_cast<int>((seed + at / columns * 5) % 4)));
+    oracle::store(DType::fp8_e4m3, to.codes.data(), at, oracle::load(DType::bf16, bf16.data(), at) / to.scales.back());
+  }
+  return to;
+}
+
 template <class Rig>
 RankWeights make_weights(Rig& rig, const MoeCase& m, int first, int end) {
   const LayerCase& c = m.c;
   const auto here = static_cast<size_t>(end - first);
   const size_t bytes = dtype_bytes(m.type(), c.hidden * c.intermediate);
-  const auto scales = static_cast<size_t>(num_scales(c.hidden) * num_scales(c.intermediate));
+  const bool block = m.scaling == ScaleGranularity::block;
+  const auto blocks = static_cast<size_t>(num_scales(c.hidden) * num_scales(c.intermediate));
+  const size_t up_scales = block ? 2 * blocks : static_cast<size_t>(2 * c.intermediate),
+               down_scales = block ? blocks : static_cast<size_t>(c.hidden);
   RankWeights w{static_cast<std::byte*>(rig.allocate(2 * here * bytes)), static_cast<std::byte*>(rig.allocate(here * bytes))};
   if (m.fp8) {
-    w.w13_scales = static_cast<float*>(rig.allocate(2 * here * scales * 4));
-    w.w2_scales = static_cast<float*>(rig.allocate(here * scales * 4));
+    w.w13_scales = static_cast<float*>(rig.allocate(here * up_scales * 4));
+    w.w2_scales = static_cast<float*>(rig.allocate(here * down_scales * 4));
+  }
+  if (m.between == OutputScaling::fixed) {
+    const float scale = 8.0f / 448;  // the few intermediate elements above 8 saturate
+    w.between_scale = static_cast<float*>(rig.allocate(4));
+    rig.write(w.between_scale, &scale, 4);
   }
   for (int e = first; e < end; ++e) {
     LayerWeights of(c, e);
     const auto index = static_cast<size_t>(e - first), at = index * bytes;
     if (m.fp8) {
-      ScaledCodes up = scaled_codes(of.w13, 2, c.intermediate, c.hidden, e);
-      ScaledCodes down = scaled_codes(of.w2, 1, c.hidden, c.intermediate, e + 1);
-      rig.write(w.w13_scales + 2 * index * scales, up.scales.data(), 2 * scales * 4);
-      rig.write(w.w2_scales + index * scales, down.scales.data(), scales * 4);
+      ScaledCodes up = block ? scaled_codes(of.w13, 2, c.intermediate, c.hidden, e) : channel_codes(of.w13, c.hidden, e);
+      ScaledCodes down =
+          block ? scaled_codes(of.w2, 1, c.hidden, c.intermediate, e + 1) : channel_codes(of.w2, c.intermediate, e + 1);
+      rig.write(w.w13_scales + index * up_scales, up.scales.data(), up_scales * 4);
+      rig.write(w.w2_scales + index * down_scales, down.scales.data(), down_scales * 4);
       of.w13 = std::move(up.codes);
       of.w2 = std::move(down.codes);
     }
@@ -182,6 +208,9 @@ class MoeByHand {
     options.storage = m.storage;
     options.w13_scales = w.w13_scales;
     options.w2_scales = w.w2_scales;
+    options.scaling = m.scaling;
+    options.intermediate_scaling = m.between;
+    options.intermediate_scale = w.between_scale;
     if (m.c.masked) {
       low_latency_.emplace(group, m.low_latency());
       received_ = low_latency_->make_output();
@@ -205,7 +234,7 @@ class MoeByHand {
     DispatchOptions send;
     send.stream = stream;
     send.overflow = m_.overflow;
-    if (m_.fp8) send.quantize = m_.row_scales;
+    if (m_.fp8 && !m_.per_channel()) send.quantize = m_.row_scales;
     if (m_.capacity > 0) send.size = SizePolicy::capacity;
     send.capacity = m_.capacity;
     CombineOptions back;
@@ -238,6 +267,10 @@ class MoeRank {
     ids_ = static_cast<int32_t*>(rig.allocate(routes * 4));
     weights_ = static_cast<float*>(rig.allocate(routes * 4));
     tokens_ = static_cast<int32_t*>(rig.allocate(4));
+    if (m.per_channel()) {
+      codes_ = rig.allocate(tokens * static_cast<size_t>(m.c.hidden));
+      scales_ = rig.allocate(tokens * scale_row_bytes(m.c.hidden, ScaleKind::f32));
+    }
     const RankWeights w =
         make_weights(rig, m, first_expert(m.c.experts, m.c.world(), rank_), first_expert(m.c.experts, m.c.world(), rank_ + 1));
     layer_.emplace(made(group, w));
@@ -255,6 +288,7 @@ class MoeRank {
     MoeLayerConfig config = m_.moe();
     config.w13_scales = w.w13_scales;
     config.w2_scales = w.w2_scales;
+    config.intermediate_scale = w.intermediate_scale;
     return {group, config, w.w13, w.w2};
   }
 
@@ -262,6 +296,7 @@ class MoeRank {
   void write(uint32_t call) {
     const LayerInput input(m_.c, call, rank_);
     rig_.write(x_, input.x.data(), input.x.size());
+    if (m_.per_channel()) write_codes(input.x);
     rig_.write(ids_, input.ids.data(), input.ids.size() * 4);
     rig_.write(weights_, input.weights.data(), input.weights.size() * 4);
     const std::vector<std::byte> base = base_of(call);
@@ -275,7 +310,9 @@ class MoeRank {
     call.stream = rig_.stream();
     layer.forward(x_, arguments().ids, weights_, out_, call);
   }
-  void by_hand(bool add) { by_hand_->call(arguments(), expected_, add && !m_.c.masked ? base_ : nullptr, rig_.stream()); }
+  void by_hand(bool add) {
+    by_hand_->call(arguments_by_hand(), expected_, add && !m_.c.masked ? base_ : nullptr, rig_.stream());
+  }
 
   /// Call while idle. Returns an empty string, or how the bits of call `call` differ from those of the separate calls. On GPUs,
   /// `rows` is the token count of the call if the separate calls processed all tokens; rows beyond it must be unchanged.
@@ -334,6 +371,31 @@ class MoeRank {
   MoeArguments arguments() const {
     return {{x_, tokens(), m_.c.hidden, m_.c.type}, ExpertIds::of(ids_, tokens(), m_.c.topk), weights_};
   }
+  MoeArguments arguments_by_hand() const {
+    MoeArguments a = arguments();
+    if (m_.per_channel()) a.x = {codes_, tokens(), m_.c.hidden, DType::fp8_e4m3, scales_, ScaleKind::f32};
+    return a;
+  }
+  /// Writes the tokens as fp8 with one scale per token, which is repeated in its row of scales.
+  void write_codes(const std::vector<std::byte>& rows) {
+    const auto hidden = static_cast<size_t>(m_.c.hidden), row_words = scale_row_bytes(m_.c.hidden, ScaleKind::f32) / 4;
+    std::vector<std::byte> codes(static_cast<size_t>(tokens()) * hidden);
+    std::vector<float> scales(static_cast<size_t>(tokens()) * row_words);
+    for (size_t t = 0; t < static_cast<size_t>(tokens()); ++t) {
+      const auto element = [&](size_t i) {
+        return oracle::load(DType::bf16, rows.data(), static_cast<int64_t>(t * hidden + i));
+      };
+      float amax = 0;
+      for (size_t i = 0; i < hidden; ++i) amax = std::max(amax, std::fabs(element(i)));
+      const float scale = amax / 448;
+      std::fill_n(&scales[t * row_words], row_words, scale);
+      for (size_t i = 0; i < hidden; ++i)
+        oracle::store(DType::fp8_e4m3, codes.data(), static_cast<int64_t>(t * hidden + i), element(i) / scale);
+    }
+    if (codes.empty()) return;
+    rig_.write(codes_, codes.data(), codes.size());
+    rig_.write(scales_, scales.data(), scales.size() * 4);
+  }
   std::string distance(const std::vector<std::byte>& got, const std::vector<std::byte>& expected) const {
     double error = 0, norm = 0;
     int64_t others = 0, first = -1;
@@ -362,6 +424,7 @@ class MoeRank {
   void *x_ = nullptr, *out_ = nullptr, *base_ = nullptr, *expected_ = nullptr;
   int32_t *ids_ = nullptr, *tokens_ = nullptr;
   float* weights_ = nullptr;
+  void *codes_ = nullptr, *scales_ = nullptr;  ///< with ScaleGranularity::per_channel
   std::optional<MoeLayer> layer_;
   std::optional<MoeByHand> by_hand_;
 };

@@ -149,7 +149,7 @@ TEST(MoeReference, OfFp8HasQuantisedOperands) {
     for (size_t t = 0; t < 2; ++t) {
       EXPECT_LT(std::sqrt(off[t] / norm[t]), 1e-4) << to_string(kind) << t;
       EXPECT_GT(std::sqrt(from_plain[t] / norm[t]), 2e-2) << "a layer in bf16 would not pass";
-      EXPECT_GE(layer_tolerance(kind, intermediate, std::sqrt(norm[t]), ambiguity[0][t]), kFp8LayerTolerance);
+      EXPECT_GE(layer_tolerance(input, hidden, intermediate, std::sqrt(norm[t]), ambiguity[0][t]), kFp8LayerTolerance);
       EXPECT_LT(ambiguity[0][t] / std::sqrt(norm[t]), 0.05);
     }
   }
@@ -163,10 +163,77 @@ TEST(MoeReference, KnowsElementsNearABoundary) {
   quantised_range(row, moving, 4, ScaleKind::f32, range);
   EXPECT_EQ(range[1], 2) << "16 or 18";
   EXPECT_EQ(range[0] + range[2] + range[3], 0);
-  EXPECT_EQ(layer_tolerance(ScaleKind::f32, 64, 4, 0), kFp8LayerTolerance);
-  EXPECT_EQ(layer_tolerance(ScaleKind::f32, 64, 4, 1), 0.25 + 1.0 / 256);
-  EXPECT_EQ(layer_tolerance(ScaleKind::f32, kFewElements, 4, 1), kFp8LayerTolerance);
-  EXPECT_EQ(layer_tolerance(ScaleKind::none, 64, 4, 0), kLayerTolerance);
+  ReferenceInput input;
+  EXPECT_EQ(layer_tolerance(input, 7168, 64, 4, 0), kLayerTolerance);
+  input.quantize = ScaleKind::f32;
+  EXPECT_EQ(layer_tolerance(input, 7168, 64, 4, 0), kFp8LayerTolerance);
+  EXPECT_EQ(layer_tolerance(input, 7168, 64, 4, 1), 0.25 + 1.0 / 256);
+  EXPECT_EQ(layer_tolerance(input, 7168, kFewElements, 4, 1), kFp8LayerTolerance);
+  input.accumulate = Accumulate::fast;
+  EXPECT_NEAR(layer_tolerance(input, 7168, 2048, 4, 1), 0.026, 0.0005);
+  EXPECT_EQ(layer_tolerance(input, 7168, 64, 4, 1), 0.25 + 1.0 / 256);
+}
+
+/// A tensor core's sum: the products of 32 elements and the sum so far are truncated to 13 bits below the largest of them.
+double truncated_sum(double sum, const double* products) {
+  double largest = std::fabs(sum);
+  for (int i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(products[i]));
+  if (largest == 0) return 0;
+  const double unit = std::exp2(std::floor(std::log2(largest)) - 13);
+  double next = std::trunc(sum / unit);
+  for (int i = 0; i < 32; ++i) next += std::trunc(products[i] / unit);
+  return next * unit;
+}
+struct BothSums {
+  double exact = 0, fast = 0;
+};
+/// Sums of one output with weights of a bench: in float64, and by a tensor core whose sum is rescaled every 128 elements.
+BothSums sums_of(const std::vector<uint8_t>& x, const std::vector<std::byte>& x_scales, const measure::Fp8WeightForm& form,
+                 uint64_t output) {
+  BothSums sums;
+  double unit = 0;
+  for (size_t group = 0; group < x.size() / 128; ++group) {
+    const size_t choice = (output * 5 + group * 3) % measure::Fp8WeightForm::kScales;
+    const double scale =
+        static_cast<double>(oracle::scale_value(ScaleKind::f32, x_scales.data(), static_cast<int64_t>(group))) *
+        static_cast<double>(form.scales[choice]);
+    if (unit != 0) sums.fast = static_cast<double>(static_cast<float>(sums.fast * (unit / scale)));
+    unit = scale;
+    for (size_t step = 0; step < 128; step += 32) {
+      double products[32];
+      for (size_t i = 0; i < 32; ++i) {
+        const size_t at = group * 128 + step + i;
+        const uint64_t level = measure::mix_weight_key(output * x.size() + at) & 0xFF;
+        products[i] = static_cast<double>(oracle::load(DType::fp8_e4m3, x.data(), static_cast<int64_t>(at))) *
+                      static_cast<double>(oracle::load(DType::fp8_e4m3, form.codes[choice], static_cast<int64_t>(level)));
+        sums.exact += products[i] * scale;
+      }
+      sums.fast = truncated_sum(sums.fast, products);
+    }
+  }
+  sums.fast *= unit;
+  return sums;
+}
+
+TEST(MoeReference, KnowsTheErrorOfFastSums) {
+  for (const int64_t hidden : {2048, 7168, 16384}) {
+    const RowArray row = token_rows(5, 0, 0, 1, hidden, DType::bf16, ScaleKind::none);
+    std::vector<uint8_t> x(static_cast<size_t>(hidden));
+    std::vector<std::byte> scales(scale_row_bytes(hidden, ScaleKind::f32));
+    oracle::quantise(DType::bf16, row.row(0), hidden, ScaleKind::f32, x.data(), scales.data());
+    const measure::Fp8WeightForm form = fp8_weight_forms(0, hidden, 2048).gate_up;
+    double square = 0, difference = 0;
+    for (uint64_t output = 0; output < 300; ++output) {
+      const BothSums gate = sums_of(x, scales, form, output), up = sums_of(x, scales, form, 1000 + output);
+      const double want = gate.exact / (1 + std::exp(-gate.exact)) * up.exact,
+                   got = gate.fast / (1 + std::exp(-gate.fast)) * up.fast;
+      square += want * want;
+      difference += (got - want) * (got - want);
+    }
+    const double error = std::sqrt(difference / square);
+    EXPECT_LE(error, fast_sum_error(hidden)) << hidden;
+    EXPECT_GE(error, fast_sum_error(hidden) / 2) << hidden;
+  }
 }
 
 TEST(LayerWidths, OfGpusAreMultiplesOf8AndInFp8Of16) {

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layer/quantise_tokens.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "arch/gpu_runtime.hpp"
+#include "gemm/gpu/gpu_memory.hpp"
+#include "gemm/gpu/quantise_rows.hpp"
+
+namespace switchyard::detail {
+namespace {
+
+constexpr const char* kClass = "MoeLayer";
+
+class GpuTokenQuantiser final : public TokenQuantiser {
+ public:
+  explicit GpuTokenQuantiser(const LayerSetup& setup)
+      : max_tokens_(setup.config.max_tokens),
+        hidden_(setup.config.hidden),
+        scale_bytes_(setup.token_scale_bytes()),
+        memory_(kClass, std::max<size_t>(setup.token_bytes(), 16)) {
+    int device = 0;
+    gpu::DeviceTraits traits;
+    gemm::check_gpu(gpu::current_device(&device), kClass, "current GPU");
+    gemm::check_gpu(gpu::traits_of(&traits, device), kClass, "properties of the GPU");
+    device_ = device;
+    multiprocessors_ = traits.multiprocessors;
+    gemm::check_gpu(gemm::load_quantise_rows(), kClass, "kernel that quantizes tokens");
+  }
+
+  ConstRows quantise(const ConstRows& x, const MoeLayerCall& call, int num_sms) override {
+    auto* const scales = static_cast<std::byte*>(memory_.data());
+    ConstRows to{
+        scales + static_cast<size_t>(max_tokens_) * scale_bytes_, x.rows, hidden_, DType::fp8_e4m3, scales, ScaleKind::f32};
+    if (x.rows <= 0 || x.rows > max_tokens_ || (call.device_tokens != nullptr && !reads(call.device_tokens, 4))) return to;
+    if (!reads(x.data, 16)) {
+      to.data = x.data;
+      return to;
+    }
+    gemm::RowQuantising of;
+    of.from = x.data;
+    of.rows = x.rows;
+    of.columns = hidden_;
+    of.to = scales + static_cast<size_t>(max_tokens_) * scale_bytes_;
+    of.scales = static_cast<float*>(memory_.data());
+    of.scale_words = static_cast<int64_t>(scale_bytes_ / sizeof(float));
+    of.copies = static_cast<int>(num_scales(hidden_));
+    const auto stream = static_cast<gpu::Stream>(call.stream);
+    memory_.used_on(stream);
+    gemm::check_gpu(gemm::quantise_rows(of, call.device_tokens, num_sms > 0 ? num_sms : multiprocessors_, stream), kClass,
+                    "launch of the kernel that quantizes tokens");
+    return to;
+  }
+
+ private:
+  /// True if kernels of this GPU can read the memory.
+  bool reads(const void* p, size_t alignment) const {
+    if (p == nullptr || reinterpret_cast<uintptr_t>(p) % alignment != 0) return false;
+    gpu::MemoryPlace place;
+    if (gpu::look_up(&place, p) != gpu::kOk) {
+      gpu::forget_error();
+      return false;
+    }
+    return place.kind == gpu::MemoryKind::managed || (place.kind == gpu::MemoryKind::device && place.device == device_);
+  }
+
+  int64_t max_tokens_, hidden_;
+  size_t scale_bytes_;
+  int multiprocessors_ = 0, device_ = -1;
+  gemm::GpuMemory memory_;
+};
+
+}  // namespace
+
+std::unique_ptr<TokenQuantiser> make_gpu_token_quantiser(const LayerSetup& setup) {
+  return std::make_unique<GpuTokenQuantiser>(setup);
+}
+
+}  // namespace switchyard::detail

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tokens as fp8 with one scale each, for layers with ScaleGranularity::per_channel.
+#pragma once
+
+#include <memory>
+
+#include "layer/setup.hpp"
+
+namespace switchyard::detail {
+
+/// Quantizes the tokens of a call to memory of its own. In this memory, all scales of a token's row of scales are equal, so
+/// that the rows are also valid for kernels that expect one scale per 128 columns.
+class TokenQuantiser {
+ public:
+  virtual ~TokenQuantiser() = default;
+  /// Enqueues the work on call.stream. The result is valid until the next call. Arguments that a dispatch rejects (memory that
+  /// this GPU cannot read, too many tokens) are passed on to it, because it also reports them to the other ranks.
+  virtual ConstRows quantise(const ConstRows& x, const MoeLayerCall& call, int num_sms) = 0;
+};
+
+/// Allocates on the current GPU; throws Error(system).
+std::unique_ptr<TokenQuantiser> make_gpu_token_quantiser(const LayerSetup& setup);
+
+}  // namespace switchyard::detail

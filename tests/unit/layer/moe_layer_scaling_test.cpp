@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Settings of a MoeLayer with fp8 scales per channel: errors, and memory.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "harness/outcome.hpp"
+#include "switchyard/layer.hpp"
+
+namespace switchyard {
+namespace {
+
+using harness::expect_text;
+using harness::outcome_of;
+
+MoeLayerConfig scaled(ScaleGranularity scaling) {
+  MoeLayerConfig c;
+  c.hidden = 32;
+  c.intermediate = 16;
+  c.num_experts = 4;
+  c.topk = 2;
+  c.max_tokens = 8;
+  c.dtype = DType::fp8_e4m3;
+  c.storage = WeightStorage::view;
+  c.exchange = MoeExchange::normal;
+  c.scaling = scaling;
+  return c;
+}
+
+TEST(MoeLayerScaling, ErrorsOfScalesPerChannelNameTheField) {
+  const auto wrong = [](const char* text, ScaleGranularity scaling, const std::function<void(MoeLayerConfig&)>& change,
+                        ErrorCode code = ErrorCode::invalid_argument) {
+    MoeLayerConfig c = scaled(scaling);
+    change(c);
+    expect_text(outcome_of([&] { (void)MoeLayer::memory_required(c, 2, Backend::cuda); }), code, text);
+  };
+  for (const auto scaling : {ScaleGranularity::per_channel, ScaleGranularity::group_channel}) {
+    const std::string name = std::string("MoeLayerConfig::scaling = ") + to_string(scaling);
+    const std::string only = name + ": must be block, but for fp8_e4m3 in the separate form";
+    wrong(
+        only.c_str(), scaling, [](auto& c) { c.dtype = DType::bf16; }, ErrorCode::unsupported);
+    wrong(
+        only.c_str(), scaling, [](auto& c) { c.form = MoeForm::fused; }, ErrorCode::unsupported);
+    wrong("MoeLayerConfig::accumulate = fast", scaling, [](auto& c) { c.accumulate = Accumulate::fast; });
+    wrong("MoeLayerConfig::row_scales = ue8m0", scaling, [](auto& c) { c.row_scales = ScaleKind::ue8m0; });
+    wrong("MoeLayerConfig::weight_scales = ue8m0", scaling, [](auto& c) { c.weight_scales = ScaleKind::ue8m0; });
+  }
+  wrong(
+      "MoeLayerConfig::scaling = per_channel: must be block or group_channel for low_latency", ScaleGranularity::per_channel,
+      [](auto& c) { c.exchange = MoeExchange::low_latency; }, ErrorCode::unsupported);
+  wrong("MoeLayerConfig::intermediate_scaling = per_row: must be per_group if scaling is block", ScaleGranularity::block,
+        [](auto& c) { c.intermediate_scaling = OutputScaling::per_row; });
+}
+
+/// The formulas in docs/layer.md.
+TEST(MoeLayerScaling, MemoryOfScalesPerChannel) {
+  const MoeLayerMemory block = MoeLayer::memory_required(scaled(ScaleGranularity::block), 2, Backend::cuda);
+  MoeLayerConfig c = scaled(ScaleGranularity::per_channel);
+  c.intermediate = 2048;
+  const auto rows = static_cast<size_t>(2 * c.max_tokens * c.topk), tokens = static_cast<size_t>(c.max_tokens),
+             hidden = static_cast<size_t>(c.hidden), width = size_t{2048};
+  const auto scratch = [&](OutputScaling scaling) {
+    c.intermediate_scaling = scaling;
+    return MoeLayer::memory_required(c, 2, Backend::cuda).scratch_bytes;
+  };
+  const size_t of_tokens = tokens * (hidden + scale_row_bytes(c.hidden, ScaleKind::f32)), of_scales = (rows * 4 + 15) / 16 * 16;
+  EXPECT_EQ(scratch(OutputScaling::per_group), of_tokens + rows * (width + width / 128 * 4));
+  EXPECT_EQ(scratch(OutputScaling::fixed), of_tokens + rows * width + of_scales);
+  EXPECT_EQ(scratch(OutputScaling::per_row), of_tokens + rows * width * 3 + of_scales);
+  EXPECT_EQ(MoeLayer::memory_required(c, 2, Backend::cuda).heap_bytes, block.heap_bytes);
+  c.exchange = MoeExchange::automatic;  // low latency does not have this form
+  EXPECT_EQ(MoeLayer::memory_required(c, 2, Backend::cuda).heap_bytes, block.heap_bytes);
+}
+
+}  // namespace
+}  // namespace switchyard
