@@ -55,6 +55,7 @@ __device__ __forceinline__ bool await_row_tiles(const LayerCall& c, int end, int
   uint64_t known = 0;
   if (lane() == 0) known = ptx::load_acquire<Scope::device>(&p.memory.counters->complete);
   known = __shfl_sync(~0u, known, 0);
+  __syncwarp();
   if (static_cast<int>(known) > complete) complete = static_cast<int>(known);
   if (complete >= end) return true;
   const FlagRange tiles = awaited_by_return(complete, end, p.down.column_tiles * L::kWriters);

@@ -68,11 +68,13 @@ class Verify(unittest.TestCase):
         self.assertEqual(code, 0, out + err)
         self.assertIn(f" {sum(not check['skipped'] for check in checks)} checks, ", out.splitlines()[-1])
         for reason in reasons:
-            self.assertIn(f"skipped {FUSED}, per_route (2 cases): {reason}", out)
+            for order in ("per_rank", "per_route"):
+                self.assertIn(f"skipped {FUSED}, {order} (2 cases): {reason}", out)
         code, out, err = run(*args, "--order", "per_rank", "--json")
         self.assertEqual(code, 0, out + err)
         names = {check["name"] for case in json.loads(out)["cases"] for check in case["checks"]}
-        self.assertFalse([name for name in names if name.startswith(FUSED)], "its sum is per_route")
+        self.assertFalse([name for name in names if name.startswith(FUSED + ", per_route")], "an order that was not asked for")
+        self.assertIn(FUSED + ", per_rank", names)
 
 
 class Replicas(unittest.TestCase):

@@ -403,9 +403,14 @@ TEST(MoeLayerSetup, FailsOnAllRanksAlike) {
   const auto fuse = [](MoeLayerConfig& c) { c.form = MoeForm::fused; };
   both(constructions([&](int rank, MoeLayerConfig& c) {
          fuse(c);
-         if (rank == 1) c.order = CombineOrder::per_rank;
+         if (rank == 1) c.order = CombineOrder::per_host;
        }),
        ErrorCode::unsupported, "MoeLayer, rank 1: MoeLayerConfig::form = fused: must be ");
+  both(constructions([&](int rank, MoeLayerConfig& c) {
+         fuse(c);
+         if (rank == 1) c.order = CombineOrder::per_rank;
+       }),
+       ErrorCode::mismatch, "MoeLayerConfig::order = per_route on rank 0 and per_rank on rank 1: must be equal on all ranks");
   both(constructions([&](int rank, MoeLayerConfig& c) {
          c.exchange = MoeExchange::normal;
          if (rank == 1) fuse(c);
