@@ -10,225 +10,17 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 
-#include "layer/balanced_calls.hpp"
-#include "bench/latency.hpp"
+#include "bench/layer_point.hpp"
 #include "cli/outputs.hpp"
 #include "cli/style.hpp"
 #include "cli/verb.hpp"
-#include "layer/layer_rank.hpp"
-#include "layer/layer_times.hpp"
-#include "run/replicas.hpp"
 
 namespace switchyard::tool {
 namespace {
 
 using nlohmann::json;
-
-/// The timed sections, in this order.
-struct Section {
-  const char* key;
-  void (*call)(LayerRank&);
-  /// in_parts: needs separate up and down; fuses, fuses_per_rank: needs the fused form, in order per_route or per_rank;
-  /// selects: needs a map
-  enum Where { everywhere, in_parts, fuses, fuses_per_rank, selects } where;
-};
-constexpr Section kSections[] = {{"dispatch", [](LayerRank& r) { r.dispatch(); }, Section::everywhere},
-                                 {"select_and_dispatch", [](LayerRank& r) { r.select_and_dispatch(); }, Section::selects},
-                                 {"combine", [](LayerRank& r) { r.combine(); }, Section::everywhere},
-                                 {"up", [](LayerRank& r) { r.up(); }, Section::in_parts},
-                                 {"down", [](LayerRank& r) { r.down(); }, Section::in_parts},
-                                 {"experts", [](LayerRank& r) { r.experts(); }, Section::everywhere},
-                                 {"layer", [](LayerRank& r) { r.layer(); }, Section::everywhere},
-                                 {"selecting_layer", [](LayerRank& r) { r.selecting_layer(); }, Section::selects},
-                                 {"fused", [](LayerRank& r) { r.fused(); }, Section::fuses},
-                                 {"fused_per_rank", [](LayerRank& r) { r.fused_per_rank(); }, Section::fuses_per_rank}};
-/// Keys of the fused forms' sections.
-constexpr const char* kFusedKeys[] = {"fused", "fused_per_rank"};
-
-bool has(const LayerRank& rank, const Section& section) {
-  switch (section.where) {
-    case Section::in_parts: return rank.in_parts();
-    case Section::fuses: return rank.fuses();
-    case Section::fuses_per_rank: return rank.fuses_per_rank();
-    case Section::selects: return rank.selects();
-    case Section::everywhere: break;
-  }
-  return true;
-}
-constexpr int64_t kTurns = 4;
-
-/// Number of tokens per rank whose results are recomputed. The number of threads is the rank's share of the cores, but at most
-/// kMaxThreads, because each thread holds one expert's weights in float32.
-constexpr int64_t kCheckedTokens = 4;
-constexpr int kMaxThreads = 8;
-
-struct Point {
-  BenchOptions options;
-  LayerSpec spec;
-  json replicas;  ///< with --spare-slots: the map
-  // With --balance:
-  std::vector<Routing> ids;  ///< of experts, by rank; else empty
-  ExpertMap home;
-  size_t expert_bytes = 0;
-  bool balances() const { return options.balance && options.spare_slots > 0; }
-};
-
-Point make_point(const BenchOptions& o) {
-  Point p;
-  p.options = o;
-  const RoutingSource source = routing_source(o);
-  Scenario& s = p.spec.scenario;
-  s = shape_of(o, source);
-  p.expert_bytes = static_cast<size_t>(3 * o.hidden * o.intermediate) * (scales_named(o.quantize) == ScaleKind::none ? 2 : 1);
-  if (o.spare_slots > 0) {
-    const auto spare = static_cast<int>(o.spare_slots);
-    ReplicatedRouting replicated =
-        o.balance ? balance_experts(source, s.world, o.tokens, spare) : replicate_experts(source, s.world, o.tokens, spare);
-    if (o.balance)
-      p.ids = std::move(replicated.of_experts);
-    else
-      p.spec.selected = {replicated.map, std::move(replicated.expected), std::move(replicated.of_experts)};
-    p.home = home_map(source.experts(), s.world, replicated.map.slots_per_rank);
-    s.routing = std::move(replicated.routing);
-    s.experts = replicated.map.num_slots();
-    p.replicas = {{"spare_slots_per_rank", o.spare_slots},
-                  {"slots", s.experts},
-                  {"weights_moved", replicated.moved},
-                  {"bytes_moved", static_cast<size_t>(replicated.moved) * p.expert_bytes},
-                  {"busiest_over_mean_without_replicas", replicated.busiest_without_replicas}};
-  } else {
-    s.routing = source.all_ranks(o.tokens);
-  }
-  p.options.experts = source.experts();
-  p.options.topk = source.topk();
-  p.spec.intermediate = o.intermediate;
-  p.spec.backend = backend_named(o.backend);
-  p.spec.separate = false;  // each call is timed alone
-  p.spec.order = order_named(o.order);
-  p.spec.sms = {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)};
-  p.spec.quantize = scales_named(o.quantize);
-  p.spec.accumulate = accumulate_named(o.accumulate);
-  if (&exchange_of(o) == &kNormal) {
-    p.spec.exchange = layer_normal_config(s);
-    p.spec.fused = why_not_fused(p.spec).empty();
-    p.spec.fused_per_rank = p.spec.order == CombineOrder::per_rank;
-  } else {
-    LowLatencyConfig config = layer_low_latency_config(s, p.spec.quantize);
-    config.scale_order = scale_order_named(o.scale_order);
-    config.sending = sending_named(o.sending);
-    config.pieces = static_cast<int>(o.pieces);
-    p.spec.exchange = config;
-  }
-  return p;
-}
-
-RankJob job_of(const Point& p) {
-  const BenchOptions& o = p.options;
-  RankJob job;
-  job.world = p.spec.scenario.world;
-  job.processes = o.processes;
-  job.group.timeout = std::chrono::seconds(60);
-  job.group.backend = p.spec.backend;
-  job.group.num_blocks = static_cast<int>(o.blocks);
-  job.group.num_warps = static_cast<int>(std::max<int64_t>(1, o.warps));
-  job.group.heap_bytes = layer_heap_bytes(p.spec);
-  if (on_gpus(o)) job.group.heap_bytes += gpu_clock_bytes(0);
-  if (p.balances()) job.group.heap_bytes += BalancedCalls::kStagingBytes;
-  job.size_flags = "--tokens, --hidden, --intermediate, --experts or --ranks";
-  return job;
-}
-
-std::unique_ptr<Clock> clock_of(const Point& p, Group& group) {
-  if (!on_gpus(p.options)) return make_host_clock(group);
-  return make_gpu_clock(group, &exchange_of(p.options) == &kNormal ? Timing::enqueued : Timing::replayed, {});
-}
-
-/// Collective. Adds the times of SlotSelector::balance() to `out`.
-void time_balance(const Point& p, Group& group, Clock& clock, json& out) {
-  BalancedCalls calls(group, clock.device(), p.ids[static_cast<size_t>(group.rank())], p.home, p.expert_bytes);
-  for (const double seconds : clock.time([&] { calls.run(); }, p.options.warmup, p.options.iterations))
-    out["balance"].push_back(seconds);
-  const BalanceReport& last = calls.report();
-  out["balanced"] = {{"weights_moved", last.fetched},
-                     {"received_bytes", last.received_bytes},
-                     {"busiest_before", last.max_before},
-                     {"busiest_after", last.max_after},
-                     {"mean", last.mean}};
-}
-
-/// Collective. What the fused form's warps do, recorded in a run separate from the timed calls, in the order of the separate
-/// calls if the rank has that.
-json recorded_layers(const Point& p, LayerRank& rank, Group& group, const RankDevice& device, int64_t max_sms) {
-  constexpr int kCalls = 3;
-  const TraceOptions options =
-      layer_trace_options(p.spec.backend, max_sms, p.options.blocks, std::max<int64_t>(1, p.options.warps));
-  return layer_times_json(
-      record_layers(group, device, options, kCalls, [&] { rank.fuses_per_rank() ? rank.fused_per_rank() : rank.fused(); }));
-}
-
-/// Collective. Checks the fused forms; the one in the order of the separate calls has the bits of these calls, `separate`.
-void check_fused(const Point& p, LayerRank& rank, Group& group, const std::vector<std::byte>& separate, int threads,
-                 std::vector<CheckResult>& checks) {
-  const auto check = [&](const std::string& name, CombineOrder order, const auto& call) {
-    rank.prepare(0);
-    call();
-    const std::vector<std::byte> at_once = rank.outputs();
-    group.barrier();
-    checks.push_back(rank.check(name, at_once, kCheckedTokens, threads));
-    if (p.spec.order != order) return;
-    const bool same = at_once == separate;
-    checks.push_back({"the " + name + " has the bits of separate calls", same, same ? "" : "they differ",
-                      static_cast<int64_t>(separate.size())});
-  };
-  if (rank.fuses()) check("fused layer", p.spec.fused_order, [&] { rank.fused(); });
-  if (rank.fuses_per_rank()) check("fused layer, per_rank", CombineOrder::per_rank, [&] { rank.fused_per_rank(); });
-}
-
-json run_rank(const Point& p, Group& group, RankLink& link, int threads, int64_t max_sms) {
-  const BenchOptions& o = p.options;
-  const std::unique_ptr<Clock> clock = clock_of(p, group);
-  LayerRank rank(p.spec, group, clock->device());
-  json out;
-  rank.prepare(0);
-  rank.layer();
-  const std::vector<std::byte> first = rank.outputs();
-  group.barrier();
-  for (int64_t turn = 0; turn < kTurns; ++turn) {
-    const int64_t count = o.iterations * (turn + 1) / kTurns - o.iterations * turn / kTurns;
-    for (const Section& section : kSections) {
-      if (!has(rank, section)) continue;
-      for (const double seconds : clock->time([&] { section.call(rank); }, o.warmup, count))
-        out[section.key].push_back(seconds);
-    }
-    if (group.rank() == 0) link.progress(turn + 1, "");
-  }
-  if (p.balances()) time_balance(p, group, *clock, out);
-  if (rank.fuses()) out["fused_workers"] = recorded_layers(p, rank, group, clock->device(), max_sms);
-  std::vector<CheckResult> checks;
-  if (o.verify) {
-    rank.prepare(0);
-    rank.layer();
-    const std::vector<std::byte> last = rank.outputs();
-    group.barrier();
-    check_fused(p, rank, group, last, threads, checks);
-    if (rank.selects()) {
-      rank.prepare(0);
-      rank.selecting_layer();
-      const bool same = rank.outputs() == first;
-      group.barrier();
-      checks.push_back({"the layer that selects its slots has the bits of one with given slots", same,
-                        same ? "" : "they differ", static_cast<int64_t>(first.size())});
-    }
-    checks.push_back(rank.check("layer", first, kCheckedTokens, threads));
-    checks.push_back({"the same bits after the timed calls", first == last, first == last ? "" : "they differ",
-                      static_cast<int64_t>(last.size())});
-  }
-  out["checks"] = encode_checks(checks);
-  return out;
-}
 
 struct Run : MeasuredPoint {
   std::map<std::string, measure::Times> times;  ///< by key of a section
@@ -266,9 +58,9 @@ class LayerBench final : public BenchCaseOf<Run> {
     }
   }
   void check(const BenchOptions& o) const override {
-    const Point p = make_point(o);
+    const LayerPoint p = make_layer_point(o);
     if (gpus_) check_layer_widths(o.hidden, o.intermediate, p.spec.quantize);
-    double rank = static_cast<double>(job_of(p).group.heap_bytes) + static_cast<double>(layer_device_bytes(p.spec)) +
+    double rank = static_cast<double>(layer_job(p).group.heap_bytes) + static_cast<double>(layer_device_bytes(p.spec)) +
                   static_cast<double>(layer_private_bytes(p.spec));
     if (p.balances())
       rank += static_cast<double>(BalancedCalls::device_bytes(p.home.slots_per_rank, p.expert_bytes, p.ids.front()));
@@ -352,14 +144,14 @@ class LayerBench final : public BenchCaseOf<Run> {
 
  protected:
   Run run(const BenchOptions& options, Progress* progress) override {
-    const Point p = make_point(options);
-    const RankJob job = job_of(p);
-    const int threads = std::clamp(machine_.usable_cores() / job.world, 1, kMaxThreads);
+    const LayerPoint p = make_layer_point(options);
+    const RankJob job = layer_job(p);
+    const int threads = std::clamp(machine_.usable_cores() / job.world, 1, kMaxLayerThreads);
     const int64_t max_sms = gpus_ ? gpus_->sms_of_rank(job.world) : 0;
     const std::vector<json> ranks = run_ranks(
-        job, [&](Group& group, RankLink& link) { return run_rank(p, group, link, threads, max_sms); },
+        job, [&](Group& group, RankLink& link) { return measure_layer_rank(p, group, link, threads, max_sms); },
         [&](int, int64_t turns, const std::string&) {
-          if (progress) progress->update(100 * turns / kTurns);
+          if (progress) progress->update(100 * turns / kLayerTurns);
         });
     Run run;
     run.options = p.options;
@@ -368,7 +160,7 @@ class LayerBench final : public BenchCaseOf<Run> {
     const auto add = [&](const char* key) {
       if (ranks[0].contains(key)) run.times[key] = measure::times_of(ranks, std::string("/") + key);
     };
-    for (const Section& section : kSections) add(section.key);
+    for (const char* key : layer_section_keys()) add(key);
     add("balance");
     if (p.balances()) run.balanced = part_of(ranks, "balanced");
     for (const json& rank : ranks)
@@ -411,7 +203,7 @@ class LayerBench final : public BenchCaseOf<Run> {
                   {"seed", o.seed},
                   {"iterations", o.iterations},
                   {"warmup", o.warmup},
-                  {"turns", kTurns},
+                  {"turns", kLayerTurns},
                   {"graph_replay", on_gpus(o) && &exchange_of(o) != &kNormal},
                   {"cold_l2", on_gpus(o)},
                   {"statistic", "slowest rank"}}},
