@@ -53,7 +53,7 @@ inline constexpr int64_t kFewElements = 1024;
 inline double fast_sum_error(int64_t terms) { return 1e-3 + 5e-7 * static_cast<double>(terms); }
 /// Width of the allowed range, relative to the result. With fast sums, a truncation by e of an intermediate element x selects
 /// another code with probability e / d, where d, at most x / 8, is the distance between codes; the squared error of a row is
-/// thus at most the relative error of its elements / 8. At H = 7168, the emulation gives 1.4 to 1.8 % and the limit is 2.6 %.
+/// thus at most the relative error of its elements / 8. At H = 7168, the emulation gives 1.4 to 1.6 % for whole tokens, and the limit is 2.6 %.
 double layer_tolerance(const ReferenceInput& input, int64_t hidden, int64_t intermediate, double norm, double ambiguity);
 double norm_of(const float* row, int64_t hidden);
 
