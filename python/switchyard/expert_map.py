@@ -229,7 +229,8 @@ class SlotSelector:
         """Collective. Later calls of :meth:`select`, and later replays of captured calls, use `expert_map`, which must have the sizes
         of the map in force. Waits for the other ranks' hosts. GPUs: does not wait for enqueued work; the new table is copied on
         the current stream, after all earlier calls. Before the call, load the weights of the new slots on all ranks. routes: as for
-        the constructor. Errors are raised on all ranks, and the previous map stays in force."""
+        the constructor. Errors are raised on all ranks, and the previous map stays in force. Mismatch if the ranks have made different
+        numbers of :meth:`select` calls since they last compared them; they are then counted from 0 again."""
         with Construction(self.group, "SlotSelector.set_map"):
             _arguments.check("SlotSelector.set_map", expert_map=expert_map)
             given = None if routes is None else self._takes.routes(routes)

@@ -107,7 +107,7 @@ sy_code sy_slot_selector_balance(sy_slot_selector* selector, const sy_expert_ids
 /// the map in force. Waits for the other ranks' hosts, not for enqueued GPU work; the new table is copied on `stream`: order it
 /// before or after replays by the stream or with events. Load the weights of the new slots before. After an
 /// error that all ranks report, the previous map stays in force: invalid_argument; mismatch if map, routes or the number of
-/// earlier sy_slot_selector_select calls differ by rank.
+/// sy_slot_selector_select calls since the last comparison differ by rank; the calls are then counted from 0 again.
 sy_code sy_slot_selector_set_map(sy_slot_selector* selector, const sy_expert_map* map, const int64_t* routes, void* stream);
 
 /// Collective. Writes to `routes`, [W, E], the number of routes from each rank to each expert in the calls since creation or
