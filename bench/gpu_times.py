@@ -7,7 +7,7 @@ BUSY_CYCLES = 2_000_000
 
 
 class GpuTimes:
-    """Creation is collective. device: this rank's GPU. repetitions: of each time.
+    """Creation is collective. device: this rank's GPU. repetitions: number of measurements per time.
 
     Times are measured between CUDA events; each is the median over repetitions of the slowest rank's time. Each repetition first
     overwrites the L2 cache, runs an all-reduce so that the ranks begin together, and keeps the GPU busy while the host enqueues
@@ -29,13 +29,13 @@ class GpuTimes:
         self.torch.cuda._sleep(BUSY_CYCLES * calls)
 
     def slowest(self, taken):
-        """Returns the median of the slowest ranks' values of `taken`, which has one value per repetition."""
+        """Returns the median over repetitions of the maximum over ranks of `taken`, which has one value per repetition."""
         everybody = [None] * self.dist.get_world_size()
         self.dist.all_gather_object(everybody, taken)
         return statistics.median(map(max, zip(*everybody)))
 
     def of(self, call, calls=1):
-        """Time of `call`, which makes `calls` calls, in microseconds."""
+        """Returns the time of `call`, which makes `calls` calls, in microseconds."""
         torch, taken = self.torch, []
         for repetition in range(self.repetitions + 5):
             self.align(calls)

@@ -235,7 +235,7 @@ class Bench {
     for (const ScaleGranularity scaling : {ScaleGranularity::per_channel, ScaleGranularity::group_channel})
       add_fp8_products(Accumulate::exact, scaling);
   }
-  /// All scales of rows are equal, and all scales of weights, so every granularity has the same operands.
+  /// All scales of rows are equal, as are all scales of weights, so the operands are the same for every granularity.
   void add_fp8_products(Accumulate accumulate, ScaleGranularity scaling) {
     for (const auto& [epilogue, quantize] : {std::pair{Epilogue::none, ScaleKind::none},
                                              {Epilogue::swiglu, ScaleKind::none},

@@ -13,7 +13,7 @@ RANKS = 2
 
 def play(run, part, given, entries):
     """Runs one part in spawned processes and appends its entries. run(rank, part, store, given, end) sends entries through `end` and
-    ends its process; `store` is a file for the rendezvous. given.seconds: deadline."""
+    terminates its process; `store` is the rendezvous file. given.seconds: deadline."""
     context, deadline = multiprocessing.get_context("spawn"), time.monotonic() + given.seconds
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(RANKS)]

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times FlashInfer 0.7.4's expert-parallel layers for Hopper beside Switchyard's, on 2 GPUs in the same run.
+"""Times FlashInfer 0.7.4's expert-parallel layers for Hopper and Switchyard's, on 2 GPUs in the same run.
 
     pip install --no-deps --target FOLDER flashinfer-python==0.7.4 'apache-tvm-ffi<0.2' ninja nvidia-ml-py filelock requests tqdm packaging
     PYTHONPATH=FOLDER python3 bench/peers/flashinfer_layers.py --build  # needs nvcc, not a GPU
     PYTHONPATH=python:FOLDER python3 bench/peers/flashinfer_layers.py --json flashinfer.json
 
 bf16   sm90_bf16_bf16_bf16_push_cake ("cake"), in its default configuration
-fp8    sm90_fp8_fp8_bf16_push_cuda ("push"): in its default configuration, which returns fp8 rows, and with bf16 rows; products with
-       float32 promotion per 128 columns
+fp8    sm90_fp8_fp8_bf16_push_cuda ("push"), in its default configuration, which returns fp8 rows, and with bf16 rows; its products
+       promote sums to float32 every 128 columns
 
 Both exchange rows through peer memory that one process shares with another by file descriptors; multicast is not used. FlashInfer
 compiles its kernels with nvcc when it creates a layer; --build compiles them in advance, to flashinfer/data/aot, except two fp8
 products. Import needs torch 2.11 or newer with cuda-bindings.
 
 A layer's time is that of the whole call with bf16 tokens, which includes staging and quantization. Forms take turns in each of three
-rounds. All experts have the same matrices, in memory of their own, apart from a power of two: the result is then known for all
-tokens, and is checked before a layer is timed. Each part runs in separate processes with a deadline.
+rounds. Each expert has its own copy of the same matrices, scaled by a power of two: the result is then known for all tokens, and
+is checked before a layer is timed. Each part runs in separate processes with a deadline.
 """
 import argparse
 import json
@@ -33,7 +33,7 @@ from gpu_times import GpuTimes  # noqa: E402
 from rank_processes import RANKS, play  # noqa: E402
 
 PARTS = ("bf16", "fp8")
-#: Largest relative errors by type of the products, and of sums of rows that return as fp8.
+#: Maximum relative errors by type of the products; fp8 also covers sums of rows that return as fp8.
 BARS = {"bf16": 1e-2, "fp8": 5e-2}
 ROUNDS = 3
 

@@ -15,7 +15,7 @@ constexpr int kHidden = 7168, kIntermediate = 2048, kTopK = 8;
 constexpr int kBlock = 128;  ///< elements of a scale: 1 x 128 of a row, 128 x 128 of weights
 constexpr int kHiddenBlocks = kHidden / kBlock, kIntermediateBlocks = kIntermediate / kBlock;
 
-/// Distributions of tokens and weights; they affect power and clock. normal: both normal, scales for the largest element.
+/// Distributions of tokens and weights, which affect power and clock rate. normal: both normal, scales for the largest element.
 /// bench: those of `switchyard bench --mode layer`: tokens with uniform exponents from -6 to 3, uniform weights, and scales of
 /// weight blocks that are the smallest possible ones times 1, 1.25, 1.5 or 1.75.
 enum class Values { normal, bench };

@@ -58,17 +58,17 @@ struct ExpertOptions {
   /// capacity of the dispatches in normal mode, and LowLatencyOutput::x.rows in low-latency mode. 0: calls have no rows.
   int64_t max_rows = 0;
   /// fp8_e4m3: scales of w13 `[L, 2 * ceil(I / 128), ceil(H / 128)]` (gate rows, then up rows) and of w2 `[L, ceil(H / 128),
-  /// ceil(I / 128)]`, one per 128 x 128 weights. Not ScaleGranularity::block: float32 `[L, 2 * I]` and `[L, H]`. They are in
+  /// ceil(I / 128)]`, one per 128 x 128 weights. If `scaling` is not block: float32 `[L, 2 * I]` and `[L, H]`. They are in
   /// GPU memory and owned by the caller.
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
   ScaleKind weight_scales = ScaleKind::f32;   ///< f32 or ue8m0
   Accumulate accumulate = Accumulate::exact;  ///< of both products; fast: only fp8_e4m3
-  /// Scales of `x` and of the weights; others than block: only fp8_e4m3. With per_channel, `x` has one scale per row (see
+  /// Scales of `x` and of the weights; values other than block: only fp8_e4m3. With per_channel, `x` has one scale per row (see
   /// ExpertRows::scale_stride).
   ScaleGranularity scaling = ScaleGranularity::block;
-  /// Scales of the intermediate rows, fixed and per_row: not with ScaleGranularity::block. With per_group, the second product
-  /// then has ScaleGranularity::group_channel, otherwise per_channel.
+  /// Scales of the intermediate rows; fixed and per_row require that `scaling` is not block. In that case, the second product
+  /// has ScaleGranularity::group_channel with per_group, and per_channel with fixed and per_row.
   OutputScaling intermediate_scaling = OutputScaling::per_group;
   const float* intermediate_scale = nullptr;  ///< OutputScaling::fixed: the scale, in GPU memory; read by every call
 };
@@ -110,9 +110,10 @@ struct ExpertMemory {
 /// even if oneDNN was built with OpenMP, so up to one rank per core can run concurrently.
 ///
 /// CUDA: a call consists of two GroupedGemm calls, with the bitwise guarantees that GroupedGemm documents. H and I are
-/// multiples of 8; fp8: of 16. The fp8 intermediate row is rounded to bf16 and then quantized, with float32 scales as
-/// ExpertOptions::intermediate_scaling says. Calls are enqueued, allocate nothing and do not wait; they can be captured. Calls
-/// on one object, including graph launches, must be ordered one after another because they share the intermediate rows.
+/// multiples of 8; fp8: of 16. The fp8 intermediate row is rounded to bf16 and then quantized, with float32 scales
+/// according to ExpertOptions::intermediate_scaling. Calls are enqueued, allocate nothing and do not wait; they can be
+/// captured. Calls on one object, including graph launches, must be ordered one after another because they share the
+/// intermediate rows.
 ///
 /// Threads: one thread at a time per object; objects are independent.
 class ExpertMlp {

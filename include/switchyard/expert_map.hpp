@@ -207,8 +207,9 @@ class SlotSelector {
 
   /// Writes the slot of each id to `slots`, [T, K], with the element type of `topk_ids.data`; `slots` may be the same array as
   /// the ids. The id -1 is kept. Any other id that is not an expert is replaced with a number that every exchange treats as
-  /// invalid; its errors name the id. GPUs: both arrays are memory of this rank's GPU; the call does not wait. A call without
-  /// tokens counts as a call, a replay does not. `stream`: a cudaStream_t; ignored on the CPU. \throws Error(invalid_argument)
+  /// invalid and whose errors name the id. GPUs: both arrays are memory of this rank's GPU; the call does not wait. A call
+  /// without tokens counts as a call, a replay does not. `stream`: a cudaStream_t; ignored on the CPU.
+  /// \throws Error(invalid_argument)
   void select(const ExpertIds& topk_ids, void* slots, void* stream = nullptr);
 
   /// Collective. Later calls of select() use `map`, which must have the sizes of the map in force. Waits for the other ranks'
@@ -216,7 +217,7 @@ class SlotSelector {
   /// call, load the weights of the new slots on all ranks, or enqueue the loads on the streams that use them. On an error, all
   /// ranks throw and the previous map stays in force: Error(invalid_argument), also during stream capture; Error(mismatch) if
   /// map, routes, selector or the number of select() calls since the last comparison (set_map() or balance()) differ by rank.
-  /// After an error that names the number of calls, they are counted from 0 again.
+  /// After an error that names the number of calls, all ranks count them from 0 again.
   void set_map(const ExpertMap& map, std::span<const int64_t> routes = {}, void* stream = nullptr);
 
   /// Collective. Variant of select() that balances a large call, such as a prefill or a training step, by its own routes:

@@ -63,8 +63,8 @@ struct Swiglu {
 /// Elements that share a scale in matrix products of fp8 rows and weights on GPUs.
 enum class ScaleGranularity : uint8_t {
   block = 0,  ///< rows: 128 columns; weights: 128 x 128
-  /// Rows: a whole row; weights: an output. Both scales are applied once, to the whole sum, which the tensor cores compute:
-  /// they keep about 14 bits and truncate. float32 scales.
+  /// Rows: a whole row; weights: an output. Both scales are float32 and applied once, to the whole sum. The tensor cores
+  /// compute this sum; they keep about 14 bits and truncate.
   per_channel = 1,
   group_channel = 2,  ///< rows: 128 columns, summed as with block; weights: an output, applied to the whole sum. float32 scales
 };
@@ -97,15 +97,16 @@ struct GroupedGemmConfig {
   Epilogue epilogue = Epilogue::none;
   Swiglu swiglu;
   /// fp8: kind of the weight scales, dense [E, S, ceil(K / 128)]: f32 or ue8m0 (one byte). S is ceil(N / 128); for swiglu,
-  /// ceil(N / 256) for the gate half, then as many for the up half. Not ScaleGranularity::block: f32, dense [E, N].
+  /// ceil(N / 256) for the gate half, then as many for the up half. If `scaling` is not block: f32, dense [E, N].
   ScaleKind weight_scales = ScaleKind::f32;
-  /// fp8 with swiglu. If not none, outputs are fp8 e4m3 with these scales, shared as `output_scaling` says, and N must be a
-  /// multiple of 32. The outputs are computed from bf16 outputs. With per_group, they are bit-identical to those of a dispatch
-  /// of bf16 outputs with DispatchOptions::quantize (docs/concepts/layouts.md gives the formulas).
+  /// fp8 with swiglu. If not none, outputs are fp8 e4m3 with these scales, shared according to `output_scaling`, and N
+  /// must be a multiple of 32. They are quantized from bf16 outputs. With per_group, they are bit-identical to those of a
+  /// dispatch of bf16 outputs with DispatchOptions::quantize (docs/concepts/layouts.md gives the formulas).
   ScaleKind quantize = ScaleKind::none;
   Accumulate accumulate = Accumulate::exact;  ///< fast: only fp8 with ScaleGranularity::block; docs/gemm.md states its error
-  ScaleGranularity scaling = ScaleGranularity::block;  ///< others: only fp8
-  /// Others than per_group: `quantize` is f32 and `scaling` is not block. Output scales are dense float32 [rows].
+  ScaleGranularity scaling = ScaleGranularity::block;  ///< other values: only fp8
+  /// Values other than per_group require `quantize` f32 and a `scaling` other than block; output scales are then dense float32
+  /// [rows].
   OutputScaling output_scaling = OutputScaling::per_group;
 
   /// Number of columns in an output row.
@@ -129,8 +130,8 @@ struct ExpertRows {
   /// fp8 with ScaleOrder::column_major (low latency): distance in words between columns of an expert's scales. 0: one row of
   /// scales per row, as in ConstRows.
   int64_t scale_rows = 0;
-  /// ScaleGranularity::per_channel without scale_rows: distance in words between the scales of consecutive rows, of which the
-  /// first one counts. 0: 1, i.e. dense. of() sets the distance of the dispatch's scale rows.
+  /// ScaleGranularity::per_channel without scale_rows: distance in words between the scales of consecutive rows; 0: 1, i.e.
+  /// dense. Only the first scale of a row counts. of() sets the distance between the dispatch's scale rows.
   int64_t scale_stride = 0;
 
   /// Rows of an expert-major dispatch. \throws Error(invalid_argument) if it is rank-major.

@@ -85,8 +85,8 @@ struct MoeLayerConfig {
   const void* w2_scales = nullptr;
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
   Accumulate accumulate = Accumulate::exact;   ///< of both products; fast: only fp8_e4m3 in the separate form
-  /// Scales of tokens and weights, and of the rows between the products, as in ExpertOptions. Others than block: only fp8_e4m3
-  /// in the separate form. per_channel: normal mode; tokens are quantized before the exchange, with one scale per token.
+  /// Scales of tokens and weights, and of the rows between the products, as in ExpertOptions. Values other than block: only
+  /// fp8_e4m3 in the separate form. per_channel: normal mode; tokens are quantized before the exchange, with one scale each.
   ScaleGranularity scaling = ScaleGranularity::block;
   OutputScaling intermediate_scaling = OutputScaling::per_group;
   const float* intermediate_scale = nullptr;  ///< as ExpertOptions::intermediate_scale

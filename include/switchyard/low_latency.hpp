@@ -99,11 +99,11 @@ struct LowLatencyDispatchOptions {
   /// Pointer to T in the rank's memory (CUDA: in GPU memory), or null. T is read when the call runs, so it may vary between
   /// graph launches, and is clamped to [0, topk_ids.num_tokens]. All ids must be readable because they are fetched before T.
   const int32_t* device_tokens = nullptr;
-  /// If not null, `topk_ids` are ids of experts, and the call replaces them as SlotSelector::select() would, of which it counts
-  /// as a call on all ranks; routes of tokens below T are counted. The map's slots are the experts of this object:
-  /// `num_experts` is num_slots(). CUDA: dispatch selects the slots in the kernel that sends; between several hosts, and with
-  /// other settings than bf16 or fp8 rows of 16 n bytes sent per rank, a kernel precedes it. All ranks agree on whether it is
-  /// null.
+  /// If not null, `topk_ids` are expert ids, which the call replaces with slots as SlotSelector::select() does. The call counts
+  /// as a call of select() on all ranks, and the routes of tokens below T are counted. The map's slots are the experts of this
+  /// object: `num_experts` is num_slots(). CUDA: the kernel of dispatch that sends selects the slots; between several hosts,
+  /// and with settings other than bf16 or fp8 rows of 16 n bytes sent per rank, a separate kernel selects them first. Null on
+  /// all ranks or on none.
   SlotSelector* selector = nullptr;
 };
 

@@ -201,8 +201,8 @@ class SlotSelector:
 
     def select(self, topk_ids: Any, *, out: Any = None) -> Any:
         """Collective. Returns the slot of each id, [T, K], with the type of `topk_ids` (int32 or int64), in `out` if given, which
-        may be `topk_ids`. The id -1 is kept; any other id that is not an expert is replaced with one that no exchange accepts and
-        from which errors restore the id. GPUs: enqueues one kernel on the current stream; does not wait. A replay of a captured call
+        may be `topk_ids`. The id -1 is kept; any other id that is not an expert is replaced with a number that no exchange accepts
+        and whose errors name the id. GPUs: enqueues one kernel on the current stream; does not wait. A replay of a captured call
         uses the map in force when it runs."""
         with self.group._call:
             ids, result, out = self._take_ids(topk_ids, out)
@@ -230,7 +230,7 @@ class SlotSelector:
         of the map in force. Waits for the other ranks' hosts. GPUs: does not wait for enqueued work; the new table is copied on
         the current stream, after all earlier calls. Before the call, load the weights of the new slots on all ranks. routes: as for
         the constructor. Errors are raised on all ranks, and the previous map stays in force. Mismatch if the ranks have made different
-        numbers of :meth:`select` calls since they last compared them; they are then counted from 0 again."""
+        numbers of :meth:`select` calls since the last comparison; calls are then counted from 0 again."""
         with Construction(self.group, "SlotSelector.set_map"):
             _arguments.check("SlotSelector.set_map", expert_map=expert_map)
             given = None if routes is None else self._takes.routes(routes)

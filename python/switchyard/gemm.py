@@ -28,10 +28,10 @@ class GroupedGemm:
     weights: [L, N, K], or [L, K, N] with order "kn", in bf16, f16 or fp8 e4m3; read in place and kept alive by this object.
     scales: scales of fp8 weights, float32 or uint8 [L, S, ceil(K / 128)]. epilogue: "none", "relu", "silu" or "swiglu", which
     has N / 2 output columns. quantize: for fp8 with "swiglu", returns fp8 outputs with "f32" or "ue8m0" scales. limit, alpha,
-    up_shift: parameters of swiglu. accumulate: "exact" or, for fp8, "fast" (docs/gemm.md). scaling: for fp8 "block",
-    "per_channel" (one scale per row and output) or "group_channel" (per 128 columns of a row and output); the latter two have
-    float32 scales [L, N]. output_scaling: with `quantize` and these, "per_group", "fixed" or "per_row"; results of the latter
-    two have scales [R, 1].
+    up_shift: parameters of swiglu. accumulate: "exact" or, for fp8, "fast" (docs/gemm.md). scaling: for fp8, "block",
+    "per_channel" (one scale per row and per output) or "group_channel" (one per 128 columns of a row and per output); the
+    latter two require float32 scales [L, N]. output_scaling: with `quantize` and one of these two, "per_group", "fixed" or
+    "per_row"; the last two return scales [R, 1].
 
         up = sy.GroupedGemm(w13, epilogue="swiglu")
         down = sy.GroupedGemm(w2)
@@ -76,7 +76,7 @@ class GroupedGemm:
         return alive(self._owned, "the grouped GEMM")
 
     def _take_weight_scales(self, scales: Any, weights: Taken, n: int, k: int) -> Taken:
-        """Accepts scales of 128 x 128 weight blocks, over N rows or over the gate half followed by the up half, or of N outputs."""
+        """Accepts scales of 128 x 128 weight blocks (over N rows, or over the gate half followed by the up half) or of N outputs."""
         if self._config.scaling:
             channels: Taken = take(scales, "scales", (weights.shape[0], n), (F32,), CUDA, weights.array.get_device())
             return channels
@@ -165,7 +165,7 @@ class GroupedGemm:
         return padded
 
     def _scale_columns(self) -> int:
-        """Returns the number of elements per row of output scales: 1, or padded to a multiple of 16 bytes."""
+        """Returns the number of elements in a row of output scales: 1, or a number padded to a multiple of 16 bytes."""
         if self._config.output_scaling:
             return 1
         groups, unit = -(-self.columns // _GROUP), 4 if self._config.quantize == 1 else 16

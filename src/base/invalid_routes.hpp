@@ -8,8 +8,9 @@
 
 namespace switchyard::detail {
 
-/// Slots of ids that are not experts of a map: no exchange accepts them, and errors name the id. Slot kFirstRefusedSlot + id
-/// for ids in [1, kRefusedSlots), expert 0 always exists; all other ids, which no exchange accepts either, are their own slots.
+/// Slots of ids that are not experts of a map. No exchange accepts these slots, and errors name the id. An id in
+/// [1, kRefusedSlots) has the slot kFirstRefusedSlot + id (expert 0 always exists). Every other id, which no exchange accepts
+/// either, is its own slot.
 inline constexpr int64_t kFirstRefusedSlot = INT32_MIN, kRefusedSlots = int64_t{1} << 30;
 SWITCHYARD_FN inline int64_t refused_slot(int64_t id) { return id >= 0 && id < kRefusedSlots ? kFirstRefusedSlot + id : id; }
 SWITCHYARD_FN inline bool is_refused_slot(int64_t slot) {

@@ -8,13 +8,13 @@
 
 namespace switchyard::detail {
 
-/// Quantizes the tokens of a call to memory of its own. In this memory, all scales of a token's row of scales are equal, so
-/// that the rows are also valid for kernels that expect one scale per 128 columns.
+/// Quantizes the tokens of a call into memory that this object owns. All scales in a token's row of scales are equal, so that
+/// the rows are also valid for kernels that expect one scale per 128 columns.
 class TokenQuantiser {
  public:
   virtual ~TokenQuantiser() = default;
   /// Enqueues the work on call.stream. The result is valid until the next call. Arguments that a dispatch rejects (memory that
-  /// this GPU cannot read, too many tokens) are passed on to it, because it also reports them to the other ranks.
+  /// this GPU cannot read, too many tokens) are left to it, because it also reports them to the other ranks.
   virtual ConstRows quantise(const ConstRows& x, const MoeLayerCall& call, int num_sms) = 0;
 };
 

@@ -75,7 +75,7 @@ void check_kinds(const MoeLayerConfig& c, Backend backend) {
   if (c.capacity != 0) refuse("capacity", std::to_string(c.capacity), "0 for low_latency, which has room for any routing");
 }
 
-/// Checks the granularity of fp8 scales; the fields' enumerators have been checked.
+/// Checks the granularity of fp8 scales. \pre the enumerators have been checked
 void check_scaling(const MoeLayerConfig& c) {
   if (c.scaling == ScaleGranularity::block) {
     if (c.intermediate_scaling != OutputScaling::per_group)

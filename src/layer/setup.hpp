@@ -33,7 +33,8 @@ struct LayerSetup {
   size_t row_bytes() const { return dtype_bytes(config.token_dtype(), config.hidden); }
   /// Size of the low-latency sums, [max_tokens, H], for calls that add.
   size_t sum_bytes() const { return static_cast<size_t>(config.max_tokens) * row_bytes(); }
-  /// ScaleGranularity::per_channel: size of the quantized tokens, [max_tokens, H], which begin with their rows of scales.
+  /// ScaleGranularity::per_channel: size of the quantized tokens, [max_tokens, H], and of their rows of scales, which precede
+  /// them.
   size_t token_bytes() const {
     return config.scaling == ScaleGranularity::per_channel
                ? static_cast<size_t>(config.max_tokens) * (token_scale_bytes() + static_cast<size_t>(config.hidden))

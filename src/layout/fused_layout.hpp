@@ -18,7 +18,7 @@ struct FusedLayout {
   int64_t rows = 0;             ///< maximum for a rank's experts
   int64_t row_bytes = 0;        ///< per output
   int64_t x_bytes = row_bytes;  ///< per token, as sent
-  bool per_rank = false;        ///< a rank returns one row of a token, the weighted sum of its outputs; else one row per route
+  bool per_rank = false;        ///< a rank returns one row per token, the weighted sum of its outputs; else one row per route
 
   /// Maximum number of rows that are returned for a token.
   SWITCHYARD_FN int returned_rows() const { return per_rank && world < topk ? world : topk; }
@@ -68,7 +68,7 @@ struct FusedParts {
 /// Counters private to this rank; 0 between calls.
 struct FusedCounters {
   uint64_t stagings, announcements, announced, pulls, tickets, returns, sums, exits;  ///< the first two: for the GPU kernel
-  uint64_t complete;  ///< GPU kernel, per_rank: a number of row tiles, from the first one on, that have all their outputs
+  uint64_t complete;  ///< GPU kernel, per_rank: a number of leading row tiles whose outputs are all stored
 };
 
 /// Memory private to this rank. Flags hold the call's word, i.e. an epoch, and are never reset.

@@ -45,12 +45,12 @@ FusedMoeMemory added_by(const std::function<void(FusedMoeConfig&)>& change, Fuse
 // The formulas of docs/layer.md. Sizes are chosen to avoid rounding except where noted.
 TEST(FusedMoeMemory, FollowsTheFormula) {
   constexpr size_t kRows = 2 * 64 * 2, kElement = 2, kFlag = 8;
-  // Rows twice as wide: tokens and inbox are in the heap, x and y outside.
+  // Rows twice as wide: tokens and inbox are in the heap, outputs, which overwrite received rows, outside.
   FusedMoeMemory more = added_by([](auto& c) { c.hidden = 512; });
   EXPECT_EQ(more.heap_bytes, (64 + 64 * 2) * 256 * kElement);
   const size_t tiles = kRows / 176 + 2;
   const auto rounded = [](size_t bytes) { return (bytes + 127) / 128 * 128; };
-  EXPECT_EQ(more.private_bytes, 2 * kRows * 256 * kElement + rounded(2 * tiles * kFlag) - rounded(tiles * kFlag));
+  EXPECT_EQ(more.private_bytes, kRows * 256 * kElement + rounded(2 * tiles * kFlag) - rounded(tiles * kFlag));
   more = added_by([](auto& c) { c.intermediate = 1280; });
   EXPECT_EQ(more.heap_bytes, 0u);
   EXPECT_EQ(more.private_bytes, kRows * 1152 * kElement + rounded(10 * tiles * kFlag) - rounded(tiles * kFlag));
@@ -64,8 +64,8 @@ TEST(FusedMoeMemory, FollowsTheFormula) {
   // Twice as many tokens require twice as many rows.
   more = added_by([](auto& c) { c.max_tokens = 128; });
   EXPECT_EQ(more.heap_bytes, 64 * 3 * 256 * kElement + 64 * 2 * kFlag + kRows * (8 + 4 * 2));
-  EXPECT_GE(more.private_bytes, kRows * (2 * 256 + 128) * kElement + kRows * kFlag);
-  EXPECT_LE(more.private_bytes, kRows * (2 * 256 + 128) * kElement + kRows * kFlag + 64 * 64 + 1024);  // plus tables
+  EXPECT_GE(more.private_bytes, kRows * (256 + 128) * kElement + kRows * kFlag);
+  EXPECT_LE(more.private_bytes, kRows * (256 + 128) * kElement + kRows * kFlag + 64 * 64 + 1024);  // plus tables
   // A capacity that is never reached requires the same memory as no capacity; one that can be reached reduces only the experts'
   // rows.
   more = added_by([](auto& c) { c.capacity = 1 << 20; });
@@ -75,7 +75,7 @@ TEST(FusedMoeMemory, FollowsTheFormula) {
   more = added_by([](auto& c) { c.capacity = 0; }, bounded);
   EXPECT_EQ(more.heap_bytes, (kRows - 64) * (8 + 4 * 2));
   const size_t flags = rounded((64 / 176 + 2) * kFlag);
-  EXPECT_EQ(more.private_bytes, (kRows - 64) * ((2 * 256 + 128) * kElement + kFlag) + 2 * (rounded(tiles * kFlag) - flags));
+  EXPECT_EQ(more.private_bytes, (kRows - 64) * ((256 + 128) * kElement + kFlag) + 2 * (rounded(tiles * kFlag) - flags));
 }
 
 TEST(FusedMoeMemory, OfTheCpuFollowsItsFormula) {
@@ -83,11 +83,11 @@ TEST(FusedMoeMemory, OfTheCpuFollowsItsFormula) {
   FusedMoeConfig c = small();
   const FusedMoeMemory m = FusedMoe::memory_required(c, 2, Backend::cpu);
   EXPECT_EQ(m.heap_bytes, FusedMoe::memory_required(c, 2).heap_bytes);
-  EXPECT_EQ(m.private_bytes, 128 + kRows * (3 * 8 + (2 * 256 + 128) * 2));
+  EXPECT_EQ(m.private_bytes, 128 + kRows * (3 * 8 + (256 + 128) * 2));
   c.num_experts = 5;
   EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, m.private_bytes);
   c.capacity = 64;
-  EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, 128 + 64 * (3 * 8 + (2 * 256 + 128) * 2));
+  EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, 128 + 64 * (3 * 8 + (256 + 128) * 2));
   const auto wrong = outcome_of([&] { (void)FusedMoe::memory_required(c, 2, static_cast<Backend>(7)); });
   expect_text(wrong, ErrorCode::invalid_argument, "backend = 7: must be cpu (0) or cuda (1)");
 }
@@ -105,7 +105,7 @@ TEST(FusedMoeMemory, OfFp8FollowsItsFormula) {
   const auto rounded = [](size_t bytes) { return (bytes + 127) / 128 * 128; };
   // Two local experts, 128 x 128 elements per scale: w13 [2 * 128, hidden] and w2 [hidden, 128].
   const auto weights = [&](size_t hidden) { return rounded(2 * (2 * (hidden / 128) + hidden / 128) * 16); };
-  EXPECT_EQ(more.private_bytes, kRows * 256 * (1 + 2) + 2 * kRows * 4 + rounded(2 * tiles * kFlag) - rounded(tiles * kFlag) +
+  EXPECT_EQ(more.private_bytes, kRows * 256 * 2 + 2 * kRows * 4 + rounded(2 * tiles * kFlag) - rounded(tiles * kFlag) +
                                     weights(512) - weights(256));
   EXPECT_LT(FusedMoe::memory_required(c, 2).heap_bytes, FusedMoe::memory_required(small(), 2).heap_bytes);
   expect_text(outcome_of([&] { (void)FusedMoe::memory_required(c, 2, Backend::cpu); }), ErrorCode::unsupported,

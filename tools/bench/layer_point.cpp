@@ -15,8 +15,8 @@ using nlohmann::json;
 struct Section {
   const char* key;
   void (*call)(LayerRank&);
-  /// in_parts: needs separate up and down; fuses, fuses_per_rank: needs the fused form, in order per_route or per_rank;
-  /// selects: needs a map
+  /// in_parts: requires separate up and down; fuses, fuses_per_rank: requires the fused form, in order per_route or per_rank;
+  /// selects: requires a map
   enum Where { everywhere, in_parts, fuses, fuses_per_rank, selects } where;
 };
 constexpr Section kSections[] = {{"dispatch", [](LayerRank& r) { r.dispatch(); }, Section::everywhere},
@@ -136,8 +136,8 @@ void time_balance(const LayerPoint& p, Group& group, Clock& clock, json& out) {
                      {"mean", last.mean}};
 }
 
-/// Collective. What the fused form's warps do, recorded in a run separate from the timed calls, in the order of the separate
-/// calls if the rank has that.
+/// Collective. Records the activities of the fused form's warps, in a run separate from the timed calls. The order of the sums
+/// is that of the separate calls if the rank has a fused form with it.
 json recorded_layers(const LayerPoint& p, LayerRank& rank, Group& group, const RankDevice& device, int64_t max_sms) {
   constexpr int kCalls = 3;
   const TraceOptions options =
@@ -146,7 +146,7 @@ json recorded_layers(const LayerPoint& p, LayerRank& rank, Group& group, const R
       record_layers(group, device, options, kCalls, [&] { rank.fuses_per_rank() ? rank.fused_per_rank() : rank.fused(); }));
 }
 
-/// Collective. Checks the fused forms; the one in the order of the separate calls has the bits of these calls, `separate`.
+/// Collective. Checks the fused forms. The form in the order of the separate calls must have their bits, `separate`.
 void check_fused(const LayerPoint& p, LayerRank& rank, Group& group, const std::vector<std::byte>& separate, int threads,
                  std::vector<CheckResult>& checks) {
   const auto check = [&](const std::string& name, CombineOrder order, const auto& call) {

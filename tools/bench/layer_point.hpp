@@ -13,13 +13,13 @@
 
 namespace switchyard::tool {
 
-/// Sections are timed in this number of turns.
+/// Number of turns in which sections are timed.
 inline constexpr int64_t kLayerTurns = 4;
 /// Maximum number of threads of a rank that recompute tokens: each thread holds one expert's weights in float32.
 inline constexpr int kMaxLayerThreads = 8;
 /// Keys of the fused forms' sections.
 inline constexpr const char* kFusedKeys[] = {"fused", "fused_per_rank"};
-/// Keys of all timed sections, in their order.
+/// Keys of all sections, in the order in which they are timed.
 std::vector<const char*> layer_section_keys();
 
 struct LayerPoint {

@@ -35,7 +35,7 @@ struct LayerInput {
   ConstRows x;
   ExpertIds ids;
   const float* weights = nullptr;
-  SlotSelector* selector = nullptr;  ///< not null: the ids are ids of experts, which the call replaces with slots
+  SlotSelector* selector = nullptr;  ///< if not null, the ids are expert ids, which the call replaces with slots
   void* slots = nullptr;             ///< with a selector: memory for the slots
 };
 

@@ -17,7 +17,7 @@
 
 namespace switchyard::tool {
 
-/// Ids of experts for a scenario whose routes are slots: those that SlotSelector selects.
+/// Expert ids for a scenario whose routes are slots: SlotSelector selects these slots for these ids.
 struct SelectedRoutes {
   ExpertMap map;
   std::vector<int64_t> expected;    ///< the selector's routes, [W, E]
@@ -70,7 +70,7 @@ class LayerRank {
   void down() { experts_.down(exchange_->rows(), exchange_->y()); }
   void experts() { experts_.forward(exchange_->x(), exchange_->rows(), exchange_->y()); }
   void combine() { exchange_->combine(spec_.order, out_); }
-  /// dispatch() of ids of experts, which the call replaces with the scenario's slots. Call it only if selects().
+  /// dispatch() of expert ids, which the call replaces with the scenario's slots. Requires selects().
   void select_and_dispatch() { exchange_->dispatch(selecting_input()); }
   bool selects() const { return selector_.has_value(); }
   /// All calls, with select_and_dispatch().
@@ -80,7 +80,7 @@ class LayerRank {
   /// The layer in fused form. Call it only if fuses().
   void fused() { forward(*fused_); }
   bool fuses() const { return fused_.has_value(); }
-  /// Call it only if fuses_per_rank().
+  /// Requires fuses_per_rank().
   void fused_per_rank() { forward(*fused_per_rank_); }
   bool fuses_per_rank() const { return fused_per_rank_.has_value(); }
   /// The library's reason if the spec requests the fused form but it is not available. Equal on all ranks.

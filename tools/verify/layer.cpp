@@ -13,7 +13,7 @@ namespace {
 std::string fused_name(const LayerSpec& spec) { return std::string("layer, fused, ") + to_string(spec.order); }
 constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
 
-/// Whether the fused form is compared with this layer, which has the same bits: bf16 and normal mode.
+/// Whether the fused form is compared with this layer, bit for bit: bf16 and normal mode.
 bool fuses(const LayerSpec& spec) {
   return spec.quantize == ScaleKind::none && std::holds_alternative<NormalConfig>(spec.exchange);
 }

@@ -50,7 +50,7 @@ typedef struct sy_expert_options {
   const void* w2_scales;
   sy_scale_kind weight_scales SY_DEFAULT(SY_SCALE_F32);  ///< fp8: f32 or ue8m0
   sy_accumulate accumulate;                              ///< of both products; fast: only fp8
-  sy_scale_granularity scaling;  ///< of rows and weights; others than block: only fp8, float32 scales [L, 2 * I], [L, H]
+  sy_scale_granularity scaling;            ///< of rows and weights; not block: only fp8, float32 scales [L, 2 * I], [L, H]
   sy_output_scaling intermediate_scaling;  ///< of the rows between the products
   const float* intermediate_scale;         ///< SY_OUTPUT_FIXED: the scale, in GPU memory; read by every call
 } sy_expert_options;

@@ -68,7 +68,7 @@ sy_code sy_slot_selector_destroy(sy_slot_selector* selector);
 
 /// Collective. Writes the slot of each id to `slots`, [T, K], with the element type of the ids; `slots` may be the same array
 /// as the ids. The id -1 is kept. Any other id that is not an expert is replaced with a number that every exchange treats as
-/// invalid; its errors name the id. GPUs: both arrays are memory of this rank's GPU; enqueues one kernel on `stream` (a
+/// invalid and whose errors name the id. GPUs: both arrays are memory of this rank's GPU; enqueues one kernel on `stream` (a
 /// cudaStream_t), which graphs can capture, and does not wait.
 sy_code sy_slot_selector_select(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* stream);
 
@@ -107,7 +107,7 @@ sy_code sy_slot_selector_balance(sy_slot_selector* selector, const sy_expert_ids
 /// the map in force. Waits for the other ranks' hosts, not for enqueued GPU work; the new table is copied on `stream`: order it
 /// before or after replays by the stream or with events. Load the weights of the new slots before. After an
 /// error that all ranks report, the previous map stays in force: invalid_argument; mismatch if map, routes or the number of
-/// sy_slot_selector_select calls since the last comparison differ by rank; the calls are then counted from 0 again.
+/// sy_slot_selector_select calls since the last comparison differ by rank. If these numbers differ, they are reset to 0.
 sy_code sy_slot_selector_set_map(sy_slot_selector* selector, const sy_expert_map* map, const int64_t* routes, void* stream);
 
 /// Collective. Writes to `routes`, [W, E], the number of routes from each rank to each expert in the calls since creation or

@@ -70,8 +70,8 @@ typedef struct sy_grouped_gemm_config {
       SY_DEFAULT(SY_SCALE_F32);      ///< fp8: kind of the weight scales, [E, S, ceil(K / 128)]; see switchyard/gemm.hpp
   sy_scale_kind quantize;            ///< fp8 with swiglu: outputs are fp8 e4m3 with these scales
   sy_accumulate accumulate;          ///< fast: only fp8 with scaling block
-  sy_scale_granularity scaling;      ///< others than block: only fp8; weight scales are float32 [E, N]
-  sy_output_scaling output_scaling;  ///< others than per group: not with scaling block; output scales are float32 [rows]
+  sy_scale_granularity scaling;      ///< values other than block: only fp8, float32 weight scales [E, N]
+  sy_output_scaling output_scaling;  ///< not per group: only if scaling is not block; float32 output scales [rows]
 } sy_grouped_gemm_config;
 
 /// Number of columns and data type of an output row. Either pointer may be NULL. Uses only `n`, `dtype`, `epilogue` and

@@ -57,8 +57,8 @@ typedef struct sy_moe_layer_config {
   sy_invalid_ids invalid_ids;    ///< may differ by rank
   const void* w13_scales;
   const void* w2_scales;
-  sy_accumulate accumulate;      ///< of both products; fast: only fp8 in the separate form
-  sy_scale_granularity scaling;  ///< of tokens and weights; others than block: only fp8 in the separate form; see layer.hpp
+  sy_accumulate accumulate;                ///< of both products; fast: only fp8 in the separate form
+  sy_scale_granularity scaling;            ///< of tokens and weights; not block: only fp8 in the separate form; see layer.hpp
   sy_output_scaling intermediate_scaling;  ///< of the rows between the products
   int32_t reserved;                        ///< must be 0
   const float* intermediate_scale;         ///< SY_OUTPUT_FIXED: the scale, in GPU memory; read by every call

@@ -159,8 +159,8 @@ class Combine(_Weighted):
             self._bytes = self._x.rows * self._row_bytes
 
     def _takes(self, out: Any, y: Any, tokens: int, topk_weights: Any) -> bool:
-        """Returns whether the call can write its sums to `out`. Other tensors, and those that share memory with an input, take the
-        full path."""
+        """Returns whether the call can write its sums to `out`. If not, for example because `out` shares memory with an input, the
+        full path applies."""
         if type(out) is not self._Tensor or out.dtype is not self._type or out.shape != (tokens, self._hidden) or out.requires_grad \
                 or not out.is_contiguous() or not (out.get_device() == y.get_device() if self._cuda else out.is_cpu):
             return False

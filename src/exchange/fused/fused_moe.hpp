@@ -132,8 +132,8 @@ class FusedMoe {
   /// The two halves of forward as separate calls, between which rows() can be read and changed. Together they are bit-identical
   /// to forward. Both are collective; on all ranks, the next call after dispatch_up must be down_combine.
   ///
-  /// Dispatch and the up product in one launch: sends tokens to their experts' rows and applies SwiGLU. `topk_weights` as in
-  /// forward for per_rank, whose sums are weighted by the ranks of the experts; per_route: null.
+  /// Dispatch and the up product in one launch: sends tokens to their experts' rows and applies SwiGLU. `topk_weights`:
+  /// per_rank: as in forward, because the ranks of the experts weight the outputs; per_route: null.
   void dispatch_up(const void* x, const ExpertIds& topk_ids, const float* topk_weights, const FusedMoeCall& call = {});
   /// The down product and combine in one launch, with the ids and T of the preceding dispatch_up: `topk_weights` [T, K], or
   /// null (per_rank: always); `out` [T, H]. `call.device_tokens` must be null. \throws Error(invalid_argument) without a

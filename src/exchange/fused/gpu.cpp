@@ -295,7 +295,7 @@ class CudaFused final : public FusedImpl {
     if (layout_.per_rank) plan_sums();
     params_.ue8m0 = config.row_scales == ScaleKind::ue8m0;
   }
-  /// per_rank: divides rows into equal pieces, as few as fit.
+  /// per_rank: divides rows into the smallest number of equal pieces that fit.
   void plan_sums() {
     const int64_t row = layout_.row_bytes;
     params_.returned.at_once = static_cast<int>(std::clamp<int64_t>(kSummedBytesAtOnce / row, 4, 32));
@@ -378,9 +378,9 @@ class CudaFused final : public FusedImpl {
     return p;
   }
 
-  /// Large enough for rows to have arrived, small enough for outputs to return early; see docs/design/0047-fused-layer.md. Sums
-  /// are complete late: half of them in the last sixth of the experts if a token has four rows on a rank. The fewer steps of
-  /// down tiles alone are left at the end, the more of these sums are computed while products run.
+  /// Large enough for rows to have arrived, small enough for outputs to return early; see docs/design/0047-fused-layer.md.
+  /// per_rank: sums become complete late, half of them in the last sixth of the experts if a token has four rows on a rank. The
+  /// fewer steps with only down tiles remain at the end, the more of these sums are computed while products run.
   static constexpr int kLag = 16, kSumLag = 8;
 
   CudaRank& gpu_;

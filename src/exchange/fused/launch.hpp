@@ -37,7 +37,7 @@ struct FusedParams {
   std::byte* out = nullptr;            ///< [T, H]
   bool add = false;                    ///< sums start from the contents of `out`
   CopyPlan pulled, returned;           ///< for a token, and for an output; fp8: a token's last piece contains all its scales
-  /// per_rank: bytes of a piece of each of n rows that are summed together; all pieces fit into kPieceBytes.
+  /// per_rank: [n], piece size in bytes for n rows that are summed together; n pieces fit into kPieceBytes.
   uint16_t summed_bytes[kMaxTopk + 1] = {};
   bool ue8m0 = false;                     ///< fp8: a token's scales are powers of two
   FusedFp8Scales up_scales, down_scales;  ///< fp8

@@ -12,9 +12,8 @@
 // Progress: announcing routes never waits. A block's mover first pulls rows, waiting only for `layer_told`. An up tile waits
 // for pulls, a down tile waits for tiles with lower tickets, and each block processes its tickets in order. A mover returns
 // rows after all its pulls, and the multiplying warps return rows once no tickets are left; both wait only for tiles (per_rank:
-// those of the row tile and of all earlier ones). Summing
-// is the last step of a block and waits for returns. All work, including announcing and the first tickets, is claimed by
-// running blocks, so one resident block per rank suffices.
+// those of the row tile and of all earlier ones). Summing is the last step of a block and waits for returns. All work,
+// including announcing and the first tickets, is claimed by running blocks, so one resident block per rank suffices.
 //
 // Buffers: in each call, another rank writes to this rank only after receiving this rank's counts for that call, which are sent
 // after this rank's previous call has ended. This rank writes layout.x() after the end of its previous call. By then, it has

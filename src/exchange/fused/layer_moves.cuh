@@ -37,8 +37,8 @@ class Pieces {
   }
   __device__ __forceinline__ uint32_t at(int slot) const { return r_.pieces + static_cast<uint32_t>(slot) * plan_.pitch; }
 
-  /// The storage as two halves of kPieceBytes bytes, whose loads are independent. Starts loading `bytes` bytes at `from` of
-  /// each lane below `rows` into half `i`, `pitch` bytes apart. Call from all lanes, not between load() and wait().
+  /// Treats the storage as two halves of kPieceBytes bytes, whose loads are independent. Starts loading `bytes` bytes from the
+  /// `from` of each lane below `rows` to half `i`, `pitch` bytes apart. Call from all lanes, not between load() and wait().
   __device__ __forceinline__ void load_rows(int i, uint32_t rows, const std::byte* from, uint32_t pitch, uint32_t bytes) const {
     const uint32_t arrived = r_.row_arrived(static_cast<uint32_t>(i)), row = static_cast<uint32_t>(lane());
     if (row == 0) ptx::mbarrier_expect(arrived, rows * bytes);

@@ -44,10 +44,10 @@ struct SummedRows {
   }
 };
 
-/// Waits until the row tiles before `end` have all their outputs. `complete`: number of row tiles, from the first one on, that
-/// this warp knows to have them. Warps pass on what they know, so that those that begin late need not read all flags: any
-/// number stored in `counters->complete` is correct, since its writer has acquired the flags. Call from all lanes. Returns
-/// false after a fault.
+/// Waits until all outputs of the row tiles before `end` are stored. `complete`: number of leading row tiles whose flags this
+/// warp has acquired, directly or through `counters->complete`. There, warps publish their numbers so that warps that begin
+/// late need not read all flags; every published number is valid, because its writer has acquired the flags. Call from all
+/// lanes. Returns false after a fault.
 template <class A, class L>
 __device__ __forceinline__ bool await_row_tiles(const LayerCall& c, int end, int& complete) {
   const FusedParams& p = c.p;
@@ -67,8 +67,8 @@ __device__ __forceinline__ bool await_row_tiles(const LayerCall& c, int end, int
 }
 
 /// Returns sums, row tile by row tile, until none are left to claim. Calls sum(rows, destination) for each, which uses ordinary
-/// stores, then sets the flags at the owners, including this rank. Call from all lanes of a warp. \returns the bytes that left
-/// this rank
+/// stores, then sets the flags at the owners, which may be this rank. Call from all lanes of a warp. \returns the bytes that
+/// left this rank
 template <class A, class L, class Sum>
 __device__ __forceinline__ uint64_t return_sums(const LayerCall& c, const int* first_tiles, Sum sum) {
   const FusedParams& p = c.p;
@@ -84,7 +84,7 @@ __device__ __forceinline__ uint64_t return_sums(const LayerCall& c, const int* f
     if (!await_row_tiles<A, L>(c, r.tile + 1, complete)) return left_rank;
     const RoleSpan<A> span(Event::return_rows);
     const ReturnedSum mine(c, r);
-    ptx::fence_proxy_async_global();  // for copies by the copy engine
+    ptx::fence_proxy_async_global();  // before bulk copies of the outputs
     const bool returns = mine.lowest >= 0;
     const uint32_t all = __ballot_sync(~0u, returns);
     const auto bytes =
@@ -182,7 +182,7 @@ __device__ __forceinline__ void return_by_copies(const LayerCall& c, const int* 
   else
     return_rows_by_copies<A, L>(c, first_tiles, pieces, moved);
 }
-/// The last steps of a multiplying warp. A token has more rows per_route.
+/// The last steps of a multiplying warp. per_route: more rows are added per token, so more of them are in flight at once.
 template <class A, class L, bool kPerRank>
 __device__ __forceinline__ void return_and_sum_by_threads(const LayerCall& c, const int* first_tiles) {
   if constexpr (kPerRank) {

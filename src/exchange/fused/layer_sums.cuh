@@ -74,10 +74,10 @@ __device__ __forceinline__ SummedRoute summed_route(const LayerCall& c, int64_t 
   return r;
 }
 
-/// The row held by a lane, which token t's owner adds to the others in the order of the lanes.
+/// A lane's row of token t. The token's owner adds these rows in the order of the lanes.
 struct AddedRow {
   bool exists = false;
-  int rank = 0;       ///< that returns it; this rank if there is no row
+  int rank = 0;       ///< the rank that returns the row; this rank if there is no row
   int64_t index = 0;  ///< in the inbox
   const std::byte* at = nullptr;
 };
@@ -134,9 +134,9 @@ __device__ __forceinline__ bool sum_token(const LayerCall& c, int64_t t, int par
   return true;
 }
 
-/// Sums each token's rows in float32, starting from +0 or from the row of `out`, with a single rounding, like combine:
-/// per_route, weighted, k ascending; per_rank, the sums of the ranks, ascending. Each lane keeps in flight kVectors 16-byte
-/// vectors from each of kAtOnce rows, the routes of the next part, and the number of the part after that.
+/// Sums each token's rows in float32, starting from +0 or from the row of `out`, with a single rounding, like combine.
+/// per_route: weighted outputs, k ascending; per_rank: the ranks' sums, ranks ascending. Each lane keeps in flight kVectors
+/// 16-byte vectors from each of kAtOnce rows, the routes of the next part, and the number of the part after that.
 template <class A, bool kPerRank, int kVectors, int kAtOnce>
 __device__ __forceinline__ void sum_tokens(const LayerCall& c) {
   constexpr int kParts = 2;

@@ -24,7 +24,7 @@ inline constexpr int kMaxSlots = 8;
 /// A warp that moves rows takes about kBytesAtOnce at a time (8 to 32 rows); a row's flag is set only after all rows taken with
 /// it have been moved.
 inline constexpr int64_t kBytesAtOnce = 96 * 1024;
-/// per_rank: fewer, 4 to 32 rows, because only a token's highest row returns anything, but it takes several rows to compute.
+/// per_rank: fewer (4 to 32 rows), because only a token's highest row returns a sum, which is computed from several rows.
 inline constexpr int64_t kSummedBytesAtOnce = 48 * 1024;
 
 /// Transfer format for rows of a given size.

@@ -30,7 +30,7 @@ CudaShape shape_with(const SlotTable& table, const CudaLowLatencyDispatch& p, co
                            round_up(table_bytes(table), 16));
 }
 
-/// Null: only general parameters hold.
+/// Returns null if the call has general parameters.
 const DispatchSlots* kernel_for(const CudaLowLatencyDispatch& p, const CudaShape& shape) {
   const bool traced = p.d.call.device_trace.records != nullptr;
   return with_kind(p.d, shape.block_bytes > 0, [&]<class P>(std::type_identity<P>) -> const DispatchSlots* {

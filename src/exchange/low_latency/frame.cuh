@@ -77,8 +77,8 @@ SWITCHYARD_FN inline int64_t staged_set_bytes(int tokens, int experts) {
 /// For calls whose ids are used as they are. slot_lookup.cuh has the other lookup.
 struct NoLookup {};
 
-/// Writes each thread's ids, replaced by lookup(id, route) unless it is NoLookup, to the block's copy because they are read
-/// many times and memory latency is a microsecond. Calls f(id, route) for each of them. Call from all threads of a block,
+/// Writes each thread's ids, replaced with lookup(id, route) unless Lookup is NoLookup, to the block's copy, because they are
+/// read many times and memory latency is a microsecond. Calls f(id, route) for each of them. Call from all threads of a block,
 /// before a barrier. `early`: the result of load_ids for at least as many ids. \returns the number of the thread's ids that are
 /// invalid
 template <class F, class Lookup = NoLookup>
@@ -112,7 +112,7 @@ __device__ inline void clear_sets(const LowLatencyDispatchParams& args, std::byt
 
 /// If there is room, stages in the block's shared memory, starting at shape.block_at(), the ids that a call sends and the set
 /// of tokens that choose each expert, for this launch's T. From then on, `p` reads the staged copies. Call from all threads of
-/// a block, before a barrier. \pre with a lookup: there is room
+/// a block, before a barrier. \pre if Lookup is not NoLookup, there is room
 template <class P, class Lookup = NoLookup>
 __device__ void stage_sending(const LowLatencyDispatchParams& args, const EarlyIds& early, int tokens, std::byte* shared,
                               const CudaShape& shape, P& p, const Lookup& lookup = {}) {
@@ -187,8 +187,8 @@ inline int max_low_latency_shared(const DeviceLimits& limits) { return static_ca
 
 inline constexpr uint32_t kScratch = kMaxTopk * 8;  ///< per warp: rows of a message's entries
 
-/// Returns a shape with space for the ids of `tokens` tokens, for their sets unless `experts` is 0, and for `last_bytes` at the
-/// end, if all of it fits.
+/// Returns a shape with space for the ids of `tokens` tokens, for their sets unless `experts` is 0, and, at the end, for
+/// `last_bytes` bytes; without this space if it does not all fit.
 inline CudaShape low_latency_shape(int warps, int tokens, int topk, int experts, const DeviceLimits& limits,
                                    int64_t last_bytes = 0) {
   CudaShape shape{warps, 0, 0, kScratch};

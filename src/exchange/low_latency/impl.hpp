@@ -126,9 +126,9 @@ class LowLatencyImpl : protected ExchangeBase {
   /// Runs the entire body of every constructor. When `build` runs, `layout_` already has its place in the heap.
   void construct(const std::function<void()>& build);
 
-  /// Memory for the slots of a call with `ids`: their type and number.
+  /// Memory for the slots of a call, with the type of `ids`.
   virtual void* slots_for(const IdReader& ids) = 0;
-  /// Replaces the ids of a call, of which `p.tokens` is T or a bound for it, by slots in slots_for().
+  /// Replaces the ids of a call with slots, in the memory of slots_for(). `p.tokens` is T or an upper bound of T.
   void select_slots(LowLatencyDispatchParams& p, SlotSelector& selector, void* stream, const int32_t* device_tokens) {
     void* const slots = slots_for(p.ids);
     if (p.tokens > 0)

@@ -30,7 +30,7 @@ inline void set_idle(LaunchedHalves& halves, const IdleCall&) { halves = {true, 
 
 void launch_low_latency(const CudaLowLatencyDispatch& params, LaunchedHalves halves, int blocks, const DeviceLimits& limits,
                         gpu::Stream stream);
-/// Variant for ids of experts: the kernel replaces them with the slots of `selection`, and counts them, like launch_select().
+/// Variant for expert ids: like launch_select(), the kernel counts their routes and replaces them with slots of `selection`.
 /// Returns false, without a launch, if no kernel can do so for these parameters. \pre halves.send
 bool launch_low_latency(const CudaLowLatencyDispatch& params, const SlotSelection& selection, LaunchedHalves halves, int blocks,
                         const DeviceLimits& limits, gpu::Stream stream);

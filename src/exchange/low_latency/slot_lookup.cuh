@@ -12,8 +12,7 @@ inline int64_t table_bytes(const SlotTable& table) {
   return table.words == nullptr ? 0 : SlotTable::num_words(table.num_experts, table.num_slots) * 4;
 }
 
-/// Call load() and share() from all threads of a block, share() between two barriers of which the second one precedes the
-/// first lookup.
+/// Call load() and share() from all threads of a block, and share() between two barriers; lookups follow the second barrier.
 class SlotLookup {
  public:
   __device__ SlotLookup(const SlotSelection& selection, const LowLatencyLayout& layout)

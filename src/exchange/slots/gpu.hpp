@@ -13,8 +13,8 @@ namespace switchyard::detail {
 /// The implementation of every selector of a group with a device.
 class GpuSlotSelector : public SlotSelectorImpl {
  public:
-  /// Calls launch(selection), which enqueues work on `stream`, in the order of the selector's calls: a new map is copied after
-  /// this work. Requires the rank's GPU to be current.
+  /// Calls launch(selection), which enqueues work on `stream`. This work is ordered among the selector's calls: a later map
+  /// is copied after it. Requires the rank's GPU to be current.
   template <class Launch>
   void in_order(gpu::Stream stream, const Launch& launch) {
     const CallStream at = order_->begin(stream);

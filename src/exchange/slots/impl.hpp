@@ -31,7 +31,7 @@ class SlotSelectorImpl : protected ExchangeBase {
   /// For calls of another object that select slots: throws invalid_argument unless the map's slots are the `num_experts`
   /// experts of an object of `group`. `name`: the option that passed the selector.
   void check_joined(const char* name, const Group::Impl& group, int num_experts) const;
-  /// A call of select() as part of that call, whose arguments have been checked. Replaces the ids of the first T tokens, where
+  /// Executes select() as part of such a call, whose arguments have been checked. Replaces the ids of the first T tokens, where
   /// T is as in tokens_now(). `topk_ids.num_tokens` > 0.
   virtual void run(const ExpertIds& topk_ids, void* slots, void* stream, const int32_t* device_tokens) = 0;
   /// Counts such a call, with or without tokens.
@@ -67,8 +67,8 @@ class SlotSelectorImpl : protected ExchangeBase {
 
  private:
   void check_ids(const ExpertIds& topk_ids, const void* slots) const;
-  /// Group::Impl::agree() on `fields`, which begin with those of fields(). Counts the calls from 0 again once the ranks have
-  /// compared them, also if they differed: one wrong call fails one map, not all later ones.
+  /// Group::Impl::agree() on `fields`, which begin with those of fields(). Resets the number of calls on success and if it
+  /// differs by rank, so that one extra call makes only one map fail, not all later ones.
   void agree(const char* call, const AgreedFields& fields, const ConstructionReport& mine, const void* data = nullptr,
              size_t bytes = 0, void* all = nullptr);
   /// The values that must be equal on all ranks in balance().

@@ -6,7 +6,7 @@
 
 namespace switchyard::detail::gemm {
 
-/// Calls `work(row)` in all threads of one of the grid's teams for every row of an expert. A block of `kBlock` threads has
+/// Calls `work(row)` for every row of an expert, in all threads of one of the grid's teams. A block of `kBlock` threads has
 /// teams of `kTeam` consecutive threads, to which the rows are assigned round-robin. Call from all threads.
 template <int kBlock, int kTeam, class Work>
 __device__ __forceinline__ void for_each_row_of(const RowRanges& ranges, int num_experts, Work work) {

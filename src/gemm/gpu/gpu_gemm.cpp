@@ -21,7 +21,7 @@ constexpr const char* kClass = "GroupedGemm";
 
 void check(gpu::Status status, const char* what) { check_gpu(status, kClass, what); }
 
-/// True if the kernels of the product write fp8 outputs; per_row: a second step quantizes their bf16 outputs.
+/// True if the kernels of the product write fp8 outputs. With per_row, a second step quantizes their bf16 outputs.
 bool kernel_quantises(const GroupedGemmConfig& c) {
   return c.quantize != ScaleKind::none && c.output_scaling != OutputScaling::per_row;
 }

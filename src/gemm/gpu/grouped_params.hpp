@@ -43,9 +43,8 @@ struct RowRanges {
   int64_t end = 0;  ///< rows from here on are ignored, regardless of num_rows
 };
 
-/// Scales of fp8 rows and weights, as float32 or as UE8M0 bytes; per ScaleGranularity::block in blocks of 128 elements. With
-/// per_channel, only block 0 of a row exists.
-/// Strides are in bytes.
+/// Scales of fp8 rows and weights, as float32 or as UE8M0 bytes. With ScaleGranularity::block, they are those of blocks of 128
+/// elements; with per_channel, a row has only block 0. Strides are in bytes.
 struct Fp8Scales {
   /// The scale of block b of row r of expert e is at r * row + (b >> packed) * block + (b & ((1 << packed) - 1)) + e * expert.
   const std::byte* rows = nullptr;

@@ -31,7 +31,7 @@ GroupedKernel kernel_bf16_kn(Finish finish);
 GroupedKernel kernel_f16_nk(Finish finish);
 GroupedKernel kernel_f16_kn(Finish finish);
 // fp8; only these have Finish::quantised. The wide kernels are for experts with more than kFewFp8Rows rows and require an even
-// number of blocks. `fast`: Accumulate::fast, only with blocks of scales.
+// number of blocks. `fast`: Accumulate::fast, only with ScaleGranularity::block.
 GroupedKernel kernel_fp8(Finish finish);
 GroupedKernel kernel_fp8_wide(Finish finish, bool fast);
 GroupedKernel kernel_fp8_channel(Finish finish, ScaleGranularity scaling);  ///< per_channel or group_channel

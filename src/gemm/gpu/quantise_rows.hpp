@@ -21,8 +21,8 @@ struct RowQuantising {
   int copies = 1;
 };
 
-/// Quantizes the rows of all experts; other rows are not accessed. amax / 448 over the finite elements of a row is its scale;
-/// see cuda_quantize.cuh for the remaining rules. One block per multiprocessor.
+/// Quantizes the rows of all experts; other rows are not accessed. The scale of a row is amax / 448 of its finite elements; see
+/// cuda_quantize.cuh for the remaining rules. One block per multiprocessor.
 gpu::Status quantise_rows(const RowQuantising& of, const RowRanges& ranges, int num_experts, int blocks, gpu::Stream stream);
 /// Quantizes all rows or, if `device_rows` is not null, the first *device_rows, which is read when the kernel runs.
 gpu::Status quantise_rows(const RowQuantising& of, const int32_t* device_rows, int blocks, gpu::Stream stream);

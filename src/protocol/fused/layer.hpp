@@ -223,7 +223,7 @@ template <class A>
 SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams& p, MoveCounter& moved) {
   const CallContext& call = p.call;
   const int tiles = p.order.first_tiles[p.order.experts];
-  int complete = 0;  // row tiles whose flags this warp has acquired; per_rank: a token's other rows are in earlier tiles
+  int complete = 0;  // number of row tiles whose flags need not be awaited again; per_rank: other rows may be in earlier tiles
   for (;;) {
     const uint64_t taken = A::take(w, &p.memory.counters->returns, 1);
     if (taken >= static_cast<uint64_t>(tiles)) return true;
@@ -254,11 +254,11 @@ SWITCHYARD_FN bool return_layer_rows(typename A::Warp& w, const FusedLayerParams
 struct ReturnedRows {
   const FusedLayerParams& p;
   int64_t token;
-  uint64_t ranks;  ///< per_rank: those that return a row of the token
+  uint64_t ranks;  ///< per_rank: set of the ranks that return a row of the token
 
   SWITCHYARD_FN ReturnedRows(const FusedLayerParams& params, int64_t t)
       : p(params), token(t), ranks(p.layout.per_rank ? ranks_of(p.routes, t) : 0) {}
-  /// Row i of the token, i in [0, returned_rows()), is missing: its route is dropped, or fewer ranks return one.
+  /// i in [0, returned_rows()). False for rows of dropped or invalid routes and, per_rank, if at most i ranks return a row.
   SWITCHYARD_FN bool exists(int i) const {
     if (p.layout.per_rank) return i < bits(ranks);
     const int64_t f = token * p.layout.topk + i;
@@ -274,7 +274,7 @@ struct ReturnedRows {
   }
 };
 
-/// Sums the tokens that this warp claims in float32, like combine: per_route, weighted, k ascending; per_rank, ranks ascending.
+/// Sums the tokens that this warp claims in float32, like combine. per_route: weighted, k ascending; per_rank: ranks ascending.
 /// Returns false after recording a fault.
 template <class A>
 SWITCHYARD_FN bool sum_layer_tokens(typename A::Warp& w, const FusedLayerParams& p) {

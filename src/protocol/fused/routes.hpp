@@ -26,13 +26,13 @@ SWITCHYARD_INLINE uint64_t ranks_of(const RouteTables& routes, int64_t t) {
   return ranks;
 }
 
-/// If `row` is the highest of its token's rows on this rank: the lowest, whose places() are all these rows. Otherwise -1.
+/// If `row` is the highest of its token's rows on this rank, returns the lowest, whose places() are all these rows; else -1.
 SWITCHYARD_INLINE int64_t summed_places(const HeapView& heap, const FusedLayout& layout, int64_t row) {
   const int32_t* const places = heap.local(layout.places(row));
   if (places[0] < 0) return places[0] == -1 ? -1 : after_lowest(places[0]);
   return layout.topk == 1 || places[1] < 0 ? row : -1;
 }
-/// The returned row of a row's source: an index for inbox() and returned().
+/// The index for inbox() and returned() of what a row with this source returns.
 SWITCHYARD_INLINE int64_t returned_row(const FusedLayout& layout, int64_t source) {
   return source_token(source) * layout.returned_rows() + source_k(source);
 }

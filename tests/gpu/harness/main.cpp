@@ -29,9 +29,10 @@ int count_in_child() {
 int harness::gpus_of_suite() { return g_gpus; }
 
 int main(int argc, char** argv) {
-  setenv("CUDA_MODULE_LOADING", "EAGER", 0);       // a lazy load may wait for another rank's kernel
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams of ranks on one GPU must not share a queue
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);  // a lazy load may wait for another rank's kernel
   testing::InitGoogleTest(&argc, argv);
+  // Streams of ranks that are threads must not share a queue. Processes have their own queues, of which a GPU has few.
+  if (harness::ranks_of_suite() == harness::Ranks::threads) setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   g_gpus = count_in_child();
   if (g_gpus == 0) {
     const char* optional = std::getenv("SWITCHYARD_GPU_OPTIONAL");

@@ -116,7 +116,8 @@ class Core(DispatchMoeRunnerCore):
         self._fp8 = isinstance(config.layer.quant_method, Fp8MoEMethod)
         self._copies: Tuple[torch.Tensor, ...] = ()  #: CPU: bf16 copies of fp8 weights that EPLB moves
         if self._fp8 and self._exchanges.group.backend == "cuda":
-            shape.update(dtype="fp8_e4m3", form="separate")  # the fused form keeps a copy of the scales, which EPLB moves
+            # The fused form keeps a copy of the scales, which EPLB moves; of separate calls, per_rank takes less time.
+            shape.update(dtype="fp8_e4m3", form="separate", order="per_rank")
         self._configs: Dict[str, Dict[str, Any]] = {}
         if self._modes.enable_normal():
             self._configs["prefill"] = {**shape, "max_tokens": _shared.prefill_tokens(), "exchange": "normal", "captured": False}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of the fp8 kernel for many rows with scales per channel (wide_kernel.cuh): scales of weights, and with per_channel those
-// of rows, are applied to the whole sums.
+// Sums of the fp8 kernel for many rows (wide_kernel.cuh) with scales per channel: the scales of weights and, with per_channel,
+// those of rows are applied to the whole sums.
 #pragma once
 
 #include "gemm/gpu/fp8/wide_roles.cuh"
@@ -51,7 +51,7 @@ __device__ __forceinline__ void multiply_wide_unit_unscaled(const GroupedParams&
   release_in_both(storage, last);
 }
 
-/// sums *= scales of the weights and, with per_channel, of the rows, of the block's tile number `tile`.
+/// Multiplies the sums of the block's tile number `tile` by the scales of the weights and, with per_channel, of the rows.
 template <class K>
 __device__ __forceinline__ void apply_wide_tile_scales(const WideStorage<K>& storage, uint32_t tile, WideSums& sums) {
   const uint32_t scales = wait_tile_scales(storage, tile);

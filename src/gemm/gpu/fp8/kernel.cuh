@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped GEMM for sm_90a: fp8 e4m3 rows and weights, with scales of any ScaleGranularity. Outputs are bf16 or requantized to
-// fp8. Roles: as in tile_roles.cuh, plus two warps that load the rows' scales.
+// fp8. Roles: as in tile_roles.cuh, plus two warps that load scales.
 //
 // A stage covers 128 elements of the inner dimension, the range of one scale. Each stage's product is multiplied by both scales
 // and added in float32. The tensor cores accumulate fp8 products with fewer bits than float32, so their sums never extend
 // beyond one stage. A warpgroup multiplies the two halves of its 128 outputs one after the other, because the registers not
-// used for the sums hold only one product; meanwhile, the other warpgroup keeps the tensor cores busy. With
-// ScaleGranularity::per_channel, the tensor cores add all stages to the sums.
+// used for the sums hold only one product; meanwhile, the other warpgroup keeps the tensor cores busy. Exception:
+// with ScaleGranularity::per_channel, the tensor cores add the products of all stages to the sums.
 #pragma once
 
 #include "arch/cuda/cuda_quantize.cuh"
@@ -63,7 +63,7 @@ __device__ __forceinline__ void add_scaled(float (&sums)[kWidth / 2], const floa
   }
 }
 
-/// sums *= scales of the outputs and, with per_channel, of the rows, of the block's tile number `tile`.
+/// Multiplies the sums of the block's tile number `tile` by the scales of the weights and, with per_channel, of the rows.
 template <class K, int kWidth>
 __device__ __forceinline__ void apply_tile_scales(const Fp8SharedStorage<K>& storage, uint32_t tile,
                                                   float (&sums)[2][kWidth / 2]) {
@@ -184,7 +184,8 @@ __device__ __forceinline__ void multiply_stages(const GroupedParams& p, const Fp
   }
 }
 
-/// Sums of a tile, added by the tensor cores. The products of one stage are in flight while those of the next one are enqueued.
+/// Sums of a tile that the tensor cores add over all stages. The products of one stage are in flight while those of the next
+/// one are enqueued.
 template <class K, int kWidth>
 __device__ __forceinline__ void multiply_unscaled(const GroupedParams& p, const Fp8SharedStorage<K>& storage, Position& at,
                                                   float (&sums)[2][kWidth / 2]) {
@@ -207,7 +208,7 @@ __device__ __forceinline__ void multiply_unscaled(const GroupedParams& p, const 
   release_stage(storage, last);
 }
 
-/// `tile` is the number of the block's tile.
+/// `tile`: sequence number of the tile among those of the block.
 template <class K, int kWidth>
 __device__ __forceinline__ void multiply_tile(const GroupedParams& p, const Fp8SharedStorage<K>& storage, Position& at,
                                               uint32_t entry, uint32_t tile) {

@@ -2,10 +2,10 @@
 // Scales for the fp8 kernels: dedicated threads load the scales of rows and weights into shared memory, one stage or, with
 // scales per channel, one tile at a time.
 //
-// K, a kernel's kind, has members in addition to those listed in tile_roles.cuh. kScaling is the granularity of the scales. It
-// has kScaleThreads threads, starting at kFirstScaleThread, kScaledRows rows in its largest tile, and kWeightScales weight
-// scales per stage. weight_scale(p, t, i) is the row of the i-th weight scale; channel(p, t, i) is the index of the scale of
-// the tile's weight i, or -1 if there is no such weight.
+// K, a kernel's kind, has members in addition to those listed in tile_roles.cuh. kScaling is the granularity of the scales. K
+// has kScaleThreads threads that load scales, starting at kFirstScaleThread, kScaledRows rows in its largest tile, and
+// kWeightScales weight scales per stage. weight_scale(p, t, i) is the row of the i-th weight scale; channel(p, t, i) is the
+// index of the scale of the tile's weight i, or -1 if there is no such weight.
 #pragma once
 
 #include "gemm/gpu/tile_roles.cuh"
@@ -104,7 +104,7 @@ __device__ __forceinline__ uint32_t bits_of(const float4& v, int i) {
 }
 
 /// Loads the scales of the tile in slot `slot` to `storage.tile_scales(slot)`. The slot is free: the tile was announced after
-/// all readers of the slot's previous tile had taken it, and math warps take a tile after their last access to its scales.
+/// all readers had taken the slot's previous tile, and math warps take a tile after their last access to its scales.
 template <class K, class AnyStorage>
 __device__ __forceinline__ void load_tile_scales(const GroupedParams& p, const AnyStorage& storage, const Tile& t,
                                                  const TileScales& tile, int thread, uint32_t slot) {

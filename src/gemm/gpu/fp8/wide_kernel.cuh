@@ -6,8 +6,8 @@
 // loads half of the shared operand (weights or rows) into the shared memory of both blocks. Each of two warpgroups loads one
 // unit of 64 rows into registers once per stage. Exact: it multiplies them by 128 weights at a time, because beside the sums
 // registers remain for one such product. The warpgroups take turns issuing products, so one promotes its product while the
-// other one occupies the tensor cores. Fast (Accumulate::fast): it multiplies them by all 256 weights into the sums. Scales per
-// channel: channel_sums.cuh.
+// other one occupies the tensor cores. Fast (Accumulate::fast): it multiplies them by all 256 weights into the sums. For scales
+// per channel, see channel_sums.cuh.
 //
 // Roles: those of the claimer and loader of tile_roles.cuh, and two warps that load scales. Both blocks process the same tiles,
 // which the first block claims. A block waits only for the other block, which runs concurrently: for its tiles, for its half of

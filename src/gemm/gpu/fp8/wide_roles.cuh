@@ -16,7 +16,7 @@ inline constexpr uint32_t kWideStaging = 2048;
 inline constexpr uint32_t kSharesWeights = 1u << 15;  // in the shape of an announced tile
 static_assert(kUnitRows == kWideUnit && kWideGroups == kWideBlockUnits && kTileColumns == 2 * kHalfColumns);
 
-/// `kTileFinish` has the same meaning as in kernel.cuh. `kFastSums`: Accumulate::fast, with blocks of scales.
+/// `kTileFinish` has the same meaning as in kernel.cuh. `kFastSums`: Accumulate::fast, with ScaleGranularity::block.
 template <Finish kTileFinish, bool kFastSums, ScaleGranularity kGranularity = ScaleGranularity::block>
 struct WideKind : Fp8Kind<kTileFinish, kGranularity> {
   using Base = Fp8Kind<kTileFinish, kGranularity>;
