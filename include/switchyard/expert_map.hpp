@@ -207,7 +207,7 @@ class SlotSelector {
 
   /// Writes the slot of each id to `slots`, [T, K], with the element type of `topk_ids.data`; `slots` may be the same array as
   /// the ids. The id -1 is kept. Any other id that is not an expert is replaced with a number that every exchange treats as
-  /// invalid and whose errors name the id. GPUs: both arrays are memory of this rank's GPU; the call does not wait. A call
+  /// invalid; on the CPU, errors name the id. GPUs: both arrays are memory of this rank's GPU; the call does not wait. A call
   /// without tokens counts as a call, a replay does not. `stream`: a cudaStream_t; ignored on the CPU.
   /// \throws Error(invalid_argument)
   void select(const ExpertIds& topk_ids, void* slots, void* stream = nullptr);

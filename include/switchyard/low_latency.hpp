@@ -101,9 +101,9 @@ struct LowLatencyDispatchOptions {
   const int32_t* device_tokens = nullptr;
   /// If not null, `topk_ids` are expert ids, which the call replaces with slots as SlotSelector::select() does. The call counts
   /// as a call of select() on all ranks, and the routes of tokens below T are counted. The map's slots are the experts of this
-  /// object: `num_experts` is num_slots(). CUDA: the kernel of dispatch that sends selects the slots; between several hosts,
-  /// and with settings other than bf16 or fp8 rows of 16 n bytes sent per rank, a separate kernel selects them first. Null on
-  /// all ranks or on none.
+  /// object: `num_experts` is num_slots(). CUDA: in common configurations on one host (bf16 or fp8 rows, `sending` per
+  /// rank), the kernel of dispatch that sends selects the slots; otherwise, a separate kernel selects them first. Null on all
+  /// ranks or on none.
   SlotSelector* selector = nullptr;
 };
 

@@ -208,7 +208,7 @@ MoeLayerMemory LayerSetup::memory() const {
   const auto sent = dtype_bytes(config.dtype, c.hidden) + scale_row_bytes(c.hidden, c.scales);
   const auto ranks = static_cast<size_t>(world), tokens = static_cast<size_t>(c.max_tokens);
   const size_t tables = static_cast<size_t>(rows()) * 8 + static_cast<size_t>(experts_of(0)) * (4 + 8 * ranks) +
-                        (ranks + 1) * tokens * static_cast<size_t>(c.topk) * 8 + ranks * 8 + 4096;
+                        (ranks + 2) * tokens * static_cast<size_t>(c.topk) * 8 + ranks * 8 + 4096;
   m.private_bytes = static_cast<size_t>(rows()) * (sent + row_bytes()) + tables + sum_bytes();
   return m;
 }

@@ -68,7 +68,7 @@ sy_code sy_slot_selector_destroy(sy_slot_selector* selector);
 
 /// Collective. Writes the slot of each id to `slots`, [T, K], with the element type of the ids; `slots` may be the same array
 /// as the ids. The id -1 is kept. Any other id that is not an expert is replaced with a number that every exchange treats as
-/// invalid and whose errors name the id. GPUs: both arrays are memory of this rank's GPU; enqueues one kernel on `stream` (a
+/// invalid; on the CPU, errors name the id. GPUs: both arrays are memory of this rank's GPU; enqueues one kernel on `stream` (a
 /// cudaStream_t), which graphs can capture, and does not wait.
 sy_code sy_slot_selector_select(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* stream);
 

@@ -130,7 +130,8 @@ def test_errors_name_the_id_that_was_passed(ranks, mode):
             run(X[group.rank, :4], slots, WEIGHTS[group.rank, :4])
         if group.rank == 1:
             assert isinstance(error.value, sy.InvalidArgument)
-            assert f"topk_ids[2][1] = {E + 1} (token 2, k = 1; as a slot: {REFUSED + E + 1}): must be an expert of the map" in str(error.value)
+            named = f"topk_ids[2][1] = {REFUSED + E + 1} (token 2, k = 1; from a SlotSelector: id {E + 1}): must be an expert in [0, "
+            assert named in str(error.value)
 
     ranks(rank, W, heap_bytes=256 << 20)
 

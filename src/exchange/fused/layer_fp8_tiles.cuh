@@ -121,7 +121,7 @@ __device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {
     const int columns = (t.down ? p.down : p.up).column_tiles * Fp8Layer::kWriters;
     uint64_t* const flag = (t.down ? p.memory.y_done : p.memory.h_done) +
                            flag_of_tile(t.index, columns, t.tile.column_tile * Fp8Layer::kWriters + rank);
-    if (lane() == 0) ptx::store_release<Scope::device>(flag, c.word);
+    if (lane() == 0) release_tile(c, flag);
     ptx::mbarrier_arrive(r.storage.taken(slot));
   }
 }

@@ -226,6 +226,12 @@ __device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event 
   });
 }
 
+/// Sets the flag of a stored tile, from one lane, unless a wait of this block has failed: the tile's rows may then be missing,
+/// and with them the announcements that returning warps read. Other blocks' waits for the flag end with the abort.
+__device__ __forceinline__ void release_tile(const LayerCall& c, uint64_t* flag) {
+  if (ptx::load_shared(c.r.failed()) == 0) ptx::store_release<Scope::device>(flag, c.word);
+}
+
 /// Resets the block's move counters. Call from one thread of a block, before the others move anything.
 __device__ __forceinline__ void begin_counting(const FusedParams& p) { p.call.moved[blockIdx.x] = {}; }
 /// Adds the bytes and rows moved by a warp. Call from one lane.

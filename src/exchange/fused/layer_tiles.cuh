@@ -104,7 +104,7 @@ __device__ __forceinline__ void store_layer_tiles(const LayerCall& c) {
     __syncwarp();
     const int columns = (t.down ? p.down : p.up).column_tiles;
     uint64_t* const flag = (t.down ? p.memory.y_done : p.memory.h_done) + flag_of_tile(t.index, columns, t.tile.column_tile);
-    if (lane() == 0) ptx::store_release<Scope::device>(flag, c.word);
+    if (lane() == 0) release_tile(c, flag);
   });
 }
 

@@ -114,12 +114,12 @@ void ExchangeBase::construct(const char* object, const char* sized_by, const std
 void ExchangeBase::take_invalid(const InvalidRoutes& found, InvalidIds policy, int topk, int num_experts) {
   if (found.count == 0) return;
   if (policy == InvalidIds::raise) {
-    const bool selected = is_refused_slot(found.id);  // the caller of a SlotSelector passed another id
+    const bool selected = is_refused_slot(found.id);  // or the caller passed this value without a SlotSelector
     const std::string t = std::to_string(found.first / topk), k = std::to_string(found.first % topk);
-    const std::string allowed = selected ? "of the map" : "in [0, " + std::to_string(num_experts) + ")";
-    invalid("topk_ids", "[" + t + "][" + k + "] = " + std::to_string(selected ? found.id - kFirstRefusedSlot : found.id) +
-                            " (token " + t + ", k = " + k + (selected ? "; as a slot: " + std::to_string(found.id) : "") +
-                            "): must be an expert " + allowed + ", or -1 for none; " + std::to_string(found.count) +
+    const std::string from = "; from a SlotSelector: id " + std::to_string(found.id - kFirstRefusedSlot);
+    invalid("topk_ids", "[" + t + "][" + k + "] = " + std::to_string(found.id) + " (token " + t + ", k = " + k +
+                            (selected ? from : "") + "): must be an expert in [0, " + std::to_string(num_experts) +
+                            "), or -1 for none; " + std::to_string(found.count) +
                             " of the ids of this call are neither (invalid_ids = count drops and counts them)");
   }
   invalid_ids_ += found.count;
