@@ -105,7 +105,15 @@ static void two_calls(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_forward(other, x[rank], &routing, weights[rank], out, NULL));
   CHECK(memcmp(out, expected[0][rank], sizeof out) != 0);
   sy_moe_layer* back = NULL;
-  CHECK_OK(sy_moe_layer_with_weights(other, w13[rank], w2[rank], NULL, NULL, NULL, &back));
+  const float scale = 1.0f;
+  CHECK_FAILS(sy_moe_layer_with_scaled_weights(NULL, w13[rank], w2[rank], NULL, NULL, NULL, NULL, &back), kWrong,
+              "layer is NULL");
+  CHECK_FAILS(sy_moe_layer_with_scaled_weights(other, w13[rank], w2[rank], NULL, NULL, NULL, NULL, NULL), kWrong,
+              "other is NULL");
+  CHECK_FAILS(sy_moe_layer_with_scaled_weights(other, w13[rank], w2[rank], NULL, NULL, &scale, NULL, &back), kWrong,
+              "intermediate_scale is given");
+  CHECK(back == NULL);
+  CHECK_OK(sy_moe_layer_with_scaled_weights(other, w13[rank], w2[rank], NULL, NULL, NULL, NULL, &back));
   CHECK_OK(sy_moe_layer_destroy(other));
   CHECK_OK(sy_moe_layer_forward(back, x[rank], &routing, weights[rank], out, NULL));
   CHECK(memcmp(out, expected[0][rank], sizeof out) == 0);

@@ -410,12 +410,13 @@ TEST(Fp8Channel, ErrorsNameTheMember) {
     c.output_scaling = OutputScaling::per_row;
   });
   const auto fails = [&](const char* part, const std::optional<OutputScaling>& output, switchyard::GroupedGemmOptions options,
-                         ScaleKind x_scales = ScaleKind::f32) {
+                         ScaleKind x_scales = ScaleKind::f32, int64_t stride = 0) {
     ChannelShape s{{8, 8}, 256, 128, ScaleGranularity::per_channel, Epilogue::swiglu};
     s.output = output;
     switchyard::GroupedGemm gemm(config_of(s), memory.as(), memory.as());
     switchyard::ExpertRows rows;
     rows.num_rows = memory.as<int64_t>();
+    rows.scale_stride = stride;
     try {
       gemm.run({memory.as(), 4, 128, DType::fp8_e4m3, memory.as(), x_scales}, rows,
                {memory.as<uint8_t>() + 65536, 4, 128, gemm.config().out_dtype(), output ? memory.as() : nullptr,
@@ -427,6 +428,10 @@ TEST(Fp8Channel, ErrorsNameTheMember) {
     }
   };
   fails("output_scale is null", OutputScaling::fixed, {});
+  fails("output_scale must begin at a multiple of 4 bytes", OutputScaling::fixed,
+        {nullptr, 0, reinterpret_cast<float*>(memory.as<uint8_t>() + 2)});
+  for (const int64_t stride : {-1, 2, 8})
+    fails("rows.scale_stride = ", {}, {}, ScaleKind::f32, stride);
   fails("output_scale is given", {}, {nullptr, 0, memory.as<float>()});
   fails("scratch is null", OutputScaling::per_row, {});
   fails("scratch is given", {}, {nullptr, 0, nullptr, memory.as()});
