@@ -430,8 +430,7 @@ TEST(Fp8Channel, ErrorsNameTheMember) {
   fails("output_scale is null", OutputScaling::fixed, {});
   fails("output_scale must begin at a multiple of 4 bytes", OutputScaling::fixed,
         {nullptr, 0, reinterpret_cast<float*>(memory.as<uint8_t>() + 2)});
-  for (const int64_t stride : {-1, 2, 8})
-    fails("rows.scale_stride = ", {}, {}, ScaleKind::f32, stride);
+  for (const int64_t stride : {-1, 2, 8}) fails("rows.scale_stride = ", {}, {}, ScaleKind::f32, stride);
   fails("output_scale is given", {}, {nullptr, 0, memory.as<float>()});
   fails("scratch is null", OutputScaling::per_row, {});
   fails("scratch is given", {}, {nullptr, 0, nullptr, memory.as()});

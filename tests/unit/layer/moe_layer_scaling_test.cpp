@@ -18,7 +18,8 @@ using harness::expect_text;
 using harness::outcome_of;
 
 constexpr float kScale = 1;
-constexpr const char* kGiven = "MoeLayerConfig::intermediate_scale = a scale: must be null unless intermediate_scaling is fixed";
+constexpr const char* kGiven =
+    "MoeLayerConfig::intermediate_scale = a scale: must be null unless intermediate_scaling is fixed";
 
 MoeLayerConfig scaled(ScaleGranularity scaling) {
   MoeLayerConfig c;
