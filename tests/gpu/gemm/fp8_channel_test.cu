@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "gemm/gpu/quantise_rows.hpp"
 #include "gpu/gemm/gemm_rig.hpp"
 #include "oracle/rows.hpp"
 
@@ -383,6 +384,39 @@ TEST(Fp8Channel, QuantisedOutputsAreThoseOfBf16) {
         EXPECT_GT(saturated, 0);
       }
     }
+  }
+}
+
+/// Whole rows of infinities, NaNs, zeros, subnormals and tiny scales. 128 columns repeat throughout a row, so the row has the
+/// scale and the codes that the oracle gives these 128 columns.
+TEST(Fp8Channel, SpecialValuesOfWholeRows) {
+  constexpr int64_t kRows = 52, kGroup = 128, kWords = 4, kCopies = 3;
+  for (const int64_t columns : {kGroup, 9 * kGroup, 72 * kGroup}) {
+    std::vector<uint16_t> rows, part(kGroup);
+    std::vector<uint8_t> want, codes(kGroup);
+    std::vector<float> want_scales;
+    for (int64_t row = 0; row < kRows; ++row) {
+      float scale[4] = {};
+      oracle::fill_row(oracle::Pattern::quantise_cases, 5, {static_cast<uint64_t>(row)}, DType::bf16, kGroup, part.data());
+      oracle::quantise(DType::bf16, part.data(), kGroup, ScaleKind::f32, codes.data(), scale);
+      for (int64_t c = 0; c < columns; c += kGroup) {
+        rows.insert(rows.end(), part.begin(), part.end());
+        want.insert(want.end(), codes.begin(), codes.end());
+      }
+      want_scales.push_back(scale[0]);
+    }
+    const DeviceBytes from(kRows * columns * 2), to(kRows * columns), scales(kRows * kWords * 4);
+    from.set(rows);
+    ok(cudaMemset(scales.as(), 0, kRows * kWords * 4));
+    ok(switchyard::detail::gemm::quantise_rows({from.as(), kRows, columns, to.as(), scales.as<float>(), kWords, kCopies},
+                                               nullptr, 3, nullptr));
+    std::vector<uint8_t> got(want.size());
+    std::vector<float> got_scales(kRows * kWords);
+    ok(cudaMemcpy(got.data(), to.as(), got.size(), cudaMemcpyDeviceToHost));
+    ok(cudaMemcpy(got_scales.data(), scales.as(), got_scales.size() * 4, cudaMemcpyDeviceToHost));
+    EXPECT_TRUE(got == want) << columns;
+    for (size_t i = 0; i < got_scales.size(); ++i)
+      EXPECT_EQ(got_scales[i], i % kWords < kCopies ? want_scales[i / kWords] : 0) << i << " of " << columns << " columns";
   }
 }
 
