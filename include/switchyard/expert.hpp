@@ -63,14 +63,15 @@ struct ExpertOptions {
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
   ScaleKind weight_scales = ScaleKind::f32;   ///< f32 or ue8m0
-  Accumulate accumulate = Accumulate::exact;  ///< of both products; fast: only fp8_e4m3
+  Accumulate accumulate = Accumulate::exact;  ///< of both products; fast: only fp8_e4m3 with scaling block
   /// Scales of `x` and of the weights; values other than block: only fp8_e4m3. With per_channel, `x` has one scale per row (see
   /// ExpertRows::scale_stride).
   ScaleGranularity scaling = ScaleGranularity::block;
   /// Scales of the intermediate rows; fixed and per_row require that `scaling` is not block. In that case, the second product
   /// has ScaleGranularity::group_channel with per_group, and per_channel with fixed and per_row.
   OutputScaling intermediate_scaling = OutputScaling::per_group;
-  const float* intermediate_scale = nullptr;  ///< OutputScaling::fixed: the scale, in GPU memory; read by every call
+  /// OutputScaling::fixed: the scale, in GPU memory, aligned to 4 bytes; read by every call. Otherwise null.
+  const float* intermediate_scale = nullptr;
 };
 
 /// Weights of the L SwiGLU experts of one rank, for objects that compute with several weight sets (ExpertMlp, MoeLayer). The
@@ -144,8 +145,8 @@ class ExpertMlp {
   static ExpertMemory memory_required(const ExpertShape& shape, const ExpertOptions& options = {});
 
   /// Applies each expert to its rows of `x` and writes the results to the same rows of `y`. Both are [rows, H] of the object's
-  /// type (fp8: `x` has one scale per 128 columns, and `y` is bf16). `x` may be the result of an expert-major or low-latency
-  /// dispatch, with ExpertRows::of; `y` may be memory that combine reads (NormalExchange::allocate_rows,
+  /// type (fp8: `x` has scales as in ExpertOptions::scaling, and `y` is bf16). `x` may be the result of an expert-major or
+  /// low-latency dispatch, with ExpertRows::of; `y` may be memory that combine reads (NormalExchange::allocate_rows,
   /// LowLatencyExchange::make_rows). Rows that belong to no expert, and rows past the end of `x` or `y`, are not accessed. `x`
   /// and `y` must not overlap; they may be null if they have no rows. CUDA: both must be aligned to 16 bytes. \throws
   /// Error(invalid_argument) naming the argument, before anything is written; on CUDA, also if `x` has more than

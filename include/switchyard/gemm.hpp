@@ -130,8 +130,9 @@ struct ExpertRows {
   /// fp8 with ScaleOrder::column_major (low latency): distance in words between columns of an expert's scales. 0: one row of
   /// scales per row, as in ConstRows.
   int64_t scale_rows = 0;
-  /// ScaleGranularity::per_channel without scale_rows: distance in words between the scales of consecutive rows; 0: 1, i.e.
-  /// dense. Only the first scale of a row counts. of() sets the distance between the dispatch's scale rows.
+  /// ScaleGranularity::per_channel without scale_rows: distance in words between the scales of consecutive rows: 0 or 1
+  /// (dense), or that of a dispatch's scale rows, which of() sets; of these, only the first scale counts. For a product of
+  /// another product's quantized outputs, set scale_rows and scale_stride to 0.
   int64_t scale_stride = 0;
 
   /// Rows of an expert-major dispatch. \throws Error(invalid_argument) if it is rank-major.
@@ -146,8 +147,9 @@ struct GroupedGemmOptions {
   /// multiprocessor, has run. If a kernel that occupies multiprocessors waits for other ranks, and those ranks wait for this
   /// call, limit the call to the remaining multiprocessors.
   int num_sms = 0;
-  const float* output_scale = nullptr;  ///< OutputScaling::fixed: the scale, in GPU memory, > 0; read when the kernel runs
-  void* scratch = nullptr;              ///< OutputScaling::per_row: memory for bf16 [out.rows, columns()], aligned to 16 bytes
+  /// OutputScaling::fixed: the scale, > 0, in GPU memory, aligned to 4 bytes; read when the kernel runs.
+  const float* output_scale = nullptr;
+  void* scratch = nullptr;  ///< OutputScaling::per_row: memory for bf16 [out.rows, columns()], aligned to 16 bytes
 };
 
 /// One matrix product per expert, on the GPU that is current at construction. Calls are enqueued and do not wait; they can be

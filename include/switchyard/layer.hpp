@@ -32,7 +32,9 @@ namespace switchyard {
 
 /// Exchange that transfers the rows of a layer.
 enum class MoeExchange : uint8_t {
-  automatic = 0,    ///< low_latency if kMaxDecodeTokens and kMaxDecodeRows allow it and no capacity is given, else normal
+  /// low_latency if kMaxDecodeTokens and kMaxDecodeRows allow it, no capacity is given, the order is not per_host and the
+  /// scaling is not per_channel; else normal
+  automatic = 0,
   normal = 1,       ///< NormalExchange, expert-major rows: prefill and training
   low_latency = 2,  ///< LowLatencyExchange: decoding
 };
@@ -42,7 +44,7 @@ struct NamesOf<MoeExchange> {
       {MoeExchange::automatic, "automatic"}, {MoeExchange::normal, "normal"}, {MoeExchange::low_latency, "low_latency"}};
 };
 
-/// MoeExchange::automatic selects low_latency if max_tokens is in [1, kMaxDecodeTokens] and the rows reserved for a rank's
+/// MoeExchange::automatic selects low_latency only if max_tokens is in [1, kMaxDecodeTokens] and the rows reserved for a rank's
 /// experts, (experts of rank 0) * W * max_tokens, are at most kMaxDecodeRows.
 inline constexpr int64_t kMaxDecodeTokens = 256, kMaxDecodeRows = 65536;
 
@@ -84,12 +86,12 @@ struct MoeLayerConfig {
   const void* w13_scales = nullptr;
   const void* w2_scales = nullptr;
   InvalidIds invalid_ids = InvalidIds::raise;  ///< may differ by rank
-  Accumulate accumulate = Accumulate::exact;   ///< of both products; fast: only fp8_e4m3 in the separate form
+  Accumulate accumulate = Accumulate::exact;   ///< of both products; fast: only fp8_e4m3 with scaling block, separate form
   /// Scales of tokens and weights, and of the rows between the products, as in ExpertOptions. Values other than block: only
   /// fp8_e4m3 in the separate form. per_channel: normal mode; tokens are quantized before the exchange, with one scale each.
   ScaleGranularity scaling = ScaleGranularity::block;
   OutputScaling intermediate_scaling = OutputScaling::per_group;
-  const float* intermediate_scale = nullptr;  ///< as ExpertOptions::intermediate_scale
+  const float* intermediate_scale = nullptr;  ///< as ExpertOptions::intermediate_scale; null unless fixed
 
   /// Type of tokens and results: bf16 (also for an fp8 layer) or f16.
   DType token_dtype() const { return dtype == DType::fp8_e4m3 ? DType::bf16 : dtype; }
@@ -119,8 +121,9 @@ struct MoeLayerMemory {
   size_t heap_bytes = 0;     ///< in the group's symmetric heap, excluding its header
   size_t private_bytes = 0;  ///< low latency: upper bound for received rows, returned rows and a call's sums
   size_t weight_bytes = 0;   ///< CPU, WeightStorage::packed
-  /// Scratch memory of the experts; GPUs: rows between the two matrix products. Fused: rows, flags and tables (docs/layer.md),
-  /// and on the CPU the scratch of one worker; each additional worker of the group requires the same scratch again.
+  /// Scratch memory of the experts; GPUs: rows between the two matrix products and, with per_channel, quantized tokens. Fused:
+  /// rows, flags and tables (docs/layer.md), and on the CPU the scratch of one worker; each additional worker of the group
+  /// requires the same scratch again.
   size_t scratch_bytes = 0;
   size_t total() const { return heap_bytes + private_bytes + weight_bytes + scratch_bytes; }
 };

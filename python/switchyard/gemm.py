@@ -88,9 +88,10 @@ class GroupedGemm:
                  output_scale: Any = None) -> Rows:
         """Multiplies the rows of an expert-major dispatch, x [R, K], or of a low-latency dispatch, x [L, R, K]; fp8 rows are
         pairs (x, scales). Rows that belong to no expert are not accessed. out: allocated by default; with `quantize`, a pair
-        whose rows of scales are a multiple of 16 bytes. output_scale: float32 [1], for output_scaling "fixed". With
-        "per_channel", only the first column of the scales of x counts, and they may be [R]. Returns out."""
-        refuse_gradient("GroupedGemm", "torch.nn.functional.grouped_mm", x=x)
+        whose rows of scales are a multiple of 16 bytes or, with output_scaling "fixed" or "per_row", one scale. output_scale:
+        float32 [1], for output_scaling "fixed". With "per_channel", only the first column of the scales of x counts, and they
+        may be [R]. Returns out."""
+        refuse_gradient("GroupedGemm", "torch.nn.functional.grouped_mm", x=x, output_scale=output_scale)
         c, f, where = self._config, self._functions, structs.ExpertRows()
         if not isinstance(rows, (Handle, Received)):
             _arguments.check("GroupedGemm.__call__", rows=rows)
@@ -111,15 +112,16 @@ class GroupedGemm:
             invalid(f"x has {count} rows: the dispatch of `rows` delivered {view.rows}")
         given = structs.RowView(data=taken.pointer, rows=count, cols=c.k, dtype=c.dtype)
         its_scales = None if scales is None else self._take_scales(scales, taken, where, given, view if masked else None)
+        scale = None if output_scale is None else take(output_scale, "output_scale", (1,), (F32,), CUDA, device)
         out = self._room(shape, taken) if out is None else out
-        target, read = self._take_out(out, (*shape, self.columns), device), {"x": taken, "scales of x": its_scales, **self._made_of}
+        target = self._take_out(out, (*shape, self.columns), device)
+        read = {"x": taken, "scales of x": its_scales, "output_scale": scale, **self._made_of}
         check_apart("out", target[0], **read)
         result = structs.RowView(data=target[0].pointer, rows=count, cols=self.columns, dtype=self._out_type, scale_kind=c.quantize)
         if target[1] is not None:
             check_apart("scales of out", target[1], out=target[0], **read)
             result.scales = target[1].pointer
         self._options.stream, self._options.num_sms = taken.arrays.stream(taken.array), num_sms
-        scale = None if output_scale is None else take(output_scale, "output_scale", (1,), (F32,), CUDA, device)
         scratch = taken.arrays.empty((count, self.columns), BF16, taken.array) if c.output_scaling == _PER_ROW else None
         self._options.output_scale = None if scale is None else scale.pointer
         self._options.scratch = None if scratch is None or count == 0 else scratch.data_ptr()
@@ -142,8 +144,10 @@ class GroupedGemm:
             if getattr(scales, "ndim", 0) == len(x.shape) - 1:
                 scales = scales[..., None]
             taken = take(scales, "scales of x", (*x.shape[:-1], "columns"), (F32,), CUDA, device, strided=True)
-            each = taken.array.contiguous()
-            where.scale_stride, given.scale_kind, given.scales = taken.shape[-1], 1, each.data_ptr()
+            if not taken.shape[-1]:
+                invalid("scales of x has no columns: must have at least 1")
+            each = (taken.array if taken.shape[-1] == -(-groups // 4) * 4 else taken.array[..., :1]).contiguous()
+            where.scale_stride, given.scale_kind, given.scales = each.shape[-1], 1, each.data_ptr()
             return taken._replace(array=each, pointer=each.data_ptr())
         taken = take(scales, "scales of x", (*x.shape[:-1], "groups"), (F32, FP8, U8), CUDA, device, strided=True)
         unit = 4 if taken.code == F32 else 16

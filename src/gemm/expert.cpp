@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "switchyard/expert.hpp"
 
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <utility>
@@ -49,6 +50,12 @@ void check_gpu(const ExpertShape& shape, const ExpertOptions& options) {
           "options.max_rows is " + std::to_string(options.max_rows) + "; allowed: 0 to " + std::to_string(kMaxRows));
 }
 
+/// `prefix`: of the name in errors.
+void check_no_scale(const char* where, const char* prefix, const float* intermediate_scale, OutputScaling scaling) {
+  require(intermediate_scale == nullptr || scaling == OutputScaling::fixed, where,
+          std::string(prefix) + "intermediate_scale is given; allowed: null unless options.intermediate_scaling is fixed");
+}
+
 void check_scaling(const ExpertOptions& o) {
   require(is_named(o.scaling), kExpertClass,
           "options.scaling is " + std::to_string(static_cast<int>(o.scaling)) +
@@ -67,6 +74,7 @@ void check_scaling(const ExpertOptions& o) {
   require(!block || o.intermediate_scaling == OutputScaling::per_group, kExpertClass,
           std::string("options.intermediate_scaling is ") + to_string(o.intermediate_scaling) +
               "; allowed: per_group if options.scaling is block");
+  check_no_scale(kExpertClass, "options.", o.intermediate_scale, o.intermediate_scaling);
 }
 
 void check_options(const ExpertShape& shape, const ExpertOptions& options) {
@@ -96,6 +104,7 @@ void check_options(const ExpertShape& shape, const ExpertOptions& options) {
 /// Checks weights; the options must already have been checked. `scales` is the prefix of a scale's name in errors.
 void check_weights(const char* where, const char* scales, const ExpertShape& shape, const MoeWeights& w,
                    const ExpertOptions& options) {
+  check_no_scale(where, scales, w.intermediate_scale, options.intermediate_scaling);
   if (shape.num_local_experts == 0) return;
   const auto given = [&](const std::string& name, const void* p, const char* what) {
     require(p != nullptr, where, name + " is null; allowed: " + what + std::to_string(shape.num_local_experts) + " experts");
@@ -108,12 +117,10 @@ void check_weights(const char* where, const char* scales, const ExpertShape& sha
   if (options.dtype != DType::fp8_e4m3) return;
   given(std::string(scales) + "w13_scales", w.w13_scales, "for fp8_e4m3 the scales of the weights of ");
   given(std::string(scales) + "w2_scales", w.w2_scales, "for fp8_e4m3 the scales of the weights of ");
-  const bool fixed = options.intermediate_scaling == OutputScaling::fixed;
-  require((w.intermediate_scale != nullptr) == fixed, where,
-          std::string(scales) +
-              (fixed ? "intermediate_scale is null; allowed: one scale for OutputScaling::fixed, for "
-                     : "intermediate_scale is given; allowed: null without OutputScaling::fixed, for ") +
-              std::to_string(shape.num_local_experts) + " experts");
+  if (options.intermediate_scaling != OutputScaling::fixed) return;
+  given(std::string(scales) + "intermediate_scale", w.intermediate_scale, "for OutputScaling::fixed one scale of ");
+  require(reinterpret_cast<uintptr_t>(w.intermediate_scale) % 4 == 0, where,
+          std::string(scales) + "intermediate_scale must begin at a multiple of 4 bytes");
 }
 
 [[noreturn]] void cpu_only(const char* where, const char* instead) {

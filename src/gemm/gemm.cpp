@@ -77,15 +77,27 @@ void check_call(const GroupedGemmConfig& c, const Rows& out, const GroupedGemmOp
   require((c.output_scaling == OutputScaling::per_row) == (options.scratch != nullptr) || out.rows == 0,
           options.scratch == nullptr ? "options.scratch is null: output_scaling is per_row"
                                      : "options.scratch is given: must be null unless output_scaling is per_row");
+  require(reinterpret_cast<uintptr_t>(options.output_scale) % 4 == 0,
+          "options.output_scale must begin at a multiple of 4 bytes");
   if (options.scratch != nullptr) detail::check_aligned(kGemmClass, "options.scratch", options.scratch);
 }
 
-}  // namespace
-
-/// Words between the scales of consecutive rows; 0 if they are not float32.
-static int64_t scale_words(const ConstRows& x) {
+/// Words of a dispatch's scale row; 0 if the scales are not float32.
+int64_t scale_words(const ConstRows& x) {
   return x.scale_kind == ScaleKind::f32 ? static_cast<int64_t>(scale_row_bytes(x.cols, ScaleKind::f32) / sizeof(float)) : 0;
 }
+
+void check_scale_places(const GroupedGemmConfig& c, const ConstRows& x, const ExpertRows& rows) {
+  require(rows.scale_rows >= 0 && (rows.scale_rows == 0 || rows.scale_rows >= rows.rows_per_expert),
+          "rows.scale_rows = " + std::to_string(rows.scale_rows) + ": must be 0, or at least rows_per_expert");
+  if (c.scaling != ScaleGranularity::per_channel || rows.scale_rows > 0 || x.rows == 0) return;
+  const int64_t stride = rows.scale_stride, words = scale_words(x);
+  require(stride == 0 || stride == 1 || stride == words, "rows.scale_stride = " + std::to_string(stride) +
+                                                             ": must be 0, 1 or " + std::to_string(words) +
+                                                             ", the words in a row of scales of x");
+}
+
+}  // namespace
 
 ExpertRows ExpertRows::of(const Dispatched& dispatched) {
   const bool no_experts = dispatched.tokens_per_expert.empty();  // none on this rank; null pointers are then allowed
@@ -132,9 +144,7 @@ void GroupedGemm::run(const ConstRows& x, const ExpertRows& rows, const Rows& ou
   require(c.quantize == ScaleKind::none || out.rows == 0 || out.scale_kind == c.quantize,
           std::string("out has scales of ") + to_string(out.scale_kind) + ": must be of quantize, " + to_string(c.quantize));
   detail::check_ranges(kGemmClass, rows);
-  require(rows.scale_rows >= 0 && (rows.scale_rows == 0 || rows.scale_rows >= rows.rows_per_expert),
-          "rows.scale_rows = " + std::to_string(rows.scale_rows) + ": must be 0, or at least rows_per_expert");
-  require(rows.scale_stride >= 0, "rows.scale_stride = " + std::to_string(rows.scale_stride) + ": must not be negative");
+  check_scale_places(c, x, rows);
   if (x.rows > 0 && out.rows > 0) impl_->run(x, rows, out, options);
 }
 

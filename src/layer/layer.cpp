@@ -108,6 +108,9 @@ MoeLayer::MoeLayer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 MoeLayer MoeLayer::with_weights(const MoeWeights& weights) const {
   return detail::as_error("MoeLayer::with_weights", [&] {
     const Impl& impl = *impl_;
+    if (weights.intermediate_scale != nullptr && impl.form->config.intermediate_scaling != OutputScaling::fixed)
+      throw Error(ErrorCode::invalid_argument,
+                  "MoeLayer::with_weights: intermediate_scale is given; allowed: null unless intermediate_scaling is fixed");
     const CurrentGpu current(impl.form->gpu);
     return MoeLayer(std::make_unique<Impl>(impl.form, impl.form->add_weights(weights)));
   });

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/as_error.hpp"
 #include "layer/impl.hpp"
 #include "layer/quantise_tokens.hpp"
 
@@ -24,8 +25,7 @@ class NormalLayer final : public LayerForm {
   void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
                const MoeLayerCall& call) override {
     last_ = {};
-    const ConstRows sent = tokens_ ? tokens_->quantise(x, call, experts_.call(call).num_sms) : x;
-    Dispatched d = exchange_.dispatch(sent, ids, weights, dispatch_options(call));
+    Dispatched d = exchange_.dispatch(tokens_ ? quantised(x, ids, weights, call) : x, ids, weights, dispatch_options(call));
     {
       const RowBuffer y = exchange_.allocate_rows(d.handle, config.token_dtype(), call.stream);
       experts_.of(set).forward(d.x, ExpertRows::of(d), y.rows(), experts_.call(call));
@@ -42,6 +42,21 @@ class NormalLayer final : public LayerForm {
   std::string implementation() const override { return "separate, normal, " + experts_.implementation(); }
 
  private:
+  /// The tokens as fp8. Errors end the peers' calls: a dispatch without rows, which fails, does that.
+  ConstRows quantised(const ConstRows& x, const ExpertIds& ids, const float* weights, const MoeLayerCall& call) {
+    try {
+      return as_error("MoeLayer", [&] { return tokens_->quantise(x, call, experts_.call(call).num_sms); });
+    } catch (const Error&) {
+      ConstRows none = x;
+      none.data = nullptr;
+      try {
+        (void)exchange_.dispatch(none, ids, weights, dispatch_options(call));
+      } catch (const Error&) {
+        // The first error is the cause.
+      }
+      throw;
+    }
+  }
   DispatchOptions dispatch_options(const MoeLayerCall& call) const {
     DispatchOptions o;
     if (config.dtype == DType::fp8_e4m3 && !tokens_) o.quantize = config.row_scales;

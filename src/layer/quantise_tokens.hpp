@@ -13,8 +13,10 @@ namespace switchyard::detail {
 class TokenQuantiser {
  public:
   virtual ~TokenQuantiser() = default;
-  /// Enqueues the work on call.stream. The result is valid until the next call. Arguments that a dispatch rejects (memory that
-  /// this GPU cannot read, too many tokens) are left to it, because it also reports them to the other ranks.
+  /// Enqueues the work on call.stream; `num_sms` limits the multiprocessors, 0: all. The result is valid until the next call.
+  /// For arguments that a dispatch of the result rejects (too many tokens, memory or a stream of another GPU), enqueues
+  /// nothing: the dispatch also reports them to the other ranks. Throws Error(system), of which the other ranks are not
+  /// informed.
   virtual ConstRows quantise(const ConstRows& x, const MoeLayerCall& call, int num_sms) = 0;
 };
 

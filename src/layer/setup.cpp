@@ -77,6 +77,8 @@ void check_kinds(const MoeLayerConfig& c, Backend backend) {
 
 /// Checks the granularity of fp8 scales. \pre the enumerators have been checked
 void check_scaling(const MoeLayerConfig& c) {
+  if (c.intermediate_scale != nullptr && c.intermediate_scaling != OutputScaling::fixed)
+    refuse("intermediate_scale", "a scale", "null unless intermediate_scaling is fixed");
   if (c.scaling == ScaleGranularity::block) {
     if (c.intermediate_scaling != OutputScaling::per_group)
       refuse("intermediate_scaling", to_string(c.intermediate_scaling), "per_group if scaling is block");

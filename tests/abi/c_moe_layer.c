@@ -63,6 +63,18 @@ static void make_expected(int low_latency) {
   }
 }
 
+static void wrong_scaled_weights(int rank, const sy_moe_layer* layer) {
+  const float scale = 1.0f;
+  sy_moe_layer* other = NULL;
+  CHECK_FAILS(sy_moe_layer_with_scaled_weights(NULL, w13[rank], w2[rank], NULL, NULL, NULL, NULL, &other), kWrong,
+              "layer is NULL");
+  CHECK_FAILS(sy_moe_layer_with_scaled_weights(layer, w13[rank], w2[rank], NULL, NULL, NULL, NULL, NULL), kWrong,
+              "other is NULL");
+  CHECK_FAILS(sy_moe_layer_with_scaled_weights(layer, w13[rank], w2[rank], NULL, NULL, &scale, NULL, &other), kWrong,
+              "intermediate_scale is given");
+  CHECK(other == NULL);
+}
+
 static void two_calls(int rank, sy_group* group) {
   sy_moe_layer_config config = make_config(low_latency_of_run);
   config.form = form_of_run;
@@ -105,7 +117,8 @@ static void two_calls(int rank, sy_group* group) {
   CHECK_OK(sy_moe_layer_forward(other, x[rank], &routing, weights[rank], out, NULL));
   CHECK(memcmp(out, expected[0][rank], sizeof out) != 0);
   sy_moe_layer* back = NULL;
-  CHECK_OK(sy_moe_layer_with_weights(other, w13[rank], w2[rank], NULL, NULL, NULL, &back));
+  wrong_scaled_weights(rank, other);
+  CHECK_OK(sy_moe_layer_with_scaled_weights(other, w13[rank], w2[rank], NULL, NULL, NULL, NULL, &back));
   CHECK_OK(sy_moe_layer_destroy(other));
   CHECK_OK(sy_moe_layer_forward(back, x[rank], &routing, weights[rank], out, NULL));
   CHECK(memcmp(out, expected[0][rank], sizeof out) == 0);

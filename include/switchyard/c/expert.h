@@ -49,10 +49,10 @@ typedef struct sy_expert_options {
   const void* w13_scales;    ///< fp8: scales of the weights, as in switchyard/expert.hpp; owned by the caller
   const void* w2_scales;
   sy_scale_kind weight_scales SY_DEFAULT(SY_SCALE_F32);  ///< fp8: f32 or ue8m0
-  sy_accumulate accumulate;                              ///< of both products; fast: only fp8
+  sy_accumulate accumulate;                              ///< of both products; fast: only fp8 with scaling block
   sy_scale_granularity scaling;            ///< of rows and weights; not block: only fp8, float32 scales [L, 2 * I], [L, H]
   sy_output_scaling intermediate_scaling;  ///< of the rows between the products
-  const float* intermediate_scale;         ///< SY_OUTPUT_FIXED: the scale, in GPU memory; read by every call
+  const float* intermediate_scale;         ///< SY_OUTPUT_FIXED: the scale, in GPU memory; read by every call; else NULL
 } sy_expert_options;
 
 /// Memory used by one object, in bytes, excluding the caller's arrays.

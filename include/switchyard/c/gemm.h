@@ -87,8 +87,10 @@ typedef struct sy_expert_rows {
   const int32_t* num_rows_32;  ///< [experts]
   const int64_t* first_row;    ///< [experts], or NULL: expert e starts at e * rows_per_expert and ends before the next
   int64_t rows_per_expert;
-  int64_t scale_rows;    ///< fp8, column-major scales: words between columns of an expert's scales; 0: one scale row per row
-  int64_t scale_stride;  ///< scaling per channel, without scale_rows: words between the scales of consecutive rows; 0: 1
+  int64_t scale_rows;  ///< fp8, column-major scales: words between columns of an expert's scales; 0: one scale row per row
+  /// Scaling per channel, without scale_rows: words between the scales of consecutive rows: 0 or 1 (dense), or those of a
+  /// dispatch's scale row. For a product of another product's quantized outputs, set scale_rows and scale_stride to 0.
+  int64_t scale_stride;
 } sy_expert_rows;
 
 /// Rows of an expert-major dispatch, from sy_dispatched_get. Errors: invalid_argument if it is rank-major.

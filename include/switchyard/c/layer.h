@@ -21,7 +21,7 @@ typedef struct sy_moe_layer sy_moe_layer;  ///< a layer of a group, which it kee
 /// Exchange that transfers the rows.
 typedef int32_t sy_moe_exchange;
 enum {
-  SY_MOE_EXCHANGE_AUTOMATIC = 0,   ///< low latency for few tokens and no capacity, else normal; see layer.hpp
+  SY_MOE_EXCHANGE_AUTOMATIC = 0,   ///< low latency for few tokens if the other settings allow it, else normal; see layer.hpp
   SY_MOE_EXCHANGE_NORMAL = 1,      ///< prefill and training
   SY_MOE_EXCHANGE_LOW_LATENCY = 2  ///< decoding
 };
@@ -57,11 +57,11 @@ typedef struct sy_moe_layer_config {
   sy_invalid_ids invalid_ids;    ///< may differ by rank
   const void* w13_scales;
   const void* w2_scales;
-  sy_accumulate accumulate;                ///< of both products; fast: only fp8 in the separate form
+  sy_accumulate accumulate;                ///< of both products; fast: only fp8, scaling block, separate form
   sy_scale_granularity scaling;            ///< of tokens and weights; not block: only fp8 in the separate form; see layer.hpp
   sy_output_scaling intermediate_scaling;  ///< of the rows between the products
   int32_t reserved;                        ///< must be 0
-  const float* intermediate_scale;         ///< SY_OUTPUT_FIXED: the scale, in GPU memory; read by every call
+  const float* intermediate_scale;         ///< SY_OUTPUT_FIXED: the scale, in GPU memory; read by every call; else NULL
 } sy_moe_layer_config;
 
 /// Memory used by a layer on the rank with the most experts, in bytes, excluding the caller's arrays.
@@ -70,7 +70,7 @@ typedef struct sy_moe_layer_memory {
   size_t heap_bytes;     ///< in the group's symmetric heap, excluding its header
   size_t private_bytes;  ///< low latency: upper bound for received rows, returned rows and a call's sums
   size_t weight_bytes;   ///< CPU, packed weights
-  size_t scratch_bytes;  ///< of the experts; GPUs: rows between the two products; fused: see layer.hpp
+  size_t scratch_bytes;  ///< GPUs: rows between the two products; per channel: and tokens; fused: see layer.hpp
   size_t total_bytes;
 } sy_moe_layer_memory;
 
@@ -95,7 +95,8 @@ sy_code sy_moe_layer_create(sy_group* group, const sy_moe_layer_config* config, 
 /// the argument; system.
 sy_code sy_moe_layer_with_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                   const void* w2_scales, void* stream, sy_moe_layer** other);
-/// sy_moe_layer_with_weights for layers with SY_OUTPUT_FIXED: `intermediate_scale` is that of the other layer.
+/// sy_moe_layer_with_weights for layers with SY_OUTPUT_FIXED: `intermediate_scale` is that of the other layer; NULL for
+/// layers without SY_OUTPUT_FIXED.
 sy_code sy_moe_layer_with_scaled_weights(const sy_moe_layer* layer, const void* w13, const void* w2, const void* w13_scales,
                                          const void* w2_scales, const float* intermediate_scale, void* stream,
                                          sy_moe_layer** other);

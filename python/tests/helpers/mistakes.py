@@ -65,7 +65,7 @@ def _closed(thing, group):
 
 #: Names available in expressions, created when an expression uses them.
 MAKERS = {
-    "X": lambda e: np.ones((3, 128), np.float32), "IDS": lambda e: np.array([[0, 3], [1, 2], [2, 1]]), "W": lambda e: np.ones((3, 2), np.float32),
+    "X": lambda e: np.ones((3, 128), np.float32), "IDS": lambda e: np.array([[0, 3], [1, 2], [2, 1]]), "W": lambda e: np.ones((3, 2), np.float32), "ONE": lambda e: np.ones(1, np.float32),
     "X16": lambda e: np.zeros((3, 128), np.uint16), "X8": lambda e: np.zeros((3, 128), np.uint8), "S8": lambda e: np.ones((3, 1), np.float32),
     "SLOTS": lambda e: np.array([0, 1, -1, 2, 3, 0], np.int32), "LOADS": lambda e: np.array([5, 1, 2, 3]), "IDS32": lambda e: e["IDS"].astype(np.int32),
     "SMALL_ROUTES": lambda e: np.array([[9, 9, 9, 9]]), "small_map": lambda e: sy.ExpertMap(np.array([0, 1, 2, 3, 0], np.int32), num_experts=4, world=1),

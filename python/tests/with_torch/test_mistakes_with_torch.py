@@ -12,6 +12,7 @@ from mistakes import Judge  # noqa: E402
 from switchyard import gemm as _gemm  # noqa: E402
 from switchyard._abi import structs  # noqa: E402
 from switchyard.handle import Handle  # noqa: E402
+from switchyard.low_latency import Received  # noqa: E402
 
 judge = Judge("torch")
 T = "torch.ones(3, 128)"
@@ -42,6 +43,10 @@ MISTAKES = [
     ("ex.combine(rows, handle, num_sms=torch.ones(2))", "InvalidType", "num_sms"),
     ("sy.Exchange(group, **{**SHAPE, 'hidden': torch.tensor([1, 2])})", "InvalidType", "hidden"),
     ("sy.GroupedGemm(torch.ones(2, 128, 128).bfloat16())", "InvalidArgument", "weights"),
+    ("sy.MoeLayer(group, W13, W2, intermediate_scale=torch.ones(1).half(), **LAYER)", "InvalidArgument", "intermediate_scale"),
+    ("sy.MoeLayer(group, W13, W2, intermediate_scale=torch.ones(1, device='meta'), **LAYER)", "InvalidArgument", "intermediate_scale"),
+    ("layer.with_weights(W13, W2, intermediate_scale=torch.ones(2))", "InvalidArgument", "intermediate_scale"),
+    ("layer.with_weights(W13, W2, intermediate_scale=torch.ones(1))", "InvalidArgument", "intermediate_scale is given"),
     ("sy.parallelize_moe(torch.nn.Linear(2, 2), group, max_tokens='8')", "InvalidType", "max_tokens"),
     ("sy.parallelize_moe(torch.nn.Linear(2, 2), 2, max_tokens=8)", "InvalidType", "group"),
     ("sy.parallelize_moe(torch.nn.Linear(2, 2), group, max_tokens=8, topk=1, experts='all')", "InvalidArgument", "experts"),
@@ -147,3 +152,117 @@ def test_scales_of_weights(product):
         sy.GroupedGemm(weights)
     with pytest.raises(sy.InvalidType, match="^limit = "):
         sy.GroupedGemm(weights, scales=torch.ones(EXPERTS, 8, 4), limit="7")
+
+
+# ---- scales per channel ----
+
+class Channels:
+    """Products with one scale per row and output, on CPU tensors, and what the recording library is given."""
+
+    def __init__(self, calls):
+        self.calls, self.weights = calls, torch.zeros(EXPERTS, 2 * WIDE, HIDDEN).to(torch.float8_e4m3fn)
+        self.handle = Handle.__new__(Handle)
+        self.handle._view = structs.DispatchedView(rows=0, x_rows=ROWS)
+
+    def product(self, output_scaling, **changed):
+        config = {"scales": torch.ones(EXPERTS, 2 * WIDE), "epilogue": "swiglu", "quantize": "f32", "scaling": "per_channel", **changed}
+        return sy.GroupedGemm(self.weights, output_scaling=output_scaling, **config)
+
+    def run(self, product, x, rows=None, **arguments):
+        """Returns the result and, of the call, the rows, where they are, the outputs and the options."""
+        before = len(self.calls)
+        result = product(x, self.handle if rows is None else rows, **arguments)
+        assert len(self.calls) == before + 1
+        return (result, *(each._obj for each in self.calls[-1][1:5]))
+
+
+@pytest.fixture
+def channels(product):
+    return Channels(product[2])
+
+
+def test_places_of_row_scales(channels):
+    """A row's scale is the first of its row of scales, which is passed as it is if it has the width of a dispatch's."""
+    up = channels.product("fixed")
+    one = torch.tensor([0.5])
+    all_scales = torch.arange(1, 8 * ROWS + 1, dtype=torch.float32).reshape(ROWS, 8)
+    for scales, stride, in_place in ((all_scales[:, 0].contiguous(), 1, True), (all_scales[:, 0], 1, False), (all_scales[:, :1], 1, False),
+                                     (all_scales[:, :4].contiguous(), 4, True), (all_scales[:, :4], 4, False), (all_scales[:, :3], 1, False),
+                                     (all_scales, 1, False)):
+        seen = []
+        up._functions.sy_grouped_gemm_run = lambda *given: seen.extend(  # reads the scales while they are alive
+            (ctypes.c_float * ((ROWS - 1) * given[2]._obj.scale_stride + 1)).from_address(given[1]._obj.scales)) or channels.calls.append(given) or 0
+        (out, out_scales), given, where, result, options = channels.run(up, (fp8(ROWS, HIDDEN), scales), output_scale=one)
+        assert where.scale_stride == stride and where.scale_rows == 0 and given.scale_kind == 1 and given.rows == ROWS
+        assert seen[::stride] == all_scales[:, 0].tolist()
+        assert (given.scales == scales.data_ptr()) is in_place
+        assert out.shape == (ROWS, WIDE) and out_scales.shape == (ROWS, 1) and result.scales == out_scales.data_ptr()
+        assert options.output_scale == one.data_ptr() and not options.scratch
+
+
+def test_scratch_of_rows_with_one_scale(channels):
+    for scaling, has_scratch in (("per_row", True), ("per_group", False)):
+        (_, out_scales), _, where, _, options = channels.run(channels.product(scaling), (fp8(ROWS, HIDDEN), torch.ones(ROWS)))
+        assert where.scale_stride == 1 and bool(options.scratch) is has_scratch and not options.output_scale
+        assert out_scales.shape == (ROWS, 1 if has_scratch else WIDE // 128)
+
+
+def test_row_scales_of_low_latency(channels):
+    received = Received.__new__(Received)
+    received.x, received._view = torch.empty(EXPERTS, ROWS, 1), structs.LowLatencyView()
+    x = fp8(EXPERTS * ROWS, HIDDEN).reshape(EXPERTS, ROWS, HIDDEN)
+    for scales, stride in ((torch.ones(EXPERTS, ROWS), 1), (torch.ones(EXPERTS, ROWS, 1), 1), (torch.ones(EXPERTS, ROWS, 4), 4),
+                           (torch.ones(EXPERTS, ROWS, 8)[..., :3], 1)):
+        (out, out_scales), given, where, _, options = channels.run(channels.product("per_row"), (x, scales), received)
+        assert where.scale_stride == stride and given.rows == EXPERTS * ROWS and options.scratch
+        assert out.shape == (EXPERTS, ROWS, WIDE) and out_scales.shape == (EXPERTS, ROWS, 1)
+
+
+def test_no_rows_with_one_scale(channels):
+    for shape in ((0,), (0, 1), (0, 4)):
+        (out, out_scales), given, _, _, options = channels.run(channels.product("per_row"), (fp8(0, HIDDEN), torch.ones(shape)))
+        assert given.rows == 0 and not options.scratch and out.shape == (0, WIDE) and out_scales.shape == (0, 1)
+
+
+@pytest.mark.parametrize("change, word", [
+    (lambda g: {"x": (g["x"][0], torch.ones(ROWS - 1))}, "scales of x"),
+    (lambda g: {"x": (g["x"][0], torch.ones(ROWS - 1, 4))}, "scales of x"),
+    (lambda g: {"x": (g["x"][0], torch.ones(ROWS, 0))}, "scales of x"),
+    (lambda g: {"x": (g["x"][0], torch.ones(1, ROWS, 4))}, "scales of x"),
+    (lambda g: {"x": (g["x"][0], torch.ones(ROWS).half())}, "scales of x"),
+    (lambda g: {"x": (g["x"][0], torch.ones(ROWS, 4, dtype=torch.uint8))}, "scales of x"),
+    (lambda g: {"x": (g["x"][0], torch.ones(ROWS, device="meta"))}, "scales of x"),
+    (lambda g: {"x": (g["x"][0], 1.0)}, "scales of x"),
+    (lambda g: {"output_scale": torch.ones(2)}, "output_scale"),
+    (lambda g: {"output_scale": torch.ones(1).half()}, "output_scale"),
+    (lambda g: {"output_scale": torch.ones(1, device="meta")}, "output_scale"),
+    (lambda g: {"output_scale": 0.5}, "output_scale"),
+    (lambda g: {"out": (g["out"][0], torch.empty(ROWS))}, "scales of out"),
+    (lambda g: {"out": (g["out"][0], torch.empty(ROWS, 4))}, "scales of out"),
+    (lambda g: {"output_scale": g["out"][1][3]}, "scales of out shares memory with output_scale"),
+    (lambda g: {"output_scale": g["out"][0][3, 8:12].view(torch.float32)}, "out shares memory with output_scale"),
+])
+def test_products_per_channel(channels, change, word):
+    up = channels.product("fixed")
+    given = {"x": (fp8(ROWS, HIDDEN), torch.ones(ROWS)), "out": (fp8(ROWS, WIDE), torch.empty(ROWS, 1)), "output_scale": torch.ones(1)}
+    channels.run(up, **given)
+    with pytest.raises(sy.InvalidArgument, match=rf"^{word}\b"):
+        up(rows=channels.handle, **{**given, **change(given)})
+    assert len(channels.calls) == 1  # the library was not called
+
+
+def test_scale_that_needs_a_gradient(channels):
+    with pytest.raises(sy.Unsupported, match="output_scale requires a gradient"):
+        channels.run(channels.product("fixed"), (fp8(ROWS, HIDDEN), torch.ones(ROWS)), output_scale=torch.ones(1, requires_grad=True))
+    assert not channels.calls
+
+
+def test_scales_of_channels(channels):
+    for scales in (torch.ones(EXPERTS, 2 * WIDE - 1), torch.ones(EXPERTS - 1, 2 * WIDE), torch.ones(EXPERTS, 2 * WIDE // 128, HIDDEN // 128),
+                   torch.ones(EXPERTS, 2 * WIDE).half(), torch.ones(2 * WIDE, EXPERTS).T, torch.ones(EXPERTS, 2 * WIDE, device="meta")):
+        for scaling in ("per_channel", "group_channel"):
+            with pytest.raises(sy.InvalidArgument, match="^scales "):
+                channels.product("per_group", scaling=scaling, scales=scales)
+    for name in ("scaling", "output_scaling"):
+        with pytest.raises(sy.InvalidArgument, match=f"^{name} = 'per_column': must be "):
+            sy.GroupedGemm(channels.weights, scales=torch.ones(EXPERTS, 2 * WIDE), **{name: "per_column"})

@@ -11,7 +11,7 @@ namespace switchyard::detail::gemm {
 
 struct RowRanges;
 
-/// Rows to quantize, in GPU memory. The arrays are dense and begin at multiples of 16 bytes.
+/// Rows to quantize, in GPU memory. `from` and `to` are dense and begin at multiples of 16 bytes.
 struct RowQuantising {
   const void* from = nullptr;     ///< bf16 [rows, columns]
   int64_t rows = 0, columns = 0;  ///< columns: a multiple of 16
@@ -22,7 +22,7 @@ struct RowQuantising {
 };
 
 /// Quantizes the rows of all experts; other rows are not accessed. The scale of a row is amax / 448 of its finite elements; see
-/// cuda_quantize.cuh for the remaining rules. One block per multiprocessor.
+/// cuda_quantize.cuh for the remaining rules. `blocks`, at least 1, is the number of blocks of the kernel.
 gpu::Status quantise_rows(const RowQuantising& of, const RowRanges& ranges, int num_experts, int blocks, gpu::Stream stream);
 /// Quantizes all rows or, if `device_rows` is not null, the first *device_rows, which is read when the kernel runs.
 gpu::Status quantise_rows(const RowQuantising& of, const int32_t* device_rows, int blocks, gpu::Stream stream);

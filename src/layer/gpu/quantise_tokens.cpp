@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "arch/gpu_order.hpp"
 #include "arch/gpu_runtime.hpp"
 #include "gemm/gpu/gpu_memory.hpp"
 #include "gemm/gpu/quantise_rows.hpp"
@@ -34,7 +35,9 @@ class GpuTokenQuantiser final : public TokenQuantiser {
     auto* const scales = static_cast<std::byte*>(memory_.data());
     ConstRows to{
         scales + static_cast<size_t>(max_tokens_) * scale_bytes_, x.rows, hidden_, DType::fp8_e4m3, scales, ScaleKind::f32};
-    if (x.rows <= 0 || x.rows > max_tokens_ || (call.device_tokens != nullptr && !reads(call.device_tokens, 4))) return to;
+    const auto stream = static_cast<gpu::Stream>(call.stream);
+    if (x.rows <= 0 || x.rows > max_tokens_ || !accepts(stream)) return to;
+    if (call.device_tokens != nullptr && !reads(call.device_tokens, 4)) return to;
     if (!reads(x.data, 16)) {
       to.data = x.data;
       return to;
@@ -47,14 +50,22 @@ class GpuTokenQuantiser final : public TokenQuantiser {
     of.scales = static_cast<float*>(memory_.data());
     of.scale_words = static_cast<int64_t>(scale_bytes_ / sizeof(float));
     of.copies = static_cast<int>(num_scales(hidden_));
-    const auto stream = static_cast<gpu::Stream>(call.stream);
+    const int blocks = num_sms > 0 ? std::min(num_sms, multiprocessors_) : multiprocessors_;
     memory_.used_on(stream);
-    gemm::check_gpu(gemm::quantise_rows(of, call.device_tokens, num_sms > 0 ? num_sms : multiprocessors_, stream), kClass,
+    gemm::check_gpu(gemm::quantise_rows(of, call.device_tokens, blocks, stream), kClass,
                     "launch of the kernel that quantizes tokens");
     return to;
   }
 
  private:
+  /// False if a dispatch rejects the stream because it belongs to another GPU. A dispatch does not check streams in capture.
+  bool accepts(gpu::Stream stream) const {
+    if (gpu::is_legacy(stream) || gpu::is_per_thread(stream) || capture_of(stream).active) return true;
+    int on = -1;
+    if (gpu::device_of(stream, &on) == gpu::kOk) return on == device_;
+    gpu::forget_error();
+    return false;
+  }
   /// True if kernels of this GPU can read the memory.
   bool reads(const void* p, size_t alignment) const {
     if (p == nullptr || reinterpret_cast<uintptr_t>(p) % alignment != 0) return false;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "gemm/gpu/quantise_rows.hpp"
 #include "gpu/gemm/gemm_rig.hpp"
 #include "oracle/rows.hpp"
 
@@ -386,6 +387,39 @@ TEST(Fp8Channel, QuantisedOutputsAreThoseOfBf16) {
   }
 }
 
+/// Whole rows of infinities, NaNs, zeros, subnormals and tiny scales. 128 columns repeat throughout a row, so the row has the
+/// scale and the codes that the oracle gives these 128 columns.
+TEST(Fp8Channel, SpecialValuesOfWholeRows) {
+  constexpr int64_t kRows = 52, kGroup = 128, kWords = 4, kCopies = 3;
+  for (const int64_t columns : {kGroup, 9 * kGroup, 72 * kGroup}) {
+    std::vector<uint16_t> rows, part(kGroup);
+    std::vector<uint8_t> want, codes(kGroup);
+    std::vector<float> want_scales;
+    for (int64_t row = 0; row < kRows; ++row) {
+      float scale[4] = {};
+      oracle::fill_row(oracle::Pattern::quantise_cases, 5, {static_cast<uint64_t>(row)}, DType::bf16, kGroup, part.data());
+      oracle::quantise(DType::bf16, part.data(), kGroup, ScaleKind::f32, codes.data(), scale);
+      for (int64_t c = 0; c < columns; c += kGroup) {
+        rows.insert(rows.end(), part.begin(), part.end());
+        want.insert(want.end(), codes.begin(), codes.end());
+      }
+      want_scales.push_back(scale[0]);
+    }
+    const DeviceBytes from(kRows * columns * 2), to(kRows * columns), scales(kRows * kWords * 4);
+    from.set(rows);
+    ok(cudaMemset(scales.as(), 0, kRows * kWords * 4));
+    ok(switchyard::detail::gemm::quantise_rows({from.as(), kRows, columns, to.as(), scales.as<float>(), kWords, kCopies},
+                                               nullptr, 3, nullptr));
+    std::vector<uint8_t> got(want.size());
+    std::vector<float> got_scales(kRows * kWords);
+    ok(cudaMemcpy(got.data(), to.as(), got.size(), cudaMemcpyDeviceToHost));
+    ok(cudaMemcpy(got_scales.data(), scales.as(), got_scales.size() * 4, cudaMemcpyDeviceToHost));
+    EXPECT_TRUE(got == want) << columns;
+    for (size_t i = 0; i < got_scales.size(); ++i)
+      EXPECT_EQ(got_scales[i], i % kWords < kCopies ? want_scales[i / kWords] : 0) << i << " of " << columns << " columns";
+  }
+}
+
 TEST(Fp8Channel, ErrorsNameTheMember) {
   DeviceBytes memory(1 << 20);
   const auto says = [&](const char* part, auto&& change) {
@@ -410,12 +444,13 @@ TEST(Fp8Channel, ErrorsNameTheMember) {
     c.output_scaling = OutputScaling::per_row;
   });
   const auto fails = [&](const char* part, const std::optional<OutputScaling>& output, switchyard::GroupedGemmOptions options,
-                         ScaleKind x_scales = ScaleKind::f32) {
+                         ScaleKind x_scales = ScaleKind::f32, int64_t stride = 0) {
     ChannelShape s{{8, 8}, 256, 128, ScaleGranularity::per_channel, Epilogue::swiglu};
     s.output = output;
     switchyard::GroupedGemm gemm(config_of(s), memory.as(), memory.as());
     switchyard::ExpertRows rows;
     rows.num_rows = memory.as<int64_t>();
+    rows.scale_stride = stride;
     try {
       gemm.run({memory.as(), 4, 128, DType::fp8_e4m3, memory.as(), x_scales}, rows,
                {memory.as<uint8_t>() + 65536, 4, 128, gemm.config().out_dtype(), output ? memory.as() : nullptr,
@@ -427,6 +462,9 @@ TEST(Fp8Channel, ErrorsNameTheMember) {
     }
   };
   fails("output_scale is null", OutputScaling::fixed, {});
+  fails("output_scale must begin at a multiple of 4 bytes", OutputScaling::fixed,
+        {nullptr, 0, reinterpret_cast<float*>(memory.as<uint8_t>() + 2)});
+  for (const int64_t stride : {-1, 2, 8}) fails("rows.scale_stride = ", {}, {}, ScaleKind::f32, stride);
   fails("output_scale is given", {}, {nullptr, 0, memory.as<float>()});
   fails("scratch is null", OutputScaling::per_row, {});
   fails("scratch is given", {}, {nullptr, 0, nullptr, memory.as()});

@@ -157,6 +157,22 @@ TEST(ExpertOptions, ErrorsNameTheOption) {
   options.dtype = DType::fp8_e4m3;
   refused(invalid, "shape.intermediate is 24; allowed on GPUs in fp8: a multiple of 16", {16, 24, 1}, options);
   refused(invalid, "options.w13_scales is null", {16, 32, 1}, options);
+  const float* const scales = reinterpret_cast<const float*>(kNoWeights);
+  const char* const given = "options.intermediate_scale is given; allowed: null unless options.intermediate_scaling is fixed";
+  options.w13_scales = options.w2_scales = options.intermediate_scale = scales;
+  for (const int experts : {0, 1}) {
+    refused(invalid, given, {16, 32, experts}, options);
+    refused(invalid, given, {16, 8, experts}, {.intermediate_scale = scales});
+  }
+  options.scaling = ScaleGranularity::per_channel;
+  refused(invalid, given, {16, 32, 1}, options);
+  options.intermediate_scaling = OutputScaling::fixed;
+  options.intermediate_scale = nullptr;
+  refused(invalid, "options.intermediate_scale is null; allowed: for OutputScaling::fixed one scale", {16, 32, 1}, options);
+  options.intermediate_scale = reinterpret_cast<const float*>(reinterpret_cast<const char*>(kNoWeights) + 2);
+  refused(invalid, "options.intermediate_scale must begin at a multiple of 4 bytes", {16, 32, 1}, options);
+  options = gpu;
+  options.dtype = DType::fp8_e4m3;
   EXPECT_EQ(ExpertMlp::memory_required({16, 160, 3}, options).total(), 8u * (160 + 16));
   EXPECT_EQ(ExpertMlp::memory_required({16, 24, 3}, gpu).total(), 8u * 24 * 2);
   EXPECT_EQ(ExpertMlp::memory_required({16, 24, 0}, gpu).total(), 0u);

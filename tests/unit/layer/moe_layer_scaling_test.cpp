@@ -2,8 +2,11 @@
 // Settings of a MoeLayer with fp8 scales per channel: errors, and memory.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "harness/outcome.hpp"
 #include "switchyard/layer.hpp"
@@ -13,6 +16,10 @@ namespace {
 
 using harness::expect_text;
 using harness::outcome_of;
+
+constexpr float kScale = 1;
+constexpr const char* kGiven =
+    "MoeLayerConfig::intermediate_scale = a scale: must be null unless intermediate_scaling is fixed";
 
 MoeLayerConfig scaled(ScaleGranularity scaling) {
   MoeLayerConfig c;
@@ -51,6 +58,42 @@ TEST(MoeLayerScaling, ErrorsOfScalesPerChannelNameTheField) {
       [](auto& c) { c.exchange = MoeExchange::low_latency; }, ErrorCode::unsupported);
   wrong("MoeLayerConfig::intermediate_scaling = per_row: must be per_group if scaling is block", ScaleGranularity::block,
         [](auto& c) { c.intermediate_scaling = OutputScaling::per_row; });
+  const auto give = [](auto& c) { c.intermediate_scale = &kScale; };
+  for (const auto scaling : {ScaleGranularity::block, ScaleGranularity::per_channel, ScaleGranularity::group_channel})
+    wrong(kGiven, scaling, give);
+  wrong(kGiven, ScaleGranularity::block, [&](auto& c) {
+    give(c);
+    c.form = MoeForm::fused;
+  });
+  wrong(kGiven, ScaleGranularity::block, [&](auto& c) {
+    give(c);
+    c.dtype = DType::bf16;
+  });
+}
+
+/// Given on one rank only, also to layers that have no such scale; with_weights() refuses it too.
+TEST(MoeLayerScaling, AScaleThatNothingReadsIsRefused) {
+  for (const MoeForm form : {MoeForm::separate, MoeForm::fused}) {
+    MoeLayerConfig c = scaled(ScaleGranularity::block);
+    c.dtype = DType::bf16;
+    c.form = form;
+    const size_t bytes = 2 * MoeLayer::heap_bytes(c, 2);
+    const std::vector<uint16_t> weights(2 * 2 * 16 * 32);
+    const auto found = harness::outcomes(2, harness::options_with(std::chrono::seconds(20), bytes), [&](Group& group) {
+      MoeLayerConfig other = c;
+      if (group.rank() == 1) other.intermediate_scale = &kScale;
+      const harness::Outcome end = outcome_of([&] { MoeLayer(group, other, weights.data(), weights.data()); });
+      expect_text(end, ErrorCode::invalid_argument, "MoeLayer, rank 1: " + std::string(kGiven));
+      const MoeLayer layer(group, c, weights.data(), weights.data());
+      MoeWeights more{weights.data(), weights.data()};
+      (void)layer.with_weights(more);
+      more.intermediate_scale = &kScale;
+      expect_text(outcome_of([&] { (void)layer.with_weights(more); }), ErrorCode::invalid_argument,
+                  "MoeLayer::with_weights: intermediate_scale is given");
+      group.barrier();
+    });
+    for (const harness::Outcome& end : found) EXPECT_EQ(harness::code_name(end.code), "ok") << end.text;
+  }
 }
 
 /// The formulas in docs/layer.md.
