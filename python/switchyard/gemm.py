@@ -122,7 +122,7 @@ class GroupedGemm:
             check_apart("scales of out", target[1], out=target[0], **read)
             result.scales = target[1].pointer
         self._options.stream, self._options.num_sms = taken.arrays.stream(taken.array), num_sms
-        scratch = taken.arrays.empty((count, self.columns), BF16, taken.array) if c.output_scaling == _PER_ROW else None
+        scratch: Any = taken.arrays.empty((count, self.columns), BF16, taken.array) if c.output_scaling == _PER_ROW else None
         self._options.output_scale = None if scale is None else scale.pointer
         self._options.scratch = None if scratch is None or count == 0 else scratch.data_ptr()
         check(f.sy_grouped_gemm_run(self.pointer, byref(given), byref(where), byref(result), byref(self._options)))
