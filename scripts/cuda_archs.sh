@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 nvcc=$(command -v nvcc || echo "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc")
 generated=${1:-build/cuda}/include
 # Files that are not compiled here. Reason: wgmma exists only on sm_90a.
-exceptions=(src/gemm/gpu/kernels_{bf16_nk,bf16_kn,f16_nk,f16_kn}.cu src/gemm/gpu/fp8/kernels{,_wide}.cu src/gemm/gradients/weight_gradient_{bf16,f16}.cu
+exceptions=(src/gemm/gpu/kernels_{bf16_nk,bf16_kn,f16_nk,f16_kn}.cu src/gemm/gpu/fp8/kernels{,_wide,_channel,_channel_wide}.cu src/gemm/gradients/weight_gradient_{bf16,f16}.cu
   src/exchange/fused/layer{,_fp8}.cu)
 
 out=$(mktemp -d)
