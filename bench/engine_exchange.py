@@ -296,18 +296,10 @@ def peer_error(folder):
 
 
 def run(rank, part, store, given, end):
-    try:
-        sys.path[:0] = [str(ROOT / folder) for folder in ("python", "python/tests/helpers", "python/tests/helpers/engines")]
-        bench = Bench(rank, given, end, "" if given.no_peer else given.deep_ep)
-        getattr(bench, part)(store)
-        bench.torch.cuda.synchronize()
-    except BaseException as error:
-        traceback.print_exc()
-        end.send({"kind": "error", "part": part, "name": "part", "rank": rank, "error": f"{type(error).__name__}: {error}"[:600]})
-    end.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # no teardown of groups whose peers may have failed
+    sys.path[:0] = [str(ROOT / folder) for folder in ("python", "python/tests/helpers", "python/tests/helpers/engines")]
+    bench = Bench(rank, given, end, "" if given.no_peer else given.deep_ep)
+    getattr(bench, part)(store)
+    bench.torch.cuda.synchronize()
 
 
 def about(given):
