@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 from .arrays import I32, I64, arrays_of_torch
 from .ffi import bare, check, structs
-from .names import CUDA, F32, bytes_of
+from .names import CUDA, F32, ORDERS, bytes_of
 
 
 def _apart(first: int, first_bytes: int, second: int, second_bytes: int) -> bool:
@@ -128,7 +128,7 @@ class Dispatch(_Weighted):
                     self._options.known_memory = 0
             self._x.data, self._ids.data = x.data_ptr(), topk_ids.data_ptr()
             check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
-            output.num_tokens, output._weighted = self._x.rows, self._weighted
+            output.num_tokens = self._x.rows
             self._wrote((output.x,))
             self._done(x)
             return True
@@ -139,7 +139,7 @@ class Dispatch(_Weighted):
 
 
 class Combine(_Weighted):
-    """A low-latency combine per route into a new tensor or the caller's tensor."""
+    """A low-latency combine into a new tensor or the caller's tensor, per route, or per rank without `topk_weights`."""
 
     def __init__(self, exchange: Any) -> None:
         super().__init__(exchange, "sy_low_latency_combine")
@@ -149,6 +149,7 @@ class Combine(_Weighted):
         self._shape: Any = None
         self._result = c_void_p()
         self._row_bytes = self._bytes = 0
+        self._order = "per_route"  # of the options
 
     def learn(self, y: Any) -> None:
         """Records the properties of a successful call. The lock must be held."""
@@ -168,8 +169,9 @@ class Combine(_Weighted):
         return _apart(to, size, y.data_ptr(), self._bytes) \
             and (topk_weights is None or _apart(to, size, topk_weights.data_ptr(), 4 * tokens * self._topk))
 
-    def __call__(self, y: Any, received: Any, topk_weights: Any, stream: Optional[int] = None, out: Any = None) -> Any:
-        """Returns the sums, or None if not applicable."""
+    def __call__(self, y: Any, received: Any, topk_weights: Any, stream: Optional[int] = None, out: Any = None,
+                 order: str = "per_route") -> Any:
+        """Returns the sums, or None if not applicable. order: "per_route" or "per_rank"."""
         if type(y) is not self._Tensor or received._at is None or y.requires_grad or (topk_weights is not None and topk_weights.requires_grad):
             return None
         self._acquire()
@@ -179,6 +181,8 @@ class Combine(_Weighted):
             if topk_weights is not None or self._weighted:
                 if not self._take_weights(topk_weights, (received.num_tokens, self._topk)):
                     return None
+            if order != self._order:
+                self._options.order, self._order = ORDERS[order], order
             if self._cuda:
                 if not self._place(self._options, y, topk_weights, stream):
                     return None
@@ -237,12 +241,15 @@ class Layer(_Repeated):
                     and (scale is None or _apart(to, size, scale, 4 * places))):
                 return False
             if self._cuda:
+                self._options.known_memory = device == self._device
                 self._options.stream = self._raw_stream(device) if stream is None else stream
             i = self._ids
             i.data, i.num_tokens, i.is_int64 = ids, tokens, wide
             self._from.value, self._weights.value, self._result.value = at, scale, to
             check(self._function(self._at, self._from, self._by_ids, self._weights, self._result, self._by_options))
             self._wrote((out,))
+            if self._device < 0 and self._cuda and at:
+                self._device = device
             return True
         finally:
             self._release()
