@@ -206,7 +206,7 @@ class Combine(_Weighted):
 
 
 class Layer(_Repeated):
-    """A forward pass of a layer into the caller's tensor, with any number of tokens."""
+    """A forward pass of a layer into a new tensor or the caller's tensor, with any number of tokens."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(layer, "sy_moe_layer_forward")
@@ -222,24 +222,29 @@ class Layer(_Repeated):
         return (type(tensor) is self._Tensor and tensor.dtype is dtype and tensor.shape == shape and not tensor.requires_grad
                 and tensor.is_contiguous() and (tensor.is_cuda and tensor.get_device() == device if self._cuda else tensor.is_cpu))
 
-    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, out: Any, stream: Optional[int] = None) -> bool:
-        """Returns False if not applicable. If `stream` is None, uses the current stream of x's GPU."""
+    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, out: Any, stream: Optional[int] = None) -> Any:
+        """Returns the tensor, or None if not applicable. If `stream` is None, uses the current stream of x's GPU."""
         if type(x) is not self._Tensor or type(topk_ids) is not self._Tensor or len(x.shape) != 2:
-            return False
+            return None
         self._acquire()
         try:
             tokens, device = x.shape[0], x.get_device()
             rows, routes, wide = (tokens, self._hidden), (tokens, self._topk), self._wide.get(topk_ids.dtype)
             if wide is None or not self._owned.pointer or not self._fits(x, self._type, rows, device) \
-                    or not self._fits(topk_ids, topk_ids.dtype, routes, device) or not self._fits(out, self._type, rows, device) \
+                    or not self._fits(topk_ids, topk_ids.dtype, routes, device) \
                     or not (topk_weights is None or self._fits(topk_weights, self._f32, routes, device)):
-                return False
-            at, ids, to, size = x.data_ptr(), topk_ids.data_ptr(), out.data_ptr(), tokens * self._row_bytes
-            scale = None if topk_weights is None else topk_weights.data_ptr()
-            places = tokens * self._topk
-            if not (_apart(to, size, at, size) and _apart(to, size, ids, 8 * places if wide else 4 * places)
-                    and (scale is None or _apart(to, size, scale, 4 * places))):
-                return False
+                return None
+            at, ids, scale = x.data_ptr(), topk_ids.data_ptr(), None if topk_weights is None else topk_weights.data_ptr()
+            if out is None:
+                result = self._rows(tokens, self._hidden, x)
+                to = result.data_ptr()
+            elif self._fits(out, self._type, rows, device):
+                result, to, size, places = out, out.data_ptr(), tokens * self._row_bytes, tokens * self._topk
+                if not (_apart(to, size, at, size) and _apart(to, size, ids, 8 * places if wide else 4 * places)
+                        and (scale is None or _apart(to, size, scale, 4 * places))):
+                    return None
+            else:
+                return None
             if self._cuda:
                 self._options.known_memory = device == self._device
                 self._options.stream = self._raw_stream(device) if stream is None else stream
@@ -247,10 +252,11 @@ class Layer(_Repeated):
             i.data, i.num_tokens, i.is_int64 = ids, tokens, wide
             self._from.value, self._weights.value, self._result.value = at, scale, to
             check(self._function(self._at, self._from, self._by_ids, self._weights, self._result, self._by_options))
-            self._wrote((out,))
+            if out is not None:
+                self._wrote((out,))
             if self._device < 0 and self._cuda and at:
                 self._device = device
-            return True
+            return result
         finally:
             self._release()
             if self._later:
