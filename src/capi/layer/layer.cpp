@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "capi/call_options.hpp"
 #include "capi/errors.hpp"
 #include "capi/layer/structs.hpp"
 #include "capi/internal_exports.hpp"
@@ -92,8 +91,10 @@ sy_code sy_moe_layer_destroy(sy_moe_layer* layer) {
 sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* ids, const float* weights, void* out,
                              const sy_moe_layer_call* call) {
   return collective_on(layer, [&] {
-    const CallOptions<sy_moe_layer_call> o = read_options(call, "call");
-    LayerCalls::forward(layer->layer, x, from_c(ids), weights, out, o.twin, o.known_memory);
+    const sy_moe_layer_call& init = kInit<sy_moe_layer_call>;
+    const sy_moe_layer_call c = call ? read_struct(call, init, "call") : init;
+    LayerCalls::forward(layer->layer, x, from_c(ids), weights, out, twin_of(c, "call"),
+                        to_bool_of("call", "known_memory", c.known_memory));
   });
 }
 
