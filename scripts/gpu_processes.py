@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-HOSTS_SUITES = ("acceptance_b", "delivery", "low_latency")
-SUITES = ("acceptance_a", *HOSTS_SUITES, "flat", "ledger")
+HOSTS_SUITES = ("acceptance_a", "acceptance_b", "delivery", "low_latency", "slots", "balance", "selecting_calls")
+SUITES = (*HOSTS_SUITES, "flat", "ledger")
 WORLDS = (4, 3, 2, 5, 8, 1)
 
 
