@@ -50,6 +50,7 @@ struct Run : MeasuredPoint {
 class LayerBench final : public BenchCaseOf<Run> {
  public:
   void fit(std::vector<BenchOptions>& points) override {
+    for (const BenchOptions& o : points) check_scaling(o);
     gpus_ = fit_points(points, machine_);
     backend_ = points.front().backend;
     for (BenchOptions& o : points) {
@@ -59,7 +60,7 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
   void check(const BenchOptions& o) const override {
     const LayerPoint p = make_layer_point(o);
-    if (gpus_) check_layer_widths(o.hidden, o.intermediate, p.spec.quantize);
+    if (gpus_) check_layer_widths(o.hidden, o.intermediate, p.spec.arithmetic.quantize);
     double rank = static_cast<double>(layer_job(p).group.heap_bytes) + static_cast<double>(layer_device_bytes(p.spec)) +
                   static_cast<double>(layer_private_bytes(p.spec));
     if (p.balances())
@@ -106,7 +107,7 @@ class LayerBench final : public BenchCaseOf<Run> {
                                      std::to_string(o.experts),
                                      std::to_string(o.spare_slots),
                                      fmt::format("{:.2f}", r.busiest_over_mean()),
-                                     rows_text(o) + (o.accumulate == "exact" ? "" : ", " + o.accumulate)};
+                                     rows_text(o) + arithmetic_text(o)};
       if (on_gpus(o)) cells.push_back(sms_text(o));
       cells.push_back(us(r.p50("dispatch")));
       if (parts)
@@ -131,6 +132,8 @@ class LayerBench final : public BenchCaseOf<Run> {
         "per rank; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
         "without padding.\n",
         on_gpus(any()) ? ", cold L2" : "");
+    if (std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return arithmetic_of(r.options).quantises_tokens(); }))
+      fmt::print("  per_channel: layer includes the quantization of the tokens; dispatch does not.\n");
     if (selects)
       fmt::print(
           "  selecting: the layer with ids of experts, which its calls replace with slots; layer: with the slots given.\n");
@@ -195,6 +198,8 @@ class LayerBench final : public BenchCaseOf<Run> {
                   {"dtype", o.dtype},
                   {"quantize", o.quantize},
                   {"accumulate", o.accumulate},
+                  {"scaling", o.scaling},
+                  {"intermediate_scaling", o.intermediate_scaling},
                   {"scale_order", o.scale_order},
                   {"order", o.order},
                   {"sending", o.sending},
@@ -259,6 +264,14 @@ class LayerBench final : public BenchCaseOf<Run> {
         "communication\n"
         "  during which the rank multiplies, minimum over ranks.\n",
         table.text());
+  }
+  /// Deviations from the default arithmetic, for a table.
+  static std::string arithmetic_text(const BenchOptions& o) {
+    const BenchOptions defaults;
+    std::string text;
+    if (o.accumulate != defaults.accumulate) text += ", " + o.accumulate;
+    if (o.scaling != defaults.scaling) text += ", " + o.scaling + " " + o.intermediate_scaling;
+    return text;
   }
   static double min_of(const json& ranks, const char* key) {
     double least = ranks.at(0).at(key).get<double>();

@@ -48,6 +48,8 @@ const std::vector<WordAxis>& word_axes() {
   static const std::vector<WordAxis> axes{{"dtype", &BenchOptions::dtype, kRowTypes},
                                           {"quantize", &BenchOptions::quantize, kQuantize},
                                           {"accumulate", &BenchOptions::accumulate, kAccumulate},
+                                          {"scaling", &BenchOptions::scaling, kScalings},
+                                          {"intermediate-scaling", &BenchOptions::intermediate_scaling, kOutputScalings},
                                           {"layout", &BenchOptions::layout, kLayouts},
                                           {"order", &BenchOptions::order, kOrders},
                                           {"sending", &BenchOptions::sending, kSendings},
@@ -191,6 +193,8 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"intermediate", o.intermediate != defaults.intermediate, layer},
       {"spare-slots", o.spare_slots != defaults.spare_slots, layer},
       {"accumulate", o.accumulate != defaults.accumulate, layer},
+      {"scaling", o.scaling != defaults.scaling, layer},
+      {"intermediate-scaling", o.intermediate_scaling != defaults.intermediate_scaling, layer},
       {"balance", o.balance, layer},
       {"cached", o.cached, normal},
       {"cached", o.cached, cpu},  // on GPUs both kinds of dispatch are always measured

@@ -14,9 +14,7 @@ std::string fused_name(const LayerSpec& spec) { return std::string("layer, fused
 constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
 
 /// Whether the fused form is compared with this layer, bit for bit: bf16 and normal mode.
-bool fuses(const LayerSpec& spec) {
-  return spec.quantize == ScaleKind::none && std::holds_alternative<NormalConfig>(spec.exchange);
-}
+bool fuses(const LayerSpec& spec) { return !spec.arithmetic.fp8() && std::holds_alternative<NormalConfig>(spec.exchange); }
 
 /// A MoeLayer for each exchange and order of the sum; in fp8, also the calls of a layer with low latency and column-major
 /// scales. The layers of normal mode also run in fused form if possible.
@@ -29,7 +27,7 @@ std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
   std::vector<LayerSpec> all;
   for (size_t e = 0; e < exchanges.size(); ++e) {
     for (const std::string& order : c.orders) {
-      LayerSpec spec{s, c.intermediate, backend_of(c), exchanges[e], order_named(order), {c.sms, c.sms}, c.sms, quantize};
+      LayerSpec spec{s, c.intermediate, backend_of(c), exchanges[e], order_named(order), {c.sms, c.sms}, c.sms, {quantize}};
       if (spec.order == CombineOrder::per_host) continue;  // covered by normal mode's own checks
       spec.separate = e < 2;
       spec.fused_order = spec.order;
