@@ -5,6 +5,10 @@ from rank_processes import RANKS
 LOW_LATENCY = "deepep_low_latency"
 
 
+def nothing(*given, **more):
+    """Takes the place of a method."""
+
+
 class Layers:
     """Whole layers through vLLM, and host times. A base of engine_exchange.Bench, which has the other attributes."""
 
@@ -115,20 +119,24 @@ class Layers:
         exchange, received, out = made._exchange, made._received, self.torch.empty_like(x)
         y = self.torch.empty_like(received.x)
 
+        def dispatch(*given, **more):
+            exchange.dispatch(x, ids, weights, output=received)
+            return prepared
+
+        def combine(*given, **more):
+            exchange.combine(y, received, order="per_rank", out=out)
+
         def pair():
-            exchange.dispatch(x, ids, output=received)
-            exchange.combine(y, received, topk_weights=weights, out=out)
+            dispatch()
+            combine()
 
         def prepare(*given, **more):
             return prepared
 
-        def nothing(*given, **more):
-            pass
-
         call()
         prepared = made.prepare(x, weights, ids, self.given.experts, None, False, self.vllm.quant_config_of({}))
-        exchange.combine(y, received, topk_weights=weights, out=out)
-        self.host_figures("exchange", call, ((made, "prepare", prepare), (made, "finalize", nothing)), pair)
+        combine()
+        self.host_figures("exchange", call, {(made, "prepare"): (prepare, dispatch), (made, "finalize"): (nothing, combine)}, pair)
 
     def host_of_layer(self, config):
         given, tokens = self.given, self.given.decode_tokens
@@ -137,29 +145,42 @@ class Layers:
         runner, _, _ = self.runner(config, "bf16", (given.hidden, 256, given.experts, given.topk), (weights, ids))
         logits, out = self.torch.zeros((tokens, given.experts), device=self.device), self.torch.empty_like(x)
 
-        def nothing(*given, **more):
-            pass
+        def forward(*given, **more):
+            experts._layer.forward(x, ids, weights, out=out)
 
         with self.passes(config, tokens):
             runner(x, logits)
             kernel = runner.routed_experts.quant_method.moe_kernel
             made, experts = kernel.prepare_finalize, kernel.fused_experts
+            finalize = super(type(made), made).finalize
             self.host_figures("layer", lambda: runner(x, logits),
-                              ((experts, "apply", nothing), (made, "finalize", super(type(made), made).finalize)),
-                              lambda: experts._layer.forward(x, ids, weights, out=out))
+                              {(experts, "apply"): (nothing, forward), (made, "finalize"): (finalize, finalize)}, forward)
 
-    def host_figures(self, name, through, without, bare):
-        """Records host times. without: objects of the plug-in that vLLM calls in `through`, names of their methods, and the methods
-        of "vLLM alone". bare: the calls that the plug-in makes."""
-        calls = {"through vLLM": lambda: through(), "vLLM alone": lambda: through(), "called directly": bare}
-        calls["through vLLM"].before = lambda: [vars(owner).pop(each, None) for owner, each, _ in without]
-        calls["vLLM alone"].before = lambda: [setattr(owner, each, other) for owner, each, other in without]
+    def host_figures(self, name, through, methods, bare):
+        """Records host times. methods: the plug-in's methods that vLLM calls in `through`, as (object, name), with their
+        replacements in "vLLM alone" and in "direct calls in vLLM". bare: the calls that the plug-in makes."""
+
+        def step(number):
+            def call():
+                through()
+
+            def before():
+                for (owner, method), others in methods.items():
+                    vars(owner).pop(method, None)
+                    if number is not None:
+                        setattr(owner, method, others[number])
+
+            call.before = before
+            return call
+
+        calls = {"through vLLM": step(None), "vLLM alone": step(0), "direct calls in vLLM": step(1), "called directly": bare}
         for call in (through, bare):
             call()
         times = self.host_times(calls)
         calls["through vLLM"].before()
         for each, time in times.items():
             self.figure("host", f"{name}, {each}", time)
-        whole, alone, direct = times.values()
-        self.send("difference", "host", f"{name}, added by vLLM and the plug-in", us=round(whole - direct, 2), bar=25)
-        self.send("difference", "host", f"{name}, added by the plug-in", us=round(whole - alone - direct, 2), bar=25)
+        whole, alone, inside, direct = times.values()
+        for added, time, bar in (("vLLM and the plug-in", whole - direct, None), ("the plug-in, and calls in vLLM", whole - alone - direct, 25),
+                                 ("the plug-in", whole - inside, 25), ("calls in vLLM", inside - alone - direct, None)):
+            self.send("difference", "host", f"{name}, added by {added}", us=round(time, 2), bar=bar)

@@ -30,6 +30,10 @@
 
 namespace switchyard {
 
+namespace detail {
+struct LayerCalls;
+}
+
 /// Exchange that transfers the rows of a layer.
 enum class MoeExchange : uint8_t {
   /// low_latency if kMaxDecodeTokens and kMaxDecodeRows allow it, no capacity is given, the order is not per_host and the
@@ -195,6 +199,7 @@ class MoeLayer {
   struct Impl;  ///< library internal
 
  private:
+  friend struct detail::LayerCalls;
   explicit MoeLayer(std::unique_ptr<Impl> impl);
   detail::Held<std::unique_ptr<Impl>, detail::kMoeLayerObject> impl_;
 };

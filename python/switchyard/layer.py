@@ -176,8 +176,10 @@ class MoeLayer:
         T on are not written. Returns out."""
         again = self._again
         if again is not None and add is False and device_tokens is None and num_sms.__class__ is int and num_sms == 0 and not is_traced() \
-                and not needs_gradient() and again(x, topk_ids, topk_weights, out):
-            return out
+                and not needs_gradient():
+            result = again(x, topk_ids, topk_weights, out)
+            if result is not None:
+                return result
         refuse_gradient("MoeLayer", "an Exchange with experts of your own between dispatch and combine", x=x, topk_weights=topk_weights,
                         **({"out": out} if add else {}))
         c = self._config

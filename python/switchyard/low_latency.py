@@ -10,7 +10,7 @@ from ._abi import arguments as _arguments, names as _names, repeated as _repeate
 from ._abi.arguments import checked, named
 from ._abi.arrays import I32, I64, NUMPY, U8, Taken, arrays_of, arrays_of_torch, check_apart, code_of, code_of_rows, take, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, number_from, structs
-from ._abi.names import BF16, CUDA, F16, F32, FP8, PER_ROUTE, invalid, value_of
+from ._abi.names import BF16, CUDA, F16, F32, FP8, invalid, value_of
 from ._torch.registry import number_of
 from ._internal.received import Lent, Received, scale_geometry
 from ._internal.tensors import bytes_of_scales, padded_scales, pair_of
@@ -242,7 +242,7 @@ class LowLatency:
                     self._output = self.make_output(array)
                 output = self._output
             check(function(self.pointer, by_x, by_ids, output._owned.pointer, by_options))
-            output.num_tokens, output._weighted = tokens, topk_weights is not None
+            output.num_tokens = tokens
             written(output.x, output.scales)
             if code is not None:
                 self._dispatch_again = self._dispatch_again or _repeated.Dispatch(self)
@@ -295,7 +295,7 @@ class LowLatency:
                 out: Any = None, num_sms: int = 0) -> Any:
         """Collective. Sums the expert outputs for the tokens of the last dispatch into `received`; the result is out [T, H] of
         y's type. y: [L, R, H], read in place. topk_weights: float32 [T, K], "per_route" only; None: those passed to dispatch,
-        if any. expert_scale: float32 [L], "per_route" only; rows are returned as round(y * scale). A token without a route
+        if any, which "per_rank" applies on the experts' ranks. expert_scale: float32 [L], "per_route" only; rows are returned as round(y * scale). A token without a route
         yields +0."""
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
@@ -303,9 +303,9 @@ class LowLatency:
             refuse_gradient("LowLatency.combine", _INSTEAD, y=y, topk_weights=topk_weights, expert_scale=expert_scale)
             return _low_latency_ops.combine(self, y, received, topk_weights, expert_scale, order, out, num_sms)
         again = self._combine_again
-        if again is not None and expert_scale is None and order == "per_route" and num_sms.__class__ is int and num_sms == 0 \
-                and isinstance(received, Received):
-            sums = again(y, received, topk_weights, None, out)
+        if again is not None and expert_scale is None and (order == "per_route" or (order == "per_rank" and topk_weights is None)) \
+                and num_sms.__class__ is int and num_sms == 0 and isinstance(received, Received):
+            sums = again(y, received, topk_weights, None, out, order)
             if sums is not None:
                 return sums
         refuse_gradient("LowLatency.combine", _INSTEAD, y=y, topk_weights=topk_weights, expert_scale=expert_scale)
@@ -339,8 +339,6 @@ class LowLatency:
             v.rows, v.dtype = shape[0] * shape[1], code
             o.order, o.num_sms, o.stream = value_of(_names.ORDERS, "order", order), num_sms, arrays.stream(array)
             o.topk_weights = None if topk_weights is None else self._take_weights(topk_weights, (tokens, self.topk))
-            if o.order != PER_ROUTE and topk_weights is None and received._weighted:
-                invalid(f"topk_weights: the dispatch got weights, which order = {order!r} does not apply; 'per_route' does, or dispatch without")
             scale = None if expert_scale is None else takes.expert_scale(expert_scale)
             o.expert_scale = None if scale is None else scale.pointer or None
             if out is None:

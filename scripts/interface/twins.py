@@ -97,7 +97,7 @@ TAKEN = {
     "sy_swiglu_gradient_config": config("SwigluGradientConfig", members=_SWIGLU),
     "sy_routing_gradient_config": config("RoutingGradientConfig"),
     "sy_moe_layer_config": config("MoeLayerConfig"),
-    "sy_moe_layer_call": Twin("MoeLayerCall", "call"),
+    "sy_moe_layer_call": Twin("MoeLayerCall", "call", members={"known_memory": None}),
 }
 
 _TOTAL = {"total_bytes": "total()"}

@@ -15,8 +15,9 @@ class FusedLayer final : public LayerForm {
       : LayerForm(setup), products_(std::move(products)), layer_(std::move(layer)), make_(std::move(make)) {}
 
   void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
-               const MoeLayerCall& call) override {
-    layer_.forward(x.data, ids, weights, out, {call.stream, call.num_sms, call.device_tokens, call.add, set});
+               const FormCall& call) override {
+    layer_.forward(x.data, ids, weights, out,
+                   {call.stream, call.num_sms, call.device_tokens, call.add, set, call.known_memory});
   }
   int add_weights(const MoeWeights& weights) override {
     return backend == Backend::cuda ? layer_.add_weights(weights) : layer_.add_products(make_(weights));

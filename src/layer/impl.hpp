@@ -21,6 +21,11 @@ namespace switchyard {
 
 namespace detail {
 
+/// Settings of one call of a form.
+struct FormCall : MoeLayerCall {
+  bool known_memory = false;  ///< layer/known_memory.hpp
+};
+
 /// Holds a layer's weight sets and all its other parts. Sets are numbered from 0 in the order in which they are added.
 class LayerForm {
  public:
@@ -33,7 +38,7 @@ class LayerForm {
   virtual void make_rows() {}
   /// Collective; uses the weights in `set`. On the CPU, `call` has no device_tokens: the host has already read the value.
   virtual void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
-                       const MoeLayerCall& call) = 0;
+                       const FormCall& call) = 0;
   /// Local. \returns the number of the new set. Throws Error(invalid_argument) naming the argument.
   virtual int add_weights(const MoeWeights& weights) = 0;
   virtual void remove_weights(int set) = 0;

@@ -10,6 +10,7 @@
 #include "base/as_error.hpp"
 #include "layer/gpu/gpu_place.hpp"
 #include "layer/impl.hpp"
+#include "layer/known_memory.hpp"
 
 namespace switchyard {
 namespace {
@@ -127,10 +128,14 @@ size_t MoeLayer::heap_bytes(const MoeLayerConfig& config, int world, Backend bac
 }
 
 void MoeLayer::forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call) {
-  const int set = impl_->set;
-  detail::LayerForm& form = *impl_->form;
+  detail::LayerCalls::forward(*this, x, ids, weights, out, call, false);
+}
+void detail::LayerCalls::forward(MoeLayer& layer, const void* x, const ExpertIds& ids, const float* weights, void* out,
+                                 const MoeLayerCall& call, bool known_memory) {
+  const int set = layer.impl_->set;
+  LayerForm& form = *layer.impl_->form;
   ExpertIds some = ids;
-  MoeLayerCall now = call;
+  FormCall now{call, known_memory};
   if (form.backend == Backend::cpu) {
     now.device_tokens = nullptr;
     const bool allowed = ids.num_tokens >= 0 && ids.num_tokens <= form.config.max_tokens;  // the exchange rejects other values

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "exchange/low_latency/known_memory.hpp"
 #include "layer/add_rows.hpp"
 #include "layer/impl.hpp"
 
@@ -22,13 +23,13 @@ class LowLatencyLayer final : public LayerForm {
   }
 
   void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
-               const MoeLayerCall& call) override {
+               const FormCall& call) override {
     LowLatencyDispatchOptions there;
     there.topk_weights = weights;
     there.stream = call.stream;
     there.num_sms = call.num_sms;
     there.device_tokens = call.device_tokens;
-    exchange_.dispatch(x, ids, received_, there);
+    LowLatencyCalls::dispatch(exchange_, x, ids, received_, there, call.known_memory);
     experts_.of(set).forward(received_.x, ExpertRows::of(received_), made_, experts_.call(call));
     // An invalid `out` is passed to combine, which also reports it to the other ranks.
     const bool adds = call.add && add_->takes(out);
@@ -36,7 +37,7 @@ class LowLatencyLayer final : public LayerForm {
     back.order = config.order;
     back.stream = call.stream;
     back.num_sms = call.num_sms;
-    exchange_.combine(made_, received_, adds ? add_->sums() : out, back);
+    LowLatencyCalls::combine(exchange_, made_, received_, adds ? add_->sums() : out, back, call.known_memory);
     if (adds) add_->add(out, ids.num_tokens, call, experts_.call(call).num_sms);
   }
   int add_weights(const MoeWeights& weights) override { return experts_.add(weights); }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/as_error.hpp"
+#include "exchange/normal/known_memory.hpp"
 #include "layer/impl.hpp"
 #include "layer/quantise_tokens.hpp"
 
@@ -23,13 +24,14 @@ class NormalLayer final : public LayerForm {
   }
 
   void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
-               const MoeLayerCall& call) override {
+               const FormCall& call) override {
     last_ = {};
-    Dispatched d = exchange_.dispatch(tokens_ ? quantised(x, ids, weights, call) : x, ids, weights, dispatch_options(call));
+    Dispatched d = NormalCalls::dispatch(exchange_, tokens_ ? quantised(x, ids, weights, call) : x, ids, weights,
+                                         dispatch_options(call), call.known_memory);
     {
       const RowBuffer y = exchange_.allocate_rows(d.handle, config.token_dtype(), call.stream);
       experts_.of(set).forward(d.x, ExpertRows::of(d), y.rows(), experts_.call(call));
-      exchange_.combine(y.rows(), d.handle, out, combine_options(call, out));
+      NormalCalls::combine(exchange_, y.rows(), d.handle, out, combine_options(call, out), nullptr, call.known_memory);
     }
     if (config.overflow != Overflow::drop_and_report) return;
     d.block.reset();  // keeps the tables but not the rows
@@ -43,7 +45,7 @@ class NormalLayer final : public LayerForm {
 
  private:
   /// The tokens as fp8. Errors end the peers' calls: a dispatch without rows, which fails, does that.
-  ConstRows quantised(const ConstRows& x, const ExpertIds& ids, const float* weights, const MoeLayerCall& call) {
+  ConstRows quantised(const ConstRows& x, const ExpertIds& ids, const float* weights, const FormCall& call) {
     try {
       return as_error("MoeLayer", [&] { return tokens_->quantise(x, call, experts_.call(call).num_sms); });
     } catch (const Error&) {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "layer/setup.hpp"
+#include "layer/impl.hpp"
 
 namespace switchyard::detail {
 
@@ -17,7 +17,7 @@ class TokenQuantiser {
   /// For arguments that a dispatch of the result rejects (too many tokens, memory or a stream of another GPU), enqueues
   /// nothing: the dispatch also reports them to the other ranks. Throws Error(system), of which the other ranks are not
   /// informed.
-  virtual ConstRows quantise(const ConstRows& x, const MoeLayerCall& call, int num_sms) = 0;
+  virtual ConstRows quantise(const ConstRows& x, const FormCall& call, int num_sms) = 0;
 };
 
 /// Allocates on the current GPU; throws Error(system).

@@ -29,7 +29,7 @@
     sizeof(sy_moe_layer_config), 0, 0, 0, 0, 0, 0, 0, SY_ORDER_PER_ROUTE, 0, 0, 0, 1, 0, SY_SCALE_F32, SY_SCALE_F32, 0, \
     NULL, NULL, 0, 0, 0, 0, NULL }
 #define SY_MOE_LAYER_MEMORY_INIT { sizeof(sy_moe_layer_memory), 0, 0, 0, 0, 0 }
-#define SY_MOE_LAYER_CALL_INIT { sizeof(sy_moe_layer_call), NULL, NULL, 0, 0 }
+#define SY_MOE_LAYER_CALL_INIT { sizeof(sy_moe_layer_call), NULL, NULL, 0, 0, 0, 0 }
 #define SY_LEDGER_CONFIG_INIT { sizeof(sy_ledger_config), 0, 0, 0, 0, 0, SY_DTYPE_F16, 4 }
 #define SY_LEDGER_FORMAT_INIT { sizeof(sy_ledger_format), 0, 0, 0, 0 }
 #define SY_LEDGER_COMBINE_OPTIONS_INIT { sizeof(sy_ledger_combine_options), NULL, 0, 0 }

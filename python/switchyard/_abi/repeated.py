@@ -20,7 +20,7 @@ from typing import Any, Optional
 
 from .arrays import I32, I64, arrays_of_torch
 from .ffi import bare, check, structs
-from .names import CUDA, F32, bytes_of
+from .names import CUDA, F32, ORDERS, bytes_of
 
 
 def _apart(first: int, first_bytes: int, second: int, second_bytes: int) -> bool:
@@ -128,7 +128,7 @@ class Dispatch(_Weighted):
                     self._options.known_memory = 0
             self._x.data, self._ids.data = x.data_ptr(), topk_ids.data_ptr()
             check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
-            output.num_tokens, output._weighted = self._x.rows, self._weighted
+            output.num_tokens = self._x.rows
             self._wrote((output.x,))
             self._done(x)
             return True
@@ -139,7 +139,7 @@ class Dispatch(_Weighted):
 
 
 class Combine(_Weighted):
-    """A low-latency combine per route into a new tensor or the caller's tensor."""
+    """A low-latency combine into a new tensor or the caller's tensor, per route, or per rank without `topk_weights`."""
 
     def __init__(self, exchange: Any) -> None:
         super().__init__(exchange, "sy_low_latency_combine")
@@ -149,6 +149,7 @@ class Combine(_Weighted):
         self._shape: Any = None
         self._result = c_void_p()
         self._row_bytes = self._bytes = 0
+        self._order = "per_route"  # of the options
 
     def learn(self, y: Any) -> None:
         """Records the properties of a successful call. The lock must be held."""
@@ -168,8 +169,9 @@ class Combine(_Weighted):
         return _apart(to, size, y.data_ptr(), self._bytes) \
             and (topk_weights is None or _apart(to, size, topk_weights.data_ptr(), 4 * tokens * self._topk))
 
-    def __call__(self, y: Any, received: Any, topk_weights: Any, stream: Optional[int] = None, out: Any = None) -> Any:
-        """Returns the sums, or None if not applicable."""
+    def __call__(self, y: Any, received: Any, topk_weights: Any, stream: Optional[int] = None, out: Any = None,
+                 order: str = "per_route") -> Any:
+        """Returns the sums, or None if not applicable. order: "per_route" or "per_rank"."""
         if type(y) is not self._Tensor or received._at is None or y.requires_grad or (topk_weights is not None and topk_weights.requires_grad):
             return None
         self._acquire()
@@ -179,6 +181,8 @@ class Combine(_Weighted):
             if topk_weights is not None or self._weighted:
                 if not self._take_weights(topk_weights, (received.num_tokens, self._topk)):
                     return None
+            if order != self._order:
+                self._options.order, self._order = ORDERS[order], order
             if self._cuda:
                 if not self._place(self._options, y, topk_weights, stream):
                     return None
@@ -202,7 +206,7 @@ class Combine(_Weighted):
 
 
 class Layer(_Repeated):
-    """A forward pass of a layer into the caller's tensor, with any number of tokens."""
+    """A forward pass of a layer into a new tensor or the caller's tensor, with any number of tokens."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__(layer, "sy_moe_layer_forward")
@@ -218,32 +222,41 @@ class Layer(_Repeated):
         return (type(tensor) is self._Tensor and tensor.dtype is dtype and tensor.shape == shape and not tensor.requires_grad
                 and tensor.is_contiguous() and (tensor.is_cuda and tensor.get_device() == device if self._cuda else tensor.is_cpu))
 
-    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, out: Any, stream: Optional[int] = None) -> bool:
-        """Returns False if not applicable. If `stream` is None, uses the current stream of x's GPU."""
+    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, out: Any, stream: Optional[int] = None) -> Any:
+        """Returns the tensor, or None if not applicable. If `stream` is None, uses the current stream of x's GPU."""
         if type(x) is not self._Tensor or type(topk_ids) is not self._Tensor or len(x.shape) != 2:
-            return False
+            return None
         self._acquire()
         try:
             tokens, device = x.shape[0], x.get_device()
             rows, routes, wide = (tokens, self._hidden), (tokens, self._topk), self._wide.get(topk_ids.dtype)
             if wide is None or not self._owned.pointer or not self._fits(x, self._type, rows, device) \
-                    or not self._fits(topk_ids, topk_ids.dtype, routes, device) or not self._fits(out, self._type, rows, device) \
+                    or not self._fits(topk_ids, topk_ids.dtype, routes, device) \
                     or not (topk_weights is None or self._fits(topk_weights, self._f32, routes, device)):
-                return False
-            at, ids, to, size = x.data_ptr(), topk_ids.data_ptr(), out.data_ptr(), tokens * self._row_bytes
-            scale = None if topk_weights is None else topk_weights.data_ptr()
-            places = tokens * self._topk
-            if not (_apart(to, size, at, size) and _apart(to, size, ids, 8 * places if wide else 4 * places)
-                    and (scale is None or _apart(to, size, scale, 4 * places))):
-                return False
+                return None
+            at, ids, scale = x.data_ptr(), topk_ids.data_ptr(), None if topk_weights is None else topk_weights.data_ptr()
+            if out is None:
+                result = self._rows(tokens, self._hidden, x)
+                to = result.data_ptr()
+            elif self._fits(out, self._type, rows, device):
+                result, to, size, places = out, out.data_ptr(), tokens * self._row_bytes, tokens * self._topk
+                if not (_apart(to, size, at, size) and _apart(to, size, ids, 8 * places if wide else 4 * places)
+                        and (scale is None or _apart(to, size, scale, 4 * places))):
+                    return None
+            else:
+                return None
             if self._cuda:
+                self._options.known_memory = device == self._device
                 self._options.stream = self._raw_stream(device) if stream is None else stream
             i = self._ids
             i.data, i.num_tokens, i.is_int64 = ids, tokens, wide
             self._from.value, self._weights.value, self._result.value = at, scale, to
             check(self._function(self._at, self._from, self._by_ids, self._weights, self._result, self._by_options))
-            self._wrote((out,))
-            return True
+            if out is not None:
+                self._wrote((out,))
+            if self._device < 0 and self._cuda and at:
+                self._device = device
+            return result
         finally:
             self._release()
             if self._later:

@@ -129,7 +129,8 @@ class MoeLayerMemory(Struct):
 
 class MoeLayerCall(Struct):
     name = "sy_moe_layer_call"
-    _fields_ = [("struct_size", c_size_t), ("stream", c_void_p), ("device_tokens", c_void_p), ("num_sms", c_int32), ("add", c_int32)]
+    _fields_ = [("struct_size", c_size_t), ("stream", c_void_p), ("device_tokens", c_void_p), ("num_sms", c_int32), ("add", c_int32),
+                ("known_memory", c_int32), ("reserved", c_int32)]
 
 
 class LedgerConfig(Struct):

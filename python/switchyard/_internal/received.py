@@ -26,7 +26,6 @@ class Received:
     """
 
     _at: Optional[ctypes.c_void_p] = None  # pointer that repeated calls pass; set only in real outputs
-    _weighted = False  # whether the last dispatch into it had weights
 
     def __reduce__(self) -> Any:
         raise TypeError("a Received belongs to its process and cannot be pickled or copied: copy its arrays")

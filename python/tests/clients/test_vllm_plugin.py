@@ -98,6 +98,11 @@ def test_a_failing_rank_ends_a_pass_of_the_layer():
     assert found.startswith(("PeerFailed", "PeerTimeout")) and "rank 1" in found, found
 
 
+def test_the_last_output_of_a_rank_that_dies_is_shown():
+    with pytest.raises(AssertionError, match="rank 0:\nno answer, exit code -6; its last output:\nterminate called: the cause\nFatal Python"):
+        in_vllm("terminated", 1)
+
+
 def test_vllm_ends_the_groups_of_layers():
     assert in_vllm("destroyed_manager", 2) == [(1, 0)] * 2
 

@@ -58,8 +58,9 @@ def test_exchange(ranks, world, sending):
             assert y.shape == received.x.shape == (len(group.experts_of(EXPERTS)), world * TOKENS, HIDDEN)
             with np.errstate(all="ignore"):  # invalid rows may have any bits
                 y[:] = received.x * np.float32(3)
-            out = exchange.combine(y, received)
-            assert np.array_equal(out, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made, "per_route", weighted))
+            for order in ("per_route", "per_rank"):
+                out = exchange.combine(y, received, order=order)
+                assert np.array_equal(out, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made, order, weighted))
         own = exchange.combine(y, received, topk_weights=weights, out=np.empty_like(x))
         assert np.array_equal(own, oracle.combine_expert_major(inputs, EXPERTS, group.rank, made, "per_route", True))
         assert exchange.last_call().total_us > 0

@@ -157,7 +157,6 @@ OTHERS = [
     ("ll.combine(Y.astype('f8'), received)", "InvalidArgument", "y"),
     ("ll.combine(Y, received, topk_weights=W[:2])", "InvalidArgument", "topk_weights"),
     ("ll.combine(Y, received, topk_weights=W, order='per_rank')", "Unsupported", "topk_weights"),
-    ("ll.combine(Y, ll.dispatch(X, IDS, W), order='per_rank')", "InvalidArgument", "topk_weights"),
     ("ll.combine(Y, received, order='per_host')", "Unsupported", "order"),
     ("ll.combine(Y, received, order=1)", "InvalidArgument", "order"),
     ("ll.combine(Y, received, expert_scale=np.ones(3, 'f4'))", "InvalidArgument", "expert_scale"),

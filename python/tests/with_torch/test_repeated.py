@@ -76,6 +76,8 @@ def test_low_latency(ranks, taken):
             valid = torch.from_numpy((given.ids >= 0) & (given.ids < SHAPE["num_experts"]))
             plain = torch.from_numpy(sums_of(given, 2))
             assert torch.allclose(ll.combine(y, received), plain if weights is None else _weighted(given, valid, later))
+            for order in ("per_rank", "per_route", "per_rank"):
+                assert torch.allclose(ll.combine(y, received, order=order), plain if weights is None else _weighted(given, valid, later))
             assert torch.allclose(ll.combine(y, received, topk_weights=later), _weighted(given, valid, later))
             out = torch.full((len(x), SHAPE["hidden"]), -1.0)
             assert ll.combine(y, received, out=out) is out
@@ -90,7 +92,7 @@ def test_low_latency(ranks, taken):
         return torch.from_numpy(given.x) * 2 * torch.where(valid, weights, 0).sum(1, keepdim=True)
 
     ranks(rank, 1)
-    assert taken[_repeated.Dispatch] > 10 and taken[_repeated.Combine] > 280
+    assert taken[_repeated.Dispatch] > 10 and taken[_repeated.Combine] > 450
 
 
 def test_combine(ranks, taken):
@@ -305,7 +307,8 @@ def recorded(monkeypatch):
     """Library calls as (known_memory, stream). Rejects tensors that are not on GPU 1 whenever it has to query their
     location."""
     calls = []
-    options_at = {"sy_low_latency_dispatch": 4, "sy_low_latency_combine": 4, "sy_exchange_combine": 4, "sy_exchange_dispatch_cached": 3}
+    options_at = {"sy_low_latency_dispatch": 4, "sy_low_latency_combine": 4, "sy_exchange_combine": 4, "sy_exchange_dispatch_cached": 3,
+                  "sy_moe_layer_forward": 5}
     here = types.SimpleNamespace(right=True)
 
     def bare(name):
@@ -320,7 +323,8 @@ def recorded(monkeypatch):
         if code:
             raise sy.InvalidArgument("lies on another GPU")
 
-    fake_torch = types.SimpleNamespace(Tensor=Tensor, raw_stream=lambda device: 100 + device, dtypes={2: "f32"}, codes={"bf16": 0, "i64": 11},
+    fake_torch = types.SimpleNamespace(Tensor=Tensor, raw_stream=lambda device: 100 + device, dtypes={0: "bf16", 2: "f32", 10: "i32", 11: "i64"},
+                                       codes={"bf16": 0, "i64": 11},
                                        rows=lambda number, columns, like: Tensor(like.device, (number, columns), like.dtype),
                                        increment_version=lambda tensor: None)
     monkeypatch.setattr(_repeated, "bare", bare)
@@ -331,7 +335,7 @@ def recorded(monkeypatch):
 
 def an_exchange():
     group = types.SimpleNamespace(_lock=_ffi.CallLock())
-    return types.SimpleNamespace(_owned=types.SimpleNamespace(pointer=1), pointer=1, group=group, _backend=1, hidden=8, topk=2)
+    return types.SimpleNamespace(_owned=types.SimpleNamespace(pointer=1), pointer=1, group=group, _backend=1, hidden=8, topk=2, _row_type=0)
 
 
 def ways():
@@ -355,10 +359,15 @@ def ways():
         it.learn(Tensor(x, (tokens, 8)))
         return it(Tensor(x, (tokens, 8)), handle, 0)
 
-    return {_repeated.Dispatch: dispatch, _repeated.Combine: combine, _repeated.NormalCombine: normal, _repeated.NormalDispatch: normal}
+    def layer(it, x, others, tokens):
+        rows, ids = Tensor(x, (tokens, 8)), Tensor(x, (tokens, 2), "i64")
+        return it(rows, ids, Tensor(x, (tokens, 2), "f32"), Tensor(x, (tokens, 8)))
+
+    return {_repeated.Dispatch: dispatch, _repeated.Combine: combine, _repeated.NormalCombine: normal, _repeated.NormalDispatch: normal,
+            _repeated.Layer: layer}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, _repeated.Layer])
 def test_known_memory(kind, recorded):
     """known_memory is set for tensors on the GPU on which the library has itself located memory, and for no others."""
     calls, here = recorded

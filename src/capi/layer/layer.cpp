@@ -9,9 +9,11 @@
 #include <string>
 #include <utility>
 
+#include "capi/call_options.hpp"
 #include "capi/errors.hpp"
 #include "capi/layer/structs.hpp"
 #include "capi/internal_exports.hpp"
+#include "layer/known_memory.hpp"
 #include "switchyard/c/layer.h"
 
 using namespace switchyard;
@@ -89,7 +91,10 @@ sy_code sy_moe_layer_destroy(sy_moe_layer* layer) {
 
 sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* ids, const float* weights, void* out,
                              const sy_moe_layer_call* call) {
-  return collective_on(layer, [&] { layer->layer.forward(x, from_c(ids), weights, out, from_c(call)); });
+  return collective_on(layer, [&] {
+    const CallOptions<sy_moe_layer_call> o = read_options(call, "call");
+    LayerCalls::forward(layer->layer, x, from_c(ids), weights, out, o.twin, o.known_memory);
+  });
 }
 
 sy_code sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t** dropped, int64_t* count) {

@@ -64,8 +64,9 @@ struct FusedMoeCall {
   /// Pointer to T in the rank's memory (CUDA: in GPU memory), or null. T is read when the call runs and is clamped to [0,
   /// topk_ids.num_tokens]. All of x and the ids must be readable. Rows T and above of `out` are not written.
   const int32_t* device_tokens = nullptr;
-  bool add = false;    ///< the sums start with the rows in `out` instead of +0
-  int weight_set = 0;  ///< index of the weight set; identical on all ranks and in both halves of a layer
+  bool add = false;           ///< the sums start with the rows in `out` instead of +0
+  int weight_set = 0;         ///< index of the weight set; identical on all ranks and in both halves of a layer
+  bool known_memory = false;  ///< CUDA: exchange/normal/known_memory.hpp
 };
 
 /// Memory used by a FusedMoe on the rank with the most experts, in bytes. R is the capacity, or W * max_tokens * K.

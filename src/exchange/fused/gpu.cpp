@@ -257,11 +257,11 @@ class CudaFused final : public FusedImpl {
     gpu_.check_sms("MoeLayerCall", o.num_sms);
     if (config.dtype == DType::fp8_e4m3 && o.num_sms == 1)
       invalid("MoeLayerCall::num_sms", " = 1: must be 0 or at least 2 for fp8_e4m3");
-    gpu_.check_pointer("x", x, 16);
-    gpu_.check_pointer("topk_ids.data", ids.data, ids.is_int64 ? 8 : 4);
-    gpu_.check_pointer("topk_weights", weights, 4);
-    gpu_.check_pointer("out", out, 16);
-    gpu_.check_pointer("MoeLayerCall::device_tokens", o.device_tokens, 4);
+    gpu_.check_pointer("x", x, 16, o.known_memory);
+    gpu_.check_pointer("topk_ids.data", ids.data, ids.is_int64 ? 8 : 4, o.known_memory);
+    gpu_.check_pointer("topk_weights", weights, 4, o.known_memory);
+    gpu_.check_pointer("out", out, 16, o.known_memory);
+    gpu_.check_pointer("MoeLayerCall::device_tokens", o.device_tokens, 4, o.known_memory);
   }
 
   void make_memory() {

@@ -31,14 +31,14 @@ class GpuTokenQuantiser final : public TokenQuantiser {
     gemm::check_gpu(gemm::load_quantise_rows(), kClass, "kernel that quantizes tokens");
   }
 
-  ConstRows quantise(const ConstRows& x, const MoeLayerCall& call, int num_sms) override {
+  ConstRows quantise(const ConstRows& x, const FormCall& call, int num_sms) override {
     auto* const scales = static_cast<std::byte*>(memory_.data());
     ConstRows to{
         scales + static_cast<size_t>(max_tokens_) * scale_bytes_, x.rows, hidden_, DType::fp8_e4m3, scales, ScaleKind::f32};
     const auto stream = static_cast<gpu::Stream>(call.stream);
     if (x.rows <= 0 || x.rows > max_tokens_ || !accepts(stream)) return to;
-    if (call.device_tokens != nullptr && !reads(call.device_tokens, 4)) return to;
-    if (!reads(x.data, 16)) {
+    if (call.device_tokens != nullptr && !reads(call.device_tokens, 4, call.known_memory)) return to;
+    if (!reads(x.data, 16, call.known_memory)) {
       to.data = x.data;
       return to;
     }
@@ -59,16 +59,24 @@ class GpuTokenQuantiser final : public TokenQuantiser {
 
  private:
   /// False if a dispatch rejects the stream because it belongs to another GPU. A dispatch does not check streams in capture.
-  bool accepts(gpu::Stream stream) const {
+  bool accepts(gpu::Stream stream) {
     if (gpu::is_legacy(stream) || gpu::is_per_thread(stream) || capture_of(stream).active) return true;
+    unsigned long long id = kNoStream;
     int on = -1;
-    if (gpu::device_of(stream, &on) == gpu::kOk) return on == device_;
+    if (gpu::id_of(stream, &id) == gpu::kOk) {
+      if (id == checked_stream_) return true;
+      if (gpu::device_of(stream, &on) == gpu::kOk) {
+        if (on == device_) checked_stream_ = id;
+        return on == device_;
+      }
+    }
     gpu::forget_error();
     return false;
   }
-  /// True if kernels of this GPU can read the memory.
-  bool reads(const void* p, size_t alignment) const {
+  /// True if kernels of this GPU can read the memory. `known`: the caller guarantees its place (layer/known_memory.hpp).
+  bool reads(const void* p, size_t alignment, bool known) const {
     if (p == nullptr || reinterpret_cast<uintptr_t>(p) % alignment != 0) return false;
+    if (known) return true;
     gpu::MemoryPlace place;
     if (gpu::look_up(&place, p) != gpu::kOk) {
       gpu::forget_error();
@@ -77,8 +85,11 @@ class GpuTokenQuantiser final : public TokenQuantiser {
     return place.kind == gpu::MemoryKind::managed || (place.kind == gpu::MemoryKind::device && place.device == device_);
   }
 
+  static constexpr unsigned long long kNoStream = ~0ull;
+
   int64_t max_tokens_, hidden_;
   size_t scale_bytes_;
+  unsigned long long checked_stream_ = kNoStream;  ///< the last stream that was verified to belong to this GPU
   int multiprocessors_ = 0, device_ = -1;
   gemm::GpuMemory memory_;
 };

@@ -16,8 +16,9 @@ from ._standard import GROUP, PrepareAndFinalize, rounded, weighted
 
 class SwitchyardBatched(PrepareAndFinalize):
     """Dispatches tokens to rows by expert: [L, world * max_tokens, H] for the L experts of this rank. Shapes are fixed, counts
-    remain on the device, and all calls can be captured. Each row is sent once per rank (``sending="per_rank"``). Combine
-    multiplies the row of each route by its weight (``order="per_route"``), because batched experts return unweighted rows.
+    remain on the device, and all calls can be captured. Each token crosses to a rank once: dispatch also sends the routing weights,
+    by which combine multiplies the experts' rows on this rank, and combine returns one sum per (token, rank)
+    (``order="per_rank"``).
 
     Args:
         buffer: objects of the process group.
@@ -82,7 +83,7 @@ class SwitchyardBatched(PrepareAndFinalize):
         if apply_router_weight_on_input:
             a1 = weighted(a1, topk_weights)
         ids = topk_ids if self._physical is None else self._physical[topk_ids]
-        received = self._exchange.dispatch(a1, ids, output=self._received)
+        received = self._exchange.dispatch(a1, ids, None if apply_router_weight_on_input else topk_weights, output=self._received)
         x, scales = received.x, received.scales
         if self._quantized:
             x, scales = moe_kernel_quantize_input(x.view(-1, x.shape[-1]), quant_config.a1_scale, quant_config.quant_dtype,
@@ -92,6 +93,6 @@ class SwitchyardBatched(PrepareAndFinalize):
 
     def finalize(self, output: torch.Tensor, fused_expert_output: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
                  apply_router_weight_on_input: bool, weight_and_reduce_impl: Any) -> None:
-        """Collective. Writes to `output` [T, H] the weighted sum of the experts' rows [L, R, H], which are read in place."""
-        weights = torch.ones_like(topk_weights) if apply_router_weight_on_input else topk_weights
-        self._exchange.combine(fused_expert_output, self._received, topk_weights=weights, out=output)
+        """Collective. Writes to `output` [T, H] the weighted sum of the experts' rows [L, R, H], which are read in place. The
+        weights are those of prepare."""
+        self._exchange.combine(fused_expert_output, self._received, order="per_rank", out=output)

@@ -312,6 +312,12 @@ def failing_layer(rank, world, store):
     return ""
 
 
+def terminated(rank, world, store):
+    """Ends as a process does in which torch calls std::terminate."""
+    os.write(2, b"terminate called: the cause\n")
+    os.abort()
+
+
 def destroyed_manager(rank, world, store):
     """Returns the number of open groups of a layer before and after vLLM destroys its manager."""
     from switchyard.engines.vllm import _ranks

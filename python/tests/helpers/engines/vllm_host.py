@@ -34,10 +34,17 @@ def import_vllm(device, path):
         importlib.import_module(name)
 
 
+def _log_of(arguments, rank):
+    """Returns the file of a rank's stderr. arguments: those of its scenario."""
+    return f"{arguments[0]}.stderr{rank}"
+
+
 def _rank(rank, world, device, path, scenario, arguments, end):
     """Runs `scenario(rank, world, *arguments)`, a function of SCENARIOS or "module:function", in a separate process
     and sends (result, traceback). After a success, waits for a message, because the end of this process would be a failure for
     ranks that are still in their last call, which may need this rank's GPU and memory."""
+    with open(_log_of(arguments, rank), "wb") as log:
+        os.dup2(log.fileno(), 2)  # shown if the process ends without an answer
     # Prints the stacks of all threads in std::terminate, which torch calls, for example, if the machine's limit of threads stops
     # ProcessGroupGloo between its two worker threads: "terminate called without an active exception", exit code -6.
     faulthandler.enable()
@@ -104,6 +111,10 @@ def _play(context, world, given):
                 answers[waiting[ours]] = (None, f"no answer, exit code {processes[waiting[ours]].exitcode}")
         if not ready:
             answers.update({rank: (None, f"no answer in {DEADLINE} s") for rank in waiting.values()})
+    for rank, (_, error) in answers.items():
+        if error and error.startswith("no answer"):
+            with open(_log_of(given[-1], rank), encoding="utf-8", errors="replace") as log:
+                answers[rank] = (None, f"{error}; its last output:\n{log.read()[-4000:]}")
     for process, ours in zip(processes, pipes):
         with contextlib.suppress(OSError):
             ours.send(None)  # all ranks have answered
