@@ -33,9 +33,12 @@ __device__ __forceinline__ void dispatch(const CudaLowLatencyDispatch& args, con
   const int tokens = tokens_now(args.d.tokens, args.device_tokens);
   if (halves.send) prefetch_first_part(w, args.d, tokens);
   share_params(args.d, p);
-  if (halves.send) clear_sets(args.d, dynamic_shared, shape);
-  if constexpr (kSelects)
+  if constexpr (kSelects) {
+    if (halves.send) clear_sets(args.d, dynamic_shared, slots.without_table(shape));
     if (halves.send) slots.share(dynamic_shared, shape);
+  } else {
+    if (halves.send) clear_sets(args.d, dynamic_shared, shape);
+  }
   __syncthreads();
   fence_entry(w);
   if (halves.send) stage_sending(args.d, ids, tokens, dynamic_shared, shape, p, slots);

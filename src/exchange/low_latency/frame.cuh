@@ -105,10 +105,9 @@ __device__ int stage_ids(const IdReader& args, EarlyIds early, int count, int32_
 __device__ inline void clear_sets(const LowLatencyDispatchParams& args, std::byte* shared, const CudaShape& shape) {
   if (shape.block_bytes == 0 || !args.with_places) return;
   const int at = staged_id_bytes(args.tokens * args.layout.topk);
-  const auto words = static_cast<unsigned>(staged_set_bytes(args.tokens, args.layout.map.experts) / 4);
   auto* const sets = reinterpret_cast<uint32_t*>(shared + shape.block_at() + at);
 #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < words; i += blockDim.x) sets[i] = 0;
+  for (unsigned i = threadIdx.x; i < (shape.block_bytes - static_cast<unsigned>(at)) / 4; i += blockDim.x) sets[i] = 0;
 }
 
 /// If there is room, stages in the block's shared memory, starting at shape.block_at(), the ids that a call sends and the set

@@ -28,6 +28,11 @@ class SlotLookup {
     for (int a = 0; a < kEach; ++a)
       if (const int i = word(a); i < num_words_) early_[a] = table_.words[i];
   }
+  /// The shape without the block's memory for the table.
+  __device__ CudaShape without_table(CudaShape shape) const {
+    if (shape.block_bytes > 0) shape.block_bytes -= static_cast<uint32_t>((num_words_ * 4 + 15) / 16 * 16);
+    return shape;
+  }
   /// Writes the table to the end of the block's shared memory.
   __device__ void share(std::byte* shared, const CudaShape& shape) {
     auto* const copy = reinterpret_cast<uint32_t*>(shared + shape.shared_bytes()) - num_words_;
