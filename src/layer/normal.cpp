@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/as_error.hpp"
+#include "layer/gpu/gpu_place.hpp"
 #include "layer/impl.hpp"
 #include "layer/quantise_tokens.hpp"
 
@@ -28,6 +29,7 @@ class NormalLayer final : public LayerForm {
     Dispatched d = exchange_.dispatch(tokens_ ? quantised(x, ids, weights, call) : x, ids, weights, dispatch_options(call));
     {
       const RowBuffer y = exchange_.allocate_rows(d.handle, config.token_dtype(), call.stream);
+      order_after(call.stream, call.weights_ready);
       experts_.of(set).forward(d.x, ExpertRows::of(d), y.rows(), experts_.call(call));
       exchange_.combine(y.rows(), d.handle, out, combine_options(call, out));
     }

@@ -34,6 +34,14 @@ sy_code collective_on(sy_moe_layer* layer, Body&& body) noexcept {
   return collective(*layer->group, std::forward<Body>(body));
 }
 
+MoeLayerCall call_of(const sy_moe_layer_call* given) {
+  if (!given) return {};
+  const sy_moe_layer_call c = read_struct(given, kInit<sy_moe_layer_call>, "call");
+  MoeLayerCall call = twin_of(c, "call");
+  call.selector = sy_internal_slot_selector_1(c.selector);
+  return call;
+}
+
 }  // namespace
 
 extern "C" {
@@ -89,7 +97,7 @@ sy_code sy_moe_layer_destroy(sy_moe_layer* layer) {
 
 sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* ids, const float* weights, void* out,
                              const sy_moe_layer_call* call) {
-  return collective_on(layer, [&] { layer->layer.forward(x, from_c(ids), weights, out, from_c(call)); });
+  return collective_on(layer, [&] { layer->layer.forward(x, from_c(ids), weights, out, call_of(call)); });
 }
 
 sy_code sy_moe_layer_dropped(const sy_moe_layer* layer, const uint8_t** dropped, int64_t* count) {
