@@ -30,6 +30,7 @@
 
 namespace switchyard {
 
+class SlotSelector;
 namespace detail {
 struct LayerCalls;
 }
@@ -101,7 +102,7 @@ struct MoeLayerConfig {
   DType token_dtype() const { return dtype == DType::fp8_e4m3 ? DType::bf16 : dtype; }
 };
 
-/// Settings of one call. All ranks must pass the same `add` and agree on whether device_tokens is null.
+/// Settings of one call. All ranks must pass the same `add` and `selector`, and agree on whether device_tokens is null.
 struct MoeLayerCall {
   void* stream = nullptr;  ///< CUDA: cudaStream_t; null: the legacy default stream
   /// CUDA: maximum number of multiprocessors for each kernel of the call, in [1, those of the GPU / ranks on it]. 0: the
@@ -117,6 +118,12 @@ struct MoeLayerCall {
   /// rounded to token_dtype() as without `add`, and the row becomes round(float32(out) + float32(layer)), which adds one
   /// rounding.
   bool add = false;
+  /// If not null, `topk_ids` are expert ids, which the call replaces with slots (LowLatencyDispatchOptions::selector); the layer's
+  /// experts are the slots of the map. Only MoeExchange::low_latency; pass the slots of SlotSelector::select() to other layers.
+  SlotSelector* selector = nullptr;
+  /// CUDA: cudaEvent_t after which the weights are complete, for example SlotWeights::ready_event(), or null. The separate form
+  /// waits for it on the stream between dispatch and the experts, the fused form before its kernel. Not during stream capture.
+  void* weights_ready = nullptr;
 };
 
 /// Memory used by a layer on the rank with the most experts, in bytes, excluding the caller's arrays. docs/layer.md gives the

@@ -36,6 +36,14 @@ sy_code collective_on(sy_moe_layer* layer, Body&& body) noexcept {
   return collective(*layer->group, std::forward<Body>(body));
 }
 
+CallOptions<sy_moe_layer_call> read_call(const sy_moe_layer_call* given) {
+  if (!given) return {};
+  const sy_moe_layer_call c = read_struct(given, kInit<sy_moe_layer_call>, "call");
+  CallOptions<sy_moe_layer_call> call = call_options(c, "call");
+  call.twin.selector = sy_internal_slot_selector_1(c.selector);
+  return call;
+}
+
 }  // namespace
 
 extern "C" {
@@ -92,7 +100,7 @@ sy_code sy_moe_layer_destroy(sy_moe_layer* layer) {
 sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* ids, const float* weights, void* out,
                              const sy_moe_layer_call* call) {
   return collective_on(layer, [&] {
-    const CallOptions<sy_moe_layer_call> o = read_options(call, "call");
+    const CallOptions<sy_moe_layer_call> o = read_call(call);
     LayerCalls::forward(layer->layer, x, from_c(ids), weights, out, o.twin, o.known_memory);
   });
 }
