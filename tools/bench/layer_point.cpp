@@ -88,6 +88,7 @@ LayerPoint make_layer_point(const BenchOptions& o) {
   p.spec.accumulate = accumulate_named(o.accumulate);
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
+    p.spec.fused_rows = (o.capacity * o.tokens * p.options.topk + 99) / 100;
     p.spec.fused = why_not_fused(p.spec).empty();
     p.spec.fused_per_rank = p.spec.order == CombineOrder::per_rank;
   } else {

@@ -132,6 +132,8 @@ MISTAKES = [
     ("bench --accumulate fast", "--accumulate: given with --mode normal", "it belongs to --mode layer"),
     ("bench --mode layer --accumulate fast", "--accumulate: 'fast' given with bf16 experts", "--quantize f32 or ue8m0"),
     ("bench --mode layer --accumulate loose", "--accumulate: 'loose' given", "exact", "fast"),
+    ("bench --capacity 125", "--capacity: given with --mode normal", "it belongs to --mode layer"),
+    ("bench --mode layer --capacity 0", "--capacity: '0' given", "from 1 to 6400"),
     ("bench --spare-slots 2", "--spare-slots: given with --mode normal", "it belongs to --mode layer"),
     ("bench --balance", "--balance: given with --mode normal", "it belongs to --mode layer"),
     ("bench --mode layer --balance", "--balance: given without --spare-slots"),
