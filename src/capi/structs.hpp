@@ -54,7 +54,8 @@ static_assert(SY_SIZE_EXACT == static_cast<int>(SizePolicy::exact) &&
               SY_SIZE_WORST_CASE == static_cast<int>(SizePolicy::worst_case) &&
               SY_SIZE_AUTOMATIC == static_cast<int>(SizePolicy::automatic));
 static_assert(SY_OVERFLOW_FAIL == static_cast<int>(Overflow::fail) &&
-              SY_OVERFLOW_DROP_AND_REPORT == static_cast<int>(Overflow::drop_and_report));
+              SY_OVERFLOW_DROP_AND_REPORT == static_cast<int>(Overflow::drop_and_report) &&
+              SY_OVERFLOW_SPLIT == static_cast<int>(Overflow::split));
 static_assert(SY_INVALID_IDS_RAISE == static_cast<int>(InvalidIds::raise) &&
               SY_INVALID_IDS_COUNT == static_cast<int>(InvalidIds::count));
 static_assert(SY_PADDING_ZERO == static_cast<int>(Padding::zero) &&

@@ -121,6 +121,7 @@ LayerPoint make_layer_point(const BenchOptions& o) {
   p.spec.sms = {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)};
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
+    p.spec.fused_rows = (o.capacity * o.tokens * p.options.topk + 99) / 100;
     p.spec.fused = why_not_fused(p.spec).empty();
     p.spec.fused_per_rank = p.spec.order == CombineOrder::per_rank;
   } else {

@@ -35,6 +35,7 @@ constexpr Axis kAxes[] = {
     {"intermediate", &BenchOptions::intermediate, 1, 1 << 17},
     {"pieces", &BenchOptions::pieces, 1, 16},
     {"late-us", &BenchOptions::late_us, 0, kMaxLateUs},
+    {"capacity", &BenchOptions::capacity, 1, kMaxCapacity},
     {"spare-slots", &BenchOptions::spare_slots, 0, kMaxSpareSlots},
 };
 
@@ -191,6 +192,7 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"alignment", o.alignment != defaults.alignment, aligned},
       {"exchange", o.exchange != defaults.exchange, layer},
       {"intermediate", o.intermediate != defaults.intermediate, layer},
+      {"capacity", o.capacity != defaults.capacity, layer},
       {"spare-slots", o.spare_slots != defaults.spare_slots, layer},
       {"accumulate", o.accumulate != defaults.accumulate, layer},
       {"scaling", o.scaling != defaults.scaling, layer},

@@ -26,14 +26,18 @@ void add_shape(Options& add, BenchOptions& o) {
   add.toggle("--contest", o.contest, "flat: measure the five benchmark shapes of the published all-to-all contest, in f16");
   add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
             "Measure each of these values of tokens, ranks, warps, blocks, hidden, sms, topk, experts, intermediate, pieces, "
-            "late-us, spare-slots, dtype, quantize, accumulate, scaling, intermediate-scaling, scale-order, sending, routing, "
-            "layout or order. Several sweeps are combined");
+            "late-us, capacity, spare-slots, dtype, quantize, accumulate, scaling, intermediate-scaling, scale-order, sending, "
+            "routing, layout or order. Several sweeps are combined");
 }
 
 void add_layer(Options& add, BenchOptions& o) {
   add.choice("--exchange", o.exchange, {kNormal.name, kLowLatency.name}, "layer: mode of the exchange around the experts");
   add.automatic("--intermediate", o.intermediate, 1, 1 << 17,
                 "layer: intermediate size of an expert's MLP; auto: 2048 on GPUs, 64 on the CPU");
+  add.automatic(
+      "--capacity", o.capacity, 1, kMaxCapacity,
+      "layer: rows that a rank accepts in the fused form, in percent of the mean of all ranks; a call with more is split "
+      "into passes; auto: the default of the library");
   add.choice("--accumulate", o.accumulate, kAccumulate,
              "layer, with --quantize: sums of the fp8 products; fast: in the tensor cores, with the error stated in "
              "docs/gemm.md, and without the fused form");

@@ -41,6 +41,10 @@ MoeLayerConfig config_of(const LayerSpec& spec, MoeForm form, CombineOrder order
   c.intermediate_scaling = numbers.intermediate_scaling;
   c.form = form;
   c.order = order;
+  if (form == MoeForm::fused && spec.fused_rows > 0) {
+    c.capacity = spec.fused_rows;
+    c.overflow = Overflow::split;
+  }
   c.captured = false;
   c.storage = spec.backend == Backend::cuda ? WeightStorage::view : WeightStorage::packed;  // as in LayerExperts
   return c;

@@ -39,6 +39,7 @@ struct LayerSpec {
   bool calls = false;                           ///< with `separate`: the rank also has the calls one by one
   bool fused = false;                           ///< the rank has the fused form: only if why_not_fused() is empty
   CombineOrder fused_order = CombineOrder::per_route;
+  int64_t fused_rows = 0;                    ///< capacity of the fused form, beyond which a call is split; 0: its default
   bool fused_per_rank = false;               ///< with `fused`: the rank also has the fused form in order per_rank
   std::optional<SelectedRoutes> selected{};  ///< only without a separate MoeLayer
 

@@ -141,6 +141,8 @@ MISTAKES = [
     ("bench --intermediate-scaling fixed", "--intermediate-scaling: given with --mode normal", "it belongs to --mode layer"),
     ("bench --mode layer --intermediate-scaling block", "--intermediate-scaling: 'block' given", "per_group, fixed, per_row"),
     ("bench --mode layer --intermediate-scaling fixed", "--intermediate-scaling: 'fixed' given with --scaling block", "--scaling per_channel or group_channel"),
+    ("bench --capacity 125", "--capacity: given with --mode normal", "it belongs to --mode layer"),
+    ("bench --mode layer --capacity 0", "--capacity: '0' given", "from 1 to 6400"),
     ("bench --spare-slots 2", "--spare-slots: given with --mode normal", "it belongs to --mode layer"),
     ("bench --balance", "--balance: given with --mode normal", "it belongs to --mode layer"),
     ("bench --mode layer --balance", "--balance: given without --spare-slots"),
