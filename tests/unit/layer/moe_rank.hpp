@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "layer/known_memory.hpp"
 #include "switchyard/layer.hpp"
 #include "unit/expert/expert_layer.hpp"
 
@@ -307,10 +308,10 @@ class MoeRank {
     rig_.write(tokens_, &t, 4);
   }
   /// Collective, like by_hand().
-  void forward(MoeLayerCall call = {}) { forward_by(*layer_, call); }
-  void forward_by(MoeLayer& layer, MoeLayerCall call = {}) {
+  void forward(MoeLayerCall call = {}, bool known_memory = false) { forward_by(*layer_, call, known_memory); }
+  void forward_by(MoeLayer& layer, MoeLayerCall call = {}, bool known_memory = false) {
     call.stream = rig_.stream();
-    layer.forward(x_, arguments().ids, weights_, out_, call);
+    detail::LayerCalls::forward(layer, x_, arguments().ids, weights_, out_, call, known_memory);
   }
   void by_hand(bool add) {
     by_hand_->call(arguments_by_hand(), expected_, add && !m_.c.masked ? base_ : nullptr, rig_.stream());
