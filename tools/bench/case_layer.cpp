@@ -125,21 +125,7 @@ class LayerBench final : public BenchCaseOf<Run> {
       table.row(o, cells);
     }
     fmt::print("\n{}", table.text());
-    fmt::print(
-        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused, fused_per_rank: the whole layer in one call, "
-        "per_route and per_rank; other columns: single calls. up + down: both products "
-        "without exchange,\n  on the same rows; busiest: routes of the busiest rank over the mean, with --spare-slots replicas "
-        "per rank; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
-        "without padding.\n",
-        on_gpus(any()) ? ", cold L2" : "");
-    if (std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return arithmetic_of(r.options).quantises_tokens(); }))
-      fmt::print("  per_channel: layer includes the quantization of the tokens; dispatch does not.\n");
-    if (selects)
-      fmt::print(
-          "  selecting: the layer with ids of experts, which its calls replace with slots; layer: with the slots given.\n");
-    if (balances)
-      fmt::print(
-          "  balance: SlotSelector::balance with the weights to move, from the map without replicas, which is set first.\n");
+    print_notes(selects, balances);
     print_tail_of_table();
     print_fused_workers();
     print_failures();
@@ -175,44 +161,45 @@ class LayerBench final : public BenchCaseOf<Run> {
   std::string words_of(const Run& run) const override {
     return fmt::format("layer {:.1f} us, up + down {:.1f} us", run.p50("layer") * 1e6, run.p50("experts") * 1e6);
   }
+  static json config_of(const BenchOptions& o) {
+    return {{"backend", o.backend},
+            {"mode", o.mode},
+            {"exchange", o.exchange},
+            {"ranks", o.ranks},
+            {"ranks_are", o.processes ? "processes" : "threads"},
+            {"blocks", o.blocks},
+            {"warps", o.warps},
+            {"sms", o.sms},
+            {"combine_sms", o.combine_sms},
+            {"tokens_per_rank", o.tokens},
+            {"hidden", o.hidden},
+            {"intermediate", o.intermediate},
+            {"spare_slots", o.spare_slots},
+            {"balance", o.balance},
+            {"experts", o.experts},
+            {"topk", o.topk},
+            {"expert_alignment", o.alignment},
+            {"dtype", o.dtype},
+            {"quantize", o.quantize},
+            {"accumulate", o.accumulate},
+            {"scaling", o.scaling},
+            {"intermediate_scaling", o.intermediate_scaling},
+            {"scale_order", o.scale_order},
+            {"order", o.order},
+            {"sending", o.sending},
+            {"pieces", o.pieces},
+            {"routing", o.routing},
+            {"seed", o.seed},
+            {"iterations", o.iterations},
+            {"warmup", o.warmup},
+            {"turns", kLayerTurns},
+            {"graph_replay", on_gpus(o) && &exchange_of(o) != &kNormal},
+            {"cold_l2", on_gpus(o)},
+            {"statistic", "slowest rank"}};
+  }
   json describe(const Run& r) const override {
     const BenchOptions& o = r.options;
-    json out = {{"config",
-                 {{"backend", o.backend},
-                  {"mode", o.mode},
-                  {"exchange", o.exchange},
-                  {"ranks", o.ranks},
-                  {"ranks_are", o.processes ? "processes" : "threads"},
-                  {"blocks", o.blocks},
-                  {"warps", o.warps},
-                  {"sms", o.sms},
-                  {"combine_sms", o.combine_sms},
-                  {"tokens_per_rank", o.tokens},
-                  {"hidden", o.hidden},
-                  {"intermediate", o.intermediate},
-                  {"capacity_percent", o.capacity},
-                  {"spare_slots", o.spare_slots},
-                  {"balance", o.balance},
-                  {"experts", o.experts},
-                  {"topk", o.topk},
-                  {"expert_alignment", o.alignment},
-                  {"dtype", o.dtype},
-                  {"quantize", o.quantize},
-                  {"accumulate", o.accumulate},
-                  {"scaling", o.scaling},
-                  {"intermediate_scaling", o.intermediate_scaling},
-                  {"scale_order", o.scale_order},
-                  {"order", o.order},
-                  {"sending", o.sending},
-                  {"pieces", o.pieces},
-                  {"routing", o.routing},
-                  {"seed", o.seed},
-                  {"iterations", o.iterations},
-                  {"warmup", o.warmup},
-                  {"turns", kLayerTurns},
-                  {"graph_replay", on_gpus(o) && &exchange_of(o) != &kNormal},
-                  {"cold_l2", on_gpus(o)},
-                  {"statistic", "slowest rank"}}},
+    json out = {{"config", config_of(o)},
                 {"routes", r.routes},
                 {"most_routes_of_a_rank", r.max_routes_per_rank},
                 {"busiest_over_mean", r.busiest_over_mean()},
@@ -242,6 +229,24 @@ class LayerBench final : public BenchCaseOf<Run> {
  private:
   bool any_run_with(const char* key) const {
     return std::any_of(runs_.begin(), runs_.end(), [&](const Run& r) { return r.times.count(key) > 0; });
+  }
+  /// The explanation below the table.
+  void print_notes(bool selects, bool balances) const {
+    fmt::print(
+        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused, fused_per_rank: the whole layer in one call, "
+        "per_route and per_rank; other columns: single calls. up + down: both products "
+        "without exchange,\n  on the same rows; busiest: routes of the busiest rank over the mean, with --spare-slots replicas "
+        "per rank; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
+        "without padding.\n",
+        on_gpus(any()) ? ", cold L2" : "");
+    if (std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return arithmetic_of(r.options).quantises_tokens(); }))
+      fmt::print("  per_channel: layer includes the quantization of the tokens; dispatch does not.\n");
+    if (selects)
+      fmt::print(
+          "  selecting: the layer with ids of experts, which its calls replace with slots; layer: with the slots given.\n");
+    if (balances)
+      fmt::print(
+          "  balance: SlotSelector::balance with the weights to move, from the map without replicas, which is set first.\n");
   }
   /// Fused form: what its warps do. Shares are minima over ranks; times are maxima.
   void print_fused_workers() const {

@@ -64,14 +64,14 @@ void quantised_range(const float* row, const float* by, int64_t cols, const RowS
       return scale_of(*std::max_element(group.begin(), group.begin() + count), scales.kind);
     };
     const bool fixed = scales.fixed != 0;
-    const float least = fixed ? scales.fixed : scale(low), most = fixed ? scales.fixed : scale(high);
+    const float min_scale = fixed ? scales.fixed : scale(low), max_scale = fixed ? scales.fixed : scale(high);
     for (int64_t i = 0; i < count; ++i) {
       if (fixed) {
-        range[begin + i] = dequantised_fixed(high[at(i)], most) - dequantised_fixed(low[at(i)], least);
+        range[begin + i] = dequantised_fixed(high[at(i)], max_scale) - dequantised_fixed(low[at(i)], min_scale);
         continue;
       }
-      const auto [min, max] = std::minmax({dequantised(low[at(i)], least), dequantised(low[at(i)], most),
-                                           dequantised(high[at(i)], least), dequantised(high[at(i)], most)});
+      const auto [min, max] = std::minmax({dequantised(low[at(i)], min_scale), dequantised(low[at(i)], max_scale),
+                                           dequantised(high[at(i)], min_scale), dequantised(high[at(i)], max_scale)});
       range[begin + i] = max - min;
     }
   }

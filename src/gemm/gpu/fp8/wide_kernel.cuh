@@ -180,7 +180,7 @@ __device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, 
   from.load(at.slot);
   WideUnits units{from.row_scales, from.weight_scales};
 #pragma unroll 1
-  for (int block = 0;;) {
+  for (int left = p.inner_blocks; left > 0; --left) {
     const uint32_t slot = at.slot, weights = from.weights(p, slot);
     take_wide_turn();
     ptx::wgmma_begin();
@@ -189,7 +189,7 @@ __device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, 
     ptx::wgmma_commit();
     pass_wide_turn();
     advance(storage, at);
-    const bool more = ++block < p.inner_blocks, ready = more && ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
+    const bool more = left > 1, ready = more && ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
     ptx::wgmma_wait<0>();
     ptx::keep(sums.half[0]);
     ptx::keep(sums.half[1]);
