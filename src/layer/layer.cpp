@@ -17,8 +17,8 @@ namespace {
 constexpr const char* kClass = "MoeLayer";
 
 using detail::CurrentGpu;
-using detail::is_captured;
 using detail::GpuPlace;
+using detail::is_captured;
 using detail::LayerExperts;
 using detail::LayerSetup;
 

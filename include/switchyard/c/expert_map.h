@@ -49,9 +49,9 @@ sy_code sy_expert_map_divide(const sy_expert_map* map, const int64_t* routes_per
 /// from each rank to each expert. After an error, some ids may already be replaced.
 sy_code sy_expert_map_replace(const sy_expert_map* map, const int64_t* routes, int32_t source, int32_t* ids, int64_t num_ids);
 
-/// Writes the map `from` to `expert_of_slot` [W * C] with every slot empty whose expert differs in `to`. With this map in force,
-/// no call uses these slots, so sy_slot_weights_move can load them. Error: invalid_argument if an expert would be left without a
-/// slot.
+/// Writes the map `from` to `expert_of_slot` [W * C] with every slot empty whose expert differs in `to`. With this map in
+/// force, no call uses these slots, so sy_slot_weights_move can load them. Error: invalid_argument if an expert would be left
+/// without a slot.
 sy_code sy_expert_map_vacate(const sy_expert_map* from, const sy_expert_map* to, int32_t* expert_of_slot);
 
 /// Writes to `moved` the number of sets of weights to move: for each rank, the experts that it holds in `to` and not in `from`.
@@ -92,8 +92,8 @@ sy_code sy_slot_weights_wait(const sy_slot_weights* weights, void* stream);
 sy_code sy_slot_weights_ready(const sy_slot_weights* weights, sy_bool* done, void** event);
 
 /// Replaces the expert ids of each call on a rank with slots of a map, in the memory of the group's backend, and counts the
-/// routes to each expert. Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 per expert in total;
-/// NULL: all are equal. Error: mismatch if the map or the routes differ by rank.
+/// routes to each expert. Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most
+/// 2^40 per expert in total; NULL: all are equal. Error: mismatch if the map or the routes differ by rank.
 sy_code sy_slot_selector_create(sy_group* group, const sy_expert_map* map, const int64_t* routes, sy_slot_selector** selector);
 sy_code sy_slot_selector_destroy(sy_slot_selector* selector);
 
