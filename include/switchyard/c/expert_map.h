@@ -71,8 +71,8 @@ sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_exp
 typedef struct sy_slot_weights sy_slot_weights;
 
 /// Collective. Arguments as for sy_move_weights, with `slots_per_rank` slots per array. The arrays must stay valid until all
-/// ranks have destroyed their objects. GPUs of one host: memory of the kinds that sy_group_register accepts; `stream` is the
-/// stream of the copies, on which no call of the library runs.
+/// ranks have destroyed their objects. GPUs of one host: memory of the kinds that sy_group_register_memory accepts. `stream`:
+/// the stream of the copies, on which no call of the library runs.
 sy_code sy_slot_weights_create(sy_group* group, int32_t slots_per_rank, void* const* arrays, const size_t* slot_bytes,
                                int32_t num_arrays, size_t staging_bytes, void* stream, sy_slot_weights** weights);
 /// Local. Waits for this rank's copies.
