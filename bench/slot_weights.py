@@ -119,7 +119,7 @@ class Bench:
             def run(how):
                 if how == "before":
                     selector.select(ids, out=slots)
-                ll.dispatch(x, ids if how == "in dispatch" else slots, weights, output=output,
+                ll.dispatch(x, ids if how == "in dispatch" else slots, output=output,
                             selector=selector if how == "in dispatch" else None)
                 ll.combine(rows, output, order="per_rank", out=out)
 

@@ -2,8 +2,8 @@
 /// \file
 /// Replicated experts: the assignment of experts to ranks, the division of an expert's routes among its replicas, a planner
 /// that chooses the replicas from past loads, SlotSelector, which replaces the ids of each call, and move_weights() and
-/// SlotWeights, which load the weights. All functions are deterministic: equal arguments yield equal results on every rank. Those without a Group among their arguments
-/// run on the host and may be called from any thread.
+/// SlotWeights, which load the weights. All functions are deterministic: equal arguments yield equal results on every rank.
+/// Those without a Group among their arguments run on the host and may be called from any thread.
 ///
 /// The slots of a map are numbered like experts: slot p is expert p of an exchange with num_experts = num_slots(), in which
 /// each rank holds slots_per_rank consecutive experts. SlotSelector, or divide_source() and replace_by_slots(), replace each id
@@ -108,8 +108,8 @@ ExpertMap plan_replicas(std::span<const int64_t> routes_per_expert, const Expert
 int count_moved(const ExpertMap& from, const ExpertMap& to);
 
 /// Returns `from` with every slot empty whose expert differs in `to`. With this map in force, no call uses these slots, so
-/// SlotWeights::move() can load them in the background. \throws Error(invalid_argument) if the sizes of the maps differ, or if an
-/// expert would be left without a slot: such a change requires move_weights()
+/// SlotWeights::move() can load them in the background. \throws Error(invalid_argument) if the sizes of the maps differ, or if
+/// an expert would be left without a slot: such a change requires move_weights()
 ExpertMap vacate(const ExpertMap& from, const ExpertMap& to);
 
 /// Rates for plan_step(); equal on all ranks. The defaults are for bf16 experts of hidden 7168 and intermediate 2048 on H200s:
@@ -183,9 +183,9 @@ int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, s
 /// all ranks make them in the same order.
 ///
 /// GPUs of one host: every rank reads the weights of other ranks directly from their arrays, without staging memory and without
-/// kernels. The copies wait only for work enqueued before move(), never for another rank, so they cannot take part in a deadlock
-/// with calls on other streams, whatever multiprocessors these occupy. The ranks synchronize on the host, once per move. CPUs,
-/// and GPUs of several hosts: move() is move_weights().
+/// kernels. The copies wait only for work enqueued before move(), never for another rank, so they cannot take part in a
+/// deadlock with calls on other streams, whatever multiprocessors these occupy. The ranks synchronize on the host, once per
+/// move. CPUs, and GPUs of several hosts: move() is move_weights().
 class SlotWeights {
  public:
   /// Collective. `arrays`: as for move_weights(), each with `slots_per_rank` slots; they must stay valid until all ranks have
@@ -202,11 +202,12 @@ class SlotWeights {
   /// have different experts in the two maps, unless it is empty in `to`: vacate() returns such a map `from`. Returns the number
   /// of bytes that this rank receives from other ranks.
   ///
-  /// `group`: that of the constructor. Waits for the other ranks' hosts and for earlier work on the stream `after`, which contains all calls that use the slots to
-  /// be written and all writes to the weights of `from`; does not wait for the copies. Until they are complete on all ranks, the
-  /// weights of `from` must not change. Each rank's later work that uses the new weights must be ordered after its copies: with
-  /// wait(), or MoeLayerCall::weights_ready. Then set_map() may put `to` in force. Throws on all ranks, before any copy:
-  /// Error(invalid_argument), also during stream capture; Error(mismatch) if the maps differ by rank.
+  /// `group`: that of the constructor. Waits for the other ranks' hosts and for earlier work on the stream `after`, which
+  /// contains all calls that use the slots to be written and all writes to the weights of `from`; does not wait for the copies.
+  /// Until they are complete on all ranks, the weights of `from` must not change. Each rank's later work that uses the new
+  /// weights must be ordered after its copies: with wait(), or MoeLayerCall::weights_ready. Then set_map() may put `to` in
+  /// force. Throws on all ranks, before any copy: Error(invalid_argument), also during stream capture; Error(mismatch) if the
+  /// maps differ by rank.
   int64_t move(Group& group, const ExpertMap& from, const ExpertMap& to, void* after = nullptr);
   /// Local. Orders later work on `stream` after the copies of the last move(). Does not wait on the host. CPU: no effect.
   void wait(void* stream) const;
@@ -286,9 +287,9 @@ class SlotSelector {
   /// map stays in force, and the contents of `slots` are undefined.
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
                         const BalanceOptions& options = {});
-  /// Collective. As above, but the weights move in the background (SlotWeights::move): the call does not wait for the copies, so
-  /// that the dispatch of `slots` can run at the same time. Order the experts after the copies (MoeLayerCall::weights_ready or
-  /// SlotWeights::wait). `options.move` is used only for `stream`, that of the call.
+  /// Collective. As above, but the weights move in the background (SlotWeights::move): the call does not wait for the copies,
+  /// so that the dispatch of `slots` can run at the same time. Order the experts after the copies (MoeLayerCall::weights_ready
+  /// or SlotWeights::wait). `options.move` is used only for `stream`, that of the call.
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, SlotWeights& weights,
                         const BalanceOptions& options = {});
 

@@ -9,12 +9,12 @@
 #include "switchyard/c/types.h"
 
 // As in switchyard/c/switchyard.h, which guarded.hpp does not need as a whole.
-typedef struct sy_group sy_group;  // NOLINT(readability-identifier-naming): a name of the C ABI
+typedef struct sy_group sy_group;                  // NOLINT(readability-identifier-naming): a name of the C ABI
 typedef struct sy_slot_selector sy_slot_selector;  // NOLINT(readability-identifier-naming): a name of the C ABI
 namespace switchyard {
 class Group;
 class SlotSelector;
-}
+}  // namespace switchyard
 
 extern "C" {
 

@@ -19,6 +19,7 @@ constexpr const char* kClass = "MoeLayer";
 
 using detail::CurrentGpu;
 using detail::GpuPlace;
+using detail::is_captured;
 using detail::LayerExperts;
 using detail::LayerSetup;
 

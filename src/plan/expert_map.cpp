@@ -174,7 +174,8 @@ ExpertMap vacate(const ExpertMap& from, const ExpertMap& to) {
   }
   for (size_t e = 0; e < has_slot.size(); ++e)
     if (!has_slot[e])
-      refuse("to: expert " + std::to_string(e) + " keeps no slot of from, so its weights cannot move in the background: use "
+      refuse("to: expert " + std::to_string(e) +
+             " keeps no slot of from, so its weights cannot move in the background: use "
              "move_weights()");
   return vacated;
 }

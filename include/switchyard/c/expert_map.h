@@ -49,9 +49,9 @@ sy_code sy_expert_map_divide(const sy_expert_map* map, const int64_t* routes_per
 /// from each rank to each expert. After an error, some ids may already be replaced.
 sy_code sy_expert_map_replace(const sy_expert_map* map, const int64_t* routes, int32_t source, int32_t* ids, int64_t num_ids);
 
-/// Writes the map `from` to `expert_of_slot` [W * C] with every slot empty whose expert differs in `to`. With this map in force,
-/// no call uses these slots, so sy_slot_weights_move can load them. Error: invalid_argument if an expert would be left without a
-/// slot.
+/// Writes the map `from` to `expert_of_slot` [W * C] with every slot empty whose expert differs in `to`. With this map in
+/// force, no call uses these slots, so sy_slot_weights_move can load them. Error: invalid_argument if an expert would be left
+/// without a slot.
 sy_code sy_expert_map_vacate(const sy_expert_map* from, const sy_expert_map* to, int32_t* expert_of_slot);
 
 /// Writes to `moved` the number of sets of weights to move: for each rank, the experts that it holds in `to` and not in `from`.
@@ -71,8 +71,8 @@ sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_exp
 typedef struct sy_slot_weights sy_slot_weights;
 
 /// Collective. Arguments as for sy_move_weights, with `slots_per_rank` slots per array. The arrays must stay valid until all
-/// ranks have destroyed their objects. GPUs of one host: memory of the kinds that sy_group_register accepts; `stream` is the
-/// stream of the copies, on which no call of the library runs.
+/// ranks have destroyed their objects. GPUs of one host: memory of the kinds that sy_group_register_memory accepts. `stream`:
+/// the stream of the copies, on which no call of the library runs.
 sy_code sy_slot_weights_create(sy_group* group, int32_t slots_per_rank, void* const* arrays, const size_t* slot_bytes,
                                int32_t num_arrays, size_t staging_bytes, void* stream, sy_slot_weights** weights);
 /// Local. Waits for this rank's copies.
@@ -92,8 +92,8 @@ sy_code sy_slot_weights_wait(const sy_slot_weights* weights, void* stream);
 sy_code sy_slot_weights_ready(const sy_slot_weights* weights, sy_bool* done, void** event);
 
 /// Replaces the expert ids of each call on a rank with slots of a map, in the memory of the group's backend, and counts the
-/// routes to each expert. Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 per expert in total;
-/// NULL: all are equal. Error: mismatch if the map or the routes differ by rank.
+/// routes to each expert. Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most
+/// 2^40 per expert in total; NULL: all are equal. Error: mismatch if the map or the routes differ by rank.
 sy_code sy_slot_selector_create(sy_group* group, const sy_expert_map* map, const int64_t* routes, sy_slot_selector** selector);
 sy_code sy_slot_selector_destroy(sy_slot_selector* selector);
 

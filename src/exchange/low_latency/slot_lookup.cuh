@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selection of slots (SlotSelector) by the kernel that sends: each block copies the table to shared memory while it loads the
-// ids, and replaces each id as it stages it. One block counts the routes after it has sent, off the critical path. The slots are
-// those of the selection kernel, because both use SlotTable.
+// ids, and replaces each id as it stages it. One block counts the routes after it has sent, off the critical path. The slots
+// are those of the selection kernel, because both use SlotTable.
 #pragma once
 
 #include "exchange/low_latency/frame.cuh"

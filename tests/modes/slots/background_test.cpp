@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SlotWeights: the bytes of every slot after moves in the background, maps that they refuse, and SlotSelector::balance with them.
+// SlotWeights: the bytes of every slot after moves in the background, maps that they refuse, and SlotSelector::balance with
+// them.
 //
 // Entries: background_threads and background_processes (label multiproc); on GPUs, gpu_background_*.
 #include <gtest/gtest.h>
@@ -45,7 +46,8 @@ uint8_t weight_byte(size_t array, int e, size_t i) {
 /// A rank's weights in the memory of its backend, and what each slot should hold: an expert, or -1 for kEmpty. `others` are
 /// equal at first.
 struct Weights {
-  Weights(Group& group, const ExpertMap& map) : memory(rank_memory(group)), slots(map.slots_per_rank), first(group.rank() * slots) {
+  Weights(Group& group, const ExpertMap& map)
+      : memory(rank_memory(group)), slots(map.slots_per_rank), first(group.rank() * slots) {
     size_t bytes = 0;
     for (const size_t each : kSlotBytes) bytes += each * static_cast<size_t>(slots);
     auto* at = static_cast<std::byte*>(memory.keep(2 * bytes));
@@ -191,50 +193,51 @@ TEST(Background, ObjectsOfOtherSizes) {
 /// balance() in the background writes the slots and reports of balance() in the foreground, and fetches the planned weights.
 TEST(Background, BalanceIsThatOfTheForeground) {
   for (const int world : {2, 3})
-    EXPECT_EQ(on_ranks(world,
-                       [&](Group& group, Failures& failures) {
-                         const int experts = 9, slots = (experts + world - 1) / world + 2;
-                         const ExpertMap home = switchyard::home_map(experts, world, slots);
-                         Weights weights(group, home);
-                         SlotWeights moving(group, slots, weights.arrays, weights.options());
-                         SlotSelector behind(group, home), before(group, home);
-                         BalanceOptions options;
-                         options.plan = {1, 1e15, 0.14e-6, 0};
-                         options.move = weights.options();
-                         RankMemory& memory = weights.memory;
-                         int64_t fetched = 0;
-                         for (uint64_t step = 1; step <= 6; ++step) {
-                           failures.set_context("call " + std::to_string(step));
-                           Draw draw(step * 10 + static_cast<uint64_t>(group.rank()));
-                           std::vector<int32_t> ids(step % 3 == 0 && group.rank() == 0 ? 0 : 60), slots_of[2] = {ids, ids};
-                           for (int32_t& id : ids)
-                             id = static_cast<int32_t>(draw.one_in(8) ? -1 : draw.one_in(2) ? draw.between(0, experts - 1) : step);
-                           BalanceReport reports[2];
-                           for (const bool background : {false, true}) {
-                             auto& result = slots_of[background ? 1 : 0];
-                             result = ids;
-                             auto* const in = static_cast<int32_t*>(memory.give(ids.data(), ids.size() * 4));
-                             auto* const out = static_cast<int32_t*>(memory.lend(result.data(), result.size() * 4));
-                             const ExpertIds given = ExpertIds::of(in, static_cast<int64_t>(ids.size()) / kTopk, kTopk);
-                             reports[background ? 1 : 0] = background ? behind.balance(group, given, out, moving, options)
-                                                                      : before.balance(group, given, out, weights.others, options);
-                             if (!result.empty()) memory.read(result.data(), out, result.size() * 4);
-                             memory.release();
-                           }
-                           failures.equal_range(slots_of[0], slots_of[1], "slots");
-                           failures.equal(reports[0].max_after, reports[1].max_after, "max_after");
-                           failures.equal(reports[0].fetched, reports[1].fetched, "fetched");
-                           failures.equal(reports[0].received_bytes, reports[1].received_bytes, "received_bytes");
-                           failures.check(before.map() == behind.map(), "the maps differ");
-                           weights.note(behind.map());
-                           weights.check(moving, failures);
-                           fetched += reports[1].fetched;
-                         }
-                         failures.check(fetched > 0, "nothing was fetched");
-                         failures.equal_range(before.gather_routes(), behind.gather_routes(), "routes");
-                         group.barrier();
-                       }),
-              "");
+    EXPECT_EQ(
+        on_ranks(world,
+                 [&](Group& group, Failures& failures) {
+                   const int experts = 9, slots = (experts + world - 1) / world + 2;
+                   const ExpertMap home = switchyard::home_map(experts, world, slots);
+                   Weights weights(group, home);
+                   SlotWeights moving(group, slots, weights.arrays, weights.options());
+                   SlotSelector behind(group, home), before(group, home);
+                   BalanceOptions options;
+                   options.plan = {1, 1e15, 0.14e-6, 0};
+                   options.move = weights.options();
+                   RankMemory& memory = weights.memory;
+                   int64_t fetched = 0;
+                   for (uint64_t step = 1; step <= 6; ++step) {
+                     failures.set_context("call " + std::to_string(step));
+                     Draw draw(step * 10 + static_cast<uint64_t>(group.rank()));
+                     std::vector<int32_t> ids(step % 3 == 0 && group.rank() == 0 ? 0 : 60), slots_of[2] = {ids, ids};
+                     for (int32_t& id : ids)
+                       id = static_cast<int32_t>(draw.one_in(8) ? -1 : draw.one_in(2) ? draw.between(0, experts - 1) : step);
+                     BalanceReport reports[2];
+                     for (const bool background : {false, true}) {
+                       auto& result = slots_of[background ? 1 : 0];
+                       result = ids;
+                       auto* const in = static_cast<int32_t*>(memory.give(ids.data(), ids.size() * 4));
+                       auto* const out = static_cast<int32_t*>(memory.lend(result.data(), result.size() * 4));
+                       const ExpertIds given = ExpertIds::of(in, static_cast<int64_t>(ids.size()) / kTopk, kTopk);
+                       reports[background ? 1 : 0] = background ? behind.balance(group, given, out, moving, options)
+                                                                : before.balance(group, given, out, weights.others, options);
+                       if (!result.empty()) memory.read(result.data(), out, result.size() * 4);
+                       memory.release();
+                     }
+                     failures.equal_range(slots_of[0], slots_of[1], "slots");
+                     failures.equal(reports[0].max_after, reports[1].max_after, "max_after");
+                     failures.equal(reports[0].fetched, reports[1].fetched, "fetched");
+                     failures.equal(reports[0].received_bytes, reports[1].received_bytes, "received_bytes");
+                     failures.check(before.map() == behind.map(), "the maps differ");
+                     weights.note(behind.map());
+                     weights.check(moving, failures);
+                     fetched += reports[1].fetched;
+                   }
+                   failures.check(fetched > 0, "nothing was fetched");
+                   failures.equal_range(before.gather_routes(), behind.gather_routes(), "routes");
+                   group.barrier();
+                 }),
+        "");
 }
 
 #if !defined(SWITCHYARD_TEST_CUDA)
