@@ -49,7 +49,7 @@ TEST(MoeCapacity, BoundsTheMemory) {
     int64_t tokens;
     CombineOrder order;
     int64_t capacity;
-    double least, most, of_worst;
+    double min, max, of_worst;
   };
   const int64_t quarter_more = 4096 * 8 * 5 / 4;
   const Size sizes[] = {{8, 4096, CombineOrder::per_rank, 0, 1.5, 1.675, 0.36},
@@ -61,11 +61,12 @@ TEST(MoeCapacity, BoundsTheMemory) {
   for (const Size& s : sizes) {
     const MoeLayerConfig c = published(s.tokens, s.order);
     const double given = gigabytes(c, s.world, false, s.capacity), worst = gigabytes(c, s.world, true);
-    const std::string text = std::to_string(s.world) + " ranks, " + std::to_string(s.tokens) + " tokens, " + to_string(s.order) +
-                             ": " + std::to_string(given) + " GB, for any routing " + std::to_string(worst) + " GB";
+    const std::string text = std::to_string(s.world) + " ranks, " + std::to_string(s.tokens) + " tokens, " +
+                             to_string(s.order) + ": " + std::to_string(given) + " GB, for any routing " +
+                             std::to_string(worst) + " GB";
     RecordProperty("memory_" + std::to_string(&s - sizes), text);
-    EXPECT_GE(given, s.least) << text;
-    EXPECT_LE(given, s.most) << text;
+    EXPECT_GE(given, s.min) << text;
+    EXPECT_LE(given, s.max) << text;
     EXPECT_LE(given, s.of_worst * worst + 1e-3) << text;
   }
 }
