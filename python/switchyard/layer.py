@@ -85,8 +85,9 @@ class MoeLayer:
     hidden: H. intermediate: I. num_experts: E, in total. topk: K. max_tokens: maximum number of tokens on any rank.
     dtype: weight type, "bf16"; on GPUs also "f16", or "fp8_e4m3" with w13_scales and w2_scales. Tokens and results have the
     same type, or bf16 with fp8 weights.
-    capacity: maximum number of rows accepted by a rank; 0: the number for worst-case routing. overflow: "fail" or
-    "drop_and_report".
+    capacity: maximum number of rows accepted by a rank; 0: the number for worst-case routing or, in the fused form, at most
+    65536 or twice the mean, with overflow "split". overflow: "fail", "drop_and_report" or, in the fused form, "split": calls
+    beyond the capacity are carried out in passes over ranges of tokens, with the same results.
     order: summation order. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused"
     (docs/layer.md).
     storage: "packed" (default on the CPU: a copy owned by the layer) or "view" (default on GPUs: the layer reads the caller's

@@ -219,10 +219,7 @@ class LayerBench final : public BenchCaseOf<Run> {
       out["share_of_limit"][key] = 1 / r.over_experts(key.c_str());
       out["fused_workers"] = r.fused_workers;
     }
-    if (r.in_parts()) {
-      out["tflops"]["up"] = r.tflops("up", 2);
-      out["tflops"]["down"] = r.tflops("down", 1);
-    }
+    if (r.in_parts()) out["tflops"].update({{"up", r.tflops("up", 2)}, {"down", r.tflops("down", 1)}});
     return out;
   }
 

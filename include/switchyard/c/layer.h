@@ -40,7 +40,7 @@ typedef struct sy_moe_layer_config {
   int64_t hidden;        ///< H >= 1; in normal mode, and on GPUs, the row size must be a multiple of 16 bytes
   int64_t intermediate;  ///< I >= 1; GPUs: a multiple of 8; fp8: I and H are multiples of 16
   int64_t max_tokens;    ///< maximum T on any rank; low latency: in [1, 65535]
-  int64_t capacity;      ///< normal mode: maximum rows that a rank accepts in a call; 0: worst-case routing
+  int64_t capacity;      ///< normal mode: maximum rows that a rank accepts in a call; 0: the default of layer.hpp
   int32_t num_experts;   ///< E >= 1, total of all ranks; need not divide by W
   int32_t topk;          ///< K in [1, 32]
   sy_dtype dtype;        ///< of weights: bf16; GPUs: also f16 or fp8 e4m3. Tokens and results: the same type; for fp8 bf16

@@ -130,9 +130,9 @@ class CpuFused final : public FusedImpl {
   /// Overflow::split: carries out a call whose routes exceed the capacity of a rank. All ranks make as many passes, even if
   /// they have no tokens left; each has an epoch of its own.
   void run_passes(const TokenRange& all, const FusedMoeCall& o) {
-    const int64_t most = *std::max_element(handle_.counts.tokens.begin(), handle_.counts.tokens.end());
+    const int64_t max = *std::max_element(handle_.counts.tokens.begin(), handle_.counts.tokens.end());
     const bool in_place = all.x == tokens();
-    for (int64_t first = 0; first < most; first += passes_.tokens) {
+    for (int64_t first = 0; first < max; first += passes_.tokens) {
       const int64_t skipped = std::min(first, all.ids.num_tokens), routes = skipped * config.topk;
       TokenRange range = all;
       range.ids.num_tokens = std::min(all.ids.num_tokens - skipped, passes_.tokens);

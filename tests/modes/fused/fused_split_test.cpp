@@ -28,8 +28,8 @@ Scenario splitting(Scenario s, int64_t passes) {
   return s;
 }
 
-/// Most rows of a rank in a call.
-int64_t most_rows(const Scenario& s, int call) {
+/// Maximum rows of a rank in a call.
+int64_t max_rows(const Scenario& s, int call) {
   std::vector<int64_t> rows(idx(s.world()));
   for (int source = 0; source < s.world(); ++source)
     for (const int32_t id : ids_of(s, call, source))
@@ -56,7 +56,7 @@ TEST_P(FusedSplits, AlternateWithCallsThatFit) {
   s.alternates = true;
   for (const int64_t passes : {2, 5}) {
     Scenario some = splitting(s, passes);
-    for (const int call : {0, 2, 4}) some.config.capacity = std::max(some.config.capacity, most_rows(some, call));
+    for (const int call : {0, 2, 4}) some.config.capacity = std::max(some.config.capacity, max_rows(some, call));
     expect_exact(some, 6);
   }
 }
@@ -110,14 +110,14 @@ size_t plans_of(const Scenario& s, int call) {
 TEST(FusedSplit, BeginsOneRowAboveTheCapacity) {
   Scenario s = scenario(3);
   s.config.overflow = Overflow::split;
-  const int64_t rows = most_rows(s, 0);
+  const int64_t rows = max_rows(s, 0);
   s.config.capacity = rows;
   EXPECT_EQ(plans_of(s, 0), 1u);
   s.config.capacity = rows - 1;
   const int64_t in_pass = s.config.capacity / (3 * s.config.topk), passes = (s.config.max_tokens + in_pass - 1) / in_pass,
-                each = (s.config.max_tokens + passes - 1) / passes, most = *std::max_element(s.tokens.begin(), s.tokens.end());
+                each = (s.config.max_tokens + passes - 1) / passes, max = *std::max_element(s.tokens.begin(), s.tokens.end());
   ASSERT_GE(passes, 2);
-  EXPECT_EQ(plans_of(s, 0), idx(1 + (most + each - 1) / each));
+  EXPECT_EQ(plans_of(s, 0), idx(1 + (max + each - 1) / each));
   s.tokens = {static_cast<int64_t>(1), each, 0};  // few tokens, of which no rank gets too many rows
   EXPECT_EQ(plans_of(s, 0), 1u);
   s.config.capacity = 0;

@@ -106,9 +106,9 @@ __device__ __forceinline__ int64_t tokens_of(const PlanParams& p) {
 }
 /// Number of passes over the tokens of all ranks; identical on all ranks.
 __device__ inline uint64_t count_passes(const PlanView& v) {
-  int64_t most = 0;
-  for (int s = 0; s < v.p.map.world; ++s) most = v.head(s)->tokens > most ? v.head(s)->tokens : most;
-  return static_cast<uint64_t>((most + v.p.split_tokens - 1) / v.p.split_tokens);
+  int64_t max = 0;
+  for (int s = 0; s < v.p.map.world; ++s) max = v.head(s)->tokens > max ? v.head(s)->tokens : max;
+  return static_cast<uint64_t>((max + v.p.split_tokens - 1) / v.p.split_tokens);
 }
 
 /// Copies the gathered counts to the tables. Call from all threads of a block.
