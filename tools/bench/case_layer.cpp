@@ -174,6 +174,7 @@ class LayerBench final : public BenchCaseOf<Run> {
             {"tokens_per_rank", o.tokens},
             {"hidden", o.hidden},
             {"intermediate", o.intermediate},
+            {"capacity_percent", o.capacity},
             {"spare_slots", o.spare_slots},
             {"balance", o.balance},
             {"experts", o.experts},
