@@ -228,7 +228,7 @@ def contents(folder):
 #: Options that only one verb has. Before an option is added here, check that no other verb has it by another name.
 OWN_OPTIONS = {
     "demo": "--steps", "verify": "--equal-tokens --repeat --verbose", "verify ledger": "--quick --drop-percent --aiv-blocks",
-    "bench": "--exchange --balance --accumulate --scaling --intermediate-scaling --scale-order --compute --cached --contest --sweep --channels --send-chunk --slots --sets --limit-ms --pin --no-verify",
+    "bench": "--exchange --balance --capacity --accumulate --scaling --intermediate-scaling --scale-order --compute --cached --contest --sweep --channels --send-chunk --slots --sets --limit-ms --pin --no-verify",
     "trace": "--form --calls --events --cost --in", "tune": "--slack", "plan": "--ranks-per-host --variants", "plot": "",
     "doctor": "--engines --measure --hosts --seconds"}
 
