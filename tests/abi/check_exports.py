@@ -3,7 +3,7 @@
 """check_exports.py LIBRARY SOURCE_DIR: checks that the shared library exports all C functions in its headers, the public C++
 API, and nothing else. A public header of a library other than libswitchyard names that library ("Library switchyard_layer").
 Exports of libswitchyard for libraries that depend on it: the C functions declared in the headers of src/capi listed in
-INNER_HEADERS, and the member functions of the classes in INNER_CLASSES."""
+INNER_HEADERS, and the member functions of the classes in INNER."""
 import re
 import subprocess
 import sys
@@ -16,6 +16,10 @@ EXCHANGE = "switchyard"
 INNER_HEADERS = ("internal_exports.hpp",)
 INNER_CLASSES = {"switchyard::detail::FusedMoe": "exchange/fused/fused_moe.hpp",
                  "switchyard::detail::StepTrace": "exchange/group/step_trace.hpp"}
+#: Friends of public classes, which therefore declare them.
+FRIENDS = {"switchyard::detail::LowLatencyCalls": "exchange/low_latency/known_memory.hpp",
+           "switchyard::detail::NormalCalls": "exchange/normal/known_memory.hpp"}
+INNER = {**INNER_CLASSES, **FRIENDS}
 
 
 def library_of(header):
@@ -67,7 +71,7 @@ def main():
     names = exported(library)
     c_names = {each for each in names if re.fullmatch(r"sy_\w+", each)}
     cxx = [each for each in names if PUBLIC_CXX.match(each) and not INNER_CXX.match(each)]
-    members = {kind: {each for each in names if each.startswith(kind + "::") or each == f"typeinfo for {kind}"} for kind in INNER_CLASSES if name == EXCHANGE}
+    members = {kind: {each for each in names if each.startswith(kind + "::") or each == f"typeinfo for {kind}"} for kind in INNER if name == EXCHANGE}
     inner_cxx = set().union(*members.values())
     strangers = [each for each in names if each not in c_names and each not in cxx and each not in inner_cxx
                  and not each.startswith("SWITCHYARD_")]
@@ -76,8 +80,8 @@ def main():
     problems += [f"declared but not exported: {each}" for each in sorted((declared | inner) - c_names)]
     problems += [f"exported but not declared in a C header of {name}: {each}" for each in sorted(c_names - declared - inner)]
     problems += [f"no member function of {kind} is exported" for kind, found in members.items() if not found]
-    problems += [f"{kind} is not declared in src/{INNER_CLASSES[kind]}" for kind in members
-                 if not re.search(rf"^class {kind.split('::')[-1]} ", (source / "src" / INNER_CLASSES[kind]).read_text(encoding="utf-8"), re.M)]
+    problems += [f"{kind} is not declared in src/{INNER[kind]}" for kind in members
+                 if not re.search(rf"^(class|struct) {kind.split('::')[-1]} ", (source / "src" / INNER[kind]).read_text(encoding="utf-8"), re.M)]
     problems += [f"internal, but declared in a public header: {kind}" for kind in INNER_CLASSES if kind.split("::")[-1] in documented]
     exported_cxx = {found[1] for each in cxx if (found := re.search(r"switchyard::(\w+)[(<]", each))}
     problems += [f"declared in a public C++ header but not exported: switchyard::{each}" for each in sorted(public_cxx - exported_cxx)]

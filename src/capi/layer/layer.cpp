@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "capi/call_options.hpp"
 #include "capi/errors.hpp"
 #include "capi/layer/structs.hpp"
 #include "capi/internal_exports.hpp"
@@ -34,14 +33,6 @@ template <class Body>
 sy_code collective_on(sy_moe_layer* layer, Body&& body) noexcept {
   if (!layer) return guarded([] { require(nullptr, "layer"); });
   return collective(*layer->group, std::forward<Body>(body));
-}
-
-CallOptions<sy_moe_layer_call> read_call(const sy_moe_layer_call* given) {
-  if (!given) return {};
-  const sy_moe_layer_call c = read_struct(given, kInit<sy_moe_layer_call>, "call");
-  CallOptions<sy_moe_layer_call> call = call_options(c, "call");
-  call.twin.selector = sy_internal_slot_selector_1(c.selector);
-  return call;
 }
 
 }  // namespace
@@ -100,8 +91,11 @@ sy_code sy_moe_layer_destroy(sy_moe_layer* layer) {
 sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert_ids* ids, const float* weights, void* out,
                              const sy_moe_layer_call* call) {
   return collective_on(layer, [&] {
-    const CallOptions<sy_moe_layer_call> o = read_call(call);
-    LayerCalls::forward(layer->layer, x, from_c(ids), weights, out, o.twin, o.known_memory);
+    const sy_moe_layer_call& init = kInit<sy_moe_layer_call>;
+    const sy_moe_layer_call c = call ? read_struct(call, init, "call") : init;
+    MoeLayerCall twin = twin_of(c, "call");
+    twin.selector = sy_internal_slot_selector_1(c.selector);
+    LayerCalls::forward(layer->layer, x, from_c(ids), weights, out, twin, to_bool_of("call", "known_memory", c.known_memory));
   });
 }
 
