@@ -36,8 +36,9 @@ from gpu_times import GpuTimes  # noqa: E402
 from rank_processes import RANKS, play  # noqa: E402
 
 PARTS = ("bf16", "fp8")
-#: Maximum relative errors by type of the products; fp8 also covers sums of rows that return as fp8.
+#: Maximum relative errors by type of the products, and if the experts' rows return as fp8, whose rounding alone is 2.6e-2.
 BARS = {"bf16": 1e-2, "fp8": 5e-2}
+FP8_ROWS_BAR = 6e-2
 ROUNDS = 3
 #: Of an H100 or H200; FlashInfer's products depend on it.
 MULTIPROCESSORS = 132
@@ -235,7 +236,8 @@ class Bench:
             config = moe_ep.Sm90_Fp8_Fp8_Bf16_PushCuda_MegaMoeConfig(intermediate_size=self.given.intermediate, top_k=self.given.topk, **options)
             with forms.attempt(f"flashinfer, push, {rows} rows return"):
                 call, marked = self.theirs(config, None, packed)
-                forms.add(f"flashinfer, push, {rows} rows return", call, config.kernel_name, want, BARS["fp8"],
+                bar = FP8_ROWS_BAR if rows == "fp8" else BARS["fp8"]
+                forms.add(f"flashinfer, push, {rows} rows return", call, config.kernel_name, want, bar,
                           f"{EXACT}, {rows} rows return", marked)
 
     def first(self):
