@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times replicated experts on 2 GPUs: selection of slots in decode, and weights that move in the background (docs/how_to/replicate_experts.md).
+"""Times weights of replicated experts that move in the background, on 2 GPUs (docs/how_to/replicate_experts.md).
 
     PYTHONPATH=python python3 bench/slot_weights.py --json slot_weights.json
 
-decode      dispatch and combine in a graph, and a MoeLayer in a graph: slots given, selected in dispatch, selected by a launch before
 balance     a call of SlotSelector.balance that fetches weights, and the layer: weights copied in the foreground, or while dispatch runs;
             "no fetch" repeats the call with the map that it left, "no replicas" has none
 background  calls of a layer alone, with a SlotWeights.move that begins before them, and after a move_weights
 
-Routings: rank_skew sends 1.8 times the mean to the experts of rank 0; hot sends 2 of 8 routes to four experts of rank 0. balance and
-background: host times from a barrier to the end of the work on both GPUs, medians of the slowest rank, the variants in turn. Results
+Routings: rank_skew sends 1.8 times the mean to the experts of rank 0; hot sends 2 of 8 routes to four experts of rank 0. Host times
+from a barrier to the end of the work on both GPUs, medians of the slowest rank, the variants in turn. Results
 are compared bitwise with those without replicas.
 """
 import argparse
@@ -22,23 +21,22 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_times import GpuTimes
 from rank_processes import RANKS, play
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("decode", "balance", "background")
+PARTS = ("balance", "background")
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help=f"which of {', '.join(PARTS)}, with a comma between them")
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens of a rank (4096); decode: 128")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens of a rank (4096)")
     parser.add_argument("--hidden", type=int, default=7168)
     parser.add_argument("--intermediate", type=int, default=2048)
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--topk", type=int, default=8)
     parser.add_argument("--spare-slots", type=int, default=4, help="of each rank (4)")
-    parser.add_argument("--repetitions", type=int, default=15, help="of each time (15); decode: 20 times as many")
+    parser.add_argument("--repetitions", type=int, default=15, help="of each time (15)")
     parser.add_argument("--seconds", type=float, default=60, help="deadline of each part (60)")
     parser.add_argument("--json", metavar="FILE", help="where the figures, and what they were taken on, are written")
     return parser.parse_args()
@@ -101,60 +99,6 @@ class Bench:
                     **options)
 
     # ---- Parts ----
-
-    def decode(self):
-        given, sy, torch, tokens = self.given, self.sy, self.torch, 128
-        x, ids, weights = self.inputs(tokens, "uniform")
-        times = GpuTimes(self.device, 20 * given.repetitions)
-        config = self.layer_config(tokens, 256, exchange="low_latency", order="per_rank")
-        for scales in (None, "f32"):
-            exchange = dict(hidden=given.hidden, num_experts=self.home.num_slots, topk=given.topk, max_tokens=tokens, scales=scales)
-            heap = sy.LowLatency.heap_bytes(RANKS, **exchange) + sy.MoeLayer.heap_bytes(RANKS, backend="cuda", **config) + (64 << 20)
-            group = self.group(heap)
-            selector, ll = sy.SlotSelector(group, self.home), sy.LowLatency(group, **exchange)
-            output = ll.make_output(x)
-            rows = ll.make_rows(output)
-            slots, out = torch.empty_like(ids), torch.empty_like(x)
-
-            def run(how):
-                if how == "before":
-                    selector.select(ids, out=slots)
-                ll.dispatch(x, ids if how == "in dispatch" else slots, output=output,
-                            selector=selector if how == "in dispatch" else None)
-                ll.combine(rows, output, order="per_rank", out=out)
-
-            self.in_graphs(times, run, f"dispatch and combine, {'fp8' if scales else 'bf16'}", lambda: selector.select(ids, out=slots))
-            if scales is None:
-                layer = sy.MoeLayer(group, *self.weights(256), **config)
-
-                def run_layer(how):
-                    if how == "before":
-                        selector.select(ids, out=slots)
-                    layer(x, ids if how == "in dispatch" else slots, weights, out=out, selector=selector if how == "in dispatch" else None)
-
-                self.in_graphs(times, run_layer, "layer, intermediate 256", lambda: selector.select(ids, out=slots), out)
-            self.dist.barrier()
-
-    def in_graphs(self, times, run, name, prepare, out=None):
-        torch, graphs, found, results = self.torch, {}, {}, {}
-        for how in ("given", "in dispatch", "before"):
-            prepare()
-            run(how)
-            torch.cuda.synchronize()
-            self.dist.barrier()
-            graphs[how] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[how]):
-                run(how)
-            self.dist.barrier()
-            graphs[how].replay()
-            torch.cuda.synchronize()
-            results[how] = None if out is None else out.clone()
-        for _ in range(3):
-            for how, graph in graphs.items():
-                found.setdefault(how, []).append(times.of(graph.replay))
-        same = out is None or all(torch.equal(results["given"], each) for each in results.values())
-        for how, each in found.items():
-            self.send("decode", f"{name}: {how}", statistics.median(each), all=[round(value, 2) for value in each], same_bits=same)
 
     def timed(self, call):
         """Returns the host time of `call` and of its work."""

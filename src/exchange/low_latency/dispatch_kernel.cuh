@@ -35,12 +35,14 @@ __device__ __forceinline__ void dispatch(const CudaLowLatencyDispatch& args, con
   share_params(args.d, p);
   if constexpr (kSelects) {
     if (halves.send) clear_sets(args.d, dynamic_shared, slots.without_table(shape));
+    fence_entry(w);  // while the table is in flight
     if (halves.send) slots.share(dynamic_shared, shape);
+    __syncthreads();
   } else {
     if (halves.send) clear_sets(args.d, dynamic_shared, shape);
+    __syncthreads();
+    fence_entry(w);
   }
-  __syncthreads();
-  fence_entry(w);
   if (halves.send) stage_sending(args.d, ids, tokens, dynamic_shared, shape, p, slots);
   if (!begin_block(args.d.call, words, args.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace, Event::dispatch, pack_launch(p.call.epoch, args.state, tokens));

@@ -184,12 +184,12 @@ TEST(GpuSlots, WeightsMoveBesideCalls) {
     std::vector<uint8_t> mine(2 * kBytes, static_cast<uint8_t>(10 + me.group.rank())), found(mine.size());
     auto* const slots = static_cast<std::byte*>(me.upload(mine.data(), mine.size()));
     SlotSelector selector(me.group, from);
-    SlotWeights moving(me.group, 2, std::vector<SlotArray>{{slots, kBytes}}, {size_t{1} << 20, me.stream(3)});
+    SlotWeights moving(me.group, 2, std::vector<SlotArray>{{slots, kBytes}}, {size_t{1} << 20, me.stream(2)});
     SelectingDispatch calls(me);
     me.gate().close(me.stream(0));
     calls.dispatch(selector, me.stream(0));
     me.f.equal(int64_t{kBytes}, moving.move(me.group, from, to, me.stream(1)), "bytes received");
-    must(cudaStreamSynchronize(me.stream(3)), "cudaStreamSynchronize");  // although the gate is closed
+    must(cudaStreamSynchronize(me.stream(2)), "cudaStreamSynchronize");  // although the gate is closed
     me.f.check(moving.ready(), "the copies have not completed");
     me.f.check(cudaStreamQuery(me.stream(0)) == cudaErrorNotReady, "the gate was open");
     (void)cudaGetLastError();
