@@ -105,6 +105,7 @@ decode low_latency_per_route --quantize f32 --sending per_route
 measure layer --mode layer --tokens 4096 --sweep experts=64,128,256 --html "$out/layer.html"
 measure layer_8192 --mode layer --tokens 8192 --experts 128
 measure layer_fp8 --mode layer --quantize f32 --tokens 4096 --sweep experts=64,128,256 --html "$out/layer_fp8.html"
+measure layer_fp8_channel --mode layer --quantize f32 --scaling per_channel --intermediate-scaling per_row --tokens 4096 --sweep experts=64,128,256
 measure layer_per_route --mode layer --tokens 4096 --experts 128 --order per_route
 measure layer_short_rows --mode layer --tokens 8192 --hidden 2048 --intermediate 768 --experts 128 --order per_route
 measure layer_many_short_rows --mode layer --tokens 32768 --hidden 1536 --intermediate 480 --experts 64 --order per_route \

@@ -3,7 +3,7 @@
 """Times FlashInfer 0.7.4's expert-parallel layers for Hopper and Switchyard's, on 2 GPUs in the same run.
 
     pip install --no-deps --target FOLDER flashinfer-python==0.7.4 'apache-tvm-ffi<0.2' ninja nvidia-ml-py filelock requests tqdm packaging
-    PYTHONPATH=FOLDER python3 bench/peers/flashinfer_layers.py --build  # needs nvcc, not a GPU
+    PYTHONPATH=FOLDER python3 bench/peers/flashinfer_layers.py --build  # needs nvcc, not a GPU; for the sizes of the options
     PYTHONPATH=python:FOLDER python3 bench/peers/flashinfer_layers.py --json flashinfer.json
 
 bf16   sm90_bf16_bf16_bf16_push_cake ("cake"), in its default configuration
@@ -11,18 +11,21 @@ fp8    sm90_fp8_fp8_bf16_push_cuda ("push"), in its default configuration, which
        promote sums to float32 every 128 columns
 
 Both exchange rows through peer memory that one process shares with another by file descriptors; multicast is not used. FlashInfer
-compiles its kernels with nvcc when it creates a layer; --build compiles them in advance, to flashinfer/data/aot, except two fp8
-products. Import needs torch 2.11 or newer with cuda-bindings.
+compiles its kernels with nvcc when it creates a layer; --build compiles them in advance, to flashinfer/data/aot. Import needs
+torch 2.11 or newer with cuda-bindings.
 
-A layer's time is that of the whole call with bf16 tokens, which includes staging and quantization. Forms take turns in each of three
-rounds. Each expert has its own copy of the same matrices, scaled by a power of two: the result is then known for all tokens, and
-is checked before a layer is timed. Each part runs in separate processes with a deadline.
+A layer's time is that of the whole call with bf16 tokens, which includes dispatch and quantization; `dispatch_us` is the part until
+the end of FlashInfer's dispatch. `preparation_s` is the host time of a layer's creation and first call. Forms take turns in each of
+three rounds. Each expert has its own copy of the same matrices, scaled by a power of two: the result is then known for all tokens,
+and is checked before a layer is timed. Each part runs in separate processes with a deadline; a form that cannot run has an entry
+with its error.
 """
 import argparse
 import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -33,9 +36,31 @@ from gpu_times import GpuTimes  # noqa: E402
 from rank_processes import RANKS, play  # noqa: E402
 
 PARTS = ("bf16", "fp8")
-#: Maximum relative errors by type of the products; fp8 also covers sums of rows that return as fp8.
+#: Maximum relative errors by type of the products, and if the experts' rows return as fp8, whose rounding alone is 2.6e-2.
 BARS = {"bf16": 1e-2, "fp8": 5e-2}
+FP8_ROWS_BAR = 6e-2
 ROUNDS = 3
+#: Of an H100 or H200; FlashInfer's products depend on it.
+MULTIPROCESSORS = 132
+EXACT = "fp8, float32 sums beyond 128 elements"
+
+#: Writes the sources of the push layer's two products where FlashInfer looks for their binaries. Arguments: local experts, routes of
+#: a rank, H, I, multiprocessors.
+PRODUCTS = """
+#include "fp8_moe_jit.cuh"
+int main(int, char** argv) {
+  using namespace deep_gemm::jit;
+  const uint32_t experts = atoi(argv[1]), rows = atoi(argv[2]), h = atoi(argv[3]), i = atoi(argv[4]);
+  for (const auto& [n, k] : {std::pair{2 * i, h}, std::pair{h, i}}) {
+    const auto [m_block, n_block, stages, multicast, bytes] = get_best_gemm_config(rows, n, k, experts, atoi(argv[5]));
+    const auto folder = flashinfer::sm90_push_fp8::jit::grouped_kernel_cache_path(n, k, m_block, n_block, 128, experts, stages,
+                                                                                  multicast, false);
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder / "kernel.cu") << generateKernel(n, k, m_block, n_block, 128, experts, stages, multicast,
+                                                          deep_gemm::GemmType::GroupedWithOffset);
+  }
+}
+"""
 
 
 def arguments():
@@ -47,13 +72,20 @@ def arguments():
     parser.add_argument("--experts", type=int, default=128, help="experts (128)")
     parser.add_argument("--topk", type=int, default=8, help="experts of a token (8)")
     parser.add_argument("--repetitions", type=int, default=20, help="of each time in each round (20)")
-    parser.add_argument("--seconds", type=float, default=120, help="deadline of each part (120)")
+    parser.add_argument("--seconds", type=float, default=45, help="deadline of each part (45)")
     parser.add_argument("--json", metavar="FILE", help="where the figures, and what they were taken on, are written")
     parser.add_argument("--build", action="store_true", help="only compile FlashInfer's kernels")
     return parser.parse_args()
 
 
-def build():
+def products_folder():
+    """Returns the cache of the push layer's products."""
+    from flashinfer.jit import env
+
+    return Path(env.FLASHINFER_AOT_DIR) / "deep_gemm"
+
+
+def build(given):
     """Compiles the modules that the layers load, and copies them to where FlashInfer looks first."""
     os.environ.update(FLASHINFER_CUDA_ARCH_LIST="9.0a")  # modules are found by a hash that includes it
     from flashinfer.moe_ep.kernel_src.sm90.cake_bf16_megamoe.shim import cake_jit as cake
@@ -61,7 +93,8 @@ def build():
     from flashinfer.moe_ep.kernel_src.sm90.push_style_megamoe.shim.jit import gen_sm90_push_a2a_module
 
     names = ("compact", "combine_prereduced", "combine_tail_prereduced", "dispatch", "dispatch_grid")
-    specs = [gen_sm90_push_a2a_module(), gen_sm90_push_fp8_moe_gemm_module(),
+    products = gen_sm90_push_fp8_moe_gemm_module()
+    specs = [gen_sm90_push_a2a_module(), products,
              *(getattr(cake, f"gen_sm90_cake_bf16_{name}_module")() for name in names),
              *map(cake.gen_sm90_cake_bf16_grouped_gemm_module, ("fc1_gated", "fc2", "fc1_gated_signal", "fc2_early"))]
     for spec in specs:
@@ -70,6 +103,34 @@ def build():
             spec.aot_path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(spec.get_library_path(), spec.aot_path)
         print(spec.aot_path, flush=True)
+    build_products(given, products)
+
+
+def build_products(given, module):
+    """Compiles the products that FlashInfer generates for a shape, with the options of deep_gemm/compiler.cuh."""
+    from flashinfer.jit import env
+
+    csrc, generated, folder = Path(env.FLASHINFER_CSRC_DIR), Path(env.FLASHINFER_GEN_SRC_DIR) / module.name, products_folder()
+    internal = csrc / "nv_internal"
+    folder.mkdir(parents=True, exist_ok=True)
+    source, program = folder / "products.cu", folder / "products"
+    source.write_text(PRODUCTS, encoding="utf-8")
+    data = csrc.parent
+    folders = (generated, csrc, internal, internal / "include", internal / "tensorrt_llm", data / "include", data / "spdlog" / "include",
+               data / "cutlass" / "include")
+    common = [internal / "cpp" / "common" / f"{name}.cpp" for name in ("logger", "stringUtils", "tllmException", "envUtils")]
+    subprocess.run(["nvcc", "-std=c++17", "-arch=sm_90a", *(f"-I{each}" for each in folders), source, *common, "-o", program, "-lnvrtc",
+                    "-lcuda"], check=True)
+    sizes = (given.experts // RANKS, given.tokens * given.topk, given.hidden, given.intermediate, MULTIPROCESSORS)
+    subprocess.run([program, *map(str, sizes)], check=True, env={**os.environ, "TRTLLM_DG_CACHE_DIR": str(folder)})
+    options = ("-std=c++17 --gpu-architecture=sm_90a --ptxas-options=-allow-expensive-optimizations=true --ptxas-options=--register-usage-level=10 "
+               "--diag-suppress=161,174,177,940 -D__FORCE_INCLUDE_CUDA_FP16_HPP_FROM_FP16_H__=1 -D__FORCE_INCLUDE_CUDA_BF16_HPP_FROM_BF16_H__=1 "
+               "-O3 -cubin --expt-relaxed-constexpr --expt-extended-lambda "
+               "--compiler-options=-fPIC,-O3,-Wno-deprecated-declarations,-Wno-abi").split()
+    for kernel in sorted(folder.glob("cache/*/kernel.cu")):
+        to = kernel.with_name("nvcc_kernel.cubin")
+        subprocess.run(["nvcc", kernel, "-o", to, *options, f"-I{generated}", f"-I{internal / 'tensorrt_llm'}"], check=True)
+        print(to, flush=True)
 
 
 class Bench:
@@ -120,7 +181,7 @@ class Bench:
         return lambda: layer.forward(self.x, self.ids, self.weights, out=out), layer.implementation
 
     def theirs(self, kernel, weights, transformed=None):
-        """Returns a forward pass of FlashInfer's layer, and the weights that it reads."""
+        """Returns a forward pass of FlashInfer's layer, and one that records an event after its dispatch."""
         from flashinfer import moe_ep
 
         given = self.given
@@ -130,7 +191,13 @@ class Bench:
             weights, backend=moe_ep.MegaConfig(megakernel=kernel, preprocess_weights=transformed is None, transformed_weights=transformed))
         out = self.torch.empty_like(self.x)
         call = moe_ep.MoEEpTensors(hidden_states=self.x, topk_ids=self.ids, topk_weights=self.weights, output=out)
-        return lambda: layer.forward(call), layer
+
+        def marked(event):
+            layer.stage_inputs(call)
+            event.record()
+            layer.compute_staged(output=out)
+
+        return lambda: layer.forward(call), marked
 
     # ---- Parts ----
 
@@ -140,11 +207,12 @@ class Bench:
         w13, w2, factors = self.matrices()
         want = self.expected(w13[0], w2[0] / factors[self.first()], factors)
         for form, options in (("separate, per_rank", {"form": "separate", "order": "per_rank"}), ("automatic", {})):
-            forms.add(f"switchyard, {form}", *self.ours(w13, w2, (None, None), **options), want, BARS["bf16"])
+            forms.begin()
+            forms.add(f"switchyard, {form}", *self.ours(w13, w2, (None, None), **options), want, BARS["bf16"], "bf16, float32 sums")
         config = moe_ep.Sm90_Bf16_Bf16_Bf16_PushCake_MegaMoeConfig(intermediate_size=self.given.intermediate, top_k=self.given.topk)
         with forms.attempt("flashinfer, cake"):
-            call, _ = self.theirs(config, moe_ep.MoEWeightPack(w13, w2))
-            forms.add("flashinfer, cake", call, config.kernel_name, want, BARS["bf16"])
+            call, marked = self.theirs(config, moe_ep.MoEWeightPack(w13, w2))
+            forms.add("flashinfer, cake", call, config.kernel_name, want, BARS["bf16"], "bf16, float32 sums", marked)
 
     def fp8(self, forms):
         from flashinfer import moe_ep
@@ -159,14 +227,18 @@ class Bench:
 
         want = self.expected(unpacked(packed.w13_fp8, packed.w13_sf), unpacked(packed.w2_fp8, packed.w2_sf) / factors[self.first()], factors)
         scales = packed.w13_sf, packed.w2_sf
-        for form, options in (("separate, per_rank, exact", {}), ("separate, per_rank, fast", {"accumulate": "fast"})):
+        for form, options, arithmetic in (("separate, per_rank, exact", {}, EXACT),
+                                          ("separate, per_rank, fast", {"accumulate": "fast"}, "fp8, sums of the tensor cores")):
+            forms.begin()
             call = self.ours(packed.w13_fp8, packed.w2_fp8, scales, form="separate", order="per_rank", **options)
-            forms.add(f"switchyard, {form}", *call, want, BARS["fp8"])
+            forms.add(f"switchyard, {form}", *call, want, BARS["fp8"], f"{arithmetic}, bf16 rows return")
         for rows, options in (("fp8", {}), ("bf16", {"combine_dtype": "bf16", "grouped_combine": False})):
             config = moe_ep.Sm90_Fp8_Fp8_Bf16_PushCuda_MegaMoeConfig(intermediate_size=self.given.intermediate, top_k=self.given.topk, **options)
             with forms.attempt(f"flashinfer, push, {rows} rows return"):
-                call, _ = self.theirs(config, None, packed)
-                forms.add(f"flashinfer, push, {rows} rows return", call, config.kernel_name, want, BARS["fp8"])
+                call, marked = self.theirs(config, None, packed)
+                bar = FP8_ROWS_BAR if rows == "fp8" else BARS["fp8"]
+                forms.add(f"flashinfer, push, {rows} rows return", call, config.kernel_name, want, bar,
+                          f"{EXACT}, {rows} rows return", marked)
 
     def first(self):
         return self.rank * (self.given.experts // RANKS)
@@ -177,42 +249,71 @@ class Forms:
 
     def __init__(self, bench, part, end):
         self.bench, self.part, self.end, self.calls = bench, part, end, {}
+        self.begin()
+
+    def begin(self):
+        """Begins the preparation of the next form."""
+        self.began = time.perf_counter()
 
     def send(self, kind, name, **more):
         if self.bench.rank == 0 or kind == "error":
             self.end.send({"kind": kind, "part": self.part, "name": name, "rank": self.bench.rank, **more})
 
     def attempt(self, name):
+        """A form that may fail; it is timed only if it works on all ranks."""
         forms = self
 
         class Attempt:
             def __enter__(self):
-                pass
+                forms.begin()
 
             def __exit__(self, kind, error, trace):
-                if error is not None and isinstance(error, Exception):
+                if error is not None and not isinstance(error, Exception):
+                    return False
+                if error is not None:
                     traceback.print_exception(kind, error, trace)
                     forms.send("error", name, error=f"{kind.__name__}: {error}"[:600])
-                    return True
-                return False
+                worked = [None] * RANKS
+                forms.bench.dist.all_gather_object(worked, error is None)
+                if not all(worked):
+                    forms.calls.pop(name, None)
+                return True
 
         return Attempt()
 
-    def add(self, name, call, implementation, want, bar):
+    def add(self, name, call, implementation, want, bar, arithmetic, marked=None):
+        """marked(event): `call`, which records an event after its dispatch."""
         got = call().float()
+        prepared = time.perf_counter() - self.began
         error = ((got - want).norm() / want.norm()).item()
         assert error <= bar, f"{name}: relative error {error}"
         for _ in range(3):
             again = call()
         assert ((again.float() - want).norm() / want.norm()).item() <= bar
-        self.calls[name] = call, {"implementation": implementation, "relative_error": round(error, 5)}
+        about = {"implementation": implementation, "arithmetic": arithmetic, "relative_error": round(error, 5), "largest_allowed_error": bar,
+                 "preparation_s": round(prepared, 2)}
+        self.calls[name] = call, marked, about
+
+    def dispatch_us(self, marked):
+        """The median over repetitions of the time until the slowest rank's dispatch ends."""
+        torch, times, taken = self.bench.torch, self.bench.times, []
+        for _ in range(times.repetitions):
+            times.align(1)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            marked(end)
+            torch.cuda.synchronize()
+            taken.append(begin.elapsed_time(end) * 1e3)
+        return round(times.slowest(taken), 1)
 
     def run(self):
         taken = {name: [] for name in self.calls}
         for _ in range(ROUNDS):
-            for name, (call, _) in self.calls.items():
+            for name, (call, *_) in self.calls.items():
                 taken[name].append(self.bench.times.of(call))
-        for name, (_, about) in self.calls.items():
+        for name, (_, marked, about) in self.calls.items():
+            if marked:
+                about["dispatch_us"] = self.dispatch_us(marked)
             self.send("figure", name, us=round(statistics.median(taken[name]), 1), rounds=[round(each, 1) for each in taken[name]],
                       tokens=self.bench.given.tokens, **about)
 
@@ -222,6 +323,7 @@ class Forms:
 
 def rank_of(rank, part, store, given, end):
     os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
+    os.environ.setdefault("TRTLLM_DG_CACHE_DIR", str(products_folder()))
     bench = Bench(rank, given, store)
     forms = Forms(bench, part, end)
     getattr(bench, part)(forms)
@@ -232,7 +334,7 @@ def rank_of(rank, part, store, given, end):
 def main():
     given = arguments()
     if given.build:
-        return build()
+        return build(given)
     if set(given.only.split(",")) - set(PARTS):
         raise SystemExit(f"flashinfer_layers: --only {given.only}: choose from {', '.join(PARTS)}")
     import torch

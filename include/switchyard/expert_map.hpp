@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Replicated experts: the assignment of experts to ranks, the division of an expert's routes among its replicas, a planner
-/// that chooses the replicas from past loads, SlotSelector, which replaces the ids of each call, and move_weights(). All
-/// functions are deterministic: equal arguments yield equal results on every rank. Those without a Group among their arguments
-/// run on the host and may be called from any thread.
+/// that chooses the replicas from past loads, SlotSelector, which replaces the ids of each call, and move_weights() and
+/// SlotWeights, which load the weights. All functions are deterministic: equal arguments yield equal results on every rank.
+/// Those without a Group among their arguments run on the host and may be called from any thread.
 ///
 /// The slots of a map are numbered like experts: slot p is expert p of an exchange with num_experts = num_slots(), in which
 /// each rank holds slots_per_rank consecutive experts. SlotSelector, or divide_source() and replace_by_slots(), replace each id
@@ -27,7 +27,9 @@ namespace switchyard {
 class Group;
 namespace detail {
 class SlotSelectorImpl;
+class SlotWeightsImpl;
 struct SelectorAccess;
+inline constexpr char kSlotWeightsObject[] = "SlotWeights";
 }  // namespace detail
 
 /// The expert of each slot. Slot p belongs to rank p / slots_per_rank.
@@ -97,9 +99,18 @@ void replace_by_slots(std::span<int32_t> ids, const SlotRuns& runs);
 /// \throws Error(invalid_argument)
 ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance = 0.02);
 
+/// Variant of plan_experts() that only adds and replaces replicas: one slot of each expert keeps it, so vacate() accepts the
+/// result, and SlotWeights can move the weights in the background. \throws Error(invalid_argument)
+ExpertMap plan_replicas(std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance = 0.02);
+
 /// The number of sets of weights to move: for each rank, the experts that it holds in `to` and not in `from`.
 /// \throws Error(invalid_argument) if the sizes of the maps differ
 int count_moved(const ExpertMap& from, const ExpertMap& to);
+
+/// Returns `from` with every slot empty whose expert differs in `to`. With this map in force, no call uses these slots, so
+/// SlotWeights::move() can load them in the background. \throws Error(invalid_argument) if the sizes of the maps differ, or if
+/// an expert would be left without a slot: such a change requires move_weights()
+ExpertMap vacate(const ExpertMap& from, const ExpertMap& to);
 
 /// Rates for plan_step(); equal on all ranks. The defaults are for bf16 experts of hidden 7168 and intermediate 2048 on H200s:
 /// seconds_per_row is measured, the others are estimates. Measure all of them on other devices.
@@ -168,6 +179,48 @@ struct MoveOptions {
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options = {});
 
+/// The weights of a rank's slots, for moves in the background of other calls. Movable. Construction and move() are collective;
+/// all ranks make them in the same order.
+///
+/// GPUs of one host: every rank reads the weights of other ranks directly from their arrays, without staging memory and without
+/// kernels. The copies wait only for work enqueued before move(), never for another rank, so they cannot take part in a
+/// deadlock with calls on other streams, whatever multiprocessors these occupy. The ranks synchronize on the host, once per
+/// move. CPUs, and GPUs of several hosts: move() is move_weights().
+class SlotWeights {
+ public:
+  /// Collective. `arrays`: as for move_weights(), each with `slots_per_rank` slots; they must stay valid until all ranks have
+  /// destroyed their objects (Group::barrier). GPUs of one host: memory of the kinds that Group::register_memory accepts.
+  /// `options.stream`: the stream of the copies, on which no call of the library runs. Throws on all ranks:
+  /// Error(invalid_argument), Error(unsupported), Error(mismatch).
+  SlotWeights(Group& group, int slots_per_rank, std::span<const SlotArray> arrays, const MoveOptions& options = {});
+  SlotWeights(SlotWeights&&) noexcept;
+  SlotWeights& operator=(SlotWeights&&) noexcept;
+  /// Local. Waits for this rank's copies.
+  ~SlotWeights();
+
+  /// Collective. Begins to copy the weights of each expert that `to` adds to a slot which is empty in `from`. No other slot may
+  /// have different experts in the two maps, unless it is empty in `to`: vacate() returns such a map `from`. Returns the number
+  /// of bytes that this rank receives from other ranks.
+  ///
+  /// `group`: that of the constructor. Waits for the other ranks' hosts and for earlier work on the stream `after`, which
+  /// contains all calls that use the slots to be written and all writes to the weights of `from`; does not wait for the copies.
+  /// Until they are complete on all ranks, the weights of `from` must not change. Each rank's later work that uses the new
+  /// weights must be ordered after its copies: with wait(), or MoeLayerCall::weights_ready. Then set_map() may put `to` in
+  /// force. Throws on all ranks, before any copy: Error(invalid_argument), also during stream capture; Error(mismatch) if the
+  /// maps differ by rank.
+  int64_t move(Group& group, const ExpertMap& from, const ExpertMap& to, void* after = nullptr);
+  /// Local. Orders later work on `stream` after the copies of the last move(). Does not wait on the host. CPU: no effect.
+  void wait(void* stream) const;
+  /// Local. Returns true if the copies of the last move() have completed on this rank.
+  bool ready() const;
+  /// cudaEvent_t of the end of the copies, valid until the next move(); null before the first, and if move() waits for them.
+  void* ready_event() const;
+
+ private:
+  friend struct detail::SelectorAccess;
+  detail::Held<std::unique_ptr<detail::SlotWeightsImpl>, detail::kSlotWeightsObject> impl_;
+};
+
 struct BalanceOptions {
   StepOptions plan;
   MoveOptions move;  ///< `stream` is that of the whole call
@@ -233,6 +286,11 @@ class SlotSelector {
   /// terminates, the other ranks throw PeerFailed, and the contents of spare slots are undefined. After an error, the previous
   /// map stays in force, and the contents of `slots` are undefined.
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
+                        const BalanceOptions& options = {});
+  /// Collective. As above, but the weights move in the background (SlotWeights::move): the call does not wait for the copies,
+  /// so that the dispatch of `slots` can run at the same time. Order the experts after the copies (MoeLayerCall::weights_ready
+  /// or SlotWeights::wait). `options.move` is used only for `stream`, that of the call.
+  BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, SlotWeights& weights,
                         const BalanceOptions& options = {});
 
   /// Collective. Returns [W, E], the number of routes from each rank to each expert in the calls of select() and balance()

@@ -30,6 +30,7 @@
 
 namespace switchyard {
 
+class SlotSelector;
 namespace detail {
 struct LayerCalls;
 }
@@ -51,6 +52,10 @@ struct NamesOf<MoeExchange> {
 /// MoeExchange::automatic selects low_latency only if max_tokens is in [1, kMaxDecodeTokens] and the rows reserved for a rank's
 /// experts, (experts of rank 0) * W * max_tokens, are at most kMaxDecodeRows.
 inline constexpr int64_t kMaxDecodeTokens = 256, kMaxDecodeRows = 65536;
+
+/// Fused form: a layer without a capacity has memory for at least this many rows of a rank, or for worst-case routing if that
+/// is less.
+inline constexpr int64_t kMoeSplitRows = 65536;
 
 /// Implementation of a layer. All forms give bit-identical results.
 enum class MoeForm : uint8_t {
@@ -78,9 +83,13 @@ struct MoeLayerConfig {
   MoeExchange exchange = MoeExchange::automatic;
   MoeForm form = MoeForm::automatic;
   /// Normal mode: maximum number of rows, one per route, that a rank accepts in a call; memory is allocated for this many. 0:
-  /// the number for worst-case routing.
+  /// the number for worst-case routing, W * max_tokens * K; fused form, unless overflow is drop_and_report: if that exceeds
+  /// max(kMoeSplitRows, 2 * max_tokens * K), this number, with overflow = split.
   int64_t capacity = 0;
-  Overflow overflow = Overflow::fail;  ///< for routes beyond a rank's capacity; drop_and_report: see MoeLayer::dropped()
+  /// For routes beyond a rank's capacity. drop_and_report: see MoeLayer::dropped(). split, only in the fused form: a call in
+  /// which a rank would exceed it is carried out in passes over ranges of at most capacity / (W * K) tokens of every rank, with
+  /// the same results; the capacity must suffice for 64 passes.
+  Overflow overflow = Overflow::fail;
   /// GPUs, normal mode: calls will be captured in graphs. All graphs of the layer share one set of rows, separate from that of
   /// other calls.
   bool captured = true;
@@ -101,7 +110,7 @@ struct MoeLayerConfig {
   DType token_dtype() const { return dtype == DType::fp8_e4m3 ? DType::bf16 : dtype; }
 };
 
-/// Settings of one call. All ranks must pass the same `add` and agree on whether device_tokens is null.
+/// Settings of one call. All ranks must pass the same `add` and `selector`, and agree on whether device_tokens is null.
 struct MoeLayerCall {
   void* stream = nullptr;  ///< CUDA: cudaStream_t; null: the legacy default stream
   /// CUDA: maximum number of multiprocessors for each kernel of the call, in [1, those of the GPU / ranks on it]. 0: the
@@ -117,6 +126,13 @@ struct MoeLayerCall {
   /// rounded to token_dtype() as without `add`, and the row becomes round(float32(out) + float32(layer)), which adds one
   /// rounding.
   bool add = false;
+  /// If not null, `topk_ids` are expert ids, which the call replaces with slots (LowLatencyDispatchOptions::selector); the
+  /// layer's experts are the slots of the map. Only MoeExchange::low_latency; pass the slots of SlotSelector::select() to other
+  /// layers.
+  SlotSelector* selector = nullptr;
+  /// CUDA: cudaEvent_t after which the weights are complete, for example SlotWeights::ready_event(), or null. The separate form
+  /// waits for it on the stream between dispatch and the experts, the fused form before its kernel. Not during stream capture.
+  void* weights_ready = nullptr;
 };
 
 /// Memory used by a layer on the rank with the most experts, in bytes, excluding the caller's arrays. docs/layer.md gives the

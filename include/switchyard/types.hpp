@@ -102,10 +102,15 @@ struct NamesOf<SizePolicy> {
 };
 
 /// Action taken when a rank would receive more rows than the caller's capacity. All ranks make the same decision.
-enum class Overflow : uint8_t { fail = 0, drop_and_report = 1 };
+enum class Overflow : uint8_t {
+  fail = 0,
+  drop_and_report = 1,
+  split = 2,  ///< only MoeLayer in the fused form: the call is carried out in passes over ranges of tokens
+};
 template <>
 struct NamesOf<Overflow> {
-  static constexpr Named<Overflow> kAll[] = {{Overflow::fail, "fail"}, {Overflow::drop_and_report, "drop_and_report"}};
+  static constexpr Named<Overflow> kAll[] = {
+      {Overflow::fail, "fail"}, {Overflow::drop_and_report, "drop_and_report"}, {Overflow::split, "split"}};
 };
 
 /// Treatment of ids that are neither -1 (no expert) nor in [0, E). Their routes are dropped.

@@ -21,7 +21,7 @@ from ._abi.ffi import library as _library
 from .errors import *
 from .errors import __all__ as _errors
 from .exchange import CallStatistics, Exchange, MemoryRequirement, keep_plans
-from .expert_map import BalanceReport, ExpertMap, SlotLoads, SlotSelector, move_weights
+from .expert_map import BalanceReport, ExpertMap, SlotLoads, SlotSelector, SlotWeights, move_weights
 from .gemm import GroupedGemm
 from .graph_memory import GraphMemory
 from .group import Group, WaitStatistics, first_expert
@@ -57,7 +57,7 @@ def library_path() -> str:
 
 __all__ = [
     "BalanceReport", "CallStatistics", "Counts", "Exchange", "ExpertMap", "GraphMemory", "Group", "GroupedGemm", "Handle", "LayerMemory", "Ledger", "LedgerCombine",
-    "LowLatency", "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RoutingLayout", "RowMemory", "SlotLoads", "SlotSelector", "Trace", "TracePhase",
+    "LowLatency", "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RoutingLayout", "RowMemory", "SlotLoads", "SlotSelector", "SlotWeights", "Trace", "TracePhase",
     "TuningValues", "WaitStatistics", "expert_parameters", "first_expert", "full_state_dict", "keep_out_of_ddp", "keep_plans",
     "library_path", "library_version", "moe_heap_bytes", "move_weights", "parallelize_moe",
     "routing_layout", "run_ranks", "set_replicas", "tuned_values", *_errors,

@@ -14,7 +14,7 @@ from ._abi.ffi import Owned, alive, byref, check, check_collective, library, str
 from ._abi.names import CPU, CUDA, invalid
 from .group import Construction, Group, constructs
 
-__all__ = ["BalanceReport", "ExpertMap", "SlotLoads", "SlotSelector", "move_weights"]
+__all__ = ["BalanceReport", "ExpertMap", "SlotLoads", "SlotSelector", "SlotWeights", "move_weights"]
 
 
 class SlotLoads(NamedTuple):
@@ -88,16 +88,35 @@ class ExpertMap:
         """A copy of the expert of each slot, int32 [W * C]; -1: an empty slot."""
         return NUMPY.wrap(ctypes.addressof(self._slots), (self.num_slots,), I32, self._slots, None).copy()
 
+    def _like(self, fill: Any) -> "ExpertMap":
+        """Returns a map of this size whose slots `fill`, given their address, has written."""
+        made = ExpertMap.__new__(ExpertMap)
+        made._set((ctypes.c_int32 * self.num_slots)(), self.num_experts, self.world)
+        check(fill(ctypes.addressof(made._slots)))
+        return made
+
     @checked("ExpertMap.plan")
     def plan(self, routes_per_expert: Any, *, tolerance: float = 0.02) -> "ExpertMap":
         """Chooses replicas for the loads `routes_per_expert`, int64 [E], and returns a map of the same size. Among the maps whose
         maximum rank load exceeds that of the best by at most `tolerance` times the mean, returns the one with the fewest weights
         to move."""
         taken = _arguments.bind("ExpertMap.plan", CPU, E=self.num_experts).routes_per_expert(routes_per_expert)
-        made = ExpertMap.__new__(ExpertMap)
-        made._set((ctypes.c_int32 * self.num_slots)(), self.num_experts, self.world)
-        check(library().functions.sy_expert_map_plan(byref(self._struct()), taken.pointer, tolerance, ctypes.addressof(made._slots)))
-        return made
+        return self._like(lambda slots: library().functions.sy_expert_map_plan(byref(self._struct()), taken.pointer, tolerance, slots))
+
+    @checked("ExpertMap.plan_replicas")
+    def plan_replicas(self, routes_per_expert: Any, *, tolerance: float = 0.02) -> "ExpertMap":
+        """Variant of :meth:`plan` that only replaces replicas, so that :meth:`SlotWeights.move` can load them in the background: each
+        expert keeps one of its slots."""
+        taken = _arguments.bind("ExpertMap.plan_replicas", CPU, E=self.num_experts).routes_per_expert(routes_per_expert)
+        return self._like(
+            lambda slots: library().functions.sy_expert_map_plan_replicas(byref(self._struct()), taken.pointer, tolerance, slots))
+
+    @checked("ExpertMap.vacate")
+    def vacate(self, to: "ExpertMap") -> "ExpertMap":
+        """Returns this map with every slot empty whose expert differs in `to`. With that map in force, no call uses these slots, so
+        :meth:`SlotWeights.move` can load them in the background. Raises InvalidArgument if an expert would be left without a slot: such
+        a change requires :func:`move_weights`."""
+        return self._like(lambda slots: library().functions.sy_expert_map_vacate(byref(self._struct()), byref(to._struct()), slots))
 
     @checked("ExpertMap.divide")
     def divide(self, routes_per_expert: Any) -> SlotLoads:
@@ -143,14 +162,100 @@ def _expert_map(slots: bytes, num_experts: int, world: int) -> ExpertMap:
 class _SlotArrays:
     """The arrays of a rank's slots, as arguments of the C functions."""
 
-    def __init__(self, group: Group, expert_map: ExpertMap, arrays: Tuple[Any, ...]) -> None:
-        slots = expert_map.slots_per_rank
+    def __init__(self, group: Group, slots: int, arrays: Tuple[Any, ...]) -> None:
         self.taken: List[Any] = [take(each, f"arrays[{i}]", (slots, *getattr(each, "shape", (0,))[1:]), ELEMENTS, group._backend, written=True)
                                  for i, each in enumerate(arrays)]
         for i, each in enumerate(self.taken):
             check_apart(f"arrays[{i}]", each, **{f"arrays[{j}]": other for j, other in enumerate(self.taken[:i])})
         self.pointers = (ctypes.c_void_p * len(arrays))(*(each.pointer for each in self.taken))
         self.sizes = (ctypes.c_size_t * len(arrays))(*(bytes_of(each) // slots for each in self.taken))
+
+
+class SlotWeights:
+    """The weights of this rank's slots, which move in the background of other calls. Creation and :meth:`move` are collective.
+
+    arrays, staging_bytes: as for :func:`move_weights`; the object keeps the arrays alive. They must stay allocated until all ranks
+    have closed their objects. GPUs of one host: each rank reads the arrays of the others directly, so they must not be in expandable
+    segments or stream-ordered pools; the copies run on a stream of the object, by copy engines, and never wait for another rank.
+    CPUs, and GPUs of several hosts: :meth:`move` waits for the copies.
+
+        weights = sy.SlotWeights(group, w13, w2)
+        selector.set_map(selector.expert_map.vacate(better))    # calls stop using the slots that change
+        weights.move(selector.expert_map, better)
+        ...                                                     # calls with the map in force
+        weights.wait()
+        selector.set_map(better, routes)
+    """
+
+    @constructs
+    @named("SlotWeights.__init__")
+    def __init__(self, group: Group, *arrays: Any, staging_bytes: int = 64 << 20) -> None:
+        _arguments.check("SlotWeights.__init__", group=group, staging_bytes=staging_bytes)
+        if not arrays or not getattr(arrays[0], "shape", ()):
+            invalid("arrays: give the weights of the slots, of shape [C, ...]")
+        self.group, self._arrays, self._functions = group, arrays, library().functions
+        slots: int = arrays[0].shape[0]
+        taken = _SlotArrays(group, slots, arrays)
+        #: CUDA: the torch stream of the copies
+        self.stream: Any = sys.modules["torch"].cuda.Stream(arrays[0].device) if group._backend == CUDA else None
+        made = ctypes.c_void_p()
+        check_collective(self._functions.sy_slot_weights_create(
+            group.pointer, slots, taken.pointers, taken.sizes, len(arrays), staging_bytes,
+            None if self.stream is None else self.stream.cuda_stream, byref(made)))
+        self._owned = Owned(made.value, self._functions.sy_slot_weights_destroy, group._owned, arrays, self.stream, lock=group._lock)
+        group._lock.members.add(self._owned)
+
+    @property
+    def pointer(self) -> int:
+        """The underlying ``sy_slot_weights*``, for code that calls the C interface."""
+        return self._owned.pointer or alive(self._owned, "the slot weights", self.group)
+
+    def _current_stream(self) -> Optional[int]:
+        """CUDA: the current stream of the arrays' GPU."""
+        return None if self.stream is None else sys.modules["torch"].cuda.current_stream(self.stream.device).cuda_stream
+
+    @named("SlotWeights.move")
+    def move(self, before: ExpertMap, after: ExpertMap) -> int:
+        """Collective. Begins to copy the weights of each expert that `after` adds to a slot which is empty in `before`; no other slot
+        may change its expert. Waits for the other ranks' hosts and for earlier work on the current stream, which contains all calls
+        that use these slots, but not for the copies. Until they are complete on all ranks, the weights of `before` must not change.
+        Order work that uses the new weights with :meth:`wait` or ``MoeLayer.forward(weights_ready=)``. Returns the number of bytes
+        that this rank receives from other ranks. Raises InvalidArgument or Mismatch, on all ranks, before any copy."""
+        with Construction(self.group, "SlotWeights.move"):
+            _arguments.check("SlotWeights.move", before=before, after=after)
+            received = ctypes.c_int64()
+            check_collective(self._functions.sy_slot_weights_move(self.pointer, byref(before._struct()), byref(after._struct()),
+                                                                  self._current_stream(), byref(received)))
+            written(*self._arrays)
+            return received.value
+
+    def wait(self) -> None:
+        """Local. Orders later work on the current stream after the copies of the last move. CPU: no effect."""
+        check(self._functions.sy_slot_weights_wait(self.pointer, self._current_stream()))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the copies of the last move have completed on this rank."""
+        done = ctypes.c_int32()
+        check(self._functions.sy_slot_weights_ready(self.pointer, byref(done), None))
+        return bool(done.value)
+
+    @property
+    def event(self) -> Optional[int]:
+        """cudaEvent_t of the end of the copies, valid until the next move; None if there is nothing to wait for."""
+        event = ctypes.c_void_p()
+        check(self._functions.sy_slot_weights_ready(self.pointer, None, byref(event)))
+        return event.value
+
+    def close(self) -> None:
+        """Releases the object after this rank's copies. Repeated calls have no effect."""
+        self._owned.close()
+
+    def __enter__(self) -> "SlotWeights":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+        self.close()
 
 
 class SlotSelector:
@@ -246,7 +351,8 @@ class SlotSelector:
         routes. Counts the routes on all ranks and plans replicas; if this reduces the predicted time, moves the weights of `arrays`
         (:func:`move_weights`) and sets the planned map. Returns the slots and a report, with exact numbers of rows.
 
-        arrays, staging_bytes: as for :func:`move_weights`. tile: rows by which the busiest rank may exceed the mean before weights
+        arrays, staging_bytes: as for :func:`move_weights`; or one :class:`SlotWeights`, whose copies this call begins but does not
+        wait for, so that they overlap with the dispatch of the slots: pass it to ``MoeLayer.forward(weights_ready=)``. tile: rows by which the busiest rank may exceed the mean before weights
         are fetched. link_bytes_per_s: rate at which a rank sends or receives weights. seconds_per_row: time of the experts per row.
         seconds_per_move: fixed costs of moving any weights. All are equal on all ranks; the defaults are for bf16 experts of hidden
         7168 and intermediate 2048 on H200s.
@@ -260,14 +366,21 @@ class SlotSelector:
             options = structs.BalanceOptions(tile=tile, link_bytes_per_s=link_bytes_per_s, seconds_per_row=seconds_per_row,
                                              seconds_per_move=seconds_per_move, staging_bytes=staging_bytes)
             ids, result, out = self._take_ids(topk_ids, out)
-            weights = _SlotArrays(self.group, self._map, arrays)
+            moving = arrays[0] if len(arrays) == 1 and isinstance(arrays[0], SlotWeights) else None
+            arrays = moving._arrays if moving is not None else arrays
+            weights = _SlotArrays(self.group, self._map.slots_per_rank, arrays)
             for i, each in enumerate(weights.taken):
                 check_apart(f"arrays[{i}]", each, topk_ids=ids, out=result)
             given = structs.ExpertIds(data=ids.pointer, is_int64=int(ids.code == I64), num_tokens=ids.shape[0], topk=ids.shape[1])
             made = structs.BalanceReport()
-            check_collective(self._functions.sy_slot_selector_balance(
-                self.pointer, byref(given), result.pointer, weights.pointers, weights.sizes, len(arrays), byref(options),
-                ids.arrays.stream(ids.array), byref(made)))
+            stream = ids.arrays.stream(ids.array)
+            if moving is not None:
+                check_collective(self._functions.sy_slot_selector_balance_in_background(
+                    self.pointer, byref(given), result.pointer, moving.pointer, byref(options), stream, byref(made)))
+            else:
+                check_collective(self._functions.sy_slot_selector_balance(
+                    self.pointer, byref(given), result.pointer, weights.pointers, weights.sizes, len(arrays), byref(options), stream,
+                    byref(made)))
             written(out)
             self._device = getattr(ids.array, "device", None)
             if made.fetched:
@@ -326,7 +439,7 @@ def move_weights(group: Group, before: ExpertMap, after: ExpertMap, *arrays: Any
     Raises InvalidArgument, Mismatch or HeapExhausted, on all ranks, before any copy.
     """
     _arguments.check("move_weights", group=group, before=before, after=after, staging_bytes=staging_bytes)
-    weights = _SlotArrays(group, after, arrays)
+    weights = _SlotArrays(group, after.slots_per_rank, arrays)
     stream = weights.taken[0].arrays.stream(weights.taken[0].array) if arrays else None
     received = ctypes.c_int64()
     check_collective(library().functions.sy_move_weights(group.pointer, byref(before._struct()), byref(after._struct()), weights.pointers,

@@ -11,6 +11,7 @@ from ._abi.arrays import I64, NUMPY, U8, arrays_of, arrays_of_torch, check_apart
 from ._abi.ffi import Owned, alive, byref, check, check_collective, layer_library, number_from, structs
 from ._abi.names import BF16, CPU, CUDA, F32, FP8, invalid, value_of
 from ._torch.recorded import is_traced, needs_gradient, refuse_gradient
+from .expert_map import SlotSelector, SlotWeights
 from .group import Group, constructs
 
 __all__ = ["LayerMemory", "MoeLayer"]
@@ -84,8 +85,9 @@ class MoeLayer:
     hidden: H. intermediate: I. num_experts: E, in total. topk: K. max_tokens: maximum number of tokens on any rank.
     dtype: weight type, "bf16"; on GPUs also "f16", or "fp8_e4m3" with w13_scales and w2_scales. Tokens and results have the
     same type, or bf16 with fp8 weights.
-    capacity: maximum number of rows accepted by a rank; 0: the number for worst-case routing. overflow: "fail" or
-    "drop_and_report".
+    capacity: maximum number of rows accepted by a rank; 0: the number for worst-case routing or, in the fused form, at most
+    65536 or twice the mean, with overflow "split". overflow: "fail", "drop_and_report" or, in the fused form, "split": calls
+    beyond the capacity are carried out in passes over ranges of tokens, with the same results.
     order: summation order. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused"
     (docs/layer.md).
     storage: "packed" (default on the CPU: a copy owned by the layer) or "view" (default on GPUs: the layer reads the caller's
@@ -169,14 +171,16 @@ class MoeLayer:
         return (text.value or b"").decode()
 
     def forward(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, out: Any = None, add: bool = False, device_tokens: Any = None,
-                num_sms: int = 0) -> Any:
+                num_sms: int = 0, selector: Optional[SlotSelector] = None, weights_ready: Optional[SlotWeights] = None) -> Any:
         """Collective. x: [T, H]. topk_ids: int32 or int64 [T, K]; an id outside [0, E) means no expert, and the result for a
         token without any expert is +0. topk_weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds
         the layer's result to the content of `out`. device_tokens: int32 [1] with T, read when the call runs; rows of `out` from
-        T on are not written. Returns out."""
+        T on are not written. selector: `topk_ids` are expert ids, which the call replaces with slots (:meth:`LowLatency.dispatch`);
+        only ``exchange="low_latency"``. weights_ready: the experts, in the fused form the whole call, wait on the stream for the
+        last :meth:`SlotWeights.move`. Returns out."""
         again = self._again
-        if again is not None and add is False and device_tokens is None and num_sms.__class__ is int and num_sms == 0 and not is_traced() \
-                and not needs_gradient():
+        if again is not None and selector is None and weights_ready is None and add is False and device_tokens is None \
+                and num_sms.__class__ is int and num_sms == 0 and not is_traced() and not needs_gradient():
             result = again(x, topk_ids, topk_weights, out)
             if result is not None:
                 return result
@@ -186,6 +190,8 @@ class MoeLayer:
         with self.group._call:
             if add.__class__ is not bool or num_sms.__class__ is not int or num_sms >> 31:
                 _arguments.check("MoeLayer.forward", add=add, num_sms=num_sms)
+            if selector is not None or weights_ready is not None:
+                _arguments.check("MoeLayer.forward", selector=selector, weights_ready=weights_ready)
             types, takes = (self._row_type,), self._takes
             taken = takes.x(x, None, types)
             tokens = taken.shape[0]
@@ -201,6 +207,8 @@ class MoeLayer:
             o.stream, o.num_sms, o.add = taken.arrays.stream(taken.array), num_sms, int(add)
             count = None if device_tokens is None else takes.device_tokens(device_tokens)
             o.device_tokens = None if count is None else count.pointer
+            o.selector = None if selector is None else selector.pointer
+            o.weights_ready = None if weights_ready is None else weights_ready.event
             check_apart("out", result, x=taken, topk_ids=given, topk_weights=scale, device_tokens=count)
             by_ids, by_options = self._by
             check(self._functions.sy_moe_layer_forward(self.pointer, taken.pointer, by_ids, None if scale is None else scale.pointer,

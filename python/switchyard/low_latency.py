@@ -15,7 +15,9 @@ from ._torch.registry import number_of
 from ._internal.received import Lent, Received, scale_geometry
 from ._internal.tensors import bytes_of_scales, padded_scales, pair_of
 from ._torch.recorded import is_traced, refuse_gradient
+from .expert_map import SlotSelector
 from .exchange import CallStatistics, MemoryRequirement, statistics_of
+from .errors import Unsupported
 from .group import Group, constructs
 
 #: Row types for calls without scales, row types for sums, and id types.
@@ -36,6 +38,11 @@ def _config(*, hidden: int, num_experts: int, topk: int, max_tokens: int, dtype:
         scales=value_of(_names.SCALES, "scales", scales), scale_group=scale_group,
         scale_order=value_of(_names.SCALE_ORDERS, "scale_order", scale_order), sending=value_of(_names.SENDINGS, "sending", sending),
         pieces=pieces, invalid_ids=value_of(_names.INVALID_IDS, "invalid_ids", invalid_ids))
+
+
+def _refuse_selector(selector: Optional[SlotSelector]) -> None:
+    if selector is not None:
+        raise Unsupported("LowLatency.dispatch: torch.compile cannot trace `selector`: pass the slots of SlotSelector.select as topk_ids")
 
 
 class Pending:
@@ -194,38 +201,44 @@ class LowLatency:
 
     # ---- Dispatch ----
 
-    def dispatch(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Received:
+    def dispatch(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0,
+                 selector: Optional[SlotSelector] = None) -> Received:
         """Collective. Sends row t of `x` [T, H] to every expert of token t. topk_ids: int32 or int64 [T, K]; -1 means no
         expert. topk_weights: float32 [T, K], used for the weighted sums in combine. fp8 rows are passed as (x, scales), with
         one row of scales per row, in any memory order. Scales are copied unless they are dense, [T, columns], with rows that
         are a multiple of 16 bytes. output: the destination; None: an output shared by all such calls on this object, each of
-        which overwrites the previous result."""
+        which overwrites the previous result. selector: `topk_ids` are expert ids, which the call replaces with slots as
+        :meth:`SlotSelector.select` does, on GPUs usually without another launch; ``num_experts`` of this object is the number of
+        slots. On all ranks or on none."""
         if is_traced():
+            _refuse_selector(selector)
             from ._torch import low_latency_ops as _low_latency_ops
 
             refuse_gradient("LowLatency.dispatch", _INSTEAD, x=x, topk_weights=topk_weights)
             return _low_latency_ops.dispatch(self, x, topk_ids, topk_weights, output, num_sms)
         again, into = self._dispatch_again, self._output if output is None else output
         if again is not None and isinstance(into, Received) and num_sms.__class__ is int and num_sms == 0 and type(into.x) is type(x) \
-                and again(x, topk_ids, topk_weights, into):
+                and (selector is None or selector.__class__ is SlotSelector) and again(x, topk_ids, topk_weights, into, None, selector):
             return into
         refuse_gradient("LowLatency.dispatch", _INSTEAD, x=x, topk_weights=topk_weights)
-        return self._dispatch(self._functions.sy_low_latency_dispatch, x, topk_ids, topk_weights, output, num_sms)[0]
+        return self._dispatch(self._functions.sy_low_latency_dispatch, x, topk_ids, topk_weights, output, num_sms, selector)[0]
 
-    def dispatch_async(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0) -> Pending:
+    def dispatch_async(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, output: Optional[Received] = None, num_sms: int = 0,
+                       selector: Optional[SlotSelector] = None) -> Pending:
         """Executes the sending half of :meth:`dispatch`. ``wait()`` on the returned object executes the other half and returns
         the output. No other call may be made on this LowLatency in between."""
         if is_traced():  # a graph orders calls itself
-            return Pending(None, self.dispatch(x, topk_ids, topk_weights, output=output, num_sms=num_sms), None)
+            return Pending(None, self.dispatch(x, topk_ids, topk_weights, output=output, num_sms=num_sms, selector=selector), None)
         refuse_gradient("LowLatency.dispatch_async", _INSTEAD, x=x, topk_weights=topk_weights)
-        received, kept = self._dispatch(self._functions.sy_low_latency_dispatch_send, x, topk_ids, topk_weights, output, num_sms)
+        received, kept = self._dispatch(self._functions.sy_low_latency_dispatch_send, x, topk_ids, topk_weights, output, num_sms, selector)
         return Pending(self._receive, received, kept)
 
-    def _dispatch(self, function: Any, x: Any, topk_ids: Any, topk_weights: Any, output: Optional[Received], num_sms: int) -> Tuple[Received, Any]:
+    def _dispatch(self, function: Any, x: Any, topk_ids: Any, topk_weights: Any, output: Optional[Received], num_sms: int,
+                  selector: Optional[SlotSelector] = None) -> Tuple[Received, Any]:
         by_x, by_ids, by_options, _ = self._by
         with self._call:
-            if num_sms.__class__ is not int or num_sms >> 31 or not (output is None or isinstance(output, Received)):
-                _arguments.check("LowLatency.dispatch", output=output, num_sms=num_sms)
+            if num_sms.__class__ is not int or num_sms >> 31 or not (output is None or isinstance(output, Received)) or selector is not None:
+                _arguments.check("LowLatency.dispatch", output=output, num_sms=num_sms, selector=selector)
             code = code_of_rows(x, self.hidden, _PLAIN, self._backend)
             if code is None:
                 taken = self._take_rows(x)
@@ -237,6 +250,7 @@ class LowLatency:
             topk_ids = self._take_ids(topk_ids, shape)
             o.topk_weights = None if topk_weights is None else self._take_weights(topk_weights, shape)
             o.stream, o.num_sms = arrays.stream(array), num_sms
+            o.selector = None if selector is None else selector.pointer
             if output is None:
                 if self._output is None or type(self._output.x) is not type(array):
                     self._output = self.make_output(array)
@@ -247,7 +261,7 @@ class LowLatency:
             if code is not None:
                 self._dispatch_again = self._dispatch_again or _repeated.Dispatch(self)
                 self._dispatch_again.learn(x, topk_ids)
-            return output, (x, topk_ids, topk_weights)
+            return output, (x, topk_ids, topk_weights, selector)
 
     def _take_rows(self, x: Any) -> Any:
         rows, scales = pair_of(x, "x") if isinstance(x, tuple) else (x, None)
@@ -356,18 +370,20 @@ class LowLatency:
                 self._combine_again.learn(y)
             return out, (y, topk_weights, expert_scale)
 
-    def all_to_all(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0) -> Any:
+    def all_to_all(self, x: Any, topk_ids: Any, topk_weights: Any = None, *, expert_scale: Any = None, out: Any = None, num_sms: int = 0,
+                   selector: Optional[SlotSelector] = None) -> Any:
         """Collective. Runs dispatch, experts and combine in one launch, for experts that only scale rows
         (docs/concepts/flat.md): out[t] = sum over k of topk_weights[t, k] * round(expert_scale[e] * x[t]). Requires
-        ``scales=None``. expert_scale: float32 [L]; None: 1."""
+        ``scales=None``. expert_scale: float32 [L]; None: 1. selector: as in :meth:`dispatch`; a separate kernel selects the slots."""
         refuse_gradient("LowLatency.all_to_all", _INSTEAD, x=x, topk_weights=topk_weights, expert_scale=expert_scale)
         by_x, by_ids = self._by[:2]
         with self._call:
-            _arguments.check("LowLatency.all_to_all", num_sms=num_sms)
+            _arguments.check("LowLatency.all_to_all", num_sms=num_sms, selector=selector)
             taken, takes = self._take_rows(x), self._reduced
             tokens = taken.shape[0]
             routes = takes.topk_ids(self._take_ids(topk_ids, (tokens, self.topk)), tokens)
-            o = structs.AllToAllOptions(stream=taken.arrays.stream(taken.array), num_sms=num_sms)
+            o = structs.AllToAllOptions(stream=taken.arrays.stream(taken.array), num_sms=num_sms,
+                                        selector=None if selector is None else selector.pointer)
             factors = None if topk_weights is None else takes.topk_weights(topk_weights, tokens)
             scale = None if expert_scale is None else takes.expert_scale(expert_scale)
             o.topk_weights = None if factors is None else factors.pointer or None

@@ -76,9 +76,10 @@ TAKEN = {
     "sy_dispatch_options": Twin("DispatchOptions", members={"out": None, "known_memory": None}),
     "sy_combine_options": Twin("CombineOptions", members={"known_memory": None}),
     "sy_low_latency_config": config("LowLatencyConfig"),
-    "sy_low_latency_dispatch_options": Twin("LowLatencyDispatchOptions", members={"known_memory": None}),
+    "sy_low_latency_dispatch_options": Twin("LowLatencyDispatchOptions", members={"known_memory": None, "selector": None}),
     "sy_low_latency_combine_options": Twin("LowLatencyCombineOptions", members={"known_memory": None}),
-    "sy_all_to_all_options": Twin("AllToAllOptions", members={"row_function": None, "row_function_user": None}),
+    "sy_all_to_all_options": Twin("AllToAllOptions", members={
+        "row_function": None, "row_function_user": None, "selector": None}),
     "sy_ledger_config": config("LedgerConfig"),
     "sy_ledger_combine_options": Twin("LedgerCombineOptions"),
     "sy_balance_options": Twin("BalanceOptions", members={
@@ -97,7 +98,7 @@ TAKEN = {
     "sy_swiglu_gradient_config": config("SwigluGradientConfig", members=_SWIGLU),
     "sy_routing_gradient_config": config("RoutingGradientConfig"),
     "sy_moe_layer_config": config("MoeLayerConfig"),
-    "sy_moe_layer_call": Twin("MoeLayerCall", "call", members={"known_memory": None}),
+    "sy_moe_layer_call": Twin("MoeLayerCall", "call", members={"known_memory": None, "selector": None}),
 }
 
 _TOTAL = {"total_bytes": "total()"}

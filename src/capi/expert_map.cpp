@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 
+#include "capi/internal_exports.hpp"
 #include "capi/objects.hpp"
 #include "capi/structs.hpp"
 #include "switchyard/c/expert_map.h"
@@ -21,6 +22,9 @@ using SelectorState = Grouped<SlotSelector>;
 // NOLINTBEGIN(readability-identifier-naming): names of the C ABI
 struct sy_slot_selector {
   std::shared_ptr<SelectorState> state;
+};
+struct sy_slot_weights {
+  std::shared_ptr<Grouped<SlotWeights>> state;
 };
 // NOLINTEND(readability-identifier-naming)
 
@@ -53,6 +57,18 @@ std::span<const int64_t> expected_routes(const int64_t* routes, const ExpertMap&
   return routes ? routes_of(routes, "routes", int64_t{map.world} * map.num_experts) : std::span<const int64_t>();
 }
 
+using Planner = ExpertMap(std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance);
+
+sy_code plan_by(Planner* plan, const sy_expert_map* current, const int64_t* routes_per_expert, double tolerance,
+                int32_t* expert_of_slot) {
+  return guarded([&] {
+    const ExpertMap from = to_map(current, "current");
+    require(expert_of_slot, "expert_of_slot");
+    const ExpertMap to = plan(routes_of(routes_per_expert, "routes_per_expert", from.num_experts), from, tolerance);
+    std::copy(to.expert_of_slot.begin(), to.expert_of_slot.end(), expert_of_slot);
+  });
+}
+
 std::vector<SlotArray> slot_arrays(void* const* arrays, const size_t* slot_bytes, int32_t num_arrays) {
   require_range("num_arrays", num_arrays, 0, 1 << 20);
   if (num_arrays > 0) {
@@ -80,12 +96,12 @@ sy_code sy_expert_map_home(const sy_expert_map* map) {
 
 sy_code sy_expert_map_plan(const sy_expert_map* current, const int64_t* routes_per_expert, double tolerance,
                            int32_t* expert_of_slot) {
-  return guarded([&] {
-    const ExpertMap from = to_map(current, "current");
-    require(expert_of_slot, "expert_of_slot");
-    const ExpertMap to = plan_experts(routes_of(routes_per_expert, "routes_per_expert", from.num_experts), from, tolerance);
-    std::copy(to.expert_of_slot.begin(), to.expert_of_slot.end(), expert_of_slot);
-  });
+  return plan_by(plan_experts, current, routes_per_expert, tolerance, expert_of_slot);
+}
+
+sy_code sy_expert_map_plan_replicas(const sy_expert_map* current, const int64_t* routes_per_expert, double tolerance,
+                                    int32_t* expert_of_slot) {
+  return plan_by(plan_replicas, current, routes_per_expert, tolerance, expert_of_slot);
 }
 
 sy_code sy_expert_map_divide(const sy_expert_map* map, const int64_t* routes_per_expert, int64_t* of_slot, int64_t* of_rank) {
@@ -107,6 +123,14 @@ sy_code sy_expert_map_replace(const sy_expert_map* map, const int64_t* routes, i
   });
 }
 
+sy_code sy_expert_map_vacate(const sy_expert_map* from, const sy_expert_map* to, int32_t* expert_of_slot) {
+  return guarded([&] {
+    require(expert_of_slot, "expert_of_slot");
+    const ExpertMap vacated = vacate(to_map(from, "from"), to_map(to, "to"));
+    std::copy(vacated.expert_of_slot.begin(), vacated.expert_of_slot.end(), expert_of_slot);
+  });
+}
+
 sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map* to, int32_t* moved) {
   return guarded([&] {
     require(moved, "moved");
@@ -121,6 +145,47 @@ sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_exp
     const int64_t bytes = move_weights(*group->group, to_map(from, "from"), to_map(to, "to"), given, {staging_bytes, stream});
     if (received) *received = bytes;
   });
+}
+
+sy_code sy_slot_weights_create(sy_group* group, int32_t slots_per_rank, void* const* arrays, const size_t* slot_bytes,
+                               int32_t num_arrays, size_t staging_bytes, void* stream, sy_slot_weights** weights) {
+  return create(group, "weights", weights, [&] {
+    return std::make_shared<Grouped<SlotWeights>>(group->group, slots_per_rank, slot_arrays(arrays, slot_bytes, num_arrays),
+                                                  MoveOptions{staging_bytes, stream});
+  });
+}
+
+sy_code sy_slot_weights_destroy(sy_slot_weights* weights) {
+  delete weights;
+  return SY_OK;
+}
+
+sy_code sy_slot_weights_move(sy_slot_weights* weights, const sy_expert_map* from, const sy_expert_map* to, void* after,
+                             int64_t* received) {
+  return collective_on(weights, "weights", [&] {
+    auto& state = *weights->state;
+    const int64_t bytes = state.object.move(*state.group, to_map(from, "from"), to_map(to, "to"), after);
+    if (received) *received = bytes;
+  });
+}
+
+sy_code sy_slot_weights_wait(const sy_slot_weights* weights, void* stream) {
+  return guarded([&] {
+    require(weights, "weights");
+    weights->state->object.wait(stream);
+  });
+}
+
+sy_code sy_slot_weights_ready(const sy_slot_weights* weights, sy_bool* done, void** event) {
+  return guarded([&] {
+    require(weights, "weights");
+    if (done) *done = weights->state->object.ready() ? 1 : 0;
+    if (event) *event = weights->state->object.ready_event();
+  });
+}
+
+SlotSelector* sy_internal_slot_selector_1(sy_slot_selector* selector) noexcept {
+  return selector ? &selector->state->object : nullptr;
 }
 
 sy_code sy_slot_selector_create(sy_group* group, const sy_expert_map* map, const int64_t* routes, sy_slot_selector** selector) {
@@ -154,6 +219,19 @@ sy_code sy_slot_selector_balance(sy_slot_selector* selector, const sy_expert_ids
     given.move.stream = stream;
     const BalanceReport made = selector->state->object.balance(*selector->state->group, from_c(topk_ids), slots,
                                                                slot_arrays(arrays, slot_bytes, num_arrays), given);
+    if (report) fill(report, made);
+  });
+}
+
+sy_code sy_slot_selector_balance_in_background(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots,
+                                               sy_slot_weights* weights, const sy_balance_options* options, void* stream,
+                                               sy_balance_report* report) {
+  return collective_on(selector, "selector", [&] {
+    require(weights, "weights");
+    BalanceOptions given = from_c(options);
+    given.move.stream = stream;
+    auto& state = *selector->state;
+    const BalanceReport made = state.object.balance(*state.group, from_c(topk_ids), slots, weights->state->object, given);
     if (report) fill(report, made);
   });
 }

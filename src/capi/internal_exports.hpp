@@ -9,10 +9,12 @@
 #include "switchyard/c/types.h"
 
 // As in switchyard/c/switchyard.h, which guarded.hpp does not need as a whole.
-typedef struct sy_group sy_group;  // NOLINT(readability-identifier-naming): a name of the C ABI
+typedef struct sy_group sy_group;                  // NOLINT(readability-identifier-naming): a name of the C ABI
+typedef struct sy_slot_selector sy_slot_selector;  // NOLINT(readability-identifier-naming): a name of the C ABI
 namespace switchyard {
 class Group;
-}
+class SlotSelector;
+}  // namespace switchyard
 
 extern "C" {
 
@@ -22,4 +24,7 @@ sy_code sy_internal_keep_exception_1(void) noexcept;
 
 /// Returns a share of the group behind `group`, as held by every object created from a group. `group` is not NULL.
 void sy_internal_share_group_1(const sy_group* group, std::shared_ptr<switchyard::Group>* share) noexcept;
+
+/// The object behind `selector`; null if it is NULL.
+switchyard::SlotSelector* sy_internal_slot_selector_1(sy_slot_selector* selector) noexcept;
 }

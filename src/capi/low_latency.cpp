@@ -3,6 +3,7 @@
 #include "switchyard/low_latency.hpp"
 
 #include "capi/call_options.hpp"
+#include "capi/internal_exports.hpp"
 #include "capi/objects.hpp"
 #include "capi/structs.hpp"
 #include "exchange/low_latency/known_memory.hpp"
@@ -45,7 +46,16 @@ AllToAllOptions all_to_all_options(const sy_all_to_all_options* options, RowFunc
   const sy_all_to_all_options o = read_struct(options, kInit<sy_all_to_all_options>, "options");
   if (o.row_function) function = RowFunction(std::make_shared<const CallerRowFunction>(o.row_function, o.row_function_user));
   AllToAllOptions result = twin_of(o, "options");
+  result.selector = sy_internal_slot_selector_1(o.selector);
   if (function) result.row_function = &function;
+  return result;
+}
+
+CallOptions<sy_low_latency_dispatch_options> dispatch_options(const sy_low_latency_dispatch_options* options) {
+  if (!options) return {};
+  const auto o = read_struct(options, kInit<sy_low_latency_dispatch_options>, "options");
+  auto result = call_options(o);
+  result.twin.selector = sy_internal_slot_selector_1(o.selector);
   return result;
 }
 
@@ -181,7 +191,7 @@ sy_code sy_low_latency_rows_destroy(sy_low_latency_rows* rows) {
 sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                 sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
   return collective_on(exchange, "exchange", [&] {
-    const auto o = read_options(options);
+    const auto o = dispatch_options(options);
     LowLatencyCalls::dispatch(exchange->state->object, from_c(x, "x"), from_c(ids), checked_output(output), o.twin,
                               o.known_memory);
   });
@@ -190,7 +200,7 @@ sy_code sy_low_latency_dispatch(sy_low_latency* exchange, const sy_const_row_vie
 sy_code sy_low_latency_dispatch_send(sy_low_latency* exchange, const sy_const_row_view* x, const sy_expert_ids* ids,
                                      sy_low_latency_output* output, const sy_low_latency_dispatch_options* options) {
   return collective_on(exchange, "exchange", [&] {
-    const auto o = read_options(options);
+    const auto o = dispatch_options(options);
     exchange->receive = LowLatencyCalls::dispatch_send(exchange->state->object, from_c(x, "x"), from_c(ids),
                                                        checked_output(output), o.twin, o.known_memory);
   });

@@ -54,7 +54,8 @@ static_assert(SY_SIZE_EXACT == static_cast<int>(SizePolicy::exact) &&
               SY_SIZE_WORST_CASE == static_cast<int>(SizePolicy::worst_case) &&
               SY_SIZE_AUTOMATIC == static_cast<int>(SizePolicy::automatic));
 static_assert(SY_OVERFLOW_FAIL == static_cast<int>(Overflow::fail) &&
-              SY_OVERFLOW_DROP_AND_REPORT == static_cast<int>(Overflow::drop_and_report));
+              SY_OVERFLOW_DROP_AND_REPORT == static_cast<int>(Overflow::drop_and_report) &&
+              SY_OVERFLOW_SPLIT == static_cast<int>(Overflow::split));
 static_assert(SY_INVALID_IDS_RAISE == static_cast<int>(InvalidIds::raise) &&
               SY_INVALID_IDS_COUNT == static_cast<int>(InvalidIds::count));
 static_assert(SY_PADDING_ZERO == static_cast<int>(Padding::zero) &&
@@ -117,12 +118,13 @@ static_assert(sizeof(sy_low_latency_view) == 104 && offsetof(sy_low_latency_view
               offsetof(sy_low_latency_view, rows_of_expert) == 72 && offsetof(sy_low_latency_view, source_range) == 80 &&
               offsetof(sy_low_latency_view, row_source) == 88 && offsetof(sy_low_latency_view, scale_order) == 96 &&
               offsetof(sy_low_latency_view, scale_group) == 100);
-static_assert(sizeof(sy_low_latency_dispatch_options) == 40 &&
+static_assert(sizeof(sy_low_latency_dispatch_options) == 48 &&
               offsetof(sy_low_latency_dispatch_options, topk_weights) == 8 &&
               offsetof(sy_low_latency_dispatch_options, stream) == 16 &&
               offsetof(sy_low_latency_dispatch_options, device_tokens) == 24 &&
               offsetof(sy_low_latency_dispatch_options, num_sms) == 32 &&
-              offsetof(sy_low_latency_dispatch_options, known_memory) == 36);
+              offsetof(sy_low_latency_dispatch_options, known_memory) == 36 &&
+              offsetof(sy_low_latency_dispatch_options, selector) == 40);
 static_assert(sizeof(sy_low_latency_combine_options) == 48 && offsetof(sy_low_latency_combine_options, order) == 8 &&
               offsetof(sy_low_latency_combine_options, num_sms) == 12 &&
               offsetof(sy_low_latency_combine_options, topk_weights) == 16 &&
@@ -132,11 +134,11 @@ static_assert(sizeof(sy_low_latency_combine_options) == 48 && offsetof(sy_low_la
               offsetof(sy_low_latency_combine_options, reserved) == 44);
 static_assert(sizeof(sy_row_origin) == 16 && offsetof(sy_row_origin, expert) == 0 && offsetof(sy_row_origin, rank) == 4 &&
               offsetof(sy_row_origin, token) == 8 && offsetof(sy_row_origin, k) == 12);
-static_assert(sizeof(sy_all_to_all_options) == 64 && offsetof(sy_all_to_all_options, topk_weights) == 8 &&
+static_assert(sizeof(sy_all_to_all_options) == 72 && offsetof(sy_all_to_all_options, topk_weights) == 8 &&
               offsetof(sy_all_to_all_options, expert_scale) == 16 && offsetof(sy_all_to_all_options, row_function) == 24 &&
               offsetof(sy_all_to_all_options, row_function_user) == 32 && offsetof(sy_all_to_all_options, stream) == 40 &&
               offsetof(sy_all_to_all_options, device_tokens) == 48 && offsetof(sy_all_to_all_options, num_sms) == 56 &&
-              offsetof(sy_all_to_all_options, reserved) == 60);
+              offsetof(sy_all_to_all_options, reserved) == 60 && offsetof(sy_all_to_all_options, selector) == 64);
 static_assert(sizeof(sy_wait_report) == 72 && offsetof(sy_wait_report, operation) == 8 &&
               offsetof(sy_wait_report, site) == 16 && offsetof(sy_wait_report, call) == 24 &&
               offsetof(sy_wait_report, waiting_rank) == 32 && offsetof(sy_wait_report, awaited_rank) == 36 &&

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "exchange/fused/fused_moe.hpp"
+#include "layer/gpu/gpu_place.hpp"
 #include "layer/impl.hpp"
 
 namespace switchyard::detail {
@@ -16,6 +17,7 @@ class FusedLayer final : public LayerForm {
 
   void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
                const FormCall& call) override {
+    order_after(call.stream, call.weights_ready);  // the kernel starts with weights that are complete
     layer_.forward(x.data, ids, weights, out,
                    {call.stream, call.num_sms, call.device_tokens, call.add, set, call.known_memory});
   }

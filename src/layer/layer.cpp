@@ -19,6 +19,7 @@ constexpr const char* kClass = "MoeLayer";
 
 using detail::CurrentGpu;
 using detail::GpuPlace;
+using detail::is_captured;
 using detail::LayerExperts;
 using detail::LayerSetup;
 
@@ -136,12 +137,19 @@ void detail::LayerCalls::forward(MoeLayer& layer, const void* x, const ExpertIds
   LayerForm& form = *layer.impl_->form;
   ExpertIds some = ids;
   FormCall now{call, known_memory};
+  if (call.selector != nullptr && form.config.exchange != MoeExchange::low_latency)
+    throw Error(ErrorCode::unsupported,
+                "MoeLayerCall::selector: the layer's exchange is normal; pass the slots of SlotSelector::select() as topk_ids");
+  const CurrentGpu current(form.gpu);
   if (form.backend == Backend::cpu) {
     now.device_tokens = nullptr;
+    now.weights_ready = nullptr;
     const bool allowed = ids.num_tokens >= 0 && ids.num_tokens <= form.config.max_tokens;  // the exchange rejects other values
     if (call.device_tokens && allowed) some.num_tokens = std::clamp<int64_t>(*call.device_tokens, 0, ids.num_tokens);
   }
-  const CurrentGpu current(form.gpu);
+  if (now.weights_ready != nullptr && is_captured(now.stream))
+    throw Error(ErrorCode::invalid_argument,
+                "MoeLayerCall::weights_ready: the stream is being captured; a graph cannot wait for weights that move");
   form.forward(set, {x, some.num_tokens, form.config.hidden, form.config.token_dtype()}, some, weights, out, now);
 }
 

@@ -6,6 +6,7 @@
 
 #include "exchange/low_latency/known_memory.hpp"
 #include "layer/add_rows.hpp"
+#include "layer/gpu/gpu_place.hpp"
 #include "layer/impl.hpp"
 
 namespace switchyard::detail {
@@ -29,7 +30,9 @@ class LowLatencyLayer final : public LayerForm {
     there.stream = call.stream;
     there.num_sms = call.num_sms;
     there.device_tokens = call.device_tokens;
+    there.selector = call.selector;
     LowLatencyCalls::dispatch(exchange_, x, ids, received_, there, call.known_memory);
+    order_after(call.stream, call.weights_ready);
     experts_.of(set).forward(received_.x, ExpertRows::of(received_), made_, experts_.call(call));
     // An invalid `out` is passed to combine, which also reports it to the other ranks.
     const bool adds = call.add && add_->takes(out);

@@ -6,6 +6,7 @@
 
 #include "base/as_error.hpp"
 #include "exchange/normal/known_memory.hpp"
+#include "layer/gpu/gpu_place.hpp"
 #include "layer/impl.hpp"
 #include "layer/quantise_tokens.hpp"
 
@@ -30,6 +31,7 @@ class NormalLayer final : public LayerForm {
                                          dispatch_options(call), call.known_memory);
     {
       const RowBuffer y = exchange_.allocate_rows(d.handle, config.token_dtype(), call.stream);
+      order_after(call.stream, call.weights_ready);
       experts_.of(set).forward(d.x, ExpertRows::of(d), y.rows(), experts_.call(call));
       NormalCalls::combine(exchange_, y.rows(), d.handle, out, combine_options(call, out), nullptr, call.known_memory);
     }

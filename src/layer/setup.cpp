@@ -106,6 +106,18 @@ NormalConfig expert_major(const MoeLayerConfig& config) {
   return c;
 }
 
+/// The same layer in the fused form, with a capacity if none is given; calls that exceed it are split.
+LayerSetup as_fused(LayerSetup s) {
+  MoeLayerConfig& c = s.config;
+  c.form = MoeForm::fused;
+  c.exchange = MoeExchange::normal;
+  const int64_t worst = s.world * c.max_tokens * c.topk, rows = std::max(kMoeSplitRows, 2 * c.max_tokens * c.topk);
+  if (c.capacity != 0 || c.overflow == Overflow::drop_and_report || rows >= worst) return s;
+  c.capacity = rows;
+  c.overflow = Overflow::split;
+  return s;
+}
+
 /// True if the fused form supports these sizes.
 bool fused_takes(const FusedMoeConfig& config, int world) {
   try {
@@ -254,8 +266,13 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
     if (!fuses)
       refuse("form", "fused", "separate or automatic, but for bf16, or on GPUs fp8_e4m3, normal mode, per_route or per_rank",
              ErrorCode::unsupported);
-    c.exchange = MoeExchange::normal;
-    return s;
+    return as_fused(s);
+  }
+  if (c.overflow == Overflow::split) {
+    if (c.form == MoeForm::separate || !fuses)
+      refuse("overflow", "split", "fail or drop_and_report, but in the fused form, which alone splits calls",
+             ErrorCode::unsupported);
+    return as_fused(s);
   }
   if (c.exchange == MoeExchange::automatic) {
     const bool decodes = c.capacity == 0 && c.scaling != ScaleGranularity::per_channel && c.order != CombineOrder::per_host &&
@@ -266,8 +283,10 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   if (c.form == MoeForm::separate) return s;
   const bool measured_faster = backend == Backend::cuda && c.dtype == DType::bf16 && c.exchange == MoeExchange::normal &&
                                c.order == CombineOrder::per_route;
-  c.form = fuses && measured_faster && fused_takes(s.fused(), world) ? MoeForm::fused : MoeForm::separate;
-  return s;
+  c.form = MoeForm::separate;
+  if (!fuses || !measured_faster) return s;
+  const LayerSetup fused = as_fused(s);
+  return fused_takes(fused.fused(), world) ? fused : s;
 }
 
 }  // namespace switchyard::detail

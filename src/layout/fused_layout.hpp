@@ -19,6 +19,7 @@ struct FusedLayout {
   int64_t row_bytes = 0;        ///< per output
   int64_t x_bytes = row_bytes;  ///< per token, as sent
   bool per_rank = false;        ///< a rank returns one row per token, the weighted sum of its outputs; else one row per route
+  int64_t first_token = 0;      ///< position in x() of the call's token 0, equal on all ranks; not 0: a pass of a split call
 
   /// Maximum number of rows that are returned for a token.
   SWITCHYARD_FN int returned_rows() const { return per_rank && world < topk ? world : topk; }
@@ -47,7 +48,7 @@ struct FusedLayout {
   SWITCHYARD_FN SymPtr<int32_t> places(int64_t row) const { return at<int32_t>(places_at()) + row * topk; }
   /// per_rank: the weights of places(row).
   SWITCHYARD_FN SymPtr<float> place_weights(int64_t row) const { return at<float>(place_weights_at()) + row * topk; }
-  SWITCHYARD_FN SymPtr<std::byte> x(int64_t token) const { return at<std::byte>(x_at() + token * x_bytes); }
+  SWITCHYARD_FN SymPtr<std::byte> x(int64_t token) const { return at<std::byte>(x_at() + (first_token + token) * x_bytes); }
   SWITCHYARD_FN SymPtr<std::byte> inbox(int64_t i) const { return at<std::byte>(inbox_at() + i * row_bytes); }
 
  private:

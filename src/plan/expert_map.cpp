@@ -42,6 +42,13 @@ void check_routes(std::span<const int64_t> routes, size_t size, const char* name
       refuse(std::string(name) + "[" + std::to_string(i) + "] is " + std::to_string(routes[i]) + ": must be in [0, 2^40]");
 }
 
+void check_pair(const char* function, const ExpertMap& from, const ExpertMap& to) {
+  if (from.num_experts != to.num_experts || from.world != to.world || from.slots_per_rank != to.slots_per_rank)
+    refuse(std::string(function) + ": the maps have different numbers of experts, ranks or slots");
+  check_expert_map(from);
+  check_expert_map(to);
+}
+
 /// Appends the runs of the routes of rank `source` to one expert. `slots`: those of the expert; `left`: their shares;
 /// `routes_of(r)`: the routes of rank r to the expert.
 template <class RoutesOf>
@@ -156,11 +163,25 @@ void replace_by_slots(std::span<int32_t> ids, const SlotRuns& runs) {
   }
 }
 
+ExpertMap vacate(const ExpertMap& from, const ExpertMap& to) {
+  check_pair("vacate", from, to);
+  ExpertMap vacated = from;
+  std::vector<bool> has_slot(slot_idx(from.num_experts), false);
+  for (size_t p = 0; p < vacated.expert_of_slot.size(); ++p) {
+    int32_t& e = vacated.expert_of_slot[p];
+    if (e != to.expert_of_slot[p]) e = -1;
+    if (e >= 0) has_slot[slot_idx(e)] = true;
+  }
+  for (size_t e = 0; e < has_slot.size(); ++e)
+    if (!has_slot[e])
+      refuse("to: expert " + std::to_string(e) +
+             " keeps no slot of from, so its weights cannot move in the background: use "
+             "move_weights()");
+  return vacated;
+}
+
 int count_moved(const ExpertMap& from, const ExpertMap& to) {
-  if (from.num_experts != to.num_experts || from.world != to.world || from.slots_per_rank != to.slots_per_rank)
-    refuse("count_moved: the maps have different numbers of experts, ranks or slots");
-  check_expert_map(from);
-  check_expert_map(to);
+  check_pair("count_moved", from, to);
   int moved = 0;
   for (int r = 0; r < to.world; ++r) {
     const auto begin = to.expert_of_slot.begin() + static_cast<std::ptrdiff_t>(r) * to.slots_per_rank;

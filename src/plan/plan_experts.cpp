@@ -139,9 +139,9 @@ struct Plan {
 };
 
 /// Exchanges experts of the busiest rank as long as this reduces the maximum rank load.
-Plan refine(Routes routes, ExpertMap map) {
+Plan refine(Routes routes, ExpertMap map, int max_exchanges) {
   SlotLoads loads = ExpertDivision(map, routes).loads();
-  for (int i = 0; i < kMaxExchanges; ++i) {
+  for (int i = 0; i < max_exchanges; ++i) {
     const Exchange e = best_exchange(map, loads);
     if (e.from < 0) break;
     std::swap(expert_in(map, e.from), expert_in(map, e.to));
@@ -229,9 +229,9 @@ ExpertMap settle(std::vector<std::vector<int>> packs, const ExpertMap& current) 
   return map;
 }
 
-}  // namespace
+enum class Changes { all, replicas };  ///< replicas: one slot of each expert keeps it
 
-ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance) {
+ExpertMap choose_map(Changes changes, std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance) {
   const int64_t load_now = divide_routes(current, routes_per_expert).max();  // validates the arguments
   if (!(tolerance >= 0) || !std::isfinite(tolerance))
     throw Error(ErrorCode::invalid_argument,
@@ -240,13 +240,16 @@ ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertM
   const int64_t bound = (total + current.world - 1) / current.world;  // lower bound of the maximum rank load
   const auto allowed = static_cast<int64_t>(std::min(tolerance, 64.0) * static_cast<double>(total) / current.world);
   if (load_now <= bound + allowed) return current;
-  std::vector<Plan> plans{{current, load_now},
-                          refine(routes_per_expert, with_replicas(routes_per_expert, current, current)),
-                          refine(routes_per_expert, with_replicas(routes_per_expert, without_replicas(current), current))};
+  const int exchanges = changes == Changes::all ? kMaxExchanges : 0;
+  std::vector<Plan> plans{
+      {current, load_now},
+      refine(routes_per_expert, with_replicas(routes_per_expert, current, current), exchanges),
+      refine(routes_per_expert, with_replicas(routes_per_expert, without_replicas(current), current), exchanges)};
   const auto lowest = [&] {
     return std::min_element(plans.begin(), plans.end(), [](const Plan& a, const Plan& b) { return a.load < b.load; })->load;
   };
-  if (lowest() > bound + allowed) plans.push_back(refine(routes_per_expert, settle(pack(routes_per_expert, current), current)));
+  if (changes == Changes::all && lowest() > bound + allowed)
+    plans.push_back(refine(routes_per_expert, settle(pack(routes_per_expert, current), current), exchanges));
   const int64_t max = lowest() + allowed;
   const Plan* chosen = nullptr;
   int min_moved = 0;
@@ -258,6 +261,16 @@ ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertM
     min_moved = moved;
   }
   return chosen->map;
+}
+
+}  // namespace
+
+ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance) {
+  return choose_map(Changes::all, routes_per_expert, current, tolerance);
+}
+
+ExpertMap plan_replicas(std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance) {
+  return choose_map(Changes::replicas, routes_per_expert, current, tolerance);
 }
 
 }  // namespace switchyard

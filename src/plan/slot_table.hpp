@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "arch/reverse_bits.hpp"
 #include "base/invalid_routes.hpp"
 #include "base/macros.hpp"
 #include "switchyard/expert_map.hpp"
@@ -21,12 +22,7 @@ inline constexpr int64_t kTokensPerRun = 8;
 /// nearly the same proportions. In calls of few tokens, the positions differ by rank. All routes of a token have the same
 /// position, so its replicas tend to be on one rank.
 SWITCHYARD_FN inline uint32_t division_point(int64_t token, int rank) {
-  auto bits = static_cast<uint32_t>(token / kTokensPerRun + rank);
-  bits = (bits >> 16) | (bits << 16);
-  bits = ((bits >> 8) & 0x00ff00ffu) | ((bits & 0x00ff00ffu) << 8);
-  bits = ((bits >> 4) & 0x0f0f0f0fu) | ((bits & 0x0f0f0f0fu) << 4);
-  bits = ((bits >> 2) & 0x33333333u) | ((bits & 0x33333333u) << 2);
-  return ((bits >> 1) & 0x55555555u) | ((bits & 0x55555555u) << 1);
+  return reverse_bits(static_cast<uint32_t>(token / kTokensPerRun + rank));
 }
 
 /// A view of the words made by make_slot_table().
@@ -46,9 +42,9 @@ struct SlotTable {
     if (id < 0 || id >= num_experts) return refused_slot(id);
     const uint32_t* const last = words + num_experts + 1;
     const uint32_t point = division_point(token, rank);
-    uint32_t i = words[id];
-    while (last[i] < point) ++i;  // the last entry of an expert is 2^32 - 1
-    return last[num_slots + i];
+    uint32_t i = words[id], slot = last[num_slots + i];    // loaded together with last[i]
+    while (last[i] < point) slot = last[num_slots + ++i];  // the last entry of an expert is 2^32 - 1
+    return slot;
   }
 };
 

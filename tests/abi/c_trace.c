@@ -7,6 +7,7 @@
 
 #include "c_check.h"
 #include "switchyard/c/expert_map.h"
+#include "switchyard/c/low_latency.h"
 #include "switchyard/c/tuning.h"
 
 enum { kHidden = 8, kTokens = 3, kTopk = 2, kExperts = 4 };
@@ -168,17 +169,23 @@ static void expert_maps(void) {
   CHECK_FAILS(sy_expert_map_check(&map), SY_INVALID_ARGUMENT, "map->reserved = 1");
 }
 
+/* A map of one rank with five slots. */
+static sy_expert_map map_of(int32_t* slots) {
+  sy_expert_map map = SY_EXPERT_MAP_INIT;
+  map.num_experts = kExperts;
+  map.world = 1;
+  map.slots_per_rank = 5;
+  map.expert_of_slot = slots;
+  return map;
+}
+
 /* Slots of four experts in a group of one rank. */
 static void slot_selectors(void) {
   const sy_group_options options = patient_options(1 << 20);
   sy_group* group = NULL;
   CHECK_OK(sy_group_in_process(1, &options, &group));
   int32_t slots[] = {3, 1, 2, 0, -1}, other_slots[] = {0, 1, 2, 3, 0}, in_force[5];
-  sy_expert_map map = SY_EXPERT_MAP_INIT;
-  map.num_experts = kExperts;
-  map.world = 1;
-  map.slots_per_rank = 5;
-  map.expert_of_slot = slots;
+  sy_expert_map map = map_of(slots);
   sy_slot_selector* selector = NULL;
   CHECK_OK(sy_slot_selector_create(group, &map, NULL, &selector));
   const int32_t ids[] = {0, 3, -1, 9};
@@ -215,6 +222,94 @@ static void slot_selectors(void) {
   CHECK_OK(sy_slot_selector_destroy(NULL));
 }
 
+/* A low-latency call selects slots. `selector` has the map {-1, 1, 2, 3, 0}. */
+static void selecting_calls(sy_group* group, const sy_low_latency_config* config, sy_slot_selector* selector,
+                            const sy_expert_ids* given) {
+  sy_low_latency* exchange = NULL;
+  sy_low_latency_output* output = NULL;
+  CHECK_OK(sy_low_latency_create(group, config, &exchange));
+  CHECK_OK(sy_low_latency_make_output(exchange, &output));
+  uint16_t x[32] = {0};
+  float sums[32];
+  sy_const_row_view rows = SY_CONST_ROW_VIEW_INIT;
+  rows.data = x;
+  rows.rows = 2;
+  rows.cols = 16;
+  rows.dtype = SY_DTYPE_BF16;
+  sy_low_latency_dispatch_options call = SY_LOW_LATENCY_DISPATCH_OPTIONS_INIT;
+  call.selector = selector;
+  CHECK_OK(sy_low_latency_dispatch(exchange, &rows, given, output, &call));
+  sy_low_latency_view view = SY_LOW_LATENCY_VIEW_INIT;
+  CHECK_OK(sy_low_latency_output_get(output, &view));
+  CHECK(view.rows_of_expert[0] == 0 && view.rows_of_expert[3] == 2 && view.rows_of_expert[4] == 1);
+  sy_all_to_all_options flat = SY_ALL_TO_ALL_OPTIONS_INIT;
+  flat.selector = selector;
+  CHECK_OK(sy_low_latency_all_to_all(exchange, &rows, given, sums, &flat));
+  CHECK_OK(sy_low_latency_output_destroy(output));
+  CHECK_OK(sy_low_latency_destroy(exchange));
+}
+
+/* Weights that move in the background, by a plan of replicas and by a balanced call. */
+static void slot_weights(void) {
+  sy_low_latency_config config = SY_LOW_LATENCY_CONFIG_INIT;
+  config.hidden = 16;
+  config.num_experts = 5;
+  config.topk = 2;
+  config.max_tokens = 2;
+  config.scales = SY_SCALE_NONE;
+  size_t heap = 0;
+  CHECK_OK(sy_low_latency_heap_bytes(&config, 1, &heap));
+  const sy_group_options options = patient_options(heap + (1 << 20));
+  sy_group* group = NULL;
+  CHECK_OK(sy_group_in_process(1, &options, &group));
+  int32_t home[] = {0, 1, 2, 3, -1}, replica[] = {0, 1, 2, 3, 2}, vacated[5];
+  const sy_expert_map map = map_of(home), from = map_of(vacated), to = map_of(replica);
+  CHECK_OK(sy_expert_map_vacate(&to, &map, vacated));
+  CHECK(vacated[2] == 2 && vacated[4] == -1);
+  CHECK_FAILS(sy_expert_map_vacate(&to, NULL, vacated), SY_INVALID_ARGUMENT, "to is NULL");
+  const int64_t loads[kExperts] = {2, 1, 1, 1};
+  int32_t planned[5];
+  CHECK_OK(sy_expert_map_plan_replicas(&map, loads, 0.0, planned));
+  CHECK(planned[0] == 0 && planned[3] == 3);
+
+  char weights[5][4] = {"aaa", "bbb", "ccc", "ddd", "eee"};
+  void* const arrays[] = {weights};
+  const size_t slot_bytes[] = {4};
+  sy_slot_weights* moving = NULL;
+  CHECK_OK(sy_slot_weights_create(group, 5, arrays, slot_bytes, 1, 1 << 12, NULL, &moving));
+  int64_t received = -1;
+  sy_bool done = 0;
+  void* event = weights;
+  CHECK_OK(sy_slot_weights_move(moving, &from, &to, NULL, &received));
+  CHECK_OK(sy_slot_weights_wait(moving, NULL));
+  CHECK_OK(sy_slot_weights_ready(moving, &done, &event));
+  CHECK(received == 0 && weights[4][0] == 'c' && done == 1 && event == NULL);
+  CHECK_FAILS(sy_slot_weights_ready(NULL, &done, NULL), SY_INVALID_ARGUMENT, "weights is NULL");
+
+  sy_slot_selector* selector = NULL;
+  CHECK_OK(sy_slot_selector_create(group, &map, NULL, &selector));
+  const int32_t ids[] = {3, 0, 1, 3};
+  int32_t slots[4];
+  sy_expert_ids given = SY_EXPERT_IDS_INIT;
+  given.data = ids;
+  given.num_tokens = 2;
+  given.topk = 2;
+  sy_balance_report report = SY_BALANCE_REPORT_INIT;
+  CHECK_OK(sy_slot_selector_balance_in_background(selector, &given, slots, moving, NULL, NULL, &report));
+  CHECK(slots[0] == 3 && slots[1] == 0 && report.max_after == 4 && report.fetched == 0);
+  replica[0] = -1;
+  replica[4] = 0;
+  CHECK_OK(sy_slot_selector_set_map(selector, &to, NULL, NULL));
+
+  selecting_calls(group, &config, selector, &given);
+  int64_t all[kExperts];
+  CHECK_OK(sy_slot_selector_gather_routes(selector, all));
+  CHECK(all[0] == 3 && all[1] == 3 && all[2] == 0 && all[3] == 6);
+  CHECK_OK(sy_group_destroy(group));
+  CHECK_OK(sy_slot_weights_destroy(moving));
+  CHECK_OK(sy_slot_selector_destroy(selector));
+}
+
 /* Tuned values: with a file, and without. */
 static void tuned_values(void) {
   sy_tuning_key key = SY_TUNING_KEY_INIT;
@@ -237,4 +332,5 @@ void run_trace_tests(void) {
   tuned_values();
   expert_maps();
   slot_selectors();
+  slot_weights();
 }

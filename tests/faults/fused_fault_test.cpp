@@ -169,6 +169,29 @@ TEST(FusedFaults, AProcessThatIsKilledInATileIsNamed) {
   };
   EXPECT_EQ(joined(run_processes(fleet, body, uint64_t{1} << kBad)), "");
 }
+
+/// The same in the second pass of a call that is split. A pass has twelve rows of one expert, in four tiles.
+TEST(FusedFaults, AProcessThatIsKilledInTheSecondPassIsNamed) {
+  Fleet fleet;
+  fleet.world = kFusedWorld;
+  fleet.options = options_with(600s);
+  const auto body = [&](Group& group, Failures& f) {
+    auto config = FusedMoeRig::config();
+    config.overflow = switchyard::Overflow::split;
+    config.capacity = 2 * kFusedWorld * config.topk;  // of two tokens
+    FusedMoeRig rig(group, config);
+    rig.ids.assign(rig.ids.size(), 3);  // on rank kBad
+    rig.round();
+    std::atomic<int> tiles{0};
+    rig.products->on_tile = [&] {
+      if (++tiles > 4) ::raise(SIGKILL);
+    };
+    const Outcome o = outcome_of([&] { rig.round(); });
+    f.equal(std::string("peer_failed"), code_name(o.code), "code of " + o.text);
+    f.equal(kBad, o.failed_rank, "failed rank");
+  };
+  EXPECT_EQ(joined(run_processes(fleet, body, uint64_t{1} << kBad)), "");
+}
 #endif
 
 }  // namespace

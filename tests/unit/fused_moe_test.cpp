@@ -180,7 +180,7 @@ TEST(FusedMoeConfigs, ErrorsNameTheField) {
   });
   refused("MoeLayerConfig::order = per_host: must be per_rank or per_route", [](auto& c) { c.order = CombineOrder::per_host; });
   refused("MoeLayerConfig::order = 7: must be per_rank (0)", [](auto& c) { c.order = static_cast<CombineOrder>(7); });
-  refused("MoeLayerConfig::overflow = 7: must be fail (0) or drop_and_report (1)",
+  refused("MoeLayerConfig::overflow = 7: must be fail (0), drop_and_report (1) or split (2)",
           [](auto& c) { c.overflow = static_cast<Overflow>(7); });
 }
 

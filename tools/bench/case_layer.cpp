@@ -50,6 +50,7 @@ struct Run : MeasuredPoint {
 class LayerBench final : public BenchCaseOf<Run> {
  public:
   void fit(std::vector<BenchOptions>& points) override {
+    for (const BenchOptions& o : points) check_scaling(o);
     gpus_ = fit_points(points, machine_);
     backend_ = points.front().backend;
     for (BenchOptions& o : points) {
@@ -59,7 +60,7 @@ class LayerBench final : public BenchCaseOf<Run> {
   }
   void check(const BenchOptions& o) const override {
     const LayerPoint p = make_layer_point(o);
-    if (gpus_) check_layer_widths(o.hidden, o.intermediate, p.spec.quantize);
+    if (gpus_) check_layer_widths(o.hidden, o.intermediate, p.spec.arithmetic.quantize);
     double rank = static_cast<double>(layer_job(p).group.heap_bytes) + static_cast<double>(layer_device_bytes(p.spec)) +
                   static_cast<double>(layer_private_bytes(p.spec));
     if (p.balances())
@@ -106,7 +107,7 @@ class LayerBench final : public BenchCaseOf<Run> {
                                      std::to_string(o.experts),
                                      std::to_string(o.spare_slots),
                                      fmt::format("{:.2f}", r.busiest_over_mean()),
-                                     rows_text(o) + (o.accumulate == "exact" ? "" : ", " + o.accumulate)};
+                                     rows_text(o) + arithmetic_text(o)};
       if (on_gpus(o)) cells.push_back(sms_text(o));
       cells.push_back(us(r.p50("dispatch")));
       if (parts)
@@ -124,19 +125,7 @@ class LayerBench final : public BenchCaseOf<Run> {
       table.row(o, cells);
     }
     fmt::print("\n{}", table.text());
-    fmt::print(
-        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused, fused_per_rank: the whole layer in one call, "
-        "per_route and per_rank; other columns: single calls. up + down: both products "
-        "without exchange,\n  on the same rows; busiest: routes of the busiest rank over the mean, with --spare-slots replicas "
-        "per rank; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
-        "without padding.\n",
-        on_gpus(any()) ? ", cold L2" : "");
-    if (selects)
-      fmt::print(
-          "  selecting: the layer with ids of experts, which its calls replace with slots; layer: with the slots given.\n");
-    if (balances)
-      fmt::print(
-          "  balance: SlotSelector::balance with the weights to move, from the map without replicas, which is set first.\n");
+    print_notes(selects, balances);
     print_tail_of_table();
     print_fused_workers();
     print_failures();
@@ -172,41 +161,46 @@ class LayerBench final : public BenchCaseOf<Run> {
   std::string words_of(const Run& run) const override {
     return fmt::format("layer {:.1f} us, up + down {:.1f} us", run.p50("layer") * 1e6, run.p50("experts") * 1e6);
   }
+  static json config_of(const BenchOptions& o) {
+    return {{"backend", o.backend},
+            {"mode", o.mode},
+            {"exchange", o.exchange},
+            {"ranks", o.ranks},
+            {"ranks_are", o.processes ? "processes" : "threads"},
+            {"blocks", o.blocks},
+            {"warps", o.warps},
+            {"sms", o.sms},
+            {"combine_sms", o.combine_sms},
+            {"tokens_per_rank", o.tokens},
+            {"hidden", o.hidden},
+            {"intermediate", o.intermediate},
+            {"capacity_percent", o.capacity},
+            {"spare_slots", o.spare_slots},
+            {"balance", o.balance},
+            {"experts", o.experts},
+            {"topk", o.topk},
+            {"expert_alignment", o.alignment},
+            {"dtype", o.dtype},
+            {"quantize", o.quantize},
+            {"accumulate", o.accumulate},
+            {"scaling", o.scaling},
+            {"intermediate_scaling", o.intermediate_scaling},
+            {"scale_order", o.scale_order},
+            {"order", o.order},
+            {"sending", o.sending},
+            {"pieces", o.pieces},
+            {"routing", o.routing},
+            {"seed", o.seed},
+            {"iterations", o.iterations},
+            {"warmup", o.warmup},
+            {"turns", kLayerTurns},
+            {"graph_replay", on_gpus(o) && &exchange_of(o) != &kNormal},
+            {"cold_l2", on_gpus(o)},
+            {"statistic", "slowest rank"}};
+  }
   json describe(const Run& r) const override {
     const BenchOptions& o = r.options;
-    json out = {{"config",
-                 {{"backend", o.backend},
-                  {"mode", o.mode},
-                  {"exchange", o.exchange},
-                  {"ranks", o.ranks},
-                  {"ranks_are", o.processes ? "processes" : "threads"},
-                  {"blocks", o.blocks},
-                  {"warps", o.warps},
-                  {"sms", o.sms},
-                  {"combine_sms", o.combine_sms},
-                  {"tokens_per_rank", o.tokens},
-                  {"hidden", o.hidden},
-                  {"intermediate", o.intermediate},
-                  {"spare_slots", o.spare_slots},
-                  {"balance", o.balance},
-                  {"experts", o.experts},
-                  {"topk", o.topk},
-                  {"expert_alignment", o.alignment},
-                  {"dtype", o.dtype},
-                  {"quantize", o.quantize},
-                  {"accumulate", o.accumulate},
-                  {"scale_order", o.scale_order},
-                  {"order", o.order},
-                  {"sending", o.sending},
-                  {"pieces", o.pieces},
-                  {"routing", o.routing},
-                  {"seed", o.seed},
-                  {"iterations", o.iterations},
-                  {"warmup", o.warmup},
-                  {"turns", kLayerTurns},
-                  {"graph_replay", on_gpus(o) && &exchange_of(o) != &kNormal},
-                  {"cold_l2", on_gpus(o)},
-                  {"statistic", "slowest rank"}}},
+    json out = {{"config", config_of(o)},
                 {"routes", r.routes},
                 {"most_routes_of_a_rank", r.max_routes_per_rank},
                 {"busiest_over_mean", r.busiest_over_mean()},
@@ -226,16 +220,31 @@ class LayerBench final : public BenchCaseOf<Run> {
       out["share_of_limit"][key] = 1 / r.over_experts(key.c_str());
       out["fused_workers"] = r.fused_workers;
     }
-    if (r.in_parts()) {
-      out["tflops"]["up"] = r.tflops("up", 2);
-      out["tflops"]["down"] = r.tflops("down", 1);
-    }
+    if (r.in_parts()) out["tflops"].update({{"up", r.tflops("up", 2)}, {"down", r.tflops("down", 1)}});
     return out;
   }
 
  private:
   bool any_run_with(const char* key) const {
     return std::any_of(runs_.begin(), runs_.end(), [&](const Run& r) { return r.times.count(key) > 0; });
+  }
+  /// The explanation below the table.
+  void print_notes(bool selects, bool balances) const {
+    fmt::print(
+        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused, fused_per_rank: the whole layer in one call, "
+        "per_route and per_rank; other columns: single calls. up + down: both products "
+        "without exchange,\n  on the same rows; busiest: routes of the busiest rank over the mean, with --spare-slots replicas "
+        "per rank; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
+        "without padding.\n",
+        on_gpus(any()) ? ", cold L2" : "");
+    if (std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return arithmetic_of(r.options).quantises_tokens(); }))
+      fmt::print("  per_channel: layer includes the quantization of the tokens; dispatch does not.\n");
+    if (selects)
+      fmt::print(
+          "  selecting: the layer with ids of experts, which its calls replace with slots; layer: with the slots given.\n");
+    if (balances)
+      fmt::print(
+          "  balance: SlotSelector::balance with the weights to move, from the map without replicas, which is set first.\n");
   }
   /// Fused form: what its warps do. Shares are minima over ranks; times are maxima.
   void print_fused_workers() const {
@@ -259,6 +268,14 @@ class LayerBench final : public BenchCaseOf<Run> {
         "communication\n"
         "  during which the rank multiplies, minimum over ranks.\n",
         table.text());
+  }
+  /// Deviations from the default arithmetic, for a table.
+  static std::string arithmetic_text(const BenchOptions& o) {
+    const BenchOptions defaults;
+    std::string text;
+    if (o.accumulate != defaults.accumulate) text += ", " + o.accumulate;
+    if (o.scaling != defaults.scaling) text += ", " + o.scaling + " " + o.intermediate_scaling;
+    return text;
   }
   static double min_of(const json& ranks, const char* key) {
     double least = ranks.at(0).at(key).get<double>();

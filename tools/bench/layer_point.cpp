@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/layer_point.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <chrono>
 
+#include "cli/verb.hpp"
 #include "layer/layer_times.hpp"
 
 namespace switchyard::tool {
@@ -51,13 +54,44 @@ std::vector<const char*> layer_section_keys() {
   return keys;
 }
 
+LayerArithmetic arithmetic_of(const BenchOptions& o) {
+  return {scales_named(o.quantize), accumulate_named(o.accumulate), scaling_named(o.scaling),
+          output_scaling_named(o.intermediate_scaling)};
+}
+
+void check_scaling(const BenchOptions& o) {
+  const LayerArithmetic numbers = arithmetic_of(o);
+  const auto refuse = [](const char* flag, const std::string& word, const std::string& beside, const std::string& allowed) {
+    throw UsageError(fmt::format("--{}: '{}' given with {}; allowed: {}", flag, word, beside, allowed));
+  };
+  if (numbers.scaling == ScaleGranularity::block) {
+    if (numbers.intermediate_scaling != OutputScaling::per_group)
+      refuse("intermediate-scaling", o.intermediate_scaling, "--scaling block",
+             "per_group, or --scaling per_channel or group_channel");
+    return;
+  }
+  if (numbers.quantize != ScaleKind::f32)
+    refuse("scaling", o.scaling, numbers.fp8() ? "--quantize " + o.quantize : "bf16 experts", "block, or --quantize f32");
+  if (numbers.accumulate != Accumulate::exact)
+    refuse("scaling", o.scaling, "--accumulate " + o.accumulate, "block, or --accumulate exact");
+  if (!numbers.quantises_tokens()) return;
+  if (&exchange_of(o) == &kLowLatency)
+    refuse("scaling", o.scaling, "--exchange low_latency", "block or group_channel, or --exchange normal");
+  if (o.sms > 0)
+    throw UsageError(
+        "--sms: given with --scaling per_channel, whose layer is a MoeLayer with the library's defaults; allowed: auto");
+  if (o.spare_slots > 0)
+    refuse("scaling", o.scaling, "--spare-slots", "block or group_channel, whose dispatch quantizes the tokens");
+}
+
 LayerPoint make_layer_point(const BenchOptions& o) {
   LayerPoint p;
   p.options = o;
   const RoutingSource source = routing_source(o);
   Scenario& s = p.spec.scenario;
   s = shape_of(o, source);
-  p.expert_bytes = static_cast<size_t>(3 * o.hidden * o.intermediate) * (scales_named(o.quantize) == ScaleKind::none ? 2 : 1);
+  p.spec.arithmetic = arithmetic_of(o);
+  p.expert_bytes = static_cast<size_t>(3 * o.hidden * o.intermediate) * (p.spec.arithmetic.fp8() ? 1 : 2);
   if (o.spare_slots > 0) {
     const auto spare = static_cast<int>(o.spare_slots);
     ReplicatedRouting replicated =
@@ -81,17 +115,17 @@ LayerPoint make_layer_point(const BenchOptions& o) {
   p.options.topk = source.topk();
   p.spec.intermediate = o.intermediate;
   p.spec.backend = backend_named(o.backend);
-  p.spec.separate = false;  // each call is timed alone
+  p.spec.calls = true;  // each call is timed alone
+  p.spec.separate = p.spec.arithmetic.quantises_tokens();
   p.spec.order = order_named(o.order);
   p.spec.sms = {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)};
-  p.spec.quantize = scales_named(o.quantize);
-  p.spec.accumulate = accumulate_named(o.accumulate);
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
+    p.spec.fused_rows = (o.capacity * o.tokens * p.options.topk + 99) / 100;
     p.spec.fused = why_not_fused(p.spec).empty();
     p.spec.fused_per_rank = p.spec.order == CombineOrder::per_rank;
   } else {
-    LowLatencyConfig config = layer_low_latency_config(s, p.spec.quantize);
+    LowLatencyConfig config = layer_low_latency_config(s, p.spec.arithmetic.quantize);
     config.scale_order = scale_order_named(o.scale_order);
     config.sending = sending_named(o.sending);
     config.pieces = static_cast<int>(o.pieces);
@@ -199,6 +233,14 @@ json measure_layer_rank(const LayerPoint& p, Group& group, RankLink& link, int t
       const bool same = rank.outputs() == first;
       group.barrier();
       checks.push_back({"the layer that selects its slots has the bits of one with given slots", same,
+                        same ? "" : "they differ", static_cast<int64_t>(first.size())});
+    }
+    if (p.spec.separate) {
+      rank.prepare(0);
+      rank.calls();
+      const bool same = rank.outputs() == first;
+      group.barrier();
+      checks.push_back({"the layer has the bits of separate calls with tokens quantized by the host", same,
                         same ? "" : "they differ", static_cast<int64_t>(first.size())});
     }
     checks.push_back(rank.check("layer", first, kCheckedTokens, threads));

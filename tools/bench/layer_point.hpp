@@ -22,6 +22,10 @@ inline constexpr const char* kFusedKeys[] = {"fused", "fused_per_rank"};
 /// Keys of all sections, in the order in which they are timed.
 std::vector<const char*> layer_section_keys();
 
+LayerArithmetic arithmetic_of(const BenchOptions& o);
+/// Checks the granularity of fp8 scales. \throws UsageError
+void check_scaling(const BenchOptions& o);
+
 struct LayerPoint {
   BenchOptions options;
   LayerSpec spec;

@@ -123,7 +123,8 @@ void choose_sms(BenchOptions& o, const std::string& gpu, int64_t max) {
   const auto chosen = [&](int value, int default_value) {
     return std::min<int64_t>(value > 0 ? value : default_value > 0 ? default_value : max, max);
   };
-  const bool quantises = &mode == &kNormal && direct && scales_named(o.quantize) != ScaleKind::none;
+  const bool quantises = &mode == &kNormal && direct && scales_named(o.quantize) != ScaleKind::none &&
+                         scaling_named(o.scaling) != ScaleGranularity::per_channel;
   o.sms = quantises ? chosen(tuned.quantized_dispatch_sms, kDefaultQuantizingSms)
                     : chosen(mode.one_launch ? tuned.sms : tuned.dispatch_sms, mode.default_sms);
   o.combine_sms = chosen(mode.one_launch ? tuned.sms : tuned.combine_sms, mode.default_sms);

@@ -14,6 +14,7 @@
 namespace switchyard::tool {
 
 inline constexpr int64_t kMaxSpareSlots = 1024;
+inline constexpr int64_t kMaxCapacity = 6400;  ///< percent
 
 struct BenchOptions {
   std::string backend = "cpu";
@@ -40,9 +41,12 @@ struct BenchOptions {
   std::string exchange = "normal";        ///< layer: the mode that moves its rows
   std::string form = "automatic";         ///< layer, traced: separate calls or one call
   int64_t intermediate = 0;               ///< layer: width of an expert's MLP; 0: 2048 on GPUs, 64 on the CPU
+  int64_t capacity = 0;                   ///< layer: rows of a rank in the fused form, in percent of the mean; 0: the default
   std::string accumulate = "exact";       ///< layer: sums of fp8 products
-  int64_t spare_slots = 0;                ///< layer: slots per rank for replicas of experts
-  bool balance = false;                   ///< layer: replicas are planned from the routes of the call itself
+  std::string scaling = "block";          ///< layer: granularity of fp8 scales
+  std::string intermediate_scaling = "per_group";  ///< layer: of the rows between the products
+  int64_t spare_slots = 0;                         ///< layer: slots per rank for replicas of experts
+  bool balance = false;                            ///< layer: replicas are planned from the routes of the call itself
   int64_t compute = 0;  ///< low latency: microseconds of arithmetic between the halves of calls; 0: not measured
   std::string routing = "uniform";
   int64_t channels = 0;  ///< ring settings; 0: the library's default

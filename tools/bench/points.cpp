@@ -35,6 +35,7 @@ constexpr Axis kAxes[] = {
     {"intermediate", &BenchOptions::intermediate, 1, 1 << 17},
     {"pieces", &BenchOptions::pieces, 1, 16},
     {"late-us", &BenchOptions::late_us, 0, kMaxLateUs},
+    {"capacity", &BenchOptions::capacity, 1, kMaxCapacity},
     {"spare-slots", &BenchOptions::spare_slots, 0, kMaxSpareSlots},
 };
 
@@ -48,6 +49,8 @@ const std::vector<WordAxis>& word_axes() {
   static const std::vector<WordAxis> axes{{"dtype", &BenchOptions::dtype, kRowTypes},
                                           {"quantize", &BenchOptions::quantize, kQuantize},
                                           {"accumulate", &BenchOptions::accumulate, kAccumulate},
+                                          {"scaling", &BenchOptions::scaling, kScalings},
+                                          {"intermediate-scaling", &BenchOptions::intermediate_scaling, kOutputScalings},
                                           {"layout", &BenchOptions::layout, kLayouts},
                                           {"order", &BenchOptions::order, kOrders},
                                           {"sending", &BenchOptions::sending, kSendings},
@@ -189,8 +192,11 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"alignment", o.alignment != defaults.alignment, aligned},
       {"exchange", o.exchange != defaults.exchange, layer},
       {"intermediate", o.intermediate != defaults.intermediate, layer},
+      {"capacity", o.capacity != defaults.capacity, layer},
       {"spare-slots", o.spare_slots != defaults.spare_slots, layer},
       {"accumulate", o.accumulate != defaults.accumulate, layer},
+      {"scaling", o.scaling != defaults.scaling, layer},
+      {"intermediate-scaling", o.intermediate_scaling != defaults.intermediate_scaling, layer},
       {"balance", o.balance, layer},
       {"cached", o.cached, normal},
       {"cached", o.cached, cpu},  // on GPUs both kinds of dispatch are always measured

@@ -26,17 +26,26 @@ void add_shape(Options& add, BenchOptions& o) {
   add.toggle("--contest", o.contest, "flat: measure the five benchmark shapes of the published all-to-all contest, in f16");
   add.texts("--sweep", o.sweep, "NAME=N,N,...", false,
             "Measure each of these values of tokens, ranks, warps, blocks, hidden, sms, topk, experts, intermediate, pieces, "
-            "late-us, spare-slots, dtype, quantize, accumulate, scale-order, sending, routing, layout or order. Several sweeps "
-            "are combined");
+            "late-us, capacity, spare-slots, dtype, quantize, accumulate, scaling, intermediate-scaling, scale-order, sending, "
+            "routing, layout or order. Several sweeps are combined");
 }
 
 void add_layer(Options& add, BenchOptions& o) {
   add.choice("--exchange", o.exchange, {kNormal.name, kLowLatency.name}, "layer: mode of the exchange around the experts");
   add.automatic("--intermediate", o.intermediate, 1, 1 << 17,
                 "layer: intermediate size of an expert's MLP; auto: 2048 on GPUs, 64 on the CPU");
+  add.automatic(
+      "--capacity", o.capacity, 1, kMaxCapacity,
+      "layer: rows that a rank accepts in the fused form, in percent of the mean of all ranks; a call with more is split "
+      "into passes; auto: the default of the library");
   add.choice("--accumulate", o.accumulate, kAccumulate,
              "layer, with --quantize: sums of the fp8 products; fast: in the tensor cores, with the error stated in "
              "docs/gemm.md, and without the fused form");
+  add.choice("--scaling", o.scaling, kScalings,
+             "layer, with --quantize f32: what shares a scale of fp8 operands, see docs/gemm.md; per_channel: with --exchange "
+             "normal; a MoeLayer is timed, which quantizes the tokens before the exchange");
+  add.choice("--intermediate-scaling", o.intermediate_scaling, kOutputScalings,
+             "layer, with --scaling per_channel or group_channel: what shares a scale of the rows between the products");
   add.integer("--spare-slots", o.spare_slots, 0, kMaxSpareSlots,
               "layer: extra slots per rank for replicas of busy experts, planned from other tokens of this source; 0: none");
   add.toggle(
@@ -118,6 +127,7 @@ void declare(Options& add, BenchOptions& o) {
       "  switchyard bench --mode layer --backend cuda --tokens 4096 --sweep experts=64,128,256\n"
       "  switchyard bench --mode layer --exchange low_latency --backend cuda --sweep tokens=1,8,32,128\n"
       "  switchyard bench --mode layer --backend cuda --tokens 4096 --sweep quantize=none,f32\n"
+      "  switchyard bench --mode layer --backend cuda --tokens 4096 --quantize f32 --sweep scaling=block,per_channel\n"
       "  switchyard bench --mode layer --routing rank_skew:1.8 --sweep spare-slots=0,4\n");
 }
 

@@ -39,17 +39,27 @@ measure::Fp8WeightForm fp8_form_of(const measure::WeightForm& from) {
   return form;
 }
 
-bool fp8(ScaleKind quantize) { return quantize != ScaleKind::none; }
 /// Type of the weights and of the input rows of the products.
-DType type_of(ScaleKind quantize) { return fp8(quantize) ? DType::fp8_e4m3 : kLayerType; }
-/// Scales of the rows between the products, as in a MoeLayer.
-ScaleKind between_scales(ScaleKind quantize) { return fp8(quantize) ? ScaleKind::f32 : ScaleKind::none; }
-
-measure::Fp8WeightSize up_size(const ExpertShape& shape) {
-  return {shape.num_local_experts, 2 * shape.intermediate, shape.hidden, shape.intermediate};
+DType type_of(const LayerArithmetic& numbers) { return numbers.fp8() ? DType::fp8_e4m3 : kLayerType; }
+/// Kind of the scales of the rows between the products, as in a MoeLayer.
+ScaleKind between_scales(const LayerArithmetic& numbers) { return numbers.fp8() ? ScaleKind::f32 : ScaleKind::none; }
+/// Size of a row's scales between the products.
+size_t between_scale_bytes(int64_t intermediate, const LayerArithmetic& numbers) {
+  return numbers.intermediate_scaling == OutputScaling::per_group ? scale_row_bytes(intermediate, between_scales(numbers))
+                                                                  : sizeof(float);
 }
-measure::Fp8WeightSize down_size(const ExpertShape& shape) {
-  return {shape.num_local_experts, shape.hidden, shape.intermediate, shape.hidden};
+/// Size of a row between the products without its scales, and with its bf16 values for OutputScaling::per_row.
+size_t between_bytes(int64_t intermediate, const LayerArithmetic& numbers) {
+  const bool bf16 = numbers.intermediate_scaling == OutputScaling::per_row;
+  return dtype_bytes(type_of(numbers), intermediate) + (bf16 ? dtype_bytes(kLayerType, intermediate) : 0);
+}
+
+measure::Fp8WeightSize up_size(const ExpertShape& shape, const LayerArithmetic& numbers) {
+  return {shape.num_local_experts, 2 * shape.intermediate, shape.hidden, shape.intermediate,
+          numbers.scaling != ScaleGranularity::block};
+}
+measure::Fp8WeightSize down_size(const ExpertShape& shape, const LayerArithmetic& numbers) {
+  return {shape.num_local_experts, shape.hidden, shape.intermediate, shape.hidden, numbers.scaling != ScaleGranularity::block};
 }
 
 }  // namespace
@@ -71,31 +81,40 @@ void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, vo
   measure::write_expert_weights(forms.down, first_expert, experts, h, width, w2, device.stream());
 }
 
-LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, ScaleKind quantize,
-                           Accumulate accumulate, int world, RankDevice& device)
-    : shape_(shape), quantize_(quantize), accumulate_(accumulate), device_(device), sms_(device.sms_of_products(world)) {
+LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows,
+                           const LayerArithmetic& arithmetic, int world, RankDevice& device)
+    : shape_(shape), arithmetic_(arithmetic), device_(device), sms_(device.sms_of_products(world)) {
   if (device.on_host()) {
     if (max_rows == 0) return;
     mlp_.emplace(shape, ExpertWeights(seed, shape.hidden, shape.intermediate).source(first_expert), host_options());
     return;
   }
+  if (arithmetic.intermediate_scaling == OutputScaling::fixed)
+    intermediate_scale_ = device.upload(&kIntermediateScale, sizeof(float));
   if (shape.num_local_experts == 0) return;
-  weights_ = fp8(quantize) ? make_fp8_weights(first_expert, seed) : make_weights(first_expert, seed);
+  weights_ = arithmetic.fp8() ? make_fp8_weights(first_expert, seed) : make_weights(first_expert, seed);
   const int64_t width = shape.intermediate;
-  const ScaleKind scales = between_scales(quantize);
-  between_ = {device.allocate(dtype_bytes(type_of(quantize), max_rows * width)), max_rows, width, type_of(quantize),
-              device.allocate(at(max_rows) * scale_row_bytes(width, scales)),    scales};
+  between_ = {device.allocate(dtype_bytes(type_of(arithmetic), max_rows * width)),
+              max_rows,
+              width,
+              type_of(arithmetic),
+              device.allocate(at(max_rows) * between_scale_bytes(width, arithmetic)),
+              between_scales(arithmetic)};
+  if (arithmetic.intermediate_scaling == OutputScaling::per_row)
+    scratch_ = device.allocate(dtype_bytes(kLayerType, max_rows * width));
   if (max_rows > 0) make_products(weights_);
   device.wait();
 }
 
-size_t LayerExperts::device_bytes(const ExpertShape& shape, int64_t max_rows, ScaleKind quantize, Backend backend) {
+size_t LayerExperts::device_bytes(const ExpertShape& shape, int64_t max_rows, const LayerArithmetic& arithmetic,
+                                  Backend backend) {
   if (backend == Backend::cpu) return max_rows > 0 ? ExpertMlp::memory_required(shape, host_options()).total() : 0;
   const int64_t experts = shape.num_local_experts, h = shape.hidden, width = shape.intermediate;
-  const size_t bytes = dtype_bytes(type_of(quantize), experts * 3 * h * width + max_rows * width);
-  if (!fp8(quantize)) return bytes;
-  return bytes + at(experts * (up_size(shape).scales() + down_size(shape).scales())) * sizeof(float) +
-         at(max_rows) * scale_row_bytes(width, between_scales(quantize));
+  const size_t bytes =
+      dtype_bytes(type_of(arithmetic), experts * 3 * h * width) +
+      at(max_rows) * (between_bytes(width, arithmetic) + (arithmetic.fp8() ? between_scale_bytes(width, arithmetic) : 0));
+  if (!arithmetic.fp8()) return bytes;
+  return bytes + at(experts * (up_size(shape, arithmetic).scales() + down_size(shape, arithmetic).scales())) * sizeof(float);
 }
 
 LayerExperts::BothWeights LayerExperts::make_weights(int first_expert, uint64_t seed) {
@@ -115,23 +134,27 @@ LayerExperts::BothWeights LayerExperts::make_fp8_weights(int first_expert, uint6
     measure::write_fp8_expert_weights(form, first_expert, size, made.data, made.scales, device_.stream());
     return made;
   };
-  return {make(forms.gate_up, up_size(shape_)), make(forms.down, down_size(shape_))};
+  return {make(forms.gate_up, up_size(shape_, arithmetic_)), make(forms.down, down_size(shape_, arithmetic_))};
 }
 
 void LayerExperts::make_products(const BothWeights& weights) {
   GroupedGemmConfig config;
   config.num_experts = shape_.num_local_experts;
-  config.dtype = type_of(quantize_);
+  config.dtype = type_of(arithmetic_);
   config.n = 2 * shape_.intermediate;
   config.k = shape_.hidden;
   config.epilogue = Epilogue::swiglu;
-  config.quantize = between_scales(quantize_);
-  config.accumulate = accumulate_;
+  config.quantize = between_scales(arithmetic_);
+  config.accumulate = arithmetic_.accumulate;
+  config.scaling = arithmetic_.scaling;
+  config.output_scaling = arithmetic_.intermediate_scaling;
   up_.emplace(config, weights.up.data, weights.up.scales);
   config.n = shape_.hidden;
   config.k = shape_.intermediate;
   config.epilogue = Epilogue::none;
   config.quantize = ScaleKind::none;
+  config.scaling = arithmetic_.down_scaling();
+  config.output_scaling = OutputScaling::per_group;
   down_.emplace(config, weights.down.data, weights.down.scales);
 }
 
@@ -142,13 +165,13 @@ Rows LayerExperts::between(int64_t rows) const {
 }
 
 void LayerExperts::up(const ConstRows& x, const ExpertRows& rows) {
-  if (up_) up_->run(x, rows, between(x.rows), {device_.stream(), sms_});
+  if (up_) up_->run(x, rows, between(x.rows), {device_.stream(), sms_, intermediate_scale_, scratch_});
 }
 
 void LayerExperts::down(const ExpertRows& rows, const Rows& y) {
   if (!down_) return;
   ExpertRows by_rows = rows;
-  by_rows.scale_rows = 0;  // the order of the delivered scales does not apply to the rows between the products
+  by_rows.scale_rows = by_rows.scale_stride = 0;  // the delivered scales' order does not apply to rows between the products
   down_->run(between(y.rows), by_rows, y, {device_.stream(), sms_});
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "device/rank_device.hpp"
+#include "layer/arithmetic.hpp"
 #include "measure/gpu/expert_weights.hpp"
 #include "switchyard/expert.hpp"
 #include "switchyard/gemm.hpp"
@@ -25,8 +26,8 @@ WeightForms weight_forms(uint64_t seed, int64_t hidden, int64_t intermediate);
 /// multiples of 8.
 void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, void* w13, void* w2, RankDevice& device);
 
-/// The same matrices in e4m3: each bf16 value of ExpertWeights is divided by its block's float32 scale and rounded once. A
-/// scale is the smallest one that can represent the largest value, or 1.25, 1.5 or 1.75 times that.
+/// The same matrices in e4m3: each bf16 value of ExpertWeights is divided by the float32 scale of its block or output and
+/// rounded once. A scale is the smallest one that can represent the largest value, or 1.25, 1.5 or 1.75 times that.
 struct Fp8WeightForms {
   measure::Fp8WeightForm gate_up, down;
 };
@@ -36,13 +37,12 @@ Fp8WeightForms fp8_weight_forms(uint64_t seed, int64_t hidden, int64_t intermedi
 class LayerExperts {
  public:
   /// Experts starting at `first_expert`, for calls with at most `max_rows` rows, on one of `world` ranks, which may share GPUs;
-  /// 0 rows: only the weights of a GPU. GPU memory is allocated from `device`, which must outlive this object. `quantize`, on
-  /// GPUs: if not none, the weights and all rows but those of the result are fp8, the input rows with scales of this kind, the
-  /// others with float32 scales; H and I are multiples of 16. `accumulate`: of both products.
-  LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, ScaleKind quantize,
-               Accumulate accumulate, int world, RankDevice& device);
+  /// 0 rows: only the weights of a GPU. GPU memory is allocated from `device`, which must outlive this object. fp8, on
+  /// GPUs: the weights and all rows but those of the result are fp8; H and I are multiples of 16.
+  LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, const LayerArithmetic& arithmetic,
+               int world, RankDevice& device);
   /// Memory of one object.
-  static size_t device_bytes(const ExpertShape& shape, int64_t max_rows, ScaleKind quantize, Backend backend);
+  static size_t device_bytes(const ExpertShape& shape, int64_t max_rows, const LayerArithmetic& arithmetic, Backend backend);
 
   /// Whether up() and down() are available.
   bool in_parts() const { return !mlp_; }
@@ -53,6 +53,8 @@ class LayerExperts {
   const void* w2() const { return weights_.down.data; }
   const void* w13_scales() const { return weights_.up.scales; }
   const void* w2_scales() const { return weights_.down.scales; }
+  /// OutputScaling::fixed: the scale, on a GPU; else null.
+  const float* intermediate_scale() const { return intermediate_scale_; }
   /// Both products, on either backend.
   void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y);
 
@@ -72,14 +74,15 @@ class LayerExperts {
   Rows between(int64_t rows) const;
 
   ExpertShape shape_;
-  ScaleKind quantize_;
-  Accumulate accumulate_;
+  LayerArithmetic arithmetic_;
   RankDevice& device_;
   int sms_;  ///< multiprocessors of a product; 0: all
   std::optional<ExpertMlp> mlp_;
   std::optional<GroupedGemm> up_, down_;  ///< neither on a rank without experts
   Rows between_;                          ///< [max_rows, I], in fp8 with scales
-  BothWeights weights_;                   ///< on a GPU
+  const float* intermediate_scale_ = nullptr;
+  void* scratch_ = nullptr;  ///< OutputScaling::per_row: bf16 [max_rows, I]
+  BothWeights weights_;      ///< on a GPU
 };
 
 }  // namespace switchyard::tool

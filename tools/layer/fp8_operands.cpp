@@ -24,31 +24,54 @@ float scale_of(float largest, ScaleKind kind) {
 float dequantised(float magnitude, float scale) {
   return scale == 0 ? 0 : oracle::rounded(DType::fp8_e4m3, magnitude / scale) * scale;
 }
+/// With a scale given by the caller, values are multiplied by its inverse.
+float dequantised_fixed(float value, float scale) { return oracle::rounded(DType::fp8_e4m3, value * (1.0f / scale)) * scale; }
 
 }  // namespace
 
-void quantised(const uint16_t* row, int64_t cols, ScaleKind kind, float* out) {
-  std::vector<uint8_t> codes(at(cols));
-  std::vector<std::byte> scales(scale_row_bytes(cols, kind));
-  oracle::quantise(DType::bf16, row, cols, kind, codes.data(), scales.data());
-  for (int64_t c = 0; c < cols; ++c)
-    out[c] = oracle::load(DType::fp8_e4m3, codes.data(), c) * oracle::scale_value(kind, scales.data(), c / kScaleGroup);
+RowScales token_scales(const LayerArithmetic& numbers, int64_t hidden) {
+  return {numbers.quantize, numbers.quantises_tokens() ? hidden : kScaleGroup};
 }
 
-void quantised_range(const float* row, const float* by, int64_t cols, ScaleKind kind, float* range) {
-  for (int64_t begin = 0; begin < cols; begin += kScaleGroup) {
-    const int64_t count = std::min<int64_t>(kScaleGroup, cols - begin);
-    float low[kScaleGroup] = {}, high[kScaleGroup] = {};
+RowScales between_scales(const LayerArithmetic& numbers, int64_t intermediate) {
+  if (numbers.intermediate_scaling == OutputScaling::fixed) return {ScaleKind::f32, intermediate, kIntermediateScale};
+  return {ScaleKind::f32, numbers.intermediate_scaling == OutputScaling::per_row ? intermediate : kScaleGroup};
+}
+
+void quantised(const uint16_t* row, int64_t cols, const RowScales& scales, float* out) {
+  if (scales.fixed != 0) {
+    for (int64_t c = 0; c < cols; ++c) out[c] = dequantised_fixed(oracle::load(DType::bf16, row, c), scales.fixed);
+    return;
+  }
+  std::vector<uint8_t> codes(at(cols));
+  const auto group = static_cast<int>(scales.group);
+  std::vector<std::byte> values(scale_row_bytes(cols, scales.kind, group));
+  oracle::quantise(DType::bf16, row, cols, scales.kind, codes.data(), values.data(), group);
+  for (int64_t c = 0; c < cols; ++c)
+    out[c] = oracle::load(DType::fp8_e4m3, codes.data(), c) * oracle::scale_value(scales.kind, values.data(), c / scales.group);
+}
+
+void quantised_range(const float* row, const float* by, int64_t cols, const RowScales& scales, float* range) {
+  std::vector<float> low(at(scales.group)), high(at(scales.group));
+  for (int64_t begin = 0; begin < cols; begin += scales.group) {
+    const int64_t count = std::min<int64_t>(scales.group, cols - begin);
     for (int64_t i = 0; i < count; ++i) {
       const float magnitude = std::fabs(row[begin + i]);
-      low[i] = oracle::rounded(DType::bf16, std::max(0.0f, magnitude - by[begin + i]));
-      high[i] = oracle::rounded(DType::bf16, magnitude + by[begin + i]);
+      low[at(i)] = oracle::rounded(DType::bf16, std::max(0.0f, magnitude - by[begin + i]));
+      high[at(i)] = oracle::rounded(DType::bf16, magnitude + by[begin + i]);
     }
-    const float scales[] = {scale_of(*std::max_element(low, low + count), kind),
-                            scale_of(*std::max_element(high, high + count), kind)};
+    const auto scale = [&](const std::vector<float>& group) {
+      return scale_of(*std::max_element(group.begin(), group.begin() + count), scales.kind);
+    };
+    const bool fixed = scales.fixed != 0;
+    const float min_scale = fixed ? scales.fixed : scale(low), max_scale = fixed ? scales.fixed : scale(high);
     for (int64_t i = 0; i < count; ++i) {
-      const auto [min, max] = std::minmax({dequantised(low[i], scales[0]), dequantised(low[i], scales[1]),
-                                           dequantised(high[i], scales[0]), dequantised(high[i], scales[1])});
+      if (fixed) {
+        range[begin + i] = dequantised_fixed(high[at(i)], max_scale) - dequantised_fixed(low[at(i)], min_scale);
+        continue;
+      }
+      const auto [min, max] = std::minmax({dequantised(low[at(i)], min_scale), dequantised(low[at(i)], max_scale),
+                                           dequantised(high[at(i)], min_scale), dequantised(high[at(i)], max_scale)});
       range[begin + i] = max - min;
     }
   }

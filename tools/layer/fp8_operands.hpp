@@ -9,12 +9,22 @@
 
 namespace switchyard::tool {
 
+/// Scales of a row: one per `group` columns, each amax / 448, or the same for all elements.
+struct RowScales {
+  ScaleKind kind = ScaleKind::f32;
+  int64_t group = kScaleGroup;
+  float fixed = 0;  ///< if not 0: the scale of all elements; larger values saturate
+};
+/// Scales of a layer's tokens, [H], and of its rows between the products, [I].
+RowScales token_scales(const LayerArithmetic& numbers, int64_t hidden);
+RowScales between_scales(const LayerArithmetic& numbers, int64_t intermediate);
+
 /// Values of a bf16 row after quantization, each of which is a code times a scale.
-void quantised(const uint16_t* row, int64_t cols, ScaleKind kind, float* out);
+void quantised(const uint16_t* row, int64_t cols, const RowScales& scales, float* out);
 /// Maximum change in the value represented by an element after rounding to bf16 and quantization if each element changes by
 /// `by`. An element near the boundary between two codes can change; a whole group can change if its maximum is near the
 /// boundary between two bf16 values.
-void quantised_range(const float* row, const float* by, int64_t cols, ScaleKind kind, float* range);
+void quantised_range(const float* row, const float* by, int64_t cols, const RowScales& scales, float* range);
 
 /// Values of an fp8 weight matrix for each scale, indexed by the original bf16 value.
 class Fp8Values {

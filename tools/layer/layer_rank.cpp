@@ -9,6 +9,7 @@
 
 #include "cli/verb.hpp"
 #include "layer/moe_reference.hpp"
+#include "oracle/rows.hpp"
 #include "run/index.hpp"
 
 namespace switchyard::tool {
@@ -32,11 +33,18 @@ MoeLayerConfig config_of(const LayerSpec& spec, MoeForm form, CombineOrder order
   const auto* const normal = std::get_if<NormalConfig>(&spec.exchange);
   c.max_tokens = normal ? normal->max_tokens : std::get<LowLatencyConfig>(spec.exchange).max_tokens;
   c.exchange = normal ? MoeExchange::normal : MoeExchange::low_latency;
-  c.dtype = spec.quantize == ScaleKind::none ? kLayerType : DType::fp8_e4m3;
-  if (spec.quantize != ScaleKind::none) c.row_scales = spec.quantize;
-  c.accumulate = spec.accumulate;
+  const LayerArithmetic& numbers = spec.arithmetic;
+  c.dtype = numbers.fp8() ? DType::fp8_e4m3 : kLayerType;
+  if (numbers.fp8()) c.row_scales = numbers.quantize;
+  c.accumulate = numbers.accumulate;
+  c.scaling = numbers.scaling;
+  c.intermediate_scaling = numbers.intermediate_scaling;
   c.form = form;
   c.order = order;
+  if (form == MoeForm::fused && spec.fused_rows > 0) {
+    c.capacity = spec.fused_rows;
+    c.overflow = Overflow::split;
+  }
   c.captured = false;
   c.storage = spec.backend == Backend::cuda ? WeightStorage::view : WeightStorage::packed;  // as in LayerExperts
   return c;
@@ -54,6 +62,9 @@ std::vector<MoeLayerConfig> layers_of(const LayerSpec& spec) {
 MoeLayerMemory memory_of(const LayerSpec& spec, const MoeLayerConfig& layer) {
   return MoeLayer::memory_required(layer, spec.scenario.world, spec.backend);
 }
+
+/// Whether the calls one by one receive quantized tokens.
+bool quantises_tokens(const LayerSpec& spec) { return spec.has_calls() && spec.arithmetic.quantises_tokens(); }
 
 /// A device allocates a minimum size even for empty buffers.
 size_t some(size_t bytes) { return std::max<size_t>(bytes, 16); }
@@ -85,7 +96,7 @@ std::string why_not_fused(const LayerSpec& spec) {
 
 size_t layer_heap_bytes(const LayerSpec& spec) {
   const int world = spec.scenario.world;
-  size_t bytes = spec.separate ? 0 : exchange_heap_bytes(spec.exchange, world, spec.backend);
+  size_t bytes = spec.has_calls() ? exchange_heap_bytes(spec.exchange, world, spec.backend) : 0;
   for (const MoeLayerConfig& layer : layers_of(spec)) bytes += MoeLayer::heap_bytes(layer, world, spec.backend);
   return bytes;
 }
@@ -109,10 +120,12 @@ size_t layer_device_bytes(const LayerSpec& spec) {
   for (int r = 0; r < s.world; ++r) tokens = std::max(tokens, s.tokens(r));
   const int64_t rows = exchange_max_rows(spec.exchange, s.world);
   // Low-latency rows are not in the heap.
-  const bool masked = !spec.separate && std::holds_alternative<LowLatencyConfig>(spec.exchange);
+  const bool masked = spec.has_calls() && std::holds_alternative<LowLatencyConfig>(spec.exchange);
   const size_t row = dtype_bytes(kLayerType, s.hidden);
-  return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens * s.topk * (spec.selected ? 16 : 8)) +
-         LayerExperts::device_bytes(shape_of(spec), spec.separate ? 0 : rows, spec.quantize, spec.backend) + (size_t{1} << 20);
+  const size_t codes = quantises_tokens(spec) ? at(s.hidden) + scale_row_bytes(s.hidden, ScaleKind::f32) : 0;
+  return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens) * codes + at(tokens * s.topk * (spec.selected ? 16 : 8)) +
+         LayerExperts::device_bytes(shape_of(spec), spec.has_calls() ? rows : 0, spec.arithmetic, spec.backend) +
+         (size_t{1} << 20);
 }
 
 LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
@@ -121,17 +134,22 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
       device_(device),
       rank_(group.rank()),
       experts_(shape_of(spec, rank_), spec.scenario.first_expert(rank_), spec.scenario.seed,
-               spec.separate ? 0 : exchange_max_rows(spec.exchange, spec.scenario.world), spec.quantize, spec.accumulate,
+               spec.has_calls() ? exchange_max_rows(spec.exchange, spec.scenario.world) : 0, spec.arithmetic,
                spec.scenario.world, device) {
   const Routing& mine = spec.scenario.routing[at(rank_)];
   input_.ids = mine.expert_ids();
   input_.ids.data = device_.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
   if (!mine.topk_weights.empty()) input_.weights = device_.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
-  const size_t bytes = some(dtype_bytes(kLayerType, mine.num_tokens * spec.scenario.hidden));
+  const size_t elements = at(mine.num_tokens * spec.scenario.hidden), bytes = some(elements * dtype_bytes(kLayerType, 1));
   rows_ = device_.allocate(bytes);
   out_ = device_.allocate(bytes);
+  if (quantises_tokens(spec)) {
+    codes_ = device_.allocate(some(elements));
+    scales_ = device_.allocate(some(at(mine.num_tokens) * scale_row_bytes(spec.scenario.hidden, ScaleKind::f32)));
+  }
   group_.barrier();  // every rank has its memory before any rank waits for another, which may share its GPU
-  if (!spec.separate) exchange_ = make_layer_exchange(spec.exchange, spec.quantize, group, spec.sms, device.stream());
+  const ScaleKind by_dispatch = quantises_tokens(spec) ? ScaleKind::none : spec.arithmetic.quantize;
+  if (spec.has_calls()) exchange_ = make_layer_exchange(spec.exchange, by_dispatch, group, spec.sms, device.stream());
   if (!layers_of(spec).empty()) make_layers();
   if (!spec.selected) return;
   const Routing& of_experts = spec.selected->of_experts[at(rank_)];
@@ -162,6 +180,7 @@ void LayerRank::make_layers() {
     MoeLayerConfig config = config_of(spec_, form, order);
     config.w13_scales = experts_.w13_scales();
     config.w2_scales = experts_.w2_scales();
+    config.intermediate_scale = experts_.intermediate_scale();
     return MoeLayer(group_, config, w13, w2);
   };
   if (spec_.separate) separate_.emplace(make(MoeForm::separate, spec_.order));
@@ -181,16 +200,32 @@ void LayerRank::prepare(uint64_t set) {
   device_.write(rows_, x_.view().data, out_bytes());
   device_.fill(out_, 0xFF, out_bytes());
   input_.x = {rows_, x_.rows(), s.hidden, kLayerType};
+  if (quantises_tokens(spec_)) write_codes();
   device_.wait();
   group_.barrier();
 }
 
-void LayerRank::forward(MoeLayer& layer) {
-  layer.forward(input_.x.data, input_.ids, input_.weights, out_, {.stream = device_.stream(), .num_sms = spec_.layer_sms});
+/// The scale of a token is repeated throughout its row of scales.
+void LayerRank::write_codes() {
+  const int64_t hidden = spec_.scenario.hidden;
+  const size_t scale_bytes = scale_row_bytes(hidden, ScaleKind::f32);
+  std::vector<uint8_t> codes(at(x_.rows() * hidden));
+  std::vector<std::byte> scales(at(x_.rows()) * scale_bytes);
+  for (int64_t t = 0; t < x_.rows(); ++t) {
+    float scale[4] = {};  // padded to 16 bytes
+    oracle::quantise(kLayerType, x_.row(t), hidden, ScaleKind::f32, &codes[at(t * hidden)], scale, static_cast<int>(hidden));
+    for (size_t i = 0; i < scale_bytes; i += sizeof(float)) std::memcpy(&scales[at(t) * scale_bytes + i], scale, sizeof(float));
+  }
+  device_.write(codes_, codes.data(), codes.size());
+  device_.write(scales_, scales.data(), scales.size());
+  input_.x = {codes_, x_.rows(), hidden, DType::fp8_e4m3, scales_, ScaleKind::f32};
 }
 
-void LayerRank::layer() {
-  if (separate_) return forward(*separate_);
+void LayerRank::forward(MoeLayer& layer) {
+  layer.forward(rows_, input_.ids, input_.weights, out_, {.stream = device_.stream(), .num_sms = spec_.layer_sms});
+}
+
+void LayerRank::calls() {
   dispatch();
   experts();
   combine();
@@ -238,8 +273,7 @@ CheckResult LayerRank::check(const std::string& name, const std::vector<std::byt
   CheckResult result;
   result.name = name;
   const ExpertWeights weights(s.seed, s.hidden, spec_.intermediate);
-  input.quantize = spec_.quantize;
-  input.accumulate = spec_.accumulate;
+  input.arithmetic = spec_.arithmetic;
   std::vector<std::vector<double>> ambiguity;
   const auto expected = moe_reference(input, weights, s.hidden, spec_.intermediate, threads, {}, &ambiguity);
   for (int64_t i = 0; i < count; ++i, result.compared += s.hidden) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "check/check_result.hpp"
+#include "layer/arithmetic.hpp"
 #include "layer/exchange.hpp"
 #include "layer/experts.hpp"
 #include "switchyard/layer.hpp"
@@ -33,15 +34,16 @@ struct LayerSpec {
   CombineOrder order = CombineOrder::per_rank;  ///< of the separate form
   CallSms sms;                                  ///< of the calls one by one
   int layer_sms = 0;                            ///< GPUs: MoeLayerCall::num_sms
-  /// GPUs. If not none, the layer is fp8: rows in flight have scales of this kind, and the rows between the products have
-  /// float32 scales. A low-latency exchange must be configured for them.
-  ScaleKind quantize = ScaleKind::none;
-  Accumulate accumulate = Accumulate::exact;  ///< of the products; fast: only in fp8, without a fused form
-  bool separate = true;                       ///< the separate form is a MoeLayer, else the calls one by one
-  bool fused = false;                         ///< the rank has the fused form: only if why_not_fused() is empty
+  LayerArithmetic arithmetic;                   ///< a low-latency exchange must be configured for its rows in flight
+  bool separate = true;                         ///< the separate form is a MoeLayer, else the calls one by one
+  bool calls = false;                           ///< with `separate`: the rank also has the calls one by one
+  bool fused = false;                           ///< the rank has the fused form: only if why_not_fused() is empty
   CombineOrder fused_order = CombineOrder::per_route;
+  int64_t fused_rows = 0;                    ///< capacity of the fused form, beyond which a call is split; 0: its default
   bool fused_per_rank = false;               ///< with `fused`: the rank also has the fused form in order per_rank
   std::optional<SelectedRoutes> selected{};  ///< only without a separate MoeLayer
+
+  bool has_calls() const { return !separate || calls; }
 };
 /// The library's reason for not having a fused form of a layer, as far as this can be determined before a group exists; empty
 /// if it has one. See also LayerRank::why_not_fused().
@@ -64,7 +66,8 @@ class LayerRank {
 
   /// Collective. Sets the inputs of data set `set` and fills the outputs with NaN.
   void prepare(uint64_t set);
-  // The calls one by one, in this order; only without a separate MoeLayer.
+  // The calls one by one, in this order; only with LayerSpec::has_calls(). With LayerArithmetic::quantises_tokens(), prepare()
+  // has quantized the tokens.
   void dispatch() { exchange_->dispatch(input_); }
   void up() { experts_.up(exchange_->x(), exchange_->rows()); }
   void down() { experts_.down(exchange_->rows(), exchange_->y()); }
@@ -76,7 +79,8 @@ class LayerRank {
   /// All calls, with select_and_dispatch().
   void selecting_layer();
   /// The layer in separate form: the MoeLayer, or all calls.
-  void layer();
+  void layer() { separate_ ? forward(*separate_) : calls(); }
+  void calls();
   /// The layer in fused form. Call it only if fuses().
   void fused() { forward(*fused_); }
   bool fuses() const { return fused_.has_value(); }
@@ -96,6 +100,7 @@ class LayerRank {
 
  private:
   void make_layers();
+  void write_codes();
   void forward(MoeLayer& layer);
   LayerInput selecting_input();
   size_t out_bytes() const { return static_cast<size_t>(x_.rows()) * x_.row_bytes(); }
@@ -114,6 +119,7 @@ class LayerRank {
   ExpertIds expert_ids_;  ///< with a selector
   void* slots_ = nullptr;
   void *rows_ = nullptr, *out_ = nullptr;
+  void *codes_ = nullptr, *scales_ = nullptr;  ///< of quantized tokens
 };
 
 }  // namespace switchyard::tool

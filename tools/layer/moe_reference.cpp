@@ -87,10 +87,12 @@ void transpose(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, st
 /// Memory of one thread, reused for all its experts. With `fp8`, the operands of a layer are quantized.
 class ExpertWorker {
  public:
-  ExpertWorker(const ExpertWeights& weights, const Fp8Experts* fp8, Accumulate accumulate, int64_t hidden, int64_t intermediate)
+  ExpertWorker(const ExpertWeights& weights, const Fp8Experts* fp8, const LayerArithmetic& numbers, int64_t hidden,
+               int64_t intermediate)
       : weights_(weights),
         fp8_(fp8),
-        sum_moves_(accumulate == Accumulate::fast ? fast_sum_error(hidden) : kSumMoves),
+        numbers_(numbers),
+        sum_moves_(numbers.long_sums_up() ? fast_sum_error(hidden) : kSumMoves),
         hidden_(hidden),
         intermediate_(intermediate),
         w13_(at(2 * intermediate * hidden)),
@@ -103,7 +105,7 @@ class ExpertWorker {
     x_.resize(at(rows * hidden_));
     for (int64_t i = 0; i < rows; ++i) {
       const uint16_t* row = input.rows[at(routes[at(i)].rank)] + routes[at(i)].token * hidden_;
-      operand(row, hidden_, input.quantize, &x_[at(i * hidden_)]);
+      operand(row, &x_[at(i * hidden_)]);
     }
     const int64_t up_cols = padded(2 * intermediate_);
     up_.resize(at(rows * up_cols));
@@ -115,7 +117,7 @@ class ExpertWorker {
     }
     ambiguity_.assign(at(rows), 0);
     for (int64_t i = 0; fp8_ && i < rows; ++i)
-      ambiguity_[at(i)] = quantise_between(&up_[at(i * up_cols)], &h_[at(i * intermediate_)], ScaleKind::f32);
+      ambiguity_[at(i)] = quantise_between(&up_[at(i * up_cols)], &h_[at(i * intermediate_)]);
     y_.resize(at(rows * padded(hidden_)));
     multiply(h_.data(), w2_t_.data(), y_.data(), rows, intermediate_, padded(hidden_));
     return y_;
@@ -135,22 +137,23 @@ class ExpertWorker {
     for (int64_t j = 0; j < intermediate_; ++j)
       for (int64_t c = 0; c < hidden_; ++c) w2_norms_[at(j)] += square(w2_t_[at(j * padded(hidden_) + c)]);
   }
-  static void make_matrix(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, int64_t half_rows,
-                          const Fp8Values* fp8, int64_t expert, std::vector<float>& to) {
+  void make_matrix(const std::vector<uint16_t>& from, int64_t rows, int64_t cols, int64_t half_rows, const Fp8Values* fp8,
+                   int64_t expert, std::vector<float>& to) const {
     if (!fp8) return transpose(from, rows, cols, to, [](int64_t, int64_t) { return widened; });
-    constexpr int64_t kScaleBlock = measure::Fp8WeightForm::kBlock;
-    static_assert(kScaleBlock % kTile == 0);
+    static_assert(measure::Fp8WeightForm::kBlock % kTile == 0);
+    const measure::Fp8WeightSize size{1, rows, cols, half_rows, numbers_.scaling != ScaleGranularity::block};
     transpose(from, rows, cols, to, [&](int64_t row, int64_t col) {
-      const float* values = fp8->of(expert, measure::weight_block_row(row, half_rows), col / kScaleBlock);
+      const float* values = fp8->of(expert, size.block_row(row), size.block_col(col));
       return [values](uint16_t bf16) { return values[bf16]; };
     });
   }
-  static void operand(const uint16_t* row, int64_t cols, ScaleKind quantize, float* out) {
-    if (quantize != ScaleKind::none) return quantised(row, cols, quantize, out);
-    std::transform(row, row + cols, out, widened);
+  void operand(const uint16_t* row, float* out) const {
+    if (fp8_) return quantised(row, hidden_, token_scales(numbers_, hidden_), out);
+    std::transform(row, row + hidden_, out, widened);
   }
   /// Quantizes the intermediate row computed from the sums `up`. \returns the row's ambiguity
-  double quantise_between(const float* up, float* row, ScaleKind kind) {
+  double quantise_between(const float* up, float* row) {
+    const RowScales scales = between_scales(numbers_, intermediate_);
     double squares = 0;
     for (int64_t j = 0; j < 2 * intermediate_; ++j) squares += square(up[j]);
     const auto sum_moves = static_cast<float>(sum_moves_ * std::sqrt(squares / static_cast<double>(2 * intermediate_)));
@@ -158,12 +161,12 @@ class ExpertWorker {
     for (int64_t j = 0; j < intermediate_; ++j)
       by_[at(j)] = sum_moves * (std::fabs(silu(up[j])) + 1.1f * std::fabs(up[intermediate_ + j]));  // silu' is below 1.1
     range_.resize(at(intermediate_));
-    quantised_range(row, by_.data(), intermediate_, kind, range_.data());
+    quantised_range(row, by_.data(), intermediate_, scales, range_.data());
     double moved = 0;
     for (int64_t j = 0; j < intermediate_; ++j) moved += square(range_[at(j)]) * w2_norms_[at(j)];
     rounded_.resize(at(intermediate_));
     oracle::store_row(DType::bf16, row, intermediate_, rounded_.data());
-    quantised(rounded_.data(), intermediate_, kind, row);
+    quantised(rounded_.data(), intermediate_, scales, row);
     return std::sqrt(moved);
   }
   static double square(float v) { return static_cast<double>(v) * static_cast<double>(v); }
@@ -173,6 +176,7 @@ class ExpertWorker {
 
   const ExpertWeights& weights_;
   const Fp8Experts* fp8_;
+  LayerArithmetic numbers_;
   double sum_moves_;
   int64_t hidden_, intermediate_;
   std::vector<uint16_t> w13_, w2_, rounded_;
@@ -222,12 +226,12 @@ std::vector<std::vector<float>> moe_reference(const ReferenceInput& input, const
     }
   }
   std::optional<Fp8Experts> fp8;
-  if (input.quantize != ScaleKind::none) fp8.emplace(hidden, intermediate);
+  if (input.arithmetic.fp8()) fp8.emplace(hidden, intermediate);
   std::atomic<int> next{0};
   std::atomic<int64_t> done{0};
   TokenLocks locks;
   const auto work = [&] {
-    ExpertWorker worker(weights, fp8 ? &*fp8 : nullptr, input.accumulate, hidden, intermediate);
+    ExpertWorker worker(weights, fp8 ? &*fp8 : nullptr, input.arithmetic, hidden, intermediate);
     for (int e = next.fetch_add(1); e < experts; e = next.fetch_add(1)) {
       const std::vector<Route>& mine = routes[at(e)];
       if (!mine.empty()) {
@@ -261,12 +265,13 @@ double norm_of(const float* row, int64_t hidden) {
 }
 
 double layer_tolerance(const ReferenceInput& input, int64_t hidden, int64_t intermediate, double norm, double ambiguity) {
-  if (input.quantize == ScaleKind::none) return kLayerTolerance;
-  double tolerance = kFp8LayerTolerance;
-  if (input.accumulate == Accumulate::fast) {
-    const double second = fast_sum_error(intermediate);
-    tolerance = std::sqrt(tolerance * tolerance + fast_sum_error(hidden) / 8 + second * second);
-  }
+  const LayerArithmetic& numbers = input.arithmetic;
+  if (!numbers.fp8()) return kLayerTolerance;
+  const double first = numbers.long_sums_up() ? fast_sum_error(hidden) : 0;
+  const double second = numbers.long_sums_down() ? fast_sum_error(intermediate) : 0;
+  const double largest = numbers.intermediate_scaling == OutputScaling::per_row ? first + 1.0 / 256 : 0;
+  const double squares = (first + largest) / 8 + second * second;
+  const double tolerance = squares == 0 ? kFp8LayerTolerance : std::sqrt(kFp8LayerTolerance * kFp8LayerTolerance + squares);
   if (intermediate >= kFewElements || norm == 0) return tolerance;
   return std::max(tolerance, 1.0 / 256 + ambiguity / norm);
 }

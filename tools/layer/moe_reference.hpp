@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "layer/arithmetic.hpp"
 #include "switchyard/expert.hpp"
 #include "switchyard/routing.hpp"
 
@@ -16,11 +17,9 @@ namespace switchyard::tool {
 struct ReferenceInput {
   std::vector<const uint16_t*> rows;  ///< per rank, bf16 [T, H]
   std::vector<Routing> routing;       ///< per rank
-  /// If not none, the layer is fp8: the operands are the values represented by codes and scales. The quantized operands are the
-  /// rows, with scales of this kind, the intermediate row after rounding to bf16, with float32 scales, and the weights from
-  /// fp8_weight_forms.
-  ScaleKind quantize = ScaleKind::none;
-  Accumulate accumulate = Accumulate::exact;  ///< of fp8 products; affects only the ambiguity
+  /// fp8: the operands are the values represented by codes and scales. The quantized operands are the rows, the intermediate
+  /// row after rounding to bf16, and the weights from fp8_weight_forms. The order of the sums affects only the ambiguity.
+  LayerArithmetic arithmetic;
 };
 
 /// out[r] is float32 [T, H]: the sum over k of weight * mlp_expert(x), computed in float32 without intermediate rounding except
@@ -47,14 +46,16 @@ inline constexpr double kFp8LayerTolerance = 1e-2;
 /// In rows with fewer elements than this, a single element can be a large part of the norm, so 2^-8 for rounding and the
 /// `ambiguity` from moe_reference() are allowed in addition. `norm`: the norm of the token's result.
 inline constexpr int64_t kFewElements = 1024;
-/// Relative error of a sum of `terms` fp8 products with Accumulate::fast, after SwiGLU. The tensor cores align the sum and 32
+/// Relative error of a sum of `terms` fp8 products by the tensor cores, with Accumulate::fast or scales per channel, after
+/// SwiGLU. The tensor cores align the sum and 32
 /// products to the largest of them and truncate them to 14 bits. An emulation, which reproduces the errors measured by tests to
 /// within 4 %, gives 0.16, 0.29, 0.43 and 0.88 % for 2048, 4096, 7168 and 16 384 terms of the benchmark's data.
 inline double fast_sum_error(int64_t terms) { return 1e-3 + 5e-7 * static_cast<double>(terms); }
-/// Width of the allowed range, relative to the result. With fast sums, truncating an intermediate element x by e selects
+/// Width of the allowed range, relative to the result. With such sums, truncating an intermediate element x by e selects
 /// another code with probability e / d, where d, at most x / 8, is the distance between codes; the squared error of a row is
 /// thus at most the relative error of its elements / 8. At H = 7168, the emulation gives 1.4 to 1.6 % for whole tokens, and the
-/// limit is 2.6 %.
+/// limit is 2.6 %. With OutputScaling::per_row, the error of the largest element, or its rounding to bf16, 2^-8, has the same
+/// effect on all elements of the row.
 double layer_tolerance(const ReferenceInput& input, int64_t hidden, int64_t intermediate, double norm, double ambiguity);
 double norm_of(const float* row, int64_t hidden);
 

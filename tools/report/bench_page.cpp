@@ -37,6 +37,7 @@ constexpr Axis kAxes[] = {
     {"intermediate", "intermediate", "intermediate"},
     {"pieces", "pieces", "pieces"},
     {"late_us", "rank 0 enters late, us", "late-us"},
+    {"capacity_percent", "capacity, % of the mean", "capacity"},
     {"spare_slots", "spare slots per rank", "spare-slots"},
     {"blocks", "blocks", "blocks"},
     {"warps", "warps", "warps"},

@@ -48,7 +48,8 @@ inline const std::vector<std::string> kBackends = words_of<Backend>(), kLayouts 
                                       kStaging = words_of<Staging>(), kQuantize = words_of<ScaleKind>(),
                                       kOrders = words_of<CombineOrder>(), kSendings = words_of<Sending>(),
                                       kScaleOrders = words_of<ScaleOrder>(), kForms = words_of<MoeForm>(),
-                                      kAccumulate = words_of<Accumulate>(), kRowTypes = row_words(false),
+                                      kAccumulate = words_of<Accumulate>(), kScalings = words_of<ScaleGranularity>(),
+                                      kOutputScalings = words_of<OutputScaling>(), kRowTypes = row_words(false),
                                       kRowKinds = row_words(true), kCombinedTypes = combined_words();
 inline constexpr int64_t kMaxSeed = int64_t{1} << 24;
 
@@ -56,6 +57,8 @@ inline constexpr int64_t kMaxSeed = int64_t{1} << 24;
 SourceRows rows_named(const std::string& word);
 inline ScaleKind scales_named(const std::string& word) { return named<ScaleKind>("kind of scales", word); }
 inline Accumulate accumulate_named(const std::string& word) { return named<Accumulate>("kind of sums", word); }
+inline ScaleGranularity scaling_named(const std::string& word) { return named<ScaleGranularity>("scaling", word); }
+inline OutputScaling output_scaling_named(const std::string& word) { return named<OutputScaling>("scaling of outputs", word); }
 inline Backend backend_named(const std::string& word) { return named<Backend>("backend", word); }
 inline Layout layout_named(const std::string& word) { return named<Layout>("layout", word); }
 inline Staging staging_named(const std::string& word) { return named<Staging>("staging", word); }

@@ -193,7 +193,7 @@ class LayerCalls final : public TracedCalls {
     spec.exchange = layer_normal_config(s);
     spec.order = order_named(o.order);
     spec.layer_sms = static_cast<int>(o.sms);
-    spec.quantize = scales_named(o.quantize);
+    spec.arithmetic.quantize = scales_named(o.quantize);
     spec.fused = form_named(o.form) == MoeForm::fused;
     spec.separate = !spec.fused;
     return spec;

@@ -14,12 +14,11 @@ std::string fused_name(const LayerSpec& spec) { return std::string("layer, fused
 constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
 
 /// Whether the fused form is compared with this layer, bit for bit: bf16 and normal mode.
-bool fuses(const LayerSpec& spec) {
-  return spec.quantize == ScaleKind::none && std::holds_alternative<NormalConfig>(spec.exchange);
-}
+bool fuses(const LayerSpec& spec) { return !spec.arithmetic.fp8() && std::holds_alternative<NormalConfig>(spec.exchange); }
 
 /// A MoeLayer for each exchange and order of the sum; in fp8, also the calls of a layer with low latency and column-major
-/// scales. The layers of normal mode also run in fused form if possible.
+/// scales and, with float32 scales, layers with scales per channel. The layers of normal mode also run in fused form if
+/// possible.
 std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
   const ScaleKind quantize = scales_named(c.quantize);
   LowLatencyConfig masked = layer_low_latency_config(s, quantize);
@@ -29,7 +28,7 @@ std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
   std::vector<LayerSpec> all;
   for (size_t e = 0; e < exchanges.size(); ++e) {
     for (const std::string& order : c.orders) {
-      LayerSpec spec{s, c.intermediate, backend_of(c), exchanges[e], order_named(order), {c.sms, c.sms}, c.sms, quantize};
+      LayerSpec spec{s, c.intermediate, backend_of(c), exchanges[e], order_named(order), {c.sms, c.sms}, c.sms, {quantize}};
       if (spec.order == CombineOrder::per_host) continue;  // covered by normal mode's own checks
       spec.separate = e < 2;
       spec.fused_order = spec.order;
@@ -37,7 +36,28 @@ std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
       all.push_back(std::move(spec));
     }
   }
+  if (quantize == ScaleKind::f32) {
+    const auto add = [&](size_t exchange, ScaleGranularity scaling, OutputScaling intermediate) {
+      const auto found = std::find_if(all.begin(), all.end(), [&](const LayerSpec& spec) {
+        return spec.exchange.index() == exchanges[exchange].index() && spec.separate;
+      });
+      if (found == all.end()) return;
+      LayerSpec spec = *found;
+      spec.arithmetic.scaling = scaling;
+      spec.arithmetic.intermediate_scaling = intermediate;
+      all.push_back(std::move(spec));
+    };
+    for (const auto intermediate : {OutputScaling::per_group, OutputScaling::fixed, OutputScaling::per_row})
+      add(0, ScaleGranularity::per_channel, intermediate);
+    add(1, ScaleGranularity::group_channel, OutputScaling::per_group);
+  }
   return all;
+}
+
+std::string scaling_text(const LayerSpec& spec) {
+  const LayerArithmetic& numbers = spec.arithmetic;
+  if (numbers.scaling == ScaleGranularity::block) return "";
+  return std::string(", ") + to_string(numbers.scaling) + " " + to_string(numbers.intermediate_scaling);
 }
 
 std::string exchange_text(const LayerSpec& spec) {
@@ -86,7 +106,7 @@ std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Gr
     LayerRank rank(spec, group, device);
     rank.prepare(set++);
     rank.layer();
-    const std::string name = "layer, " + exchange_text(spec) + ", " + to_string(spec.order);
+    const std::string name = "layer, " + exchange_text(spec) + ", " + to_string(spec.order) + scaling_text(spec);
     results.push_back(rank.check(name, rank.outputs(), kAllTokens, 1));
     group.barrier();
     if (!fuses(spec)) continue;

@@ -36,6 +36,11 @@ sy_code sy_expert_map_home(const sy_expert_map* map);
 sy_code sy_expert_map_plan(const sy_expert_map* current, const int64_t* routes_per_expert, double tolerance,
                            int32_t* expert_of_slot);
 
+/// Variant of sy_expert_map_plan that only adds and replaces replicas: one slot of each expert keeps it, so
+/// sy_expert_map_vacate accepts the map, and sy_slot_weights_move can load its weights in the background.
+sy_code sy_expert_map_plan_replicas(const sy_expert_map* current, const int64_t* routes_per_expert, double tolerance,
+                                    int32_t* expert_of_slot);
+
 /// Divides the routes of each expert, `routes_per_expert` [E], among its slots so that the maximum rank load is the lowest
 /// possible. Writes the route counts to `of_slot` [W * C] and `of_rank` [W]; either may be NULL.
 sy_code sy_expert_map_divide(const sy_expert_map* map, const int64_t* routes_per_expert, int64_t* of_slot, int64_t* of_rank);
@@ -43,6 +48,11 @@ sy_code sy_expert_map_divide(const sy_expert_map* map, const int64_t* routes_per
 /// Replaces the `num_ids` ids of rank `source`, in routing order, with slots; -1 is kept. `routes` [W, E]: number of routes
 /// from each rank to each expert. After an error, some ids may already be replaced.
 sy_code sy_expert_map_replace(const sy_expert_map* map, const int64_t* routes, int32_t source, int32_t* ids, int64_t num_ids);
+
+/// Writes the map `from` to `expert_of_slot` [W * C] with every slot empty whose expert differs in `to`. With this map in
+/// force, no call uses these slots, so sy_slot_weights_move can load them. Error: invalid_argument if an expert would be left
+/// without a slot.
+sy_code sy_expert_map_vacate(const sy_expert_map* from, const sy_expert_map* to, int32_t* expert_of_slot);
 
 /// Writes to `moved` the number of sets of weights to move: for each rank, the experts that it holds in `to` and not in `from`.
 sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map* to, int32_t* moved);
@@ -57,12 +67,33 @@ sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map
 sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_expert_map* to, void* const* arrays,
                         const size_t* slot_bytes, int32_t num_arrays, size_t staging_bytes, void* stream, int64_t* received);
 
-/// Replaces the expert ids of each call on a rank with slots of a map, in the memory of the group's backend, and counts the
-/// routes to each expert.
-typedef struct sy_slot_selector sy_slot_selector;
+/// The weights of a rank's slots, for moves in the background of other calls; see SlotWeights in switchyard/expert_map.hpp.
+typedef struct sy_slot_weights sy_slot_weights;
 
-/// Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most 2^40 per expert in total;
-/// NULL: all are equal. Error: mismatch if the map or the routes differ by rank.
+/// Collective. Arguments as for sy_move_weights, with `slots_per_rank` slots per array. The arrays must stay valid until all
+/// ranks have destroyed their objects. GPUs of one host: memory of the kinds that sy_group_register_memory accepts. `stream`:
+/// the stream of the copies, on which no call of the library runs.
+sy_code sy_slot_weights_create(sy_group* group, int32_t slots_per_rank, void* const* arrays, const size_t* slot_bytes,
+                               int32_t num_arrays, size_t staging_bytes, void* stream, sy_slot_weights** weights);
+/// Local. Waits for this rank's copies.
+sy_code sy_slot_weights_destroy(sy_slot_weights* weights);
+
+/// Collective. Begins to copy the weights of each expert that `to` adds to a slot which is empty in `from`; other slots may not
+/// change. Waits for the other ranks' hosts and for earlier work on the stream `after`, which contains all calls that use these
+/// slots, but not for the copies (CPUs and GPUs of several hosts: copies as sy_move_weights does). `received`: number of bytes
+/// that this rank receives from other ranks; may be NULL. Errors, on all ranks and before any copy: invalid_argument; mismatch
+/// if the maps differ by rank.
+sy_code sy_slot_weights_move(sy_slot_weights* weights, const sy_expert_map* from, const sy_expert_map* to, void* after,
+                             int64_t* received);
+/// Local. Orders later work on `stream` after the copies of the last move. CPU: no effect.
+sy_code sy_slot_weights_wait(const sy_slot_weights* weights, void* stream);
+/// Local. `done`: 1 if the copies of the last move have completed on this rank. `event`: the cudaEvent_t of their end, valid
+/// until the next move, or NULL if there is nothing to wait for. Either may be NULL.
+sy_code sy_slot_weights_ready(const sy_slot_weights* weights, sy_bool* done, void** event);
+
+/// Replaces the expert ids of each call on a rank with slots of a map, in the memory of the group's backend, and counts the
+/// routes to each expert. Collective. `routes`: [W, E], the expected number of routes from each rank to each expert, at most
+/// 2^40 per expert in total; NULL: all are equal. Error: mismatch if the map or the routes differ by rank.
 sy_code sy_slot_selector_create(sy_group* group, const sy_expert_map* map, const int64_t* routes, sy_slot_selector** selector);
 sy_code sy_slot_selector_destroy(sy_slot_selector* selector);
 
@@ -102,6 +133,12 @@ typedef struct sy_balance_report {
 sy_code sy_slot_selector_balance(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* const* arrays,
                                  const size_t* slot_bytes, int32_t num_arrays, const sy_balance_options* options, void* stream,
                                  sy_balance_report* report);
+/// Collective. Variant of sy_slot_selector_balance in which the weights move in the background (sy_slot_weights_move): does not
+/// wait for the copies, so that the dispatch of `slots` can run at the same time. Order the experts after the copies
+/// (sy_moe_layer_call::weights_ready or sy_slot_weights_wait). Ignores options->staging_bytes.
+sy_code sy_slot_selector_balance_in_background(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots,
+                                               sy_slot_weights* weights, const sy_balance_options* options, void* stream,
+                                               sy_balance_report* report);
 
 /// Collective. Later calls of sy_slot_selector_select, and replays of captured ones, use `map`, which must have the sizes of
 /// the map in force. Waits for the other ranks' hosts, not for enqueued GPU work; the new table is copied on `stream`: order it

@@ -29,16 +29,16 @@
     sizeof(sy_moe_layer_config), 0, 0, 0, 0, 0, 0, 0, SY_ORDER_PER_ROUTE, 0, 0, 0, 1, 0, SY_SCALE_F32, SY_SCALE_F32, 0, \
     NULL, NULL, 0, 0, 0, 0, NULL }
 #define SY_MOE_LAYER_MEMORY_INIT { sizeof(sy_moe_layer_memory), 0, 0, 0, 0, 0 }
-#define SY_MOE_LAYER_CALL_INIT { sizeof(sy_moe_layer_call), NULL, NULL, 0, 0, 0, 0 }
+#define SY_MOE_LAYER_CALL_INIT { sizeof(sy_moe_layer_call), NULL, NULL, 0, 0, 0, 0, NULL, NULL }
 #define SY_LEDGER_CONFIG_INIT { sizeof(sy_ledger_config), 0, 0, 0, 0, 0, SY_DTYPE_F16, 4 }
 #define SY_LEDGER_FORMAT_INIT { sizeof(sy_ledger_format), 0, 0, 0, 0 }
 #define SY_LEDGER_COMBINE_OPTIONS_INIT { sizeof(sy_ledger_combine_options), NULL, 0, 0 }
 #define SY_LOW_LATENCY_CONFIG_INIT { sizeof(sy_low_latency_config), 0, 0, 0, 0, 0, SY_SCALE_F32, 128, 0, 0, 0, 0, 0 }
 #define SY_LOW_LATENCY_VIEW_INIT { sizeof(sy_low_latency_view), NULL, 0, 0, 0, 0, NULL, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0 }
-#define SY_LOW_LATENCY_DISPATCH_OPTIONS_INIT { sizeof(sy_low_latency_dispatch_options), NULL, NULL, NULL, 0, 0 }
+#define SY_LOW_LATENCY_DISPATCH_OPTIONS_INIT { sizeof(sy_low_latency_dispatch_options), NULL, NULL, NULL, 0, 0, NULL }
 #define SY_LOW_LATENCY_COMBINE_OPTIONS_INIT { \
     sizeof(sy_low_latency_combine_options), SY_ORDER_PER_ROUTE, 0, NULL, NULL, NULL, 0, 0 }
-#define SY_ALL_TO_ALL_OPTIONS_INIT { sizeof(sy_all_to_all_options), NULL, NULL, NULL, NULL, NULL, NULL, 0, 0 }
+#define SY_ALL_TO_ALL_OPTIONS_INIT { sizeof(sy_all_to_all_options), NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, NULL }
 #define SY_WAIT_REPORT_INIT { sizeof(sy_wait_report), NULL, NULL, 0, 0, 0, 0, 0, 0.0, 0.0 }
 #define SY_GROUP_OPTIONS_INIT { sizeof(sy_group_options), 268435456, 30000, 60000, 1, 1, 0, 0, 0, -1, NULL, 0, 0, 0 }
 #define SY_NORMAL_CONFIG_INIT { sizeof(sy_normal_config), 0, 0, 0, 0, 0, 1, 0, 0, 0, 6, 0, 0, 0, 0 }

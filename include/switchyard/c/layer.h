@@ -40,7 +40,7 @@ typedef struct sy_moe_layer_config {
   int64_t hidden;        ///< H >= 1; in normal mode, and on GPUs, the row size must be a multiple of 16 bytes
   int64_t intermediate;  ///< I >= 1; GPUs: a multiple of 8; fp8: I and H are multiples of 16
   int64_t max_tokens;    ///< maximum T on any rank; low latency: in [1, 65535]
-  int64_t capacity;      ///< normal mode: maximum rows that a rank accepts in a call; 0: worst-case routing
+  int64_t capacity;      ///< normal mode: maximum rows that a rank accepts in a call; 0: the default of layer.hpp
   int32_t num_experts;   ///< E >= 1, total of all ranks; need not divide by W
   int32_t topk;          ///< K in [1, 32]
   sy_dtype dtype;        ///< of weights: bf16; GPUs: also f16 or fp8 e4m3. Tokens and results: the same type; for fp8 bf16
@@ -104,7 +104,7 @@ sy_code sy_moe_layer_with_scaled_weights(const sy_moe_layer* layer, const void* 
 /// use it are done.
 sy_code sy_moe_layer_destroy(sy_moe_layer* layer);
 
-/// Settings of one call. All ranks must pass the same `add` and agree on whether device_tokens is NULL.
+/// Settings of one call. All ranks must pass the same `add` and `selector`, and agree on whether device_tokens is NULL.
 typedef struct sy_moe_layer_call {
   size_t struct_size;
   void* stream;  ///< CUDA: cudaStream_t; NULL: the legacy default stream
@@ -115,6 +115,12 @@ typedef struct sy_moe_layer_call {
   sy_bool add;           ///< 0 or 1: the layer is added to the rows in `out`; switchyard/layer.hpp documents the rounding
   sy_bool known_memory;  ///< CUDA: as in sy_dispatch_options
   int32_t reserved;      ///< must be 0
+  /// If not NULL, `topk_ids` are expert ids, which the call replaces with slots (sy_low_latency_dispatch_options::selector).
+  /// Only SY_MOE_EXCHANGE_LOW_LATENCY.
+  sy_slot_selector* selector;
+  /// CUDA: cudaEvent_t after which the weights are complete, for example that of sy_slot_weights_ready, or NULL. The separate
+  /// form waits for it between dispatch and the experts, the fused form before its kernel. Not during stream capture.
+  void* weights_ready;
 } sy_moe_layer_call;
 
 /// Collective. `x` is [T, H], where T is topk_ids->num_tokens; `topk_ids` is [T, K]; `topk_weights` is float32 [T, K], or NULL

@@ -127,6 +127,10 @@ typedef struct sy_low_latency_dispatch_options {
   const int32_t* device_tokens;
   int32_t num_sms;       ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
   sy_bool known_memory;  ///< CUDA: as in sy_dispatch_options
+  /// If not NULL, `topk_ids` are expert ids, which the call replaces with slots as sy_slot_selector_select does; it counts as a
+  /// call of that function. The map has num_experts slots. CUDA: in common configurations on one host, the kernel that sends
+  /// selects the slots; otherwise, a separate kernel does so first. NULL on all ranks or on none.
+  sy_slot_selector* selector;
 } sy_low_latency_dispatch_options;
 
 /// Collective. Sends row t of `x` to every expert of token t. `x` is [T, H] of dtype, or fp8 with row-major scales of the
@@ -193,6 +197,7 @@ typedef struct sy_all_to_all_options {
   const int32_t* device_tokens;  ///< as in sy_low_latency_dispatch_options
   int32_t num_sms;               ///< CUDA: as in sy_low_latency_dispatch_options
   int32_t reserved;              ///< must be 0
+  sy_slot_selector* selector;    ///< as in sy_low_latency_dispatch_options; CUDA: a separate kernel selects the slots first
 } sy_all_to_all_options;
 
 /// Collective. Dispatch, experts and combine (per_route) in one launch, for experts that transform each element of a row

@@ -58,9 +58,10 @@ typedef struct sy_group sy_group;            ///< one rank's membership; sy_grou
 typedef struct sy_exchange sy_exchange;      ///< dispatch and combine over a group; sy_exchange_destroy
 typedef struct sy_dispatched sy_dispatched;  ///< result of a dispatch; sy_dispatched_destroy
 typedef struct sy_handle sy_handle;          ///< routing of a dispatch, reference counted: sy_handle_retain, sy_handle_release
-typedef struct sy_rows sy_rows;              ///< rows in symmetric memory; sy_rows_destroy
-typedef struct sy_registered sy_registered;  ///< caller's memory accessible to all ranks; sy_registered_destroy
-typedef struct sy_storage sy_storage;        ///< owns the arrays of a filled struct; sy_storage_release
+typedef struct sy_slot_selector sy_slot_selector;  ///< slots of replicated experts (c/expert_map.h); sy_slot_selector_destroy
+typedef struct sy_rows sy_rows;                    ///< rows in symmetric memory; sy_rows_destroy
+typedef struct sy_registered sy_registered;        ///< caller's memory accessible to all ranks; sy_registered_destroy
+typedef struct sy_storage sy_storage;              ///< owns the arrays of a filled struct; sy_storage_release
 
 // ---- Version, error text ----
 

@@ -100,7 +100,11 @@ enum {
 
 /// Action taken when a rank would receive more rows than its capacity. All ranks make the same decision.
 typedef int32_t sy_overflow;
-enum { SY_OVERFLOW_FAIL = 0, SY_OVERFLOW_DROP_AND_REPORT = 1 };
+enum {
+  SY_OVERFLOW_FAIL = 0,
+  SY_OVERFLOW_DROP_AND_REPORT = 1,
+  SY_OVERFLOW_SPLIT = 2  ///< only a whole layer in the fused form: the call is carried out in passes over ranges of tokens
+};
 
 /// Treatment of ids that are neither -1 (no expert) nor a valid expert id. RAISE: invalid ids in host memory give
 /// SY_INVALID_ARGUMENT, naming the first one; invalid ids on a GPU are counted and reported by sy_group_check. COUNT: invalid

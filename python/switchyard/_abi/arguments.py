@@ -37,6 +37,8 @@ _WEIGHTS = Tensor(("T", "K"), (F32,), optional=True)
 _SUMS = Tensor(("T", "H"), _SUMMED, written=True, optional=True)
 _MAP = Instance("ExpertMap", "sy.ExpertMap or ExpertMap.home makes one")
 _ROUTES = Tensor(("W", "E"), (I64,), optional=True)
+_SELECTOR = Instance("SlotSelector", "SlotSelector(group, expert_map) makes one", optional=True)
+_SLOT_WEIGHTS = Instance("SlotWeights", "SlotWeights(group, *arrays) makes one", optional=True)
 _OF_GROUP: Arguments = {
     "heap_bytes": BYTES, "timeout": Seconds(optional=True), "rendezvous_timeout": Seconds(), "backend": Word(_names.BACKENDS),
     "device": ANY_INT32, "workers": ANY_INT32, "num_sms": _NUM_SMS, "host": Text(), "network": Word(_names.NETWORKS),
@@ -63,7 +65,8 @@ _LAYER_WEIGHTS: Arguments = {
     "intermediate_scale": Tensor((1,), (F32,), optional=True)}
 _LL_DISPATCH: Arguments = {
     "x": Tensor(("T", "H"), ROW_TYPES, pair=True, by_dtype=_SUMMED), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
-    "output": Instance("Received", "what make_output or an earlier dispatch returned", optional=True), "num_sms": _NUM_SMS}
+    "output": Instance("Received", "what make_output or an earlier dispatch returned", optional=True), "num_sms": _NUM_SMS,
+    "selector": _SELECTOR}
 _LL_COMBINE: Arguments = {
     "y": Tensor(("L", "R", "H"), _SUMMED, by_dtype=_SUMMED), "received": _RECEIVED, "topk_weights": _WEIGHTS,
     "expert_scale": Tensor(("L",), (F32,), optional=True), "order": Word(_names.ORDERS), "out": _SUMS, "num_sms": _NUM_SMS}
@@ -98,7 +101,8 @@ FUNCTIONS: Dict[str, Arguments] = {
     "LowLatency.dispatch": _LL_DISPATCH, "LowLatency.dispatch_async": _LL_DISPATCH,
     "LowLatency.combine": _LL_COMBINE, "LowLatency.combine_async": _LL_COMBINE,
     "LowLatency.all_to_all": {"x": Tensor(("T", "H"), _SUMMED, by_dtype=_SUMMED), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
-                              "expert_scale": Tensor(("L",), (F32,), optional=True), "out": _SUMS, "num_sms": _NUM_SMS},
+                              "expert_scale": Tensor(("L",), (F32,), optional=True), "out": _SUMS, "num_sms": _NUM_SMS,
+                              "selector": _SELECTOR},
     "LowLatency.last_call": {}, "LowLatency.close": {}, "Pending.wait": {},
     "LedgerCombine.__init__": {"group": _GROUP, **_LEDGER},
     "LedgerCombine.memory_required": {**_SIZES, **_LEDGER}, "LedgerCombine.heap_bytes": {**_SIZES, **_LEDGER},
@@ -116,7 +120,8 @@ FUNCTIONS: Dict[str, Arguments] = {
     "MoeLayer.memory_required": {**_SIZES, **_LAYER}, "MoeLayer.heap_bytes": {**_SIZES, **_LAYER},
     "MoeLayer.forward": {"x": Tensor(("T", "H"), ROW_TYPES, by_dtype=_LAYER_TYPES), "topk_ids": _IDS, "topk_weights": _WEIGHTS,
                          "out": Tensor(("T", "H"), ROW_TYPES, written=True, optional=True), "add": Flag(),
-                         "device_tokens": Tensor((1,), (I32,), optional=True), "num_sms": _NUM_SMS},
+                         "device_tokens": Tensor((1,), (I32,), optional=True), "num_sms": _NUM_SMS, "selector": _SELECTOR,
+                         "weights_ready": _SLOT_WEIGHTS},
     "MoeLayer.dropped": {}, "MoeLayer.close": {},
     "GroupedGemm.__init__": {
         "weights": Tensor(("L", "N", "K"), (BF16, F16, FP8)), "scales": Tensor(("L", "S", "G"), _SCALES, optional=True),
@@ -133,8 +138,11 @@ FUNCTIONS: Dict[str, Arguments] = {
     "ExpertMap.plan": {"routes_per_expert": Tensor(("E",), (I64,)), "tolerance": Real()},
     "ExpertMap.divide": {"routes_per_expert": Tensor(("E",), (I64,))},
     "ExpertMap.replace": {"topk_ids": Tensor(("T", "K"), (I32,), written=True), "routes": Tensor(("W", "E"), (I64,)), "rank": ANY_INT32},
-    "ExpertMap.count_moved": {"to": _MAP},
+    "ExpertMap.plan_replicas": {"routes_per_expert": Tensor(("E",), (I64,)), "tolerance": Real()},
+    "ExpertMap.vacate": {"to": _MAP}, "ExpertMap.count_moved": {"to": _MAP},
     "move_weights": {"group": _GROUP, "before": _MAP, "after": _MAP, "arrays": Any_(), "staging_bytes": BYTES},
+    "SlotWeights.__init__": {"group": _GROUP, "arrays": Any_(), "staging_bytes": BYTES}, "SlotWeights.wait": {}, "SlotWeights.close": {},
+    "SlotWeights.move": {"before": _MAP, "after": _MAP},
     "SlotSelector.__init__": {"group": _GROUP, "expert_map": _MAP, "routes": _ROUTES}, "SlotSelector.close": {},
     "SlotSelector.select": {"topk_ids": _IDS, "out": Tensor(("T", "K"), (I32, I64), written=True, optional=True)},
     "SlotSelector.balance": {"topk_ids": _IDS, "arrays": Any_(), "out": Tensor(("T", "K"), (I32, I64), written=True, optional=True),

@@ -103,8 +103,8 @@ class Dispatch(_Weighted):
         self._x.rows = self._ids.num_tokens = x.shape[0]
         self._x.dtype, self._ids.is_int64 = codes[x.dtype], int(codes[topk_ids.dtype] == I64)
 
-    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, output: Any, stream: Optional[int] = None) -> bool:
-        """Returns False if not applicable. If `stream` is None, uses the current stream of x's GPU."""
+    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, output: Any, stream: Optional[int] = None, selector: Any = None) -> bool:
+        """Returns False if not applicable. If `stream` is None, uses the current stream of x's GPU. selector: a SlotSelector or None."""
         tensor = self._Tensor
         if type(x) is not tensor or type(topk_ids) is not tensor or output._at is None:
             return False
@@ -127,6 +127,7 @@ class Dispatch(_Weighted):
                 if topk_weights is not None and topk_weights.get_device() != x.get_device():
                     self._options.known_memory = 0
             self._x.data, self._ids.data = x.data_ptr(), topk_ids.data_ptr()
+            self._options.selector = None if selector is None else selector.pointer
             check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
             output.num_tokens = self._x.rows
             self._wrote((output.x,))

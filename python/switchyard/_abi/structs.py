@@ -130,7 +130,7 @@ class MoeLayerMemory(Struct):
 class MoeLayerCall(Struct):
     name = "sy_moe_layer_call"
     _fields_ = [("struct_size", c_size_t), ("stream", c_void_p), ("device_tokens", c_void_p), ("num_sms", c_int32), ("add", c_int32),
-                ("known_memory", c_int32), ("reserved", c_int32)]
+                ("known_memory", c_int32), ("reserved", c_int32), ("selector", c_void_p), ("weights_ready", c_void_p)]
 
 
 class LedgerConfig(Struct):
@@ -170,7 +170,7 @@ class LowLatencyView(Struct):
 class LowLatencyDispatchOptions(Struct):
     name = "sy_low_latency_dispatch_options"
     _fields_ = [("struct_size", c_size_t), ("topk_weights", c_void_p), ("stream", c_void_p), ("device_tokens", c_void_p),
-                ("num_sms", c_int32), ("known_memory", c_int32)]
+                ("num_sms", c_int32), ("known_memory", c_int32), ("selector", c_void_p)]
 
 
 class LowLatencyCombineOptions(Struct):
@@ -190,7 +190,7 @@ class AllToAllOptions(Struct):
     name = "sy_all_to_all_options"
     _fields_ = [("struct_size", c_size_t), ("topk_weights", c_void_p), ("expert_scale", c_void_p), ("row_function", c_void_p),
                 ("row_function_user", c_void_p), ("stream", c_void_p), ("device_tokens", c_void_p), ("num_sms", c_int32),
-                ("reserved", c_int32)]
+                ("reserved", c_int32), ("selector", c_void_p)]
 
 
 class WaitReport(Struct):

@@ -110,6 +110,26 @@ def test_drops_and_mistakes(ranks, layer):
     ranks(rank, 1)
 
 
+def test_split_calls(ranks, layer):
+    """All routes go to one rank, which accepts those of two tokens of each rank."""
+    w13, w2 = weights_of_experts()
+    config = {**SHAPE, "exchange": "normal", "form": "fused", "capacity": 2 * 2 * SHAPE["topk"]}
+
+    def rank(group):
+        mine = group.experts_of(SHAPE["num_experts"])
+        weights = w13[mine.start:mine.stop], w2[mine.start:mine.stop]
+        moe = sy.MoeLayer(group, *weights, overflow="split", **config)
+        x = oracle.to_bf16(np.random.default_rng(group.rank).standard_normal((5, HIDDEN)))
+        ids = np.zeros((5, SHAPE["topk"]), np.int64)
+        parts = np.concatenate([moe(x[i:i + 1].copy(), ids[:1]) for i in range(5)])  # each fits
+        np.testing.assert_allclose(oracle.from_bf16(moe(x, ids)), oracle.from_bf16(parts), rtol=0.02, atol=0.03)
+        assert moe.dropped() is None
+        with pytest.raises(sy.Unsupported, match="overflow = 'split': must be 'fail' or 'drop_and_report', but in the fused form"):
+            sy.MoeLayer(group, *weights, overflow="split", **{**config, "form": "separate"})
+
+    ranks(rank, 2, heap_bytes=sy.MoeLayer.heap_bytes(2, overflow="split", **config))
+
+
 def test_a_grouped_gemm_is_for_gpus(layer):
     with pytest.raises(sy.InvalidArgument, match="weights is on the CPU: must be on a GPU|weights is on cpu: must be on a GPU"):
         sy.GroupedGemm(np.zeros((2, 16, 16), np.uint16))

@@ -44,10 +44,10 @@ def low_latency(group, num_experts, expert_of, flat):
     ll = sy.LowLatency(group, dtype="f32", num_experts=num_experts, **SHAPE)
     mine = np.array([SCALE[max(expert_of[e], 0)] for e in group.experts_of(num_experts)], np.float32)
 
-    def run(x, ids, weights):
+    def run(x, ids, weights, **selector):
         if flat:
-            return ll.all_to_all(x, ids, weights, expert_scale=mine)
-        received = ll.dispatch(x, ids, weights)
+            return ll.all_to_all(x, ids, weights, expert_scale=mine, **selector)
+        received = ll.dispatch(x, ids, weights, **selector)
         return ll.combine(received.x * mine[:, None, None], received, order="per_route")
 
     return run
@@ -56,7 +56,7 @@ def low_latency(group, num_experts, expert_of, flat):
 def layer(group, num_experts, expert_of, **options):
     mine = [max(expert_of[e], 0) for e in group.experts_of(num_experts)]
     moe = sy.MoeLayer(group, W13[mine], W2[mine], num_experts=num_experts, intermediate=I, order="per_route", **SHAPE, **options)
-    return lambda x, ids, weights: moe(oracle.to_bf16(x), ids, weights)
+    return lambda x, ids, weights, **selector: moe(oracle.to_bf16(x), ids, weights, **selector)
 
 
 MODES = {
@@ -64,6 +64,10 @@ MODES = {
     "layer_normal": (layer, {"exchange": "normal", "form": "separate"}), "layer_low_latency": (layer, {"exchange": "low_latency", "form": "separate"}),
     "layer_fused": (layer, {"exchange": "normal", "form": "fused"}), "rank_major": (normal, {"layout": "rank_major"}),
 }
+
+
+#: Modes whose calls take a selector.
+SELECTING = ("low_latency", "flat", "layer_low_latency")
 
 
 def maps_and_routes():
@@ -101,13 +105,17 @@ def test_results_are_those_without_replicas(ranks, mode):
                 selector.set_map(expert_map, routes)
             slots = selector.select(given[1])
             assert np.array_equal(np.where(slots >= 0, expert_map.expert_of_slot[slots], -1), given[1])
-            got = make(group, expert_map.num_slots, expert_map.expert_of_slot, **options)(given[0], slots, given[2])
+            run = make(group, expert_map.num_slots, expert_map.expert_of_slot, **options)
+            got = run(given[0], slots, given[2])
+            if mode in SELECTING:
+                assert np.array_equal(run(*given, selector=selector), got), number
             if mode == "rank_major":  # a rank sums the rows of its experts, so the rounding depends on the map
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
             else:
                 assert np.array_equal(got, want), number
         assert (selector.version, selector.expert_map) == (3, maps[-1][0])
-        counted = np.stack([[3 * (IDS[each, :TOKENS[each]] == e).sum() for e in range(E)] for each in range(W)])
+        calls = 6 if mode in SELECTING else 3
+        counted = np.stack([[calls * (IDS[each, :TOKENS[each]] == e).sum() for e in range(E)] for each in range(W)])
         assert np.array_equal(selector.gather_routes(), counted)
         assert not selector.gather_routes().any()
 
@@ -124,14 +132,83 @@ def test_errors_name_the_id_that_was_passed(ranks, mode):
         run, ids = make(group, home.num_slots, home.expert_of_slot, **options), IDS[group.rank, :4].copy()
         if group.rank == 1:
             ids[2, 1] = E + 1
-        slots = sy.SlotSelector(group, home).select(ids)
+        selector = sy.SlotSelector(group, home)
+        given, more = (ids, {"selector": selector}) if mode in SELECTING else (selector.select(ids), {})
         group.barrier()  # all ranks have selected before a rank fails
         with pytest.raises(sy.SwitchyardError) as error:
-            run(X[group.rank, :4], slots, WEIGHTS[group.rank, :4])
+            run(X[group.rank, :4], given, WEIGHTS[group.rank, :4], **more)
         if group.rank == 1:
             assert isinstance(error.value, sy.InvalidArgument)
             named = f"topk_ids[2][1] = {REFUSED + E + 1} (token 2, k = 1; from a SlotSelector: id {E + 1}): must be an expert in [0, "
             assert named in str(error.value)
+
+    ranks(rank, W, heap_bytes=256 << 20)
+
+
+@pytest.mark.parametrize("calls", ["dispatch", "dispatch_async", "all_to_all"])
+def test_selectors_that_do_not_fit(ranks, calls):
+    home = sy.ExpertMap.home(num_experts=E, world=1, slots_per_rank=E + 1)
+
+    def rank(group, given, error, text):
+        ll = sy.LowLatency(group, dtype="f32", num_experts=E, **SHAPE)
+        selector = sy.SlotSelector(group, home)
+        with pytest.raises(error, match=text):
+            getattr(ll, calls)(X[0], IDS[0], selector=home if given == "map" else selector)
+
+    for more in (("map", sy.InvalidType, "selector"), ("selector", sy.InvalidArgument, "selector has 8 slots: must be num_experts, 7")):
+        ranks(lambda group: rank(group, *more), 1, heap_bytes=256 << 20)
+
+
+def test_layers_of_normal_mode_take_no_selector(ranks):
+    available("layer_normal")
+    home = sy.ExpertMap.home(num_experts=E, world=1, slots_per_rank=E)
+
+    def rank(group):
+        run = layer(group, E, np.arange(E), exchange="normal", form="separate")
+        with pytest.raises(sy.Unsupported, match="selector: the layer's exchange is"):
+            run(X[0], IDS[0], WEIGHTS[0], selector=sy.SlotSelector(group, home))
+
+    ranks(rank, 1, heap_bytes=256 << 20)
+
+
+def test_weights_move_in_the_background(ranks):
+    """A map of replicas is loaded while the vacated map serves; then calls use it. balance() fetches the weights it plans."""
+    available("layer_normal")
+    home = sy.ExpertMap.home(num_experts=E, world=W, slots_per_rank=C)
+    loads = [np.bincount(np.where(IDS >= 0, (IDS + shift) % E, 0).ravel(), minlength=E) for shift in (0, 2)]
+
+    def rank(group):
+        r, tokens = group.rank, TOKENS[group.rank]
+        held = [max(e, 0) for e in home.expert_of_slot[r * C:(r + 1) * C]]
+        w13, w2 = W13[held], W2[held]
+        given = X[r, :tokens], IDS[r, :tokens], WEIGHTS[r, :tokens]
+        want = layer(group, E, np.arange(E), exchange="normal", form="separate")(*given)
+        moe = sy.MoeLayer(group, w13, w2, num_experts=home.num_slots, intermediate=I, order="per_route", exchange="normal", storage="view", **SHAPE)
+        selector, weights = sy.SlotSelector(group, home), sy.SlotWeights(group, w13, w2, staging_bytes=1 << 20)
+        assert weights.ready and weights.event is None
+        before, x = home, oracle.to_bf16(given[0])
+        for load in loads:
+            after = before.plan_replicas(load, tolerance=0.0)
+            assert before.count_moved(after) > 0
+            selector.set_map(before.vacate(after))
+            received = weights.move(selector.expert_map, after)
+            assert np.array_equal(moe(x, selector.select(given[1]), given[2]), want)
+            weights.wait()
+            selector.set_map(after)
+            assert np.array_equal(moe(x, selector.select(given[1]), given[2]), want)
+            mine = after.expert_of_slot[r * C:(r + 1) * C]
+            assert np.array_equal(w13[mine >= 0], W13[mine[mine >= 0]]) and np.array_equal(w2[mine >= 0], W2[mine[mine >= 0]])
+            assert received == (W13[0].nbytes + W2[0].nbytes) * len(set(mine) - set(before.vacate(after).expert_of_slot[r * C:(r + 1) * C]) - {-1})
+            before = after
+        slots, report = selector.balance(given[1], weights, tile=1, seconds_per_row=1, seconds_per_move=0)
+        assert report.max_after <= report.mean + 1
+        assert np.array_equal(moe(x, slots, given[2], weights_ready=weights), want)
+        with pytest.raises(sy.InvalidArgument, match="only empty slots"):
+            weights.move(selector.expert_map, sy.ExpertMap(np.roll(selector.expert_map.expert_of_slot, 1), num_experts=E, world=W))
+        group.barrier()
+        weights.close()
+        with pytest.raises(sy.InvalidArgument, match="slot weights"):
+            weights.wait()
 
     ranks(rank, W, heap_bytes=256 << 20)
 

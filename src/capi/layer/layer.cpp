@@ -93,8 +93,9 @@ sy_code sy_moe_layer_forward(sy_moe_layer* layer, const void* x, const sy_expert
   return collective_on(layer, [&] {
     const sy_moe_layer_call& init = kInit<sy_moe_layer_call>;
     const sy_moe_layer_call c = call ? read_struct(call, init, "call") : init;
-    LayerCalls::forward(layer->layer, x, from_c(ids), weights, out, twin_of(c, "call"),
-                        to_bool_of("call", "known_memory", c.known_memory));
+    MoeLayerCall twin = twin_of(c, "call");
+    twin.selector = sy_internal_slot_selector_1(c.selector);
+    LayerCalls::forward(layer->layer, x, from_c(ids), weights, out, twin, to_bool_of("call", "known_memory", c.known_memory));
   });
 }
 

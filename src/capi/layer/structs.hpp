@@ -93,10 +93,11 @@ static_assert(sizeof(sy_moe_layer_config) == 128 && offsetof(sy_moe_layer_config
 static_assert(sizeof(sy_moe_layer_memory) == 48 && offsetof(sy_moe_layer_memory, heap_bytes) == 8 &&
               offsetof(sy_moe_layer_memory, private_bytes) == 16 && offsetof(sy_moe_layer_memory, weight_bytes) == 24 &&
               offsetof(sy_moe_layer_memory, scratch_bytes) == 32 && offsetof(sy_moe_layer_memory, total_bytes) == 40);
-static_assert(sizeof(sy_moe_layer_call) == 40 && offsetof(sy_moe_layer_call, stream) == 8 &&
+static_assert(sizeof(sy_moe_layer_call) == 56 && offsetof(sy_moe_layer_call, stream) == 8 &&
               offsetof(sy_moe_layer_call, device_tokens) == 16 && offsetof(sy_moe_layer_call, num_sms) == 24 &&
               offsetof(sy_moe_layer_call, add) == 28 && offsetof(sy_moe_layer_call, known_memory) == 32 &&
-              offsetof(sy_moe_layer_call, reserved) == 36);
+              offsetof(sy_moe_layer_call, reserved) == 36 && offsetof(sy_moe_layer_call, selector) == 40 &&
+              offsetof(sy_moe_layer_call, weights_ready) == 48);
 
 // sy_expert_shape
 template <>
@@ -393,7 +394,8 @@ inline constexpr sy_moe_layer_call kInit<sy_moe_layer_call> = SY_MOE_LAYER_CALL_
 static_assert(kInit<sy_moe_layer_call>.stream == MoeLayerCall{}.stream &&
               kInit<sy_moe_layer_call>.device_tokens == MoeLayerCall{}.device_tokens &&
               kInit<sy_moe_layer_call>.num_sms == MoeLayerCall{}.num_sms &&
-              kInit<sy_moe_layer_call>.add == static_cast<int>(MoeLayerCall{}.add));
+              kInit<sy_moe_layer_call>.add == static_cast<int>(MoeLayerCall{}.add) &&
+              kInit<sy_moe_layer_call>.weights_ready == MoeLayerCall{}.weights_ready);
 inline MoeLayerCall twin_of(const sy_moe_layer_call& c, [[maybe_unused]] const char* name) {
   MoeLayerCall twin;
   twin.stream = c.stream;
@@ -401,6 +403,7 @@ inline MoeLayerCall twin_of(const sy_moe_layer_call& c, [[maybe_unused]] const c
   twin.num_sms = c.num_sms;
   twin.add = to_bool_of(name, "add", c.add);
   require_range_of(name, "reserved", c.reserved, 0, 0);
+  twin.weights_ready = c.weights_ready;
   return twin;
 }
 

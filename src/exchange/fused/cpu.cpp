@@ -84,30 +84,72 @@ class CpuFused final : public FusedImpl {
     group_.enter(Operation::layer, object_);
     p_.call = group_.begin_call(Operation::layer);
     p_.call.epoch = epochs_.next();
-    const TraceSpan whole(p_.call.tracer, kHostTrack, Event::layer, parts.up ? ids.num_tokens : p_.tokens);
-    if (parts.up) plan(ids, parts, o);
-    const double plan_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
-    if (parts.up) {
-      p_.routes = {handle_.ids.data(), handle_.route_row.data(), handle_.map, config.topk, weights};
-      p_.tokens = ids.num_tokens;
-      p_.x = x == tokens() ? nullptr : static_cast<const std::byte*>(x);
-    }
+    ++calls_;
+    stats_ = {};
+    p_.layout.first_token = 0;
     p_.parts = parts;
-    p_.order.up_columns = parts.up ? 1 : 0;
-    p_.order.down_columns = parts.down ? 1 : 0;
-    p_.weights = layout_.per_rank ? nullptr : weights;
-    p_.out = static_cast<std::byte*>(out);
     p_.add = o.add;
-    on_workers(
-        [&](CpuWarp& w) { fused_layer<A>(w, p_, [&](CpuWarp& worker, const FusedTile& tile) { multiply(worker, tile); }); });
-    group_.raise_fault(kCall, epochs_.calls());
+    const TraceSpan whole(p_.call.tracer, kHostTrack, Event::layer, parts.up ? ids.num_tokens : p_.tokens);
+    const TokenRange all{ids, static_cast<const std::byte*>(x), weights, static_cast<std::byte*>(out)};
+    if (!parts.up || plan(ids, o, start, passes_.count > 0))
+      run(all);
+    else
+      run_passes(all, o);
     end_turn(parts, o);
-    stats_ = sum_moved(group_.moved);
-    stats_.plan_us = plan_us;
     stats_.total_us = static_cast<double>(Cpu::now_ns() - start) * 1e-3;
   }
 
-  std::string this_call() const { return kCall + (" (call " + std::to_string(epochs_.calls())) + ")"; }
+  /// A range of this rank's tokens, with their rows of all arguments.
+  struct TokenRange {
+    ExpertIds ids;
+    const std::byte* x;
+    const float* weights;
+    std::byte* out;
+  };
+
+  /// Runs the workers once, after a plan for these tokens.
+  void run(const TokenRange& range) {
+    if (p_.parts.up) {
+      p_.routes = {handle_.ids.data(), handle_.route_row.data(), handle_.map, config.topk, range.weights};
+      p_.tokens = range.ids.num_tokens;
+      p_.x = range.x == tokens() ? nullptr : range.x;
+    }
+    p_.order.up_columns = p_.parts.up ? 1 : 0;
+    p_.order.down_columns = p_.parts.down ? 1 : 0;
+    p_.weights = layout_.per_rank ? nullptr : range.weights;
+    p_.out = range.out;
+    on_workers(
+        [&](CpuWarp& w) { fused_layer<A>(w, p_, [&](CpuWarp& worker, const FusedTile& tile) { multiply(worker, tile); }); });
+    group_.raise_fault(kCall, calls_);
+    const CallStatistics moved = sum_moved(group_.moved);
+#define SY_STATISTIC_MOVED(name) stats_.name += moved.name;
+#define SY_STATISTIC_TIME(name)
+#include "switchyard/statistics.def"
+  }
+
+  /// Overflow::split: carries out a call whose routes exceed the capacity of a rank. All ranks make as many passes, even if
+  /// they have no tokens left; each has an epoch of its own.
+  void run_passes(const TokenRange& all, const FusedMoeCall& o) {
+    const int64_t max = *std::max_element(handle_.counts.tokens.begin(), handle_.counts.tokens.end());
+    const bool in_place = all.x == tokens();
+    for (int64_t first = 0; first < max; first += passes_.tokens) {
+      const int64_t skipped = std::min(first, all.ids.num_tokens), routes = skipped * config.topk;
+      TokenRange range = all;
+      range.ids.num_tokens = std::min(all.ids.num_tokens - skipped, passes_.tokens);
+      if (range.ids.num_tokens > 0) {
+        range.ids.data = static_cast<const std::byte*>(all.ids.data) + routes * (all.ids.is_int64 ? 8 : 4);
+        if (!in_place) range.x += skipped * layout_.row_bytes;
+        if (all.weights != nullptr) range.weights += routes;
+        range.out += skipped * layout_.row_bytes;
+      }
+      p_.call.epoch = epochs_.next();
+      p_.layout.first_token = first;
+      (void)plan(range.ids, o, Cpu::now_ns(), false);
+      run(range);
+    }
+  }
+
+  std::string this_call() const { return kCall + (" (call " + std::to_string(calls_)) + ")"; }
 
   void make_memory() {
     memory_ = private_memory(static_cast<size_t>(carve_fused_on_cpu(nullptr, config, layout_.rows, p_.memory)));
@@ -127,24 +169,35 @@ class CpuFused final : public FusedImpl {
   }
 
   /// Computes the destinations of all routes and the rank's tiles. With Overflow::fail, all ranks throw if any capacity is
-  /// exceeded.
-  void plan(const ExpertIds& ids, const FusedParts& parts, const FusedMoeCall& o) {
-    const CallContext& call = p_.call;
-    const int64_t routes = ids.num_tokens * ids.topk;
+  /// exceeded. If `may_split`, returns false on all ranks, without destinations, instead. `start`: when the plan began.
+  bool plan(const ExpertIds& ids, const FusedMoeCall& o, uint64_t start, bool may_split) {
     {
-      const TraceSpan span(call.tracer, kHostTrack, Event::plan, routes);
+      const TraceSpan span(p_.call.tracer, kHostTrack, Event::plan, ids.num_tokens * ids.topk);
       local_.build(ids, config.num_experts, world());
-      take_invalid(local_.invalid, config.invalid_ids, config.topk, config.num_experts);
+      const bool counted = passes_.count > 0 && !may_split;  // the plan of the whole call has counted the ids of its passes
+      if (!counted) take_invalid(local_.invalid, config.invalid_ids, config.topk, config.num_experts);
     }
+    gather_counts(ids, o);
+    const bool fits = !may_split || first_overflow(handle_.counts, handle_.layout, handle_.alignment) < 0;
+    if (fits) place(ids);
+    stats_.plan_us += static_cast<double>(Cpu::now_ns() - start) * 1e-3;
+    return fits;
+  }
+
+  /// Exchanges the counts of local_.
+  void gather_counts(const ExpertIds& ids, const FusedMoeCall& o) {
+    const CallContext& call = p_.call;
     const int64_t capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
-    const CountsHead head{fused_signature(hash(), parts, o), ids.num_tokens, capacity, 0};
+    const CountsHead head{fused_signature(hash(), p_.parts, o), ids.num_tokens, capacity, 0};
     OtherCall other;
     const bool ok = exchange_host_counts<A>(solo_, call, layout_.control(), head, local_, counts_row_, handle_.counts, &other);
-    if (!ok) group_.raise_fault(kCall, epochs_.calls());
+    if (!ok) group_.raise_fault(kCall, calls_);
     if (other.rank >= 0) group_.throw_mismatch(this_call(), other.rank, {Site::counts, head.signature, other.signature});
+  }
+  void place(const ExpertIds& ids) {
     if (config.overflow == Overflow::fail)
       check_capacity(handle_.counts, handle_.layout, handle_.alignment, this_call(), "MoeLayerConfig::capacity");
-    const TraceSpan span(call.tracer, kHostTrack, Event::plan, routes);
+    const TraceSpan span(p_.call.tracer, kHostTrack, Event::plan, ids.num_tokens * ids.topk);
     build_owner_side(local_, handle_);
     cut_tiles();
   }
@@ -187,7 +240,9 @@ class CpuFused final : public FusedImpl {
   FusedLayout layout_;
   PrivateBuffer memory_;
   FusedLayerParams p_;  ///< of the current call
+  const SplitPasses passes_ = split_passes(config, world());
   CallEpochs epochs_{first_epoch_};
+  uint64_t calls_ = 0;  ///< so far, of which each may have several epochs
   CpuWarp solo_{0, 0, 1, 1, nullptr};
   LocalPlan local_;
   HandleData handle_;  ///< the sender's part of the last call's plan

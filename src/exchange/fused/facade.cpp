@@ -19,6 +19,14 @@ int64_t max_rows(const FusedMoeConfig& c, int world) {
   return c.capacity > 0 ? std::min(c.capacity, worst) : worst;
 }
 
+SplitPasses split_passes(const FusedMoeConfig& c, int world) {
+  const int64_t tokens = max_rows(c, world) / (int64_t{world} * c.topk);
+  if (c.overflow != Overflow::split || tokens >= c.max_tokens) return {};
+  const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
+  const int64_t count = parts(c.max_tokens, tokens);
+  return {static_cast<int>(count), parts(c.max_tokens, count)};
+}
+
 namespace {
 
 /// Maximum number of rows whose tiles fit the bits of a tile index and the range of tickets.
@@ -27,6 +35,15 @@ int64_t countable_rows(const FusedMoeConfig& c, int world) {
   const int64_t columns = (c.intermediate + kUpColumns - 1) / kUpColumns + (c.hidden + kDownColumns - 1) / kDownColumns;
   const int64_t tiles = std::min(kMaxTiles, kMaxTickets / columns) - ExpertRanges{c.num_experts, world}.max_count();
   return tiles * kFusedRows;
+}
+
+void check_split(const FusedMoeConfig& c, int world) {
+  if (c.overflow != Overflow::split || c.capacity == 0) return;
+  const int64_t least = (c.max_tokens + kMaxPasses - 1) / kMaxPasses * world * c.topk;
+  if (c.capacity < least)
+    invalid_value("MoeLayerConfig::capacity", std::to_string(c.capacity),
+                  "0 or at least " + std::to_string(least) + " for overflow split: the rows of " + std::to_string(world) +
+                      " ranks in one of " + std::to_string(kMaxPasses) + " passes");
 }
 
 void check_type(const FusedMoeConfig& c, int world) {
@@ -70,6 +87,7 @@ void check_config(const FusedMoeConfig& c, int world) {
   check_enum("MoeLayerConfig::invalid_ids", c.invalid_ids);
   check_enum("MoeLayerConfig::order", c.order);
   if (c.order == CombineOrder::per_host) invalid_value("MoeLayerConfig::order", "per_host", "per_rank or per_route");
+  check_split(c, world);
   check_type(c, world);
   const int64_t max = countable_rows(c, world);
   if (max_rows(c, world) <= max) return;

@@ -215,15 +215,53 @@ class CudaFused final : public FusedImpl {
     const bool fp8 = config.dtype == DType::fp8_e4m3;
     int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
     if (fp8) blocks = blocks / 2 * 2;  // clusters of two blocks
+    PlanParams plan;
     if (parts.up) {
-      PlanParams plan = plan_params(parts, ids, weights, o);
+      plan = plan_params(parts, ids, weights, o);
       plan.call = p.call;
       plan.words = gpu_.words(at.capture.active);
       launch_plan(plan, plan_blocks(ids.num_tokens, gpu_.max_blocks()), at.stream);
     }
-    (fp8 ? launch_fused_fp8 : launch_fused)(p, blocks, gpu_.limits(), at.stream);
+    const auto launch = fp8 ? launch_fused_fp8 : launch_fused;
+    launch(p, blocks, gpu_.limits(), at.stream);
+    for (int pass = 1; pass <= passes_.count; ++pass) {
+      const PlanParams part = plan_of_pass(plan, pass);
+      launch_plan(part, plan_blocks(part.tokens, gpu_.max_blocks()), at.stream, false, gpu_.limits().dependent_launches);
+      launch(layer_of_pass(p, pass), blocks, gpu_.limits(), at.stream);
+    }
     order_->end(at, blocks);
     end_turn(parts, o);
+  }
+
+  // Overflow::split. Every call enqueues all passes. The plan of the whole call decides on the device, identically on all
+  // ranks, whether the call is split and how many passes take part; the others end at once. The kernel of the whole call stages
+  // the tokens of all passes.
+
+  int64_t first_of_pass(int pass, int64_t tokens) const { return std::min((pass - 1) * passes_.tokens, tokens); }
+  PlanParams plan_of_pass(const PlanParams& whole, int pass) const {
+    PlanParams p = whole;
+    const int64_t first = first_of_pass(pass, whole.tokens), routes = first * config.topk;
+    p.pass = pass;
+    p.split_tokens = 0;
+    p.fail_on_overflow = true;
+    p.first_token = first;
+    p.tokens = std::min(whole.tokens - first, passes_.tokens);
+    if (p.tokens == 0) return p;
+    p.ids = static_cast<const std::byte*>(whole.ids) + routes * (whole.ids64 ? 8 : 4);
+    if (whole.weights != nullptr) p.weights = whole.weights + routes;
+    return p;
+  }
+  FusedParams layer_of_pass(const FusedParams& whole, int pass) const {
+    FusedParams p = whole;
+    const int64_t first = first_of_pass(pass, whole.max_tokens);
+    p.pass = pass;
+    p.layout.first_token = (pass - 1) * passes_.tokens;
+    p.x = nullptr;
+    p.max_tokens = std::min(whole.max_tokens - first, passes_.tokens);
+    if (p.max_tokens == 0) return p;
+    if (whole.weights != nullptr) p.weights = whole.weights + first * config.topk;
+    p.out = whole.out + first * layout_.row_bytes;
+    return p;
   }
 
   void check_gpu() {
@@ -371,6 +409,7 @@ class CudaFused final : public FusedImpl {
     p.layout = Layout::expert_major;
     p.capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
     p.fail_on_overflow = config.capacity > 0 && config.overflow == Overflow::fail;
+    p.split_tokens = passes_.count > 0 ? passes_.tokens : 0;
     p.signature = fused_signature(hash(), parts, o);
     p.object = mix_hash(group_.nonce, object_);
     p.tables = tables_;
@@ -384,6 +423,7 @@ class CudaFused final : public FusedImpl {
   static constexpr int kLag = 16, kSumLag = 8;
 
   CudaRank& gpu_;
+  const SplitPasses passes_ = split_passes(config, world());
   FusedLayout layout_;
   Tables tables_;
   FusedParams params_;  ///< the members that depend on neither the call nor the weights

@@ -23,6 +23,9 @@ void check_type_on_cpu(const FusedMoeConfig& config);
 /// Maximum number of rows for a rank's experts.
 int64_t max_rows(const FusedMoeConfig& config, int world);
 
+/// The passes of a call that is split.
+SplitPasses split_passes(const FusedMoeConfig& config, int world);
+
 /// The signature of a call of an object with this hash.
 inline uint64_t fused_signature(uint64_t hash, const FusedParts& parts, const FusedMoeCall& call) {
   const uint64_t options = pack_options(Operation::layer, {call.add ? 1 : 0, parts.down ? 1 : 0, call.weight_set});
@@ -71,6 +74,9 @@ class FusedImpl : protected ExchangeBase {
 
   /// Call before each call that runs these parts; throws unless the halves alternate and use the same weights.
   void check_turn(const FusedParts& parts, const FusedMoeCall& call) const {
+    if (config.overflow == Overflow::split && !(parts.up && parts.down))
+      throw Error(ErrorCode::unsupported,
+                  "FusedMoe: overflow = split: the halves of a layer need all rows at once: use fail or drop_and_report");
     if (parts.up && between_) invalid("call", ": down_combine has to follow dispatch_up");
     if (!parts.up && !between_) invalid("call", ": down_combine has to follow dispatch_up, which has not been called");
     if (!parts.up && call.weight_set != up_set_)

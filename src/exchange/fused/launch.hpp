@@ -27,6 +27,9 @@ struct FusedParams {
   FusedMemory memory;
   gemm::GroupedParams up, down;  ///< the rows of `down` are the outputs of `up`; the ranges of `up` apply to both
   ExpertRanges map;
+  /// Overflow::split: number of this pass, from 1, of a call that may be split; the kernel of the whole call has 0. A pass does
+  /// nothing if its number exceeds ObjectState::passes.
+  int pass = 0;
   FusedParts parts;                    ///< second half only: p.x is null and the rows are those of the previous call
   int lag = 0;                         ///< steps between an expert's up product and its down product
   int64_t max_tokens = 0;              ///< bound of T

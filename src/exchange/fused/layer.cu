@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) layer_kernel(const __grid_c
   const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
   const int64_t staged = stage_tokens<Bf16Layer>(p, part);  // stages data that the plan does not access, while it runs
   ptx::wait_for_previous();
+  if (is_left_out(p)) return;
   uint64_t abort = 0, epoch = 0;
   if (threadIdx.x == 0) {
     abort = ptx::load_relaxed<Scope::system>(p.call.abort_word);

@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(gemm::kManyThreads, 1) __cluster_dims__(2, 1, 
   const uint32_t base = ptx::shared_address(shared), part = base + kPartAt;
   const int64_t staged = stage_tokens<Fp8Layer>(p, part);  // stages data that the plan does not access, while it runs
   ptx::wait_for_previous();
+  if (is_left_out(p)) return;
   if (cluster_failed(p, part)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);
   const LayerStorage r = make_fp8_storage(base);

@@ -232,8 +232,16 @@ __device__ __forceinline__ void release_tile(const LayerCall& c, uint64_t* flag)
   if (ptx::load_shared(c.r.failed()) == 0) ptx::store_release<Scope::device>(flag, c.word);
 }
 
-/// Resets the block's move counters. Call from one thread of a block, before the others move anything.
-__device__ __forceinline__ void begin_counting(const FusedParams& p) { p.call.moved[blockIdx.x] = {}; }
+/// True for a pass that is not part of the call. Call after ptx::wait_for_previous().
+__device__ __forceinline__ bool is_left_out(const FusedParams& p) {
+  return p.pass > 0 && static_cast<uint64_t>(p.pass) > p.state->passes;
+}
+
+/// Resets the block's move counters, which count all passes of a call. Call from one thread of a block, before the others move
+/// anything.
+__device__ __forceinline__ void begin_counting(const FusedParams& p) {
+  if (p.pass == 0) p.call.moved[blockIdx.x] = {};
+}
 /// Adds the bytes and rows moved by a warp. Call from one lane.
 __device__ __forceinline__ void count_moved(const FusedParams& p, const MoveCounter& moved) {
   MoveCounter& block = p.call.moved[blockIdx.x];

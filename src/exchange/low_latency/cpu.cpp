@@ -76,7 +76,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
   void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, LowLatencyBlock& block, Halves halves) override {
     if (halves != Halves::receive) {
       p.tokens = tokens_now(p.tokens, o.device_tokens);  // the caller may reuse device_tokens afterwards
-      if (o.selector) select_slots(p, *o.selector, nullptr, nullptr);
+      if (o.selector) select_slots(p, *o.selector, nullptr, nullptr, 0);
       take_ids(p.ids, p.tokens);
     }
     begin(p.call, Operation::dispatch, halves);
@@ -112,7 +112,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
 
   void run(FlatParams& p, const AllToAllOptions& o) override {
     p.d.tokens = tokens_now(p.d.tokens, o.device_tokens);
-    if (o.selector) select_slots(p.d, *o.selector, nullptr, nullptr);
+    if (o.selector) select_slots(p.d, *o.selector, nullptr, nullptr, 0);
     take_ids(p.d.ids, p.d.tokens);
     begin(p.d.call, Operation::all_to_all, Halves::both);
     p.c.call = p.d.call;

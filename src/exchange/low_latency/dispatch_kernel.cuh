@@ -33,17 +33,22 @@ __device__ __forceinline__ void dispatch(const CudaLowLatencyDispatch& args, con
   const int tokens = tokens_now(args.d.tokens, args.device_tokens);
   if (halves.send) prefetch_first_part(w, args.d, tokens);
   share_params(args.d, p);
-  if (halves.send) clear_sets(args.d, dynamic_shared, shape);
-  __syncthreads();
-  fence_entry(w);
   if constexpr (kSelects) {
+    if (halves.send) clear_sets(args.d, dynamic_shared, slots.without_table(shape));
+    fence_entry(w);  // while the table is in flight
     if (halves.send) slots.share(dynamic_shared, shape);
     __syncthreads();
+  } else {
+    if (halves.send) clear_sets(args.d, dynamic_shared, shape);
+    __syncthreads();
+    fence_entry(w);
   }
   if (halves.send) stage_sending(args.d, ids, tokens, dynamic_shared, shape, p, slots);
   if (!begin_block(args.d.call, words, args.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace, Event::dispatch, pack_launch(p.call.epoch, args.state, tokens));
   if (halves.send) low_latency_send<A>(w, p);
+  if constexpr (kSelects)
+    if (halves.send) slots.count(args.d.ids, tokens * args.d.layout.topk);
   if (halves.receive) (void)low_latency_receive<A>(w, p);
   A::settle(w);
 }

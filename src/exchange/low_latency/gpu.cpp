@@ -125,7 +125,7 @@ class CudaLowLatency final : public LowLatencyImpl {
               const DeviceLimits limits = gpu_.limits_of_call(o.num_sms);
               const bool selects = o.selector != nullptr && halves != Halves::receive;
               if (selects && !hosts_ && select_in_dispatch(p, o, launched(halves), blocks, warps, limits, at.stream)) return;
-              if (selects) select_slots(p, *o.selector, at.stream, tokens);
+              if (selects) select_slots(p, *o.selector, at.stream, tokens, o.num_sms);
               if (hosts_)
                 return hosts_->dispatch(p, state_.as<LowLatencyState>(), tokens, block.crossed,
                                         {at.stream, at.capture.active, launched(halves), blocks, warps});
@@ -163,7 +163,7 @@ class CudaLowLatency final : public LowLatencyImpl {
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), warps, Operation::all_to_all, p.d.call,
             {p.d.x, p.c.out}, nullptr, [&](int blocks, const CallStream& at) {
               p.c.call = p.d.call;
-              if (o.selector != nullptr) select_slots(p.d, *o.selector, at.stream, o.device_tokens);
+              if (o.selector != nullptr) select_slots(p.d, *o.selector, at.stream, o.device_tokens, o.num_sms);
               const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps};
               if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream);
               const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());

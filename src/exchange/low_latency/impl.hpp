@@ -129,10 +129,12 @@ class LowLatencyImpl : protected ExchangeBase {
   /// Memory for the slots of a call, with the type of `ids`.
   virtual void* slots_for(const IdReader& ids) = 0;
   /// Replaces the ids of a call with slots, in the memory of slots_for(). `p.tokens` is T or an upper bound of T.
-  void select_slots(LowLatencyDispatchParams& p, SlotSelector& selector, void* stream, const int32_t* device_tokens) {
+  void select_slots(LowLatencyDispatchParams& p, SlotSelector& selector, void* stream, const int32_t* device_tokens,
+                    int num_sms) {
     void* const slots = slots_for(p.ids);
     if (p.tokens > 0)
-      SelectorAccess::impl(selector).run({p.ids.ids, p.tokens, config.topk, p.ids.is_int64}, slots, stream, device_tokens);
+      SelectorAccess::impl(selector).run({p.ids.ids, p.tokens, config.topk, p.ids.is_int64}, slots, stream, device_tokens,
+                                         num_sms);
     p.ids.ids = slots;
   }
   /// take_invalid() for the first `tokens` tokens of ids in host memory.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selection of slots (SlotSelector) by the kernel that sends: each block copies the table to shared memory while it loads the
-// ids, and replaces each id as it stages it. The slots are those of the selection kernel, because both use SlotTable.
+// ids, and replaces each id as it stages it. One block counts the routes after it has sent, off the critical path. The slots
+// are those of the selection kernel, because both use SlotTable.
 #pragma once
 
 #include "exchange/low_latency/frame.cuh"
@@ -12,21 +13,25 @@ inline int64_t table_bytes(const SlotTable& table) {
   return table.words == nullptr ? 0 : SlotTable::num_words(table.num_experts, table.num_slots) * 4;
 }
 
-/// Call load() and share() from all threads of a block, and share() between two barriers; lookups follow the second barrier.
+/// Call load() and share() from all threads of a block; lookups follow the next barrier.
 class SlotLookup {
  public:
   __device__ SlotLookup(const SlotSelection& selection, const LowLatencyLayout& layout)
       : table_(selection.table),
         layout_(layout),
         num_words_(table_.words == nullptr ? 0 : static_cast<int>(SlotTable::num_words(table_.num_experts, table_.num_slots))),
-        // All blocks replace all ids; only one counts them: the last one, which sends the fewest messages.
-        counts_(blockIdx.x + 1 == gridDim.x ? selection.counts : nullptr) {}
+        counts_(selection.counts) {}
 
   /// Loads this thread's first words of the table, which are in flight together with the ids.
   __device__ void load() {
 #pragma unroll
     for (int a = 0; a < kEach; ++a)
       if (const int i = word(a); i < num_words_) early_[a] = table_.words[i];
+  }
+  /// The shape without the block's memory for the table.
+  __device__ CudaShape without_table(CudaShape shape) const {
+    if (shape.block_bytes > 0) shape.block_bytes -= static_cast<uint32_t>((num_words_ * 4 + 15) / 16 * 16);
+    return shape;
   }
   /// Writes the table to the end of the block's shared memory.
   __device__ void share(std::byte* shared, const CudaShape& shape) {
@@ -38,10 +43,17 @@ class SlotLookup {
     for (int i = word(kEach); i < num_words_; i += static_cast<int>(blockDim.x)) copy[i] = table_.words[i];
     table_.words = copy;
   }
-  /// Returns the slot of a route and counts the route.
+  /// Returns the slot of a route.
   __device__ int64_t operator()(int64_t id, int route) const {
-    if (counts_ != nullptr && id >= 0 && id < table_.num_experts) atomicAdd(counts_ + id, 1ull);
     return table_(id, layout_.by_topk.quotient(static_cast<uint32_t>(route)));
+  }
+  /// Counts the first `routes` routes. All blocks replace all ids; only the last one, which sends the fewest messages, counts
+  /// them, and reads them again. Call from all threads after the block's sends, whose release would wait for the counts.
+  __device__ void count(const IdReader& ids, int routes) const {
+    if (blockIdx.x + 1 != gridDim.x) return;
+#pragma unroll 1
+    for (auto i = static_cast<int>(threadIdx.x); i < routes; i += static_cast<int>(blockDim.x))
+      if (const int64_t id = ids.raw(i); id >= 0 && id < table_.num_experts) atomicAdd(counts_ + id, 1ull);
   }
 
  private:

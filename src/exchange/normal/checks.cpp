@@ -37,6 +37,9 @@ void check_options(const DispatchOptions& o) {
   check_enum("DispatchOptions::quantize", o.quantize);
   check_enum("DispatchOptions::size", o.size);
   check_enum("DispatchOptions::overflow", o.overflow);
+  if (o.overflow == Overflow::split)
+    invalid_value("DispatchOptions::overflow", "split",
+                  "fail or drop_and_report: only MoeLayer in the fused form splits calls");
   check_enum("DispatchOptions::padding", o.padding);
   if (o.size == SizePolicy::capacity) check_range("DispatchOptions::capacity", o.capacity, 0, int64_t{1} << 31);
 }

@@ -55,7 +55,7 @@ AgreedFields SlotSelectorImpl::fields_of_balance(std::span<const SlotArray> arra
 }
 
 BalanceReport SlotSelectorImpl::balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
-                                        const BalanceOptions& options) {
+                                        const BalanceOptions& options, SlotWeightsImpl* weights) {
   void* const stream = options.move.stream;
   const auto experts = static_cast<size_t>(map_.num_experts);
   std::vector<int64_t> mine(experts, 0), all(experts * static_cast<size_t>(world())), sums(experts, 0);
@@ -63,6 +63,7 @@ BalanceReport SlotSelectorImpl::balance(Group& group, const ExpertIds& topk_ids,
   ConstructionReport report;
   report.report = attempt([&] {
     if (&group.impl() != &group_) invalid("group", " is not the group of the selector");
+    if (weights) weights->check_joined(group_, map_.slots_per_rank);
     check_ids(topk_ids, slots);
     check_stream(kBalance, stream);
     check_arrays(arrays);
@@ -79,7 +80,8 @@ BalanceReport SlotSelectorImpl::balance(Group& group, const ExpertIds& topk_ids,
   const StepPlan plan = plan_step(sums, map_, bytes_of_expert(arrays), options.plan);
   BalanceReport result{plan.max_before, plan.loads.max(), plan.mean, static_cast<int64_t>(plan.fetched.size()), 0};
   if (plan.map != map_) {
-    result.received_bytes = move_weights(group, map_, plan.map, arrays, options.move);
+    result.received_bytes = weights ? weights->move(group, vacate(map_, plan.map), plan.map, stream)
+                                    : move_weights(group, map_, plan.map, arrays, options.move);
     set_map(plan.map, all, stream);
   }
   ++calls_;

@@ -37,7 +37,7 @@ class CpuSlotSelector final : public SlotSelectorImpl {
   }
 
   void check_call(const ExpertIds&, const void*) const override {}
-  void run(const ExpertIds& ids, void* slots, void*, const int32_t* device_tokens) override {
+  void run(const ExpertIds& ids, void* slots, void*, const int32_t* device_tokens, int) override {
     ExpertIds now = ids;
     if (device_tokens) now.num_tokens = std::clamp<int64_t>(*device_tokens, 0, ids.num_tokens);
     ids.is_int64 ? replace<int64_t>(now, slots) : replace<int32_t>(now, slots);

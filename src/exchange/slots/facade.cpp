@@ -137,7 +137,14 @@ void SlotSelector::set_map(const ExpertMap& map, std::span<const int64_t> routes
 BalanceReport SlotSelector::balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
                                     const BalanceOptions& options) {
   return impl_->collective_call("SlotSelector::balance",
-                                [&] { return impl_->balance(group, topk_ids, slots, arrays, options); });
+                                [&] { return impl_->balance(group, topk_ids, slots, arrays, options, nullptr); });
+}
+BalanceReport SlotSelector::balance(Group& group, const ExpertIds& topk_ids, void* slots, SlotWeights& weights,
+                                    const BalanceOptions& options) {
+  return impl_->collective_call("SlotSelector::balance", [&] {
+    SlotWeightsImpl& moving = SelectorAccess::impl(weights);
+    return impl_->balance(group, topk_ids, slots, moving.arrays(), options, &moving);
+  });
 }
 std::vector<int64_t> SlotSelector::gather_routes() {
   return impl_->collective_call("SlotSelector::gather_routes", [&] { return impl_->gather_routes(); });

@@ -40,11 +40,11 @@ class CudaSlotSelector final : public GpuSlotSelector {
 
   const int64_t* routes() const override { return memory_.as<int64_t>(); }
 
-  void run(const ExpertIds& ids, void* slots, void* stream, const int32_t* device_tokens) override {
+  void run(const ExpertIds& ids, void* slots, void* stream, const int32_t* device_tokens, int num_sms) override {
     const DeviceGuard guard(gpu_.device());
     in_order(static_cast<gpu::Stream>(stream), [&](const SlotSelection& selection) {
       const SelectParams p{ids.data, slots, ids.is_int64, ids.topk, ids.num_tokens, device_tokens, selection};
-      launch_select(p, gpu_.limits().multiprocessors, static_cast<gpu::Stream>(stream));
+      launch_select(p, gpu_.blocks(num_sms, 0, gpu_.max_blocks()), static_cast<gpu::Stream>(stream));
     });
   }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "exchange/group/exchange_base.hpp"
+#include "exchange/slots/weights.hpp"
 #include "plan/slot_table.hpp"
 #include "switchyard/expert_map.hpp"
 
@@ -32,13 +33,14 @@ class SlotSelectorImpl : protected ExchangeBase {
   /// experts of an object of `group`. `name`: the option that passed the selector.
   void check_joined(const char* name, const Group::Impl& group, int num_experts) const;
   /// Executes select() as part of such a call, whose arguments have been checked. Replaces the ids of the first T tokens, where
-  /// T is as in tokens_now(). `topk_ids.num_tokens` > 0.
-  virtual void run(const ExpertIds& topk_ids, void* slots, void* stream, const int32_t* device_tokens) = 0;
+  /// T is as in tokens_now(). `topk_ids.num_tokens` > 0. `num_sms`: CUDA: as in the options of a call.
+  virtual void run(const ExpertIds& topk_ids, void* slots, void* stream, const int32_t* device_tokens, int num_sms = 0) = 0;
   /// Counts such a call, with or without tokens.
   void count_call() { ++calls_; }
   void set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream);
+  /// `weights`: null, or the arrays' object, in which weights move in the background.
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
-                        const BalanceOptions& options);
+                        const BalanceOptions& options, SlotWeightsImpl* weights);
   std::vector<int64_t> gather_routes();
   virtual const int64_t* routes() const = 0;
   const ExpertMap& map() const { return map_; }
@@ -86,6 +88,7 @@ class SlotSelectorImpl : protected ExchangeBase {
 struct SelectorAccess {
   /// \throws Error(invalid_argument) if the selector was moved from
   static SlotSelectorImpl& impl(SlotSelector& selector) { return *selector.impl_; }
+  static SlotWeightsImpl& impl(SlotWeights& weights) { return *weights.impl_; }
 };
 
 }  // namespace switchyard::detail

@@ -84,23 +84,14 @@ class WeightMover final : private ExchangeBase {
   }
 
   void check(const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays) const {
-    check_expert_map(from);
-    check_expert_map(to);
-    if (from.num_experts != to.num_experts || from.world != to.world || from.slots_per_rank != to.slots_per_rank)
-      invalid("from and to have different numbers of experts, ranks or slots");
-    if (to.world != world())
-      invalid_value("ExpertMap::world", std::to_string(to.world), std::to_string(world()) + ", the number of ranks");
+    check_maps(from, to, world());
     check_arrays(arrays);
     for (const SlotArray& array : arrays) copies_->check(array);
   }
 
   static AgreedFields fields(const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                              const MoveOptions& options) {
-    uint64_t maps = 0;
-    for (const ExpertMap* map : {&from, &to})
-      for (const int32_t e : map->expert_of_slot) maps = mix_hash(maps, static_cast<uint64_t>(e));
-    AgreedFields all{agreed("ExpertMap::num_experts", to.num_experts), agreed("ExpertMap::slots_per_rank", to.slots_per_rank),
-                     agreed("a hash of from and to", static_cast<int64_t>(maps))};
+    AgreedFields all = agreed_maps(from, to);
     for (const AgreedField& field : agreed_arrays(arrays, options)) all.push_back(field);
     return all;
   }
@@ -160,6 +151,23 @@ namespace detail {
 void check_arrays(std::span<const SlotArray> arrays) {
   for (size_t i = 0; i < arrays.size(); ++i)
     if (arrays[i].slot_bytes > 0 && arrays[i].data == nullptr) invalid("arrays[" + std::to_string(i) + "].data", " is null");
+}
+
+void check_maps(const ExpertMap& from, const ExpertMap& to, int world) {
+  check_expert_map(from);
+  check_expert_map(to);
+  if (from.num_experts != to.num_experts || from.world != to.world || from.slots_per_rank != to.slots_per_rank)
+    invalid("from and to have different numbers of experts, ranks or slots");
+  if (to.world != world)
+    invalid_value("ExpertMap::world", std::to_string(to.world), std::to_string(world) + ", the number of ranks");
+}
+
+AgreedFields agreed_maps(const ExpertMap& from, const ExpertMap& to) {
+  uint64_t maps = 0;
+  for (const ExpertMap* map : {&from, &to})
+    for (const int32_t e : map->expert_of_slot) maps = mix_hash(maps, static_cast<uint64_t>(e));
+  return {agreed("ExpertMap::num_experts", to.num_experts), agreed("ExpertMap::slots_per_rank", to.slots_per_rank),
+          agreed("a hash of from and to", static_cast<int64_t>(maps))};
 }
 
 AgreedFields agreed_arrays(std::span<const SlotArray> arrays, const MoveOptions& options) {

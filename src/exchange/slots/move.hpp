@@ -26,6 +26,10 @@ class WeightCopies {
 
 /// Throws invalid_argument if an array of weights is null.
 void check_arrays(std::span<const SlotArray> arrays);
+/// Throws invalid_argument unless both maps are valid, of equal sizes, and for `world` ranks.
+void check_maps(const ExpertMap& from, const ExpertMap& to, int world);
+/// The properties of a change of the map that must be equal on all ranks.
+AgreedFields agreed_maps(const ExpertMap& from, const ExpertMap& to);
 /// The properties of arrays and options that must be equal on all ranks.
 AgreedFields agreed_arrays(std::span<const SlotArray> arrays, const MoveOptions& options);
 

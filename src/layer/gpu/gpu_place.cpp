@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "arch/gpu_order.hpp"
 #include "arch/gpu_runtime.hpp"
 #include "gemm/gpu/gpu_memory.hpp"
 
@@ -24,6 +25,13 @@ GpuPlace gpu_place_of(const Group& group) {
   place.uuid = traits.uuid;
   place.multiprocessors = traits.multiprocessors;
   return place;
+}
+
+bool is_captured(void* stream) { return capture_of(static_cast<gpu::Stream>(stream)).active; }
+
+void order_after(void* stream, void* event) {
+  if (event == nullptr) return;
+  gemm::check_gpu(gpu::order_after(static_cast<gpu::Stream>(stream), static_cast<gpu::Event>(event)), kClass, "weights_ready");
 }
 
 CurrentGpu::CurrentGpu(int device) {

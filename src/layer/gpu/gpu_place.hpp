@@ -18,6 +18,11 @@ struct GpuPlace {
 /// CUDA.
 GpuPlace gpu_place_of(const Group& group);
 
+/// True if the stream (cudaStream_t) is being captured.
+bool is_captured(void* stream);
+/// Orders later work on `stream` after `event`, a cudaEvent_t or null. Throws Error(system).
+void order_after(void* stream, void* event);
+
 /// Makes a GPU current for this thread during its lifetime, unless it is already current; -1: no GPU. Restores the caller's GPU
 /// afterwards. Throws Error(system).
 class CurrentGpu {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped GEMM of fp8 rows and weights with scales per channel, with every form of row scales and of outputs. Every output bit
 // is known for integers with power-of-two scales; random data is compared with float64 results from the dequantized operands.
-#include <cuda_fp8.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -12,7 +10,7 @@
 #include <vector>
 
 #include "gemm/gpu/quantise_rows.hpp"
-#include "gpu/gemm/gemm_rig.hpp"
+#include "gpu/gemm/fp8_reference.cuh"
 #include "oracle/rows.hpp"
 
 namespace gemm_test {
@@ -23,7 +21,6 @@ using switchyard::Epilogue;
 using switchyard::OutputScaling;
 using switchyard::ScaleGranularity;
 using switchyard::ScaleKind;
-using Fp8 = __nv_fp8_e4m3;
 
 /// Places of row scales: as one float per row, as rows of a dispatch, or as columns of a low-latency dispatch.
 enum class Place { dense, rows, columns };
@@ -58,20 +55,6 @@ struct ChannelShape {
   }
 };
 
-uint64_t mix(uint64_t h) {
-  h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9ull;
-  h = (h ^ h >> 27) * 0x94d049bb133111ebull;
-  return h ^ h >> 31;
-}
-__global__ void fill_fp8(Fp8* p, int64_t count, bool integers, uint64_t seed) {
-  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
-    uint64_t h = seed + static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ull;
-    h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9ull;
-    h = (h ^ h >> 27) * 0x94d049bb133111ebull;
-    h ^= h >> 31;
-    p[i] = Fp8(integers ? static_cast<float>(h % 5) - 2.F : static_cast<float>(h % 1000) * 0.3F - 150.F);
-  }
-}
 std::vector<float> scales(int64_t count, bool powers, uint64_t seed) {
   std::vector<float> values(static_cast<size_t>(count));
   for (size_t i = 0; i < values.size(); ++i) {
@@ -81,40 +64,12 @@ std::vector<float> scales(int64_t count, bool powers, uint64_t seed) {
   return values;
 }
 
-struct Operands {
-  const Fp8 *x, *w;
-  const float *x_scales, *w_scales;  ///< [total, groups] and [experts, n]
-  int64_t n, k, groups;
+/// One scale per output.
+struct ChannelScales {
+  const float* scales;
+  int64_t n;
+  __device__ float of(int64_t expert, int64_t output, int64_t) const { return scales[expert * n + output]; }
 };
-__device__ double dot(const Operands& o, int64_t row, int64_t expert, int64_t output) {
-  double sum = 0;
-  for (int64_t i = 0; i < o.k; ++i)
-    sum += static_cast<double>(static_cast<float>(o.x[row * o.k + i])) *
-           static_cast<double>(static_cast<float>(o.w[(expert * o.n + output) * o.k + i])) *
-           static_cast<double>(o.x_scales[row * o.groups + i / 128]);
-  return sum * static_cast<double>(o.w_scales[expert * o.n + output]);
-}
-struct Sums {
-  unsigned long long unequal;
-  double square, difference;
-};
-__global__ void compare_channels(Operands o, Epilogue epilogue, int64_t expert, int64_t first, int64_t rows,
-                                 const uint16_t* out, Sums* sums) {
-  const bool gated = epilogue == Epilogue::swiglu;
-  const int64_t columns = gated ? o.n / 2 : o.n;
-  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < rows * columns; i += gridDim.x * 256ll) {
-    const int64_t row = first + i / columns, column = i % columns;
-    double want = dot(o, row, expert, column);
-    if (gated) want = want / (1 + exp(-want)) * dot(o, row, expert, column + o.n / 2);
-    if (epilogue == Epilogue::silu) want = want / (1 + exp(-want));
-    if (epilogue == Epilogue::relu) want = want > 0 ? want : 0;
-    const uint16_t bits = out[row * columns + column];
-    const double got = static_cast<double>(__bfloat162float(__ushort_as_bfloat16(bits)));
-    if (__bfloat16_as_ushort(__double2bfloat16(want)) != bits) atomicAdd(&sums->unequal, 1ull);
-    atomicAdd(&sums->square, want * want);
-    atomicAdd(&sums->difference, (got - want) * (got - want));
-  }
-}
 
 switchyard::GroupedGemmConfig config_of(const ChannelShape& s) {
   switchyard::GroupedGemmConfig c;
@@ -183,20 +138,15 @@ class ChannelRig {
   void zero_row(int64_t row) { ok(cudaMemset(x_.as<uint8_t>() + row * s_.k, 0, static_cast<size_t>(s_.k))); }
 
   Difference difference() const {
-    const Operands o{x_.as<Fp8>(), w_.as<Fp8>(), x_table_.as<float>(), w_scales_.as<float>(), s_.n, s_.k, s_.groups()};
-    DeviceBytes sums(sizeof(Sums));
-    ok(cudaMemset(sums.as(), 0, sizeof(Sums)));
-    int64_t rows = 0;
-    for (int e = 0; e < s_.experts(); ++e) {
-      const int64_t count = s_.rows[static_cast<size_t>(e)];
-      rows += count;
-      if (count > 0)
-        compare_channels<<<512, 256>>>(o, s_.epilogue, e, e * s_.capacity(), count, out_.as<uint16_t>(), sums.as<Sums>());
-    }
-    Sums host{};
-    ok(cudaMemcpy(&host, sums.as(), sizeof host, cudaMemcpyDeviceToHost));
-    return {rows * s_.columns(), static_cast<int64_t>(host.unequal),
-            host.square > 0 ? std::sqrt(host.difference / host.square) : 0};
+    return difference_of(Fp8Operands<ChannelScales>{x_.as<Fp8>(),
+                                                    w_.as<Fp8>(),
+                                                    x_table_.as<float>(),
+                                                    {w_scales_.as<float>(), s_.n},
+                                                    s_.n,
+                                                    s_.k,
+                                                    s_.capacity(),
+                                                    s_.epilogue},
+                         s_.rows, out_.as<uint16_t>());
   }
   std::vector<uint8_t> outputs() const { return bytes_of(out_, s_.total() * s_.columns() * (s_.output ? 1 : 2)); }
   std::vector<uint8_t> output_scales() const { return bytes_of(out_scales_, s_.total() * scale_row()); }
@@ -207,12 +157,6 @@ class ChannelRig {
   }
 
  private:
-  static std::vector<uint8_t> bytes_of(const DeviceBytes& from, int64_t count) {
-    std::vector<uint8_t> bytes(static_cast<size_t>(count));
-    ok(cudaDeviceSynchronize());
-    ok(cudaMemcpy(bytes.data(), from.as(), bytes.size(), cudaMemcpyDeviceToHost));
-    return bytes;
-  }
   /// With one scale per row, words that the kernel must not use are NaN.
   void place() {
     std::vector<float> placed(static_cast<size_t>(s_.scale_words()), std::nanf(""));

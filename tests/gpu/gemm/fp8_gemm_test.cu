@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Grouped GEMM of fp8 rows and weights with every form of scales, including requantized outputs. Every output bit is known for
 // integers with power-of-two scales; normally distributed data is compared with float64 results from the dequantized operands.
-#include <cuda_fp8.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -14,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/gemm/gemm_rig.hpp"
+#include "gpu/gemm/fp8_reference.cuh"
 #include "oracle/rows.hpp"
 
 namespace gemm_test {
@@ -24,7 +22,6 @@ using switchyard::Accumulate;
 using switchyard::DType;
 using switchyard::Epilogue;
 using switchyard::ScaleKind;
-using Fp8 = __nv_fp8_e4m3;
 
 struct Shape {
   std::vector<int64_t> rows;
@@ -46,17 +43,6 @@ struct Shape {
   int64_t total() const { return capacity() * experts(); }
 };
 
-__device__ uint64_t mix(uint64_t h) {
-  h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9ull;
-  h = (h ^ h >> 27) * 0x94d049bb133111ebull;
-  return h ^ h >> 31;
-}
-__global__ void fill_fp8(Fp8* p, int64_t count, bool integers, uint64_t seed) {
-  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
-    const uint64_t h = mix(seed + static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15ull);
-    p[i] = Fp8(integers ? static_cast<float>(h % 5) - 2.F : static_cast<float>(h % 1000) * 0.3F - 150.F);
-  }
-}
 __global__ void fill_scales(float* p, int64_t count, bool powers, uint64_t seed) {
   for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
     const uint64_t h = mix(seed + static_cast<uint64_t>(i));
@@ -95,42 +81,17 @@ __global__ void place_scales(const float* table, uint8_t* to, ScalePlace place, 
   }
 }
 
-struct Operands {
-  const Fp8 *x, *w;
-  const float *x_scales, *w_scales;
-  int64_t n, k, groups, weight_rows;
-};
-__device__ double dot(const Operands& o, int64_t row, int64_t expert, int64_t output, int64_t scale_row) {
-  double sum = 0;
-  for (int64_t i = 0; i < o.k; ++i) {
-    const double scale = static_cast<double>(o.x_scales[row * o.groups + i / 128]) *
-                         static_cast<double>(o.w_scales[(expert * o.weight_rows + scale_row) * o.groups + i / 128]);
-    sum += static_cast<double>(static_cast<float>(o.x[row * o.k + i])) *
-           static_cast<double>(static_cast<float>(o.w[(expert * o.n + output) * o.k + i])) * scale;
+/// One scale per 128 x 128 weights.
+struct BlockScales {
+  const float* scales;
+  int64_t n, groups, rows;  ///< rows: Shape::weight_rows()
+  bool gated;
+  __device__ float of(int64_t expert, int64_t output, int64_t group) const {
+    const bool up = gated && output >= n / 2;
+    const int64_t row = up ? rows / 2 + (output - n / 2) / 128 : output / 128;
+    return scales[(expert * rows + row) * groups + group];
   }
-  return sum;
-}
-struct Sums {
-  unsigned long long unequal;
-  double square, difference;
 };
-__global__ void compare_fp8(Operands o, Epilogue epilogue, int64_t expert, int64_t first, int64_t rows, const uint16_t* out,
-                            Sums* sums) {
-  const bool gated = epilogue == Epilogue::swiglu;
-  const int64_t columns = gated ? o.n / 2 : o.n;
-  for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < rows * columns; i += gridDim.x * 256ll) {
-    const int64_t row = first + i / columns, column = i % columns;
-    double want = dot(o, row, expert, column, column / 128);
-    if (gated) want = want / (1 + exp(-want)) * dot(o, row, expert, column + o.n / 2, o.weight_rows / 2 + column / 128);
-    if (epilogue == Epilogue::silu) want = want / (1 + exp(-want));
-    if (epilogue == Epilogue::relu) want = want > 0 ? want : 0;
-    const uint16_t bits = out[row * columns + column];
-    const double got = static_cast<double>(__bfloat162float(__ushort_as_bfloat16(bits)));
-    if (__bfloat16_as_ushort(__double2bfloat16(want)) != bits) atomicAdd(&sums->unequal, 1ull);
-    atomicAdd(&sums->square, want * want);
-    atomicAdd(&sums->difference, (got - want) * (got - want));
-  }
-}
 
 switchyard::GroupedGemmConfig config_of(const Shape& s) {
   switchyard::GroupedGemmConfig c;
@@ -197,21 +158,10 @@ class Fp8Rig {
   void set_counts(const std::vector<int64_t>& counts) { num_rows_.set(counts); }
 
   Difference difference() const {
-    const Operands o{x_.as<Fp8>(), w_.as<Fp8>(), x_table_.as<float>(), w_table_.as<float>(),
-                     s_.n,         s_.k,         s_.groups(),          s_.weight_rows()};
-    DeviceBytes sums(sizeof(Sums));
-    ok(cudaMemset(sums.as(), 0, sizeof(Sums)));
-    int64_t rows = 0;
-    for (int e = 0; e < s_.experts(); ++e) {
-      const int64_t count = s_.rows[static_cast<size_t>(e)];
-      rows += count;
-      if (count > 0)
-        compare_fp8<<<512, 256>>>(o, s_.epilogue, e, e * s_.capacity(), count, out_.as<uint16_t>(), sums.as<Sums>());
-    }
-    Sums host{};
-    ok(cudaMemcpy(&host, sums.as(), sizeof host, cudaMemcpyDeviceToHost));
-    return {rows * s_.columns(), static_cast<int64_t>(host.unequal),
-            host.square > 0 ? std::sqrt(host.difference / host.square) : 0};
+    const BlockScales w_scales{w_table_.as<float>(), s_.n, s_.groups(), s_.weight_rows(), s_.gated()};
+    return difference_of(Fp8Operands<BlockScales>{x_.as<Fp8>(), w_.as<Fp8>(), x_table_.as<float>(), w_scales, s_.n, s_.k,
+                                                  s_.capacity(), s_.epilogue},
+                         s_.rows, out_.as<uint16_t>());
   }
 
   std::vector<uint8_t> outputs() const { return bytes_of(out_, s_.total() * s_.columns() * (quantised() ? 1 : 2)); }
@@ -220,12 +170,6 @@ class Fp8Rig {
 
  private:
   bool quantised() const { return s_.quantize != ScaleKind::none; }
-  static std::vector<uint8_t> bytes_of(const DeviceBytes& from, int64_t count) {
-    std::vector<uint8_t> bytes(static_cast<size_t>(count));
-    ok(cudaDeviceSynchronize());
-    ok(cudaMemcpy(bytes.data(), from.as(), bytes.size(), cudaMemcpyDeviceToHost));
-    return bytes;
-  }
   /// Dense: no padding after a row of scales.
   void place_weights(const ScalePlace& place) {
     const auto count = static_cast<size_t>(s_.experts() * s_.weight_rows() * s_.groups());

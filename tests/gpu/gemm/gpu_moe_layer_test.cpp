@@ -55,6 +55,7 @@ std::vector<MoeCase> gpu_cases() {
                    .scaling = ScaleGranularity::group_channel});
   all = switchyard::testing::in_both_forms(all);
   for (const MoeCase& m : fused_fp8_cases()) all.push_back(m);
+  for (const MoeCase& m : split_cases()) all.push_back(m);
   return all;
 }
 

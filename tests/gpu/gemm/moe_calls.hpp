@@ -44,6 +44,30 @@ inline std::vector<switchyard::testing::MoeCase> fused_fp8_cases() {
   return in_both_orders;
 }
 
+/// Calls that exceed their layer's capacity and are split: all of them, into two or five passes; or those whose random routing
+/// gives rank 0 more than its 185 rows on average.
+inline std::vector<switchyard::testing::MoeCase> split_cases() {
+  std::vector<switchyard::testing::MoeCase> all;
+  for (const bool fp8 : {false, true}) {
+    const auto add = [&](const char* name, std::vector<int64_t> tokens, int only, int64_t capacity) {
+      switchyard::testing::MoeCase m{.c = {.name = std::string(fp8 ? "split_fp8_" : "split_") + name,
+                                           .intermediate = fp8 ? 256 : 136,
+                                           .tokens = std::move(tokens),
+                                           .only = only},
+                                     .fp8 = fp8,
+                                     .capacity = capacity,
+                                     .overflow = switchyard::Overflow::split};
+      switchyard::testing::add_fused(all, m);
+    };
+    add("in_two", {70, 33}, 4, 210);
+    add("in_five", {70, 33}, 4, 84);
+    add("at_times", {70, 33}, -1, 185);
+    add("one_rank_without_tokens", {0, 90}, 4, 138);
+    add("tokens_by_four", {1300, 1100}, 4, 1990);
+  }
+  return all;
+}
+
 /// Makes one call in a test: `enqueue()` makes one layer call. All ranks are idle before and after. `rows`: as in
 /// Rank::judge().
 template <class Enqueue>

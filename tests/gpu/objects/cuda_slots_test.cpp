@@ -14,7 +14,9 @@ using switchyard::LowLatencyConfig;
 using switchyard::LowLatencyDispatchOptions;
 using switchyard::LowLatencyExchange;
 using switchyard::LowLatencyOutput;
+using switchyard::SlotArray;
 using switchyard::SlotSelector;
+using switchyard::SlotWeights;
 
 constexpr int kTokens = 300, kTopk = 2;
 /// Slot 0 and 2, or 1 and 3, hold experts 0 and 1.
@@ -170,6 +172,45 @@ TEST(GpuSlots, MapsDoNotOvertakeCallsOnOtherStreams) {
     me.gate().open();
     before.check(0, "before the new map");
     after.check(1, "after the new map");
+    me.meet();
+  });
+}
+
+/// The copies complete although a stream with enqueued calls is blocked; later work is ordered after them.
+TEST(GpuSlots, WeightsMoveBesideCalls) {
+  on_gpus(2, SelectingDispatch::heap_bytes(), [](Station& me) {
+    const ExpertMap from{2, 2, 2, {0, -1, 1, -1}}, to{2, 2, 2, {0, 1, 1, 0}};
+    constexpr size_t kBytes = 4096;
+    std::vector<uint8_t> mine(2 * kBytes, static_cast<uint8_t>(10 + me.group.rank())), found(mine.size());
+    auto* const slots = static_cast<std::byte*>(me.upload(mine.data(), mine.size()));
+    SlotSelector selector(me.group, from);
+    SlotWeights moving(me.group, 2, std::vector<SlotArray>{{slots, kBytes}}, {size_t{1} << 20, me.stream(2)});
+    SelectingDispatch calls(me);
+    me.gate().close(me.stream(0));
+    calls.dispatch(selector, me.stream(0));
+    me.f.equal(int64_t{kBytes}, moving.move(me.group, from, to, me.stream(1)), "bytes received");
+    must(cudaStreamSynchronize(me.stream(2)), "cudaStreamSynchronize");  // although the gate is closed
+    me.f.check(moving.ready(), "the copies have not completed");
+    me.f.check(cudaStreamQuery(me.stream(0)) == cudaErrorNotReady, "the gate was open");
+    (void)cudaGetLastError();
+    me.gate().open();
+    calls.check(0, "the map in force during the copies");
+    moving.wait(me.stream(1));
+    selector.set_map(to, {}, me.stream(1));
+    std::fill(mine.begin() + kBytes, mine.end(), static_cast<uint8_t>(11 - me.group.rank()));
+    me.read(found.data(), slots, found.size());
+    me.f.equal_range(mine, found, "slots");
+    me.f.check(moving.ready_event() != nullptr, "no event");
+    cudaGraph_t graph = nullptr;
+    must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    const Outcome moved = outcome_of([&] { moving.move(me.group, to, to, me.stream()); });
+    const Outcome waited = outcome_of([&] { moving.wait(me.stream()); });
+    must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
+    cudaGraphDestroy(graph);
+    for (const Outcome& o : {moved, waited}) {
+      me.f.equal(code_name(ErrorCode::invalid_argument), code_name(o.code), "code");
+      me.f.check(o.text.find("is being captured") != std::string::npos, o.text);
+    }
     me.meet();
   });
 }

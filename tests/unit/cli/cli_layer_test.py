@@ -77,6 +77,23 @@ class Verify(unittest.TestCase):
         self.assertIn(FUSED + ", per_rank", names)
 
 
+class Capacity(unittest.TestCase):
+    """`switchyard bench --mode layer --capacity`."""
+
+    def test_calls_are_split(self):
+        code, out, err = run("bench", "--mode", "layer", "--ranks", "3", "--tokens", "60", "--hidden", "64", "--experts", "9", "--topk", "2", "--order",
+                             "per_route", "--routing", "rank_skew:2.4", "--sweep", "capacity=50,100,300", "--iterations", "20", "--warmup", "1", "--json", "-")
+        self.assertEqual(code, 0, out + err)
+        runs = json.loads(out)["runs"]
+        self.assertEqual([each["config"]["capacity_percent"] for each in runs], [50, 100, 300])
+        for each in runs:
+            self.assertTrue(each["verified"])
+            self.assertIn("fused", each)
+        half, mean, worst = (each["symmetric_bytes_per_rank"] for each in runs)
+        self.assertLess(half, mean)
+        self.assertLess(mean, worst)
+
+
 class Replicas(unittest.TestCase):
     """`switchyard bench --mode layer --spare-slots`."""
 

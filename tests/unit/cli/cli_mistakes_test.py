@@ -132,6 +132,17 @@ MISTAKES = [
     ("bench --accumulate fast", "--accumulate: given with --mode normal", "it belongs to --mode layer"),
     ("bench --mode layer --accumulate fast", "--accumulate: 'fast' given with bf16 experts", "--quantize f32 or ue8m0"),
     ("bench --mode layer --accumulate loose", "--accumulate: 'loose' given", "exact", "fast"),
+    ("bench --scaling per_channel", "--scaling: given with --mode normal", "it belongs to --mode layer"),
+    ("bench --sweep scaling=block,per_channel", "--sweep scaling: given with --mode normal", "it belongs to --mode layer"),
+    ("bench --mode layer --scaling per_row", "--scaling: 'per_row' given", "block, per_channel, group_channel"),
+    ("bench --mode layer --sweep scaling=block,channel", "--sweep scaling: 'channel' given", "block, per_channel, group_channel"),
+    ("bench --mode layer --scaling per_channel", "--scaling: 'per_channel' given with bf16 experts", "block, or --quantize f32"),
+    ("bench --mode layer --quantize f32 --scaling group_channel", "--quantize: 'f32' given with --mode layer --backend cpu", "--backend cuda"),
+    ("bench --intermediate-scaling fixed", "--intermediate-scaling: given with --mode normal", "it belongs to --mode layer"),
+    ("bench --mode layer --intermediate-scaling block", "--intermediate-scaling: 'block' given", "per_group, fixed, per_row"),
+    ("bench --mode layer --intermediate-scaling fixed", "--intermediate-scaling: 'fixed' given with --scaling block", "--scaling per_channel or group_channel"),
+    ("bench --capacity 125", "--capacity: given with --mode normal", "it belongs to --mode layer"),
+    ("bench --mode layer --capacity 0", "--capacity: '0' given", "from 1 to 6400"),
     ("bench --spare-slots 2", "--spare-slots: given with --mode normal", "it belongs to --mode layer"),
     ("bench --balance", "--balance: given with --mode normal", "it belongs to --mode layer"),
     ("bench --mode layer --balance", "--balance: given without --spare-slots"),
@@ -217,7 +228,7 @@ def contents(folder):
 #: Options that only one verb has. Before an option is added here, check that no other verb has it by another name.
 OWN_OPTIONS = {
     "demo": "--steps", "verify": "--equal-tokens --repeat --verbose", "verify ledger": "--quick --drop-percent --aiv-blocks",
-    "bench": "--exchange --balance --accumulate --scale-order --compute --cached --contest --sweep --channels --send-chunk --slots --sets --limit-ms --pin --no-verify",
+    "bench": "--exchange --balance --capacity --accumulate --scaling --intermediate-scaling --scale-order --compute --cached --contest --sweep --channels --send-chunk --slots --sets --limit-ms --pin --no-verify",
     "trace": "--form --calls --events --cost --in", "tune": "--slack", "plan": "--ranks-per-host --variants", "plot": "",
     "doctor": "--engines --measure --hosts --seconds"}
 

@@ -165,7 +165,7 @@ TEST(MoeLayerSetup, ErrorsNameTheField) {
   refused("MoeLayerConfig::exchange = 3: must be automatic (0), normal (1) or low_latency (2)",
           [](auto& c) { c.exchange = static_cast<MoeExchange>(3); });
   refused("::form = 3: must be automatic (0), separate (1) or fused (2)", [](auto& c) { c.form = static_cast<MoeForm>(3); });
-  refused("MoeLayerConfig::overflow = 2", [](auto& c) { c.overflow = static_cast<Overflow>(2); });
+  refused("MoeLayerConfig::overflow = 3", [](auto& c) { c.overflow = static_cast<Overflow>(3); });
   refused("MoeLayerConfig::storage = 2", [](auto& c) { c.storage = static_cast<WeightStorage>(2); });
   refused("MoeLayerConfig::row_scales = 3", [](auto& c) { c.row_scales = static_cast<ScaleKind>(3); });
   refused("MoeLayerConfig::weight_scales = 3", [](auto& c) { c.weight_scales = static_cast<ScaleKind>(3); });

@@ -234,10 +234,12 @@ class MoeByHand {
     }
     DispatchOptions send;
     send.stream = stream;
-    send.overflow = m_.overflow;
+    const bool bounded =
+        m_.capacity > 0 && m_.overflow != Overflow::split;  // which gives the bits of a call without a capacity
+    if (bounded) send.overflow = m_.overflow;
     if (m_.fp8 && !m_.per_channel()) send.quantize = m_.row_scales;
-    if (m_.capacity > 0) send.size = SizePolicy::capacity;
-    send.capacity = m_.capacity;
+    if (bounded) send.size = SizePolicy::capacity;
+    if (bounded) send.capacity = m_.capacity;
     CombineOptions back;
     back.stream = stream;
     back.order = m_.order;

@@ -306,6 +306,31 @@ TEST(ExpertPlanner, ReplansMoveLittle) {
   }
 }
 
+/// Plans of replicas leave a slot of each expert as it is, and empty slots after vacate() are those that change.
+TEST(ExpertPlanner, ReplicasInTheBackground) {
+  std::mt19937_64 random(21);
+  int moved = 0;
+  for (int i = 0; i < 200; ++i) {
+    const int world = 1 + i % 9, experts = 1 + i * 7 % 40, home = (experts + world - 1) / world;
+    const ExpertMap current = i % 2 == 0 ? home_map(experts, world, home + i % 4) : random_map(random, world, experts);
+    const auto routes = random_routes(random, idx(experts), 100000);
+    const double tolerance = i % 3 == 0 ? 0 : 0.05;
+    const ExpertMap planned = plan_replicas(routes, current, tolerance), vacated = vacate(current, planned);
+    check_expert_map(planned);
+    check_expert_map(vacated);
+    for (size_t p = 0; p < vacated.expert_of_slot.size(); ++p)
+      ASSERT_EQ(vacated.expert_of_slot[p],
+                planned.expert_of_slot[p] == current.expert_of_slot[p] ? current.expert_of_slot[p] : -1);
+    ASSERT_LE(divide_routes(planned, routes).max(), divide_routes(current, routes).max());
+    ASSERT_EQ(plan_replicas(routes, planned, 0.05), planned) << "a plan that is good enough stays";
+    moved += count_moved(current, planned);
+  }
+  EXPECT_GT(moved, 200);
+  expect_refused("expert 0 keeps no slot", [] { vacate({2, 2, 1, {0, 1}}, {2, 2, 1, {1, 0}}); });
+  expect_refused("vacate: the maps have different numbers", [] { vacate(home_map(4, 2, 2), home_map(4, 2, 3)); });
+  expect_refused("has no slot of expert 1", [] { vacate({2, 2, 1, {0, 0}}, {2, 2, 1, {0, 1}}); });
+}
+
 TEST(ExpertPlanner, AnyShape) {
   std::mt19937_64 random(9);
   for (int i = 0; i < 200; ++i) {

@@ -11,6 +11,7 @@
 #include "switchyard/status.hpp"
 #include "switchyard/tuning.hpp"
 #include "tools/bench/driver.hpp"
+#include "tools/bench/layer_point.hpp"
 #include "tools/cli/verb.hpp"
 #include "tools/device/rank_device.hpp"
 #include "tools/tune/file.hpp"
@@ -88,6 +89,63 @@ TEST(BenchPoints, ALayerCanBeQuantisedOnGpus) {
   EXPECT_THROW(check_words(o), UsageError) << "experts on the CPU are bf16";
 }
 
+TEST(BenchPoints, ALayerHasScalesPerChannelWhereTheLibraryDoes) {
+  BenchOptions good;
+  good.mode = "layer";
+  good.backend = "cuda";
+  good.quantize = "f32";
+  good.sweep = {"scaling=per_channel,group_channel", "intermediate-scaling=per_group,fixed,per_row"};
+  const std::vector<BenchOptions> points = bench_points(good);
+  ASSERT_EQ(points.size(), 6u);
+  for (const BenchOptions& point : points) EXPECT_NO_THROW(check_scaling(point));
+  const auto refused = [&](const char* scaling, auto set) {
+    BenchOptions o = good;
+    o.scaling = scaling;
+    set(o);
+    try {
+      check_scaling(o);
+    } catch (const UsageError& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const auto nothing = [](BenchOptions&) {};
+  EXPECT_EQ(refused("block", nothing) + refused("per_channel", nothing) + refused("group_channel", nothing), "");
+  const auto expect = [&](const char* scaling, const char* text, auto set) {
+    EXPECT_NE(refused(scaling, set).find(text), std::string::npos) << refused(scaling, set);
+  };
+  expect("block", "--scaling per_channel or group_channel", [](auto& o) { o.intermediate_scaling = "per_row"; });
+  expect("group_channel", "given with --quantize ue8m0", [](auto& o) { o.quantize = "ue8m0"; });
+  expect("per_channel", "given with bf16 experts", [](auto& o) { o.quantize = "none"; });
+  expect("per_channel", "given with --accumulate fast", [](auto& o) { o.accumulate = "fast"; });
+  expect("per_channel", "given with --exchange low_latency", [](auto& o) { o.exchange = "low_latency"; });
+  expect("per_channel", "given with --spare-slots", [](auto& o) { o.spare_slots = 2; });
+  expect("per_channel", "--sms: given with --scaling per_channel", [](auto& o) { o.sms = 8; });
+  EXPECT_EQ(refused("group_channel", [](auto& o) { o.exchange = "low_latency", o.spare_slots = 2, o.sms = 8; }), "");
+}
+
+TEST(BenchPoints, ALayerWithOneScalePerTokenIsAMoeLayerBesideItsCalls) {
+  BenchOptions o;
+  o.mode = "layer";
+  o.quantize = "f32";
+  o.ranks = 2;
+  o.tokens = 8;
+  o.hidden = 64;
+  o.intermediate = 32;
+  o.experts = 4;
+  o.topk = 2;
+  o.backend = "cuda";
+  const LayerPoint block = make_layer_point(o);
+  EXPECT_FALSE(block.spec.separate);
+  o.scaling = "per_channel";
+  const LayerPoint channel = make_layer_point(o);
+  EXPECT_TRUE(channel.spec.separate && channel.spec.has_calls());
+  EXPECT_FALSE(channel.spec.fused) << "the library has no fused form";
+  EXPECT_GT(layer_heap_bytes(channel.spec), layer_heap_bytes(block.spec)) << "two exchanges";
+  o.scaling = "group_channel";
+  EXPECT_FALSE(make_layer_point(o).spec.separate) << "dispatch quantizes the tokens";
+}
+
 TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {
   BenchOptions o;
   o.backend = "cuda";
@@ -115,8 +173,10 @@ TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {
 /// The library's choice for a call that specifies no number of multiprocessors, with the built-in tuning and for a shape whose
 /// entry specifies more.
 TEST(BenchPoints, DispatchesThatQuantiseHaveTheMultiprocessorsThatTheLibraryGivesThem) {
-  const auto chosen = [](const char* mode, const char* layout, const char* quantize, const char* staging = "direct") {
+  const auto chosen = [](const char* mode, const char* layout, const char* quantize, const char* staging = "direct",
+                         const char* scaling = "block") {
     BenchOptions o;
+    o.scaling = scaling;
     o.backend = "cuda";
     o.mode = mode;
     o.layout = layout;
@@ -134,6 +194,7 @@ TEST(BenchPoints, DispatchesThatQuantiseHaveTheMultiprocessorsThatTheLibraryGive
   EXPECT_EQ(chosen("normal", "expert_major", "none"), (Sms{48, 112}));
   EXPECT_EQ(chosen("normal", "expert_major", "ue8m0"), (Sms{64, 112}));
   EXPECT_EQ(chosen("layer", "rank_major", "f32"), (Sms{64, 112})) << "rows of a layer are expert-major";
+  EXPECT_EQ(chosen("layer", "rank_major", "f32", "direct", "per_channel"), (Sms{48, 112})) << "its dispatch moves fp8 rows";
   for (const char* quantize : {"none", "f32"}) EXPECT_EQ(chosen("normal", "rank_major", quantize, "ring"), (Sms{24, 24}));
   TuningOverride file;
   file.set({{{"NVIDIA H200", TuningMode::normal, 2, 7168, 4096}, {.dispatch_sms = 20, .quantized_dispatch_sms = 96}}});

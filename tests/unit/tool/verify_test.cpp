@@ -78,9 +78,9 @@ TEST(VerifyMemory, ALayerInFp8HasRoomForItsScales) {
   spec.exchange = layer_normal_config(spec.scenario);
   for (const bool separate : {false, true}) {
     spec.separate = separate;
-    spec.quantize = ScaleKind::none;
+    spec.arithmetic.quantize = ScaleKind::none;
     const size_t plain = layer_device_bytes(spec);
-    spec.quantize = ScaleKind::f32;
+    spec.arithmetic.quantize = ScaleKind::f32;
     EXPECT_LT(layer_device_bytes(spec), plain) << "weights are half as large";
     EXPECT_GT(layer_device_bytes(spec), plain / 2);
   }

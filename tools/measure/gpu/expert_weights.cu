@@ -36,20 +36,19 @@ __global__ void __launch_bounds__(kThreads) fp8_weights_kernel(const __grid_cons
   for (int i = static_cast<int>(threadIdx.x); i < WeightForm::kLevels; i += kThreads)
     for (int s = 0; s < Fp8WeightForm::kScales; ++s) codes[s][i] = form.codes[s][i];
   __syncthreads();
-  constexpr int64_t kGroups = Fp8WeightForm::kBlock / 8;
   const int64_t at = blockIdx.x, local = at / size.rows, row = at % size.rows, expert = first_expert + local;
-  const int64_t groups = size.cols / 8, block_row = weight_block_row(row, size.half_rows);
-  const bool first_of_block = row % size.half_rows % Fp8WeightForm::kBlock == 0;
+  const int64_t groups = size.cols / 8, block_row = size.block_row(row);
+  const bool first_of_block = row == 0 || size.block_row(row - 1) != block_row;
   const uint64_t key = weight_row_key(form.key, expert, row);
   for (int64_t group = threadIdx.x; group < groups; group += kThreads) {
-    const int64_t block_col = group / kGroups;
+    const int64_t block_col = size.block_col(8 * group);
     const int scale = weight_scale_of(expert, block_row, block_col);
     const uint64_t bytes = weight_bytes(key, group);
     uint32_t words[2] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i) words[i / 4] |= static_cast<uint32_t>(codes[scale][bytes >> (8 * i) & 0xFF]) << (8 * (i % 4));
     to[at * groups + group] = uint2{words[0], words[1]};
-    if (first_of_block && group % kGroups == 0)
+    if (first_of_block && (group == 0 || size.block_col(8 * (group - 1)) != block_col))
       scales[(local * size.block_rows() + block_row) * size.block_cols() + block_col] = form.scales[scale];
   }
 }

@@ -34,8 +34,8 @@ SWITCHYARD_WEIGHT_FN uint64_t weight_bytes(uint64_t row_key, int64_t group) {
   return mix_weight_key(row_key + static_cast<uint64_t>(group + 1) * 0x9E3779B97F4A7C15u);
 }
 
-/// The same matrices in e4m3, with one scale per 128 x 128 block. Each scale is one of four, so using one block's scale for the
-/// next gives wrong results.
+/// The same matrices in e4m3, with one scale per 128 x 128 block or per row. Each scale is one of four, so using a block's or
+/// row's scale for the next gives wrong results.
 struct Fp8WeightForm {
   static constexpr int kScales = 4;
   static constexpr int64_t kBlock = 128;
@@ -43,7 +43,7 @@ struct Fp8WeightForm {
   float scales[kScales];
   uint8_t codes[kScales][WeightForm::kLevels];  ///< the value that each byte represents in a block of each scale
 };
-/// Index of a block's scale.
+/// Index of a block's scale; a row that has its own scale is a row of blocks with one block.
 SWITCHYARD_WEIGHT_FN int weight_scale_of(int64_t expert, int64_t block_row, int64_t block_col) {
   return static_cast<int>(mix_weight_key(weight_row_key(0, expert, block_row) + static_cast<uint64_t>(block_col)) %
                           Fp8WeightForm::kScales);
@@ -61,11 +61,14 @@ void write_expert_weights(const WeightForm& form, int64_t first_expert, int64_t 
                           void* to, void* stream);
 
 /// The dimensions of a matrix with scales. `half_rows`: number of rows before a new row of blocks begins, either `rows` or half
-/// of it.
+/// of it. `per_row`: each row has one scale.
 struct Fp8WeightSize {
   int64_t num_experts = 0, rows = 0, cols = 0, half_rows = 0;
-  SWITCHYARD_WEIGHT_MEMBER int64_t block_rows() const { return weight_block_row(rows - 1, half_rows) + 1; }
-  SWITCHYARD_WEIGHT_MEMBER int64_t block_cols() const { return (cols + Fp8WeightForm::kBlock - 1) / Fp8WeightForm::kBlock; }
+  bool per_row = false;
+  SWITCHYARD_WEIGHT_MEMBER int64_t block_row(int64_t row) const { return per_row ? row : weight_block_row(row, half_rows); }
+  SWITCHYARD_WEIGHT_MEMBER int64_t block_col(int64_t col) const { return per_row ? 0 : col / Fp8WeightForm::kBlock; }
+  SWITCHYARD_WEIGHT_MEMBER int64_t block_rows() const { return block_row(rows - 1) + 1; }
+  SWITCHYARD_WEIGHT_MEMBER int64_t block_cols() const { return block_col(cols - 1) + 1; }
   SWITCHYARD_WEIGHT_MEMBER int64_t scales() const { return block_rows() * block_cols(); }  ///< per expert
 };
 /// Like write_expert_weights(), for [num_experts, rows, cols] codes and [num_experts, block_rows(), block_cols()] float32

@@ -54,18 +54,24 @@ bool exchange_host_counts(CpuWarp& w, const CallContext& call, const ControlLayo
   return true;
 }
 
+/// The first rank that would receive more rows than its capacity, or -1; identical on all ranks.
+inline int first_overflow(const GatheredCounts& counts, Layout layout, int alignment) {
+  for (int r = 0; r < counts.world; ++r)
+    if (overflows(counts.rows_needed(layout, alignment, r), counts.capacity[static_cast<size_t>(r)])) return r;
+  return -1;
+}
+
 /// With Overflow::fail, throws on all ranks if any would receive more rows than its capacity. `call` and `member`, the option
 /// that sets the capacity, are used in the error message.
 inline void check_capacity(const GatheredCounts& counts, Layout layout, int alignment, const std::string& call,
                            const char* member) {
-  for (int r = 0; r < counts.world; ++r) {
-    const int64_t needed = counts.rows_needed(layout, alignment, r), capacity = counts.capacity[static_cast<size_t>(r)];
-    if (overflows(needed, capacity))
-      throw AgreedError(ErrorCode::capacity_exceeded,
-                        call + ": rank " + std::to_string(r) + " would receive " + std::to_string(needed) +
-                            " rows, its capacity is " + std::to_string(capacity) +
-                            "; nothing was sent and the group can be used (raise " + member + " or choose drop_and_report)");
-  }
+  const int r = first_overflow(counts, layout, alignment);
+  if (r < 0) return;
+  throw AgreedError(ErrorCode::capacity_exceeded,
+                    call + ": rank " + std::to_string(r) + " would receive " +
+                        std::to_string(counts.rows_needed(layout, alignment, r)) + " rows, its capacity is " +
+                        std::to_string(counts.capacity[static_cast<size_t>(r)]) +
+                        "; nothing was sent and the group can be used (raise " + member + " or choose drop_and_report)");
 }
 
 }  // namespace switchyard::detail

@@ -40,6 +40,11 @@ struct PlanParams {
   int alignment = 1;
   int64_t capacity = 0;
   bool fail_on_overflow = false;
+  /// Fused layer. Overflow::split: tokens of a pass; else 0. If a rank's rows exceed its capacity, the plan's status becomes
+  /// kSplitStatus on all ranks, and ObjectState::passes their number.
+  int64_t split_tokens = 0;
+  int pass = 0;               ///< number of this pass, from 1, of a call that may be split; the plan of the whole call has 0
+  int64_t first_token = 0;    ///< of a pass; `ids`, `weights` and `tokens` begin there, device_tokens counts from 0
   bool static_drops = false;  ///< rank-major without drops: kept counts follow from the plan
   uint64_t signature = 0;
   uint64_t object = 0;        ///< identity of this object, the same on all ranks
@@ -68,6 +73,7 @@ inline int plan_blocks(int64_t tokens, int max) {
 
 /// Enqueues on `stream` of the current device and returns without waiting. A launch failure throws Error(system).
 /// `spans_hosts`: counts are sent only to ranks of this host; ranks of other hosts receive them through their proxies.
-void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream, bool spans_hosts = false);
+/// `dependent`: a pass may be scheduled while the previous kernel ends.
+void launch_plan(const PlanParams& params, int blocks, gpu::Stream stream, bool spans_hosts = false, bool dependent = false);
 
 }  // namespace switchyard::detail

@@ -243,6 +243,8 @@ __device__ void write_header(const PlanView& v) {
   int64_t records = 0;
   for (int s = 0; s < world; ++s) records += v.gathered[s * world + rank];
   const ReceivedSizes sizes = received_sizes(v.expert_major(), v.b.needed[rank], records, v.p.capacity);
+  const bool splits = v.p.split_tokens > 0 && v.b.overflow >= 0;
+  if (v.p.split_tokens > 0) v.p.state->passes = splits ? count_passes(v) : 0;
   h.num_records = sizes.records;
   h.rows = sizes.rows;
   int64_t at = 0;
@@ -260,10 +262,10 @@ __device__ void write_header(const PlanView& v) {
   h.tokens = v.b.tokens;
   h.epoch = v.b.call.epoch;
   h.identity = mix_hash(v.p.object, v.b.call.epoch);
-  h.status = static_cast<int32_t>(v.b.overflow < 0 ? ErrorCode::ok : ErrorCode::capacity_exceeded);
+  h.status = splits ? kSplitStatus : static_cast<int32_t>(v.b.overflow < 0 ? ErrorCode::ok : ErrorCode::capacity_exceeded);
   h.failed_rank = v.b.overflow;
   h.left_out = 0;
-  if (v.b.overflow >= 0)
+  if (v.b.overflow >= 0 && !splits)
     report_soft_fault(v.p.soft, SoftFault{0, h.status, v.b.overflow, v.b.call.epoch, v.b.needed[v.b.overflow],
                                           v.b.capacity[v.b.overflow], 0, 0});
 }
@@ -371,16 +373,9 @@ __device__ void check_capacities(PlanView& v) {
   __syncthreads();
   if (threadIdx.x == 0) {
     v.b.overflow = -1;
-    for (int d = world - 1; v.p.fail_on_overflow && d >= 0; --d)
+    for (int d = world - 1; (v.p.fail_on_overflow || v.p.split_tokens > 0) && d >= 0; --d)
       if (overflows(v.b.needed[d], v.b.capacity[d])) v.b.overflow = d;
   }
-}
-
-__device__ void keep_counts(const PlanView& v) {
-  const int64_t row = v.p.control.counts_row_bytes();
-  const auto* from = reinterpret_cast<const uint4*>(v.head(0));
-  auto* to = reinterpret_cast<uint4*>(v.p.tables.counts);
-  for (int64_t i = threadIdx.x; i < row * v.p.map.world / 16; i += kPlanThreads) to[i] = from[i];
 }
 
 /// Marks the tables of a plan that is left out. Call from the first thread of the plan.
@@ -405,6 +400,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
   __shared__ PlanBlock block;
   copy_to_shared(p.call, block.call);
   ptx::launch_dependents();
+  if (pass_is_left_out(p)) return;
   if (!begin_block(p.call, p.words, p.state, block.call, block.participation)) return;
   if (!takes_part(block.participation)) {
     if (blockIdx.x == 0 && threadIdx.x == 0) leave_out(p, block.call);
@@ -433,9 +429,7 @@ __global__ void __launch_bounds__(kPlanThreads) plan_kernel(const __grid_constan
     p.state->plan_end_ns = 0;
   }
   if (threadIdx.x == 0) {
-    int64_t tokens = p.tokens;
-    if (p.device_tokens != nullptr) tokens = least(*p.device_tokens > 0 ? *p.device_tokens : 0, p.tokens);
-    block.tokens = tokens;
+    const int64_t tokens = block.tokens = tokens_of(p);
     block.tokens_per_warp = tokens_per_warp(tokens, gridDim.x);
     block.first_token = static_cast<int64_t>(blockIdx.x) * kPlanWarps * block.tokens_per_warp;
     block.failed = 0;
@@ -485,13 +479,13 @@ uint32_t plan_shared_bytes(const PlanParams& p, int blocks) {
 
 }  // namespace
 
-void launch_plan(const PlanParams& p, int blocks, gpu::Stream stream, bool spans_hosts) {
+void launch_plan(const PlanParams& p, int blocks, gpu::Stream stream, bool spans_hosts, bool dependent) {
   // Selects the recording kernel if the call is traced.
   const bool traced = p.call.device_trace.records != nullptr;
   const auto& kernel = spans_hosts ? traced ? plan<TracedArch<CudaHosts>> : plan<CudaHosts>
                        : traced ? plan<CudaTraced>
                                    : plan<Cuda>;
-  kernel.launch({blocks, kPlanThreads, plan_shared_bytes(p, blocks)}, stream, p);
+  kernel.launch({blocks, kPlanThreads, plan_shared_bytes(p, blocks), dependent}, stream, p);
 }
 
 }  // namespace switchyard::detail

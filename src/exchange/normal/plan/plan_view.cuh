@@ -66,8 +66,10 @@ struct PlanView {
     invalid += !expert && raw != -1 ? 1 : 0;
     return expert ? static_cast<int32_t>(raw) : -1;
   }
-  /// Counts of the invalid ids in this rank's calls; null only in idle launches.
-  __device__ InvalidIdCounts* invalid_ids() const { return reinterpret_cast<InvalidIdCounts*>(b.call.invalid_ids); }
+  /// Counts of the invalid ids in this rank's calls; null in idle launches, and in passes, whose ids have been counted.
+  __device__ InvalidIdCounts* invalid_ids() const {
+    return p.pass > 0 ? nullptr : reinterpret_cast<InvalidIdCounts*>(b.call.invalid_ids);
+  }
   __device__ const CountsHead* head(int rank) const { return b.call.heap.local(p.control.counts_head(b.call.epoch, rank)); }
   __device__ const int32_t* touching_of(int source) const { return reinterpret_cast<const int32_t*>(head(source) + 1); }
   __device__ const int32_t* routes_of(int source) const { return touching_of(source) + p.map.world; }
@@ -88,6 +90,33 @@ __device__ inline void take_invalid_ids(const PlanView& v) {
   if (invalid == 0) return;
   counts->of_call = 0;
   add_invalid_ids(v.b.call, invalid);
+}
+
+/// True for a pass that is not part of the call (PlanParams::pass). Call first; waits for the kernel of the previous pass.
+__device__ __forceinline__ bool pass_is_left_out(const PlanParams& p) {
+  if (p.pass == 0) return false;
+  ptx::wait_for_previous();
+  return static_cast<uint64_t>(p.pass) > p.state->passes;
+}
+/// T, or the number of tokens of the pass.
+__device__ __forceinline__ int64_t tokens_of(const PlanParams& p) {
+  if (p.device_tokens == nullptr) return p.tokens;
+  const int64_t left = *p.device_tokens - p.first_token;
+  return least(left > 0 ? left : 0, p.tokens);
+}
+/// Number of passes over the tokens of all ranks; identical on all ranks.
+__device__ inline uint64_t count_passes(const PlanView& v) {
+  int64_t max = 0;
+  for (int s = 0; s < v.p.map.world; ++s) max = v.head(s)->tokens > max ? v.head(s)->tokens : max;
+  return static_cast<uint64_t>((max + v.p.split_tokens - 1) / v.p.split_tokens);
+}
+
+/// Copies the gathered counts to the tables. Call from all threads of a block.
+__device__ inline void keep_counts(const PlanView& v) {
+  const int64_t row = v.p.control.counts_row_bytes();
+  const auto* from = reinterpret_cast<const uint4*>(v.head(0));
+  auto* to = reinterpret_cast<uint4*>(v.p.tables.counts);
+  for (int64_t i = threadIdx.x; i < row * v.p.map.world / 16; i += kPlanThreads) to[i] = from[i];
 }
 
 /// Calls f(route, id, lanes with the same id) in all lanes, for 32 consecutive routes of this warp at a time. `id_of(route)` is

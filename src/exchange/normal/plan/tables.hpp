@@ -26,6 +26,7 @@ struct ObjectState {
   uint64_t halted_epoch;
   int32_t halted_code, halted_rank;
   uint64_t verdict, leavers;  ///< of the current call, while halted: whether it runs; number of blocks that have left
+  uint64_t passes;            ///< fused layer, Overflow::split: number of passes of the call; 0: it is not split
 };
 enum class Verdict : uint64_t { none, proceeds, is_skipped };
 /// Outcome of a block's checks at the beginning of a call: takes_part (the call runs), resumes (it runs, and the object is no
@@ -36,13 +37,17 @@ enum class Participation : uint32_t { takes_part, resumes, left_out, unmoved };
 inline constexpr size_t kObjectStateBytes = 256;  ///< reserved size of ObjectState
 static_assert(sizeof(ObjectState) <= kObjectStateBytes);
 
+/// TablesHeader::status of a plan of the fused layer whose call is carried out in passes: the call goes on, but not with this
+/// plan. Not an ErrorCode.
+inline constexpr int32_t kSplitStatus = -1;
+
 struct TablesHeader {
   int64_t tokens;
   int64_t rows;         ///< delivered here, padding included
   int64_t num_records;  ///< received here
   uint64_t epoch;       ///< of the dispatch that made the tables
   uint64_t identity;    ///< of that dispatch, identical on all ranks; compared by calls with handles
-  int32_t status;       ///< ErrorCode that ended it on all ranks, or ok
+  int32_t status;       ///< ErrorCode that ended it on all ranks, or ok, or kSplitStatus
   int32_t failed_rank;  ///< the first rank that could not take part, if not ok
   int32_t moved;        ///< 1 once its rows and records have arrived
   int32_t left_out;     ///< 1 if it did nothing, not even on this rank: see ObjectState::halted_by

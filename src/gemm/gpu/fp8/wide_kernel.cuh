@@ -47,7 +47,6 @@ struct WideOperands {
     first_scales = storage.scales(0);
     first_row_scales = first_scales + static_cast<uint32_t>(math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
     ptx::keep_register(first_rows);
-    ptx::keep_register(first_scales);
     ptx::keep_register(first_row_scales);
   }
   /// Loads the operands of stage `slot`, which must be full. No product may be in flight. Release the stage to box copies only
@@ -104,7 +103,7 @@ __device__ __forceinline__ void multiply_wide_unit(const GroupedParams& p, const
   ptx::mbarrier_wait(storage.full(at.slot), at.parity);
   from.load(at.slot);
 #pragma unroll 1
-  for (int block = 0; block < p.inner_blocks; ++block) {
+  for (int left = p.inner_blocks; left > 0; --left) {
     const uint32_t slot = at.slot, weights = from.weights(p, slot);
     issue(weights);
     ptx::wgmma_wait<0>();
@@ -113,7 +112,7 @@ __device__ __forceinline__ void multiply_wide_unit(const GroupedParams& p, const
     issue(weights + kNextHalf);
     const float2 second = from.scales(1);
     advance(storage, at);
-    const bool more = block + 1 < p.inner_blocks, ready = more && ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
+    const bool more = left > 1, ready = more && ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
     ptx::wgmma_wait<0>();
     ptx::keep(product);
     release_in_both(storage, slot);
@@ -181,7 +180,7 @@ __device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, 
   from.load(at.slot);
   WideUnits units{from.row_scales, from.weight_scales};
 #pragma unroll 1
-  for (int block = 0;;) {
+  for (int left = p.inner_blocks; left > 0; --left) {
     const uint32_t slot = at.slot, weights = from.weights(p, slot);
     take_wide_turn();
     ptx::wgmma_begin();
@@ -190,7 +189,7 @@ __device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, 
     ptx::wgmma_commit();
     pass_wide_turn();
     advance(storage, at);
-    const bool more = ++block < p.inner_blocks, ready = more && ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
+    const bool more = left > 1, ready = more && ptx::mbarrier_try_wait(storage.full(at.slot), at.parity);
     ptx::wgmma_wait<0>();
     ptx::keep(sums.half[0]);
     ptx::keep(sums.half[1]);
@@ -342,6 +341,7 @@ __device__ __forceinline__ void multiply_wide_tiles(const GroupedParams& p, cons
       if (K::kTurns > 0 && math_group() == 0) take_wide_turn();  // consumes the other group's last pass
       break;
     }
+    at.slot = __shfl_sync(~0u, at.slot, 0);  // provably uniform: see WideStorage::kStages
     if (math_group() < wide_units(shape & 0xffff))
       multiply_wide_tile(p, storage, at, entry, static_cast<uint32_t>(i));
     else
@@ -360,7 +360,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(2, 1, 1)
   int* const first_tickets = reinterpret_cast<int*>(shared + p.shared_bytes) - (p.num_experts + 1);
   count_tickets(p, first_tickets, first_tickets - 1,
                 [&](int64_t rows) { return static_cast<int>(count_wide_tiles(rows, p.column_tiles)); });
-  const WideStorage<K> storage = make_wide_storage<K>(base, p.shared_bytes, p.num_experts);
+  const WideStorage<K> storage(base);
   make_barriers(storage, kStageLoaders<K>, kMathThreads + 1 + K::kScaleThreads, 2 * kMathWarps);
   make_scale_barriers<K>(storage);
   if (threadIdx.x == 0) {

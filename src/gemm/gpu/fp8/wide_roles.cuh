@@ -13,6 +13,7 @@ inline constexpr uint32_t kWideRowsAt = 2 * kHalfWeightBytes;  // in a stage, af
 inline constexpr uint32_t kWideStageBytes = kWideRowsAt + kWideGroups * kUnitBytes;
 /// Staging bytes per warp: 16 rows, either of 64 bf16 outputs or of a group of 128 fp8 outputs.
 inline constexpr uint32_t kWideStaging = 2048;
+inline constexpr uint32_t kSharedBytes = 227 * 1024;  // of a block of compute capability 9.0
 inline constexpr uint32_t kSharesWeights = 1u << 15;  // in the shape of an announced tile
 static_assert(kUnitRows == kWideUnit && kWideGroups == kWideBlockUnits && kTileColumns == 2 * kHalfColumns);
 
@@ -38,20 +39,21 @@ struct WideKind : Fp8Kind<kTileFinish, kGranularity> {
 template <class K>
 struct WideStorage : SharedStorage {
   static constexpr uint32_t kStagesAt = kFixedBytes + kMathWarps * kWideStaging;
+  /// As many as fit. A constant, because the compiler computes descriptors of a stage in uniform registers only if the stage is
+  /// provably uniform.
+  static constexpr uint32_t kStages = 4;
   static_assert(kStagesAt % 1024 == 0);
+  static_assert(kStagesAt + kStages * (kWideStageBytes + kScaleBytes<K>)+2 * kTileScaleBytes<K> + (kMaxGemmExperts + 2) * 4 <=
+                kSharedBytes);
+
+  __device__ explicit WideStorage(uint32_t base_in) : SharedStorage{base_in, kStages} {}
+  static constexpr __device__ uint32_t num_stages() { return kStages; }
 
   __device__ uint32_t warp_staging(int warp) const { return base + kFixedBytes + static_cast<uint32_t>(warp) * kWideStaging; }
   __device__ uint32_t stage(uint32_t slot) const { return base + kStagesAt + slot * kWideStageBytes; }
   __device__ uint32_t scales(uint32_t slot) const { return stage(num_stages()) + slot * kScaleBytes<K>; }
   __device__ uint32_t tile_scales(uint32_t slot) const { return scales(num_stages()) + slot * kTileScaleBytes<K>; }
 };
-template <class K>
-__device__ __forceinline__ WideStorage<K> make_wide_storage(uint32_t base, uint32_t shared_bytes, int num_experts) {
-  const uint32_t list = (static_cast<uint32_t>(num_experts) + 2) * 4;
-  const uint32_t fit =
-      (shared_bytes - WideStorage<K>::kStagesAt - list - 2 * kTileScaleBytes<K>) / (kWideStageBytes + kScaleBytes<K>);
-  return {{base, fit < kMaxTileStages ? fit : kMaxTileStages}};
-}
 
 /// This block's part of the cluster's tile.
 __device__ __forceinline__ Tile wide_tile_of(const GroupedParams& p, const int* first_tickets, uint32_t ticket) {
