@@ -183,7 +183,9 @@ class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
               workspace13: torch.Tensor, workspace2: torch.Tensor, expert_tokens_meta: Any,
               apply_router_weight_on_input: bool) -> None:
         """Collective. Writes the layer's result [T, H] to `output`."""
-        layer = self._bind(w1, w2)
+        layer = self._layer if self._at == (w1.data_ptr(), w2.data_ptr()) else None
+        if layer is None:
+            layer = self._bind(w1, w2)
         if apply_router_weight_on_input:
             layer.forward(weighted(hidden_states, topk_weights), topk_ids, out=output)
         else:
@@ -207,6 +209,8 @@ class SwitchyardPassThrough(PassThroughPrepareAndFinalize):  # type: ignore[misc
         self._experts = fused_experts
 
     def finalize(self, output: torch.Tensor, fused_expert_output: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+        if output is fused_expert_output:  # the usual case: the experts have written the result
+            return
         if output.shape[0] == 0:
             self._experts.take_part(output)
         else:
