@@ -12,7 +12,7 @@ layer     a whole layer through vLLM's runner (SWITCHYARD_VLLM=layer), bf16 and 
           form with order="per_rank", and the plug-in's configuration
 host      host times of a decode step: "through vLLM"; "vLLM alone", the same step with classes that do nothing in place of the
           plug-in's; "direct calls in vLLM", with classes that only call the library; and "called directly", repeatedly without
-          vLLM. A call takes longer in vLLM than repeatedly, because vLLM's code displaces it and the driver from the caches
+          vLLM. A call takes longer in vLLM than repeatedly, because vLLM's code displaces it and the driver from the caches. Differences are those of the times in the same repetition
 
 FOLDER: for torch 2.11 and CUDA 13, the unpacked wheel of tokenspeed-deepep 1.2.1.post20251110, which is DeepEP 1.2.1.
 Needs the sources of vLLM 0.33 (scripts/clients.sh), with stand-ins for compiled modules
@@ -26,6 +26,7 @@ import ctypes
 import glob
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -117,20 +118,28 @@ class Bench(Layers):
     # ---- Times ----
 
     def host_times(self, calls):
-        """Host times in microseconds of the functions of `calls`, by name. They take turns, because the speed of a host drifts. Few
-        calls are in flight, so no call waits for a free entry of the queue. A function with an attribute `before` calls it first,
-        untimed."""
+        """This rank's host times in microseconds of the functions of `calls`, by name, one per repetition: the median of four calls.
+        The functions take turns, because the speed of a host drifts. Few calls are in flight, so no call waits for a free entry of
+        the queue. A function with an attribute `before` calls it first, untimed."""
         taken = {name: [] for name in calls}
         for repetition in range(5 * self.given.repetitions):
             for name, call in calls.items():
                 getattr(call, "before", int)()
                 self.torch.cuda.synchronize()
+                four = []
                 for _ in range(4):
                     begin = time.perf_counter_ns()
                     call()
-                    taken[name].append((time.perf_counter_ns() - begin) / 1e3)
+                    four.append((time.perf_counter_ns() - begin) / 1e3)
+                taken[name].append(statistics.median(four))
         self.torch.cuda.synchronize()
-        return {name: self.times.slowest(each[40:]) for name, each in taken.items()}
+        return {name: each[10:] for name, each in taken.items()}
+
+    def typical(self, taken):
+        """Returns the median of `taken` on the rank where it is largest."""
+        everybody = [None] * RANKS
+        self.dist.all_gather_object(everybody, statistics.median(taken))
+        return max(everybody)
 
     def figure(self, part, name, microseconds, **more):
         self.send("figure", part, name, us=round(microseconds, 2), **more)

@@ -178,9 +178,11 @@ class Layers:
             call()
         times = self.host_times(calls)
         calls["through vLLM"].before()
-        for each, time in times.items():
-            self.figure("host", f"{name}, {each}", time)
-        whole, alone, inside, direct = times.values()
-        for added, time, bar in (("vLLM and the plug-in", whole - direct, None), ("the plug-in, and calls in vLLM", whole - alone - direct, 25),
-                                 ("the plug-in", whole - inside, 25), ("calls in vLLM", inside - alone - direct, None)):
+        for each, taken in times.items():
+            self.figure("host", f"{name}, {each}", self.typical(taken))
+        for added, bar, of in (("vLLM and the plug-in", None, lambda whole, alone, inside, direct: whole - direct),
+                               ("the plug-in, and calls in vLLM", 25, lambda whole, alone, inside, direct: whole - alone - direct),
+                               ("the plug-in", 25, lambda whole, alone, inside, direct: whole - inside),
+                               ("calls in vLLM", None, lambda whole, alone, inside, direct: inside - alone - direct)):
+            time = self.typical([of(*each) for each in zip(*times.values())])
             self.send("difference", "host", f"{name}, added by {added}", us=round(time, 2), bar=bar)
