@@ -179,9 +179,9 @@ class MoeLayer:
         only ``exchange="low_latency"``. weights_ready: the experts, in the fused form the whole call, wait on the stream for the
         last :meth:`SlotWeights.move`. Returns out."""
         again = self._again
-        if again is not None and selector is None and weights_ready is None and add is False and device_tokens is None \
-                and num_sms.__class__ is int and num_sms == 0 and not is_traced() and not needs_gradient():
-            result = again(x, topk_ids, topk_weights, out)
+        if again is not None and weights_ready is None and add is False and device_tokens is None and num_sms.__class__ is int and num_sms == 0 \
+                and (selector is None or selector.__class__ is SlotSelector) and not is_traced() and not needs_gradient():
+            result = again(x, topk_ids, topk_weights, out, None, selector)
             if result is not None:
                 return result
         refuse_gradient("MoeLayer", "an Exchange with experts of your own between dispatch and combine", x=x, topk_weights=topk_weights,

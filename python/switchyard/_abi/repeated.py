@@ -223,8 +223,9 @@ class Layer(_Repeated):
         return (type(tensor) is self._Tensor and tensor.dtype is dtype and tensor.shape == shape and not tensor.requires_grad
                 and tensor.is_contiguous() and (tensor.is_cuda and tensor.get_device() == device if self._cuda else tensor.is_cpu))
 
-    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, out: Any, stream: Optional[int] = None) -> Any:
-        """Returns the tensor, or None if not applicable. If `stream` is None, uses the current stream of x's GPU."""
+    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, out: Any, stream: Optional[int] = None, selector: Any = None) -> Any:
+        """Returns the tensor, or None if not applicable. If `stream` is None, uses the current stream of x's GPU. selector: a SlotSelector
+        or None."""
         if type(x) is not self._Tensor or type(topk_ids) is not self._Tensor or len(x.shape) != 2:
             return None
         self._acquire()
@@ -252,6 +253,7 @@ class Layer(_Repeated):
             i = self._ids
             i.data, i.num_tokens, i.is_int64 = ids, tokens, wide
             self._from.value, self._weights.value, self._result.value = at, scale, to
+            self._options.selector = None if selector is None else selector.pointer
             check(self._function(self._at, self._from, self._by_ids, self._weights, self._result, self._by_options))
             if out is not None:
                 self._wrote((out,))

@@ -85,6 +85,26 @@ def test_layer(ranks, taken, layer_of):
     assert sum(each is not None for each in taken) == 2 * 79
 
 
+def test_a_layer_that_selects_slots(ranks, taken, layer_of):
+    """With a selector and without one in turn: each call has the arguments given to it."""
+
+    def rank(group):
+        layer = layer_of(group)
+        order = np.random.default_rng(3).permutation(LAYER["num_experts"]).astype(np.int32)
+        selector = sy.SlotSelector(group, sy.ExpertMap(order, num_experts=LAYER["num_experts"], world=1))
+        for number in range(5):
+            x, ids, weights = tokens_of_layer(number, 7)
+            want = layer(in_numpy(x), selector.select(ids.numpy()), weights.numpy())
+            assert np.array_equal(in_numpy(layer(x, ids, weights, selector=selector)), want)
+            assert np.array_equal(in_numpy(layer(x, selector.select(ids), weights)), want)
+            assert not np.array_equal(in_numpy(layer(x, ids, weights)), want)
+        with pytest.raises(sy.InvalidType, match="selector"):
+            layer(x, ids, weights, selector=selector.expert_map)
+
+    ranks(rank, 1, heap_bytes=sy.MoeLayer.heap_bytes(1, **LAYER))
+    assert sum(each is not None for each in taken) == 14
+
+
 def _in_one(sizes):
     """Returns (out, other): bf16 rows and another tensor of `sizes` bytes, in memory that they share."""
     memory = torch.zeros(sizes + 320, dtype=torch.uint8)
