@@ -190,7 +190,8 @@ class SlotWeights {
  public:
   /// Collective. `arrays`: as for move_weights(), each with `slots_per_rank` slots; they must stay valid until all ranks have
   /// destroyed their objects (Group::barrier). GPUs of one host: memory of the kinds that Group::register_memory accepts.
-  /// `options.stream`: the stream of the copies, on which no call of the library runs. Throws on all ranks:
+  /// `options.stream`: the stream of the copies, on which no call of the library runs; on the legacy default stream, copies do
+  /// not overlap with other work. Throws on all ranks:
   /// Error(invalid_argument), Error(unsupported), Error(mismatch).
   SlotWeights(Group& group, int slots_per_rank, std::span<const SlotArray> arrays, const MoveOptions& options = {});
   SlotWeights(SlotWeights&&) noexcept;
@@ -211,7 +212,7 @@ class SlotWeights {
   int64_t move(Group& group, const ExpertMap& from, const ExpertMap& to, void* after = nullptr);
   /// Local. Orders later work on `stream` after the copies of the last move(). Does not wait on the host. CPU: no effect.
   void wait(void* stream) const;
-  /// Local. Returns true if the copies of the last move() have completed on this rank.
+  /// Local. Returns true if the copies of the last move() have completed on this rank; after an error of the GPU, never.
   bool ready() const;
   /// cudaEvent_t of the end of the copies, valid until the next move(); null before the first, and if move() waits for them.
   void* ready_event() const;
@@ -280,16 +281,17 @@ class SlotSelector {
   /// the predicted transfer time is 0.
   ///
   /// Waits for the other ranks. GPUs: copies the ids to the host and the slots back, waits for earlier work on the stream, and
-  /// cannot be captured. Layers that pack their weights must pack them again if `fetched` > 0. Errors, on all ranks, before any
-  /// copy of weights: Error(invalid_argument), also for `group` if it is not the selector's; Error(mismatch) if arguments other
-  /// than ids, addresses and stream, or the numbers of earlier calls, differ by rank; Error(heap_exhausted). If a rank
-  /// terminates, the other ranks throw PeerFailed, and the contents of spare slots are undefined. After an error, the previous
-  /// map stays in force, and the contents of `slots` are undefined.
+  /// cannot be captured. Layers that pack their weights, or copy their scales (fused, fp8), need with_weights() if `fetched` >
+  /// 0. Errors, on all ranks, before any copy of weights: Error(invalid_argument), also for `group` if it is not the
+  /// selector's; Error(mismatch) if arguments other than ids, addresses and stream, or the numbers of earlier calls, differ by
+  /// rank; Error(heap_exhausted). If a rank terminates, the other ranks throw PeerFailed, and the contents of spare slots are
+  /// undefined. After an error, the previous map stays in force, and the contents of `slots` are undefined.
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
                         const BalanceOptions& options = {});
   /// Collective. As above, but the weights move in the background (SlotWeights::move): the call does not wait for the copies,
   /// so that the dispatch of `slots` can run at the same time. Order the experts after the copies (MoeLayerCall::weights_ready
-  /// or SlotWeights::wait). `options.move` is used only for `stream`, that of the call.
+  /// or SlotWeights::wait). Earlier calls that use any slot which changes must have been enqueued on the stream of the call.
+  /// `options.move` is used only for `stream`, that of the call; its other members must be equal on all ranks.
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, SlotWeights& weights,
                         const BalanceOptions& options = {});
 

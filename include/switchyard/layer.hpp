@@ -131,7 +131,8 @@ struct MoeLayerCall {
   /// layers.
   SlotSelector* selector = nullptr;
   /// CUDA: cudaEvent_t after which the weights are complete, for example SlotWeights::ready_event(), or null. The separate form
-  /// waits for it on the stream between dispatch and the experts, the fused form before its kernel. Not during stream capture.
+  /// waits for it on the stream between dispatch and the experts, the fused form before its kernel. Not during stream capture,
+  /// and not in the fused form with fp8 weights, which reads their scales in the constructor and in with_weights().
   void* weights_ready = nullptr;
 };
 

@@ -128,6 +128,25 @@ size_t MoeLayer::heap_bytes(const MoeLayerConfig& config, int world, Backend bac
   return detail::set_up(config, world, backend).heap_bytes();
 }
 
+namespace {
+
+/// Throws if the layer does not support the options of a call.
+void check_call(const MoeLayerConfig& config, const MoeLayerCall& call) {
+  if (call.selector != nullptr && config.exchange != MoeExchange::low_latency)
+    throw Error(ErrorCode::unsupported,
+                "MoeLayerCall::selector: the layer's exchange is normal; pass the slots of SlotSelector::select() as topk_ids");
+  if (call.weights_ready == nullptr) return;
+  if (is_captured(call.stream))
+    throw Error(ErrorCode::invalid_argument,
+                "MoeLayerCall::weights_ready: the stream is being captured; a graph cannot wait for weights that move");
+  if (config.form == MoeForm::fused && config.dtype == DType::fp8_e4m3)
+    throw Error(ErrorCode::unsupported,
+                "MoeLayerCall::weights_ready: the fused form reads the scales of fp8 weights when they are added; use "
+                "MoeForm::separate, or with_weights() after SlotWeights::ready()");
+}
+
+}  // namespace
+
 void MoeLayer::forward(const void* x, const ExpertIds& ids, const float* weights, void* out, const MoeLayerCall& call) {
   detail::LayerCalls::forward(*this, x, ids, weights, out, call, false);
 }
@@ -137,9 +156,6 @@ void detail::LayerCalls::forward(MoeLayer& layer, const void* x, const ExpertIds
   LayerForm& form = *layer.impl_->form;
   ExpertIds some = ids;
   FormCall now{call, known_memory};
-  if (call.selector != nullptr && form.config.exchange != MoeExchange::low_latency)
-    throw Error(ErrorCode::unsupported,
-                "MoeLayerCall::selector: the layer's exchange is normal; pass the slots of SlotSelector::select() as topk_ids");
   const CurrentGpu current(form.gpu);
   if (form.backend == Backend::cpu) {
     now.device_tokens = nullptr;
@@ -147,10 +163,19 @@ void detail::LayerCalls::forward(MoeLayer& layer, const void* x, const ExpertIds
     const bool allowed = ids.num_tokens >= 0 && ids.num_tokens <= form.config.max_tokens;  // the exchange rejects other values
     if (call.device_tokens && allowed) some.num_tokens = std::clamp<int64_t>(*call.device_tokens, 0, ids.num_tokens);
   }
-  if (now.weights_ready != nullptr && is_captured(now.stream))
-    throw Error(ErrorCode::invalid_argument,
-                "MoeLayerCall::weights_ready: the stream is being captured; a graph cannot wait for weights that move");
-  form.forward(set, {x, some.num_tokens, form.config.hidden, form.config.token_dtype()}, some, weights, out, now);
+  const ConstRows rows{x, some.num_tokens, form.config.hidden, form.config.token_dtype()};
+  try {
+    check_call(form.config, now);
+  } catch (const Error&) {  // ends the calls of the other ranks, whose arguments may be valid, with a call that fails
+    some.topk = 0;
+    try {
+      form.forward(set, rows, some, weights, out, now);
+    } catch (const Error&) {
+      // The first error is the cause.
+    }
+    throw;
+  }
+  form.forward(set, rows, some, weights, out, now);
 }
 
 std::span<const uint8_t> MoeLayer::dropped() const { return impl_->form->dropped(); }

@@ -122,7 +122,9 @@ LayerPoint make_layer_point(const BenchOptions& o) {
   if (&exchange_of(o) == &kNormal) {
     p.spec.exchange = layer_normal_config(s);
     p.spec.fused_rows = (o.capacity * o.tokens * p.options.topk + 99) / 100;
-    p.spec.fused = why_not_fused(p.spec).empty();
+    const std::string why = why_not_fused(p.spec);
+    p.spec.fused = why.empty();
+    if (o.capacity > 0 && !p.spec.fused) throw UsageError(fmt::format("--capacity: {} given: {}", o.capacity, why));
     p.spec.fused_per_rank = p.spec.order == CombineOrder::per_rank;
   } else {
     LowLatencyConfig config = layer_low_latency_config(s, p.spec.arithmetic.quantize);

@@ -119,7 +119,8 @@ typedef struct sy_moe_layer_call {
   /// Only SY_MOE_EXCHANGE_LOW_LATENCY.
   sy_slot_selector* selector;
   /// CUDA: cudaEvent_t after which the weights are complete, for example that of sy_slot_weights_ready, or NULL. The separate
-  /// form waits for it between dispatch and the experts, the fused form before its kernel. Not during stream capture.
+  /// form waits for it between dispatch and the experts, the fused form before its kernel. Not during stream capture, and not
+  /// in the fused form with fp8 weights.
   void* weights_ready;
 } sy_moe_layer_call;
 

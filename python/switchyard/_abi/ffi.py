@@ -283,6 +283,11 @@ class Owned:
                 self._lock.give_back_soon(self._destroy, pointer)
 
 
+def alive_here(owned: Owned) -> Optional[int]:
+    """Returns the pointer of `owned`, or None if the object was closed or created before this process was forked."""
+    return owned.pointer if owned._made_in == _process[0] else None
+
+
 def alive(owned: Owned, what: str, group: Any = None) -> int:
     """Returns the pointer of `owned`. Raises InvalidArgument if the object or its group was closed, or if the object was
     created before this process was forked."""

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Optional
 
 from .arrays import I32, I64, arrays_of_torch
-from .ffi import bare, check, structs
+from .ffi import alive_here, bare, check, structs
 from .names import CUDA, F32, ORDERS, bytes_of
 
 
@@ -126,8 +126,10 @@ class Dispatch(_Weighted):
                     return False
                 if topk_weights is not None and topk_weights.get_device() != x.get_device():
                     self._options.known_memory = 0
-            self._x.data, self._ids.data = x.data_ptr(), topk_ids.data_ptr()
-            self._options.selector = None if selector is None else selector.pointer
+            chosen = None if selector is None else alive_here(selector._owned)
+            if selector is not None and chosen is None:
+                return False
+            self._x.data, self._ids.data, self._options.selector = x.data_ptr(), topk_ids.data_ptr(), chosen
             check(self._function(self._at, self._by_x, self._by_ids, output._at, self._by_options))
             output.num_tokens = self._x.rows
             self._wrote((output.x,))
@@ -236,6 +238,9 @@ class Layer(_Repeated):
                     or not self._fits(topk_ids, topk_ids.dtype, routes, device) \
                     or not (topk_weights is None or self._fits(topk_weights, self._f32, routes, device)):
                 return None
+            chosen = None if selector is None else alive_here(selector._owned)
+            if selector is not None and chosen is None:
+                return None
             at, ids, scale = x.data_ptr(), topk_ids.data_ptr(), None if topk_weights is None else topk_weights.data_ptr()
             if out is None:
                 result = self._rows(tokens, self._hidden, x)
@@ -253,7 +258,7 @@ class Layer(_Repeated):
             i = self._ids
             i.data, i.num_tokens, i.is_int64 = ids, tokens, wide
             self._from.value, self._weights.value, self._result.value = at, scale, to
-            self._options.selector = None if selector is None else selector.pointer
+            self._options.selector = chosen
             check(self._function(self._at, self._from, self._by_ids, self._weights, self._result, self._by_options))
             if out is not None:
                 self._wrote((out,))

@@ -20,8 +20,9 @@ int64_t max_rows(const FusedMoeConfig& c, int world) {
 }
 
 SplitPasses split_passes(const FusedMoeConfig& c, int world) {
+  if (c.overflow != Overflow::split || c.topk < 1) return {};
   const int64_t tokens = max_rows(c, world) / (int64_t{world} * c.topk);
-  if (c.overflow != Overflow::split || tokens >= c.max_tokens) return {};
+  if (tokens < 1 || tokens >= c.max_tokens) return {};  // check_config() rejects a capacity for less than one token per rank
   const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
   const int64_t count = parts(c.max_tokens, tokens);
   return {static_cast<int>(count), parts(c.max_tokens, count)};

@@ -80,9 +80,10 @@ BalanceReport SlotSelectorImpl::balance(Group& group, const ExpertIds& topk_ids,
   const StepPlan plan = plan_step(sums, map_, bytes_of_expert(arrays), options.plan);
   BalanceReport result{plan.max_before, plan.loads.max(), plan.mean, static_cast<int64_t>(plan.fetched.size()), 0};
   if (plan.map != map_) {
+    prepare_map(plan.map, all, stream);  // its errors precede the copies, so the map in force still describes the weights
     result.received_bytes = weights ? weights->move(group, vacate(map_, plan.map), plan.map, stream)
                                     : move_weights(group, map_, plan.map, arrays, options.move);
-    set_map(plan.map, all, stream);
+    use_map(plan.map, stream);
   }
   ++calls_;
   if (topk_ids.num_tokens == 0) return result;

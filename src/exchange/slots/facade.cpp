@@ -90,7 +90,7 @@ void SlotSelectorImpl::check_ids(const ExpertIds& topk_ids, const void* slots) c
   check_call(topk_ids, slots);
 }
 
-void SlotSelectorImpl::set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream) {
+void SlotSelectorImpl::prepare_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream) {
   group_.check_usable("SlotSelector::set_map");
   ConstructionReport mine;
   mine.report = attempt([&] {
@@ -98,9 +98,17 @@ void SlotSelectorImpl::set_map(const ExpertMap& map, std::span<const int64_t> ro
     stage_table(make_table(map, routes));
   });
   agree("SlotSelector::set_map", fields(map, routes), mine);
+}
+
+void SlotSelectorImpl::use_map(const ExpertMap& map, void* stream) {
   use_table(stream);
   map_ = map;
   ++version_;
+}
+
+void SlotSelectorImpl::set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream) {
+  prepare_map(map, routes, stream);
+  use_map(map, stream);
 }
 
 std::vector<int64_t> SlotSelectorImpl::gather_routes() {

@@ -61,13 +61,16 @@ class SlotSelectorImpl : protected ExchangeBase {
   /// return. \pre num_tokens > 0
   virtual void read_ids(const ExpertIds& topk_ids, void* to, void* stream) = 0;
   virtual void write_slots(const ExpertIds& topk_ids, const void* from, void* slots, void* stream) = 0;
-  /// Stores `words` until use_table(), which set_map() calls on all ranks only if no rank failed.
+  /// Stores `words` until use_table(), which use_map() calls on all ranks only if no rank failed.
   virtual void stage_table(std::vector<uint32_t> words) = 0;
   virtual void use_table(void* stream) = 0;
   /// Copies the counters of completed calls to `routes`, [E], and sets them to 0.
   virtual void read_and_reset_routes(int64_t* routes) = 0;
 
  private:
+  /// The two steps of set_map(): checks that can fail, on all ranks, and the change of the map.
+  void prepare_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream);
+  void use_map(const ExpertMap& map, void* stream);
   void check_ids(const ExpertIds& topk_ids, const void* slots) const;
   /// Group::Impl::agree() on `fields`, which begin with those of fields(). Resets the number of calls on success and if it
   /// differs by rank, so that one extra call makes only one map fail, not all later ones.

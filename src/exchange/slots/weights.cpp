@@ -22,6 +22,16 @@ class StagedWeights final : public SlotWeightsImpl {
       : SlotWeightsImpl(group, slots_per_rank, arrays, options) {
     construct_with([] {});
   }
+
+ private:
+  void finish_earlier(Group& group, void* after) override {
+    if constexpr (kHasGpuCode) {
+      if (!group_.device) return;
+      const auto calls = copies_on_gpu(group, true, after);
+      for (const SlotArray& array : arrays_) calls->check(array);  // also rejects a stream that is being captured
+      calls->wait();
+    }
+  }
 };
 
 /// Throws invalid_argument unless every slot that differs is empty in one of the maps.
@@ -69,7 +79,7 @@ int64_t SlotWeightsImpl::move(Group& group, const ExpertMap& from, const ExpertM
     check_joined(group.impl(), to.slots_per_rank);
     check_in_background(from, to);
     moves = plan_moves(from, to);
-    finish_earlier(after);
+    finish_earlier(group, after);
   });
   AgreedFields fields{agreed("the number of the SlotWeights", static_cast<int64_t>(object_))};
   for (const AgreedField& field : agreed_maps(from, to)) fields.push_back(field);

@@ -39,7 +39,7 @@ class SlotWeightsImpl : protected ExchangeBase {
   /// Runs the body of every constructor. `check`: of a backend.
   void construct_with(const std::function<void()>& check);
   /// Waits for the last move and for earlier work on `after`. Throws invalid_argument if a stream must not be used.
-  virtual void finish_earlier(void* /*after*/) {}
+  virtual void finish_earlier(Group& group, void* after) = 0;
   /// Performs or enqueues this rank's copies; the ranks have agreed on the maps. Returns the bytes from other ranks.
   virtual int64_t copy(Group& group, const ExpertMap& from, const ExpertMap& to, const WeightMoves& moves);
 

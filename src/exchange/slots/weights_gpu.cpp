@@ -65,7 +65,7 @@ class MappedWeights final : public SlotWeightsImpl {
     if (capture_of(stream).active) invalid(name, ": the stream is being captured; weights cannot be moved in a graph");
     if (!gpu::is_legacy(stream)) gpu_.check_stream(stream);
   }
-  void finish_earlier(void* after) override {
+  void finish_earlier(Group&, void* after) override {
     const DeviceGuard guard(gpu_.device());
     const auto earlier = static_cast<gpu::Stream>(after);
     check_stream("after", earlier);
@@ -78,6 +78,18 @@ class MappedWeights final : public SlotWeightsImpl {
     const DeviceGuard guard(gpu_.device());
     const RelaxedCapture relaxed;
     int64_t from_others = 0;
+    try {
+      from_others = enqueue(moves);
+    } catch (const Error&) {
+      (void)gpu::wait_for_stream(stream_);  // the copies before the failed one
+      throw;
+    }
+    copied_ = gpu_.points().mark(stream_, stream_id(stream_));
+    return from_others;
+  }
+  /// Enqueues this rank's copies. Returns the bytes from other ranks.
+  int64_t enqueue(const WeightMoves& moves) {
+    int64_t from_others = 0;
     for (const WeightMove& move : moves.of_rank[static_cast<size_t>(rank())]) {
       const int source = moves.sent_by[static_cast<size_t>(move.source_rank)][static_cast<size_t>(move.sent)];
       for (size_t a = 0; a < arrays_.size(); ++a) {
@@ -89,7 +101,6 @@ class MappedWeights final : public SlotWeightsImpl {
         if (move.source_rank != rank()) from_others += static_cast<int64_t>(bytes);
       }
     }
-    copied_ = gpu_.points().mark(stream_, stream_id(stream_));
     return from_others;
   }
   std::byte* slot_at(std::byte* array, int slot, size_t bytes) const {

@@ -175,6 +175,15 @@ TEST(FusedSplit, NeedsRoomForSixtyFourPasses) {
               "MoeLayerConfig::capacity = 59: must be 0 or at least 60 for overflow split");
 }
 
+TEST(FusedSplit, ConstructorsRefuseLessThanOneTokenPerPass) {
+  std::vector<Group> groups = Group::in_process(1);
+  FusedMoeConfig config = FusedMoeRig::config();
+  config.overflow = Overflow::split;
+  config.capacity = config.topk - 1;
+  expect_text(outcome_of([&] { FusedMoeRig rig(groups[0], config); }), ErrorCode::invalid_argument,
+              "MoeLayerConfig::capacity = " + std::to_string(config.capacity) + ": must be 0 or at least ");
+}
+
 /// SWITCHYARD_RANDOM_LAYERS: the number of layers (default: 30).
 TEST(FusedSplit, AtRandom) {
   const uint64_t layers = from_environment("SWITCHYARD_RANDOM_LAYERS", 30);

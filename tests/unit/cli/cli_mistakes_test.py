@@ -142,6 +142,8 @@ MISTAKES = [
     ("bench --mode layer --intermediate-scaling block", "--intermediate-scaling: 'block' given", "per_group, fixed, per_row"),
     ("bench --mode layer --intermediate-scaling fixed", "--intermediate-scaling: 'fixed' given with --scaling block", "--scaling per_channel or group_channel"),
     ("bench --capacity 125", "--capacity: given with --mode normal", "it belongs to --mode layer"),
+    ("bench --mode layer --exchange low_latency --capacity 50", "--capacity: given with --exchange low_latency", "--exchange normal"),
+    ("bench --mode layer --ranks 2 --tokens 128 --hidden 128 --experts 4 --topk 2 --intermediate 16 --capacity 1", "--capacity: 1 given", "overflow split"),
     ("bench --mode layer --capacity 0", "--capacity: '0' given", "from 1 to 6400"),
     ("bench --spare-slots 2", "--spare-slots: given with --mode normal", "it belongs to --mode layer"),
     ("bench --balance", "--balance: given with --mode normal", "it belongs to --mode layer"),
