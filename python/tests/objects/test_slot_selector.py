@@ -139,7 +139,7 @@ def test_errors_name_the_id_that_was_passed(ranks, mode):
             run(X[group.rank, :4], given, WEIGHTS[group.rank, :4], **more)
         if group.rank == 1:
             assert isinstance(error.value, sy.InvalidArgument)
-            named = f"topk_ids[2][1] = {REFUSED + E + 1} (token 2, k = 1; from a SlotSelector: id {E + 1}): must be an expert in [0, "
+            named = f"topk_ids[2][1] = {REFUSED + E + 1} (token 2, k = 1; from a SlotSelector: id {E + 1}, which is no expert of its map): must be a slot in [0, "
             assert named in str(error.value)
 
     ranks(rank, W, heap_bytes=256 << 20)

@@ -116,10 +116,11 @@ void ExchangeBase::take_invalid(const InvalidRoutes& found, InvalidIds policy, i
   if (policy == InvalidIds::raise) {
     const bool selected = is_refused_slot(found.id);  // or the caller passed this value without a SlotSelector
     const std::string t = std::to_string(found.first / topk), k = std::to_string(found.first % topk);
-    const std::string from = "; from a SlotSelector: id " + std::to_string(found.id - kFirstRefusedSlot);
+    const std::string from =
+        "; from a SlotSelector: id " + std::to_string(found.id - kFirstRefusedSlot) + ", which is no expert of its map";
     invalid("topk_ids", "[" + t + "][" + k + "] = " + std::to_string(found.id) + " (token " + t + ", k = " + k +
-                            (selected ? from : "") + "): must be an expert in [0, " + std::to_string(num_experts) +
-                            "), or -1 for none; " + std::to_string(found.count) +
+                            (selected ? from : "") + "): must be " + (selected ? "a slot" : "an expert") + " in [0, " +
+                            std::to_string(num_experts) + "), or -1 for none; " + std::to_string(found.count) +
                             " of the ids of this call are neither (invalid_ids = count drops and counts them)");
   }
   invalid_ids_ += found.count;
