@@ -101,7 +101,8 @@ void check_words(const BenchOptions& o) {
         "--balance: given with --exchange low_latency --backend cuda, whose calls are timed in graphs; allowed: --exchange "
         "normal");
   if (o.capacity > 0 && mode.has_experts && &exchange_of(o) != &kNormal)
-    throw UsageError("--capacity: given with --exchange low_latency, whose layers have no fused form; allowed: --exchange normal");
+    throw UsageError(
+        "--capacity: given with --exchange low_latency, whose layers have no fused form; allowed: --exchange normal");
   if (mode.plain_rows && (fp8 || quantised))
     throw UsageError(fmt::format(
         "--mode: '{}' given with fp8 rows; its rows travel unchanged; allowed: --dtype bf16, f16 or f32, --quantize none",
