@@ -10,9 +10,10 @@ decode    the same in the format BatchedExperts, eager and in vLLM's CUDAGraphWr
           without this cost
 layer     a whole layer through vLLM's runner (SWITCHYARD_VLLM=layer), bf16 and block fp8, and direct calls of the layer: separate
           form with order="per_rank", and the plug-in's configuration
-host      host times of a decode step: "through vLLM"; "vLLM alone", the same step with classes that do nothing in place of the
-          plug-in's; "direct calls in vLLM", with classes that only call the library; and "called directly", repeatedly without
-          vLLM. A call takes longer in vLLM than repeatedly, because vLLM's code displaces it and the driver from the caches. Differences are those of the times in the same repetition
+host      host times of a decode step: "through vLLM"; "vLLM alone", the same step with methods that do nothing in place of the
+          plug-in's; "direct calls in vLLM", with methods that only call the library; and "called directly", repeated calls
+          without vLLM. A call takes longer in vLLM, because vLLM's code evicts the library and the driver from the caches.
+          Differences are computed from the times of the same repetition
 
 FOLDER: for torch 2.11 and CUDA 13, the unpacked wheel of tokenspeed-deepep 1.2.1.post20251110, which is DeepEP 1.2.1.
 Needs the sources of vLLM 0.33 (scripts/clients.sh), with stand-ins for compiled modules
@@ -119,7 +120,7 @@ class Bench(Layers):
 
     def host_times(self, calls):
         """This rank's host times in microseconds of the functions of `calls`, by name, one per repetition: the median of four calls.
-        The functions take turns, because the speed of a host drifts. Few calls are in flight, so no call waits for a free entry of
+        The functions alternate, because the speed of a host drifts. Few calls are in flight, so no call waits for a free entry of
         the queue. A function with an attribute `before` calls it first, untimed."""
         taken = {name: [] for name in calls}
         for repetition in range(5 * self.given.repetitions):

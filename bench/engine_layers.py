@@ -6,7 +6,7 @@ LOW_LATENCY = "deepep_low_latency"
 
 
 def nothing(*given, **more):
-    """Takes the place of a method."""
+    """Replaces a method."""
 
 
 class Layers:
@@ -158,7 +158,7 @@ class Layers:
 
     def host_figures(self, name, through, methods, bare):
         """Records host times. methods: the plug-in's methods that vLLM calls in `through`, as (object, name), with their
-        replacements in "vLLM alone" and in "direct calls in vLLM". bare: the calls that the plug-in makes."""
+        replacements in "vLLM alone" and in "direct calls in vLLM". bare: the library calls of the plug-in."""
 
         def step(number):
             def call():

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times weights of replicated experts that move in the background, on 2 GPUs (docs/how_to/replicate_experts.md).
+"""Times moves of replicated experts' weights in the background, on 2 GPUs (docs/how_to/replicate_experts.md).
 
     PYTHONPATH=python python3 bench/slot_weights.py --json slot_weights.json
 
-balance     a call of SlotSelector.balance that fetches weights, and the layer: weights copied in the foreground, or while dispatch runs;
-            "no fetch" repeats the call with the map that it left, "no replicas" has none
-background  calls of a layer alone, with a SlotWeights.move that begins before them, and after a move_weights
+balance     a call of SlotSelector.balance that fetches weights, and the layer: weights are copied in the foreground or during
+            dispatch; "no fetch" repeats the call with the resulting map, "no replicas" uses none
+background  calls of a layer alone, after the start of a SlotWeights.move, and after a move_weights
 
-Routings: rank_skew sends 1.8 times the mean to the experts of rank 0; hot sends 2 of 8 routes to four experts of rank 0. Host times
-from a barrier to the end of the work on both GPUs, medians of the slowest rank, the variants in turn. Results
-are compared bitwise with those without replicas.
+Routings: rank_skew sends 1.8 times the mean to the experts of rank 0; hot sends 2 of 8 routes to four experts of rank 0. Times are
+host times from a barrier to the end of the work on both GPUs, medians of the slowest rank; the variants alternate. Results are
+compared bitwise with those without replicas.
 """
 import argparse
 import json

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the mode suites on GPUs with ranks as processes under CUDA's Multi-Process Service, several programs at once. Without
 the service, processes that share a GPU take turns on it, and a test takes 16 s instead of about 1 s. A job is one program with
-one number of ranks on one assignment of hosts. A program that runs out of GPU memory is started again with fewer beside it."""
+one number of ranks and one assignment of ranks to hosts. If a program runs out of GPU memory, it is restarted, and fewer programs
+run at once."""
 
 import argparse
 import os
@@ -84,7 +85,7 @@ def read_output(job: Job, arguments: argparse.Namespace) -> str:
 
 
 def report(job: Job, text: str, cut: bool) -> int:
-    """Prints the end of a job and returns its number of failures; a job that ended early or selected no test has one more."""
+    """Prints the result of a job and returns its number of failures, plus one if it ended early or selected no test."""
     code = job.process.returncode
     failed = len(job.failed)
     complete = job.passed + job.skipped + failed == job.selected and job.selected > 0
@@ -119,7 +120,7 @@ def run(arguments: argparse.Namespace) -> tuple[int, int]:
             if "out of memory" in text and job.tries < 3 and not late:
                 at_once = max(1, at_once - 2)
                 waiting.insert(0, job)
-                print(f"{job.name}: out of memory, started again; {at_once} programs at once from now on", flush=True)
+                print(f"{job.name}: out of memory, restarted; from now on, {at_once} programs at once", flush=True)
                 continue
             failed += report(job, text, cut)
             passed += job.passed
@@ -140,7 +141,7 @@ def parse() -> argparse.Namespace:
         "--hosts",
         nargs="*",
         default=["a,b", "a,a,b,b"],
-        help="assignments of ranks to hosts, as in SWITCHYARD_HOST; '' is one host. Hosts have their own GPU (%(default)s)",
+        help="assignments of ranks to hosts, as in SWITCHYARD_HOST; '' is one host. Each host has its own GPU (%(default)s)",
     )
     parser.add_argument("--suites", nargs="*", choices=SUITES, default=SUITES, help="over hosts: " + ", ".join(HOSTS_SUITES))
     parser.add_argument("--worlds", nargs="*", type=int, choices=sorted(WORLDS), default=WORLDS, help="numbers of ranks (all)")

@@ -3,7 +3,7 @@
 """Times FlashInfer 0.7.4's expert-parallel layers for Hopper and Switchyard's, on 2 GPUs in the same run.
 
     pip install --no-deps --target FOLDER flashinfer-python==0.7.4 'apache-tvm-ffi<0.2' ninja nvidia-ml-py filelock requests tqdm packaging
-    PYTHONPATH=FOLDER python3 bench/peers/flashinfer_layers.py --build  # needs nvcc, not a GPU; for the sizes of the options
+    PYTHONPATH=FOLDER python3 bench/peers/flashinfer_layers.py --build  # needs nvcc, not a GPU; compiles for the sizes in the options
     PYTHONPATH=python:FOLDER python3 bench/peers/flashinfer_layers.py --json flashinfer.json
 
 bf16   sm90_bf16_bf16_bf16_push_cake ("cake"), in its default configuration
@@ -36,11 +36,11 @@ from gpu_times import GpuTimes  # noqa: E402
 from rank_processes import RANKS, play  # noqa: E402
 
 PARTS = ("bf16", "fp8")
-#: Maximum relative errors by type of the products, and if the experts' rows return as fp8, whose rounding alone is 2.6e-2.
+#: Maximum relative errors by type of the products, and for experts' rows that return as fp8: their rounding alone is 2.6e-2.
 BARS = {"bf16": 1e-2, "fp8": 5e-2}
 FP8_ROWS_BAR = 6e-2
 ROUNDS = 3
-#: Of an H100 or H200; FlashInfer's products depend on it.
+#: Multiprocessors of an H100 or H200, on which FlashInfer's products depend.
 MULTIPROCESSORS = 132
 EXACT = "fp8, float32 sums beyond 128 elements"
 
@@ -181,7 +181,7 @@ class Bench:
         return lambda: layer.forward(self.x, self.ids, self.weights, out=out), layer.implementation
 
     def theirs(self, kernel, weights, transformed=None):
-        """Returns a forward pass of FlashInfer's layer, and one that records an event after its dispatch."""
+        """Returns two forward passes of FlashInfer's layer; the second records an event after its dispatch."""
         from flashinfer import moe_ep
 
         given = self.given
@@ -260,7 +260,7 @@ class Forms:
             self.end.send({"kind": kind, "part": self.part, "name": name, "rank": self.bench.rank, **more})
 
     def attempt(self, name):
-        """A form that may fail; it is timed only if it works on all ranks."""
+        """Context of a form that may fail. The form is timed only if it works on all ranks."""
         forms = self
 
         class Attempt:
@@ -282,7 +282,7 @@ class Forms:
         return Attempt()
 
     def add(self, name, call, implementation, want, bar, arithmetic, marked=None):
-        """marked(event): `call`, which records an event after its dispatch."""
+        """marked(event): performs `call` and records the event after its dispatch."""
         got = call().float()
         prepared = time.perf_counter() - self.began
         error = ((got - want).norm() / want.norm()).item()

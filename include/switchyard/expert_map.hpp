@@ -99,7 +99,7 @@ void replace_by_slots(std::span<int32_t> ids, const SlotRuns& runs);
 /// \throws Error(invalid_argument)
 ExpertMap plan_experts(std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance = 0.02);
 
-/// Variant of plan_experts() that only adds and replaces replicas: one slot of each expert keeps it, so vacate() accepts the
+/// Variant of plan_experts() that only adds and replaces replicas: each expert keeps one of its slots, so vacate() accepts the
 /// result, and SlotWeights can move the weights in the background. \throws Error(invalid_argument)
 ExpertMap plan_replicas(std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance = 0.02);
 
@@ -107,9 +107,9 @@ ExpertMap plan_replicas(std::span<const int64_t> routes_per_expert, const Expert
 /// \throws Error(invalid_argument) if the sizes of the maps differ
 int count_moved(const ExpertMap& from, const ExpertMap& to);
 
-/// Returns `from` with every slot empty whose expert differs in `to`. With this map in force, no call uses these slots, so
-/// SlotWeights::move() can load them in the background. \throws Error(invalid_argument) if the sizes of the maps differ, or if
-/// an expert would be left without a slot: such a change requires move_weights()
+/// Returns a copy of `from` in which every slot whose expert differs in `to` is empty. With this map in force, no call uses
+/// these slots, so SlotWeights::move() can load them in the background. \throws Error(invalid_argument) if the sizes of the
+/// maps differ, or if an expert would be left without a slot: such a change requires move_weights()
 ExpertMap vacate(const ExpertMap& from, const ExpertMap& to);
 
 /// Rates for plan_step(); equal on all ranks. The defaults are for bf16 experts of hidden 7168 and intermediate 2048 on H200s:
@@ -180,12 +180,12 @@ int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, s
                      const MoveOptions& options = {});
 
 /// The weights of a rank's slots, for moves in the background of other calls. Movable. Construction and move() are collective;
-/// all ranks make them in the same order.
+/// all ranks must call them in the same order.
 ///
 /// GPUs of one host: every rank reads the weights of other ranks directly from their arrays, without staging memory and without
-/// kernels. The copies wait only for work enqueued before move(), never for another rank, so they cannot take part in a
-/// deadlock with calls on other streams, whatever multiprocessors these occupy. The ranks synchronize on the host, once per
-/// move. CPUs, and GPUs of several hosts: move() is move_weights().
+/// kernels. The copies wait only for work enqueued before move(), never for another rank, so they cannot deadlock
+/// with calls on other streams, regardless of the multiprocessors that these calls occupy. The ranks synchronize on the host,
+/// once per move. CPUs, and GPUs of several hosts: move() is move_weights().
 class SlotWeights {
  public:
   /// Collective. `arrays`: as for move_weights(), each with `slots_per_rank` slots; they must stay valid until all ranks have
@@ -199,22 +199,22 @@ class SlotWeights {
   /// Local. Waits for this rank's copies.
   ~SlotWeights();
 
-  /// Collective. Begins to copy the weights of each expert that `to` adds to a slot which is empty in `from`. No other slot may
-  /// have different experts in the two maps, unless it is empty in `to`: vacate() returns such a map `from`. Returns the number
-  /// of bytes that this rank receives from other ranks.
+  /// Collective. Starts to copy the weights of each expert that `to` assigns to an empty slot of `from`. All other slots that
+  /// differ must be empty in `to`: vacate() returns such a map `from`. Returns the number of bytes that this rank receives from
+  /// other ranks.
   ///
-  /// `group`: that of the constructor. Waits for the other ranks' hosts and for earlier work on the stream `after`, which
-  /// contains all calls that use the slots to be written and all writes to the weights of `from`; does not wait for the copies.
-  /// Until they are complete on all ranks, the weights of `from` must not change. Each rank's later work that uses the new
-  /// weights must be ordered after its copies: with wait(), or MoeLayerCall::weights_ready. Then set_map() may put `to` in
-  /// force. Throws on all ranks, before any copy: Error(invalid_argument), also during stream capture; Error(mismatch) if the
-  /// maps differ by rank.
+  /// `group`: that of the constructor. Waits on the host for the other ranks and for earlier work on the stream `after`,
+  /// which must include all calls that use the slots to be written and all writes to the weights of `from`; does not wait for
+  /// the copies. Until they are complete on all ranks, the weights of `from` must not change. Each rank's later work that uses
+  /// the new weights must be ordered after its copies: with wait(), or MoeLayerCall::weights_ready. Then set_map() may put `to`
+  /// in force. Throws on all ranks, before any copy: Error(invalid_argument), also during stream capture; Error(mismatch) if
+  /// the maps differ by rank.
   int64_t move(Group& group, const ExpertMap& from, const ExpertMap& to, void* after = nullptr);
   /// Local. Orders later work on `stream` after the copies of the last move(). Does not wait on the host. CPU: no effect.
   void wait(void* stream) const;
   /// Local. Returns true if the copies of the last move() have completed on this rank; after an error of the GPU, never.
   bool ready() const;
-  /// cudaEvent_t of the end of the copies, valid until the next move(); null before the first, and if move() waits for them.
+  /// cudaEvent_t recorded after the copies, valid until the next move(); null before the first, and if move() waits for them.
   void* ready_event() const;
 
  private:
@@ -289,9 +289,9 @@ class SlotSelector {
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
                         const BalanceOptions& options = {});
   /// Collective. As above, but the weights move in the background (SlotWeights::move): the call does not wait for the copies,
-  /// so that the dispatch of `slots` can run at the same time. Order the experts after the copies (MoeLayerCall::weights_ready
-  /// or SlotWeights::wait). Earlier calls that use any slot which changes must have been enqueued on the stream of the call.
-  /// `options.move` is used only for `stream`, that of the call; its other members must be equal on all ranks.
+  /// so they can overlap with the dispatch of `slots`. Order the experts after the copies (MoeLayerCall::weights_ready
+  /// or SlotWeights::wait). Earlier calls that use a changing slot must have been enqueued on the stream of the call.
+  /// Only `options.move.stream` is used, as the stream of the call; the other members must be equal on all ranks.
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, SlotWeights& weights,
                         const BalanceOptions& options = {});
 

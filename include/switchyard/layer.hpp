@@ -53,8 +53,8 @@ struct NamesOf<MoeExchange> {
 /// experts, (experts of rank 0) * W * max_tokens, are at most kMaxDecodeRows.
 inline constexpr int64_t kMaxDecodeTokens = 256, kMaxDecodeRows = 65536;
 
-/// Fused form: a layer without a capacity has memory for at least this many rows of a rank, or for worst-case routing if that
-/// is less.
+/// Fused form: a layer without a capacity allocates memory for at least this many rows per rank, or for worst-case routing if
+/// that needs fewer.
 inline constexpr int64_t kMoeSplitRows = 65536;
 
 /// Implementation of a layer. All forms give bit-identical results.
@@ -83,12 +83,12 @@ struct MoeLayerConfig {
   MoeExchange exchange = MoeExchange::automatic;
   MoeForm form = MoeForm::automatic;
   /// Normal mode: maximum number of rows, one per route, that a rank accepts in a call; memory is allocated for this many. 0:
-  /// the number for worst-case routing, W * max_tokens * K; fused form, unless overflow is drop_and_report: if that exceeds
-  /// max(kMoeSplitRows, 2 * max_tokens * K), this number, with overflow = split.
+  /// the number for worst-case routing, W * max_tokens * K; in the fused form, unless overflow is drop_and_report, at most
+  /// max(kMoeSplitRows, 2 * max_tokens * K), with overflow = split if this is fewer.
   int64_t capacity = 0;
   /// For routes beyond a rank's capacity. drop_and_report: see MoeLayer::dropped(). split, only in the fused form: a call in
-  /// which a rank would exceed it is carried out in passes over ranges of at most capacity / (W * K) tokens of every rank, with
-  /// the same results; the capacity must suffice for 64 passes.
+  /// which a rank would exceed it runs in passes over ranges of at most capacity / (W * K) tokens of every rank, with the same
+  /// results; at most 64 passes must suffice.
   Overflow overflow = Overflow::fail;
   /// GPUs, normal mode: calls will be captured in graphs. All graphs of the layer share one set of rows, separate from that of
   /// other calls.

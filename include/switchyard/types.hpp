@@ -105,7 +105,7 @@ struct NamesOf<SizePolicy> {
 enum class Overflow : uint8_t {
   fail = 0,
   drop_and_report = 1,
-  split = 2,  ///< only MoeLayer in the fused form: the call is carried out in passes over ranges of tokens
+  split = 2,  ///< only MoeLayer in the fused form: split the call into passes over ranges of tokens
 };
 template <>
 struct NamesOf<Overflow> {

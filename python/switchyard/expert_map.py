@@ -89,7 +89,7 @@ class ExpertMap:
         return NUMPY.wrap(ctypes.addressof(self._slots), (self.num_slots,), I32, self._slots, None).copy()
 
     def _like(self, fill: Any) -> "ExpertMap":
-        """Returns a map of this size whose slots `fill`, given their address, has written."""
+        """Returns a map of this size. `fill` receives the address of its slots and writes them."""
         made = ExpertMap.__new__(ExpertMap)
         made._set((ctypes.c_int32 * self.num_slots)(), self.num_experts, self.world)
         check(fill(ctypes.addressof(made._slots)))
@@ -105,17 +105,17 @@ class ExpertMap:
 
     @checked("ExpertMap.plan_replicas")
     def plan_replicas(self, routes_per_expert: Any, *, tolerance: float = 0.02) -> "ExpertMap":
-        """Variant of :meth:`plan` that only replaces replicas, so that :meth:`SlotWeights.move` can load them in the background: each
-        expert keeps one of its slots."""
+        """Variant of :meth:`plan` that only adds and replaces replicas: each expert keeps one of its slots, so
+        :meth:`SlotWeights.move` can load the replicas in the background."""
         taken = _arguments.bind("ExpertMap.plan_replicas", CPU, E=self.num_experts).routes_per_expert(routes_per_expert)
         return self._like(
             lambda slots: library().functions.sy_expert_map_plan_replicas(byref(self._struct()), taken.pointer, tolerance, slots))
 
     @checked("ExpertMap.vacate")
     def vacate(self, to: "ExpertMap") -> "ExpertMap":
-        """Returns this map with every slot empty whose expert differs in `to`. With that map in force, no call uses these slots, so
-        :meth:`SlotWeights.move` can load them in the background. Raises InvalidArgument if an expert would be left without a slot: such
-        a change requires :func:`move_weights`."""
+        """Returns a copy of this map in which every slot whose expert differs in `to` is empty. With that map in force, no call uses
+        these slots, so :meth:`SlotWeights.move` can load them in the background. Raises InvalidArgument if an
+        expert would be left without a slot: such a change requires :func:`move_weights`."""
         return self._like(lambda slots: library().functions.sy_expert_map_vacate(byref(self._struct()), byref(to._struct()), slots))
 
     @checked("ExpertMap.divide")
@@ -172,11 +172,11 @@ class _SlotArrays:
 
 
 class SlotWeights:
-    """The weights of this rank's slots, which move in the background of other calls. Creation and :meth:`move` are collective.
+    """The weights of this rank's slots, for moves in the background of other calls. Creation and :meth:`move` are collective.
 
     arrays, staging_bytes: as for :func:`move_weights`; the object keeps the arrays alive. They must stay allocated until all ranks
     have closed their objects. GPUs of one host: each rank reads the arrays of the others directly, so they must not be in expandable
-    segments or stream-ordered pools; the copies run on a stream of the object, by copy engines, and never wait for another rank.
+    segments or stream-ordered pools; copy engines perform the copies on a stream of the object and never wait for another rank.
     CPUs, and GPUs of several hosts: :meth:`move` waits for the copies.
 
         weights = sy.SlotWeights(group, w13, w2)
@@ -216,11 +216,11 @@ class SlotWeights:
 
     @named("SlotWeights.move")
     def move(self, before: ExpertMap, after: ExpertMap) -> int:
-        """Collective. Begins to copy the weights of each expert that `after` adds to a slot which is empty in `before`; no other slot
-        may change its expert. Waits for the other ranks' hosts and for earlier work on the current stream, which contains all calls
-        that use these slots, but not for the copies. Until they are complete on all ranks, the weights of `before` must not change.
-        Order work that uses the new weights with :meth:`wait` or ``MoeLayer.forward(weights_ready=)``. Returns the number of bytes
-        that this rank receives from other ranks. Raises InvalidArgument or Mismatch, on all ranks, before any copy."""
+        """Collective. Starts to copy the weights of each expert that `after` assigns to an empty slot of `before`. All other slots that
+        differ must be empty in `after`. Waits on the host for the other ranks and for earlier work on the current stream, which must
+        include all calls that use these slots, but not for the copies. Until they are complete on all ranks, the weights of
+        `before` must not change. Order work that uses the new weights with :meth:`wait` or ``MoeLayer.forward(weights_ready=)``.
+        Returns the number of bytes that this rank receives from other ranks. Raises InvalidArgument or Mismatch, on all ranks, before any copy."""
         with Construction(self.group, "SlotWeights.move"):
             _arguments.check("SlotWeights.move", before=before, after=after)
             received = ctypes.c_int64()
@@ -242,7 +242,7 @@ class SlotWeights:
 
     @property
     def event(self) -> Optional[int]:
-        """cudaEvent_t of the end of the copies, valid until the next move; None if there is nothing to wait for."""
+        """cudaEvent_t recorded after the copies, valid until the next move; None if there is nothing to wait for."""
         event = ctypes.c_void_p()
         check(self._functions.sy_slot_weights_ready(self.pointer, None, byref(event)))
         return event.value
@@ -351,9 +351,10 @@ class SlotSelector:
         routes. Counts the routes on all ranks and plans replicas; if this reduces the predicted time, moves the weights of `arrays`
         (:func:`move_weights`) and sets the planned map. Returns the slots and a report, with exact numbers of rows.
 
-        arrays, staging_bytes: as for :func:`move_weights`; or one :class:`SlotWeights`, whose copies this call begins but does not
-        wait for, so that they overlap with the dispatch of the slots: pass it to ``MoeLayer.forward(weights_ready=)``. tile: rows by which the busiest rank may exceed the mean before weights
-        are fetched. link_bytes_per_s: rate at which a rank sends or receives weights. seconds_per_row: time of the experts per row.
+        arrays, staging_bytes: as for :func:`move_weights`. With one :class:`SlotWeights` as `arrays`, this call starts the copies but
+        does not wait for them, so they overlap with the dispatch of the slots; pass the object to
+        ``MoeLayer.forward(weights_ready=)``. tile: rows by which the busiest rank may exceed the mean before weights are
+        fetched. link_bytes_per_s: rate at which a rank sends or receives weights. seconds_per_row: time of the experts per row.
         seconds_per_move: fixed costs of moving any weights. All are equal on all ranks; the defaults are for bf16 experts of hidden
         7168 and intermediate 2048 on H200s.
 

@@ -87,7 +87,7 @@ class MoeLayer:
     same type, or bf16 with fp8 weights.
     capacity: maximum number of rows accepted by a rank; 0: the number for worst-case routing or, in the fused form, at most
     65536 or twice the mean, with overflow "split". overflow: "fail", "drop_and_report" or, in the fused form, "split": calls
-    beyond the capacity are carried out in passes over ranges of tokens, with the same results.
+    that exceed the capacity run in passes over ranges of tokens, with the same results.
     order: summation order. exchange: "automatic", "normal" or "low_latency". form: "automatic", "separate" or "fused"
     (docs/layer.md).
     storage: "packed" (default on the CPU: a copy owned by the layer) or "view" (default on GPUs: the layer reads the caller's
@@ -176,8 +176,8 @@ class MoeLayer:
         token without any expert is +0. topk_weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds
         the layer's result to the content of `out`. device_tokens: int32 [1] with T, read when the call runs; rows of `out` from
         T on are not written. selector: `topk_ids` are expert ids, which the call replaces with slots (:meth:`LowLatency.dispatch`);
-        only ``exchange="low_latency"``. weights_ready: the experts, in the fused form the whole call, wait on the stream for the
-        last :meth:`SlotWeights.move`. Returns out."""
+        only ``exchange="low_latency"``. weights_ready: orders the experts, in the fused form the whole call, on the stream
+        after the last :meth:`SlotWeights.move`. Returns out."""
         again = self._again
         if again is not None and weights_ready is None and add is False and device_tokens is None and num_sms.__class__ is int and num_sms == 0 \
                 and (selector is None or selector.__class__ is SlotSelector) and not is_traced() and not needs_gradient():

@@ -209,7 +209,7 @@ class LowLatency:
         are a multiple of 16 bytes. output: the destination; None: an output shared by all such calls on this object, each of
         which overwrites the previous result. selector: `topk_ids` are expert ids, which the call replaces with slots as
         :meth:`SlotSelector.select` does, on GPUs usually without another launch; ``num_experts`` of this object is the number of
-        slots. On all ranks or on none."""
+        slots. Pass it on all ranks or on none."""
         if is_traced():
             _refuse_selector(selector)
             from ._torch import low_latency_ops as _low_latency_ops
@@ -309,8 +309,8 @@ class LowLatency:
                 out: Any = None, num_sms: int = 0) -> Any:
         """Collective. Sums the expert outputs for the tokens of the last dispatch into `received`; the result is out [T, H] of
         y's type. y: [L, R, H], read in place. topk_weights: float32 [T, K], "per_route" only; None: those passed to dispatch,
-        if any, which "per_rank" applies on the experts' ranks. expert_scale: float32 [L], "per_route" only; rows are returned as round(y * scale). A token without a route
-        yields +0."""
+        if any; "per_rank" applies these on the experts' ranks. expert_scale: float32 [L], "per_route" only; rows are returned as
+        round(y * scale). A token without a route yields +0."""
         if is_traced():
             from ._torch import low_latency_ops as _low_latency_ops
 

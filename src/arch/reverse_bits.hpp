@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bit reversal with the fastest instructions of each architecture; apart from bits.hpp for tables that need nothing else.
+// Bit reversal with the fastest instructions of each architecture. Separate from bits.hpp for tables that need only this.
 #pragma once
 
 #include <cstdint>

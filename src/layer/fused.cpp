@@ -17,7 +17,7 @@ class FusedLayer final : public LayerForm {
 
   void forward(int set, const ConstRows& x, const ExpertIds& ids, const float* weights, void* out,
                const FormCall& call) override {
-    order_after(call.stream, call.weights_ready);  // the kernel starts with weights that are complete
+    order_after(call.stream, call.weights_ready);  // the kernel starts after the weights are complete
     layer_.forward(x.data, ids, weights, out,
                    {call.stream, call.num_sms, call.device_tokens, call.add, set, call.known_memory});
   }

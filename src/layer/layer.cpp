@@ -166,7 +166,7 @@ void detail::LayerCalls::forward(MoeLayer& layer, const void* x, const ExpertIds
   const ConstRows rows{x, some.num_tokens, form.config.hidden, form.config.token_dtype()};
   try {
     check_call(form.config, now);
-  } catch (const Error&) {  // ends the calls of the other ranks, whose arguments may be valid, with a call that fails
+  } catch (const Error&) {  // a failing call ends those of the other ranks, whose arguments may be valid
     some.topk = 0;
     try {
       form.forward(set, rows, some, weights, out, now);

@@ -229,7 +229,7 @@ ExpertMap settle(std::vector<std::vector<int>> packs, const ExpertMap& current) 
   return map;
 }
 
-enum class Changes { all, replicas };  ///< replicas: one slot of each expert keeps it
+enum class Changes { all, replicas };  ///< replicas: each expert keeps one of its slots
 
 ExpertMap choose_map(Changes changes, std::span<const int64_t> routes_per_expert, const ExpertMap& current, double tolerance) {
   const int64_t load_now = divide_routes(current, routes_per_expert).max();  // validates the arguments

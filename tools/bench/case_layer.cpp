@@ -240,8 +240,7 @@ class LayerBench final : public BenchCaseOf<Run> {
     if (std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return arithmetic_of(r.options).quantises_tokens(); }))
       fmt::print("  per_channel: layer includes the quantization of the tokens; dispatch does not.\n");
     if (selects)
-      fmt::print(
-          "  selecting: the layer with ids of experts, which its calls replace with slots; layer: with the slots given.\n");
+      fmt::print("  selecting: the layer with expert ids, which its calls replace with slots; layer: with slots as input.\n");
     if (balances)
       fmt::print(
           "  balance: SlotSelector::balance with the weights to move, from the map without replicas, which is set first.\n");

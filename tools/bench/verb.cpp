@@ -36,16 +36,16 @@ void add_layer(Options& add, BenchOptions& o) {
                 "layer: intermediate size of an expert's MLP; auto: 2048 on GPUs, 64 on the CPU");
   add.automatic(
       "--capacity", o.capacity, 1, kMaxCapacity,
-      "layer: rows that a rank accepts in the fused form, in percent of the mean of all ranks; a call with more is split "
+      "layer: rows that a rank accepts in the fused form, in percent of the mean of all ranks; calls with more are split "
       "into passes; auto: the default of the library");
   add.choice("--accumulate", o.accumulate, kAccumulate,
              "layer, with --quantize: sums of the fp8 products; fast: in the tensor cores, with the error stated in "
              "docs/gemm.md, and without the fused form");
   add.choice("--scaling", o.scaling, kScalings,
-             "layer, with --quantize f32: what shares a scale of fp8 operands, see docs/gemm.md; per_channel: with --exchange "
-             "normal; a MoeLayer is timed, which quantizes the tokens before the exchange");
+             "layer, with --quantize f32: granularity of the scales of fp8 operands, see docs/gemm.md; per_channel: with "
+             "--exchange normal; times a MoeLayer, which quantizes the tokens before the exchange");
   add.choice("--intermediate-scaling", o.intermediate_scaling, kOutputScalings,
-             "layer, with --scaling per_channel or group_channel: what shares a scale of the rows between the products");
+             "layer, with --scaling per_channel or group_channel: granularity of the scales of the rows between the products");
   add.integer("--spare-slots", o.spare_slots, 0, kMaxSpareSlots,
               "layer: extra slots per rank for replicas of busy experts, planned from other tokens of this source; 0: none");
   add.toggle(

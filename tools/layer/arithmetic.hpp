@@ -15,7 +15,7 @@ struct LayerArithmetic {
   /// scales.
   ScaleKind quantize = ScaleKind::none;
   Accumulate accumulate = Accumulate::exact;  ///< fast: only without a fused form
-  // As in MoeLayerConfig; OutputScaling::fixed has the scale kIntermediateScale.
+  // As in MoeLayerConfig; OutputScaling::fixed uses kIntermediateScale.
   ScaleGranularity scaling = ScaleGranularity::block;
   OutputScaling intermediate_scaling = OutputScaling::per_group;
 

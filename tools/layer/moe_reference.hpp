@@ -47,15 +47,15 @@ inline constexpr double kFp8LayerTolerance = 1e-2;
 /// `ambiguity` from moe_reference() are allowed in addition. `norm`: the norm of the token's result.
 inline constexpr int64_t kFewElements = 1024;
 /// Relative error of a sum of `terms` fp8 products by the tensor cores, with Accumulate::fast or scales per channel, after
-/// SwiGLU. The tensor cores align the sum and 32
-/// products to the largest of them and truncate them to 14 bits. An emulation, which reproduces the errors measured by tests to
-/// within 4 %, gives 0.16, 0.29, 0.43 and 0.88 % for 2048, 4096, 7168 and 16 384 terms of the benchmark's data.
+/// SwiGLU. The tensor cores align the sum and 32 products to the largest of them and truncate them to 14 bits. An emulation,
+/// which reproduces the errors measured by tests to within 4 %, gives 0.16, 0.29, 0.43 and 0.88 % for 2048, 4096, 7168 and
+/// 16 384 terms of the benchmark's data.
 inline double fast_sum_error(int64_t terms) { return 1e-3 + 5e-7 * static_cast<double>(terms); }
 /// Width of the allowed range, relative to the result. With such sums, truncating an intermediate element x by e selects
 /// another code with probability e / d, where d, at most x / 8, is the distance between codes; the squared error of a row is
 /// thus at most the relative error of its elements / 8. At H = 7168, the emulation gives 1.4 to 1.6 % for whole tokens, and the
-/// limit is 2.6 %. With OutputScaling::per_row, the error of the largest element, or its rounding to bf16, 2^-8, has the same
-/// effect on all elements of the row.
+/// limit is 2.6 %. With OutputScaling::per_row, the error of the largest element, or its rounding to bf16 (2^-8),
+/// affects all elements of the row equally.
 double layer_tolerance(const ReferenceInput& input, int64_t hidden, int64_t intermediate, double norm, double ambiguity);
 double norm_of(const float* row, int64_t hidden);
 

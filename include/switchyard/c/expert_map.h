@@ -36,7 +36,7 @@ sy_code sy_expert_map_home(const sy_expert_map* map);
 sy_code sy_expert_map_plan(const sy_expert_map* current, const int64_t* routes_per_expert, double tolerance,
                            int32_t* expert_of_slot);
 
-/// Variant of sy_expert_map_plan that only adds and replaces replicas: one slot of each expert keeps it, so
+/// Variant of sy_expert_map_plan that only adds and replaces replicas: each expert keeps one of its slots, so
 /// sy_expert_map_vacate accepts the map, and sy_slot_weights_move can load its weights in the background.
 sy_code sy_expert_map_plan_replicas(const sy_expert_map* current, const int64_t* routes_per_expert, double tolerance,
                                     int32_t* expert_of_slot);
@@ -49,7 +49,7 @@ sy_code sy_expert_map_divide(const sy_expert_map* map, const int64_t* routes_per
 /// from each rank to each expert. After an error, some ids may already be replaced.
 sy_code sy_expert_map_replace(const sy_expert_map* map, const int64_t* routes, int32_t source, int32_t* ids, int64_t num_ids);
 
-/// Writes the map `from` to `expert_of_slot` [W * C] with every slot empty whose expert differs in `to`. With this map in
+/// Writes the map `from` to `expert_of_slot` [W * C] and empties every slot whose expert differs in `to`. With this map in
 /// force, no call uses these slots, so sy_slot_weights_move can load them. Error: invalid_argument if an expert would be left
 /// without a slot.
 sy_code sy_expert_map_vacate(const sy_expert_map* from, const sy_expert_map* to, int32_t* expert_of_slot);
@@ -78,17 +78,17 @@ sy_code sy_slot_weights_create(sy_group* group, int32_t slots_per_rank, void* co
 /// Local. Waits for this rank's copies.
 sy_code sy_slot_weights_destroy(sy_slot_weights* weights);
 
-/// Collective. Begins to copy the weights of each expert that `to` adds to a slot which is empty in `from`; other slots may not
-/// change. Waits for the other ranks' hosts and for earlier work on the stream `after`, which contains all calls that use these
-/// slots, but not for the copies (CPUs and GPUs of several hosts: copies as sy_move_weights does). `received`: number of bytes
-/// that this rank receives from other ranks; may be NULL. Errors, on all ranks and before any copy: invalid_argument; mismatch
-/// if the maps differ by rank.
+/// Collective. Starts to copy the weights of each expert that `to` assigns to an empty slot of `from`. All other slots that
+/// differ must be empty in `to`. On the host, waits for the other ranks and for earlier work on the stream `after`, which must
+/// include all calls that use these slots, but not for the copies (CPUs, and GPUs of several hosts: copies as sy_move_weights
+/// does). `received`: number of bytes that this rank receives from other ranks; may be NULL. Errors, on all ranks and before
+/// any copy: invalid_argument; mismatch if the maps differ by rank.
 sy_code sy_slot_weights_move(sy_slot_weights* weights, const sy_expert_map* from, const sy_expert_map* to, void* after,
                              int64_t* received);
 /// Local. Orders later work on `stream` after the copies of the last move. CPU: no effect.
 sy_code sy_slot_weights_wait(const sy_slot_weights* weights, void* stream);
-/// Local. `done`: 1 if the copies of the last move have completed on this rank. `event`: the cudaEvent_t of their end, valid
-/// until the next move, or NULL if there is nothing to wait for. Either may be NULL.
+/// Local. `done`: 1 if the copies of the last move have completed on this rank. `event`: the cudaEvent_t recorded after them,
+/// valid until the next move, or NULL if there is nothing to wait for. Either may be NULL.
 sy_code sy_slot_weights_ready(const sy_slot_weights* weights, sy_bool* done, void** event);
 
 /// Replaces the expert ids of each call on a rank with slots of a map, in the memory of the group's backend, and counts the
@@ -133,8 +133,8 @@ typedef struct sy_balance_report {
 sy_code sy_slot_selector_balance(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* const* arrays,
                                  const size_t* slot_bytes, int32_t num_arrays, const sy_balance_options* options, void* stream,
                                  sy_balance_report* report);
-/// Collective. Variant of sy_slot_selector_balance in which the weights move in the background (sy_slot_weights_move): does not
-/// wait for the copies, so that the dispatch of `slots` can run at the same time. Order the experts after the copies
+/// Collective. Variant of sy_slot_selector_balance that moves the weights in the background (sy_slot_weights_move): it does not
+/// wait for the copies, so they can overlap with the dispatch of `slots`. Order the experts after the copies
 /// (sy_moe_layer_call::weights_ready or sy_slot_weights_wait). Ignores options->staging_bytes.
 sy_code sy_slot_selector_balance_in_background(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots,
                                                sy_slot_weights* weights, const sy_balance_options* options, void* stream,

@@ -128,7 +128,7 @@ typedef struct sy_low_latency_dispatch_options {
   int32_t num_sms;       ///< CUDA: in [1, those of the GPU / ranks on it]; 0: as tuned, or all
   sy_bool known_memory;  ///< CUDA: as in sy_dispatch_options
   /// If not NULL, `topk_ids` are expert ids, which the call replaces with slots as sy_slot_selector_select does; it counts as a
-  /// call of that function. The map has num_experts slots. CUDA: in common configurations on one host, the kernel that sends
+  /// call of that function. The map has num_experts slots. CUDA: in common configurations on one host, the sending kernel
   /// selects the slots; otherwise, a separate kernel does so first. NULL on all ranks or on none.
   sy_slot_selector* selector;
 } sy_low_latency_dispatch_options;

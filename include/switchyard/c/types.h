@@ -103,7 +103,7 @@ typedef int32_t sy_overflow;
 enum {
   SY_OVERFLOW_FAIL = 0,
   SY_OVERFLOW_DROP_AND_REPORT = 1,
-  SY_OVERFLOW_SPLIT = 2  ///< only a whole layer in the fused form: the call is carried out in passes over ranges of tokens
+  SY_OVERFLOW_SPLIT = 2  ///< only whole layers in the fused form: split the call into passes over ranges of tokens
 };
 
 /// Treatment of ids that are neither -1 (no expert) nor a valid expert id. RAISE: invalid ids in host memory give

@@ -127,8 +127,8 @@ class CpuFused final : public FusedImpl {
 #include "switchyard/statistics.def"
   }
 
-  /// Overflow::split: carries out a call whose routes exceed the capacity of a rank. All ranks make as many passes, even if
-  /// they have no tokens left; each has an epoch of its own.
+  /// Overflow::split: executes a call whose routes exceed the capacity of a rank. All ranks run the same number of passes, even
+  /// without remaining tokens; each pass has its own epoch.
   void run_passes(const TokenRange& all, const FusedMoeCall& o) {
     const int64_t max = *std::max_element(handle_.counts.tokens.begin(), handle_.counts.tokens.end());
     const bool in_place = all.x == tokens();
@@ -174,7 +174,7 @@ class CpuFused final : public FusedImpl {
     {
       const TraceSpan span(p_.call.tracer, kHostTrack, Event::plan, ids.num_tokens * ids.topk);
       local_.build(ids, config.num_experts, world());
-      const bool counted = passes_.count > 0 && !may_split;  // the plan of the whole call has counted the ids of its passes
+      const bool counted = passes_.count > 0 && !may_split;  // by the plan of the whole call
       if (!counted) take_invalid(local_.invalid, config.invalid_ids, config.topk, config.num_experts);
     }
     gather_counts(ids, o);
@@ -242,7 +242,7 @@ class CpuFused final : public FusedImpl {
   FusedLayerParams p_;  ///< of the current call
   const SplitPasses passes_ = split_passes(config, world());
   CallEpochs epochs_{first_epoch_};
-  uint64_t calls_ = 0;  ///< so far, of which each may have several epochs
+  uint64_t calls_ = 0;  ///< number of calls so far; each may have several epochs
   CpuWarp solo_{0, 0, 1, 1, nullptr};
   LocalPlan local_;
   HandleData handle_;  ///< the sender's part of the last call's plan

@@ -40,8 +40,8 @@ struct FusedMoeConfig {
   int topk = 0;              ///< K in [1, kMaxTopk]
   int64_t max_tokens = 0;    ///< maximum T on any rank
   int64_t capacity = 0;      ///< maximum number of rows, one per route, that a rank accepts in a call; 0: worst-case routing
-  /// For routes beyond a rank's capacity. split: a call in which a rank would exceed it is carried out in passes over ranges of
-  /// tokens, with the bits of a call without a capacity; only forward.
+  /// For routes beyond a rank's capacity. split: a call in which a rank would exceed it runs in passes over ranges of tokens,
+  /// with the bits of a call without a capacity; only forward.
   Overflow overflow = Overflow::fail;
   /// Type of the weights and hence of the matrix products: bf16 or fp8_e4m3. Tokens and results are bf16 in both cases. fp8: H
   /// and I are multiples of 128, H at most 65536; a token is quantized before it is sent, as by NormalExchange.

@@ -234,8 +234,8 @@ class CudaFused final : public FusedImpl {
   }
 
   // Overflow::split. Every call enqueues all passes. The plan of the whole call decides on the device, identically on all
-  // ranks, whether the call is split and how many passes take part; the others end at once. The kernel of the whole call stages
-  // the tokens of all passes.
+  // ranks, whether the call is split and how many passes run; the others exit at once. The kernel of the whole call stages the
+  // tokens of all passes.
 
   int64_t first_of_pass(int pass, int64_t tokens) const { return std::min((pass - 1) * passes_.tokens, tokens); }
   PlanParams plan_of_pass(const PlanParams& whole, int pass) const {

@@ -23,7 +23,7 @@ void check_type_on_cpu(const FusedMoeConfig& config);
 /// Maximum number of rows for a rank's experts.
 int64_t max_rows(const FusedMoeConfig& config, int world);
 
-/// The passes of a call that is split.
+/// The passes of a split call.
 SplitPasses split_passes(const FusedMoeConfig& config, int world);
 
 /// The signature of a call of an object with this hash.

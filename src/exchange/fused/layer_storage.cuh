@@ -237,8 +237,8 @@ __device__ __forceinline__ bool is_left_out(const FusedParams& p) {
   return p.pass > 0 && static_cast<uint64_t>(p.pass) > p.state->passes;
 }
 
-/// Resets the block's move counters, which count all passes of a call. Call from one thread of a block, before the others move
-/// anything.
+/// Resets the block's move counters, which count all passes of a call. Call from one thread of a block before other threads
+/// move rows.
 __device__ __forceinline__ void begin_counting(const FusedParams& p) {
   if (p.pass == 0) p.call.moved[blockIdx.x] = {};
 }

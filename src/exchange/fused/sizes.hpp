@@ -48,12 +48,12 @@ inline constexpr int kMaxFusedExperts = 4608, kMaxFusedFp8Experts = 2048;
 inline constexpr uint32_t kTrackBytes = 1024;
 
 /// Overflow::split: pass i, from 0, of a call covers tokens [i * tokens, (i + 1) * tokens) of every rank. A pass never exceeds
-/// the capacity, because W * tokens * K routes fit, whatever they are.
+/// the capacity, because any W * tokens * K routes fit.
 struct SplitPasses {
-  int count = 0;       ///< of a call; 0: no call is split, as the capacity suffices for any routing or the mode is another
+  int count = 0;       ///< of a call; 0: overflow is not split, or the capacity suffices for any routing
   int64_t tokens = 0;  ///< of a pass
 };
-/// Maximum number of passes. On GPUs, all passes are enqueued in every call.
+/// Maximum number of passes. On GPUs, every call enqueues all of its passes.
 inline constexpr int64_t kMaxPasses = 64;
 
 /// Sizes that depend on the weight type: rows of the largest tile, number of blocks that compute a tile together (each with its

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Selection of slots (SlotSelector) by the kernel that sends: each block copies the table to shared memory while it loads the
-// ids, and replaces each id as it stages it. One block counts the routes after it has sent, off the critical path. The slots
-// are those of the selection kernel, because both use SlotTable.
+// Selection of slots (SlotSelector) by the sending kernel: each block copies the table to shared memory while it loads the ids,
+// and replaces each id as it stages it. One block counts the routes after its sends, off the critical path. The slots are
+// those of the selection kernel, because both use SlotTable.
 #pragma once
 
 #include "exchange/low_latency/frame.cuh"
@@ -47,8 +47,8 @@ class SlotLookup {
   __device__ int64_t operator()(int64_t id, int route) const {
     return table_(id, layout_.by_topk.quotient(static_cast<uint32_t>(route)));
   }
-  /// Counts the first `routes` routes. All blocks replace all ids; only the last one, which sends the fewest messages, counts
-  /// them, and reads them again. Call from all threads after the block's sends, whose release would wait for the counts.
+  /// Counts the first `routes` routes. All blocks replace all ids; only the last block, which sends the fewest messages, reads
+  /// them again and counts them. Call from all threads after the block's sends: their release would wait for earlier counts.
   __device__ void count(const IdReader& ids, int routes) const {
     if (blockIdx.x + 1 != gridDim.x) return;
 #pragma unroll 1

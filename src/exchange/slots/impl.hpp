@@ -38,7 +38,7 @@ class SlotSelectorImpl : protected ExchangeBase {
   /// Counts such a call, with or without tokens.
   void count_call() { ++calls_; }
   void set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream);
-  /// `weights`: null, or the arrays' object, in which weights move in the background.
+  /// `weights`: null, or the object of `arrays`, which moves the weights in the background.
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
                         const BalanceOptions& options, SlotWeightsImpl* weights);
   std::vector<int64_t> gather_routes();

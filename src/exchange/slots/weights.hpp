@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Base of the SlotWeights backends: checks and agreement. This base class moves weights through staging memory, in the
-// foreground.
+// Base of the SlotWeights backends: checks and agreement. Its own copies go through staging memory, in the foreground.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +35,9 @@ class SlotWeightsImpl : protected ExchangeBase {
  protected:
   SlotWeightsImpl(Group& group, int slots_per_rank, std::span<const SlotArray> arrays, const MoveOptions& options)
       : ExchangeBase(group), slots_per_rank_(slots_per_rank), arrays_(arrays.begin(), arrays.end()), options_(options) {}
-  /// Runs the body of every constructor. `check`: of a backend.
+  /// The body of every constructor. `check`: checks of the backend.
   void construct_with(const std::function<void()>& check);
-  /// Waits for the last move and for earlier work on `after`. Throws invalid_argument if a stream must not be used.
+  /// Waits for the last move and for earlier work on `after`. Throws invalid_argument for an unusable stream.
   virtual void finish_earlier(Group& group, void* after) = 0;
   /// Performs or enqueues this rank's copies; the ranks have agreed on the maps. Returns the bytes from other ranks.
   virtual int64_t copy(Group& group, const ExpertMap& from, const ExpertMap& to, const WeightMoves& moves);

@@ -2,9 +2,9 @@
 // SlotWeights on GPUs of one host: each rank copies from the mapped arrays of the other ranks.
 //
 // Order. The agreement in move() follows each rank's host wait for its earlier copies and for its calls that used the slots to
-// be written. A copy therefore reads a slot that its owner does not write until the next agreement, and writes a slot that no
-// enqueued call reads. Nothing on a device waits for another rank: the copies need no multiprocessor and no peer, so they end
-// even if kernels of all ranks wait for each other, and whatever waits for the copies ends too.
+// be written. Until the next agreement, no owner writes a slot that a copy reads, and no enqueued call reads a slot that a copy
+// writes. The copies need no multiprocessor and wait for no peer, so they complete even if kernels of all ranks wait for each
+// other, and all work that waits for the copies can proceed.
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,7 +31,7 @@ class MappedWeights final : public SlotWeightsImpl {
       for (const SlotArray& array : arrays_) gpu_.check_pointer("arrays[].data", array.data, 1);
     });
     group_.collectively("SlotWeights", [&] {
-      const RelaxedCapture relaxed;  // some stream of this thread may be captured
+      const RelaxedCapture relaxed;  // this thread may be capturing a stream
       for (const SlotArray& array : arrays_)
         mapped_.push_back(PeerRange::create(*group_.bootstrap, gpu_.device(), array.data,
                                             array.slot_bytes * static_cast<size_t>(slots_per_rank_),
@@ -110,7 +110,7 @@ class MappedWeights final : public SlotWeightsImpl {
   CudaRank& gpu_;
   const gpu::Stream stream_;
   std::vector<std::shared_ptr<PeerRange>> mapped_;  ///< of each array
-  Point copied_;                                    ///< end of the last move; null: there was none
+  Point copied_;                                    ///< end of the last move; null: no move yet
 };
 
 }  // namespace

@@ -16,9 +16,8 @@ from ._standard import GROUP, PrepareAndFinalize, rounded, weighted
 
 class SwitchyardBatched(PrepareAndFinalize):
     """Dispatches tokens to rows by expert: [L, world * max_tokens, H] for the L experts of this rank. Shapes are fixed, counts
-    remain on the device, and all calls can be captured. Each token crosses to a rank once: dispatch also sends the routing weights,
-    by which combine multiplies the experts' rows on this rank, and combine returns one sum per (token, rank)
-    (``order="per_rank"``).
+    remain on the device, and all calls can be captured. Dispatch sends each token once per rank, with its routing weights. Combine
+    multiplies the experts' rows by these weights on this rank and returns one sum per (token, rank) (``order="per_rank"``).
 
     Args:
         buffer: objects of the process group.
@@ -94,5 +93,5 @@ class SwitchyardBatched(PrepareAndFinalize):
     def finalize(self, output: torch.Tensor, fused_expert_output: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
                  apply_router_weight_on_input: bool, weight_and_reduce_impl: Any) -> None:
         """Collective. Writes to `output` [T, H] the weighted sum of the experts' rows [L, R, H], which are read in place. The
-        weights are those of prepare."""
+        weights are those passed to prepare."""
         self._exchange.combine(fused_expert_output, self._received, order="per_rank", out=output)

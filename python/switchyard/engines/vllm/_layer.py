@@ -209,7 +209,7 @@ class SwitchyardPassThrough(PassThroughPrepareAndFinalize):  # type: ignore[misc
         self._experts = fused_experts
 
     def finalize(self, output: torch.Tensor, fused_expert_output: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
-        if output is fused_expert_output:  # the usual case: the experts have written the result
+        if output is fused_expert_output:  # usually, the experts have already written the result
             return
         if output.shape[0] == 0:
             self._experts.take_part(output)

@@ -41,7 +41,7 @@ struct PlanParams {
   int64_t capacity = 0;
   bool fail_on_overflow = false;
   /// Fused layer. Overflow::split: tokens of a pass; else 0. If a rank's rows exceed its capacity, the plan's status becomes
-  /// kSplitStatus on all ranks, and ObjectState::passes their number.
+  /// kSplitStatus on all ranks, and ObjectState::passes the number of passes.
   int64_t split_tokens = 0;
   int pass = 0;               ///< number of this pass, from 1, of a call that may be split; the plan of the whole call has 0
   int64_t first_token = 0;    ///< of a pass; `ids`, `weights` and `tokens` begin there, device_tokens counts from 0

@@ -104,7 +104,7 @@ __device__ __forceinline__ int64_t tokens_of(const PlanParams& p) {
   const int64_t left = *p.device_tokens - p.first_token;
   return least(left > 0 ? left : 0, p.tokens);
 }
-/// Number of passes over the tokens of all ranks; identical on all ranks.
+/// Number of passes that cover the tokens of all ranks; identical on all ranks.
 __device__ inline uint64_t count_passes(const PlanView& v) {
   int64_t max = 0;
   for (int s = 0; s < v.p.map.world; ++s) max = v.head(s)->tokens > max ? v.head(s)->tokens : max;

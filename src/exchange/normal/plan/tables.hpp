@@ -37,8 +37,8 @@ enum class Participation : uint32_t { takes_part, resumes, left_out, unmoved };
 inline constexpr size_t kObjectStateBytes = 256;  ///< reserved size of ObjectState
 static_assert(sizeof(ObjectState) <= kObjectStateBytes);
 
-/// TablesHeader::status of a plan of the fused layer whose call is carried out in passes: the call goes on, but not with this
-/// plan. Not an ErrorCode.
+/// TablesHeader::status of a plan of the fused layer whose call is split: the call continues with the plans of its passes.
+/// Not an ErrorCode.
 inline constexpr int32_t kSplitStatus = -1;
 
 struct TablesHeader {

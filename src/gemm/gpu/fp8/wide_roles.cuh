@@ -39,8 +39,8 @@ struct WideKind : Fp8Kind<kTileFinish, kGranularity> {
 template <class K>
 struct WideStorage : SharedStorage {
   static constexpr uint32_t kStagesAt = kFixedBytes + kMathWarps * kWideStaging;
-  /// As many as fit. A constant, because the compiler computes descriptors of a stage in uniform registers only if the stage is
-  /// provably uniform.
+  /// The maximum that fits. A constant: the compiler computes descriptors in uniform registers only if the index of the stage
+  /// is provably uniform.
   static constexpr uint32_t kStages = 4;
   static_assert(kStagesAt % 1024 == 0);
   static_assert(kStagesAt + kStages * (kWideStageBytes + kScaleBytes<K>)+2 * kTileScaleBytes<K> + (kMaxGemmExperts + 2) * 4 <=
