@@ -110,7 +110,7 @@ struct MoeLayerConfig {
   DType token_dtype() const { return dtype == DType::fp8_e4m3 ? DType::bf16 : dtype; }
 };
 
-/// Settings of one call. All ranks must pass the same `add` and `selector`, and agree on whether device_tokens is null.
+/// Settings of one call. All ranks must pass the same `add`, and agree on whether selector and device_tokens are null.
 struct MoeLayerCall {
   void* stream = nullptr;  ///< CUDA: cudaStream_t; null: the legacy default stream
   /// CUDA: maximum number of multiprocessors for each kernel of the call, in [1, those of the GPU / ranks on it]. 0: the

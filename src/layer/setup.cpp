@@ -270,7 +270,7 @@ LayerSetup set_up(const MoeLayerConfig& given, int world, Backend backend) {
   }
   if (c.overflow == Overflow::split) {
     if (c.form == MoeForm::separate || !fuses)
-      refuse("overflow", "split", "fail or drop_and_report, but in the fused form, which alone splits calls",
+      refuse("overflow", "split", "fail or drop_and_report, except in the fused form, which alone splits calls",
              ErrorCode::unsupported);
     return as_fused(s);
   }

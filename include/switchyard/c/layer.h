@@ -104,7 +104,7 @@ sy_code sy_moe_layer_with_scaled_weights(const sy_moe_layer* layer, const void* 
 /// use it are done.
 sy_code sy_moe_layer_destroy(sy_moe_layer* layer);
 
-/// Settings of one call. All ranks must pass the same `add` and `selector`, and agree on whether device_tokens is NULL.
+/// Settings of one call. All ranks must pass the same `add`, and agree on whether selector and device_tokens are NULL.
 typedef struct sy_moe_layer_call {
   size_t struct_size;
   void* stream;  ///< CUDA: cudaStream_t; NULL: the legacy default stream

@@ -121,7 +121,7 @@ TEST(MoeCapacity, OnlyTheFusedFormSplits) {
     EXPECT_EQ(end_of(backend, [](auto&) {}).code, ErrorCode::ok);
     const auto refused = [&](const std::function<void(MoeLayerConfig&)>& change) {
       expect_text(end_of(backend, change), ErrorCode::unsupported,
-                  "MoeLayerConfig::overflow = split: must be fail or drop_and_report, but in the fused form");
+                  "MoeLayerConfig::overflow = split: must be fail or drop_and_report, except in the fused form");
     };
     refused([](auto& c) { c.form = MoeForm::separate; });
     refused([](auto& c) { c.exchange = MoeExchange::low_latency; });
