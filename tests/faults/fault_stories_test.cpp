@@ -3,6 +3,7 @@
 // ranks in tests/multiproc/exchange_test.cpp, and calls that differ from those of the peers in different_calls_test.cpp.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <thread>
@@ -94,15 +95,14 @@ TEST_P(SilentInSetUp, IsNamed) {
 
 INSTANTIATE_TEST_SUITE_P(Faults, SilentInSetUp, testing::ValuesIn(set_up_calls()), name_of);
 
-/// A rank that is late but within the deadline causes no fault, and the statistics name it.
-class SlowRank : public testing::TestWithParam<WatchedCall> {};
-
-TEST_P(SlowRank, IsNamedByTheWaitStatistics) {
+/// Makes a call for which rank 1 is late by `delay`. Returns true if the others' statistics attribute the longest waits to it.
+bool late_rank_waited_for_longest(const WatchedCall& watched, std::chrono::milliseconds delay) {
+  std::atomic<bool> longest{true};
   const auto all = outcomes(3, options_with(60s), [&](Group& group) {
-    GetParam().play(group, [&](const std::function<void()>& call) {
+    watched.play(group, [&](const std::function<void()>& call) {
       group.barrier();
       const auto before = group.wait_statistics();
-      if (group.rank() == 1) std::this_thread::sleep_for(200ms);
+      if (group.rank() == 1) std::this_thread::sleep_for(delay);
       call();
       const auto after = group.wait_statistics();
       ASSERT_EQ(after.size(), 3u);
@@ -111,10 +111,20 @@ TEST_P(SlowRank, IsNamedByTheWaitStatistics) {
       EXPECT_GT(after[1].total_ms, before[1].total_ms);
       EXPECT_GE(after[1].total_ms, after[1].max_ms);
       for (size_t r = 0; r < 3; ++r)
-        EXPECT_GE(after[1].total_ms - before[1].total_ms, after[r].total_ms - before[r].total_ms) << "rank " << r;
+        if (after[1].total_ms - before[1].total_ms < after[r].total_ms - before[r].total_ms) longest = false;
     });
   });
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  return longest;
+}
+
+/// A rank that is late but within the deadline causes no fault, and the statistics name it.
+class SlowRank : public testing::TestWithParam<WatchedCall> {};
+
+TEST_P(SlowRank, IsNamedByTheWaitStatistics) {
+  // Other programs may delay the other ranks as well; a longer delay then exceeds theirs.
+  EXPECT_TRUE(late_rank_waited_for_longest(GetParam(), 200ms) || late_rank_waited_for_longest(GetParam(), 2s) ||
+              late_rank_waited_for_longest(GetParam(), 20s));
 }
 
 INSTANTIATE_TEST_SUITE_P(Faults, SlowRank, testing::ValuesIn(exchange_calls()), name_of);

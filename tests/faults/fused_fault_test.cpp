@@ -75,12 +75,14 @@ TEST(FusedFaults, ADeadlineNamesWhatWasWaitedFor) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
 }
 
-/// A rank plans in time but computes its products late: the other ranks' statistics name it.
-TEST(FusedFaults, SlowProductsAreChargedToTheirRank) {
+/// Makes a call in which kBad computes each tile late by `delay`. Returns true if the others' statistics attribute the longest
+/// waits to it.
+bool slow_rank_waited_for_longest(std::chrono::milliseconds delay) {
+  std::atomic<bool> longest{true};
   const auto all = outcomes(kFusedWorld, options_with(60s), [&](Group& group) {
     FusedMoeRig rig(group);
     rig.round();
-    if (group.rank() == kBad) rig.products->on_tile = [] { std::this_thread::sleep_for(200ms); };
+    if (group.rank() == kBad) rig.products->on_tile = [delay] { std::this_thread::sleep_for(delay); };
     group.barrier();
     const auto before = group.wait_statistics();
     rig.round();
@@ -89,9 +91,16 @@ TEST(FusedFaults, SlowProductsAreChargedToTheirRank) {
     EXPECT_GT(after[kBad].waits, before[kBad].waits);
     EXPECT_GT(after[kBad].max_ms, 50);  // the waits for the plan take microseconds
     for (size_t r = 0; r < kFusedWorld; ++r)
-      EXPECT_GE(after[kBad].total_ms - before[kBad].total_ms, after[r].total_ms - before[r].total_ms) << "rank " << r;
+      if (after[kBad].total_ms - before[kBad].total_ms < after[r].total_ms - before[r].total_ms) longest = false;
   });
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "ok") << o.text;
+  return longest;
+}
+
+/// A rank plans in time but computes its products late: the other ranks' statistics name it, with a longer delay if other
+/// programs delay the other ranks as well.
+TEST(FusedFaults, SlowProductsAreChargedToTheirRank) {
+  EXPECT_TRUE(slow_rank_waited_for_longest(200ms) || slow_rank_waited_for_longest(2s));
 }
 
 TEST(FusedFaults, RanksThatDoNotAllAddAreAMismatch) {
