@@ -124,7 +124,7 @@ def test_split_calls(ranks, layer):
         parts = np.concatenate([moe(x[i:i + 1].copy(), ids[:1]) for i in range(5)])  # each fits
         np.testing.assert_allclose(oracle.from_bf16(moe(x, ids)), oracle.from_bf16(parts), rtol=0.02, atol=0.03)
         assert moe.dropped() is None
-        with pytest.raises(sy.Unsupported, match="overflow = 'split': must be 'fail' or 'drop_and_report', but in the fused form"):
+        with pytest.raises(sy.Unsupported, match="overflow = 'split': must be 'fail' or 'drop_and_report', except in the fused form"):
             sy.MoeLayer(group, *weights, overflow="split", **{**config, "form": "separate"})
 
     ranks(rank, 2, heap_bytes=sy.MoeLayer.heap_bytes(2, overflow="split", **config))

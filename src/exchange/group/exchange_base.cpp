@@ -119,7 +119,7 @@ void ExchangeBase::take_invalid(const InvalidRoutes& found, InvalidIds policy, i
     const std::string from =
         "; from a SlotSelector: id " + std::to_string(found.id - kFirstRefusedSlot) + ", which is no expert of its map";
     invalid("topk_ids", "[" + t + "][" + k + "] = " + std::to_string(found.id) + " (token " + t + ", k = " + k +
-                            (selected ? from : "") + "): must be " + (selected ? "a slot" : "an expert") + " in [0, " +
+                            (selected ? from + "): must be a slot in [0, " : "): must be an expert in [0, ") +
                             std::to_string(num_experts) + "), or -1 for none; " + std::to_string(found.count) +
                             " of the ids of this call are neither (invalid_ids = count drops and counts them)");
   }
