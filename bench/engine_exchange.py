@@ -25,20 +25,17 @@ import argparse
 import contextlib
 import ctypes
 import glob
-import json
 import os
 import statistics
 import subprocess
 import sys
 import time
 import traceback
-from pathlib import Path
 
 from engine_layers import LOW_LATENCY, Layers
 from gpu_times import GpuTimes
-from rank_processes import RANKS, play
+from rank_processes import RANKS, ROOT, parts_of, play_all
 
-ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("prefill", "decode", "layer", "host")
 #: Number of calls in a large graph.
 MANY = 8
@@ -314,32 +311,11 @@ def run(rank, part, store, given, end):
     bench.torch.cuda.synchronize()
 
 
-def about(given):
-    """Returns the conditions of the measurement."""
-    import torch
-
-    sys.path.insert(0, str(ROOT / "python"))
-    import switchyard as sy
-
-    git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
-    return {"device": torch.cuda.get_device_name(), "ranks": RANKS, "torch": torch.__version__, "library": sy.library_version(),
-            "commit": os.environ.get("SWITCHYARD_COMMIT") or git.stdout.strip(), "date": time.strftime("%Y-%m-%d"),
-            "config": {name: value for name, value in vars(given).items() if name != "json"}}
-
-
 def main():
     given = arguments()
-    parts = given.only.split(",")
-    if set(parts) - set(PARTS):
-        raise SystemExit(f"engine_exchange: --only {given.only}: choose from {', '.join(PARTS)}")
+    parts = parts_of(given, PARTS)
     given.no_peer = peer_error(given.deep_ep)
-    entries = []
-    for part in parts:
-        play(run, part, given, entries)
-        if given.json:  # after each part: failures of later parts lose no figures
-            with open(given.json, "w", encoding="utf-8") as file:
-                json.dump({**about(given), "entries": entries}, file, indent=1)
-                file.write("\n")
+    play_all(run, parts, given)
 
 
 if __name__ == "__main__":

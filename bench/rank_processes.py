@@ -3,14 +3,17 @@
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from multiprocessing.connection import wait
+from pathlib import Path
 
 #: Number of ranks, one per GPU.
 RANKS = 2
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def _rank(run, rank, part, store, given, end):
@@ -51,3 +54,36 @@ def play(run, part, given, entries):
                 error = f"no end in {given.seconds} s" if process.exitcode is None else f"exit code {process.exitcode}"
                 entries.append({"kind": "error", "part": part, "name": "part", "rank": rank, "error": error})
                 process.kill()
+
+
+def about(given):
+    """Returns the conditions of the measurement."""
+    import torch
+
+    sys.path.insert(0, str(ROOT / "python"))
+    import switchyard as sy
+
+    git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
+    return {"device": torch.cuda.get_device_name(), "ranks": RANKS, "torch": torch.__version__, "library": sy.library_version(),
+            "commit": os.environ.get("SWITCHYARD_COMMIT") or git.stdout.strip(), "date": time.strftime("%Y-%m-%d"),
+            "config": {name: value for name, value in vars(given).items() if name != "json"}}
+
+
+def parts_of(given, parts):
+    """Returns the parts that given.only, a list separated by commas, selects. Ends the program if it names another part."""
+    chosen = given.only.split(",")
+    if set(chosen) - set(parts):
+        raise SystemExit(f"{Path(sys.argv[0]).stem}: --only {given.only}: choose from {', '.join(parts)}")
+    return chosen
+
+
+def play_all(run, parts, given):
+    """Calls play() for each part, and writes all entries and about() to given.json, if any, after each part: failures of later
+    parts lose no figures."""
+    entries = []
+    for part in parts:
+        play(run, part, given, entries)
+        if given.json:
+            with open(given.json, "w", encoding="utf-8") as file:
+                json.dump({**about(given), "entries": entries}, file, indent=1)
+                file.write("\n")

@@ -13,17 +13,12 @@ host times from a barrier to the end of the work on both GPUs, medians of the sl
 compared bitwise with those without replicas.
 """
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
 
-from rank_processes import RANKS, play
+from rank_processes import RANKS, ROOT, parts_of, play_all
 
-ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("balance", "background")
 
 
@@ -217,31 +212,10 @@ def run(rank, part, store, given, end):
     bench.dist.barrier()
 
 
-def about(given):
-    """Returns the conditions of the measurement."""
-    import torch
-
-    sys.path.insert(0, str(ROOT / "python"))
-    import switchyard as sy
-
-    git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True)
-    return {"device": torch.cuda.get_device_name(), "ranks": RANKS, "torch": torch.__version__, "library": sy.library_version(),
-            "commit": os.environ.get("SWITCHYARD_COMMIT") or git.stdout.strip(), "date": time.strftime("%Y-%m-%d"),
-            "config": {name: value for name, value in vars(given).items() if name != "json"}}
-
-
 def main():
     given = arguments()
-    parts = given.only.split(",")
-    if set(parts) - set(PARTS):
-        raise SystemExit(f"slot_weights: --only {given.only}: choose from {', '.join(PARTS)}")
-    entries = []
-    for part in parts:
-        play(run, part, given, entries)
-        if given.json:  # after each part: failures of later parts lose no figures
-            with open(given.json, "w", encoding="utf-8") as file:
-                json.dump({**about(given), "entries": entries}, file, indent=1)
-                file.write("\n")
+    parts = parts_of(given, PARTS)
+    play_all(run, parts, given)
 
 
 if __name__ == "__main__":

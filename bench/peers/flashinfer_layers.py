@@ -21,7 +21,6 @@ and is checked before a layer is timed. Each part runs in separate processes wit
 with its error.
 """
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -33,7 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gpu_times import GpuTimes  # noqa: E402
-from rank_processes import RANKS, play  # noqa: E402
+from rank_processes import RANKS, parts_of, play_all  # noqa: E402
 
 PARTS = ("bf16", "fp8")
 #: Maximum relative errors by type of the products, and for experts' rows that return as fp8: their rounding alone is 2.6e-2.
@@ -335,19 +334,7 @@ def main():
     given = arguments()
     if given.build:
         return build(given)
-    if set(given.only.split(",")) - set(PARTS):
-        raise SystemExit(f"flashinfer_layers: --only {given.only}: choose from {', '.join(PARTS)}")
-    import torch
-
-    entries = []
-    for part in given.only.split(","):
-        play(rank_of, part, given, entries)
-        if given.json:
-            about = {"device": torch.cuda.get_device_name(), "ranks": RANKS, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d"),
-                     "commit": os.environ.get("SWITCHYARD_COMMIT", ""), "config": vars(given)}
-            with open(given.json, "w", encoding="utf-8") as file:
-                json.dump({**about, "entries": entries}, file, indent=1)
-                file.write("\n")
+    return play_all(rank_of, parts_of(given, PARTS), given)
 
 
 if __name__ == "__main__":

@@ -168,6 +168,7 @@ void detail::LayerCalls::forward(MoeLayer& layer, const void* x, const ExpertIds
     check_call(form.config, now);
   } catch (const Error&) {  // a failing call ends those of the other ranks, whose arguments may be valid
     some.topk = 0;
+    now.weights_ready = nullptr;  // an event outside a capture would invalidate it
     try {
       form.forward(set, rows, some, weights, out, now);
     } catch (const Error&) {
