@@ -159,16 +159,20 @@ def test_selectors_that_do_not_fit(ranks, calls):
         ranks(lambda group: rank(group, *more), 1, heap_bytes=256 << 20)
 
 
-def test_layers_of_normal_mode_take_no_selector(ranks):
+@pytest.mark.parametrize("form", ["separate", "fused"])
+def test_layers_of_normal_mode_take_no_selector(ranks, form):
+    """The error ends the call of the other rank, whose arguments are valid."""
     available("layer_normal")
-    home = sy.ExpertMap.home(num_experts=E, world=1, slots_per_rank=E)
+    home = sy.ExpertMap.home(num_experts=E, world=2, slots_per_rank=C)
 
     def rank(group):
-        run = layer(group, E, np.arange(E), exchange="normal", form="separate")
-        with pytest.raises(sy.Unsupported, match="selector: the layer's exchange is"):
-            run(X[0], IDS[0], WEIGHTS[0], selector=sy.SlotSelector(group, home))
+        run = layer(group, home.num_slots, home.expert_of_slot, exchange="normal", form=form)
+        given = {"selector": sy.SlotSelector(group, home)}
+        expected = [(sy.Unsupported, "selector: the layer's exchange is"), (sy.PeerFailed, "rank 0")][group.rank]
+        with pytest.raises(expected[0], match=expected[1]):
+            run(X[group.rank], IDS[group.rank], WEIGHTS[group.rank], **(given if group.rank == 0 else {}))
 
-    ranks(rank, 1, heap_bytes=256 << 20)
+    ranks(rank, 2, heap_bytes=256 << 20)
 
 
 def test_weights_move_in_the_background(ranks):

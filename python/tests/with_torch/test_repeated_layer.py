@@ -187,3 +187,22 @@ def test_errors_of_the_library_in_a_layer(ranks, layer_of):
             layer.forward(x, ids, weights, out=torch.empty_like(x))
 
     ranks(rank, 1, heap_bytes=sy.MoeLayer.heap_bytes(1, **LAYER))
+
+
+def test_a_closed_selector(ranks, taken, layer_of):
+    """The fast path declines, and the full path reports the error to the other rank."""
+    home, shape = sy.ExpertMap.home(num_experts=4, world=2, slots_per_rank=2), {**LAYER, "num_experts": 4, "exchange": "low_latency"}
+
+    def rank(group):
+        layer = sy.MoeLayer(group, torch.zeros(2, 32, 32).bfloat16(), torch.zeros(2, 32, 16).bfloat16(), **shape)
+        selector, (x, ids, weights) = sy.SlotSelector(group, home), tokens_of_layer(group.rank, 7)
+        for _ in range(3):
+            layer(x, ids.clamp(max=3), weights, selector=selector)
+        group.barrier()
+        if group.rank == 0:
+            selector.close()
+        with pytest.raises(sy.InvalidArgument if group.rank == 0 else sy.PeerFailed, match="closed" if group.rank == 0 else "rank 0"):
+            layer(x, ids.clamp(max=3), weights, selector=selector)
+
+    ranks(rank, 2, heap_bytes=sy.MoeLayer.heap_bytes(2, **shape))
+    assert sum(each is not None for each in taken) == 4
