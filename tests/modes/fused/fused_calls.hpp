@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/index.hpp"
+#include "harness/draw.hpp"
 #include "harness/everywhere.hpp"
 #include "modes/fused/fused_moe_rig.hpp"
 #include "testing/test_access.hpp"
@@ -54,6 +55,27 @@ inline Scenario scenario(int world) {
   s.config.topk = 3;
   s.config.max_tokens = *std::max_element(s.tokens.begin(), s.tokens.end()) + 2;
   return s;
+}
+
+/// Sizes, tokens and kinds of arguments at random.
+inline Scenario scenario_at_random(Draw& draw) {
+  Scenario s;
+  s.tokens.resize(idx(draw.between(1, 5)));
+  for (int64_t& t : s.tokens) t = draw.one_in(4) ? 0 : draw.between(1, 30);
+  s.config.hidden = 8 * draw.between(1, 12);
+  s.config.intermediate = 8 * draw.between(1, 12);
+  s.config.num_experts = static_cast<int>(draw.between(1, 20));
+  s.config.topk = static_cast<int>(draw.between(1, 8));
+  s.config.max_tokens = *std::max_element(s.tokens.begin(), s.tokens.end()) + 2;
+  s.weighted = draw.one_in(2);
+  s.add = draw.one_in(3);
+  s.in_heap = draw.one_in(3);
+  s.stated = draw.one_in(3);
+  s.tile = draw.between(1, 20);
+  return s;
+}
+inline Workers workers_at_random(Draw& draw) {
+  return {static_cast<int>(draw.between(1, 2)), static_cast<int>(draw.between(1, 2)), draw.one_in(2)};
 }
 
 inline uint64_t hash_of(int call, int rank, int64_t a, int64_t b) {

@@ -189,23 +189,11 @@ TEST(FusedSplit, AtRandom) {
   const uint64_t layers = from_environment("SWITCHYARD_RANDOM_LAYERS", 30);
   for (uint64_t i = 0; i < layers && !HasFailure(); ++i) {
     Draw draw(i + 900);
-    Scenario s;
-    s.tokens.resize(idx(draw.between(1, 5)));
-    for (int64_t& t : s.tokens) t = draw.one_in(4) ? 0 : draw.between(1, 30);
-    s.config.hidden = 8 * draw.between(1, 6);
-    s.config.intermediate = 8 * draw.between(1, 6);
-    s.config.num_experts = static_cast<int>(draw.between(1, 20));
-    s.config.topk = static_cast<int>(draw.between(1, 8));
-    s.config.max_tokens = *std::max_element(s.tokens.begin(), s.tokens.end()) + 2;
-    s = splitting(s, draw.between(1, 9));
+    Scenario s = scenario_at_random(draw);
     s.one_expert = draw.one_in(4);
     s.alternates = draw.one_in(3);
-    s.weighted = draw.one_in(2);
-    s.add = draw.one_in(3);
-    s.in_heap = draw.one_in(3);
-    s.stated = draw.one_in(3);
-    s.tile = draw.between(1, 20);
-    const Workers workers{static_cast<int>(draw.between(1, 2)), static_cast<int>(draw.between(1, 2)), draw.one_in(2)};
+    s = splitting(s, draw.between(1, 9));
+    const Workers workers = workers_at_random(draw);
     SCOPED_TRACE("layer " + std::to_string(i));
     expect_exact(s, workers);
   }
