@@ -26,6 +26,16 @@ struct FormCall : MoeLayerCall {
   bool known_memory = false;  ///< layer/known_memory.hpp
 };
 
+/// After an error of this rank outside of the exchange: `call`, a call of the exchange that fails because of its arguments,
+/// ends the calls of the other ranks. Its error is dropped, because the first one is the cause.
+template <class Call>
+void end_calls_of_peers(Call&& call) {
+  try {
+    call();
+  } catch (const Error&) {
+  }
+}
+
 /// Holds a layer's weight sets and all its other parts. Sets are numbered from 0 in the order in which they are added.
 class LayerForm {
  public:

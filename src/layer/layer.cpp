@@ -169,11 +169,7 @@ void detail::LayerCalls::forward(MoeLayer& layer, const void* x, const ExpertIds
   } catch (const Error&) {  // a failing call ends those of the other ranks, whose arguments may be valid
     some.topk = 0;
     now.weights_ready = nullptr;  // an event outside a capture would invalidate it
-    try {
-      form.forward(set, rows, some, weights, out, now);
-    } catch (const Error&) {
-      // The first error is the cause.
-    }
+    end_calls_of_peers([&] { form.forward(set, rows, some, weights, out, now); });
     throw;
   }
   form.forward(set, rows, some, weights, out, now);

@@ -53,11 +53,7 @@ class NormalLayer final : public LayerForm {
     } catch (const Error&) {
       ConstRows none = x;
       none.data = nullptr;
-      try {
-        (void)exchange_.dispatch(none, ids, weights, dispatch_options(call));
-      } catch (const Error&) {
-        // The first error is the cause.
-      }
+      end_calls_of_peers([&] { (void)exchange_.dispatch(none, ids, weights, dispatch_options(call)); });
       throw;
     }
   }
