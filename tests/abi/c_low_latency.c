@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "c_check.h"
+#include "switchyard/c/expert_map.h"
 #include "switchyard/c/low_latency.h"
 
 enum { kWorld = 2, kHidden = 384, kGroup = 128, kExperts = 3, kTopk = 2, kMaxTokens = 3, kCapacity = kWorld * kMaxTokens };
@@ -375,6 +376,53 @@ static void wrong_on_rank_0(int rank, sy_group* group) {
   destroy_objects(&o);
 }
 
+// Makes an exchange of four slots, and a selector for kExperts experts.
+static sy_slot_selector* select_slots(sy_group* group, sy_low_latency** exchange) {
+  sy_low_latency_config config = make_config(SY_SCALE_NONE);
+  config.num_experts = 4;
+  CHECK_OK(sy_low_latency_create(group, &config, exchange));
+  int32_t slots[] = {0, 1, 2, 0};
+  sy_expert_map map = SY_EXPERT_MAP_INIT;
+  map.num_experts = kExperts;
+  map.world = kWorld;
+  map.slots_per_rank = 2;
+  map.expert_of_slot = slots;
+  sy_slot_selector* selector = NULL;
+  CHECK_OK(sy_slot_selector_create(group, &map, NULL, &selector));
+  return selector;
+}
+
+// Only rank 1 passes a selector. Whichever rank finds the difference, the error names the option.
+static void selector_of_dispatch(int rank, sy_group* group) {
+  sy_low_latency* exchange = NULL;
+  sy_low_latency_output* output = NULL;
+  sy_slot_selector* selector = select_slots(group, &exchange);
+  CHECK_OK(sy_low_latency_make_output(exchange, &output));
+  Input in;
+  make_input(&in, rank);
+  in.options.selector = rank == 1 ? selector : NULL;
+  CHECK_FAILS(sy_low_latency_dispatch(exchange, &in.rows, &in.ids, output, &in.options), SY_MISMATCH,
+              "LowLatencyDispatchOptions::selector = ");
+  CHECK(strstr(sy_last_error(), "given on rank 1") != NULL && strstr(sy_last_error(), "null on rank 0") != NULL);
+  CHECK_OK(sy_low_latency_output_destroy(output));
+  CHECK_OK(sy_low_latency_destroy(exchange));
+  CHECK_OK(sy_slot_selector_destroy(selector));
+}
+
+static void selector_of_all_to_all(int rank, sy_group* group) {
+  sy_low_latency* exchange = NULL;
+  sy_slot_selector* selector = select_slots(group, &exchange);
+  Input in;
+  make_input(&in, rank);
+  float out[kMaxTokens * kHidden];
+  sy_all_to_all_options options = SY_ALL_TO_ALL_OPTIONS_INIT;
+  options.selector = rank == 1 ? selector : NULL;
+  CHECK_FAILS(sy_low_latency_all_to_all(exchange, &in.rows, &in.ids, out, &options), SY_MISMATCH, "AllToAllOptions::selector = ");
+  CHECK(strstr(sy_last_error(), "given on rank 1") != NULL && strstr(sy_last_error(), "null on rank 0") != NULL);
+  CHECK_OK(sy_low_latency_destroy(exchange));
+  CHECK_OK(sy_slot_selector_destroy(selector));
+}
+
 static void local_misuse(void) {
   sy_low_latency_config config = make_config(SY_SCALE_NONE);
   sy_memory_requirement need = SY_MEMORY_REQUIREMENT_INIT;
@@ -430,5 +478,8 @@ void run_low_latency_tests(void) {
   run_two_ranks(in_any_order, &options);
   run_two_ranks(unreceived, &options);
   run_two_ranks(wrong_on_rank_0, &options);
+  options.heap_bytes += 1 << 20;
+  run_two_ranks(selector_of_dispatch, &options);
+  run_two_ranks(selector_of_all_to_all, &options);
   local_misuse();
 }

@@ -13,6 +13,7 @@
 #include "modes/low_latency/low_latency_rig.hpp"
 #include "modes/normal/normal_rig.hpp"
 #include "protocol/counts.hpp"
+#include "switchyard/expert_map.hpp"
 #include "switchyard/ledger.hpp"
 
 namespace harness {
@@ -188,6 +189,12 @@ std::string text_found_by(int rank, const OptionCase& of) {
   return text;
 }
 
+/// A map whose slots are the experts of the rig's object.
+switchyard::ExpertMap slots_of(const LowLatencyRig& rig) {
+  const int experts = rig.exchange.config().num_experts;
+  return switchyard::home_map(experts, 2, experts / 2);
+}
+
 const OptionCase kOptionCases[] = {
     {"type_of_rows",
      {{"x.dtype", "bf16", "f16"}},
@@ -266,6 +273,30 @@ const OptionCase kOptionCases[] = {
        auto y = r.low.y();
        if (other) y.dtype = DType::f16;
        r.low.exchange.combine(y, r.low.output, r.low.out.data(), {switchyard::CombineOrder::per_route});
+     }},
+    {"selector",
+     {{"LowLatencyDispatchOptions::selector", "null", "given"}},
+     [](Rig& r, bool other) {
+       switchyard::SlotSelector selector(r.group, slots_of(r.low));
+       auto o = r.low.options();
+       if (other) o.selector = &selector;
+       r.low.exchange.dispatch(r.low.x(), r.low.expert_ids(), r.low.output, o);
+     }},
+    {"selector_of_halves",
+     {{"LowLatencyDispatchOptions::selector", "given", "null"}},
+     [](Rig& r, bool other) {
+       switchyard::SlotSelector selector(r.group, slots_of(r.low));
+       auto o = r.low.options();
+       if (!other) o.selector = &selector;
+       r.low.exchange.dispatch_send(r.low.x(), r.low.expert_ids(), r.low.output, o)();
+     }},
+    {"selector_of_all_to_all",
+     {{"AllToAllOptions::selector", "given", "null"}},
+     [](Rig& r, bool other) {
+       switchyard::SlotSelector selector(r.group, slots_of(r.low));
+       switchyard::AllToAllOptions o;
+       if (!other) o.selector = &selector;
+       r.low.exchange.moe_all_to_all(r.low.x(), r.low.expert_ids(), r.low.out.data(), o);
      }},
     {"add",
      {{"MoeLayerCall::add", "false", "true"}},

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "hosts/faults_between_hosts.hpp"
+#include "switchyard/expert_map.hpp"
 #include "switchyard/trace.hpp"
 #include "testing/test_access.hpp"
 
@@ -78,6 +79,25 @@ TEST(LowLatencyOverHosts, OtherCallsAreFound) {
     });
     for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "mismatch") << pair.name << ": " << o.text;
   }
+}
+
+/// Dispatches with and without a selector, whole and in halves; the ranks of the difference are on one host or on two.
+TEST(LowLatencyOverHosts, SelectorsOfSomeRanksAreFound) {
+  for (const bool split : {false, true})
+    for (const uint32_t selecting : {0b1100u, 0b0111u, 0b0010u}) {
+      const auto all = outcomes(4, options_on("a,a,b,b", 600s), [&](Group& group) {
+        LowLatencyRig rig(group);
+        const int experts = rig.exchange.config().num_experts;
+        switchyard::SlotSelector selector(group, switchyard::home_map(experts, 4, experts / 4));
+        auto o = rig.options();
+        if (selecting >> group.rank() & 1) o.selector = &selector;
+        if (split)
+          rig.exchange.dispatch_send(rig.x(), rig.expert_ids(), rig.output, o)();
+        else
+          rig.exchange.dispatch(rig.x(), rig.expert_ids(), rig.output, o);
+      });
+      for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "mismatch") << selecting << (split ? ", split: " : ": ") << o.text;
+    }
 }
 
 TEST(LowLatencyOverHosts, RowsOfOtherDispatchesAreFound) {

@@ -71,11 +71,11 @@ TEST(CallDifference, WithoutAnOption) {
 }
 
 TEST(CallDifference, OfLowLatency) {
-  const auto header = [](LowLatencyKind kind, CombineOrder order, DType type, uint64_t detail) {
-    return header_value(low_latency_kind(kind, order, type), detail);
+  const auto sum = [](CombineOrder order, DType type, uint64_t number) {
+    return header_value(combine_kind(order, type), number);
   };
-  const auto sum = [&](CombineOrder order, DType type, uint64_t number) {
-    return header(LowLatencyKind::combine, order, type, number);
+  const auto sent = [](LowLatencyKind kind, bool selects, uint64_t tokens) {
+    return header_value(low_latency_kind(kind, selects ? 1 : 0, DType::bf16), tokens);
   };
   const uint64_t plain = sum(CombineOrder::per_route, DType::bf16, 7);
   EXPECT_EQ(difference(plain, sum(CombineOrder::per_rank, DType::f32, 7), Site::call_header),
@@ -83,9 +83,17 @@ TEST(CallDifference, OfLowLatency) {
             "y.dtype = bf16 on rank 3 and f32 on rank 5");
   EXPECT_EQ(difference(plain, sum(CombineOrder::per_route, DType::bf16, 8), Site::call_header),
             "the rows to sum are of different dispatches");
-  EXPECT_EQ(difference(header(LowLatencyKind::dispatch, CombineOrder::per_route, DType::bf16, 100),
-                       sum(CombineOrder::per_rank, DType::f32, 7), Site::call_header),
-            "rank 3 called dispatch and rank 5 combine");
+  for (const bool selects : {false, true})
+    EXPECT_EQ(difference(sent(LowLatencyKind::dispatch, selects, 100), sum(CombineOrder::per_rank, DType::f32, 7),
+                         Site::call_header),
+              "rank 3 called dispatch and rank 5 combine");
+  EXPECT_EQ(difference(sent(LowLatencyKind::dispatch, true, 100), sent(LowLatencyKind::dispatch, false, 7), Site::call_header),
+            "LowLatencyDispatchOptions::selector = given on rank 3 and null on rank 5");
+  EXPECT_EQ(
+      difference(sent(LowLatencyKind::all_to_all, false, 100), sent(LowLatencyKind::all_to_all, true, 7), Site::call_header),
+      "AllToAllOptions::selector = null on rank 3 and given on rank 5");
+  EXPECT_EQ(difference(sent(LowLatencyKind::all_to_all, true, 1), sent(LowLatencyKind::dispatch, true, 1), Site::call_header),
+            "rank 3 called moe_all_to_all and rank 5 dispatch");
 }
 
 /// No option is lost: values at the end of their fields stay apart.

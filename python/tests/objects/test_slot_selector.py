@@ -159,6 +159,34 @@ def test_selectors_that_do_not_fit(ranks, calls):
         ranks(lambda group: rank(group, *more), 1, heap_bytes=256 << 20)
 
 
+@pytest.mark.parametrize("call", ["dispatch", "dispatch_async", "all_to_all", "layer"])
+@pytest.mark.parametrize("selecting", [0, 1])
+def test_selectors_of_some_ranks(ranks, call, selecting):
+    """All ranks raise Mismatch, which says which rank has a selector."""
+    home = sy.ExpertMap.home(num_experts=E, world=2, slots_per_rank=C)
+    if call == "layer":
+        available("layer_low_latency")
+
+    def rank(group):
+        selector, x, ids = sy.SlotSelector(group, home), X[group.rank, :8], IDS[group.rank, :8]
+        given = {"selector": selector} if group.rank == selecting else {}
+        if call == "layer":
+            run = layer(group, home.num_slots, home.expert_of_slot, exchange="low_latency", form="separate")
+        else:
+            ll = sy.LowLatency(group, dtype="f32", num_experts=home.num_slots, **SHAPE)
+
+            def run(*args, **more):
+                result = getattr(ll, call)(*args, **more)
+                return result.wait() if call == "dispatch_async" else result
+
+        with pytest.raises(sy.Mismatch) as error:
+            run(x, ids, WEIGHTS[group.rank, :8], **given)
+        has, lacks = f"given on rank {selecting}", f"None on rank {1 - selecting}"
+        assert any(f"calls: selector = {text};" in str(error.value) for text in (f"{has} and {lacks}", f"{lacks} and {has}"))
+
+    ranks(rank, 2, heap_bytes=256 << 20)
+
+
 @pytest.mark.parametrize("form", ["separate", "fused"])
 def test_layers_of_normal_mode_take_no_selector(ranks, form):
     """The error ends the call of the other rank, whose arguments are valid."""

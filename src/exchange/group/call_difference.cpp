@@ -42,9 +42,20 @@ constexpr PackedOption kCombine[] = {{"y.dtype", 4, named<DType>},
 constexpr PackedOption kLayer[] = {{"MoeLayerCall::add", 1, yes},
                                    {"the second product", 1, yes},
                                    {"the set of weights (0: those of the constructor)", 20, number}};
-/// The bits of a header value (protocol/low_latency/call.hpp) above its detail and kind.
-constexpr PackedOption kLowLatency[] = {{"LowLatencyCombineOptions::order", 1, named<CombineOrder>},
-                                        {"y.dtype", 2, named<DType>}};
+constexpr PackedOption kLowLatencyDispatch[] = {{"LowLatencyDispatchOptions::selector", 1, given}};
+constexpr PackedOption kLowLatencyCombine[] = {{"LowLatencyCombineOptions::order", 1, named<CombineOrder>},
+                                               {"y.dtype", 2, named<DType>}};
+constexpr PackedOption kAllToAll[] = {{"AllToAllOptions::selector", 1, given}, {"x.dtype", 2, named<DType>}};
+
+/// By LowLatencyKind. The options are the bits of a header value (protocol/low_latency/call.hpp) above its detail and kind.
+struct LowLatencyCall {
+  const char* name;
+  std::span<const PackedOption> options;
+};
+constexpr LowLatencyCall kLowLatencyCalls[] = {{"dispatch", kLowLatencyDispatch},
+                                               {"combine", kLowLatencyCombine},
+                                               {"moe_all_to_all", kAllToAll},
+                                               {"another call", {}}};
 
 struct PackedCall {
   Operation operation;
@@ -85,12 +96,11 @@ std::string describe_options(std::span<const PackedOption> options, uint64_t min
 }
 
 std::string describe_headers(uint64_t mine, uint64_t theirs, int my_rank, int their_rank) {
-  constexpr const char* kNames[] = {"dispatch", "combine", "moe_all_to_all", "another call"};
   const uint64_t my_kind = mine >> kHeaderDetailBits, their_kind = theirs >> kHeaderDetailBits;
-  if ((my_kind & 3) != (their_kind & 3))
-    return describe_calls(kNames[my_kind & 3], kNames[their_kind & 3], my_rank, their_rank);
+  const LowLatencyCall &my_call = kLowLatencyCalls[my_kind & 3], &their_call = kLowLatencyCalls[their_kind & 3];
+  if (&my_call != &their_call) return describe_calls(my_call.name, their_call.name, my_rank, their_rank);
   if (my_kind == their_kind) return mine == theirs ? "" : "the rows to sum are of different dispatches";
-  return describe_options(kLowLatency, my_kind >> 2, their_kind >> 2, my_rank, their_rank);
+  return describe_options(my_call.options, my_kind >> 2, their_kind >> 2, my_rank, their_rank);
 }
 
 std::string describe_signatures(uint64_t mine, uint64_t theirs, int my_rank, int their_rank) {

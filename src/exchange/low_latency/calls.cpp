@@ -194,6 +194,7 @@ void LowLatencyImpl::dispatch(const ConstRows& x, const ExpertIds& ids, LowLaten
   check_dispatch(x, ids, output, o, known_memory);
   const LowLatencyTables& t = output.block->tables;
   LowLatencyDispatchParams p = sent(x, ids, dispatch_senders_);
+  p.selects = o.selector != nullptr;
   p.weights = o.topk_weights;
   p.own_ids = t.own_ids;
   p.own_weights = t.own_weights;
@@ -248,6 +249,7 @@ void LowLatencyImpl::all_to_all(const ConstRows& x, const ExpertIds& ids, void* 
   FlatParams p;
   p.d = sent(x, ids, flat_senders_);
   p.d.with_places = false;
+  p.d.selects = o.selector != nullptr;
   p.c.layout = layout_;
   p.c.type = x.dtype;
   p.c.row_bytes = p.d.src_row_bytes;

@@ -194,7 +194,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     const CrossedIds ids = hosts_->take_crossed(crossed(block));
     await(p.call, round_, "dispatch");
     run_phase("dispatch", [&](CpuWarp& w) { return forward_crossing_tokens<A>(w, p, hosts_->remote(), ids); });
-    meet(p.call, dispatch_header(0), kHeaderDetailBits, "dispatch");
+    meet(p.call, dispatch_header(p), kHeaderDetailBits, "dispatch");
   }
   void cross(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
     const PhasedCombineParams phased = hosts_->phased(p, crossed(block));

@@ -213,7 +213,7 @@ SWITCHYARD_FN uint64_t pack_crossing(typename A::Warp& w, const P& p, const Remo
   const WarpSpan<A> span(w, p.call, Event::pack_rows);
   const auto& l = p.layout;
   const DispatchRound round(l);
-  if (is_announcer(w)) write_head<A>(w, p.call, remote.sent, dispatch_header(p.tokens));
+  if (is_announcer(w)) write_head<A>(w, p.call, remote.sent, dispatch_header(p));
   int32_t* const counts = DispatchRound::counts(remote.sent);
   for (int64_t e = spread_index(w); e < l.map.experts; e += w.total()) {
     const int n = tokens_choosing<A>(w, p, p.tokens, static_cast<int32_t>(e));

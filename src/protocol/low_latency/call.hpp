@@ -39,13 +39,17 @@ SWITCHYARD_FN int64_t receiving_index(const Warp& w) {
 
 /// Kind of the call that a rank has entered: 5 bits of its header word. Identical on all ranks that make the same call.
 enum class LowLatencyKind : uint8_t { dispatch = 0, combine = 1, all_to_all = 2 };
-SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, CombineOrder order, DType type) {
-  return static_cast<uint64_t>(kind) + 4 * static_cast<uint64_t>(order) + 8 * static_cast<uint64_t>(type);
+/// `option`: one bit: a combine's order, or whether another call has a SlotSelector.
+SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, uint64_t option, DType type) {
+  return static_cast<uint64_t>(kind) + 4 * option + 8 * static_cast<uint64_t>(type);
+}
+SWITCHYARD_FN inline uint64_t combine_kind(CombineOrder order, DType type) {
+  return low_latency_kind(LowLatencyKind::combine, static_cast<uint64_t>(order), type);
 }
 /// In a header value, the kind is above these bits. The bits below contain T, which differs between ranks, or, in a combine,
 /// the low bits of the number of the dispatch whose rows it sums, which are identical on all ranks.
 inline constexpr int kHeaderDetailBits = kFlagValueBits - 5;
-static_assert(8 * std::size(NamesOf<DType>::kAll) <= 32, "5 bits of a header word hold kind, order and type");
+static_assert(8 * std::size(NamesOf<DType>::kAll) <= 32, "5 bits of a header word hold kind, option and type");
 inline constexpr int64_t kMaxLowLatencyTokens = 65535;  // the maximum that check_config allows
 static_assert(kMaxLowLatencyTokens >> kHeaderDetailBits == 0, "T travels in a header word, and in expert_count");
 SWITCHYARD_FN inline uint64_t header_value(uint64_t kind, uint64_t detail) {

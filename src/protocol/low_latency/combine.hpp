@@ -43,7 +43,7 @@ struct LowLatencyCombineParams {
   /// Includes the number of the dispatch, which is compared like the kind. Ranks combining outputs of different dispatches
   /// would wait for rows that never arrive, or leave rows in slots that later calls would mistake for their own.
   SWITCHYARD_FN uint64_t header() const {
-    return header_value(low_latency_kind(LowLatencyKind::combine, order, type), combined);
+    return header_value(combine_kind(order, type), combined);
   }
 };
 

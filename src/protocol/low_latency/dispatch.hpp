@@ -40,10 +40,10 @@ SWITCHYARD_FN void send_counts(typename A::Warp& w, const P& p, Share share) {
   }
 }
 
-/// Header value for a dispatch of T tokens.
-SWITCHYARD_FN inline uint64_t dispatch_header(int tokens) {
-  return header_value(low_latency_kind(LowLatencyKind::dispatch, CombineOrder::per_route, DType::bf16),
-                      static_cast<uint64_t>(tokens));
+/// Header value for a dispatch.
+template <class P>
+SWITCHYARD_FN uint64_t dispatch_header(const P& p) {
+  return header_value(low_latency_kind(LowLatencyKind::dispatch, p.selects ? 1 : 0, DType::bf16), static_cast<uint64_t>(p.tokens));
 }
 
 /// Sending half; does not wait. Helpers with no entries to send count first; if every helper has entries, all helpers count
@@ -51,7 +51,7 @@ SWITCHYARD_FN inline uint64_t dispatch_header(int tokens) {
 template <class A, class P>
 SWITCHYARD_FN void low_latency_send(typename A::Warp& w, const P& p) {
   MoveCounter moved;
-  enter_call<A>(w, p.call, p.layout, dispatch_header(p.tokens));
+  enter_call<A>(w, p.call, p.layout, dispatch_header(p));
   const int warps = w.warps_per_block(), helpers = warps - p.teams * p.parts;
   const int counting = helpers == 0 ? warps : helpers > p.teams ? helpers - p.teams : helpers;
   const int counter = w.warp() - (warps - counting);
@@ -239,7 +239,7 @@ SWITCHYARD_FN bool report_counts(typename A::Warp& w, const P& p) {
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const P& p) {
   const auto& l = p.layout;
-  if (!wait_entered<A>(w, p.call, l, dispatch_header(0), kHeaderDetailBits)) return false;
+  if (!wait_entered<A>(w, p.call, l, dispatch_header(p), kHeaderDetailBits)) return false;
   LastWait<A> last;
   const bool ok = for_each_message<A>(
       w, p.call, l, [&](int source, int unit, int piece) { return place_piece<A>(w, p, source, unit, piece, last); });

@@ -25,7 +25,7 @@ struct FlatParams {
 /// Header value for a flat exchange.
 template <class P>
 SWITCHYARD_FN uint64_t flat_header(const P& p) {
-  return header_value(low_latency_kind(LowLatencyKind::all_to_all, CombineOrder::per_route, p.c.type),
+  return header_value(low_latency_kind(LowLatencyKind::all_to_all, p.d.selects ? 1 : 0, p.c.type),
                       static_cast<uint64_t>(p.d.tokens));
 }
 

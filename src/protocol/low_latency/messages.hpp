@@ -31,6 +31,7 @@ struct LowLatencyDispatchParams {
   int scale_group = kScaleGroup;
   int scale_element_bytes = 4;
   bool with_places = true;  ///< messages contain the places of their rows; false: only the experts
+  bool selects = false;     ///< the call has a SlotSelector; compared by all ranks
   IdReader ids;
   TokenSets sets;                  ///< for those ids, or none
   const float* weights = nullptr;  ///< [T * K] or null: all 1

@@ -122,8 +122,15 @@ class Side {
         exchange_(group, config_of(shape, map)),
         output_(exchange_.make_output()) {}
 
-  /// The parts of the output that the call defines, then the sums. In calls that select, T is in device memory.
-  std::vector<Bytes> exchange(const Input& in) {
+  /// Inputs in the rank's memory.
+  struct Given {
+    ConstRows x;
+    ExpertIds ids;
+    const float* weights = nullptr;
+  };
+
+  /// In calls that select, T is in device memory.
+  Given dispatch(const Input& in) {
     const Given given = give(in);
     LowLatencyDispatchOptions o;
     o.topk_weights = given.weights;
@@ -138,9 +145,15 @@ class Side {
       exchange_.dispatch_send(given.x, given.ids, output_, o)();
     else
       exchange_.dispatch(given.x, given.ids, output_, o);
+    return given;
+  }
+
+  /// The parts of the output that the call defines, then the sums.
+  std::vector<Bytes> exchange(const Input& in) {
+    const Given given = dispatch(in);
     std::vector<Bytes> parts = read_output();
     LowLatencyCombineOptions back;
-    back.stream = o.stream;
+    back.stream = memory_.stream();
     back.num_sms = num_sms_;
     Bytes out(static_cast<size_t>(given.ids.num_tokens) * dtype_bytes(shape_.dtype, shape_.hidden));
     void* const sums = memory_.lend(out.data(), out.size());
@@ -175,13 +188,7 @@ class Side {
   SlotSelector selector;
 
  private:
-  struct Given {
-    ConstRows x;
-    ExpertIds ids;
-    const float* weights = nullptr;
-  };
-
-  /// Inputs in the rank's memory; the ids are slots unless the call selects.
+  /// The ids are slots unless the call selects.
   Given give(const Input& in) {
     Given given;
     given.x = {memory_.give(in.rows.data(), in.rows.size()), in.tokens, shape_.hidden,
@@ -309,6 +316,55 @@ TEST_P(SelectingCalls, HaveTheBitsOfASelection) {
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, SelectingCalls, testing::ValuesIn(everywhere()));
 
+class SelectorsOfSomeRanks : public SelectingCalls {};
+
+/// True if the text names a rank whose call has a selector and one whose call has none. The last rank differs from the others.
+bool names_both(const std::string& text, const std::string& option, int world, bool last_selects) {
+  const std::string last = option + (last_selects ? " = given" : " = null") + " on rank " + std::to_string(world - 1);
+  bool found = false;
+  for (int r = 0; r + 1 < world; ++r) {
+    const std::string rank = " on rank " + std::to_string(r);
+    const std::string other = (last_selects ? "null" : "given") + rank;
+    found |= text.find(last + " and " + other) != std::string::npos;
+    found |= text.find(option + " = " + other + " and " + last.substr(option.size() + 3)) != std::string::npos;
+  }
+  return found;
+}
+
+/// A selector on the last rank only, or on all others: no rank's call succeeds, and every error names one rank of each kind.
+TEST_P(SelectorsOfSomeRanks, FailOnAll) {
+  const int world = GetParam().world, sms = kBackend == Backend::cuda ? GetParam().workers.warps : 0;
+  const bool last_selects = world % 2 == 0;
+  const ExpertMap map = random_map(world, 1);
+  for (const bool flat : {false, true}) {
+    if (flat && spans_hosts(world)) continue;
+    for (const Shape& shape : {kShapes[0], kShapes[1], kShapes[7]}) {  // whole and split, with both kernels of GPUs
+      const auto failures = run([&](Group& group, Failures& f) {
+        const bool selects = (group.rank() + 1 == world) == last_selects;
+        Side side(group, shape, map, {}, sms, selects);
+        const Input in(shape, group.rank() % 2 * kMaxTokens, static_cast<uint64_t>(group.rank()));
+        const Outcome o = outcome_of([&] {
+          flat ? (void)side.all_to_all(in) : (void)side.dispatch(in);
+          char none = 0;
+          rank_memory(group).read(&none, nullptr, 0);  // waits for the call
+          group.check();
+        });
+        f.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code, " + o.text);
+        const char* const option = flat ? "AllToAllOptions::selector" : "LowLatencyDispatchOptions::selector";
+        if (!spans_hosts(world)) f.check(names_both(o.text, option, world, last_selects), o.text);
+      });
+      EXPECT_EQ(failures, "") << shape.name << (flat ? ", flat" : "");
+    }
+  }
+}
+
+std::vector<Where> everywhere_with_peers() {
+  std::vector<Where> all = everywhere();
+  std::erase_if(all, [](const Where& where) { return where.world == 1; });
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Everywhere, SelectorsOfSomeRanks, testing::ValuesIn(everywhere_with_peers()));
+
 std::string on_two_ranks(const RankBody& body) {
   return joined(run_ranks(ranks_of_suite(), fleet_of(2, {}, size_t{4} << 20), body));
 }
@@ -336,12 +392,12 @@ TEST(SelectingCallsOfOne, SelectorOfOtherSizes) {
             "");
 }
 
-/// A rank whose call does not select: the next map reports it on all ranks, and the one after it is set.
-TEST(SelectingCallsOfOne, ARankThatDoesNotSelect) {
+/// A rank that has selected once more: the next map reports it on all ranks, and the one after it is set.
+TEST(SelectingCallsOfOne, ARankThatSelectsOnceMore) {
   EXPECT_EQ(on_two_ranks([](Group& group, Failures& failures) {
               const Shape shape{"bf16"};
               const ExpertMap map = random_map(2, 1);
-              Side side(group, shape, map, {}, 1, group.rank() == 0);
+              Side side(group, shape, map, {}, 1, true);
               Side never(group, shape, map, {}, 1, true);
               const Input none(shape, 0, 1);
               if (group.rank() == 0) side.selector.select(ExpertIds{nullptr, 0, shape.topk}, nullptr);
