@@ -96,7 +96,8 @@ TEST(LowLatencyOverHosts, SelectorsOfSomeRanksAreFound) {
         else
           rig.exchange.dispatch(rig.x(), rig.expert_ids(), rig.output, o);
       });
-      for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "mismatch") << selecting << (split ? ", split: " : ": ") << o.text;
+      for (const Outcome& o : all)
+        EXPECT_EQ(code_name(o.code), "mismatch") << selecting << (split ? ", split: " : ": ") << o.text;
     }
 }
 

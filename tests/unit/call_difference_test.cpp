@@ -84,9 +84,9 @@ TEST(CallDifference, OfLowLatency) {
   EXPECT_EQ(difference(plain, sum(CombineOrder::per_route, DType::bf16, 8), Site::call_header),
             "the rows to sum are of different dispatches");
   for (const bool selects : {false, true})
-    EXPECT_EQ(difference(sent(LowLatencyKind::dispatch, selects, 100), sum(CombineOrder::per_rank, DType::f32, 7),
-                         Site::call_header),
-              "rank 3 called dispatch and rank 5 combine");
+    EXPECT_EQ(
+        difference(sent(LowLatencyKind::dispatch, selects, 100), sum(CombineOrder::per_rank, DType::f32, 7), Site::call_header),
+        "rank 3 called dispatch and rank 5 combine");
   EXPECT_EQ(difference(sent(LowLatencyKind::dispatch, true, 100), sent(LowLatencyKind::dispatch, false, 7), Site::call_header),
             "LowLatencyDispatchOptions::selector = given on rank 3 and null on rank 5");
   EXPECT_EQ(

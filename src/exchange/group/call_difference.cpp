@@ -52,10 +52,8 @@ struct LowLatencyCall {
   const char* name;
   std::span<const PackedOption> options;
 };
-constexpr LowLatencyCall kLowLatencyCalls[] = {{"dispatch", kLowLatencyDispatch},
-                                               {"combine", kLowLatencyCombine},
-                                               {"moe_all_to_all", kAllToAll},
-                                               {"another call", {}}};
+constexpr LowLatencyCall kLowLatencyCalls[] = {
+    {"dispatch", kLowLatencyDispatch}, {"combine", kLowLatencyCombine}, {"moe_all_to_all", kAllToAll}, {"another call", {}}};
 
 struct PackedCall {
   Operation operation;

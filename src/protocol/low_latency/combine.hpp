@@ -42,9 +42,7 @@ struct LowLatencyCombineParams {
 
   /// Includes the number of the dispatch, which is compared like the kind. Ranks combining outputs of different dispatches
   /// would wait for rows that never arrive, or leave rows in slots that later calls would mistake for their own.
-  SWITCHYARD_FN uint64_t header() const {
-    return header_value(combine_kind(order, type), combined);
-  }
+  SWITCHYARD_FN uint64_t header() const { return header_value(combine_kind(order, type), combined); }
 };
 
 /// The number of bytes for `owner` that cross a link: `bytes`, or 0 if the owner is this rank.

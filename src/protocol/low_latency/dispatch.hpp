@@ -43,7 +43,8 @@ SWITCHYARD_FN void send_counts(typename A::Warp& w, const P& p, Share share) {
 /// Header value for a dispatch.
 template <class P>
 SWITCHYARD_FN uint64_t dispatch_header(const P& p) {
-  return header_value(low_latency_kind(LowLatencyKind::dispatch, p.selects ? 1 : 0, DType::bf16), static_cast<uint64_t>(p.tokens));
+  return header_value(low_latency_kind(LowLatencyKind::dispatch, p.selects ? 1 : 0, DType::bf16),
+                      static_cast<uint64_t>(p.tokens));
 }
 
 /// Sending half; does not wait. Helpers with no entries to send count first; if every helper has entries, all helpers count

@@ -96,12 +96,18 @@ struct SelectingDispatch {
     in = static_cast<int32_t*>(me.upload(ids.data(), ids.size() * sizeof ids[0]));
     x = me.upload(rows.data(), rows.size() * sizeof rows[0]);
   }
-  void dispatch(SlotSelector& selector, cudaStream_t stream) {
+  void dispatch(SlotSelector& selector, cudaStream_t stream) { dispatch(&selector, stream, false); }
+  void dispatch(SlotSelector* selector, cudaStream_t stream, bool in_halves) {
     LowLatencyDispatchOptions o;
-    o.selector = &selector;
+    o.selector = selector;
     o.stream = stream;
     o.num_sms = 8;
-    exchange.dispatch({x, kFew, kHidden, switchyard::DType::bf16}, ExpertIds::of(in, kFew, kTopk), output, o);
+    const switchyard::ConstRows rows{x, kFew, kHidden, switchyard::DType::bf16};
+    const ExpertIds ids = ExpertIds::of(in, kFew, kTopk);
+    if (in_halves)
+      exchange.dispatch_send(rows, ids, output, o)();
+    else
+      exchange.dispatch(rows, ids, output, o);
   }
   /// Waits for all streams. Slot `used` of the rank's two slots has the rows of both ranks; the other one has none.
   void check(int used, const char* when) {
@@ -142,6 +148,51 @@ TEST(GpuSlots, ReplaysOfSelectingDispatchesUseTheMapInForce) {
     me.meet();
     cudaGraphExecDestroy(replay);
     cudaGraphDestroy(graph);
+  });
+}
+
+enum class Made { whole, in_halves, replayed };
+
+/// Only rank `selecting` passes a selector: both ranks find that in the call itself.
+void select_on_one_rank(Station& me, Made made, int selecting) {
+  me.f.set_context("case " + std::to_string(static_cast<int>(made)) + ", rank " + std::to_string(selecting) + " selects");
+  SlotSelector selector(me.group, kFirst);
+  SelectingDispatch calls(me);
+  const cudaStream_t stream = me.stream();
+  SlotSelector* const given = me.rank() == selecting ? &selector : nullptr;
+  calls.dispatch(&selector, stream, made == Made::in_halves);
+  calls.check(0, "both ranks select");
+  me.meet();
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  Outcome end = outcome_of([&] {
+    if (made == Made::replayed)
+      must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    calls.dispatch(given, stream, made == Made::in_halves);  // the hook may raise the error
+  });
+  if (made == Made::replayed) {
+    must(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    must(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+    me.meet();
+    must(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
+  }
+  me.meet();
+  if (end.code == ErrorCode::ok) end = outcome_of([&] { me.group.check(); });
+  me.f.equal(code_name(ErrorCode::mismatch), code_name(end.code), "code, " + end.text);
+  const std::string has = "given on rank " + std::to_string(selecting), lacks = "null on rank " + std::to_string(1 - selecting);
+  for (const std::string& part : {std::string("LowLatencyDispatchOptions::selector = "), has, lacks})
+    me.f.check(end.text.find(part) != std::string::npos, "'" + end.text + "' does not contain '" + part + "'");
+  me.gather();
+  if (made != Made::replayed) return;
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+}
+
+TEST(GpuSlots, SelectorsOfSomeRanksAreFound) {
+  isolated([] {
+    for (const Made made : {Made::whole, Made::in_halves, Made::replayed})
+      for (const int selecting : {0, 1})
+        on_gpus(2, SelectingDispatch::heap_bytes(), 20s, [&](Station& me) { select_on_one_rank(me, made, selecting); });
   });
 }
 

@@ -4,17 +4,12 @@
 //
 // Entries: background_threads and background_processes (label multiproc); on GPUs, gpu_background_*.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 
-#include "harness/draw.hpp"
-#include "harness/everywhere.hpp"
 #include "harness/outcome.hpp"
 #include "harness/suite_hosts.hpp"
-#include "switchyard/expert_map.hpp"
+#include "modes/slots/slot_ranks.hpp"
 
 namespace harness {
 namespace {
@@ -32,12 +27,7 @@ using switchyard::SlotWeights;
 
 constexpr int kTopk = 2;
 constexpr size_t kSlotBytes[] = {48, 3000};
-constexpr size_t kHeap = size_t{4} << 20;
 constexpr uint8_t kEmpty = 0xee;
-
-std::string on_ranks(int world, const RankBody& body) {
-  return joined(run_ranks(ranks_of_suite(), fleet_of(world, {}, kHeap), body));
-}
 
 uint8_t weight_byte(size_t array, int e, size_t i) {
   return static_cast<uint8_t>(static_cast<size_t>(e) * 29 + array * 13 + i * (i % 5 + 1));
@@ -89,27 +79,18 @@ struct Weights {
   std::vector<SlotArray> arrays, others;
 };
 
-/// The map with random replicas in slots that home_map() leaves empty.
-ExpertMap random_map(int experts, int world, int slots, uint64_t seed) {
-  Draw draw(seed);
-  ExpertMap map = switchyard::home_map(experts, world, slots);
-  for (int32_t& e : map.expert_of_slot)
-    if (e < 0 && !draw.one_in(3)) e = static_cast<int32_t>(draw.between(0, experts - 1));
-  return map;
-}
-
 TEST(Background, MovesWriteTheSlotsThatWereEmpty) {
   for (const int world : {1, 2, 3, 5})
     EXPECT_EQ(on_ranks(world,
                        [&](Group& group, Failures& failures) {
                          const int experts = 11, slots = (experts + world - 1) / world + 3;
-                         ExpertMap map = random_map(experts, world, slots, 1);
+                         ExpertMap map = map_with_replicas(experts, world, slots, 1, 3);
                          Weights weights(group, map);
                          SlotWeights moving(group, slots, weights.arrays, weights.options());
                          failures.check(moving.ready() && moving.ready_event() == nullptr, "nothing has moved");
                          for (uint64_t step = 2; step <= 7; ++step) {
                            failures.set_context("step " + std::to_string(step));
-                           const ExpertMap next = step == 5 ? map : random_map(experts, world, slots, step);
+                           const ExpertMap next = step == 5 ? map : map_with_replicas(experts, world, slots, step, 3);
                            const ExpertMap from = switchyard::vacate(map, next);
                            int64_t received = 0;
                            for (int s = 0; s < slots; ++s) {
@@ -246,7 +227,7 @@ TEST(Background, BalanceIsThatOfTheForeground) {
 TEST(Background, ARankThatDiesWhileWeightsMove) {
   if (ranks_of_suite() != Ranks::processes || spans_hosts(3)) GTEST_SKIP() << "needs processes of one host";
   const auto failures = run_processes(
-      fleet_of(3, {}, kHeap),
+      fleet_of(3, {}, kSlotHeap),
       [](Group& group, Failures& f) {
         const ExpertMap home = switchyard::home_map(6, 3, 4);
         ExpertMap to = home;
@@ -254,10 +235,7 @@ TEST(Background, ARankThatDiesWhileWeightsMove) {
         Weights weights(group, home);
         std::vector<SlotArray> arrays = weights.arrays;
         SlotSelector selector(group, home);
-        if (group.rank() == 1) {
-          std::signal(SIGSEGV, [](int) { ::kill(::getpid(), SIGKILL); });
-          arrays[1].data = ::mmap(nullptr, 4 * kSlotBytes[1], PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        }
+        if (group.rank() == 1) arrays[1].data = deadly_memory(4 * kSlotBytes[1]);
         SlotWeights moving(group, 4, arrays, weights.options());
         const Outcome o = outcome_of([&] {
           moving.move(group, home, to);

@@ -3,19 +3,14 @@
 //
 // Entries: balance_threads and balance_processes (label multiproc).
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <limits>
 #include <numeric>
 
-#include "harness/draw.hpp"
-#include "harness/everywhere.hpp"
 #include "harness/outcome.hpp"
 #include "harness/suite_hosts.hpp"
-#include "switchyard/expert_map.hpp"
+#include "modes/slots/slot_ranks.hpp"
 
 namespace harness {
 namespace {
@@ -31,11 +26,6 @@ using switchyard::SlotSelector;
 
 constexpr int kTopk = 3;
 constexpr size_t kSlotBytes[] = {40, 5000};
-constexpr size_t kHeap = size_t{4} << 20;
-
-std::string on_ranks(int world, const RankBody& body) {
-  return joined(run_ranks(ranks_of_suite(), fleet_of(world, {}, kHeap), body));
-}
 
 BalanceOptions options_of(Group& group, int64_t tile = 1) {
   BalanceOptions options;
@@ -288,7 +278,7 @@ TEST(Balance, RanksThatDisagree) {
                               }),
                               ErrorCode::invalid_argument, "topk_ids.num_tokens = -1");
                        if (kBackend == switchyard::Backend::cpu && !spans_hosts(2)) {
-                         Group other = std::move(Group::in_process(1, fleet_of(1, {}, kHeap).options).front());
+                         Group other = std::move(Group::in_process(1, fleet_of(1, {}, kSlotHeap).options).front());
                          expect(outcome_of([&] {
                                   selector.balance(other, ExpertIds::of(ids.data(), 0, kTopk), nullptr, {}, options_of(group));
                                 }),
@@ -335,15 +325,12 @@ TEST(Balance, ARankThatLeaves) {
 TEST(Balance, ARankThatDiesWhileWeightsMove) {
   if (ranks_of_suite() != Ranks::processes || spans_hosts(3)) GTEST_SKIP() << "needs processes of one host";
   const auto failures = run_processes(
-      fleet_of(3, {}, kHeap),
+      fleet_of(3, {}, kSlotHeap),
       [](Group& group, Failures& f) {
         const ExpertMap home = switchyard::home_map(6, 3, 4);
         Weights weights(group, home);
         SlotSelector selector(group, home);
-        if (group.rank() == 1) {
-          std::signal(SIGSEGV, [](int) { ::kill(::getpid(), SIGKILL); });
-          weights.arrays[1].data = ::mmap(nullptr, 4 * kSlotBytes[1], PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        }
+        if (group.rank() == 1) weights.arrays[1].data = deadly_memory(4 * kSlotBytes[1]);
         BalanceReport report;
         const std::vector<int32_t> ids(30 * kTopk, 1);  // rank 0 sends expert 1 to both others
         const Outcome o = outcome_of([&] { balance(group, selector, ids, weights, options_of(group), report); });

@@ -9,11 +9,9 @@
 #include <bit>
 #include <cstring>
 
-#include "harness/draw.hpp"
-#include "harness/everywhere.hpp"
 #include "harness/outcome.hpp"
 #include "harness/suite_hosts.hpp"
-#include "switchyard/expert_map.hpp"
+#include "modes/slots/slot_ranks.hpp"
 #include "switchyard/low_latency.hpp"
 
 namespace harness {
@@ -48,18 +46,9 @@ const Shape kShapes[] = {
 };
 
 ExpertMap random_map(int world, uint64_t seed) {
-  Draw draw(seed);
-  ExpertMap map = home_map(kExperts, world, (kExperts + world - 1) / world + kSpare);
-  for (int32_t& e : map.expert_of_slot)
-    if (e < 0 && !draw.one_in(4)) e = static_cast<int32_t>(draw.between(0, kExperts - 1));
-  return map;
+  return map_with_replicas(kExperts, world, (kExperts + world - 1) / world + kSpare, seed);
 }
-std::vector<int64_t> random_routes(int world, uint64_t seed) {
-  Draw draw(seed);
-  std::vector<int64_t> routes(static_cast<size_t>(world * kExperts));
-  for (int64_t& n : routes) n = draw.one_in(5) ? 0 : int64_t{1} << draw.between(0, 20);
-  return routes;
-}
+std::vector<int64_t> random_routes(int world, uint64_t seed) { return skewed_routes(kExperts, world, seed, 20); }
 
 /// Tokens of one rank in one call.
 struct Input {
@@ -365,51 +354,50 @@ std::vector<Where> everywhere_with_peers() {
 }
 INSTANTIATE_TEST_SUITE_P(Everywhere, SelectorsOfSomeRanks, testing::ValuesIn(everywhere_with_peers()));
 
-std::string on_two_ranks(const RankBody& body) {
-  return joined(run_ranks(ranks_of_suite(), fleet_of(2, {}, size_t{4} << 20), body));
-}
-
 /// A selector of other sizes: every rank gets the error, on GPUs and CPUs alike.
 TEST(SelectingCallsOfOne, SelectorOfOtherSizes) {
-  EXPECT_EQ(on_two_ranks([](Group& group, Failures& failures) {
-              const Shape shape{"bf16"};
-              const ExpertMap map = random_map(2, 1);
-              Side side(group, shape, map, {}, 1, true);
-              LowLatencyConfig config = config_of(shape, map);
-              ++config.num_experts;
-              LowLatencyExchange other(group, config);
-              LowLatencyOutput output = other.make_output();
-              LowLatencyDispatchOptions o;
-              o.selector = &side.selector;
-              const Outcome refused = outcome_of([&] {
-                other.dispatch({nullptr, 0, shape.hidden, shape.dtype}, ExpertIds{nullptr, 0, shape.topk}, output, o);
-              });
-              failures.equal(code_name(ErrorCode::invalid_argument), code_name(cause_of(refused)), "code");
-              const std::string text = "LowLatencyDispatchOptions::selector has 16 slots: must be num_experts, 17";
-              if (refused.code != ErrorCode::peer_failed)
-                failures.check(refused.text.find(text) != std::string::npos, refused.text);
-            }),
+  EXPECT_EQ(on_ranks(2,
+                     [](Group& group, Failures& failures) {
+                       const Shape shape{"bf16"};
+                       const ExpertMap map = random_map(2, 1);
+                       Side side(group, shape, map, {}, 1, true);
+                       LowLatencyConfig config = config_of(shape, map);
+                       ++config.num_experts;
+                       LowLatencyExchange other(group, config);
+                       LowLatencyOutput output = other.make_output();
+                       LowLatencyDispatchOptions o;
+                       o.selector = &side.selector;
+                       const Outcome refused = outcome_of([&] {
+                         other.dispatch({nullptr, 0, shape.hidden, shape.dtype}, ExpertIds{nullptr, 0, shape.topk}, output, o);
+                       });
+                       failures.equal(code_name(ErrorCode::invalid_argument), code_name(cause_of(refused)), "code");
+                       const std::string text = "LowLatencyDispatchOptions::selector has 16 slots: must be num_experts, 17";
+                       if (refused.code != ErrorCode::peer_failed)
+                         failures.check(refused.text.find(text) != std::string::npos, refused.text);
+                     }),
             "");
 }
 
 /// A rank that has selected once more: the next map reports it on all ranks, and the one after it is set.
 TEST(SelectingCallsOfOne, ARankThatSelectsOnceMore) {
-  EXPECT_EQ(on_two_ranks([](Group& group, Failures& failures) {
-              const Shape shape{"bf16"};
-              const ExpertMap map = random_map(2, 1);
-              Side side(group, shape, map, {}, 1, true);
-              Side never(group, shape, map, {}, 1, true);
-              const Input none(shape, 0, 1);
-              if (group.rank() == 0) side.selector.select(ExpertIds{nullptr, 0, shape.topk}, nullptr);
-              side.exchange(none);
-              const Outcome o = outcome_of([&] { side.selector.set_map(map); });
-              failures.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code");
-              failures.check(o.text.find("the number of select calls = 2 on rank 0 and 1 on rank 1") != std::string::npos,
-                             o.text);
-              side.selector.set_map(map);
-              never.selector.set_map(map);
-              failures.equal(int64_t{2}, side.selector.version(), "version");
-            }),
+  EXPECT_EQ(on_ranks(2,
+                     [](Group& group, Failures& failures) {
+                       const Shape shape{"bf16"};
+                       const ExpertMap map = random_map(2, 1);
+                       Side side(group, shape, map, {}, 1, true);
+                       Side never(group, shape, map, {}, 1, true);
+                       const Input none(shape, 0, 1);
+                       if (group.rank() == 0) side.selector.select(ExpertIds{nullptr, 0, shape.topk}, nullptr);
+                       side.exchange(none);
+                       const Outcome o = outcome_of([&] { side.selector.set_map(map); });
+                       failures.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code");
+                       failures.check(
+                           o.text.find("the number of select calls = 2 on rank 0 and 1 on rank 1") != std::string::npos,
+                           o.text);
+                       side.selector.set_map(map);
+                       never.selector.set_map(map);
+                       failures.equal(int64_t{2}, side.selector.version(), "version");
+                     }),
             "");
 }
 

@@ -10,11 +10,9 @@
 #include <limits>
 #include <numeric>
 
-#include "harness/draw.hpp"
-#include "harness/everywhere.hpp"
 #include "harness/outcome.hpp"
 #include "harness/suite_hosts.hpp"
-#include "switchyard/expert_map.hpp"
+#include "modes/slots/slot_ranks.hpp"
 
 namespace harness {
 namespace {
@@ -28,23 +26,10 @@ using switchyard::SlotSelector;
 constexpr int kTopk = 4;
 using Ids = std::vector<int32_t>;
 
-/// A map with random replicas, up to one per rank, of random experts.
 ExpertMap random_map(int experts, int world, int spare, uint64_t seed) {
-  Draw draw(seed);
-  const int slots = (experts + world - 1) / world + spare;
-  ExpertMap map = switchyard::home_map(experts, world, slots);
-  for (int32_t& e : map.expert_of_slot)
-    if (e < 0 && !draw.one_in(4)) e = static_cast<int32_t>(draw.between(0, experts - 1));
-  return map;
+  return map_with_replicas(experts, world, (experts + world - 1) / world + spare, seed);
 }
-
-/// Skewed numbers of routes, [W, E]; some are 0.
-std::vector<int64_t> random_routes(int experts, int world, uint64_t seed) {
-  Draw draw(seed);
-  std::vector<int64_t> routes(static_cast<size_t>(world * experts));
-  for (int64_t& n : routes) n = draw.one_in(5) ? 0 : int64_t{1} << draw.between(0, 29);
-  return routes;
-}
+std::vector<int64_t> random_routes(int experts, int world, uint64_t seed) { return skewed_routes(experts, world, seed, 29); }
 
 /// Random ids with some -1.
 Ids random_ids(int64_t tokens, int experts, uint64_t seed) {
@@ -117,10 +102,6 @@ Ids select(Group& group, SlotSelector& selector, const Ids& ids, bool in_place =
   if (!ids.empty()) memory.read(slots.data(), out, slots.size() * 4);
   memory.release();
   return slots;
-}
-
-std::string on_ranks(int world, const RankBody& body) {
-  return joined(run_ranks(ranks_of_suite(), fleet_of(world, {}, size_t{1} << 20), body));
 }
 
 constexpr int kWorlds[] = {1, 2, 3, 4, 8};
@@ -408,91 +389,91 @@ ExpertMap shuffled_map(int experts, int world, int slots_per_rank, uint64_t seed
 
 TEST(MoveWeights, EverySlotHasItsExpert) {
   for (const int world : {1, 2, 3, 5})
-    EXPECT_EQ(joined(run_ranks(ranks_of_suite(), fleet_of(world, {}, size_t{4} << 20),
-                               [&](Group& group, Failures& failures) {
-                                 constexpr int kExperts = 7, kPerRank = 9;
-                                 ExpertMap from = switchyard::home_map(kExperts, world, kPerRank);
-                                 std::vector<int> held = experts_of(from, group.rank());
-                                 Weights weights(held);
-                                 for (uint64_t step = 1; step <= 6; ++step) {
-                                   failures.set_context("step " + std::to_string(step));
-                                   const ExpertMap to =
-                                       shuffled_map(kExperts, world, kPerRank, step + 100 * static_cast<uint64_t>(world));
-                                   const size_t staging =
-                                       step % 2 == 0 ? size_t{1} << 20 : 512 * static_cast<size_t>(kPerRank) * step;
-                                   const int64_t received = weights.move(group, from, to, staging);
-                                   const int first = group.rank() * kPerRank;
-                                   int64_t expected = 0;
-                                   for (int p = first; p < first + kPerRank; ++p) {
-                                     const int32_t e = to.expert_of_slot[static_cast<size_t>(p)];
-                                     if (e < 0 || e == from.expert_of_slot[static_cast<size_t>(p)]) continue;
-                                     const auto mine = from.expert_of_slot.begin() + first;
-                                     if (std::find(mine, mine + kPerRank, e) == mine + kPerRank)
-                                       expected += std::accumulate(std::begin(kSlotBytes), std::end(kSlotBytes), int64_t{0});
-                                     held[static_cast<size_t>(p - first)] = e;
-                                   }
-                                   failures.equal(expected, received, "received bytes");
-                                   const Weights wanted(held);
-                                   for (size_t a = 0; a < weights.arrays.size(); ++a)
-                                     failures.equal_range(wanted.arrays[a], weights.arrays[a], "array " + std::to_string(a));
-                                   from = to;  // an emptied slot keeps its bytes
-                                   failures.equal(size_t{0}, group.heap_used(), "heap_used");
-                                 }
-                               })),
+    EXPECT_EQ(on_ranks(world,
+                       [&](Group& group, Failures& failures) {
+                         constexpr int kExperts = 7, kPerRank = 9;
+                         ExpertMap from = switchyard::home_map(kExperts, world, kPerRank);
+                         std::vector<int> held = experts_of(from, group.rank());
+                         Weights weights(held);
+                         for (uint64_t step = 1; step <= 6; ++step) {
+                           failures.set_context("step " + std::to_string(step));
+                           const ExpertMap to =
+                               shuffled_map(kExperts, world, kPerRank, step + 100 * static_cast<uint64_t>(world));
+                           const size_t staging = step % 2 == 0 ? size_t{1} << 20 : 512 * static_cast<size_t>(kPerRank) * step;
+                           const int64_t received = weights.move(group, from, to, staging);
+                           const int first = group.rank() * kPerRank;
+                           int64_t expected = 0;
+                           for (int p = first; p < first + kPerRank; ++p) {
+                             const int32_t e = to.expert_of_slot[static_cast<size_t>(p)];
+                             if (e < 0 || e == from.expert_of_slot[static_cast<size_t>(p)]) continue;
+                             const auto mine = from.expert_of_slot.begin() + first;
+                             if (std::find(mine, mine + kPerRank, e) == mine + kPerRank)
+                               expected += std::accumulate(std::begin(kSlotBytes), std::end(kSlotBytes), int64_t{0});
+                             held[static_cast<size_t>(p - first)] = e;
+                           }
+                           failures.equal(expected, received, "received bytes");
+                           const Weights wanted(held);
+                           for (size_t a = 0; a < weights.arrays.size(); ++a)
+                             failures.equal_range(wanted.arrays[a], weights.arrays[a], "array " + std::to_string(a));
+                           from = to;  // an emptied slot keeps its bytes
+                           failures.equal(size_t{0}, group.heap_used(), "heap_used");
+                         }
+                       }),
               "");
 }
 
 TEST(MoveWeights, RefusedArguments) {
   const ExpertMap home{2, 2, 2, {0, -1, 1, -1}}, both{2, 2, 2, {0, 1, 1, 0}};
-  EXPECT_EQ(
-      on_ranks(2,
-               [&](Group& group, Failures& failures) {
-                 const auto refused = [&](const std::function<void()>& call, ErrorCode code, const char* text) {
-                   failures.set_context(text);
-                   const Outcome o = outcome_of(call);
-                   failures.equal(code_name(code), code_name(o.code), "code");
-                   failures.check(o.text.find(text) != std::string::npos, "'" + o.text + "' does not contain it");
-                 };
-                 Weights weights(experts_of(home, group.rank()));
-                 const auto move = [&](const ExpertMap& to, size_t staging) { weights.move(group, home, to, staging); };
-                 refused([&] { move({2, 2, 1, {0, 1}}, 4096); }, ErrorCode::invalid_argument, "different numbers");
-                 refused([&] { move({2, 2, 2, {0, 0, 0, 0}}, 4096); }, ErrorCode::invalid_argument, "no slot of expert 1");
-                 const size_t least = spans_hosts(2) ? 256 : 512;
-                 refused([&] { move(both, least - 1); }, ErrorCode::invalid_argument,
-                         spans_hosts(2) ? "MoveOptions::staging_bytes = 255: must be at least 256"
-                                        : "MoveOptions::staging_bytes = 511: must be at least 512");
-                 std::byte* const large = static_cast<std::byte*>(rank_memory(group).keep(size_t{8} << 20));
-                 const auto move_arrays = [&](const ExpertMap& before, std::vector<size_t> slot_bytes, size_t staging) {
-                   std::vector<switchyard::SlotArray> arrays;
-                   for (const size_t bytes : slot_bytes) arrays.push_back({large, bytes});
-                   switchyard::move_weights(group, before, both, arrays, {staging, rank_memory(group).stream()});
-                 };
-                 const bool first = group.rank() == 0;
-                 if (!spans_hosts(2))
-                   refused([&] { move_arrays(home, {size_t{4} << 20}, size_t{1} << 30); }, ErrorCode::heap_exhausted,
-                           "MoveOptions::staging_bytes");
-                 refused(
-                     [&] {
-                       move_arrays(home, first ? std::vector<size_t>{8} : std::vector<size_t>{8, 8}, 4096);
-                     },
-                     ErrorCode::mismatch, "the number of arrays = 1 on rank 0 and 2");
-                 refused([&] { move_arrays(home, {first ? size_t{8} : size_t{16}}, 4096); }, ErrorCode::mismatch,
-                         "hash of slot_bytes");
-                 refused(
-                     [&] {
-                       move_arrays(first ? home : ExpertMap{2, 2, 2, {0, -1, -1, 1}}, {8}, 4096);
-                     },
-                     ErrorCode::mismatch, "hash of from and to");
-                 refused([&] { move(group.rank() == 0 ? both : home, 4096); }, ErrorCode::mismatch, "hash of from and to");
-                 refused([&] { move(both, group.rank() == 0 ? 4096 : 8192); }, ErrorCode::mismatch,
-                         "MoveOptions::staging_bytes");
-                 failures.set_context("after the errors");
-                 weights.move(group, home, both, 4096);
-                 const Weights wanted(experts_of(both, group.rank()));
-                 for (size_t a = 0; a < weights.arrays.size(); ++a)
-                   failures.equal_range(wanted.arrays[a], weights.arrays[a], "array");
-               }),
-      "");
+  EXPECT_EQ(on_ranks(
+                2,
+                [&](Group& group, Failures& failures) {
+                  const auto refused = [&](const std::function<void()>& call, ErrorCode code, const char* text) {
+                    failures.set_context(text);
+                    const Outcome o = outcome_of(call);
+                    failures.equal(code_name(code), code_name(o.code), "code");
+                    failures.check(o.text.find(text) != std::string::npos, "'" + o.text + "' does not contain it");
+                  };
+                  Weights weights(experts_of(home, group.rank()));
+                  const auto move = [&](const ExpertMap& to, size_t staging) { weights.move(group, home, to, staging); };
+                  refused([&] { move({2, 2, 1, {0, 1}}, 4096); }, ErrorCode::invalid_argument, "different numbers");
+                  refused([&] { move({2, 2, 2, {0, 0, 0, 0}}, 4096); }, ErrorCode::invalid_argument, "no slot of expert 1");
+                  const size_t least = spans_hosts(2) ? 256 : 512;
+                  refused([&] { move(both, least - 1); }, ErrorCode::invalid_argument,
+                          spans_hosts(2) ? "MoveOptions::staging_bytes = 255: must be at least 256"
+                                         : "MoveOptions::staging_bytes = 511: must be at least 512");
+                  std::byte* const large = static_cast<std::byte*>(rank_memory(group).keep(size_t{8} << 20));
+                  const auto move_arrays = [&](const ExpertMap& before, std::vector<size_t> slot_bytes, size_t staging) {
+                    std::vector<switchyard::SlotArray> arrays;
+                    for (const size_t bytes : slot_bytes) arrays.push_back({large, bytes});
+                    switchyard::move_weights(group, before, both, arrays, {staging, rank_memory(group).stream()});
+                  };
+                  const bool first = group.rank() == 0;
+                  if (!spans_hosts(2))
+                    refused([&] { move_arrays(home, {size_t{4} << 20}, size_t{1} << 30); }, ErrorCode::heap_exhausted,
+                            "MoveOptions::staging_bytes");
+                  refused(
+                      [&] {
+                        move_arrays(home, first ? std::vector<size_t>{8} : std::vector<size_t>{8, 8}, 4096);
+                      },
+                      ErrorCode::mismatch, "the number of arrays = 1 on rank 0 and 2");
+                  refused([&] { move_arrays(home, {first ? size_t{8} : size_t{16}}, 4096); }, ErrorCode::mismatch,
+                          "hash of slot_bytes");
+                  refused(
+                      [&] {
+                        move_arrays(first ? home : ExpertMap{2, 2, 2, {0, -1, -1, 1}}, {8}, 4096);
+                      },
+                      ErrorCode::mismatch, "hash of from and to");
+                  refused([&] { move(group.rank() == 0 ? both : home, 4096); }, ErrorCode::mismatch, "hash of from and to");
+                  refused([&] { move(both, group.rank() == 0 ? 4096 : 8192); }, ErrorCode::mismatch,
+                          "MoveOptions::staging_bytes");
+                  failures.set_context("after the errors");
+                  weights.move(group, home, both, 4096);
+                  const Weights wanted(experts_of(both, group.rank()));
+                  for (size_t a = 0; a < weights.arrays.size(); ++a)
+                    failures.equal_range(wanted.arrays[a], weights.arrays[a], "array");
+                },
+                size_t{1} << 20),
+            "");
 }
 
 }  // namespace
