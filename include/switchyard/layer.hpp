@@ -127,8 +127,8 @@ struct MoeLayerCall {
   /// rounding.
   bool add = false;
   /// If not null, `topk_ids` are expert ids, which the call replaces with slots (LowLatencyDispatchOptions::selector); the
-  /// layer's experts are the slots of the map. Only MoeExchange::low_latency; pass the slots of SlotSelector::select() to other
-  /// layers.
+  /// layer's experts are the slots of the map. Null on all ranks or on none; otherwise, all ranks get Error(mismatch). Only
+  /// MoeExchange::low_latency; pass the slots of SlotSelector::select() to other layers.
   SlotSelector* selector = nullptr;
   /// CUDA: cudaEvent_t after which the weights are complete, for example SlotWeights::ready_event(), or null. The separate form
   /// waits for it on the stream between dispatch and the experts, the fused form before its kernel. Not during stream capture,

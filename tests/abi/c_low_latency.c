@@ -417,7 +417,8 @@ static void selector_of_all_to_all(int rank, sy_group* group) {
   float out[kMaxTokens * kHidden];
   sy_all_to_all_options options = SY_ALL_TO_ALL_OPTIONS_INIT;
   options.selector = rank == 1 ? selector : NULL;
-  CHECK_FAILS(sy_low_latency_all_to_all(exchange, &in.rows, &in.ids, out, &options), SY_MISMATCH, "AllToAllOptions::selector = ");
+  CHECK_FAILS(sy_low_latency_all_to_all(exchange, &in.rows, &in.ids, out, &options), SY_MISMATCH,
+              "AllToAllOptions::selector = ");
   CHECK(strstr(sy_last_error(), "given on rank 1") != NULL && strstr(sy_last_error(), "null on rank 0") != NULL);
   CHECK_OK(sy_low_latency_destroy(exchange));
   CHECK_OK(sy_slot_selector_destroy(selector));
