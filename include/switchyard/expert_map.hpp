@@ -157,8 +157,9 @@ struct SlotArray {
 };
 
 struct MoveOptions {
-  /// Upper limit of the symmetric memory that the call allocates from the group's heap_bytes (on several hosts: of host memory)
-  /// and frees on return; at least 512 bytes for each expert that one rank sends. Equal on all ranks.
+  /// Upper limit of the memory that the call allocates and frees on return: symmetric memory of the group's heap_bytes and, if
+  /// weights move between hosts, memory of the backend for sending and receiving. At least 256 bytes for each copy of a slot in
+  /// the formula of docs/how_to/replicate_experts.md. Equal on all ranks.
   size_t staging_bytes = size_t{64} << 20;
   void* stream = nullptr;  ///< CUDA: cudaStream_t of the copies
 };
@@ -166,16 +167,17 @@ struct MoveOptions {
 /// Collective. Copies weights between ranks, and between the slots of a rank, so that slot p of every array contains the
 /// weights of expert to.expert_of_slot[p]. Before the call, it must contain those of from.expert_of_slot[p]. Slots that are
 /// empty in `to` or have the same expert in both maps are not written; a slot may be both source and destination. The source of
-/// an expert is a slot of the same rank if possible, else a slot of the rank that has been chosen as a source least often so
-/// far. Arrays must not overlap. Returns the number of bytes received from other ranks.
+/// an expert is a slot of the same rank if possible, else one on the same host; of several ranks, the one that has been chosen
+/// least often so far. Arrays must not overlap. Returns the number of bytes received from other ranks.
+///
+/// Between hosts, weights travel like rows: through GroupOptions::network, and once for all ranks of a host that lack them.
 ///
 /// Returns after the copies have completed, and therefore, on a GPU, after earlier work on the stream. No other call may use
 /// the arrays concurrently; on GPUs, no work on other streams may use them either. Throws on all ranks, before any copy:
 /// Error(invalid_argument); Error(mismatch) if an argument other than the addresses and the stream differs by rank;
-/// Error(heap_exhausted). Ranks on several hosts gather the weights of all senders in the host memory of every rank, over the
-/// group's connections. If a rank terminates during the copies, the other ranks throw PeerFailed, and the contents of the
-/// destination slots are undefined.
-/// Between move_weights() and set_map(), the weights do not match the map in force: make no call that uses them.
+/// Error(heap_exhausted), or the error of a rank that cannot connect to other hosts. If a rank terminates during the copies,
+/// the other ranks throw PeerFailed, and the contents of the destination slots are undefined. Between move_weights() and
+/// set_map(), the weights do not match the map in force: make no call that uses them.
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options = {});
 

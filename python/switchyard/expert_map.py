@@ -432,10 +432,10 @@ def move_weights(group: Group, before: ExpertMap, after: ExpertMap, *arrays: Any
     received from other ranks.
 
     arrays: this rank's weights and scales by slot, dense, of shape [C, ...]: float32, float16, bfloat16, fp8, int32, int64 or
-    uint8, written in place; they must not overlap. staging_bytes: upper limit of the symmetric memory that the call allocates from
-    the group's heap_bytes (on several hosts: of host memory); at least 512 bytes for each expert that one rank sends. Waits for
-    the copies; on GPUs, they run on the current stream. No other call may use the arrays concurrently. Layers that pack their
-    weights need ``with_weights`` afterwards.
+    uint8, written in place; they must not overlap. staging_bytes: upper limit of the memory that the call allocates and frees:
+    symmetric memory of the group's heap_bytes and, if weights move between hosts, memory for sending and receiving. Waits for the
+    copies; on GPUs, they run on the current stream. No other call may use the arrays concurrently. Layers that pack their weights
+    need ``with_weights`` afterwards.
 
     Raises InvalidArgument, Mismatch or HeapExhausted, on all ranks, before any copy.
     """

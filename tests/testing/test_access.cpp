@@ -59,6 +59,14 @@ void count_carried(Group& group, Carried& carried) {
   });
 }
 
+void watch_carried(Group& group, const std::function<void(size_t)>& see) {
+  watch_rounds(group, [see](std::span<const PeerTransfer> transfers) {
+    size_t bytes = 0;
+    for (const PeerTransfer& transfer : transfers) bytes += transfer.send.size() + transfer.receive.size();
+    see(bytes);
+  });
+}
+
 void before_rounds(Group& group, const std::function<void()>& act) {
   watch_rounds(group, [act](std::span<const PeerTransfer>) { act(); });
 }

@@ -31,6 +31,10 @@ struct Carried {
 /// group.
 void count_carried(Group& group, Carried& carried);
 
+/// On several hosts, objects subsequently created from `group` call `see` with the number of bytes that a round sends and
+/// receives, before they post it to the carrier.
+void watch_carried(Group& group, const std::function<void(size_t)>& see);
+
 /// On several hosts, objects subsequently created from `group` call `act` before they post a round to the carrier.
 void before_rounds(Group& group, const std::function<void()>& act);
 

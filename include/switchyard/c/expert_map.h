@@ -60,10 +60,10 @@ sy_code sy_expert_map_count_moved(const sy_expert_map* from, const sy_expert_map
 /// Collective. Copies weights so that slot p of each of `num_arrays` arrays contains the weights of expert
 /// to->expert_of_slot[p]. Before the call, it must contain those of from->expert_of_slot[p]. arrays[i]: the slots of this rank,
 /// C * slot_bytes[i] bytes; GPUs: memory of this rank's GPU. Arrays must not overlap. `staging_bytes`: upper limit of the
-/// symmetric memory (on several hosts: of host memory) that the call allocates; at least 512 bytes for each expert that one
-/// rank sends. The copies run on `stream` (a cudaStream_t); the call waits for them. `received`: number of bytes received from
-/// other ranks; may be NULL. Errors, on all ranks and before any copy: invalid_argument; mismatch if an argument other than the
-/// addresses and the stream differs by rank; heap_exhausted.
+/// memory that the call allocates and frees; see MoveOptions in switchyard/expert_map.hpp. The copies run on `stream` (a
+/// cudaStream_t); the call waits for them. `received`: number of bytes received from other ranks; may be NULL. Errors, on all
+/// ranks and before any copy: invalid_argument; mismatch if an argument other than the addresses and the stream differs by
+/// rank; heap_exhausted.
 sy_code sy_move_weights(sy_group* group, const sy_expert_map* from, const sy_expert_map* to, void* const* arrays,
                         const size_t* slot_bytes, int32_t num_arrays, size_t staging_bytes, void* stream, int64_t* received);
 

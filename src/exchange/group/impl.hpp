@@ -33,6 +33,7 @@ namespace switchyard {
 namespace detail {
 
 class Carrier;
+class WeightRails;
 
 /// One rank's side of a collective registration. Lives as long as the user's RegisteredMemory.
 struct Registration {
@@ -201,6 +202,8 @@ struct Group::Impl {
   bool defers_copies = false;  ///< CPU: objects are made by make_deferred
   /// Several hosts: replaces the carriers of objects.
   std::function<std::unique_ptr<detail::Carrier>(std::unique_ptr<detail::Carrier>)> wrap_carrier;
+  /// Several hosts, CPU: connections of move_weights(), made by its first call between hosts.
+  std::shared_ptr<detail::WeightRails> weight_rails;
   /// With several hosts: calls whose receiving half may follow later calls of other ranks.
   std::vector<detail::SentCall*> sent_calls;
   uint64_t fault_claims = 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves weights through symmetric memory. All moves proceed together, one range of a slot's bytes per round: a rank copies this
-// range of its source slots to its staging memory, synchronizes with the other ranks, and copies from their staging memory to
-// its destination slots. A round therefore reads all its sources before it overwrites any slot, for any pair of maps. Rounds
-// alternate between two halves of the staging memory: before a rank overwrites a half, it synchronizes with all ranks that read
-// it. On several hosts, a round gathers the ranges of all ranks in host memory instead.
+// range of its source slots to its staging memory, synchronizes with the other ranks, and copies from the staging memory of its
+// host to its destination slots. A round therefore reads all its sources before it overwrites any slot, for any pair of maps.
+// Rounds alternate between two halves of the staging memory: before a rank overwrites a half, it synchronizes with all ranks
+// that read it. Ranges for another host are sent to the rank's proxy there, once per host, which stages them.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -12,6 +12,7 @@
 #include "exchange/group/make.hpp"
 #include "exchange/slots/move.hpp"
 #include "exchange/slots/weight_moves.hpp"
+#include "exchange/slots/weight_rails.hpp"
 
 namespace switchyard {
 
@@ -20,34 +21,37 @@ using namespace detail;
 namespace {
 
 constexpr size_t kAlignment = 256;  // of ranges, for wide copies
+constexpr size_t kHalves = 2;       // of the staging memory
 
 class WeightMover final : private ExchangeBase {
  public:
   WeightMover(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
               const MoveOptions& options)
-      : ExchangeBase(group), spans_hosts_(group.hosts() > 1) {
+      : ExchangeBase(group) {
     group_.check_usable("move_weights");
     copies_ = make_copies(group, options.stream);
     ConstructionReport mine;
     mine.report = attempt([&] {
       check(from, to, arrays);
       first_slot_ = rank() * to.slots_per_rank;
-      moves_ = plan_moves(from, to);
-      if (moves_.max_sent > 0) choose_range(arrays, options.staging_bytes);
+      moves_ = plan_moves(from, to, group_.host_map());
+      if (moves_.max_staged > 0) choose_range(arrays, options.staging_bytes);
       // Earlier work on the stream: waiting here, before the agreement, counts against the deadline of a construction.
       copies_->wait();
     });
     group_.agree("move_weights", fields(from, to, arrays, options), mine);
     if (range_ == 0) return;
-    construct("move_weights", "MoveOptions::staging_bytes + other objects", [&] {
-      if (spans_hosts_) {
-        sent_.resize(moves_.max_sent * range_);
-        gathered_.resize(static_cast<size_t>(world()) * sent_.size());
-      } else {
-        staging_ = take_heap(halves() * moves_.max_sent * range_, 0);
-      }
-      return AgreedFields{};
-    });
+    if (moves_.max_crossing > 0) rails_ = make_rails(group, options.stream);
+    try {
+      construct("move_weights", "MoveOptions::staging_bytes + other objects", [&] {
+        staging_ = take_heap(kHalves * moves_.max_staged * range_, 0);
+        if (rails_) rails_->reserve(transfers(range_));
+        return AgreedFields{};
+      });
+    } catch (...) {
+      if (rails_) rails_->release();
+      throw;
+    }
   }
 
   /// Returns the number of bytes received from other ranks.
@@ -57,30 +61,32 @@ class WeightMover final : private ExchangeBase {
     for (const SlotArray& array : arrays)
       for (size_t at = 0; at < array.slot_bytes; at += range_)
         received += round(array, at, std::min(range_, array.slot_bytes - at));
-    group_.all_gather("", 1, synchronized_, "move_weights", Operation::barrier);  // others may still read this rank's memory
+    synchronize();  // others may still read this rank's memory
+    if (rails_) rails_->release();
     return received;
   }
 
  private:
   static std::unique_ptr<WeightCopies> make_copies(Group& group, void* stream) {
     if constexpr (kHasGpuCode)
-      if (group.impl().device) return copies_on_gpu(group, group.hosts() > 1, stream);
+      if (group.impl().device) return copies_on_gpu(group, stream);
     return std::make_unique<WeightCopies>();
   }
-
-  size_t halves() const { return spans_hosts_ ? 1 : 2; }
+  static std::shared_ptr<WeightRails> make_rails(Group& group, void* stream) {
+    if constexpr (kHasGpuCode)
+      if (group.impl().device) return weight_rails_on_gpu(group, stream);
+    return weight_rails_on_cpu(group.impl());
+  }
 
   /// Sets range_; 0 if all arrays are empty.
   void choose_range(std::span<const SlotArray> arrays, size_t staging_bytes) {
     size_t largest = 0;
     for (const SlotArray& array : arrays) largest = std::max(largest, array.slot_bytes);
-    const size_t least = kAlignment * halves() * moves_.max_sent;
+    const size_t ranges = kHalves * moves_.max_staged + moves_.max_crossing, least = kAlignment * ranges;
     if (staging_bytes < least)
       invalid_value("MoveOptions::staging_bytes", std::to_string(staging_bytes),
                     "at least " + std::to_string(least) + " for these maps");
-    size_t fits = staging_bytes / halves() / moves_.max_sent;
-    if (spans_hosts_) fits = std::max(fits / static_cast<size_t>(world()), kAlignment);  // the gathered memory is as large
-    range_ = std::min(fits, largest + kAlignment - 1) / kAlignment * kAlignment;
+    range_ = std::min(staging_bytes / ranges, largest + kAlignment - 1) / kAlignment * kAlignment;
   }
 
   void check(const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays) const {
@@ -96,52 +102,66 @@ class WeightMover final : private ExchangeBase {
     return all;
   }
 
-  /// The staging memory of rank `r` for the n-th slot that it sends in this round; on several hosts, of this rank only.
-  std::byte* staged(int r, int n) {
-    if (spans_hosts_) return sent_.data() + static_cast<size_t>(n) * range_;
-    const auto slot = static_cast<size_t>(n) + static_cast<size_t>(rounds_) % halves() * moves_.max_sent;
-    return group_.heap->view().base[r] + staging_ + slot * range_;
+  /// The n-th of the ranges of `bytes` bytes in the staging memory of rank `r` in this round.
+  std::byte* staged(int r, size_t n, size_t bytes) {
+    const size_t half = static_cast<size_t>(rounds_) % kHalves * moves_.max_staged * range_;
+    return group_.heap->view().base[r] + staging_ + half + n * bytes;
   }
-  /// The contents of that memory; valid after this rank has synchronized with the others.
-  const std::byte* received(int r, int n) {
-    if (!spans_hosts_) return staged(r, n);
-    return gathered_.data() + (static_cast<size_t>(r) * moves_.max_sent + static_cast<size_t>(n)) * range_;
+  /// What this rank sends to and receives from ranks of other hosts in a round with ranges of `bytes` bytes.
+  std::vector<RailTransfer> transfers(size_t bytes) const {
+    std::vector<RailTransfer> all;
+    const auto transfer_with = [&](int peer) -> RailTransfer& {
+      const auto found =
+          std::find_if(all.begin(), all.end(), [&](const RailTransfer& transfer) { return transfer.peer == peer; });
+      return found != all.end() ? *found : all.emplace_back(RailTransfer{peer});
+    };
+    for (const WeightParcel& parcel : moves_.parcels) {
+      if (!parcel.crosses()) continue;
+      if (parcel.source_rank == rank()) transfer_with(parcel.staged_rank).send = parcel.slots.size() * bytes;
+      if (parcel.staged_rank == rank()) transfer_with(parcel.source_rank).receive = parcel.slots.size() * bytes;
+    }
+    return all;
   }
-  void synchronize() {
-    if (spans_hosts_)
-      group_.all_gather(sent_.data(), sent_.size(), gathered_.data(), "move_weights", Operation::all_gather);
-    else
-      group_.all_gather("", 1, synchronized_, "move_weights", Operation::barrier);
-  }
+  void synchronize() { group_.all_gather("", 1, synchronized_, "move_weights", Operation::barrier); }
   std::byte* in(const SlotArray& array, int slot, size_t at) const {
     return static_cast<std::byte*>(array.data) + static_cast<size_t>(slot - first_slot_) * array.slot_bytes + at;
   }
 
   int64_t round(const SlotArray& array, size_t at, size_t bytes) {
-    const auto me = static_cast<size_t>(rank());
     int64_t from_others = 0;
-    for (size_t n = 0; n < moves_.sent_by[me].size(); ++n)
-      copies_->stage(staged(rank(), static_cast<int>(n)), in(array, moves_.sent_by[me][n], at), bytes);
+    for (const WeightParcel& parcel : moves_.parcels) {
+      if (parcel.source_rank != rank()) continue;
+      std::byte* const to = parcel.crosses() ? rails_->outgoing(parcel.staged_rank) : staged(rank(), parcel.staged_at, bytes);
+      for (size_t n = 0; n < parcel.slots.size(); ++n) copies_->copy(to + n * bytes, in(array, parcel.slots[n], at), bytes);
+    }
+    if (rails_) carry(bytes);
     copies_->wait();
     synchronize();
-    for (const WeightMove& move : moves_.of_rank[me]) {
-      copies_->unstage(in(array, move.slot, at), received(move.source_rank, move.sent), bytes);
+    for (const WeightMove& move : moves_.of_rank[static_cast<size_t>(rank())]) {
+      copies_->copy(in(array, move.slot, at), staged(move.staged_rank, move.staged_at, bytes), bytes);
       if (move.source_rank != rank()) from_others += static_cast<int64_t>(bytes);
     }
     copies_->wait();
     ++rounds_;
     return from_others;
   }
+  /// Exchanges ranges with ranks of other hosts, and stages those received.
+  void carry(size_t bytes) {
+    rails_->exchange(transfers(bytes));
+    for (const WeightParcel& parcel : moves_.parcels)
+      if (parcel.crosses() && parcel.staged_rank == rank())
+        copies_->copy(staged(rank(), parcel.staged_at, bytes), rails_->incoming(parcel.source_rank),
+                      parcel.slots.size() * bytes);
+  }
 
-  int first_slot_ = 0;      ///< of this rank
-  const bool spans_hosts_;  ///< the group spans several hosts
+  int first_slot_ = 0;  ///< of this rank
   std::unique_ptr<WeightCopies> copies_;
+  std::shared_ptr<WeightRails> rails_;  ///< null: no weights cross hosts
   WeightMoves moves_;
   size_t range_ = 0;    ///< bytes of a slot per round
-  size_t staging_ = 0;  ///< one host: offset of the halves in the heap, each for max_sent ranges
+  size_t staging_ = 0;  ///< offset of the halves in the heap, each for max_staged ranges
   int64_t rounds_ = 0;
   char synchronized_[kMaxRanks] = {};
-  std::vector<std::byte> sent_, gathered_;  ///< several hosts: [max_sent] and [world, max_sent] ranges
 };
 
 }  // namespace

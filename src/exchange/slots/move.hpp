@@ -18,8 +18,7 @@ class WeightCopies {
   virtual ~WeightCopies() = default;
   /// Throws invalid_argument unless the rank can copy to and from the array.
   virtual void check(const SlotArray&) const {}
-  virtual void stage(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
-  virtual void unstage(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
+  virtual void copy(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
   /// Waits for all copies.
   virtual void wait() {}
 };
@@ -33,7 +32,7 @@ AgreedFields agreed_maps(const ExpertMap& from, const ExpertMap& to);
 /// The properties of arrays and options that must be equal on all ranks.
 AgreedFields agreed_arrays(std::span<const SlotArray> arrays, const MoveOptions& options);
 
-/// Copies by a GPU on `stream`. in_host_memory: the staging memory is host memory.
-std::unique_ptr<WeightCopies> copies_on_gpu(Group& group, bool in_host_memory, void* stream);
+/// Copies by a GPU on `stream`.
+std::unique_ptr<WeightCopies> copies_on_gpu(Group& group, void* stream);
 
 }  // namespace switchyard::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weight copies by a GPU: from its own memory, from the mapped memory of other GPUs, and from and to host memory.
+// Weight copies by a GPU: from its own memory and from the mapped memory of other GPUs.
 #include "exchange/gpu/rank.hpp"
 #include "exchange/slots/move.hpp"
 #include "heap/gpu/device_guard.hpp"
@@ -10,8 +10,7 @@ namespace {
 
 class GpuWeightCopies final : public WeightCopies {
  public:
-  GpuWeightCopies(CudaRank& gpu, bool in_host_memory, void* stream)
-      : gpu_(gpu), in_host_memory_(in_host_memory), stream_(static_cast<gpu::Stream>(stream)) {}
+  GpuWeightCopies(CudaRank& gpu, void* stream) : gpu_(gpu), stream_(static_cast<gpu::Stream>(stream)) {}
   void check(const SlotArray& array) const override {
     const DeviceGuard guard(gpu_.device());
     if (capture_of(stream_).active)
@@ -20,11 +19,10 @@ class GpuWeightCopies final : public WeightCopies {
     if (!gpu::is_legacy(stream_)) gpu_.check_stream(stream_);
     gpu_.check_pointer("arrays[].data", array.data, 1);
   }
-  void stage(std::byte* to, const std::byte* from, size_t bytes) override {
-    enqueue(in_host_memory_ ? gpu::copy_to_host : gpu::copy_on_device, to, from, bytes);
-  }
-  void unstage(std::byte* to, const std::byte* from, size_t bytes) override {
-    enqueue(in_host_memory_ ? gpu::copy_to_device : gpu::copy_on_device, to, from, bytes);
+  void copy(std::byte* to, const std::byte* from, size_t bytes) override {
+    const DeviceGuard guard(gpu_.device());
+    const RelaxedCapture relaxed;  // another stream of this thread may be captured
+    check_cuda(gpu::copy_on_device(to, from, bytes, stream_), "copy of weights");
   }
   void wait() override {
     const DeviceGuard guard(gpu_.device());
@@ -33,21 +31,14 @@ class GpuWeightCopies final : public WeightCopies {
   }
 
  private:
-  void enqueue(gpu::Status (*copy)(void*, const void*, size_t, gpu::Stream), void* to, const void* from, size_t bytes) {
-    const DeviceGuard guard(gpu_.device());
-    const RelaxedCapture relaxed;  // another stream of this thread may be captured
-    check_cuda(copy(to, from, bytes, stream_), "copy of weights");
-  }
-
   CudaRank& gpu_;
-  const bool in_host_memory_;
   gpu::Stream stream_;
 };
 
 }  // namespace
 
-std::unique_ptr<WeightCopies> copies_on_gpu(Group& group, bool in_host_memory, void* stream) {
-  return std::make_unique<GpuWeightCopies>(rank_of(group), in_host_memory, stream);
+std::unique_ptr<WeightCopies> copies_on_gpu(Group& group, void* stream) {
+  return std::make_unique<GpuWeightCopies>(rank_of(group), stream);
 }
 
 }  // namespace switchyard::detail

@@ -2,28 +2,43 @@
 // Plan of the copies from the weights of one map to those of another.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
+#include "bootstrap/host_map.hpp"
 #include "switchyard/expert_map.hpp"
 
 namespace switchyard::detail {
 
-/// Copy to `slot` from one of the slots that `source_rank` sends.
+/// Copy to `slot`, through the staging memory of a rank.
 struct WeightMove {
   int slot;
-  int source_rank;
-  int sent;  ///< index in WeightMoves::sent_by[source_rank]
+  int source_rank, source_slot;
+  int staged_rank;   ///< on the host of the destination: the source rank or, if it is on another host, its proxy
+  size_t staged_at;  ///< index of the weights in that rank's staging memory
+};
+
+/// The slots that a rank sends to the ranks of one host, each once. They are staged in order.
+struct WeightParcel {
+  int source_rank, host;
+  int staged_rank;   ///< as in WeightMove
+  size_t staged_at;  ///< of the first slot
+  std::vector<int> slots;
+
+  bool crosses() const { return staged_rank != source_rank; }
 };
 
 struct WeightMoves {
-  std::vector<std::vector<int>> sent_by;         ///< [W] source slots of each rank, each once
   std::vector<std::vector<WeightMove>> of_rank;  ///< [W] destination slots of each rank, ascending
-  size_t max_sent = 0;                           ///< maximum number of source slots of a rank
+  std::vector<WeightParcel> parcels;             ///< by source rank, then by host
+  size_t max_staged = 0;                         ///< maximum number of slots in the staging memory of a rank
+  size_t max_crossing = 0;                       ///< maximum number of slots that a rank sends to and receives from other hosts
 };
 
-/// The source of a slot is the rank's own slot of the expert or, without one, a slot of the rank that has been chosen for the
+/// The source of a slot is the rank's own slot of the expert. Without one, it is a rank on the same host or, without any, the
+/// rank that sends the expert to this host already; else a rank on another host. Of several ranks, it is the one chosen for the
 /// fewest slots of other ranks so far; of equal ranks, the lowest.
-/// \pre both maps are valid and have the same sizes
-WeightMoves plan_moves(const ExpertMap& from, const ExpertMap& to);
+/// \pre both maps are valid, have the same sizes, and are for the ranks of `hosts`
+WeightMoves plan_moves(const ExpertMap& from, const ExpertMap& to, const HostMap& hosts);
 
 }  // namespace switchyard::detail

@@ -27,7 +27,7 @@ class StagedWeights final : public SlotWeightsImpl {
   void finish_earlier(Group& group, void* after) override {
     if constexpr (kHasGpuCode) {
       if (!group_.device) return;
-      const auto calls = copies_on_gpu(group, true, after);
+      const auto calls = copies_on_gpu(group, after);
       for (const SlotArray& array : arrays_) calls->check(array);  // also rejects a stream that is being captured
       calls->wait();
     }
@@ -78,7 +78,7 @@ int64_t SlotWeightsImpl::move(Group& group, const ExpertMap& from, const ExpertM
     check_maps(from, to, world());
     check_joined(group.impl(), to.slots_per_rank);
     check_in_background(from, to);
-    moves = plan_moves(from, to);
+    moves = plan_moves(from, to, group_.host_map());
     finish_earlier(group, after);
   });
   AgreedFields fields{agreed("the number of the SlotWeights", static_cast<int64_t>(object_))};

@@ -91,12 +91,11 @@ class MappedWeights final : public SlotWeightsImpl {
   int64_t enqueue(const WeightMoves& moves) {
     int64_t from_others = 0;
     for (const WeightMove& move : moves.of_rank[static_cast<size_t>(rank())]) {
-      const int source = moves.sent_by[static_cast<size_t>(move.source_rank)][static_cast<size_t>(move.sent)];
       for (size_t a = 0; a < arrays_.size(); ++a) {
         const size_t bytes = arrays_[a].slot_bytes;
         if (bytes == 0) continue;
         check_cuda(gpu::copy_on_device(slot_at(mapped_[a]->at(rank()), move.slot, bytes),
-                                       slot_at(mapped_[a]->at(move.source_rank), source, bytes), bytes, stream_),
+                                       slot_at(mapped_[a]->at(move.source_rank), move.source_slot, bytes), bytes, stream_),
                    "copy of weights");
         if (move.source_rank != rank()) from_others += static_cast<int64_t>(bytes);
       }

@@ -399,7 +399,8 @@ TEST(MoveWeights, EverySlotHasItsExpert) {
                            failures.set_context("step " + std::to_string(step));
                            const ExpertMap to =
                                shuffled_map(kExperts, world, kPerRank, step + 100 * static_cast<uint64_t>(world));
-                           const size_t staging = step % 2 == 0 ? size_t{1} << 20 : 512 * static_cast<size_t>(kPerRank) * step;
+                           const size_t small = (spans_hosts(world) ? 1024 : 512) * static_cast<size_t>(kPerRank) * step;
+                           const size_t staging = step % 2 == 0 ? size_t{1} << 20 : small;
                            const int64_t received = weights.move(group, from, to, staging);
                            const int first = group.rank() * kPerRank;
                            int64_t expected = 0;
@@ -437,9 +438,10 @@ TEST(MoveWeights, RefusedArguments) {
                   const auto move = [&](const ExpertMap& to, size_t staging) { weights.move(group, home, to, staging); };
                   refused([&] { move({2, 2, 1, {0, 1}}, 4096); }, ErrorCode::invalid_argument, "different numbers");
                   refused([&] { move({2, 2, 2, {0, 0, 0, 0}}, 4096); }, ErrorCode::invalid_argument, "no slot of expert 1");
-                  const size_t least = spans_hosts(2) ? 256 : 512;
+                  // One range in each half of the staging memory and, between hosts, one to send and one to receive.
+                  const size_t least = spans_hosts(2) ? 1024 : 512;
                   refused([&] { move(both, least - 1); }, ErrorCode::invalid_argument,
-                          spans_hosts(2) ? "MoveOptions::staging_bytes = 255: must be at least 256"
+                          spans_hosts(2) ? "MoveOptions::staging_bytes = 1023: must be at least 1024"
                                          : "MoveOptions::staging_bytes = 511: must be at least 512");
                   std::byte* const large = static_cast<std::byte*>(rank_memory(group).keep(size_t{8} << 20));
                   const auto move_arrays = [&](const ExpertMap& before, std::vector<size_t> slot_bytes, size_t staging) {
@@ -448,9 +450,8 @@ TEST(MoveWeights, RefusedArguments) {
                     switchyard::move_weights(group, before, both, arrays, {staging, rank_memory(group).stream()});
                   };
                   const bool first = group.rank() == 0;
-                  if (!spans_hosts(2))
-                    refused([&] { move_arrays(home, {size_t{4} << 20}, size_t{1} << 30); }, ErrorCode::heap_exhausted,
-                            "MoveOptions::staging_bytes");
+                  refused([&] { move_arrays(home, {size_t{4} << 20}, size_t{1} << 30); }, ErrorCode::heap_exhausted,
+                          "MoveOptions::staging_bytes");
                   refused(
                       [&] {
                         move_arrays(home, first ? std::vector<size_t>{8} : std::vector<size_t>{8, 8}, 4096);
