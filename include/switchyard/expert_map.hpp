@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// \file
 /// Replicated experts: the assignment of experts to ranks, the division of an expert's routes among its replicas, a planner
-/// that chooses the replicas from past loads, SlotSelector, which replaces the ids of each call, and move_weights() and
-/// SlotWeights, which load the weights. All functions are deterministic: equal arguments yield equal results on every rank.
-/// Those without a Group among their arguments run on the host and may be called from any thread.
+/// that chooses the replicas from past loads, SlotSelector, which replaces the ids of each call, RouteCounter, which counts
+/// them, and move_weights() and SlotWeights, which load the weights. All functions are deterministic: equal arguments yield
+/// equal results on every rank. Those without a Group among their arguments run on the host and may be called from any thread.
 ///
 /// The slots of a map are numbered like experts: slot p is expert p of an exchange with num_experts = num_slots(), in which
 /// each rank holds slots_per_rank consecutive experts. SlotSelector, or divide_source() and replace_by_slots(), replace each id
@@ -311,6 +311,41 @@ class SlotSelector {
  private:
   friend struct detail::SelectorAccess;
   detail::Held<std::unique_ptr<detail::SlotSelectorImpl>, detail::kSlotSelectorObject> impl_;
+};
+
+/// The routes of all ranks since the construction of their counters.
+struct RouteLoad {
+  std::vector<int64_t> of_expert;  ///< [W, E] from each rank to each expert
+  std::vector<int64_t> of_rank;    ///< [W] to the experts of each rank
+};
+
+/// Counts the routes of a rank to each expert of an exchange or a layer, in the memory of the group's backend. Movable.
+class RouteCounter {
+ public:
+  /// Collective. `num_experts`: of the exchange. Throws on all ranks: Error(invalid_argument), Error(mismatch).
+  RouteCounter(Group& group, int num_experts);
+  RouteCounter(RouteCounter&&) noexcept;
+  RouteCounter& operator=(RouteCounter&&) noexcept;
+  /// Local; does not wait. Graphs that contain a count() may still be replayed.
+  ~RouteCounter();
+
+  /// Local. Adds the routes of a call. Ids that are not experts are not counted. GPUs: `topk_ids` is memory of this rank's GPU;
+  /// enqueues one kernel on `stream` (a cudaStream_t), which graphs can capture, and does not wait. \throws
+  /// Error(invalid_argument)
+  void count(const ExpertIds& topk_ids, void* stream = nullptr);
+
+  /// Collective. Returns the counts of all ranks and does not reset them. If the counted ids are slots that `selector` has
+  /// selected, of_expert are the counts of the selector, by the experts of its map: all routes since its construction, also
+  /// those that gather_routes() has returned. GPUs: waits for the counted calls within the group's timeout; meanwhile, no graph
+  /// that contains one may run. \throws Error(invalid_argument) if the experts of the counter are not the slots of
+  /// `selector`
+  RouteLoad load(SlotSelector* selector = nullptr);
+
+  /// This rank's counters, [E], in the memory of the backend. The pointer is valid until destruction.
+  const int64_t* routes() const;
+
+ private:
+  detail::Held<std::unique_ptr<detail::SlotSelectorImpl>, detail::kRouteCounterObject> impl_;
 };
 
 }  // namespace switchyard

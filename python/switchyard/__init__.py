@@ -18,9 +18,10 @@ docs/python.md is the full guide.
 from __future__ import annotations
 
 from ._abi.ffi import library as _library
+from .checkpointing import keep_plans
 from .errors import *
 from .errors import __all__ as _errors
-from .exchange import CallStatistics, Exchange, MemoryRequirement, keep_plans
+from .exchange import CallStatistics, Exchange, MemoryRequirement
 from .expert_map import BalanceReport, ExpertMap, SlotLoads, SlotSelector, SlotWeights, move_weights
 from .gemm import GroupedGemm
 from .graph_memory import GraphMemory
@@ -30,6 +31,7 @@ from .layer import LayerMemory, MoeLayer
 from .ledger import LedgerCombine, PreparedLedger
 from .low_latency import LowLatency, Pending, Received
 from .parallelize import expert_parameters, full_state_dict, keep_out_of_ddp, moe_heap_bytes, parallelize_moe, set_replicas
+from .route_counter import RouteCounter, RouteLoad
 from .routing import routing_layout
 from .row_memory import RowMemory
 from .run import run_ranks
@@ -57,7 +59,7 @@ def library_path() -> str:
 
 __all__ = [
     "BalanceReport", "CallStatistics", "Counts", "Exchange", "ExpertMap", "GraphMemory", "Group", "GroupedGemm", "Handle", "LayerMemory", "Ledger", "LedgerCombine",
-    "LowLatency", "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RoutingLayout", "RowMemory", "SlotLoads", "SlotSelector", "SlotWeights", "Trace", "TracePhase",
+    "LowLatency", "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RouteCounter", "RouteLoad", "RoutingLayout", "RowMemory", "SlotLoads", "SlotSelector", "SlotWeights", "Trace", "TracePhase",
     "TuningValues", "WaitStatistics", "expert_parameters", "first_expert", "full_state_dict", "keep_out_of_ddp", "keep_plans",
     "library_path", "library_version", "moe_heap_bytes", "move_weights", "parallelize_moe",
     "routing_layout", "run_ranks", "set_replicas", "tuned_values", *_errors,

@@ -15,12 +15,14 @@ from ._internal.configs import normal_config, weights_config
 from ._internal.statistics import CallStatistics, MemoryRequirement, statistics_of
 from ._internal.tensors import bytes_of_scales, padded_scales, pair_of
 from ._torch.recorded import is_traced, needs_gradient
-from ._torch.registry import number_of, torch_for
+from ._torch.registry import number_of
 from .graph_memory import GraphMemory
+from .expert_map import SlotSelector
 from .group import Group, constructs
 from .handle import Handle
+from .route_counter import RouteCounter, RouteLoad
 
-__all__ = ["CallStatistics", "Exchange", "MemoryRequirement", "keep_plans"]
+__all__ = ["CallStatistics", "Exchange", "MemoryRequirement"]
 
 #: Number of columns that share a scale.
 _GROUP = 128
@@ -32,16 +34,6 @@ _PLAIN_DISPATCH = (0, 3, 0, 0, 0)
 _AUTOMATIC = (*_PLAIN_DISPATCH, 0)  # with num_sms
 
 Rows = Union[Any, Tuple[Any, Any]]
-
-
-def keep_plans() -> Any:
-    """Supports activation checkpointing with ``torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False,
-    context_fn=sy.keep_plans)``. The backward pass reuses the routing of the forward pass, of which eight bytes are kept,
-    instead of counting again."""
-    torch_for("keep_plans")
-    from ._torch import autograd as _autograd
-
-    return _autograd.keep_plans()
 
 
 class Exchange:
@@ -56,26 +48,25 @@ class Exchange:
     pool_bytes: memory for outputs; 0: enough for one output and one buffer of expert outputs with any routing.
     routing_gradients: for training with expert-major layout; returns gradients of routing weights to the tokens' owners through
     a separate small exchange.
+    count_routes: counts the routes of each dispatch with `topk_ids` for :meth:`load`.
 
     Rows delivered by a dispatch occupy the pool until the last array that refers to them is dropped.
     """
 
     @constructs
     @named("Exchange.__init__")
-    def __init__(self, group: Group, *, routing_gradients: bool = False, **config: Any) -> None:
-        _arguments.check("Exchange.__init__", group=group, routing_gradients=routing_gradients)
+    def __init__(self, group: Group, *, routing_gradients: bool = False, count_routes: bool = False, **config: Any) -> None:
+        _arguments.check("Exchange.__init__", group=group, routing_gradients=routing_gradients, count_routes=count_routes)
         self.group = group
         self._config = normal_config(**config)
         self._functions, self._call, self._backend = library().functions, group._call, group._backend
-        exchange = ctypes.c_void_p()
-        check_collective(self._functions.sy_exchange_create(group.pointer, byref(self._config), byref(exchange)))
-        self._owned = Owned(exchange.value, self._functions.sy_exchange_destroy, group._owned, lock=group._lock)
+        made = ctypes.c_void_p()
+        check_collective(self._functions.sy_exchange_create(group.pointer, byref(self._config), byref(made)))
+        self._owned = Owned(made.value, self._functions.sy_exchange_destroy, group._owned, lock=group._lock)
         group._lock.members.add(self._owned)
         self._layout = self._config.layout
-        self.hidden: int = self._config.hidden
-        self.topk: int = self._config.topk
-        self.num_experts: int = self._config.num_experts
-        self.max_tokens: int = self._config.max_tokens
+        c = self._config
+        self.hidden, self.topk, self.num_experts, self.max_tokens = c.hidden, c.topk, c.num_experts, c.max_tokens
         self._most_rows = number_from(self._functions.sy_exchange_max_rows, byref(self._config), group.size)
         self._world, self._experts_here = group.size, len(group.experts_of(self.num_experts))
         sizes = {"H": self.hidden, "K": self.topk}
@@ -87,6 +78,7 @@ class Exchange:
         self._summed_types = tuple(code for code in _COMBINED if _names.DTYPE_BITS[code] <= widest)
         self._number = number_of(self)
         self._make_structs()
+        self._counter = RouteCounter(group, num_experts=self.num_experts) if count_routes else None
         self._for_weights: Optional[Exchange] = None
         if routing_gradients and self._layout == EXPERT_MAJOR:
             small = weights_config(self._config)
@@ -123,8 +115,6 @@ class Exchange:
             check(self._functions.sy_exchange_set_site(self.pointer, self._site))
         return self.pointer
 
-    # ---- Sizes ----
-
     @staticmethod
     @checked("Exchange.memory_required")
     def memory_required(world: int, *, backend: str = "cpu", **config: Any) -> MemoryRequirement:
@@ -154,8 +144,6 @@ class Exchange:
     def pointer(self) -> int:
         """The underlying ``sy_exchange*``, for code that calls the C interface."""
         return self._owned.pointer or alive(self._owned, "the exchange", self.group)
-
-    # ---- Dispatch ----
 
     def dispatch(self, x: Rows, topk_ids: Any = None, topk_weights: Any = None, *, handle: Optional[Handle] = None,
                  quantize: Optional[str] = None, size: str = "automatic", capacity: Optional[int] = None, overflow: str = "fail",
@@ -233,6 +221,8 @@ class Exchange:
             o.out = None if out is None else self._take_out(out, taken, routing)
             if routing is not None:
                 pointer = 0 if routing[1] is None else routing[1].pointer
+                if self._counter is not None:
+                    self._counter._count(by_ids, o.stream)
                 check(self._functions.sy_exchange_dispatch(exchange, by_x, by_ids, pointer, by_options, by_out))
             else:
                 assert handle is not None
@@ -484,8 +474,17 @@ class Exchange:
         check(self._functions.sy_exchange_last_call(self.pointer, byref(s)))
         return statistics_of(s)
 
+    @named("Exchange.load")
+    def load(self, selector: Optional[SlotSelector] = None) -> RouteLoad:
+        """Collective. With ``count_routes=True``: :meth:`RouteCounter.load` for the dispatches of this exchange."""
+        if self._counter is None:
+            invalid("load: the exchange counts no routes; create it with count_routes=True")
+        return self._counter.load(selector)
+
     def close(self) -> None:
         """Local. Releases the exchange; its memory is freed once its rows are dropped. May be called twice."""
+        if self._counter is not None:
+            self._counter.close()
         if self._for_weights is not None:
             self._for_weights.close()
         self._owned.close()

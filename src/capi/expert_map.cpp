@@ -26,6 +26,9 @@ struct sy_slot_selector {
 struct sy_slot_weights {
   std::shared_ptr<Grouped<SlotWeights>> state;
 };
+struct sy_route_counter {
+  std::shared_ptr<Grouped<RouteCounter>> state;
+};
 // NOLINTEND(readability-identifier-naming)
 
 namespace {
@@ -252,5 +255,37 @@ sy_code sy_slot_selector_state(const sy_slot_selector* selector, int32_t* expert
     if (expert_of_slot) std::copy(slots.begin(), slots.end(), expert_of_slot);
     if (version) *version = selector->state->object.version();
     if (routes) *routes = selector->state->object.routes();
+  });
+}
+
+sy_code sy_route_counter_create(sy_group* group, int32_t num_experts, sy_route_counter** counter) {
+  return create(group, "counter", counter, [&] { return std::make_shared<Grouped<RouteCounter>>(group->group, num_experts); });
+}
+
+sy_code sy_route_counter_destroy(sy_route_counter* counter) {
+  delete counter;
+  return SY_OK;
+}
+
+sy_code sy_route_counter_count(sy_route_counter* counter, const sy_expert_ids* topk_ids, void* stream) {
+  return guarded([&] {
+    require(counter, "counter");
+    counter->state->object.count(from_c(topk_ids), stream);
+  });
+}
+
+sy_code sy_route_counter_load(sy_route_counter* counter, sy_slot_selector* selector, int64_t* of_expert, int64_t* of_rank) {
+  return collective_on(counter, "counter", [&] {
+    const RouteLoad load = counter->state->object.load(selector ? &selector->state->object : nullptr);
+    if (of_expert) std::copy(load.of_expert.begin(), load.of_expert.end(), of_expert);
+    if (of_rank) std::copy(load.of_rank.begin(), load.of_rank.end(), of_rank);
+  });
+}
+
+sy_code sy_route_counter_routes(const sy_route_counter* counter, const int64_t** routes) {
+  return guarded([&] {
+    require(counter, "counter");
+    require(routes, "routes");
+    *routes = counter->state->object.routes();
   });
 }

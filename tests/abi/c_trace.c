@@ -180,6 +180,28 @@ static sy_expert_map map_of(int32_t* slots) {
 }
 
 /* Slots of four experts in a group of one rank. */
+static void route_counters(sy_group* group, sy_slot_selector* selector) {
+  const int32_t slots[] = {0, 4, 4, -1};
+  sy_expert_ids given = SY_EXPERT_IDS_INIT;
+  given.data = slots;
+  given.num_tokens = 4;
+  given.topk = 1;
+  sy_route_counter* counter = NULL;
+  CHECK_OK(sy_route_counter_create(group, 5, &counter));
+  CHECK_OK(sy_route_counter_count(counter, &given, NULL));
+  int64_t of_expert[5] = {0}, of_rank[1];
+  const int64_t* counters = NULL;
+  CHECK_OK(sy_route_counter_load(counter, NULL, of_expert, of_rank));
+  CHECK_OK(sy_route_counter_routes(counter, &counters));
+  CHECK(of_rank[0] == 3 && of_expert[0] == 1 && of_expert[4] == 2 && counters[4] == 2);
+  CHECK_OK(sy_route_counter_load(counter, selector, of_expert, NULL));
+  CHECK(of_expert[0] == 2 && of_expert[1] == 0 && of_expert[3] == 2); /* the selector's routes */
+  CHECK_FAILS(sy_route_counter_count(NULL, &given, NULL), SY_INVALID_ARGUMENT, "counter is NULL");
+  CHECK_FAILS(sy_route_counter_routes(counter, NULL), SY_INVALID_ARGUMENT, "routes is NULL");
+  CHECK_OK(sy_route_counter_destroy(counter));
+  CHECK_OK(sy_route_counter_destroy(NULL));
+}
+
 static void slot_selectors(void) {
   const sy_group_options options = patient_options(1 << 20);
   sy_group* group = NULL;
@@ -208,6 +230,7 @@ static void slot_selectors(void) {
   CHECK_OK(sy_slot_selector_gather_routes(selector, all));
   CHECK(all[0] == 2 && all[1] == 0 && all[2] == 0 && all[3] == 2 && counters[0] == 0);
   CHECK_FAILS(sy_slot_selector_select(NULL, &given, out, NULL), SY_INVALID_ARGUMENT, "selector is NULL");
+  route_counters(group, selector);
   CHECK_FAILS(sy_slot_selector_state(NULL, NULL, NULL, NULL), SY_INVALID_ARGUMENT, "selector is NULL");
   char weights[5][4] = {"aaa", "bbb", "ccc", "ddd", "eee"};
   void* const arrays[] = {weights};

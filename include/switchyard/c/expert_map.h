@@ -158,6 +158,23 @@ sy_code sy_slot_selector_gather_routes(sy_slot_selector* selector, int64_t* rout
 sy_code sy_slot_selector_state(const sy_slot_selector* selector, int32_t* expert_of_slot, int64_t* version,
                                const int64_t** routes);
 
+/// Counts the routes of a rank to each expert of an exchange or a layer, in the memory of the group's backend.
+typedef struct sy_route_counter sy_route_counter;
+
+/// Collective. `num_experts`: E of the exchange, equal on all ranks.
+sy_code sy_route_counter_create(sy_group* group, int32_t num_experts, sy_route_counter** counter);
+sy_code sy_route_counter_destroy(sy_route_counter* counter);
+/// Local. Adds the routes of a call. Ids that are not experts are not counted. GPUs: the ids are memory of this rank's GPU;
+/// enqueues one kernel on `stream` (a cudaStream_t), which graphs can capture, and does not wait.
+sy_code sy_route_counter_count(sy_route_counter* counter, const sy_expert_ids* topk_ids, void* stream);
+/// Collective. Writes the counts of all ranks since creation, without resetting them: `of_expert`, [W, E], the routes from each
+/// rank to each expert, and `of_rank`, [W], the routes to the experts of each rank. If the counted ids are slots that
+/// `selector` has selected, `of_expert` are the counts of the selector, by the experts of its map. `selector`, `of_expert` and
+/// `of_rank` may be NULL. GPUs: waits for the counted calls; meanwhile, no graph that contains one may run.
+sy_code sy_route_counter_load(sy_route_counter* counter, sy_slot_selector* selector, int64_t* of_expert, int64_t* of_rank);
+/// Local. This rank's counters, [E], in the memory of the backend, valid until the counter is destroyed.
+sy_code sy_route_counter_routes(const sy_route_counter* counter, const int64_t** routes);
+
 #ifdef __cplusplus
 }
 #endif

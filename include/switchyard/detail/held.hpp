@@ -38,6 +38,7 @@ inline constexpr char kLedgerObject[] = "LedgerCombine";
 inline constexpr char kPreparedObject[] = "ledger";
 inline constexpr char kHandleObject[] = "handle";
 inline constexpr char kSlotSelectorObject[] = "SlotSelector";
+inline constexpr char kRouteCounterObject[] = "RouteCounter";
 inline constexpr char kTraceObject[] = "Trace";
 inline constexpr char kExpertObject[] = "ExpertMlp";
 inline constexpr char kMoeLayerObject[] = "MoeLayer";

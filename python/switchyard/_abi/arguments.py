@@ -75,7 +75,7 @@ _PARALLEL: Arguments = {"model": _MODEL, "max_tokens": Integer(1, INT64), "topk"
                         "experts": Word({"automatic": 0, "module": 1, "grouped": 2, "layer": 3}), "replicas": Any_()}
 
 FUNCTIONS: Dict[str, Arguments] = {
-    "Exchange.__init__": {"group": _GROUP, "routing_gradients": Flag(), **_NORMAL},
+    "Exchange.__init__": {"group": _GROUP, "routing_gradients": Flag(), "count_routes": Flag(), **_NORMAL},
     "Exchange.memory_required": {**_SIZES, **_NORMAL},
     "Exchange.heap_bytes": {**_SIZES, "routing_gradients": Flag(), **_NORMAL},
     "Exchange.dispatch": {
@@ -149,6 +149,8 @@ FUNCTIONS: Dict[str, Arguments] = {
                              "tile": Integer(1, INT64), "link_bytes_per_s": Real(), "seconds_per_row": Real(), "seconds_per_move": Real(),
                              "staging_bytes": BYTES},
     "SlotSelector.set_map": {"expert_map": _MAP, "routes": _ROUTES}, "SlotSelector.gather_routes": {},
+    "RouteCounter.__init__": {"group": _GROUP, "num_experts": Integer(1, 1 << 20)}, "RouteCounter.count": {"topk_ids": _IDS},
+    "RouteCounter.load": {"selector": _SELECTOR}, "Exchange.load": {"selector": _SELECTOR}, "RouteCounter.close": {},
     "RowMemory.__init__": {"group": _GROUP, "size": BYTES, "device": Integer(0, INT32, optional=True), "segment": BYTES},
     "RowMemory.use": {}, "RowMemory.close": {},
     "Group.from_environment": _OF_GROUP,

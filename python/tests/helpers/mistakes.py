@@ -70,6 +70,7 @@ MAKERS = {
     "SLOTS": lambda e: np.array([0, 1, -1, 2, 3, 0], np.int32), "LOADS": lambda e: np.array([5, 1, 2, 3]), "IDS32": lambda e: e["IDS"].astype(np.int32),
     "SMALL_ROUTES": lambda e: np.array([[9, 9, 9, 9]]), "small_map": lambda e: sy.ExpertMap(np.array([0, 1, 2, 3, 0], np.int32), num_experts=4, world=1),
     "selector": lambda e: sy.SlotSelector(e["group"], e["small_map"]),
+    "route_counter": lambda e: sy.RouteCounter(e["group"], num_experts=5), "counted": lambda e: sy.Exchange(e["group"], count_routes=True, **SHAPE),
     "slot_weights": lambda e: sy.SlotWeights(e["group"], np.zeros((5, 2), np.float32)),
     "ROUTES": lambda e: np.array([[9, 9, 9, 9], [9, 9, 9, 9]]), "expert_map": lambda e: sy.ExpertMap(e["SLOTS"], num_experts=4, world=2),
     "group": lambda e: sy.Group.threads(1, **OPTIONS)[0], "other_group": lambda e: sy.Group.threads(1, **OPTIONS)[0],

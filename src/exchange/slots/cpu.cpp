@@ -12,8 +12,9 @@ namespace {
 
 class CpuSlotSelector final : public SlotSelectorImpl {
  public:
-  CpuSlotSelector(Group& group, const ExpertMap& map, std::span<const int64_t> routes) : SlotSelectorImpl(group, map) {
-    construct("SlotSelector", "", [&] {
+  CpuSlotSelector(Group& group, const ExpertMap& map, std::span<const int64_t> routes, const char* object)
+      : SlotSelectorImpl(group, map) {
+    construct(object, "", [&] {
       words_ = make_table(map, routes);
       counts_.assign(static_cast<size_t>(map.num_experts), 0);
       return fields(map, routes);
@@ -32,7 +33,7 @@ class CpuSlotSelector final : public SlotSelectorImpl {
       for (int64_t i = t * ids.topk; i < (t + 1) * ids.topk; ++i) {
         const int64_t id = from[i];
         if (id >= 0 && id < table.num_experts) ++counts_[static_cast<size_t>(id)];
-        to[i] = static_cast<Id>(table(id, t));
+        if (to) to[i] = static_cast<Id>(table(id, t));
       }
   }
 
@@ -49,8 +50,9 @@ class CpuSlotSelector final : public SlotSelectorImpl {
   }
   void stage_table(std::vector<uint32_t> words) override { staged_ = std::move(words); }
   void use_table(void*) override { words_.swap(staged_); }
-  void read_and_reset_routes(int64_t* routes) override {
-    for (int64_t& count : counts_) *routes++ = std::exchange(count, 0);
+  void read_routes(int64_t* routes, bool reset) override {
+    std::copy(counts_.begin(), counts_.end(), routes);
+    if (reset) std::fill(counts_.begin(), counts_.end(), 0);
   }
 
   std::vector<uint32_t> words_, staged_;
@@ -60,8 +62,8 @@ class CpuSlotSelector final : public SlotSelectorImpl {
 }  // namespace
 
 std::unique_ptr<SlotSelectorImpl> SlotSelectorImpl::make_on_cpu(Group& group, const ExpertMap& map,
-                                                                std::span<const int64_t> routes) {
-  return std::make_unique<CpuSlotSelector>(group, map, routes);
+                                                                std::span<const int64_t> routes, const char* object) {
+  return std::make_unique<CpuSlotSelector>(group, map, routes, object);
 }
 
 }  // namespace switchyard::detail

@@ -74,18 +74,24 @@ void SlotSelectorImpl::select(const ExpertIds& topk_ids, void* slots, void* stre
   if (topk_ids.num_tokens > 0) run(topk_ids, slots, stream, nullptr);
 }
 
+void SlotSelectorImpl::count(const ExpertIds& topk_ids, void* stream) {
+  group_.check_usable("RouteCounter::count");
+  check_ids(topk_ids, nullptr, true);
+  if (topk_ids.num_tokens > 0) run(topk_ids, nullptr, stream, nullptr);
+}
+
 void SlotSelectorImpl::check_joined(const char* name, const Group::Impl& group, int num_experts) const {
   if (&group != &group_) invalid(name, " belongs to another group");
   if (map_.num_slots() != num_experts)
     invalid(name, " has " + std::to_string(map_.num_slots()) + " slots: must be num_experts, " + std::to_string(num_experts));
 }
 
-void SlotSelectorImpl::check_ids(const ExpertIds& topk_ids, const void* slots) const {
+void SlotSelectorImpl::check_ids(const ExpertIds& topk_ids, const void* slots, bool counts_only) const {
   check_range("topk_ids.topk", topk_ids.topk, 1, kMaxTopk);
   if (topk_ids.num_tokens < 0) invalid_value("topk_ids.num_tokens", std::to_string(topk_ids.num_tokens), "at least 0");
   if (topk_ids.num_tokens > 0) {
     if (topk_ids.data == nullptr) invalid("topk_ids.data", " is null");
-    if (slots == nullptr) invalid("slots", " is null");
+    if (slots == nullptr && !counts_only) invalid("slots", " is null");
   }
   check_call(topk_ids, slots);
 }
@@ -115,9 +121,21 @@ std::vector<int64_t> SlotSelectorImpl::gather_routes() {
   const auto experts = static_cast<size_t>(map_.num_experts);
   std::vector<int64_t> mine(experts), all(experts * static_cast<size_t>(world()));
   group_.check_usable("SlotSelector::gather_routes");
-  read_and_reset_routes(mine.data());
+  read_routes(mine.data(), true);
+  reset_routes_.resize(experts);
+  for (size_t e = 0; e < experts; ++e) reset_routes_[e] += mine[e];
   group_.all_gather(mine.data(), experts * sizeof(int64_t), all.data(), "SlotSelector::gather_routes", Operation::all_gather,
                     object_);
+  return all;
+}
+
+std::vector<int64_t> SlotSelectorImpl::gather_all_routes(const char* name) {
+  const auto experts = static_cast<size_t>(map_.num_experts);
+  std::vector<int64_t> mine(experts), all(experts * static_cast<size_t>(world()));
+  group_.check_usable(name);
+  read_routes(mine.data(), false);
+  for (size_t e = 0; e < reset_routes_.size(); ++e) mine[e] += reset_routes_[e];
+  group_.all_gather(mine.data(), experts * sizeof(int64_t), all.data(), name, Operation::all_gather, object_);
   return all;
 }
 
@@ -160,5 +178,54 @@ std::vector<int64_t> SlotSelector::gather_routes() {
 const int64_t* SlotSelector::routes() const { return impl_->routes(); }
 const ExpertMap& SlotSelector::map() const { return impl_->map(); }
 int64_t SlotSelector::version() const { return impl_->version(); }
+
+namespace {
+
+/// The map of an exchange without replicas. A wrong number of experts is found by the constructor of the backend, on all ranks.
+ExpertMap counted_map(int num_experts, int world) {
+  const int per_rank = num_experts > 0 ? (num_experts - 1) / world + 1 : 1;
+  if (num_experts >= 1 && num_experts <= 1 << 20) return home_map(num_experts, world, per_rank);
+  return {num_experts, world, per_rank, {}};
+}
+
+}  // namespace
+
+RouteCounter::RouteCounter(Group& group, int num_experts)
+    : impl_(group.impl().collective_call("RouteCounter", [&] {
+        const ExpertMap map = counted_map(num_experts, group.size());
+        if constexpr (kHasGpuCode)
+          if (group.impl().device) return SlotSelectorImpl::make_on_gpu(group, map, {}, kRouteCounterObject);
+        return SlotSelectorImpl::make_on_cpu(group, map, {}, kRouteCounterObject);
+      })) {}
+RouteCounter::RouteCounter(RouteCounter&&) noexcept = default;
+RouteCounter& RouteCounter::operator=(RouteCounter&& other) noexcept {
+  if (this != &other) replace_at_home(impl_.pointer(), std::move(other.impl_.pointer()));
+  return *this;
+}
+RouteCounter::~RouteCounter() { replace_at_home(impl_.pointer(), {}); }
+
+void RouteCounter::count(const ExpertIds& topk_ids, void* stream) {
+  as_error("RouteCounter::count", [&] { impl_->count(topk_ids, stream); });
+}
+RouteLoad RouteCounter::load(SlotSelector* selector) {
+  constexpr const char* kLoad = "RouteCounter::load";
+  return impl_->collective_call(kLoad, [&] {
+    const ExpertMap& map = impl_->map();
+    if (selector && selector->map().num_slots() != map.num_experts)
+      invalid("selector", " has " + std::to_string(selector->map().num_slots()) + " slots: must be num_experts, " +
+                              std::to_string(map.num_experts));
+    RouteLoad load{impl_->gather_all_routes(kLoad), std::vector<int64_t>(static_cast<size_t>(map.world), 0)};
+    const auto experts = static_cast<size_t>(map.num_experts);
+    std::vector<int> owner(experts, 0);
+    for (size_t p = 0; p < map.expert_of_slot.size(); ++p)
+      if (const int32_t e = map.expert_of_slot[p]; e >= 0)
+        owner[static_cast<size_t>(e)] = static_cast<int>(p) / map.slots_per_rank;
+    for (size_t i = 0; i < load.of_expert.size(); ++i)
+      load.of_rank[static_cast<size_t>(owner[i % experts])] += load.of_expert[i];
+    if (selector) load.of_expert = SelectorAccess::impl(*selector).gather_all_routes(kLoad);
+    return load;
+  });
+}
+const int64_t* RouteCounter::routes() const { return impl_->routes(); }
 
 }  // namespace switchyard

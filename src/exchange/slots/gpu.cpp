@@ -12,16 +12,16 @@ namespace {
 
 class CudaSlotSelector final : public GpuSlotSelector {
  public:
-  CudaSlotSelector(Group& group, CudaRank& gpu, const ExpertMap& map, std::span<const int64_t> routes)
+  CudaSlotSelector(Group& group, CudaRank& gpu, const ExpertMap& map, std::span<const int64_t> routes, const char* object)
       : GpuSlotSelector(group, map), gpu_(gpu) {
-    construct("SlotSelector", "", [&] {
+    construct(object, "", [&] {
       const DeviceGuard guard(gpu_.device());
       const std::vector<uint32_t> words = make_table(map, routes);
       table_bytes_ = words.size() * sizeof words[0];
       counts_bytes_ = static_cast<size_t>(map.num_experts) * sizeof(int64_t);
       memory_ = DeviceMemory(counts_bytes_ + table_bytes_, gpu_.copy_stream());
       copy(table(), words);
-      order_.emplace(gpu_, "SlotSelector", object_, InvalidIds::count);
+      order_.emplace(gpu_, object, object_, InvalidIds::count);
       return fields(map, routes);
     });
   }
@@ -107,12 +107,12 @@ class CudaSlotSelector final : public GpuSlotSelector {
     check_cuda(gpu::copy_to_device(slots, from, bytes_of(ids), static_cast<gpu::Stream>(stream)), "copy of slots");
   }
 
-  void read_and_reset_routes(int64_t* routes) override {
+  void read_routes(int64_t* routes, bool reset) override {
     const DeviceGuard guard(gpu_.device());
     order_->wait();
     const RelaxedCapture relaxed;
     check_cuda(gpu::copy_to_host(routes, memory_.as<int64_t>(), counts_bytes_, gpu_.copy_stream()), "route counts");
-    check_cuda(gpu::fill(memory_.as<int64_t>(), 0, counts_bytes_, gpu_.copy_stream()), "route counts");
+    if (reset) check_cuda(gpu::fill(memory_.as<int64_t>(), 0, counts_bytes_, gpu_.copy_stream()), "route counts");
     check_cuda(gpu::wait_for_stream(gpu_.copy_stream()), "route counts");
   }
 
@@ -125,8 +125,8 @@ class CudaSlotSelector final : public GpuSlotSelector {
 }  // namespace
 
 std::unique_ptr<SlotSelectorImpl> SlotSelectorImpl::make_on_gpu(Group& group, const ExpertMap& map,
-                                                                std::span<const int64_t> routes) {
-  return std::make_unique<CudaSlotSelector>(group, rank_of(group), map, routes);
+                                                                std::span<const int64_t> routes, const char* object) {
+  return std::make_unique<CudaSlotSelector>(group, rank_of(group), map, routes, object);
 }
 
 }  // namespace switchyard::detail

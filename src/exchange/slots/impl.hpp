@@ -23,17 +23,22 @@ class SlotSelectorImpl : protected ExchangeBase {
  public:
   using ExchangeBase::collective_call, ExchangeBase::home;
   virtual ~SlotSelectorImpl() = default;
-  static std::unique_ptr<SlotSelectorImpl> make_on_cpu(Group& group, const ExpertMap& map, std::span<const int64_t> routes);
-  static std::unique_ptr<SlotSelectorImpl> make_on_gpu(Group& group, const ExpertMap& map, std::span<const int64_t> routes);
+  static std::unique_ptr<SlotSelectorImpl> make_on_cpu(Group& group, const ExpertMap& map, std::span<const int64_t> routes,
+                                                       const char* object = kSlotSelectorObject);
+  static std::unique_ptr<SlotSelectorImpl> make_on_gpu(Group& group, const ExpertMap& map, std::span<const int64_t> routes,
+                                                       const char* object = kSlotSelectorObject);
   SlotSelectorImpl(const SlotSelectorImpl&) = delete;
   SlotSelectorImpl& operator=(const SlotSelectorImpl&) = delete;
 
   void select(const ExpertIds& topk_ids, void* slots, void* stream);
+  /// RouteCounter::count()
+  void count(const ExpertIds& topk_ids, void* stream);
   /// For calls of another object that select slots: throws invalid_argument unless the map's slots are the `num_experts`
   /// experts of an object of `group`. `name`: the option that passed the selector.
   void check_joined(const char* name, const Group::Impl& group, int num_experts) const;
   /// Executes select() as part of such a call, whose arguments have been checked. Replaces the ids of the first T tokens, where
-  /// T is as in tokens_now(). `topk_ids.num_tokens` > 0. `num_sms`: CUDA: as in the options of a call.
+  /// T is as in tokens_now(). `topk_ids.num_tokens` > 0. With `slots` null, only counts the routes. `num_sms`: CUDA: as in the
+  /// options of a call.
   virtual void run(const ExpertIds& topk_ids, void* slots, void* stream, const int32_t* device_tokens, int num_sms = 0) = 0;
   /// Counts such a call, with or without tokens.
   void count_call() { ++calls_; }
@@ -42,6 +47,8 @@ class SlotSelectorImpl : protected ExchangeBase {
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
                         const BalanceOptions& options, SlotWeightsImpl* weights);
   std::vector<int64_t> gather_routes();
+  /// [W, E] since construction. `name`: of the method in errors.
+  std::vector<int64_t> gather_all_routes(const char* name);
   virtual const int64_t* routes() const = 0;
   const ExpertMap& map() const { return map_; }
   int64_t version() const { return version_; }
@@ -64,14 +71,14 @@ class SlotSelectorImpl : protected ExchangeBase {
   /// Stores `words` until use_table(), which use_map() calls on all ranks only if no rank failed.
   virtual void stage_table(std::vector<uint32_t> words) = 0;
   virtual void use_table(void* stream) = 0;
-  /// Copies the counters of completed calls to `routes`, [E], and sets them to 0.
-  virtual void read_and_reset_routes(int64_t* routes) = 0;
+  /// Copies the counters of completed calls to `routes`, [E]. `reset`: sets them to 0.
+  virtual void read_routes(int64_t* routes, bool reset) = 0;
 
  private:
   /// The two steps of set_map(): checks that can fail, on all ranks, and the change of the map.
   void prepare_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream);
   void use_map(const ExpertMap& map, void* stream);
-  void check_ids(const ExpertIds& topk_ids, const void* slots) const;
+  void check_ids(const ExpertIds& topk_ids, const void* slots, bool counts_only = false) const;
   /// Group::Impl::agree() on `fields`, which begin with those of fields(). Resets the number of calls on success and if it
   /// differs by rank, so that one extra call makes only one map fail, not all later ones.
   void agree(const char* call, const AgreedFields& fields, const ConstructionReport& mine, const void* data = nullptr,
@@ -81,7 +88,8 @@ class SlotSelectorImpl : protected ExchangeBase {
 
   ExpertMap map_;
   int64_t version_ = 1;
-  int64_t calls_ = 0;  ///< of select() and balance() since the ranks last compared them
+  int64_t calls_ = 0;                  ///< of select() and balance() since the ranks last compared them
+  std::vector<int64_t> reset_routes_;  ///< [E] counted before the last reset; empty: 0
   // Scratch memory of balance().
   std::vector<int32_t> narrow_ids_;
   std::vector<int64_t> wide_ids_;

@@ -19,7 +19,7 @@ struct SlotSelection {
 /// With all fields zero, the kernel does nothing.
 struct SelectParams {
   const void* ids = nullptr;
-  void* slots = nullptr;
+  void* slots = nullptr;  ///< null: the routes are only counted
   bool ids64 = false;
   int topk = 0;
   int64_t tokens = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces expert ids with slots and counts the routes to each expert. Each thread processes one route at a time. The counts
-// are sums of integers and therefore independent of timing.
+// Replaces expert ids with slots, unless they are null, and counts the routes to each expert. Each thread processes one route
+// at a time. The counts are sums of integers and therefore independent of timing.
 #include <algorithm>
 
 #include "exchange/slots/launch.hpp"
@@ -26,7 +26,7 @@ __device__ void select_routes(const SelectParams& p) {
   for (int64_t i = int64_t{blockIdx.x} * kSelectThreads + threadIdx.x; i < routes; i += threads) {
     const int64_t id = ids[i];
     if (id >= 0 && id < table.num_experts) atomicAdd(p.selection.counts + id, 1ull);
-    slots[i] = static_cast<Id>(table(id, i / p.topk));
+    if (slots != nullptr) slots[i] = static_cast<Id>(table(id, i / p.topk));
   }
 }
 

@@ -14,6 +14,7 @@ using switchyard::LowLatencyConfig;
 using switchyard::LowLatencyDispatchOptions;
 using switchyard::LowLatencyExchange;
 using switchyard::LowLatencyOutput;
+using switchyard::RouteCounter;
 using switchyard::SlotArray;
 using switchyard::SlotSelector;
 using switchyard::SlotWeights;
@@ -50,12 +51,14 @@ struct Route {
 TEST(GpuSlots, ReplaysUseTheMapInForce) {
   on_gpus(2, size_t{1} << 20, [](Station& me) {
     SlotSelector selector(me.group, kFirst);
+    RouteCounter counter(me.group, kFirst.num_slots());
     Route route(me);
     const cudaStream_t stream = me.stream();
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t replay = nullptr;
     must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
     route.select(selector, stream);
+    counter.count(ExpertIds::of(route.out, kTokens, kTopk), stream);
     must(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
     must(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
     must(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
@@ -68,6 +71,9 @@ TEST(GpuSlots, ReplaysUseTheMapInForce) {
     route.check(0, "the last map");
     const std::vector<int64_t> routes = selector.gather_routes();
     me.f.equal_range(std::vector<int64_t>(4, 7 * kTokens), routes, "routes");
+    const switchyard::RouteLoad load = counter.load(&selector);
+    me.f.equal_range(routes, load.of_expert, "routes of all replays, after gather_routes");
+    me.f.equal_range(std::vector<int64_t>(2, 14 * kTokens), load.of_rank, "routes to each rank");
     me.meet();
     cudaGraphExecDestroy(replay);
     cudaGraphDestroy(graph);
