@@ -113,7 +113,8 @@ int count_moved(const ExpertMap& from, const ExpertMap& to);
 ExpertMap vacate(const ExpertMap& from, const ExpertMap& to);
 
 /// Rates for plan_step(); equal on all ranks. The defaults are for bf16 experts of hidden 7168 and intermediate 2048 on H200s:
-/// seconds_per_row is measured, the others are estimates. Measure all of them on other devices.
+/// seconds_per_row is measured, the others are estimates; measure_step_rates() measures them. Measure all of them on other
+/// devices.
 struct StepOptions {
   int64_t tile = 128;                ///< a load of up to this many rows above the mean counts as level; in [1, 2^40]
   double link_bytes_per_s = 300e9;   ///< at which a rank sends or receives weights
@@ -180,6 +181,18 @@ struct MoveOptions {
 /// set_map(), the weights do not match the map in force: make no call that uses them.
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options = {});
+
+/// Collective. Returns the options of the slowest rank: the lowest link_bytes_per_s, and the highest seconds_per_row and
+/// seconds_per_move. Rates that each rank has measured itself thus lead to the same plans on all ranks. Throws on all ranks:
+/// Error(invalid_argument); Error(mismatch) if the tiles differ.
+StepOptions agree_on_step_rates(Group& group, const StepOptions& mine);
+
+/// Collective. Measures link_bytes_per_s and seconds_per_move with calls of move_weights() in which every rank receives
+/// temporary weights, of 256 bytes and of up to 64 MiB, from another rank; returns them with the other options of `mine` as
+/// agree_on_step_rates() does. On one rank, measures nothing. Takes a few milliseconds, and memory for two such sets of weights
+/// besides that of the moves. Weights that move in the background (SlotWeights) take less time from the calls. Throws as
+/// move_weights() and agree_on_step_rates() do.
+StepOptions measure_step_rates(Group& group, const StepOptions& mine = {}, const MoveOptions& options = {});
 
 /// The weights of a rank's slots, for moves in the background of other calls. Movable. Construction and move() are collective;
 /// all ranks must call them in the same order.

@@ -35,6 +35,7 @@ from .route_counter import RouteCounter, RouteLoad
 from .routing import routing_layout
 from .row_memory import RowMemory
 from .run import run_ranks
+from .step_rates import StepRates, agree_on_step_rates, measure_step_rates
 from .trace import Trace, TracePhase
 from .tuning import TuningValues, tuned_values
 
@@ -59,8 +60,8 @@ def library_path() -> str:
 
 __all__ = [
     "BalanceReport", "CallStatistics", "Counts", "Exchange", "ExpertMap", "GraphMemory", "Group", "GroupedGemm", "Handle", "LayerMemory", "Ledger", "LedgerCombine",
-    "LowLatency", "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RouteCounter", "RouteLoad", "RoutingLayout", "RowMemory", "SlotLoads", "SlotSelector", "SlotWeights", "Trace", "TracePhase",
-    "TuningValues", "WaitStatistics", "expert_parameters", "first_expert", "full_state_dict", "keep_out_of_ddp", "keep_plans",
-    "library_path", "library_version", "moe_heap_bytes", "move_weights", "parallelize_moe",
+    "LowLatency", "Matrices", "MemoryRequirement", "MoeLayer", "Pending", "PreparedLedger", "Received", "RouteCounter", "RouteLoad", "RoutingLayout", "RowMemory", "SlotLoads", "SlotSelector", "SlotWeights", "StepRates", "Trace", "TracePhase",
+    "TuningValues", "WaitStatistics", "agree_on_step_rates", "expert_parameters", "first_expert", "full_state_dict", "keep_out_of_ddp", "keep_plans",
+    "library_path", "library_version", "measure_step_rates", "moe_heap_bytes", "move_weights", "parallelize_moe",
     "routing_layout", "run_ranks", "set_replicas", "tuned_values", *_errors,
 ]

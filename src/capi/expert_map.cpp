@@ -83,6 +83,12 @@ std::vector<SlotArray> slot_arrays(void* const* arrays, const size_t* slot_bytes
   return given;
 }
 
+void write_rates(sy_balance_options* to, const StepOptions& from) {
+  to->link_bytes_per_s = from.link_bytes_per_s;
+  to->seconds_per_row = from.seconds_per_row;
+  to->seconds_per_move = from.seconds_per_move;
+}
+
 }  // namespace
 
 sy_code sy_expert_map_check(const sy_expert_map* map) {
@@ -223,6 +229,22 @@ sy_code sy_slot_selector_balance(sy_slot_selector* selector, const sy_expert_ids
     const BalanceReport made = selector->state->object.balance(*selector->state->group, from_c(topk_ids), slots,
                                                                slot_arrays(arrays, slot_bytes, num_arrays), given);
     if (report) fill(report, made);
+  });
+}
+
+sy_code sy_agree_on_step_rates(sy_group* group, sy_balance_options* options) {
+  return collective_on(group, "group", [&] {
+    require(options, "options");
+    write_rates(options, agree_on_step_rates(*group->group, from_c(options).plan));
+  });
+}
+
+sy_code sy_measure_step_rates(sy_group* group, sy_balance_options* options, void* stream) {
+  return collective_on(group, "group", [&] {
+    require(options, "options");
+    BalanceOptions given = from_c(options);
+    given.move.stream = stream;
+    write_rates(options, measure_step_rates(*group->group, given.plan, given.move));
   });
 }
 

@@ -231,6 +231,11 @@ static void slot_selectors(void) {
   CHECK(all[0] == 2 && all[1] == 0 && all[2] == 0 && all[3] == 2 && counters[0] == 0);
   CHECK_FAILS(sy_slot_selector_select(NULL, &given, out, NULL), SY_INVALID_ARGUMENT, "selector is NULL");
   route_counters(group, selector);
+  sy_balance_options rates = SY_BALANCE_OPTIONS_INIT;
+  rates.seconds_per_row = 1;
+  CHECK_OK(sy_agree_on_step_rates(group, &rates));
+  CHECK_OK(sy_measure_step_rates(group, &rates, NULL)); /* nothing moves on one rank */
+  CHECK(rates.seconds_per_row == 1 && rates.link_bytes_per_s == 300e9 && rates.seconds_per_move == 0.5e-3);
   CHECK_FAILS(sy_slot_selector_state(NULL, NULL, NULL, NULL), SY_INVALID_ARGUMENT, "selector is NULL");
   char weights[5][4] = {"aaa", "bbb", "ccc", "ddd", "eee"};
   void* const arrays[] = {weights};
@@ -240,6 +245,7 @@ static void slot_selectors(void) {
   from.expert_of_slot = slots;
   CHECK_OK(sy_move_weights(group, &from, &map, arrays, slot_bytes, 1, 1 << 12, NULL, &received));
   CHECK(received == 0 && weights[0][0] == 'd' && weights[1][0] == 'b' && weights[3][0] == 'a' && weights[4][0] == 'd');
+  CHECK_FAILS(sy_agree_on_step_rates(group, NULL), SY_INVALID_ARGUMENT, "options is NULL"); /* ends the group */
   CHECK_OK(sy_group_destroy(group)); /* objects may be destroyed in any order */
   CHECK_OK(sy_slot_selector_destroy(selector));
   CHECK_OK(sy_slot_selector_destroy(NULL));

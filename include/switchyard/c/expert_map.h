@@ -133,6 +133,13 @@ typedef struct sy_balance_report {
 sy_code sy_slot_selector_balance(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* const* arrays,
                                  const size_t* slot_bytes, int32_t num_arrays, const sy_balance_options* options, void* stream,
                                  sy_balance_report* report);
+/// Collective. Replaces the rates of `options`, which each rank may have measured itself, with those of the slowest rank: the
+/// lowest link_bytes_per_s, and the highest seconds_per_row and seconds_per_move. Error: mismatch if the tiles differ.
+sy_code sy_agree_on_step_rates(sy_group* group, sy_balance_options* options);
+/// Collective. Also measures link_bytes_per_s and seconds_per_move, with moves of temporary weights on `stream` within
+/// options->staging_bytes; see measure_step_rates in switchyard/expert_map.hpp.
+sy_code sy_measure_step_rates(sy_group* group, sy_balance_options* options, void* stream);
+
 /// Collective. Variant of sy_slot_selector_balance that moves the weights in the background (sy_slot_weights_move): it does not
 /// wait for the copies, so they can overlap with the dispatch of `slots`. Order the experts after the copies
 /// (sy_moe_layer_call::weights_ready or sy_slot_weights_wait). Ignores options->staging_bytes.

@@ -149,6 +149,8 @@ FUNCTIONS: Dict[str, Arguments] = {
                              "tile": Integer(1, INT64), "link_bytes_per_s": Real(), "seconds_per_row": Real(), "seconds_per_move": Real(),
                              "staging_bytes": BYTES},
     "SlotSelector.set_map": {"expert_map": _MAP, "routes": _ROUTES}, "SlotSelector.gather_routes": {},
+    "agree_on_step_rates": {"group": _GROUP, "link_bytes_per_s": Real(), "seconds_per_row": Real(), "seconds_per_move": Real()},
+    "measure_step_rates": {"group": _GROUP, "seconds_per_row": Real(), "staging_bytes": BYTES},
     "RouteCounter.__init__": {"group": _GROUP, "num_experts": Integer(1, 1 << 20)}, "RouteCounter.count": {"topk_ids": _IDS},
     "RouteCounter.load": {"selector": _SELECTOR}, "Exchange.load": {"selector": _SELECTOR}, "RouteCounter.close": {},
     "RowMemory.__init__": {"group": _GROUP, "size": BYTES, "device": Integer(0, INT32, optional=True), "segment": BYTES},

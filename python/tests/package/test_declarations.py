@@ -74,6 +74,7 @@ CALLS = {
     "SlotSelector.select": ("selector.select", {"topk_ids": "IDS", "out": "IDS.copy()"}),
     "SlotSelector.balance": ("selector.balance", {"topk_ids": "IDS", "out": "IDS.copy()"}),
     "SlotSelector.set_map": ("selector.set_map", {"expert_map": "small_map", "routes": "SMALL_ROUTES"}),
+    "agree_on_step_rates": ("sy.agree_on_step_rates", {"group": "group"}), "measure_step_rates": ("sy.measure_step_rates", {"group": "group"}),
     "RouteCounter.__init__": ("sy.RouteCounter", {"group": "group", "num_experts": "4"}),
     "RouteCounter.count": ("route_counter.count", {"topk_ids": "IDS"}), "RouteCounter.load": ("route_counter.load", {"selector": "selector"}),
     "Exchange.load": ("counted.load", {}),

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -23,6 +24,7 @@ using switchyard::ExpertMap;
 using switchyard::Group;
 using switchyard::SlotArray;
 using switchyard::SlotSelector;
+using switchyard::StepOptions;
 
 constexpr int kTopk = 3;
 constexpr size_t kSlotBytes[] = {40, 5000};
@@ -350,6 +352,81 @@ TEST(Balance, ARankThatDiesWhileWeightsMove) {
   EXPECT_EQ(joined(failures), "");
 }
 #endif
+
+// --- Rates
+
+/// Ranks that have measured different rates plan alike with those of the slowest rank.
+TEST(StepRates, RanksAgreeOnTheSlowest) {
+  EXPECT_EQ(on_ranks(3,
+                     [](Group& group, Failures& failures) {
+                       StepOptions mine;
+                       mine.tile = 1;
+                       mine.link_bytes_per_s = 1e9 * (3 - group.rank());
+                       mine.seconds_per_row = 1e-6 * (group.rank() == 1 ? 5 : 1);
+                       mine.seconds_per_move = 1e-9 * (group.rank() + 1);
+                       const ExpertMap home = switchyard::home_map(6, 3, 4);
+                       BalanceOptions options = options_of(group);
+                       options.plan = mine;
+                       {
+                         Weights weights(group, home);
+                         SlotSelector selector(group, home);
+                         BalanceReport report;
+                         const Outcome o = outcome_of(
+                             [&] { balance(group, selector, ids_of<int32_t>(group.rank(), 1, 6), weights, options, report); });
+                         failures.equal(code_name(ErrorCode::mismatch), code_name(o.code), "rates that differ: " + o.text);
+                       }
+                       options.plan = switchyard::agree_on_step_rates(group, mine);
+                       failures.equal(1e9, options.plan.link_bytes_per_s, "link_bytes_per_s");
+                       failures.equal(1e-6 * 5, options.plan.seconds_per_row, "seconds_per_row");
+                       failures.equal(1e-9 * 3, options.plan.seconds_per_move, "seconds_per_move");
+                       Weights weights(group, home);
+                       SlotSelector selector(group, home);
+                       for (uint64_t step = 1; step <= 3; ++step) {
+                         BalanceReport report;
+                         balance(group, selector, ids_of<int32_t>(group.rank(), step, 6), weights, options, report);
+                         std::vector<int64_t> fetched(3);
+                         group.all_gather(&report.fetched, sizeof report.fetched, fetched.data());
+                         failures.equal_range(std::vector<int64_t>(3, report.fetched), fetched, "weights fetched");
+                         if (step == 1) failures.check(report.fetched > 0, "nothing was fetched");
+                       }
+                       StepOptions tiles;
+                       tiles.tile = 1 + group.rank();
+                       const Outcome o = outcome_of([&] { switchyard::agree_on_step_rates(group, tiles); });
+                       failures.equal(code_name(ErrorCode::mismatch), code_name(o.code), o.text);
+                       if (group.rank() == 2) mine.seconds_per_row = -1;
+                       const Outcome wrong = outcome_of([&] { switchyard::agree_on_step_rates(group, mine); });
+                       failures.equal(code_name(ErrorCode::invalid_argument), code_name(wrong.code), wrong.text);
+                     }),
+            "");
+}
+
+TEST(StepRates, MeasuredRatesAreEqualOnAllRanks) {
+  for (const int world : {1, 2, 3})
+    EXPECT_EQ(on_ranks(world,
+                       [&](Group& group, Failures& failures) {
+                         StepOptions mine;
+                         mine.tile = 7;
+                         mine.seconds_per_row = 1e-6 * (1 + group.rank());
+                         const size_t used = group.heap_used();
+                         const StepOptions rates = switchyard::measure_step_rates(group, mine, options_of(group).move);
+                         failures.equal(int64_t{7}, rates.tile, "tile");
+                         failures.equal(1e-6 * world, rates.seconds_per_row, "seconds_per_row");
+                         const double found[] = {rates.link_bytes_per_s, rates.seconds_per_move};
+                         for (const double each : found)
+                           failures.check(std::isfinite(each) && each > 0, "a rate is not positive");
+                         if (world == 1) failures.equal(StepOptions().link_bytes_per_s, found[0], "measured on one rank");
+                         if (world > 1)
+                           failures.check(
+                               found[0] != StepOptions().link_bytes_per_s && found[1] != StepOptions().seconds_per_move,
+                               "nothing was measured");
+                         std::vector<double> all(2 * static_cast<size_t>(world));
+                         group.all_gather(found, sizeof found, all.data());
+                         for (size_t i = 0; i < all.size(); ++i)
+                           failures.equal(found[i % 2], all[i], "of rank " + std::to_string(i / 2));
+                         failures.equal(used, group.heap_used(), "heap_used");
+                       }),
+              "");
+}
 
 }  // namespace
 }  // namespace harness
