@@ -159,7 +159,16 @@ std::unique_ptr<Clock> clock_of(const LayerPoint& p, Group& group) {
   return make_gpu_clock(group, &exchange_of(p.options) == &kNormal ? Timing::enqueued : Timing::replayed, {});
 }
 
-/// Collective. Adds the times of SlotSelector::balance() to `out`.
+/// The rows of each expert in the routings of all ranks.
+std::vector<int64_t> rows_per_expert(const LayerPoint& p) {
+  std::vector<int64_t> rows(static_cast<size_t>(p.home.num_experts), 0);
+  for (const Routing& ids : p.ids)
+    for (const int32_t e : ids.topk_ids)
+      if (e >= 0) ++rows[static_cast<size_t>(e)];
+  return rows;
+}
+
+/// Collective. Adds the times of SlotSelector::balance() to `out`, which contains those of the experts.
 void time_balance(const LayerPoint& p, Group& group, Clock& clock, json& out) {
   BalancedCalls calls(group, clock.device(), p.ids[static_cast<size_t>(group.rank())], p.home, p.expert_bytes);
   for (const double seconds : clock.time([&] { calls.run(); }, p.options.warmup, p.options.iterations))
@@ -170,6 +179,17 @@ void time_balance(const LayerPoint& p, Group& group, Clock& clock, json& out) {
                      {"busiest_before", last.max_before},
                      {"busiest_after", last.max_after},
                      {"mean", last.mean}};
+  if (!out.contains("experts")) return;
+  auto experts = out["experts"].get<std::vector<double>>();
+  const auto middle = experts.begin() + static_cast<std::ptrdiff_t>(experts.size() / 2);
+  std::nth_element(experts.begin(), middle, experts.end());
+  // The rows of the busiest rank, which all ranks wait for.
+  const StepOptions rates = calls.measure_rates(*middle / static_cast<double>(std::max<int64_t>(1, last.max_after)));
+  const StepPlan plan = plan_step(rows_per_expert(p), p.home, static_cast<double>(p.expert_bytes), rates);
+  out["balanced"]["measured"] = {{"link_bytes_per_s", rates.link_bytes_per_s},
+                                 {"seconds_per_row", rates.seconds_per_row},
+                                 {"seconds_per_move", rates.seconds_per_move},
+                                 {"weights_moved", static_cast<int64_t>(plan.fetched.size())}};
 }
 
 /// Collective. Records the activities of the fused form's warps, in a run separate from the timed calls. The order of the sums

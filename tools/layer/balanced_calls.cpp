@@ -28,4 +28,10 @@ void BalancedCalls::run() {
   report_ = selector_.balance(group_, ids_, slots_, arrays_, options);
 }
 
+StepOptions BalancedCalls::measure_rates(double seconds_per_row) {
+  StepOptions mine;
+  mine.seconds_per_row = seconds_per_row;
+  return measure_step_rates(group_, mine, {kStagingBytes, device_.stream()});
+}
+
 }  // namespace switchyard::tool

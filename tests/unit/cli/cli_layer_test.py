@@ -132,6 +132,8 @@ class Replicas(unittest.TestCase):
             self.assertEqual((rank["busiest_before"], rank["mean"]), (none["most_routes_of_a_rank"], -(-none["routes"] // 2)))
             self.assertLessEqual(rank["busiest_after"], rank["mean"] + 128)
             self.assertGreater(rank["weights_moved"], 0)
+            self.assertEqual(rank["measured"], two["balanced_calls"][0]["measured"])
+            self.assertTrue(all(rank["measured"][rate] > 0 for rate in ("link_bytes_per_s", "seconds_per_row", "seconds_per_move")))
         self.assertLessEqual(two["most_routes_of_a_rank"], two["balanced_calls"][0]["mean"] + 128)
 
 
