@@ -6,6 +6,7 @@ from pathlib import Path
 #: Module below `switchyard` ("" is the package itself) and title, in navigation order.
 PAGES = [("group", "Groups"), ("run", "Ranks as threads"), ("exchange", "Normal mode"), ("handle", "Handles"), ("routing", "Routing layout"),
          ("low_latency", "Low latency"), ("ledger", "Ledger combine"), ("layer", "A whole layer"), ("gemm", "Grouped GEMM"), ("expert_map", "Replicated experts"),
+         ("route_counter", "Counts of routes"), ("step_rates", "Rates of moves"), ("checkpointing", "Activation checkpointing"),
          ("parallelize", "Models of transformers"), ("row_memory", "Tensors in symmetric memory"), ("graph_memory", "Memory of CUDA graphs"),
          ("trace", "Traces"), ("tuning", "Tuned values"), ("errors", "Errors"), ("", "The package and its library"), ("deep_ep", "The drop-in for DeepEP")]
 

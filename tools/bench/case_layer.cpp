@@ -242,15 +242,17 @@ class LayerBench final : public BenchCaseOf<Run> {
     if (selects)
       fmt::print("  selecting: the layer with expert ids, which its calls replace with slots; layer: with slots as input.\n");
     if (!balances) return;
-    fmt::print("  balance: SlotSelector::balance with the weights to move, from the map without replicas, which is set first.\n");
+    fmt::print(
+        "  balance: SlotSelector::balance with the weights to move, from the map without replicas, which is set first.\n");
     for (const Run& r : runs_) {
       if (r.balanced.is_null() || !r.balanced[0].contains("measured")) continue;
       const json& m = r.balanced[0]["measured"];
-      fmt::print("  {} tokens, {} spare slots: measured {:.2f} GB/s, {:.3f} ms per move and {:.2f} ns per row; with these rates, "
-                 "balance moves {} sets of weights.\n",
-                 r.options.tokens, r.options.spare_slots, m["link_bytes_per_s"].get<double>() * 1e-9,
-                 m["seconds_per_move"].get<double>() * 1e3, m["seconds_per_row"].get<double>() * 1e9,
-                 m["weights_moved"].get<int64_t>());
+      fmt::print(
+          "  {} tokens, {} spare slots: measured {:.2f} GB/s, {:.3f} ms per move and {:.2f} ns per row; with these rates, "
+          "balance moves {} sets of weights.\n",
+          r.options.tokens, r.options.spare_slots, m["link_bytes_per_s"].get<double>() * 1e-9,
+          m["seconds_per_move"].get<double>() * 1e3, m["seconds_per_row"].get<double>() * 1e9,
+          m["weights_moved"].get<int64_t>());
     }
   }
   /// Fused form: what its warps do. Shares are minima over ranks; times are maxima.
