@@ -28,7 +28,7 @@ struct Case {
   size_t transfers[4];      ///< slots that each rank sends to and receives from other hosts
 };
 /// Rank 0 sends expert 0 to ranks 2 and 3, rank 1 expert 1 to rank 3, and rank 2 expert 2 to ranks 0 and 1.
-const Case kCases[] = {{"", 1, 0, {}}, {"a,a,b,b", 1, 2, {2, 1, 2, 1}}, {"a,a,a,b", 2, 2, {1, 1, 0, 2}}};
+const Case kCases[] = {{"a", 1, 0, {}}, {"a,a,b,b", 1, 2, {2, 1, 2, 1}}, {"a,a,a,b", 2, 2, {1, 1, 0, 2}}};
 const ExpertMap kBefore{4, 4, kSlots, {0, -1, -1, 1, -1, -1, 2, -1, -1, 3, -1, -1}};
 const ExpertMap kAfter{4, 4, kSlots, {0, 2, -1, 1, 2, -1, 2, 0, -1, 3, 0, 1}};
 
