@@ -28,7 +28,8 @@ constexpr Step kSteps[] = {{"dispatch", &LayerSteps::dispatch},
 
 const Step* step_of(const TraceSlice& s) {
   if (s.track >= 0) return nullptr;
-  const Step* const found = std::find_if(std::begin(kSteps), std::end(kSteps), [&](const Step& step) { return s.name == step.span; });
+  const Step* const found =
+      std::find_if(std::begin(kSteps), std::end(kSteps), [&](const Step& step) { return s.name == step.span; });
   return found == std::end(kSteps) ? nullptr : found;
 }
 
