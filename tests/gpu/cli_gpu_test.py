@@ -83,7 +83,7 @@ class Verify(unittest.TestCase):
         out = self.expect_pass(*ON, "--mode", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "512", "--experts", "16",
                                "--topk", "4", "--intermediate", "136", "--routing", "uniform,zipf,drops,duplicates,all_to_one")
         if BACKEND == "cuda":
-            self.assertRegex(out, r"layer, fused, bits of separate calls +[1-9]")
+            self.assertRegex(out, r"layer, fused, per_route, bits of separate calls +[1-9]")
             self.assertNotIn("skipped", out)
         self.expect_pass(*ON, "--mode", "layer", "--ranks", "4", "--tokens", "65", "--hidden", "264", "--experts", "3", "--topk", "3",
                          "--intermediate", "64", "--routing", "one_expert,drops", "--processes")
@@ -160,7 +160,7 @@ class Bench(unittest.TestCase):
                 for name in ("dispatch", "experts", "combine", "recorded_layer", "layer", *parts):
                     self.assertGreater(one[name]["p50_us"], 0, name)
                     self.assertEqual(one[name]["iterations"], 20, name)
-                fused = ("fused",) if "fused" in one else ()
+                fused = [key for key in ("fused", "fused_per_rank") if key in one]
                 self.assertEqual(set(one["tflops"]), {"experts", "layer", *parts, *fused})
                 if BACKEND == "cuda":
                     self.assertEqual(bool(fused), one["config"]["exchange"] == "normal")
