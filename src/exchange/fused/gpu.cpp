@@ -12,6 +12,7 @@
 #include "exchange/fused/launch.hpp"
 #include "exchange/gpu/call_order.hpp"
 #include "exchange/normal/plan/launch.hpp"
+#include "gemm/gpu/fp8/wide_tiles.hpp"
 #include "gemm/product_maps.hpp"
 #include "heap/gpu/device_guard.hpp"
 
@@ -64,17 +65,19 @@ gemm::GroupedParams bf16_params(const Product& d, const Tables& tables) {
   return g;
 }
 
-/// Rows are loaded in half units, as in gemm/gpu/fp8/many_kernel.cuh. The outputs of the gated product have scales too.
-gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const FusedMemory& m) {
+/// Operands are loaded as in gemm/gpu/fp8/wide_roles.cuh. The outputs of the gated product have scales too.
+/// `shared_base`: see GroupedParams.
+gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const FusedMemory& m, uint32_t shared_base) {
   gemm::GroupedParams g = unmapped_params(d, tables, gemm::kFp8Inner);
+  g.shared_base = shared_base;
   if (d.gated)
     g.quantised = {d.out, reinterpret_cast<std::byte*>(m.h_scales), 4, m.scale_pitch * 4, false};
   else
     g.out = reinterpret_cast<uint16_t*>(d.out);
   if (d.experts == 0 || d.rows == 0) return g;
   const gemm::ProductMaps maps = maps_of(d, DType::fp8_e4m3);
-  maps.set_many_weights(g, d.weights, gemm::kUnitRows);
-  maps.set_rows(g, d.in, d.rows, gemm::kUnitRows / 2, static_cast<uint64_t>(d.in_pitch));
+  maps.set_many_weights(g, d.weights, gemm::kTileColumns / 2);
+  maps.set_rows(g, d.in, d.rows, kWideSharedRows, static_cast<uint64_t>(d.in_pitch));
   return g;
 }
 /// Tensor map for the row scales of a product.
@@ -267,6 +270,7 @@ class CudaFused final : public FusedImpl {
   void check_gpu() {
     gpu::DeviceTraits traits;
     check_cuda(gpu::traits_of(&traits, gpu_.device()), "properties of the GPU");
+    shared_base_ = static_cast<uint32_t>(traits.reserved_bytes);
     if (traits.generation != 9)
       throw Error(ErrorCode::unsupported, "MoeForm::fused: GPU " + std::to_string(gpu_.device()) + " (" + traits.name +
                                               ") has compute capability " + std::to_string(traits.generation) +
@@ -356,8 +360,8 @@ class CudaFused final : public FusedImpl {
       set.down = bf16_params(down, tables_);
       return set;
     }
-    set.up = fp8_params(up, tables_, m);
-    set.down = fp8_params(down, tables_, m);
+    set.up = fp8_params(up, tables_, m, shared_base_);
+    set.down = fp8_params(down, tables_, m, shared_base_);
     if (local_experts() == 0 || rows == 0) return set;
     set.scales = DeviceMemory(weight_scales_bytes(config, local_experts()), gpu_.copy_stream());
     auto* const spread_up = set.scales.as<float4>();
@@ -423,6 +427,7 @@ class CudaFused final : public FusedImpl {
   static constexpr int kLag = 16, kSumLag = 8;
 
   CudaRank& gpu_;
+  uint32_t shared_base_ = 0;  ///< GroupedParams::shared_base
   const SplitPasses passes_ = split_passes(config, world());
   FusedLayout layout_;
   Tables tables_;

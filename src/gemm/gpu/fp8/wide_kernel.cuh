@@ -40,12 +40,14 @@ struct WideOperands {
   uint32_t rows[16];                                    ///< of the current stage, as the matrix instruction expects them
   float2 row_scales, weight_scales;
 
-  __device__ __forceinline__ explicit WideOperands(const WideStorage<K>& storage) {
+  /// The scales of a stage's rows are preceded by those of `before` other rows.
+  __device__ __forceinline__ explicit WideOperands(const WideStorage<K>& storage, int before = 0) {
     const int in_unit = warp_of_group() * 16 + (lane() & 15);
     first_rows = storage.stage(0) + kWideRowsAt + static_cast<uint32_t>(math_group()) * kUnitBytes +
                  static_cast<uint32_t>(in_unit * kFp8Inner + (lane() >> 4 ^ (in_unit & 7)) * 16);
     first_scales = storage.scales(0);
-    first_row_scales = first_scales + static_cast<uint32_t>(math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
+    first_row_scales = first_scales +
+                       static_cast<uint32_t>(before + math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
     ptx::keep_register(first_rows);
     ptx::keep_register(first_row_scales);
   }
@@ -83,13 +85,14 @@ __device__ __forceinline__ void enqueue_half(float (&d)[kHalfColumns / 2], const
 }
 inline constexpr auto kNextHalf = static_cast<uint32_t>(ptx::operand_bytes(kHalfWeightBytes));
 
-/// Computes the sums of this warpgroup's unit: each stage's product is multiplied by its scales and added in float32.
+/// Computes the sums of this warpgroup's unit: each stage's product is multiplied by its scales and added in float32. `before`:
+/// see WideOperands.
 template <class K>
 __device__ __forceinline__ void multiply_wide_unit(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
-                                                   WideSums& sums) {
+                                                   WideSums& sums, int before = 0) {
 #pragma unroll
   for (int i = 0; i < kHalfColumns / 2; ++i) sums.half[0][i] = sums.half[1][i] = 0;
-  WideOperands<K> from(storage);
+  WideOperands<K> from(storage, before);
   float product[kHalfColumns / 2];
 #pragma unroll
   for (float& v : product) v = 0;
@@ -238,9 +241,11 @@ __device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uin
                                                      Value value) {
   const ScaleKind kind = p.quantised.ue8m0 ? ScaleKind::ue8m0 : ScaleKind::f32;
   const FixedScale fixed = fixed_scale<K>(p);
-  __syncwarp();  // the previous contents have been read
+  constexpr uint32_t kEightRows = 8 * 128;
+  const int piece = lane() % 8, column = group * 128 + piece * 16;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    const uint32_t eight = staging + static_cast<uint32_t>(half) * kEightRows % K::kWarpStaging;
     // The four lanes that share a row have 32 outputs each: two adjacent ones of every eight.
     RawColumns<4> raw{};
 #pragma unroll
@@ -256,11 +261,12 @@ __device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uin
     else
       q = quantize_columns<DType::bf16, 4>(raw, 4, kind);
     const int in_warp = half * 8 + lane() / 4;
+    __syncwarp();  // the previous contents have been read
 #pragma unroll
     for (int pair = 0; pair < 16; ++pair) {
       const uint2 bytes = q.bytes[pair / 4];
-      const int column = pair * 8 + (lane() & 3) * 2;
-      ptx::store_shared_half(staging + staged_at<8>(in_warp, column / 16) + static_cast<uint32_t>(column % 16),
+      const int in_group = pair * 8 + (lane() & 3) * 2;
+      ptx::store_shared_half(eight + staged_at<8>(lane() / 4, in_group / 16) + static_cast<uint32_t>(in_group % 16),
                              static_cast<uint16_t>((pair % 4 < 2 ? bytes.x : bytes.y) >> (pair % 2 * 16)));
     }
     if ((lane() & 3) == 0 && in_warp < rows && group * 128 < p.columns && (group == 0 || !fixed.given)) {
@@ -270,15 +276,14 @@ __device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uin
       else
         *reinterpret_cast<uint32_t*>(to) = q.scale;
     }
-  }
-  __syncwarp();
-  const int piece = lane() % 8, column = group * 128 + piece * 16;
+    __syncwarp();
 #pragma unroll
-  for (int i = lane() / 8; i < 16; i += 4) {
-    if (i >= rows || column >= p.columns) continue;
-    // Quantized outputs have a multiple of 16 columns.
-    *reinterpret_cast<int4*>(p.quantised.rows + (row + i) * p.columns + column) =
-        ptx::load_shared_16(staging + staged_at<8>(i, piece));
+    for (int i = lane() / 8; i < 8; i += 4) {
+      if (half * 8 + i >= rows || column >= p.columns) continue;
+      // Quantized outputs have a multiple of 16 columns.
+      *reinterpret_cast<int4*>(p.quantised.rows + (row + half * 8 + i) * p.columns + column) =
+          ptx::load_shared_16(eight + staged_at<8>(i, piece));
+    }
   }
 }
 
