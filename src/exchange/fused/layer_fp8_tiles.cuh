@@ -168,26 +168,33 @@ __device__ __forceinline__ void store_warp_rows(const gemm::GroupedParams& g, ui
   }
 }
 
-/// Computes and stores this warpgroup's unit of a tile. `before`: scales_before() of the tile.
-template <class K>
+/// Computes and stores this warpgroup's unit of a tile, or its part of a shared unit. `before`: scales_before() of the tile.
+template <class K, bool kShared>
 __device__ __forceinline__ void multiply_fp8_tile(const gemm::GroupedParams& g, const LayerStorage& r, gemm::Position& at,
                                                   uint32_t entry, int before) {
   const gemm::WideStorage<K> storage = wide_storage<K>(r);
   gemm::WideSums sums;
-  gemm::multiply_wide_unit(g, storage, at, sums, before);
+  if constexpr (kShared)
+    gemm::multiply_shared_unit(g, storage, at, sums, before);
+  else
+    gemm::multiply_wide_unit(g, storage, at, sums, before);
   const Tile t = read_layer_tile(entry).tile;
-  const int first = gemm::math_group() * gemm::kUnitRows + gemm::warp_of_group() * 16;
+  const int first = (kShared ? 0 : gemm::math_group() * gemm::kUnitRows) + gemm::warp_of_group() * 16;
   const int rows = static_cast<int>(t.shape >> 16) - first;
   const uint32_t staging = storage.warp_staging(static_cast<int>(threadIdx.x >> 5));
-  if constexpr (K::kQuantised) {
-    gemm::store_wide_quantised<K>(g, staging, t.row + first, rows, t.column_tile,
-                                  [&](int i) { return gemm::gated(g.gating, sums.half[0][i], sums.half[1][i]); });
+  const auto value = [&](int i) { return gemm::gated(g.gating, sums.half[0][i], sums.half[1][i]); };
+  if constexpr (K::kQuantised && kShared) {
+    gemm::store_shared_quantised<K>(g, storage, t.row + first, rows, t.column_tile, value);
+  } else if constexpr (K::kQuantised) {
+    gemm::store_wide_quantised<K>(g, staging, t.row + first, rows, t.column_tile, value);
   } else {
+    // Of the quarters of the columns, a shared unit's warpgroup has one in each half.
 #pragma unroll
-    for (int quarter = 0; quarter < K::kColumns / 64; ++quarter)
-      store_warp_rows(g, staging, t.row + first, rows, t.column_tile * K::kColumns + quarter * 64, [&](int i) {
-        return sums.half[quarter / 2][quarter % 2 * (gemm::kHalfColumns / 4) + i];
-      });
+    for (int i = 0; i < (kShared ? 2 : 4); ++i) {
+      const int quarter = kShared ? 2 * i + gemm::math_group() : i;
+      store_warp_rows(g, staging, t.row + first, rows, t.column_tile * K::kColumns + quarter * 64,
+                      [&](int j) { return kShared ? sums.half[i & 1][j] : sums.half[i / 2][i % 2 * (gemm::kHalfColumns / 4) + j]; });
+    }
   }
 }
 
@@ -208,16 +215,17 @@ __device__ __forceinline__ void multiply_fp8_tiles(const FusedParams& p, const L
     at.slot = __shfl_sync(~0u, at.slot, 0);  // provably uniform: see WideStorage::kStages
     const bool down = __shfl_sync(~0u, tile.x >> 16, 0) != 0;
     const int before = scales_before(__shfl_sync(~0u, tile.z, 0));
-    if (gemm::math_group() < gemm::wide_units(static_cast<uint32_t>(width))) {
-      const RoleSpan<A> span(down ? Event::expert_down : Event::expert_up);
-      if (down)
-        multiply_fp8_tile<Fp8Down>(p.down, r, at, entry, before);
-      else
-        multiply_fp8_tile<Fp8Up>(p.up, r, at, entry, before);
-      span.end(gemm::kUnitRows);
-    } else {
-      gemm::skip_wide_unit(down ? p.down : p.up, wide_storage<Fp8Up>(r), at);
-    }
+    const bool shared = gemm::wide_units(static_cast<uint32_t>(width)) == 1;
+    const RoleSpan<A> span(down ? Event::expert_down : Event::expert_up);
+    if (down && shared)
+      multiply_fp8_tile<Fp8Down, true>(p.down, r, at, entry, before);
+    else if (down)
+      multiply_fp8_tile<Fp8Down, false>(p.down, r, at, entry, before);
+    else if (shared)
+      multiply_fp8_tile<Fp8Up, true>(p.up, r, at, entry, before);
+    else
+      multiply_fp8_tile<Fp8Up, false>(p.up, r, at, entry, before);
+    span.end(shared ? gemm::kUnitRows / 2 : gemm::kUnitRows);
     __syncwarp();
     if (lane() == 0) ptx::mbarrier_arrive(r.stored(static_cast<int>(slot)));
     ptx::mbarrier_arrive(r.storage.taken(slot));
