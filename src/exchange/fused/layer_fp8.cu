@@ -29,9 +29,8 @@ __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t wo
 }
 
 /// Order in shared memory: barriers, staging, stages and scales, pieces, list of row tiles.
-inline constexpr uint32_t kFp8PiecesAt =
-    gemm::WideStorage<Fp8Up>::kStagesAt +
-    gemm::WideStorage<Fp8Up>::kStages * (gemm::kWideStageBytes + gemm::kScaleBytes<Fp8Up>);
+inline constexpr uint32_t kFp8PiecesAt = gemm::WideStorage<Fp8Up>::kStagesAt +
+                                         gemm::WideStorage<Fp8Up>::kStages * (gemm::kWideStageBytes + gemm::kScaleBytes<Fp8Up>);
 static_assert(kFp8PiecesAt % 128 == 0 &&
               kFp8PiecesAt + kPieceStorageBytes + (kMaxFusedFp8Experts + 2) * 4 + kTrackBytes <= 227 * 1024);
 __device__ __forceinline__ LayerStorage make_fp8_storage(uint32_t base) {

@@ -134,8 +134,8 @@ __device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {
     ptx::mbarrier_wait(r.stored(static_cast<int>(slot)), parity);
     const int column_tiles = (t.down ? p.down : p.up).column_tiles, columns = column_tiles * Fp8Layer::kWriters;
     const bool shares_weights = (t.tile.shape & gemm::kSharesWeights) != 0;
-    uint64_t* const flags = (t.down ? p.memory.y_done : p.memory.h_done) +
-                            flag_of_tile(t.index, columns, t.tile.column_tile * Fp8Layer::kWriters);
+    uint64_t* const flags =
+        (t.down ? p.memory.y_done : p.memory.h_done) + flag_of_tile(t.index, columns, t.tile.column_tile * Fp8Layer::kWriters);
     if (lane() < Fp8Layer::kWriters && (shares_weights ? lane() == rank : t.tile.column_tile < column_tiles))
       release_tile(c, flags + lane());
     __syncwarp();
@@ -192,8 +192,9 @@ __device__ __forceinline__ void multiply_fp8_tile(const gemm::GroupedParams& g, 
 #pragma unroll
     for (int i = 0; i < (kShared ? 2 : 4); ++i) {
       const int quarter = kShared ? 2 * i + gemm::math_group() : i;
-      store_warp_rows(g, staging, t.row + first, rows, t.column_tile * K::kColumns + quarter * 64,
-                      [&](int j) { return kShared ? sums.half[i & 1][j] : sums.half[i / 2][i % 2 * (gemm::kHalfColumns / 4) + j]; });
+      store_warp_rows(g, staging, t.row + first, rows, t.column_tile * K::kColumns + quarter * 64, [&](int j) {
+        return kShared ? sums.half[i & 1][j] : sums.half[i / 2][i % 2 * (gemm::kHalfColumns / 4) + j];
+      });
     }
   }
 }

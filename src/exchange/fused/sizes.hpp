@@ -57,8 +57,8 @@ struct SplitPasses {
 /// Maximum number of passes. On GPUs, every call enqueues all of its passes.
 inline constexpr int64_t kMaxPasses = 64;
 
-/// Sizes that depend on the weight type: an expert with r rows has at most r / tile_rows + 1 row tiles, each with `writers` flags
-/// per column tile; bytes per operand element.
+/// Sizes that depend on the weight type: an expert with r rows has at most r / tile_rows + 1 row tiles, each with `writers`
+/// flags per column tile; bytes per operand element.
 struct FusedTypeSizes {
   int tile_rows, writers;
   int64_t element;

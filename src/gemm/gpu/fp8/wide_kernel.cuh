@@ -46,8 +46,7 @@ struct WideOperands {
     first_rows = storage.stage(0) + kWideRowsAt + static_cast<uint32_t>(unit) * kUnitBytes +
                  static_cast<uint32_t>(in_unit * kFp8Inner + (lane() >> 4 ^ (in_unit & 7)) * 16);
     first_scales = storage.scales(0);
-    first_row_scales = first_scales +
-                       static_cast<uint32_t>(before + unit * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
+    first_row_scales = first_scales + static_cast<uint32_t>(before + unit * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
     ptx::keep_register(first_rows);
     ptx::keep_register(first_row_scales);
   }

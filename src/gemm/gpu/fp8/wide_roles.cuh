@@ -54,7 +54,9 @@ struct WideStorage : SharedStorage {
   __device__ explicit WideStorage(uint32_t base_in) : SharedStorage{base_in, kStages} {}
   static constexpr __device__ uint32_t num_stages() { return kStages; }
 
-  __device__ uint32_t warp_staging(int warp) const { return base + kFixedBytes + static_cast<uint32_t>(warp) * K::kWarpStaging; }
+  __device__ uint32_t warp_staging(int warp) const {
+    return base + kFixedBytes + static_cast<uint32_t>(warp) * K::kWarpStaging;
+  }
   __device__ uint32_t stage(uint32_t slot) const { return base + kStagesAt + slot * kWideStageBytes; }
   __device__ uint32_t scales(uint32_t slot) const { return stage(num_stages()) + slot * kScaleBytes<K>; }
   __device__ uint32_t tile_scales(uint32_t slot) const { return scales(num_stages()) + slot * kTileScaleBytes<K>; }
