@@ -184,6 +184,7 @@ void LayerRank::selecting_layer() {
 }
 
 std::vector<std::byte> LayerRank::outputs() const {
+  group_.barrier();
   std::vector<std::byte> out(out_bytes());
   device_.read(out.data(), out_, out.size());
   return out;

@@ -76,7 +76,7 @@ class LayerRank {
   bool fuses_per_rank() const { return fused_per_rank_.has_value(); }
   /// The library's reason if the spec requests the fused form but it is not available. Equal on all ranks.
   const std::string& why_not_fused() const { return why_not_fused_; }
-  /// Waits, then returns the outputs, [T, H].
+  /// Collective: no rank waits before all ranks have enqueued their calls. Waits, then returns the outputs, [T, H].
   std::vector<std::byte> outputs() const;
   /// Local. Compares `outputs`, as returned by outputs() after prepare(set) and a layer, with the single-rank reference for
   /// `max_tokens` evenly spread tokens, using `threads` threads.

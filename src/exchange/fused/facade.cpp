@@ -35,7 +35,7 @@ int64_t countable_rows(const FusedMoeConfig& c, int world) {
   constexpr int64_t kMaxTiles = int64_t{1} << 20, kMaxTickets = int64_t{1} << 30;
   const int64_t columns = (c.intermediate + kUpColumns - 1) / kUpColumns + (c.hidden + kDownColumns - 1) / kDownColumns;
   const int64_t tiles = std::min(kMaxTiles, kMaxTickets / columns) - ExpertRanges{c.num_experts, world}.max_count();
-  return tiles * kFusedRows;
+  return tiles * fused_type_sizes(c).tile_rows;
 }
 
 void check_split(const FusedMoeConfig& c, int world) {

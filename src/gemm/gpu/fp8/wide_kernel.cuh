@@ -333,11 +333,13 @@ __device__ __forceinline__ void store_shared_quantised(const GroupedParams& p, c
   const int pair = warp_of_group(), piece = lane() % kLanes, column = group * 128 + piece * 8;
   const uint32_t own = storage.warp_staging(math_group() * 4 + pair), read = storage.warp_staging(piece / 8 * 4 + pair);
   const ScaleKind kind = p.quantised.ue8m0 ? ScaleKind::ue8m0 : ScaleKind::f32;
-  const auto meet = [&] { ptx::named_barrier(3 + pair, 64); };
+  const auto meet = [&] {
+    __syncwarp();
+    ptx::named_barrier(3 + pair, 64);
+  };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const auto two = [&](int i) { return pack<__nv_bfloat16>(value(i * 4 + half * 2), value(i * 4 + half * 2 + 1)); };
-    if (half > 0) meet();  // the previous rows have been read
 #pragma unroll
     for (int first = 0; first < 8; first += 4)
       ptx::store_matrices(own + staged_at<8>(lane() & 7, first + lane() / 8), two(first), two(first + 1), two(first + 2),
@@ -353,6 +355,7 @@ __device__ __forceinline__ void store_shared_quantised(const GroupedParams& p, c
       if (half * 8 + i >= rows || column >= p.columns) continue;
       store_group(p, row + half * 8 + i, group, column, piece == 0, q);
     }
+    meet();  // both warps have read these rows: the next ones, possibly of the next tile, may overwrite them
   }
 }
 
@@ -442,11 +445,14 @@ __device__ __forceinline__ void multiply_wide_tiles(const GroupedParams& p, cons
     }
     at.slot = __shfl_sync(~0u, at.slot, 0);  // provably uniform: see WideStorage::kStages
     const int units = wide_units(shape & 0xffff);
-    if (kSharesUnits<K> && units == 1)
-      multiply_shared_tile(p, storage, at, entry);
-    else if (math_group() < units)
+    bool shared = false;
+    if constexpr (kSharesUnits<K>) {
+      shared = units == 1;
+      if (shared) multiply_shared_tile(p, storage, at, entry);
+    }
+    if (!shared && math_group() < units)
       multiply_wide_tile(p, storage, at, entry, static_cast<uint32_t>(i));
-    else
+    else if (!shared)
       skip_wide_unit(p, storage, at);
     ptx::mbarrier_arrive(storage.taken(slot));
   }
