@@ -79,15 +79,15 @@ TEST(FusedMoeMemory, FollowsTheFormula) {
 }
 
 TEST(FusedMoeMemory, OfTheCpuFollowsItsFormula) {
-  constexpr size_t kRows = 2 * 64 * 2;
+  constexpr size_t kRows = 2 * 64 * 2, kSlots = 8 * 64 * 2 + 8;
   FusedMoeConfig c = small();
   const FusedMoeMemory m = FusedMoe::memory_required(c, 2, Backend::cpu);
   EXPECT_EQ(m.heap_bytes, FusedMoe::memory_required(c, 2).heap_bytes);
-  EXPECT_EQ(m.private_bytes, 128 + kRows * (3 * 8 + (256 + 128) * 2));
+  EXPECT_EQ(m.private_bytes, 128 + kRows * (3 * 8 + (256 + 128) * 2) + kSlots);
   c.num_experts = 5;
   EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, m.private_bytes);
   c.capacity = 64;
-  EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, 128 + 64 * (3 * 8 + (256 + 128) * 2));
+  EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, 128 + 64 * (3 * 8 + (256 + 128) * 2) + kSlots);
   const auto wrong = outcome_of([&] { (void)FusedMoe::memory_required(c, 2, static_cast<Backend>(7)); });
   expect_text(wrong, ErrorCode::invalid_argument, "backend = 7: must be cpu (0) or cuda (1)");
 }

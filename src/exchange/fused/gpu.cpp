@@ -220,7 +220,10 @@ class CudaFused final : public FusedImpl {
     if (fp8) blocks = blocks / 2 * 2;  // clusters of two blocks
     PlanParams plan;
     if (parts.up) {
-      plan = plan_params(parts, ids, weights, o);
+      ExpertIds slots = ids;
+      if (o.selector) select_slots(o, slots, selected_slots());
+      plan = plan_params(parts, slots, weights, o);
+      if (o.selector) plan.map_version = selected_slots().version;
       plan.call = p.call;
       plan.words = gpu_.words(at.capture.active);
       launch_plan(plan, plan_blocks(ids.num_tokens, gpu_.max_blocks()), at.stream);
@@ -296,6 +299,7 @@ class CudaFused final : public FusedImpl {
   void check_call(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights, const void* out,
                   const FusedMoeCall& o) const {
     check_arguments(parts, x, ids, weights, out);
+    check_selector(o);
     gpu_.check_sms("MoeLayerCall", o.num_sms);
     if (config.dtype == DType::fp8_e4m3 && o.num_sms == 1)
       invalid("MoeLayerCall::num_sms", " = 1: must be 0 or at least 2 for fp8_e4m3");
@@ -315,7 +319,9 @@ class CudaFused final : public FusedImpl {
     carve_fused(memory_.as<std::byte>(), config, rows, local_experts(), params_.memory);
     tables_ = carve_tables(memory_.as<std::byte>(static_cast<size_t>(own)), shape);
     const auto columns = static_cast<size_t>(world() + config.num_experts);
-    state_ = DeviceMemory(kObjectStateBytes + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4, copies);
+    slots_at_ = kObjectStateBytes + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4;
+    slots_at_ = (slots_at_ + 7) / 8 * 8;
+    state_ = DeviceMemory(slots_at_ + static_cast<size_t>(SelectedSlots::bytes(max_routes())), copies);
     ObjectState initial{};
     initial.epoch = epoch_before(first_epoch_);
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, copies), "state");
@@ -396,6 +402,8 @@ class CudaFused final : public FusedImpl {
     spread_scales(s, stream);
   }
 
+  SelectedSlots selected_slots() const { return SelectedSlots::in(state_.as<std::byte>(slots_at_), max_routes()); }
+
   PlanParams plan_params(const FusedParts& parts, const ExpertIds& ids, const float* weights, const FusedMoeCall& o) {
     last_tokens_ = ids.num_tokens;
     PlanParams p;
@@ -433,7 +441,8 @@ class CudaFused final : public FusedImpl {
   Tables tables_;
   FusedParams params_;  ///< the members that depend on neither the call nor the weights
   std::map<int, WeightSet> sets_;
-  DeviceMemory state_;   ///< ObjectState, then the plan's scratch
+  DeviceMemory state_;   ///< ObjectState, then the plan's scratch, then selected_slots()
+  size_t slots_at_ = 0;  ///< in state_
   DeviceMemory memory_;  ///< FusedMemory, then tables
   int64_t last_tokens_ = 0;
   std::optional<CallOrder> order_;
