@@ -190,7 +190,7 @@ def test_selectors_of_some_ranks(ranks, call, selecting):
         with pytest.raises(sy.Mismatch) as error:
             run(x, ids, WEIGHTS[group.rank, :8], **given)
         has, lacks = f"given on rank {selecting}", f"None on rank {1 - selecting}"
-        assert any(f"calls: selector = {text};" in str(error.value) for text in (f"{has} and {lacks}", f"{lacks} and {has}"))
+        assert any(f"calls: selector = {text};" in str(error.value) for text in (f"{has} and {lacks}", f"{lacks} and {has}")), str(error.value)
 
     ranks(rank, 2, heap_bytes=256 << 20)
 

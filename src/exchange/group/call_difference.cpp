@@ -18,6 +18,7 @@ struct PackedOption {
   const char* name;
   int bits;
   std::string (*text)(int64_t value);
+  bool qualifies = false;  ///< omitted if the option before it differs, too
 };
 
 template <class E>
@@ -31,7 +32,7 @@ std::string number(int64_t value) { return std::to_string(value); }
 #define SY_MAP_VERSION(selector) "version of the map of " selector ", modulo 8"
 static_assert(kMapVersionBits == 3);
 constexpr PackedOption kSelector = {"MoeLayerCall::selector", 1, given};
-constexpr PackedOption kMapVersion = {SY_MAP_VERSION("MoeLayerCall::selector"), kMapVersionBits, number};
+constexpr PackedOption kMapVersion = {SY_MAP_VERSION("MoeLayerCall::selector"), kMapVersionBits, number, true};
 
 /// In the order of pack_options().
 constexpr PackedOption kDispatch[] = {kSelector,
@@ -96,12 +97,15 @@ std::string describe_option(const char* name, const std::string& mine, const std
 std::string describe_options(std::span<const PackedOption> options, uint64_t mine, uint64_t theirs, int my_rank,
                              int their_rank) {
   std::string text;
+  bool differed = false;
   for (const PackedOption& option : options) {
     const uint64_t mask = (uint64_t{1} << option.bits) - 1;
     const auto here = static_cast<int64_t>(mine & mask), there = static_cast<int64_t>(theirs & mask);
     mine >>= option.bits;
     theirs >>= option.bits;
-    if (here == there) continue;
+    const bool omitted = option.qualifies && differed;
+    differed = here != there;
+    if (!differed || omitted) continue;
     text +=
         (text.empty() ? "" : ", ") + describe_option(option.name, option.text(here), option.text(there), my_rank, their_rank);
   }
