@@ -24,13 +24,12 @@ using switchyard::testing::MoeCase;
 const ExpertMap kHome{6, 2, 3, {0, 1, 2, 3, 4, 5}};
 
 std::vector<MoeCase> selecting_cases() {
-  std::vector<MoeCase> all{{.c = {.name = "normal", .experts = 6, .tokens = {40, 23}}},
-                           {.c = {.name = "low_latency", .masked = true, .experts = 6, .tokens = {40, 23}}},
-                           {.c = {.name = "fused", .experts = 6, .tokens = {40, 23}}, .form = MoeForm::fused},
-                           {.c = {.name = "fused_no_tokens", .experts = 6, .tokens = {40, 0}}, .form = MoeForm::fused},
-                           {.c = {.name = "fused_fp8", .experts = 6, .intermediate = 256, .tokens = {40, 23}},
-                            .fp8 = true,
-                            .form = MoeForm::fused}};
+  std::vector<MoeCase> all{
+      {.c = {.name = "normal", .experts = 6, .tokens = {40, 23}}},
+      {.c = {.name = "low_latency", .masked = true, .experts = 6, .tokens = {40, 23}}},
+      {.c = {.name = "fused", .experts = 6, .tokens = {40, 23}}, .form = MoeForm::fused},
+      {.c = {.name = "fused_no_tokens", .experts = 6, .tokens = {40, 0}}, .form = MoeForm::fused},
+      {.c = {.name = "fused_fp8", .experts = 6, .intermediate = 256, .tokens = {40, 23}}, .fp8 = true, .form = MoeForm::fused}};
   all.push_back({.c = {.name = "split", .experts = 6, .tokens = {70, 33}, .only = 4},
                  .capacity = 84,
                  .overflow = switchyard::Overflow::split,
@@ -39,8 +38,7 @@ std::vector<MoeCase> selecting_cases() {
 }
 
 class GpuMoeSlots : public testing::TestWithParam<MoeCase> {};
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeSlots, testing::ValuesIn(selecting_cases()),
-                         [](const auto& c) { return c.param.c.name; });
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuMoeSlots, testing::ValuesIn(selecting_cases()), [](const auto& c) { return c.param.c.name; });
 
 TEST_P(GpuMoeSlots, ReplaysUseTheMapInForce) {
   const MoeCase& m = GetParam();
@@ -85,9 +83,8 @@ TEST_P(GpuMoeSlots, VersionsThatDifferAreFound) {
         if (end.code == ErrorCode::ok) end = outcome_of([&] { me.group.check(); });
         me.f.equal(code_name(ErrorCode::mismatch), code_name(end.code), "code, " + end.text);
         const std::string options = m.c.masked ? "LowLatencyDispatchOptions" : "MoeLayerCall";
-        for (const std::string& part :
-             {"version of the map of " + options + "::selector, modulo 8 = ", std::string("1 on rank 0"),
-              std::string("2 on rank 1")})
+        for (const std::string& part : {"version of the map of " + options + "::selector, modulo 8 = ",
+                                        std::string("1 on rank 0"), std::string("2 on rank 1")})
           me.f.check(end.text.find(part) != std::string::npos, "'" + end.text + "' does not contain '" + part + "'");
         me.gather();
         graph.destroy();

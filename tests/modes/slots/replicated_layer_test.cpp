@@ -269,11 +269,12 @@ std::vector<uint16_t> words(const Rows& rows) {
 bool exists(const Kind& kind, int world) { return kind.form == MoeForm::separate || !spans_hosts(world); }
 
 size_t heap_bytes(int world) {
-  size_t most = 0;
+  size_t max = 0;
   for (const Kind& kind : kKinds)
     for (const CombineOrder order : kOrders)
-      most = std::max(most, MoeLayer::heap_bytes(config_of(kind, order, random_map(world, 1).num_slots(), world), world, kBackend));
-  return 2 * most + (size_t{1} << 20);
+      most = std::max(most,
+                      MoeLayer::heap_bytes(config_of(kind, order, random_map(world, 1).num_slots(), world), world, kBackend));
+  return 2 * max + (size_t{1} << 20);
 }
 
 class ReplicatedLayers : public testing::TestWithParam<Where> {
@@ -302,7 +303,8 @@ void check_calls(Group& group, const Kind& kind, CombineOrder order, int num_sms
     }
     Options o{&selector, step == 1, step == 1, {}};
     for (int r = 0; r < world; ++r) {
-      const Input in((r + step) % 3 * (kMaxTokens / 2), seed + static_cast<uint64_t>(100 * step + r));  // no tokens on some ranks
+      const Input in((r + step) % 3 * (kMaxTokens / 2),
+                     seed + static_cast<uint64_t>(100 * step + r));  // no tokens on some ranks
       const int64_t tokens = step == 2 ? in.tokens * 3 / 4 : in.tokens;
       for (int64_t f = 0; f < tokens * kTopk; ++f)
         if (const int64_t id = in.wide[static_cast<size_t>(f)]; id >= 0) ++counts[static_cast<size_t>(r * kExperts + id)];
