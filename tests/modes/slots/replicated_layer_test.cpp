@@ -272,8 +272,8 @@ size_t heap_bytes(int world) {
   size_t max = 0;
   for (const Kind& kind : kKinds)
     for (const CombineOrder order : kOrders)
-      most = std::max(most,
-                      MoeLayer::heap_bytes(config_of(kind, order, random_map(world, 1).num_slots(), world), world, kBackend));
+      max =
+          std::max(max, MoeLayer::heap_bytes(config_of(kind, order, random_map(world, 1).num_slots(), world), world, kBackend));
   return 2 * max + (size_t{1} << 20);
 }
 
