@@ -318,7 +318,7 @@ class SlotSelector {
   /// This rank's counters, [E], in the memory of the backend. The pointer is valid until destruction.
   const int64_t* routes() const;
   const ExpertMap& map() const;
-  /// Number of maps that have been in force: 1 after construction.
+  /// Number of maps that have been in force: 1 after construction. Calls of other objects that use the selector compare it.
   int64_t version() const;
 
  private:

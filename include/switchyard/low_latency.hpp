@@ -103,7 +103,8 @@ struct LowLatencyDispatchOptions {
   /// as a call of select() on all ranks, and the routes of tokens below T are counted. The map's slots are the experts of this
   /// object: `num_experts` is num_slots(). CUDA: in common configurations on one host (bf16 or fp8 rows, `sending` per
   /// rank), the kernel of dispatch that sends selects the slots; otherwise, a separate kernel selects them first. Null on all
-  /// ranks or on none; otherwise, all ranks get Error(mismatch).
+  /// ranks or on none, and with maps of the same version on all ranks, compared modulo 8; otherwise, all ranks get
+  /// Error(mismatch).
   SlotSelector* selector = nullptr;
 };
 

@@ -269,7 +269,7 @@ class SlotSelector:
 
         selector = sy.SlotSelector(group, expert_map)
         layer = sy.MoeLayer(group, w13, w2, num_experts=expert_map.num_slots, ...)   # weights by slot
-        out = layer(x, selector.select(topk_ids), topk_weights)
+        out = layer(x, topk_ids, topk_weights, selector=selector)
 
         routes = selector.gather_routes()                  # every few hundred steps
         expert_map = selector.expert_map.plan(routes.sum(0))

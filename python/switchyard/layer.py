@@ -175,8 +175,9 @@ class MoeLayer:
         """Collective. x: [T, H]. topk_ids: int32 or int64 [T, K]; an id outside [0, E) means no expert, and the result for a
         token without any expert is +0. topk_weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds
         the layer's result to the content of `out`. device_tokens: int32 [1] with T, read when the call runs; rows of `out` from
-        T on are not written. selector: `topk_ids` are expert ids, which the call replaces with slots (:meth:`LowLatency.dispatch`);
-        only ``exchange="low_latency"``. weights_ready: orders the experts, in the fused form the whole call, on the stream
+        T on are not written. selector: `topk_ids` are expert ids, which the call replaces with slots as :meth:`SlotSelector.select`
+        does; ``num_experts`` is the number of slots. Pass it on all ranks or on none, with maps of the same version; otherwise, all
+        ranks raise Mismatch. weights_ready: orders the experts, in the fused form the whole call, on the stream
         after the last :meth:`SlotWeights.move`. Returns out."""
         again = self._again
         if again is not None and weights_ready is None and add is False and device_tokens is None and num_sms.__class__ is int and num_sms == 0 \

@@ -23,4 +23,13 @@ SWITCHYARD_FN constexpr uint64_t mix_signature(uint64_t signature, uint64_t valu
   return make_signature(mix_hash(signature, value), signature);
 }
 
+/// Ranks that select slots in a call compare these low bits of SlotSelector::version(). In the options of a signature, the
+/// version follows the number of the operation and a bit for the selector.
+inline constexpr int kMapVersionBits = 3, kMapVersionAt = 3;
+SWITCHYARD_FN constexpr uint32_t compared_version(uint32_t version) { return version & ((1u << kMapVersionBits) - 1); }
+/// \pre the version in `signature` is 0
+SWITCHYARD_FN constexpr uint64_t with_map_version(uint64_t signature, uint32_t version) {
+  return signature | uint64_t{compared_version(version)} << kMapVersionAt;
+}
+
 }  // namespace switchyard::detail

@@ -132,9 +132,6 @@ namespace {
 
 /// Throws if the layer does not support the options of a call.
 void check_call(const MoeLayerConfig& config, const MoeLayerCall& call) {
-  if (call.selector != nullptr && config.exchange != MoeExchange::low_latency)
-    throw Error(ErrorCode::unsupported,
-                "MoeLayerCall::selector: the layer's exchange is normal; pass the slots of SlotSelector::select() as topk_ids");
   if (call.weights_ready == nullptr) return;
   if (is_captured(call.stream))
     throw Error(ErrorCode::invalid_argument,

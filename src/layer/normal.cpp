@@ -19,6 +19,7 @@ class NormalLayer final : public LayerForm {
       : LayerForm(setup), exchange_(group, setup.normal()), experts_(std::move(experts)), setup_(setup) {}
 
   void make_rows() override {
+    NormalCalls::reserve_slots(exchange_);
     if (config.scaling == ScaleGranularity::per_channel) tokens_ = make_gpu_token_quantiser(setup_);
     // A layer's calls are sequential, so its graphs never run concurrently.
     if (backend == Backend::cuda && config.captured) exchange_.use_graph_memory(exchange_.make_graph_memory());
@@ -28,7 +29,7 @@ class NormalLayer final : public LayerForm {
                const FormCall& call) override {
     last_ = {};
     Dispatched d = NormalCalls::dispatch(exchange_, tokens_ ? quantised(x, ids, weights, call) : x, ids, weights,
-                                         dispatch_options(call), call.known_memory);
+                                         dispatch_options(call), call.known_memory, call.selector);
     {
       const RowBuffer y = exchange_.allocate_rows(d.handle, config.token_dtype(), call.stream);
       order_after(call.stream, call.weights_ready);

@@ -7,6 +7,7 @@
 
 #include "base/enum_text.hpp"
 #include "base/mix_hash.hpp"
+#include "exchange/normal/known_memory.hpp"
 #include "gemm/cpu/fused_products.hpp"
 
 namespace switchyard::detail {
@@ -214,7 +215,7 @@ MoeLayerMemory LayerSetup::memory() const {
   m.scratch_bytes = experts.scratch_bytes;
   if (config.exchange == MoeExchange::normal) {
     m.heap_bytes = NormalExchange::memory_required(normal(), world, backend).total();
-    m.scratch_bytes += token_bytes();
+    m.scratch_bytes += token_bytes() + NormalCalls::slot_bytes(normal());
     return m;
   }
   const LowLatencyConfig c = low_latency();

@@ -32,7 +32,7 @@ uint64_t fraction_of(int64_t part, int64_t whole) {
 
 }  // namespace
 
-std::vector<uint32_t> make_slot_table(const ExpertMap& map, std::span<const int64_t> routes, int source) {
+std::vector<uint32_t> make_slot_table(const ExpertMap& map, std::span<const int64_t> routes, int source, uint32_t version) {
   const size_t experts = slot_idx(map.num_experts), slots = slot_idx(map.num_slots());
   const ExpertDivision division = divide_all(map, routes);
   const SlotRuns all = runs_of_source(division, map, routes, source);
@@ -55,6 +55,7 @@ std::vector<uint32_t> make_slot_table(const ExpertMap& map, std::span<const int6
     }
   }
   words[experts] = used;
+  words.back() = version;
   return words;
 }
 

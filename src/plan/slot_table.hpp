@@ -27,13 +27,13 @@ SWITCHYARD_FN inline uint32_t division_point(int64_t token, int rank) {
 
 /// A view of the words made by make_slot_table().
 struct SlotTable {
-  const uint32_t* words = nullptr;  ///< begin[E + 1], last[S], slot[S]
+  const uint32_t* words = nullptr;  ///< begin[E + 1], last[S], slot[S], version
   int num_experts = 0;
   int num_slots = 0;
   int rank = 0;  ///< the rank of the table's routes
 
   static constexpr int64_t num_words(int num_experts, int num_slots) {
-    return int64_t{num_experts} + 1 + 2 * int64_t{num_slots};
+    return int64_t{num_experts} + 1 + 2 * int64_t{num_slots} + 1;
   }
 
   /// Returns the slot of expert `id` for token `token`; -1 for the id -1; refused_slot(id) for any other id that is not an
@@ -46,12 +46,14 @@ struct SlotTable {
     while (last[i] < point) slot = last[num_slots + ++i];  // the last entry of an expert is 2^32 - 1
     return slot;
   }
+  /// The low bits of SlotSelector::version() of the table's map.
+  SWITCHYARD_FN uint32_t version() const { return words[num_words(num_experts, num_slots) - 1]; }
 };
 
 /// Returns the table of rank `source` for the division of `routes`, [W, E], by divide_source(). For an expert to which `source`
 /// has no routes, the table contains the rank's own slot or, without one, the slots of other ranks in proportion to the routes
 /// of all ranks.
 /// \pre the arguments are valid (divide_source)
-std::vector<uint32_t> make_slot_table(const ExpertMap& map, std::span<const int64_t> routes, int source);
+std::vector<uint32_t> make_slot_table(const ExpertMap& map, std::span<const int64_t> routes, int source, uint32_t version);
 
 }  // namespace switchyard::detail

@@ -2,6 +2,7 @@
 // A complete layer through the C ABI on two ranks: the same bits as the C++ class, memory requirements, and rejected calls.
 #include "c_layer.h"
 #include "c_layer_reference.h"
+#include "switchyard/c/expert_map.h"
 
 enum { kHidden = 24, kWidth = 16, kExperts = 2, kTokens = 7, kTopk = 2, kWorld = 2 };
 enum { kWrong = SY_INVALID_ARGUMENT };
@@ -75,6 +76,27 @@ static void wrong_scaled_weights(int rank, const sy_moe_layer* layer) {
   CHECK(other == NULL);
 }
 
+// The map exchanges the experts of each rank, and the ids are those of the experts: the layer selects the slots in `ids`.
+static void selected_slots(int rank, sy_group* group, sy_moe_layer* layer) {
+  int32_t experts[kWorld * kExperts] = {1, 0, 3, 2};
+  sy_expert_map map = SY_EXPERT_MAP_INIT;
+  map.num_experts = kWorld * kExperts;
+  map.world = kWorld;
+  map.slots_per_rank = kExperts;
+  map.expert_of_slot = experts;
+  sy_slot_selector* selector = NULL;
+  CHECK_OK(sy_slot_selector_create(group, &map, NULL, &selector));
+  int32_t given[kTokens * kTopk];
+  for (int f = 0; f < kTokens * kTopk; ++f) given[f] = ids[rank][f] < 4 ? ids[rank][f] ^ 1 : 4;
+  const sy_expert_ids routing = view_of_ids(given, kTokens, kTopk);
+  uint16_t out[kTokens * kHidden];
+  sy_moe_layer_call call = SY_MOE_LAYER_CALL_INIT;
+  call.selector = selector;
+  CHECK_OK(sy_moe_layer_forward(layer, x[rank], &routing, weights[rank], out, &call));
+  CHECK(memcmp(out, expected[0][rank], sizeof out) == 0);
+  CHECK_OK(sy_slot_selector_destroy(selector));
+}
+
 static void two_calls(int rank, sy_group* group) {
   sy_moe_layer_config config = make_config(low_latency_of_run);
   config.form = form_of_run;
@@ -96,6 +118,7 @@ static void two_calls(int rank, sy_group* group) {
   memset(out, 0xff, sizeof out);
   CHECK_OK(sy_moe_layer_forward(layer, x[rank], &routing, weights[rank], out, &call));
   CHECK(out[3 * kHidden - 1] != 0xffff && out[3 * kHidden] == 0xffff);
+  selected_slots(rank, group, layer);
 
   const uint8_t* dropped = (const uint8_t*)out;
   int64_t count = 1;

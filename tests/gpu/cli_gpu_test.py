@@ -83,7 +83,7 @@ class Verify(unittest.TestCase):
         out = self.expect_pass(*ON, "--mode", "layer", "--ranks", "1,2,4", "--tokens", "0,1,33,200", "--hidden", "512", "--experts", "16",
                                "--topk", "4", "--intermediate", "136", "--routing", "uniform,zipf,drops,duplicates,all_to_one")
         if BACKEND == "cuda":
-            self.assertRegex(out, r"layer, fused, bits of separate calls +[1-9]")
+            self.assertRegex(out, r"layer, fused, per_route, bits of separate calls +[1-9]")
             self.assertNotIn("skipped", out)
         self.expect_pass(*ON, "--mode", "layer", "--ranks", "4", "--tokens", "65", "--hidden", "264", "--experts", "3", "--topk", "3",
                          "--intermediate", "64", "--routing", "one_expert,drops", "--processes")
@@ -152,15 +152,15 @@ class Bench(unittest.TestCase):
             self.assertGreater(one["all_to_all"]["min_us"], 0, "negative: rank 0 was not late")
 
     def test_layer(self):
-        exchanges = (["--sweep", "order=per_rank,per_route", "--alignment", "16"],
-                     ["--exchange", "low_latency", "--sweep", "sending=per_rank,per_route"], ["--processes"])
+        exchanges = (["--sweep", "order=per_rank,per_route"], ["--exchange", "low_latency", "--sweep", "order=per_rank,per_route"],
+                     ["--exchange", "low_latency", "--spare-slots", "1"], ["--processes"])
         for args in exchanges:
             for one in self.measured("--mode", "layer", "--intermediate", "256", *args):
                 parts = ("up", "down") if BACKEND == "cuda" else ()
-                for name in ("dispatch", "experts", "combine", "layer", *parts):
+                for name in ("dispatch", "experts", "combine", "recorded_layer", "layer", *parts):
                     self.assertGreater(one[name]["p50_us"], 0, name)
                     self.assertEqual(one[name]["iterations"], 20, name)
-                fused = ("fused",) if "fused" in one else ()
+                fused = [key for key in ("fused", "fused_per_rank") if key in one]
                 self.assertEqual(set(one["tflops"]), {"experts", "layer", *parts, *fused})
                 if BACKEND == "cuda":
                     self.assertEqual(bool(fused), one["config"]["exchange"] == "normal")
@@ -169,9 +169,8 @@ class Bench(unittest.TestCase):
 
     @unittest.skipUnless(BACKEND == "cuda", "experts on the CPU compute in bf16")
     def test_layer_in_fp8(self):
-        orders = ["--sweep", "scale-order=row_major,column_major"]
-        for args in (["--sweep", "quantize=none,f32,ue8m0"], ["--exchange", "low_latency", "--quantize", "f32", *orders],
-                     ["--exchange", "low_latency", "--quantize", "ue8m0", *orders, "--processes"]):
+        for args in (["--sweep", "quantize=none,f32,ue8m0"], ["--exchange", "low_latency", "--quantize", "f32"],
+                     ["--exchange", "low_latency", "--quantize", "ue8m0", "--processes"]):
             runs = self.measured("--mode", "layer", "--intermediate", "272", *args)
             self.assertEqual({one["config"]["quantize"] for one in runs},
                              {"none", "f32", "ue8m0"} if "quantize=none,f32,ue8m0" in args else {args[3]})

@@ -188,7 +188,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, kUsage, argv[0]);
     return 2;
   }
-  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // streams of ranks on one GPU must not share a queue
+  // Ranks that share a GPU: their streams must not share a queue, and a lazy load may wait for another rank's kernel.
+  ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   ::setenv("NCCL_MAX_CTAS", "8", 0);
   ::setenv("NCCL_NVLS_ENABLE", "0", 0);
   const int gpus = soak::count_gpus();

@@ -15,10 +15,10 @@ uint64_t signature(Operation operation, Values... values) {
   return make_signature(0x123456789abcdef0, pack_options(operation, {static_cast<int64_t>(values)...}));
 }
 uint64_t dispatch(DType type, ScaleKind x_scales, ScaleKind quantize, Padding padding = Padding::zero) {
-  return signature(Operation::dispatch, type, x_scales, quantize, padding, SizePolicy::exact, Overflow::fail);
+  return signature(Operation::dispatch, 0, 0, type, x_scales, quantize, padding, SizePolicy::exact, Overflow::fail);
 }
 uint64_t cached(DType type, ScaleKind x_scales) {
-  return signature(Operation::cached_dispatch, type, x_scales, ScaleKind::none, Padding::zero);
+  return signature(Operation::cached_dispatch, 0, 0, type, x_scales, ScaleKind::none, Padding::zero);
 }
 uint64_t combine(bool apply_weights) {
   return signature(Operation::combine, DType::bf16, CombineOrder::per_rank, apply_weights, 0);
@@ -33,9 +33,26 @@ TEST(CallDifference, NamesOptions) {
             "DispatchOptions::quantize = none on rank 3 and ue8m0 on rank 5, "
             "DispatchOptions::padding = zero on rank 3 and unspecified on rank 5");
   EXPECT_EQ(difference(combine(true), combine(false)), "CombineOptions::apply_weights = true on rank 3 and false on rank 5");
-  const auto layer = [](int set) { return signature(Operation::layer, 0, 1, set); };
-  EXPECT_EQ(difference(layer(0), layer((1 << 20) - 1)),
-            "the set of weights (0: those of the constructor) = 0 on rank 3 and 1048575 on rank 5");
+  const auto layer = [](int set) { return signature(Operation::layer, 0, 0, 0, 1, set); };
+  EXPECT_EQ(difference(layer(0), layer((1 << 16) - 1)),
+            "the set of weights (0: those of the constructor) = 0 on rank 3 and 65535 on rank 5");
+}
+
+/// The version that a device adds to the signature is at the place of the option.
+TEST(CallDifference, OfMaps) {
+  const auto sent = [](int selects, uint32_t version) {
+    return with_map_version(signature(Operation::dispatch, selects, 0, DType::bf16, ScaleKind::none, ScaleKind::none,
+                                      Padding::zero, SizePolicy::exact, Overflow::fail),
+                            version);
+  };
+  const auto layer = [](int selects, uint32_t version) {
+    return with_map_version(signature(Operation::layer, selects, 0, 1, 1, 5), version);
+  };
+  const std::string other = "version of the map of MoeLayerCall::selector, modulo 8 = 7 on rank 3 and 1 on rank 5";
+  EXPECT_EQ(difference(sent(1, 7), sent(1, 9)), other);
+  EXPECT_EQ(difference(layer(1, 15), layer(1, 1)), other);
+  EXPECT_EQ(difference(layer(0, 0), layer(1, 3)), "MoeLayerCall::selector = null on rank 3 and given on rank 5");
+  EXPECT_EQ(layer(1, 3), signature(Operation::layer, 1, 3, 1, 1, 5));
 }
 
 TEST(CallDifference, ScalesOfGivenRowsAreNotCalledAnOption) {
@@ -77,6 +94,14 @@ TEST(CallDifference, OfLowLatency) {
   const auto sent = [](LowLatencyKind kind, bool selects, uint64_t tokens) {
     return header_value(low_latency_kind(kind, selects ? 1 : 0, DType::bf16), tokens);
   };
+  const auto of_map = [](LowLatencyKind kind, uint32_t version, int tokens) {
+    return header_value(low_latency_kind(kind, 1, DType::bf16), sent_detail(version, tokens));
+  };
+  EXPECT_EQ(difference(of_map(LowLatencyKind::dispatch, 7, 65535), of_map(LowLatencyKind::dispatch, 8, 3), Site::call_header),
+            "version of the map of LowLatencyDispatchOptions::selector, modulo 8 = 7 on rank 3 and 0 on rank 5");
+  EXPECT_EQ(difference(of_map(LowLatencyKind::all_to_all, 1, 0), of_map(LowLatencyKind::all_to_all, 2, 1), Site::call_header),
+            "version of the map of AllToAllOptions::selector, modulo 8 = 1 on rank 3 and 2 on rank 5");
+  EXPECT_EQ(tokens_in(of_map(LowLatencyKind::dispatch, 7, 65535)), 65535);
   const uint64_t plain = sum(CombineOrder::per_route, DType::bf16, 7);
   EXPECT_EQ(difference(plain, sum(CombineOrder::per_rank, DType::f32, 7), Site::call_header),
             "LowLatencyCombineOptions::order = per_route on rank 3 and per_rank on rank 5, "
@@ -98,9 +123,9 @@ TEST(CallDifference, OfLowLatency) {
 
 /// No option is lost: values at the end of their fields stay apart.
 TEST(CallDifference, OptionsDoNotOverlap) {
-  const uint64_t all = pack_options(Operation::layer, {1, 1, (1 << 20) - 1});
+  const uint64_t all = pack_options(Operation::layer, {1, 7, 1, 1, (1 << 16) - 1});
   EXPECT_EQ(all >> kSignatureOptionBits, 0u);
-  EXPECT_NE(pack_options(Operation::layer, {0, 1, 1}), pack_options(Operation::layer, {1, 0, 1}));
+  EXPECT_NE(pack_options(Operation::layer, {0, 0, 0, 1, 1}), pack_options(Operation::layer, {0, 0, 1, 0, 1}));
   EXPECT_EQ(make_signature(~uint64_t{0}, 0) & all, 0u);
 }
 

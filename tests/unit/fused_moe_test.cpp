@@ -79,15 +79,15 @@ TEST(FusedMoeMemory, FollowsTheFormula) {
 }
 
 TEST(FusedMoeMemory, OfTheCpuFollowsItsFormula) {
-  constexpr size_t kRows = 2 * 64 * 2;
+  constexpr size_t kRows = 2 * 64 * 2, kSlots = 8 * 64 * 2 + 8;
   FusedMoeConfig c = small();
   const FusedMoeMemory m = FusedMoe::memory_required(c, 2, Backend::cpu);
   EXPECT_EQ(m.heap_bytes, FusedMoe::memory_required(c, 2).heap_bytes);
-  EXPECT_EQ(m.private_bytes, 128 + kRows * (3 * 8 + (256 + 128) * 2));
+  EXPECT_EQ(m.private_bytes, 128 + kRows * (3 * 8 + (256 + 128) * 2) + kSlots);
   c.num_experts = 5;
   EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, m.private_bytes);
   c.capacity = 64;
-  EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, 128 + 64 * (3 * 8 + (256 + 128) * 2));
+  EXPECT_EQ(FusedMoe::memory_required(c, 2, Backend::cpu).private_bytes, 128 + 64 * (3 * 8 + (256 + 128) * 2) + kSlots);
   const auto wrong = outcome_of([&] { (void)FusedMoe::memory_required(c, 2, static_cast<Backend>(7)); });
   expect_text(wrong, ErrorCode::invalid_argument, "backend = 7: must be cpu (0) or cuda (1)");
 }
@@ -101,10 +101,10 @@ TEST(FusedMoeMemory, OfFp8FollowsItsFormula) {
   // A token has 256 bytes and two scales, padded to 384 bytes, or 512 bytes and four scales, padded to 640 bytes. Its output is
   // bf16.
   EXPECT_EQ(more.heap_bytes, 64 * (640 - 384) + 64 * 2 * 256 * 2);
-  const size_t tiles = 2 * (kRows / 192 + 2);
+  const size_t tiles = 2 * (kRows / 128 + 2);
   const auto rounded = [](size_t bytes) { return (bytes + 127) / 128 * 128; };
   // Two local experts, 128 x 128 elements per scale: w13 [2 * 128, hidden] and w2 [hidden, 128].
-  const auto weights = [&](size_t hidden) { return rounded(2 * (2 * (hidden / 128) + hidden / 128) * 16); };
+  const auto weights = [&](size_t hidden) { return rounded(2 * (hidden / 128 + (hidden + 255) / 256) * 16); };
   EXPECT_EQ(more.private_bytes, kRows * 256 * 2 + 2 * kRows * 4 + rounded(2 * tiles * kFlag) - rounded(tiles * kFlag) +
                                     weights(512) - weights(256));
   EXPECT_LT(FusedMoe::memory_required(c, 2).heap_bytes, FusedMoe::memory_required(small(), 2).heap_bytes);
@@ -124,7 +124,7 @@ TEST(FusedMoeConfigs, ErrorsOfFp8NameTheField) {
   refused("MoeLayerConfig::hidden = 192: must be a multiple of 128", [](auto& c) { c.hidden = 192; });
   refused("MoeLayerConfig::intermediate = 136: must be a multiple of 128", [](auto& c) { c.intermediate = 136; });
   refused("MoeLayerConfig::hidden (fp8) = 65664: must be in [128, 65536]", [](auto& c) { c.hidden = 65664; });
-  refused("MoeLayerConfig::num_experts = 4097: must be at most 2048 of a rank", [](auto& c) { c.num_experts = 4097; });
+  refused("MoeLayerConfig::num_experts = 4097: must be at most 2040 of a rank", [](auto& c) { c.num_experts = 4097; });
   refused("MoeLayerConfig::row_scales = none", [](auto& c) { c.row_scales = ScaleKind::none; });
   refused("MoeLayerConfig::weight_scales = 3", [](auto& c) { c.weight_scales = static_cast<ScaleKind>(3); });
 }

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole MoE layer: dispatch, expert products and combine in separate calls and, where the fused form is available, in one
-// call (MoeForm::fused) in order per_route and, if that is the order of the separate calls, also per_rank.
+// A whole MoE layer in separate form and, where available, in fused form (MoeForm::fused), in order per_route and, if that is
+// the order of the separate form, also per_rank.
 //
 // The rules are those of the mode that moves the rows. In normal mode, GPU calls are timed from event to event; in low-latency
-// mode, they are timed in replayed graphs. Before each timed call, the L2 cache is filled with unrelated lines and all GPUs
-// meet. The timed sections are the whole layer with its calls enqueued back to back, each call on its own, and both products
-// without the exchange, on the rows of the same routing. These products are the limit for the layer. Sections are timed in
-// several turns so that thermal throttling slows all of them alike.
+// mode, they are timed in replayed graphs. Before each call, the L2 cache is filled with unrelated lines and all GPUs meet. The
+// steps of the separate form are recorded by a trace, in calls of their own under the same conditions. Its products are the
+// limit for the layer. Layers are timed and recorded in several turns so that thermal throttling slows all of them alike.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -23,7 +22,7 @@ namespace {
 using nlohmann::json;
 
 struct Run : MeasuredPoint {
-  std::map<std::string, measure::Times> times;  ///< by key of a section
+  std::map<std::string, measure::Times> times;  ///< by key of a section or step
   int64_t routes = 0, max_routes_per_rank = 0;  ///< of all ranks, and the maximum of a rank
   size_t heap_bytes = 0;
   json replicas;                       ///< with --spare-slots: the map
@@ -108,7 +107,7 @@ class LayerBench final : public BenchCaseOf<Run> {
                                      std::to_string(o.spare_slots),
                                      fmt::format("{:.2f}", r.busiest_over_mean()),
                                      rows_text(o) + arithmetic_text(o)};
-      if (on_gpus(o)) cells.push_back(sms_text(o));
+      if (on_gpus(o)) cells.push_back(o.sms > 0 ? std::to_string(o.sms) : "auto");
       cells.push_back(us(r.p50("dispatch")));
       if (parts)
         cells.insert(cells.end(), {us(r.p50("up")), rate(r.tflops("up", 2)), us(r.p50("down")), rate(r.tflops("down", 1))});
@@ -149,7 +148,7 @@ class LayerBench final : public BenchCaseOf<Run> {
     const auto add = [&](const char* key) {
       if (ranks[0].contains(key)) run.times[key] = measure::times_of(ranks, std::string("/") + key);
     };
-    for (const char* key : layer_section_keys()) add(key);
+    for (const char* key : layer_keys()) add(key);
     add("balance");
     if (p.balances()) run.balanced = part_of(ranks, "balanced");
     for (const json& rank : ranks)
@@ -170,7 +169,6 @@ class LayerBench final : public BenchCaseOf<Run> {
             {"blocks", o.blocks},
             {"warps", o.warps},
             {"sms", o.sms},
-            {"combine_sms", o.combine_sms},
             {"tokens_per_rank", o.tokens},
             {"hidden", o.hidden},
             {"intermediate", o.intermediate},
@@ -179,16 +177,12 @@ class LayerBench final : public BenchCaseOf<Run> {
             {"balance", o.balance},
             {"experts", o.experts},
             {"topk", o.topk},
-            {"expert_alignment", o.alignment},
             {"dtype", o.dtype},
             {"quantize", o.quantize},
             {"accumulate", o.accumulate},
             {"scaling", o.scaling},
             {"intermediate_scaling", o.intermediate_scaling},
-            {"scale_order", o.scale_order},
             {"order", o.order},
-            {"sending", o.sending},
-            {"pieces", o.pieces},
             {"routing", o.routing},
             {"seed", o.seed},
             {"iterations", o.iterations},
@@ -231,16 +225,19 @@ class LayerBench final : public BenchCaseOf<Run> {
   /// The explanation below the table.
   void print_notes(bool selects, bool balances) const {
     fmt::print(
-        "\n  Microseconds, slowest rank{}. layer: all calls back to back; fused, fused_per_rank: the whole layer in one call, "
-        "per_route and per_rank; other columns: single calls. up + down: both products "
-        "without exchange,\n  on the same rows; busiest: routes of the busiest rank over the mean, with --spare-slots replicas "
-        "per rank; over up + down: time of the layer relative to that. TFLOP/s: for a rank's rows "
-        "without padding.\n",
+        "\n  Microseconds, slowest rank{}. layer: the separate form; fused, fused_per_rank: the whole layer in one call, "
+        "per_route and per_rank. dispatch, up, down, combine: steps of the separate form,\n  recorded by a trace in other "
+        "calls "
+        "than the timed ones; recording costs some time, and combine includes the wait for the slowest rank's products. "
+        "busiest: routes of the busiest rank over\n  the mean, with --spare-slots replicas per rank; over up + down: time of "
+        "the "
+        "layer relative to its products. TFLOP/s: for a rank's rows without padding.\n",
         on_gpus(any()) ? ", cold L2" : "");
-    if (std::any_of(runs_.begin(), runs_.end(), [](const Run& r) { return arithmetic_of(r.options).quantises_tokens(); }))
+    if (std::any_of(runs_.begin(), runs_.end(),
+                    [](const Run& r) { return arithmetic_of(r.options).scaling == ScaleGranularity::per_channel; }))
       fmt::print("  per_channel: layer includes the quantization of the tokens; dispatch does not.\n");
     if (selects)
-      fmt::print("  selecting: the layer with expert ids, which its calls replace with slots; layer: with slots as input.\n");
+      fmt::print("  selecting: the layer with expert ids, which are replaced with slots; layer: with slots as input.\n");
     if (!balances) return;
     fmt::print(
         "  balance: SlotSelector::balance with the weights to move, from the map without replicas, which is set first.\n");

@@ -75,7 +75,7 @@ std::optional<UsedGpus> fit_points(std::vector<BenchOptions>& points, const meas
   for (BenchOptions& o : points) {
     if (gpus) {
       if (o.ranks == 0) o.ranks = gpus->count();
-      choose_sms(o, gpus->name(), gpus->sms_of_rank(o.ranks));
+      if (!mode_named(o.mode).has_experts) choose_sms(o, gpus->name(), gpus->sms_of_rank(o.ranks));
       continue;
     }
     if (o.ranks == 0) o.ranks = default_ranks(machine);

@@ -29,7 +29,8 @@ std::unique_ptr<Clock> latency_clock(const LatencyPoint& point, Group& group);
 /// Symmetric memory per rank.
 size_t symmetric_bytes(const LatencyPoint& point);
 
-/// Resolves options left on automatic. Returns the GPUs, or nothing on the CPU. \throws UsageError
+/// Resolves options left on automatic, but not the multiprocessors of a layer, which chooses them for each of its kernels.
+/// Returns the GPUs, or nothing on the CPU. \throws UsageError
 std::optional<UsedGpus> fit_points(std::vector<BenchOptions>& points, const measure::Machine& machine);
 /// Maximum of "remote_bytes" in the results of all ranks.
 double max_remote_bytes(const std::vector<nlohmann::json>& ranks);

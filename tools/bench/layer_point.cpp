@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "cli/verb.hpp"
+#include "layer/layer_steps.hpp"
 #include "layer/layer_times.hpp"
 
 namespace switchyard::tool {
@@ -14,42 +15,24 @@ namespace {
 
 using nlohmann::json;
 
-/// The timed sections, in this order.
+/// The timed sections, in this order, each with the condition under which a rank has it.
 struct Section {
   const char* key;
-  void (*call)(LayerRank&);
-  /// in_parts: requires separate up and down; fuses, fuses_per_rank: requires the fused form, in order per_route or per_rank;
-  /// selects: requires a map
-  enum Where { everywhere, in_parts, fuses, fuses_per_rank, selects } where;
+  void (LayerRank::*call)();
+  bool (LayerRank::*has)() const;  ///< null: always
 };
-constexpr Section kSections[] = {{"dispatch", [](LayerRank& r) { r.dispatch(); }, Section::everywhere},
-                                 {"select_and_dispatch", [](LayerRank& r) { r.select_and_dispatch(); }, Section::selects},
-                                 {"combine", [](LayerRank& r) { r.combine(); }, Section::everywhere},
-                                 {"up", [](LayerRank& r) { r.up(); }, Section::in_parts},
-                                 {"down", [](LayerRank& r) { r.down(); }, Section::in_parts},
-                                 {"experts", [](LayerRank& r) { r.experts(); }, Section::everywhere},
-                                 {"layer", [](LayerRank& r) { r.layer(); }, Section::everywhere},
-                                 {"selecting_layer", [](LayerRank& r) { r.selecting_layer(); }, Section::selects},
-                                 {"fused", [](LayerRank& r) { r.fused(); }, Section::fuses},
-                                 {"fused_per_rank", [](LayerRank& r) { r.fused_per_rank(); }, Section::fuses_per_rank}};
+constexpr Section kSections[] = {{"layer", &LayerRank::layer, nullptr},
+                                 {"selecting_layer", &LayerRank::selecting_layer, &LayerRank::selects},
+                                 {"fused", &LayerRank::fused, &LayerRank::fuses},
+                                 {"fused_per_rank", &LayerRank::fused_per_rank, &LayerRank::fuses_per_rank}};
 
-bool has(const LayerRank& rank, const Section& section) {
-  switch (section.where) {
-    case Section::in_parts: return rank.in_parts();
-    case Section::fuses: return rank.fuses();
-    case Section::fuses_per_rank: return rank.fuses_per_rank();
-    case Section::selects: return rank.selects();
-    case Section::everywhere: break;
-  }
-  return true;
-}
 /// Number of tokens per rank whose results are recomputed.
 constexpr int64_t kCheckedTokens = 4;
 
 }  // namespace
 
-std::vector<const char*> layer_section_keys() {
-  std::vector<const char*> keys;
+std::vector<const char*> layer_keys() {
+  std::vector<const char*> keys = step_keys();
   for (const Section& section : kSections) keys.push_back(section.key);
   return keys;
 }
@@ -74,14 +57,8 @@ void check_scaling(const BenchOptions& o) {
     refuse("scaling", o.scaling, numbers.fp8() ? "--quantize " + o.quantize : "bf16 experts", "block, or --quantize f32");
   if (numbers.accumulate != Accumulate::exact)
     refuse("scaling", o.scaling, "--accumulate " + o.accumulate, "block, or --accumulate exact");
-  if (!numbers.quantises_tokens()) return;
-  if (&exchange_of(o) == &kLowLatency)
+  if (numbers.scaling == ScaleGranularity::per_channel && &exchange_of(o) == &kLowLatency)
     refuse("scaling", o.scaling, "--exchange low_latency", "block or group_channel, or --exchange normal");
-  if (o.sms > 0)
-    throw UsageError(
-        "--sms: given with --scaling per_channel, whose layer is a MoeLayer with the library's defaults; allowed: auto");
-  if (o.spare_slots > 0)
-    refuse("scaling", o.scaling, "--spare-slots", "block or group_channel, whose dispatch quantizes the tokens");
 }
 
 LayerPoint make_layer_point(const BenchOptions& o) {
@@ -115,24 +92,17 @@ LayerPoint make_layer_point(const BenchOptions& o) {
   p.options.topk = source.topk();
   p.spec.intermediate = o.intermediate;
   p.spec.backend = backend_named(o.backend);
-  p.spec.calls = true;  // each call is timed alone
-  p.spec.separate = p.spec.arithmetic.quantises_tokens();
   p.spec.order = order_named(o.order);
-  p.spec.sms = {static_cast<int>(o.sms), static_cast<int>(o.combine_sms)};
-  if (&exchange_of(o) == &kNormal) {
-    p.spec.exchange = layer_normal_config(s);
-    p.spec.fused_rows = (o.capacity * o.tokens * p.options.topk + 99) / 100;
-    const std::string why = why_not_fused(p.spec);
-    p.spec.fused = why.empty();
-    if (o.capacity > 0 && !p.spec.fused) throw UsageError(fmt::format("--capacity: {} given: {}", o.capacity, why));
-    p.spec.fused_per_rank = p.spec.order == CombineOrder::per_rank;
-  } else {
-    LowLatencyConfig config = layer_low_latency_config(s, p.spec.arithmetic.quantize);
-    config.scale_order = scale_order_named(o.scale_order);
-    config.sending = sending_named(o.sending);
-    config.pieces = static_cast<int>(o.pieces);
-    p.spec.exchange = config;
+  p.spec.sms = static_cast<int>(o.sms);
+  if (&exchange_of(o) != &kNormal) {
+    p.spec.exchange = MoeExchange::low_latency;
+    return p;
   }
+  p.spec.fused_rows = (o.capacity * o.tokens * p.options.topk + 99) / 100;
+  const std::string why = why_not_fused(p.spec);
+  p.spec.fused = why.empty();
+  if (o.capacity > 0 && !p.spec.fused) throw UsageError(fmt::format("--capacity: {} given: {}", o.capacity, why));
+  p.spec.fused_per_rank = p.spec.order == CombineOrder::per_rank;
   return p;
 }
 
@@ -192,17 +162,35 @@ void time_balance(const LayerPoint& p, Group& group, Clock& clock, json& out) {
                                  {"weights_moved", static_cast<int64_t>(plan.fetched.size())}};
 }
 
-/// Collective. Records the activities of the fused form's warps, in a run separate from the timed calls. The order of the sums
-/// is that of the separate calls if the rank has a fused form with it.
-json recorded_layers(const LayerPoint& p, LayerRank& rank, Group& group, const RankDevice& device, int64_t max_sms) {
-  constexpr int kCalls = 3;
-  const TraceOptions options =
-      layer_trace_options(p.spec.backend, max_sms, p.options.blocks, std::max<int64_t>(1, p.options.warps));
-  return layer_times_json(
-      record_layers(group, device, options, kCalls, [&] { rank.fuses_per_rank() ? rank.fused_per_rank() : rank.fused(); }));
+/// Options of all recordings of a rank.
+TraceOptions trace_options(const LayerPoint& p, int64_t max_sms) {
+  return layer_trace_options(p.spec.backend, max_sms, p.options.blocks, std::max<int64_t>(1, p.options.warps));
 }
 
-/// Collective. Checks the fused forms. The form in the order of the separate calls must have their bits, `separate`.
+/// Collective. Records the activities of the fused form's warps, in a run separate from the timed calls. The order of the sums
+/// is that of the separate form if the rank has a fused form with it.
+json recorded_layers(const LayerPoint& p, LayerRank& rank, Group& group, const RankDevice& device, int64_t max_sms) {
+  constexpr int kCalls = 3;
+  return layer_times_json(record_layers(group, device, trace_options(p, max_sms), kCalls,
+                                        [&] { rank.fuses_per_rank() ? rank.fused_per_rank() : rank.fused(); }));
+}
+
+/// Part of `n` calls that belongs to a turn.
+int64_t of_turn(int64_t n, int64_t turn) { return n * (turn + 1) / kLayerTurns - n * turn / kLayerTurns; }
+
+/// Collective. Times the sections and then records the steps of the separate form.
+void measure_turn(const LayerPoint& p, LayerRank& rank, Group& group, Clock& clock, int64_t turn, int64_t max_sms, json& out) {
+  const BenchOptions& o = p.options;
+  for (const Section& section : kSections) {
+    if (section.has && !(rank.*section.has)()) continue;
+    for (const double seconds : clock.time([&] { (rank.*section.call)(); }, o.warmup, of_turn(o.iterations, turn)))
+      out[section.key].push_back(seconds);
+  }
+  const int64_t calls = of_turn(std::min(o.iterations, kMaxRecordedCalls), turn);
+  add_steps(out, record_steps(group, clock, trace_options(p, max_sms), calls, [&] { rank.layer(); }), on_gpus(o));
+}
+
+/// Collective. Checks the fused forms. The form in the order of the separate form must have its bits, `separate`.
 void check_fused(const LayerPoint& p, LayerRank& rank, Group& group, const std::vector<std::byte>& separate, int threads,
                  std::vector<CheckResult>& checks) {
   const auto check = [&](const std::string& name, CombineOrder order, const auto& call) {
@@ -213,7 +201,7 @@ void check_fused(const LayerPoint& p, LayerRank& rank, Group& group, const std::
     checks.push_back(rank.check(name, at_once, kCheckedTokens, threads));
     if (p.spec.order != order) return;
     const bool same = at_once == separate;
-    checks.push_back({"the " + name + " has the bits of separate calls", same, same ? "" : "they differ",
+    checks.push_back({"the " + name + " has the bits of the separate form", same, same ? "" : "they differ",
                       static_cast<int64_t>(separate.size())});
   };
   if (rank.fuses()) check("fused layer", p.spec.fused_order, [&] { rank.fused(); });
@@ -232,12 +220,7 @@ json measure_layer_rank(const LayerPoint& p, Group& group, RankLink& link, int t
   const std::vector<std::byte> first = rank.outputs();
   group.barrier();
   for (int64_t turn = 0; turn < kLayerTurns; ++turn) {
-    const int64_t count = o.iterations * (turn + 1) / kLayerTurns - o.iterations * turn / kLayerTurns;
-    for (const Section& section : kSections) {
-      if (!has(rank, section)) continue;
-      for (const double seconds : clock->time([&] { section.call(rank); }, o.warmup, count))
-        out[section.key].push_back(seconds);
-    }
+    measure_turn(p, rank, group, *clock, turn, max_sms, out);
     if (group.rank() == 0) link.progress(turn + 1, "");
   }
   if (p.balances()) time_balance(p, group, *clock, out);
@@ -255,14 +238,6 @@ json measure_layer_rank(const LayerPoint& p, Group& group, RankLink& link, int t
       const bool same = rank.outputs() == first;
       group.barrier();
       checks.push_back({"the layer that selects its slots has the bits of one with given slots", same,
-                        same ? "" : "they differ", static_cast<int64_t>(first.size())});
-    }
-    if (p.spec.separate) {
-      rank.prepare(0);
-      rank.calls();
-      const bool same = rank.outputs() == first;
-      group.barrier();
-      checks.push_back({"the layer has the bits of separate calls with tokens quantized by the host", same,
                         same ? "" : "they differ", static_cast<int64_t>(first.size())});
     }
     checks.push_back(rank.check("layer", first, kCheckedTokens, threads));

@@ -13,14 +13,16 @@
 
 namespace switchyard::tool {
 
-/// Number of turns in which sections are timed.
+/// Number of turns in which sections are timed and steps recorded.
 inline constexpr int64_t kLayerTurns = 4;
+/// Maximum number of calls whose steps are recorded.
+inline constexpr int64_t kMaxRecordedCalls = 100;
 /// Maximum number of threads of a rank that recompute tokens: each thread holds one expert's weights in float32.
 inline constexpr int kMaxLayerThreads = 8;
 /// Keys of the fused forms' sections.
 inline constexpr const char* kFusedKeys[] = {"fused", "fused_per_rank"};
-/// Keys of all sections, in the order in which they are timed.
-std::vector<const char*> layer_section_keys();
+/// Keys of all timed sections and steps.
+std::vector<const char*> layer_keys();
 
 LayerArithmetic arithmetic_of(const BenchOptions& o);
 /// Checks the granularity of fp8 scales. \throws UsageError
@@ -40,8 +42,8 @@ struct LayerPoint {
 LayerPoint make_layer_point(const BenchOptions& o);
 RankJob layer_job(const LayerPoint& p);
 
-/// Collective. Returns the seconds of each section, by key, and the checks. threads: for recomputed tokens. max_sms: maximum
-/// number of multiprocessors of a rank.
+/// Collective. Returns the seconds of each section and step, by key, and the checks. threads: for recomputed tokens. max_sms:
+/// maximum number of multiprocessors of a rank.
 nlohmann::json measure_layer_rank(const LayerPoint& p, Group& group, RankLink& link, int threads, int64_t max_sms);
 
 }  // namespace switchyard::tool

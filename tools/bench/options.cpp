@@ -29,7 +29,7 @@ Scenario shape_of(const BenchOptions& o, const RoutingSource& source) {
   s.topk = source.topk();
   s.hidden = o.hidden;
   s.layout = has_layouts ? layout_named(o.layout) : Layout::expert_major;
-  s.alignment = &exchange_of(o) == &kNormal ? static_cast<int>(o.alignment) : 1;
+  s.alignment = has_layouts ? static_cast<int>(o.alignment) : 1;
   s.seed = static_cast<uint64_t>(o.seed);
   return s;
 }
@@ -118,16 +118,15 @@ void check_words(const BenchOptions& o) {
 void choose_sms(BenchOptions& o, const std::string& gpu, int64_t max) {
   if (o.combine_sms == 0) o.combine_sms = o.sms;
   if (o.sms > 0) return;
-  const Mode& mode = exchange_of(o);
-  const Layout layout = mode_named(o.mode).has_layouts ? layout_named(o.layout) : Layout::expert_major;
+  const Mode& mode = mode_named(o.mode);
+  const Layout layout = mode.has_layouts ? layout_named(o.layout) : Layout::expert_major;
   const TuningKey key{gpu, mode.tuning_of(layout), static_cast<int>(o.ranks), o.hidden, o.tokens};
   const bool direct = staging_named(o.staging) == Staging::direct;  // rings ignore tunings
   const TuningValues tuned = direct ? Tuning::from_environment().find(key) : TuningValues{};
   const auto chosen = [&](int value, int default_value) {
     return std::min<int64_t>(value > 0 ? value : default_value > 0 ? default_value : max, max);
   };
-  const bool quantises = &mode == &kNormal && direct && scales_named(o.quantize) != ScaleKind::none &&
-                         scaling_named(o.scaling) != ScaleGranularity::per_channel;
+  const bool quantises = &mode == &kNormal && direct && scales_named(o.quantize) != ScaleKind::none;
   o.sms = quantises ? chosen(tuned.quantized_dispatch_sms, kDefaultQuantizingSms)
                     : chosen(mode.one_launch ? tuned.sms : tuned.dispatch_sms, mode.default_sms);
   o.combine_sms = chosen(mode.one_launch ? tuned.sms : tuned.combine_sms, mode.default_sms);

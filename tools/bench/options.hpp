@@ -21,8 +21,8 @@ struct BenchOptions {
   std::string mode = "normal";
   int64_t ranks = 0;  ///< 0: 2, or 8 with 16 cores or more
   int64_t blocks = 1;
-  int64_t warps = 0;        ///< 0: cores / ranks, at least 1
-  int64_t sms = 0;          ///< CUDA: multiprocessors of each call; 0: as tuned, or the library's default
+  int64_t warps = 0;  ///< 0: cores / ranks, at least 1
+  int64_t sms = 0;    ///< CUDA: multiprocessors of each call or, of a layer, each kernel; 0: as tuned, or the library's default
   int64_t combine_sms = 0;  ///< CUDA: multiprocessors of combine; 0: as `sms`
   int64_t tokens = 512;
   int64_t hidden = 7168;
@@ -87,8 +87,8 @@ size_t returned_row_bytes(const BenchOptions& o);
 
 /// Throws UsageError for options that are mutually exclusive in the configuration's mode.
 void check_words(const BenchOptions& o);
-/// CUDA: sets each number of multiprocessors that was left on automatic to the tuned value for this GPU and shape or else to
-/// the library's default, but at most `max`.
+/// CUDA, modes without experts: sets each number of multiprocessors that was left on automatic to the tuned value for this GPU
+/// and shape or else to the library's default, but at most `max`.
 void choose_sms(BenchOptions& o, const std::string& gpu, int64_t max);
 
 }  // namespace switchyard::tool

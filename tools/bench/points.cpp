@@ -149,26 +149,22 @@ struct Place {
   std::string given, why;
 };
 struct Places {
-  Place gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, scaled, ring, shape;
+  Place gpus, cpu, normal, ordered, decode, late, layer, low_latency, ring, shape;
 };
 Places places_of(const BenchOptions& o) {
   const Mode& mode = mode_named(o.mode);
-  const bool cuda = backend_named(o.backend) == Backend::cuda, on_normal_mode = &exchange_of(o) == &kNormal;
-  const std::string named = "--mode " + o.mode, around = mode.has_experts ? named + " --exchange " + o.exchange : named;
+  const bool cuda = backend_named(o.backend) == Backend::cuda;
+  const std::string named = "--mode " + o.mode;
   return {
       .gpus = {cuda, "--backend cpu", "; it belongs to --backend cuda"},
       .cpu = {!cuda, "--backend cuda", "; it belongs to --backend cpu"},
       .normal = {mode.has_layouts, named, "; it belongs to --mode normal"},
       .ordered = {mode.has_layouts || mode.has_experts, named, "; it belongs to --mode normal and layer"},
-      .aligned = {on_normal_mode, around, "; it belongs to --mode normal, and to --mode layer with --exchange normal"},
-      .decode = {!on_normal_mode, around,
-                 "; it belongs to --mode low_latency and flat, and to --mode layer with --exchange low_latency"},
+      .decode = {!mode.has_layouts && !mode.has_experts, named, "; it belongs to --mode low_latency and flat"},
       .late = {!mode.has_experts && (!mode.has_layouts || cuda), mode.has_layouts ? named + " --backend cpu" : named,
                "; it belongs to --mode low_latency and flat, and to --mode normal on GPUs"},
       .layer = {mode.has_experts, named, "; it belongs to --mode layer"},
       .low_latency = {&mode == &kLowLatency, named, "; it belongs to --mode low_latency"},
-      .scaled = {&exchange_of(o) == &kLowLatency, around,
-                 "; it belongs to --mode low_latency, and to --mode layer with --exchange low_latency"},
       .ring = {staging_named(o.staging) == Staging::ring, "--staging direct", "; it belongs to --staging ring"},
       .shape = {!o.contest, "--contest", ", which sets the shapes"},
   };
@@ -177,7 +173,7 @@ Places places_of(const BenchOptions& o) {
 /// Throws on flags and sweeps that have no effect in this mode on this backend.
 void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>& swept) {
   const BenchOptions defaults;
-  const auto [gpus, cpu, normal, ordered, aligned, decode, late, layer, low_latency, scaled, ring, shape] = places_of(o);
+  const auto [gpus, cpu, normal, ordered, decode, late, layer, low_latency, ring, shape] = places_of(o);
   const struct {
     std::string name;
     bool changed;
@@ -189,7 +185,7 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"layout", o.layout != defaults.layout, normal},
       {"staging", o.staging != defaults.staging, normal},
       {"order", o.order != defaults.order, ordered},
-      {"alignment", o.alignment != defaults.alignment, aligned},
+      {"alignment", o.alignment != defaults.alignment, normal},
       {"exchange", o.exchange != defaults.exchange, layer},
       {"intermediate", o.intermediate != defaults.intermediate, layer},
       {"capacity", o.capacity != defaults.capacity, layer},
@@ -210,7 +206,7 @@ void refuse_without_effect(const BenchOptions& o, const std::vector<std::string>
       {"sending", o.sending != defaults.sending, decode},
       {"late-us", o.late_us != defaults.late_us, late},
       {"compute", o.compute != defaults.compute, low_latency},
-      {"scale-order", o.scale_order != defaults.scale_order, scaled},
+      {"scale-order", o.scale_order != defaults.scale_order, low_latency},
       {"channels", o.channels != defaults.channels, ring},
       {"send-chunk", o.send_chunk != defaults.send_chunk, ring},
       {"slots", o.slots != defaults.slots, ring},

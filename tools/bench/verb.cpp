@@ -17,7 +17,8 @@ void add_shape(Options& add, BenchOptions& o) {
                 "Number of ranks; auto: 2, or 8 if there are at least 16 cores; CUDA: one per GPU");
   add.integer("--blocks", o.blocks, 1, 64, "CPU: workers of a rank = blocks x warps");
   add.automatic("--warps", o.warps, 1, 256, "CPU: warps per block; auto: as many as occupy all cores");
-  add.automatic("--sms", o.sms, 1, 1024, "CUDA: multiprocessors for each call; auto: the default of the library");
+  add.automatic("--sms", o.sms, 1, 1024,
+                "CUDA: multiprocessors for each call or, of a layer, each kernel; auto: the default of the library");
   add.integer("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank");
   add.integer("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 8");
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: as in the recording, else 256");
@@ -43,7 +44,7 @@ void add_layer(Options& add, BenchOptions& o) {
              "docs/gemm.md, and without the fused form");
   add.choice("--scaling", o.scaling, kScalings,
              "layer, with --quantize f32: granularity of the scales of fp8 operands, see docs/gemm.md; per_channel: with "
-             "--exchange normal; times a MoeLayer, which quantizes the tokens before the exchange");
+             "--exchange normal; the layer quantizes the tokens before the exchange");
   add.choice("--intermediate-scaling", o.intermediate_scaling, kOutputScalings,
              "layer, with --scaling per_channel or group_channel: granularity of the scales of the rows between the products");
   add.integer("--spare-slots", o.spare_slots, 0, kMaxSpareSlots,
@@ -55,13 +56,12 @@ void add_layer(Options& add, BenchOptions& o) {
 }
 
 void add_decode(Options& add, BenchOptions& o) {
-  add.choice("--sending", o.sending, kSendings, "low_latency, flat, layer: send each row once per rank, or once per route");
+  add.choice("--sending", o.sending, kSendings, "low_latency, flat: send each row once per rank, or once per route");
   add.choice("--scale-order", o.scale_order, kScaleOrders,
-             "low_latency, layer: memory order of the received scales (with --quantize or --dtype fp8)");
-  add.automatic(
-      "--pieces", o.pieces, 1, 16,
-      "low_latency, flat, layer: number of parts of a row that are placed and returned separately; auto: the default of the "
-      "library");
+             "low_latency: memory order of the received scales (with --quantize or --dtype fp8)");
+  add.automatic("--pieces", o.pieces, 1, 16,
+                "low_latency, flat: number of parts of a row that are placed and returned separately; auto: the default of the "
+                "library");
   add.integer("--late-us", o.late_us, 0, kMaxLateUs,
               "low_latency, flat, and normal mode on GPUs: microseconds by which rank 0 enters each timed call after the "
               "others; times count from its entry");
@@ -77,8 +77,8 @@ void declare(Options& add, BenchOptions& o) {
   add.choice(
       "--mode", o.mode, bench_modes(),
       "normal: dispatch and combine of many tokens; low_latency: of few tokens; flat: both in one launch, around experts that "
-      "only scale rows; layer: a whole MoE layer in separate calls, its experts alone and, with --exchange normal, its fused "
-      "form where supported. --layout and --staging apply to normal, --order and --alignment to normal and layer");
+      "only scale rows; layer: a whole MoE layer in separate form, its steps and, with --exchange normal, its fused "
+      "form where supported. --layout, --staging and --alignment apply to normal, --order to normal and layer");
   add.choice("--layout", o.layout, kLayouts, "Order of the received rows");
   add.choice("--dtype", o.dtype, kRowTypes, "Row type");
   add.choice("--quantize", o.quantize, kQuantize,

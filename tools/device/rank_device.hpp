@@ -20,9 +20,6 @@ class RankDevice {
   virtual ~RankDevice() = default;
   virtual bool on_host() const { return false; }  ///< its memory is host memory, and calls accept any pointer
   virtual void* stream() const = 0;               ///< cudaStream_t, non-blocking; null on the host
-  /// Maximum number of multiprocessors for a kernel that must finish while kernels of other ranks on the same GPU (out of
-  /// `world` ranks) wait for this rank and occupy their own share. 0 means all, because this rank has the GPU to itself.
-  virtual int sms_of_products(int) const { return 0; }
   /// `bytes` bytes of device memory, valid until release() unless kept; null for 0 bytes.
   virtual void* allocate(size_t bytes) = 0;
   virtual void write(void* device, const void* host, size_t bytes) = 0;

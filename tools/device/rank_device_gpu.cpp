@@ -23,7 +23,7 @@ void check(cudaError_t status, const char* what) {
 
 class CudaDevice final : public RankDevice {
  public:
-  CudaDevice(int device, int gpus) : device_(device), gpus_(gpus) {
+  explicit CudaDevice(int device) : device_(device) {
     begin();
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
   }
@@ -63,19 +63,12 @@ class CudaDevice final : public RankDevice {
   void fill(void* device, int byte, size_t bytes) override {
     if (bytes > 0) check(cudaMemsetAsync(device, byte, bytes, stream_), "cudaMemset");
   }
-  int sms_of_products(int world) const override {
-    const int ranks = (world + gpus_ - 1) / gpus_;
-    if (ranks <= 1) return 0;
-    int all = 0;
-    check(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, device_), "properties of the GPU");
-    return std::max(1, all / ranks);
-  }
   void wait() const override { check(cudaStreamSynchronize(stream_), "wait for the GPU"); }
   void keep() override { kept_ = used_; }
   void release() override { used_ = kept_; }
 
  private:
-  int device_, gpus_;
+  int device_;
   cudaStream_t stream_ = nullptr;
   std::byte* arena_ = nullptr;
   size_t size_ = 0, used_ = 0, kept_ = 0;
@@ -88,7 +81,7 @@ std::shared_ptr<RankDevice> gpu_device(int rank, int gpus, size_t arena_bytes) {
   static auto* all = new std::map<int, std::shared_ptr<CudaDevice>>;  // never destroyed: see the header
   const std::lock_guard lock(mutex);
   auto& mine = (*all)[rank];
-  if (!mine) mine = std::make_shared<CudaDevice>(rank % gpus, gpus);
+  if (!mine) mine = std::make_shared<CudaDevice>(rank % gpus);
   mine->begin();
   mine->reserve(arena_bytes);
   return mine;

@@ -20,17 +20,15 @@ struct LayerArithmetic {
   OutputScaling intermediate_scaling = OutputScaling::per_group;
 
   bool fp8() const { return quantize != ScaleKind::none; }
-  /// Whether tokens are quantized before the exchange, with one scale each.
-  bool quantises_tokens() const { return fp8() && scaling == ScaleGranularity::per_channel; }
-  ScaleGranularity down_scaling() const {
-    if (scaling == ScaleGranularity::block) return scaling;
-    return intermediate_scaling == OutputScaling::per_group ? ScaleGranularity::group_channel : ScaleGranularity::per_channel;
-  }
   /// Whether the tensor cores sum over all of a product's inputs.
   bool long_sums_up() const { return long_sums(scaling); }
   bool long_sums_down() const { return long_sums(down_scaling()); }
 
  private:
+  ScaleGranularity down_scaling() const {
+    if (scaling == ScaleGranularity::block) return scaling;
+    return intermediate_scaling == OutputScaling::per_group ? ScaleGranularity::group_channel : ScaleGranularity::per_channel;
+  }
   bool long_sums(ScaleGranularity of) const {
     return fp8() && (accumulate == Accumulate::fast || of == ScaleGranularity::per_channel);
   }

@@ -2,19 +2,13 @@
 #include "layer/experts.hpp"
 
 #include <cmath>
+#include <span>
 
 #include "oracle/numbers.hpp"
 #include "run/index.hpp"
 
 namespace switchyard::tool {
 namespace {
-
-/// Options for experts on the host. Routes are not needed, because forward_rank_major is not called.
-ExpertOptions host_options() {
-  ExpertOptions o;
-  o.route_scratch_bytes = 0;
-  return o;
-}
 
 /// See "Weights for demonstrations" in docs/expert.md.
 measure::WeightForm form_of(uint64_t seed, uint64_t matrix, double amplitude) {
@@ -37,21 +31,6 @@ measure::Fp8WeightForm fp8_form_of(const measure::WeightForm& from) {
       oracle::store(DType::fp8_e4m3, form.codes[s], i, level(i) / form.scales[s]);
   }
   return form;
-}
-
-/// Type of the weights and of the input rows of the products.
-DType type_of(const LayerArithmetic& numbers) { return numbers.fp8() ? DType::fp8_e4m3 : kLayerType; }
-/// Kind of the scales of the rows between the products, as in a MoeLayer.
-ScaleKind between_scales(const LayerArithmetic& numbers) { return numbers.fp8() ? ScaleKind::f32 : ScaleKind::none; }
-/// Size of a row's scales between the products.
-size_t between_scale_bytes(int64_t intermediate, const LayerArithmetic& numbers) {
-  return numbers.intermediate_scaling == OutputScaling::per_group ? scale_row_bytes(intermediate, between_scales(numbers))
-                                                                  : sizeof(float);
-}
-/// Size of a row between the products without its scales, and with its bf16 values for OutputScaling::per_row.
-size_t between_bytes(int64_t intermediate, const LayerArithmetic& numbers) {
-  const bool bf16 = numbers.intermediate_scaling == OutputScaling::per_row;
-  return dtype_bytes(type_of(numbers), intermediate) + (bf16 ? dtype_bytes(kLayerType, intermediate) : 0);
 }
 
 measure::Fp8WeightSize up_size(const ExpertShape& shape, const LayerArithmetic& numbers) {
@@ -81,104 +60,59 @@ void write_weights(const ExpertShape& shape, int first_expert, uint64_t seed, vo
   measure::write_expert_weights(forms.down, first_expert, experts, h, width, w2, device.stream());
 }
 
-LayerExperts::LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows,
-                           const LayerArithmetic& arithmetic, int world, RankDevice& device)
-    : shape_(shape), arithmetic_(arithmetic), device_(device), sms_(device.sms_of_products(world)) {
+LayerWeights::LayerWeights(const ExpertShape& shape, int first_expert, uint64_t seed, const LayerArithmetic& arithmetic,
+                           RankDevice& device) {
   if (device.on_host()) {
-    if (max_rows == 0) return;
-    mlp_.emplace(shape, ExpertWeights(seed, shape.hidden, shape.intermediate).source(first_expert), host_options());
+    fill(shape, first_expert, seed);
     return;
   }
   if (arithmetic.intermediate_scaling == OutputScaling::fixed)
     intermediate_scale_ = device.upload(&kIntermediateScale, sizeof(float));
   if (shape.num_local_experts == 0) return;
-  weights_ = arithmetic.fp8() ? make_fp8_weights(first_expert, seed) : make_weights(first_expert, seed);
-  const int64_t width = shape.intermediate;
-  between_ = {device.allocate(dtype_bytes(type_of(arithmetic), max_rows * width)),
-              max_rows,
-              width,
-              type_of(arithmetic),
-              device.allocate(at(max_rows) * between_scale_bytes(width, arithmetic)),
-              between_scales(arithmetic)};
-  if (arithmetic.intermediate_scaling == OutputScaling::per_row)
-    scratch_ = device.allocate(dtype_bytes(kLayerType, max_rows * width));
-  if (max_rows > 0) make_products(weights_);
+  if (!arithmetic.fp8()) {
+    const int64_t elements = shape.num_local_experts * shape.hidden * shape.intermediate;
+    void* const up = device.allocate(dtype_bytes(kLayerType, 2 * elements));
+    void* const down = device.allocate(dtype_bytes(kLayerType, elements));
+    write_weights(shape, first_expert, seed, up, down, device);
+    up_.data = up;
+    down_.data = down;
+  } else {
+    const Fp8WeightForms forms = fp8_weight_forms(seed, shape.hidden, shape.intermediate);
+    const auto make = [&](const measure::Fp8WeightForm& form, const measure::Fp8WeightSize& size) {
+      void* const data = device.allocate(at(size.num_experts * size.rows * size.cols));
+      auto* const scales = static_cast<float*>(device.allocate(at(size.num_experts * size.scales()) * sizeof(float)));
+      measure::write_fp8_expert_weights(form, first_expert, size, data, scales, device.stream());
+      return Matrices{data, scales};
+    };
+    up_ = make(forms.gate_up, up_size(shape, arithmetic));
+    down_ = make(forms.down, down_size(shape, arithmetic));
+  }
   device.wait();
 }
 
-size_t LayerExperts::device_bytes(const ExpertShape& shape, int64_t max_rows, const LayerArithmetic& arithmetic,
-                                  Backend backend) {
-  if (backend == Backend::cpu) return max_rows > 0 ? ExpertMlp::memory_required(shape, host_options()).total() : 0;
-  const int64_t experts = shape.num_local_experts, h = shape.hidden, width = shape.intermediate;
-  const size_t bytes =
-      dtype_bytes(type_of(arithmetic), experts * 3 * h * width) +
-      at(max_rows) * (between_bytes(width, arithmetic) + (arithmetic.fp8() ? between_scale_bytes(width, arithmetic) : 0));
-  if (!arithmetic.fp8()) return bytes;
-  return bytes + at(experts * (up_size(shape, arithmetic).scales() + down_size(shape, arithmetic).scales())) * sizeof(float);
+size_t LayerWeights::device_bytes(const ExpertShape& shape, const LayerArithmetic& arithmetic) {
+  const int64_t experts = shape.num_local_experts, elements = experts * 3 * shape.hidden * shape.intermediate;
+  if (!arithmetic.fp8()) return dtype_bytes(kLayerType, elements);
+  return at(elements) +
+         at(experts * (up_size(shape, arithmetic).scales() + down_size(shape, arithmetic).scales())) * sizeof(float);
 }
 
-LayerExperts::BothWeights LayerExperts::make_weights(int first_expert, uint64_t seed) {
-  const int64_t elements = shape_.num_local_experts * shape_.hidden * shape_.intermediate;
-  const BothWeights made{{device_.allocate(dtype_bytes(kLayerType, 2 * elements))},
-                         {device_.allocate(dtype_bytes(kLayerType, elements))}};
-  write_weights(shape_, first_expert, seed, made.up.data, made.down.data, device_);
-  return made;
+void LayerWeights::set_scales(MoeLayerConfig& config) const {
+  config.w13_scales = up_.scales;
+  config.w2_scales = down_.scales;
+  config.intermediate_scale = intermediate_scale_;
 }
 
-LayerExperts::BothWeights LayerExperts::make_fp8_weights(int first_expert, uint64_t seed) {
-  const Fp8WeightForms forms = fp8_weight_forms(seed, shape_.hidden, shape_.intermediate);
-  const auto make = [&](const measure::Fp8WeightForm& form, const measure::Fp8WeightSize& size) {
-    Weights made;
-    made.data = device_.allocate(at(size.num_experts * size.rows * size.cols));
-    made.scales = static_cast<float*>(device_.allocate(at(size.num_experts * size.scales()) * sizeof(float)));
-    measure::write_fp8_expert_weights(form, first_expert, size, made.data, made.scales, device_.stream());
-    return made;
-  };
-  return {make(forms.gate_up, up_size(shape_, arithmetic_)), make(forms.down, down_size(shape_, arithmetic_))};
-}
-
-void LayerExperts::make_products(const BothWeights& weights) {
-  GroupedGemmConfig config;
-  config.num_experts = shape_.num_local_experts;
-  config.dtype = type_of(arithmetic_);
-  config.n = 2 * shape_.intermediate;
-  config.k = shape_.hidden;
-  config.epilogue = Epilogue::swiglu;
-  config.quantize = between_scales(arithmetic_);
-  config.accumulate = arithmetic_.accumulate;
-  config.scaling = arithmetic_.scaling;
-  config.output_scaling = arithmetic_.intermediate_scaling;
-  up_.emplace(config, weights.up.data, weights.up.scales);
-  config.n = shape_.hidden;
-  config.k = shape_.intermediate;
-  config.epilogue = Epilogue::none;
-  config.quantize = ScaleKind::none;
-  config.scaling = arithmetic_.down_scaling();
-  config.output_scaling = OutputScaling::per_group;
-  down_.emplace(config, weights.down.data, weights.down.scales);
-}
-
-Rows LayerExperts::between(int64_t rows) const {
-  Rows some = between_;
-  some.rows = rows;
-  return some;
-}
-
-void LayerExperts::up(const ConstRows& x, const ExpertRows& rows) {
-  if (up_) up_->run(x, rows, between(x.rows), {device_.stream(), sms_, intermediate_scale_, scratch_});
-}
-
-void LayerExperts::down(const ExpertRows& rows, const Rows& y) {
-  if (!down_) return;
-  ExpertRows by_rows = rows;
-  by_rows.scale_rows = by_rows.scale_stride = 0;  // the delivered scales' order does not apply to rows between the products
-  down_->run(between(y.rows), by_rows, y, {device_.stream(), sms_});
-}
-
-void LayerExperts::forward(const ConstRows& x, const ExpertRows& rows, const Rows& y) {
-  if (mlp_) return mlp_->forward(x, rows, y);
-  up(x, rows);
-  down(rows, y);
+void LayerWeights::fill(const ExpertShape& shape, int first_expert, uint64_t seed) {
+  const size_t each = at(shape.hidden * shape.intermediate), experts = at(shape.num_local_experts);
+  gate_up_on_host_.resize(2 * each * experts);
+  down_on_host_.resize(each * experts);
+  const ExpertWeights weights(seed, shape.hidden, shape.intermediate);
+  for (size_t e = 0; e < experts; ++e)
+    weights.fill(first_expert + static_cast<int64_t>(e), std::span(gate_up_on_host_).subspan(2 * each * e, 2 * each),
+                 std::span(down_on_host_).subspan(each * e, each));
+  up_.data = gate_up_on_host_.data();
+  down_.data = down_on_host_.data();
 }
 
 }  // namespace switchyard::tool

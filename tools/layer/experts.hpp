@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The experts of one rank of a layer. Their weights equal those of ExpertWeights on both backends.
+// Weights of one rank's experts, which equal those of ExpertWeights on both backends.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <vector>
 
 #include "device/rank_device.hpp"
 #include "layer/arithmetic.hpp"
 #include "measure/gpu/expert_weights.hpp"
 #include "switchyard/expert.hpp"
-#include "switchyard/gemm.hpp"
+#include "switchyard/layer.hpp"
 
 namespace switchyard::tool {
 
@@ -33,56 +33,31 @@ struct Fp8WeightForms {
 };
 Fp8WeightForms fp8_weight_forms(uint64_t seed, int64_t hidden, int64_t intermediate);
 
-/// A bf16 ExpertMlp on the host or, on a GPU, two grouped products that can be called separately: up (with SwiGLU) and down.
-class LayerExperts {
+/// Weights of a rank's experts, in memory of the rank's device, in the layout of MoeLayer.
+class LayerWeights {
  public:
-  /// Experts starting at `first_expert`, for calls with at most `max_rows` rows, on one of `world` ranks, which may share GPUs;
-  /// 0 rows: only the weights of a GPU. GPU memory is allocated from `device`, which must outlive this object. fp8, on
-  /// GPUs: the weights and all rows but those of the result are fp8; H and I are multiples of 16.
-  LayerExperts(const ExpertShape& shape, int first_expert, uint64_t seed, int64_t max_rows, const LayerArithmetic& arithmetic,
-               int world, RankDevice& device);
-  /// Memory of one object.
-  static size_t device_bytes(const ExpertShape& shape, int64_t max_rows, const LayerArithmetic& arithmetic, Backend backend);
+  /// Experts from `first_expert` on. GPU memory is allocated from `device` and remains valid after this object. fp8, on GPUs: H
+  /// and I are multiples of 16.
+  LayerWeights(const ExpertShape& shape, int first_expert, uint64_t seed, const LayerArithmetic& arithmetic,
+               RankDevice& device);
+  /// GPU memory of one object.
+  static size_t device_bytes(const ExpertShape& shape, const LayerArithmetic& arithmetic);
 
-  /// Whether up() and down() are available.
-  bool in_parts() const { return !mlp_; }
-  void up(const ConstRows& x, const ExpertRows& rows);
-  void down(const ExpertRows& rows, const Rows& y);
-  /// The weights on a GPU, in the layout of ExpertMlp.
-  const void* w13() const { return weights_.up.data; }
-  const void* w2() const { return weights_.down.data; }
-  const void* w13_scales() const { return weights_.up.scales; }
-  const void* w2_scales() const { return weights_.down.scales; }
-  /// OutputScaling::fixed: the scale, on a GPU; else null.
-  const float* intermediate_scale() const { return intermediate_scale_; }
-  /// Both products, on either backend.
-  void forward(const ConstRows& x, const ExpertRows& rows, const Rows& y);
+  const void* w13() const { return up_.data; }
+  const void* w2() const { return down_.data; }
+  /// Sets the scales of fp8 weights and, with OutputScaling::fixed, of the rows between the products.
+  void set_scales(MoeLayerConfig& config) const;
 
  private:
-  /// The weights for one product of all experts; in fp8, with scales.
-  struct Weights {
-    void* data = nullptr;
-    float* scales = nullptr;
+  struct Matrices {
+    const void* data = nullptr;
+    const float* scales = nullptr;
   };
-  struct BothWeights {
-    Weights up, down;
-  };
-  BothWeights make_weights(int first_expert, uint64_t seed);
-  BothWeights make_fp8_weights(int first_expert, uint64_t seed);
-  void make_products(const BothWeights& weights);
-  /// The first `rows` rows of [max_rows, I].
-  Rows between(int64_t rows) const;
+  void fill(const ExpertShape& shape, int first_expert, uint64_t seed);
 
-  ExpertShape shape_;
-  LayerArithmetic arithmetic_;
-  RankDevice& device_;
-  int sms_;  ///< multiprocessors of a product; 0: all
-  std::optional<ExpertMlp> mlp_;
-  std::optional<GroupedGemm> up_, down_;  ///< neither on a rank without experts
-  Rows between_;                          ///< [max_rows, I], in fp8 with scales
+  Matrices up_, down_;  ///< null on a rank without experts
   const float* intermediate_scale_ = nullptr;
-  void* scratch_ = nullptr;  ///< OutputScaling::per_row: bf16 [max_rows, I]
-  BothWeights weights_;      ///< on a GPU
+  std::vector<uint16_t> gate_up_on_host_, down_on_host_;
 };
 
 }  // namespace switchyard::tool

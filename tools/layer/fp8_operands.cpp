@@ -30,7 +30,7 @@ float dequantised_fixed(float value, float scale) { return oracle::rounded(DType
 }  // namespace
 
 RowScales token_scales(const LayerArithmetic& numbers, int64_t hidden) {
-  return {numbers.quantize, numbers.quantises_tokens() ? hidden : kScaleGroup};
+  return {numbers.quantize, numbers.scaling == ScaleGranularity::per_channel ? hidden : kScaleGroup};
 }
 
 RowScales between_scales(const LayerArithmetic& numbers, int64_t intermediate) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
 
 #include "cli/verb.hpp"
 #include "layer/moe_reference.hpp"
@@ -30,9 +29,9 @@ MoeLayerConfig config_of(const LayerSpec& spec, MoeForm form, CombineOrder order
   c.intermediate = spec.intermediate;
   c.num_experts = s.experts;
   c.topk = s.topk;
-  const auto* const normal = std::get_if<NormalConfig>(&spec.exchange);
-  c.max_tokens = normal ? normal->max_tokens : std::get<LowLatencyConfig>(spec.exchange).max_tokens;
-  c.exchange = normal ? MoeExchange::normal : MoeExchange::low_latency;
+  c.max_tokens = spec.exchange == MoeExchange::low_latency ? 1 : 0;
+  for (int r = 0; r < s.world; ++r) c.max_tokens = std::max(c.max_tokens, s.tokens(r));
+  c.exchange = spec.exchange;
   const LayerArithmetic& numbers = spec.arithmetic;
   c.dtype = numbers.fp8() ? DType::fp8_e4m3 : kLayerType;
   if (numbers.fp8()) c.row_scales = numbers.quantize;
@@ -46,7 +45,7 @@ MoeLayerConfig config_of(const LayerSpec& spec, MoeForm form, CombineOrder order
     c.overflow = Overflow::split;
   }
   c.captured = false;
-  c.storage = spec.backend == Backend::cuda ? WeightStorage::view : WeightStorage::packed;  // as in LayerExperts
+  c.storage = spec.backend == Backend::cuda ? WeightStorage::view : WeightStorage::packed;
   return c;
 }
 
@@ -62,9 +61,6 @@ std::vector<MoeLayerConfig> layers_of(const LayerSpec& spec) {
 MoeLayerMemory memory_of(const LayerSpec& spec, const MoeLayerConfig& layer) {
   return MoeLayer::memory_required(layer, spec.scenario.world, spec.backend);
 }
-
-/// Whether the calls one by one receive quantized tokens.
-bool quantises_tokens(const LayerSpec& spec) { return spec.has_calls() && spec.arithmetic.quantises_tokens(); }
 
 /// A device allocates a minimum size even for empty buffers.
 size_t some(size_t bytes) { return std::max<size_t>(bytes, 16); }
@@ -96,7 +92,7 @@ std::string why_not_fused(const LayerSpec& spec) {
 
 size_t layer_heap_bytes(const LayerSpec& spec) {
   const int world = spec.scenario.world;
-  size_t bytes = spec.has_calls() ? exchange_heap_bytes(spec.exchange, world, spec.backend) : 0;
+  size_t bytes = 0;
   for (const MoeLayerConfig& layer : layers_of(spec)) bytes += MoeLayer::heap_bytes(layer, world, spec.backend);
   return bytes;
 }
@@ -118,39 +114,24 @@ size_t layer_device_bytes(const LayerSpec& spec) {
   const Scenario& s = spec.scenario;
   int64_t tokens = 0;
   for (int r = 0; r < s.world; ++r) tokens = std::max(tokens, s.tokens(r));
-  const int64_t rows = exchange_max_rows(spec.exchange, s.world);
-  // Low-latency rows are not in the heap.
-  const bool masked = spec.has_calls() && std::holds_alternative<LowLatencyConfig>(spec.exchange);
-  const size_t row = dtype_bytes(kLayerType, s.hidden);
-  const size_t codes = quantises_tokens(spec) ? at(s.hidden) + scale_row_bytes(s.hidden, ScaleKind::f32) : 0;
-  return at(2 * tokens + (masked ? 2 * rows : 0)) * row + at(tokens) * codes + at(tokens * s.topk * (spec.selected ? 16 : 8)) +
-         LayerExperts::device_bytes(shape_of(spec), spec.has_calls() ? rows : 0, spec.arithmetic, spec.backend) +
+  const size_t weights = spec.backend == Backend::cuda ? LayerWeights::device_bytes(shape_of(spec), spec.arithmetic) : 0;
+  return at(2 * tokens) * dtype_bytes(kLayerType, s.hidden) + at(tokens * s.topk * (spec.selected ? 16 : 8)) + weights +
          (size_t{1} << 20);
 }
 
 LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
-    : spec_(spec),
-      group_(group),
-      device_(device),
-      rank_(group.rank()),
-      experts_(shape_of(spec, rank_), spec.scenario.first_expert(rank_), spec.scenario.seed,
-               spec.has_calls() ? exchange_max_rows(spec.exchange, spec.scenario.world) : 0, spec.arithmetic,
-               spec.scenario.world, device) {
+    : spec_(spec), group_(group), device_(device), rank_(group.rank()) {
+  const LayerWeights weights(shape_of(spec, rank_), spec.scenario.first_expert(rank_), spec.scenario.seed, spec.arithmetic,
+                             device);
   const Routing& mine = spec.scenario.routing[at(rank_)];
-  input_.ids = mine.expert_ids();
-  input_.ids.data = device_.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
-  if (!mine.topk_weights.empty()) input_.weights = device_.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
-  const size_t elements = at(mine.num_tokens * spec.scenario.hidden), bytes = some(elements * dtype_bytes(kLayerType, 1));
+  ids_ = mine.expert_ids();
+  ids_.data = device_.upload(mine.topk_ids.data(), mine.topk_ids.size() * 4);
+  if (!mine.topk_weights.empty()) weights_ = device_.upload(mine.topk_weights.data(), mine.topk_weights.size() * 4);
+  const size_t bytes = some(dtype_bytes(kLayerType, mine.num_tokens * spec.scenario.hidden));
   rows_ = device_.allocate(bytes);
   out_ = device_.allocate(bytes);
-  if (quantises_tokens(spec)) {
-    codes_ = device_.allocate(some(elements));
-    scales_ = device_.allocate(some(at(mine.num_tokens) * scale_row_bytes(spec.scenario.hidden, ScaleKind::f32)));
-  }
   group_.barrier();  // every rank has its memory before any rank waits for another, which may share its GPU
-  const ScaleKind by_dispatch = quantises_tokens(spec) ? ScaleKind::none : spec.arithmetic.quantize;
-  if (spec.has_calls()) exchange_ = make_layer_exchange(spec.exchange, by_dispatch, group, spec.sms, device.stream());
-  if (!layers_of(spec).empty()) make_layers();
+  make_layers(weights);
   if (!spec.selected) return;
   const Routing& of_experts = spec.selected->of_experts[at(rank_)];
   const size_t id_bytes = of_experts.topk_ids.size() * 4;
@@ -160,28 +141,11 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   selector_.emplace(group, spec.selected->map, spec.selected->expected);
 }
 
-void LayerRank::make_layers() {
-  const void *w13 = experts_.w13(), *w2 = experts_.w2();
-  std::vector<uint16_t> gate_up, down;  // on the host: the layer packs these weights
-  if (device_.on_host()) {
-    const ExpertShape shape = shape_of(spec_, rank_);
-    const size_t each = at(shape.hidden * shape.intermediate);
-    const ExpertWeights weights(spec_.scenario.seed, shape.hidden, shape.intermediate);
-    gate_up.resize(2 * each * at(shape.num_local_experts));
-    down.resize(each * at(shape.num_local_experts));
-    for (int64_t e = 0; e < shape.num_local_experts; ++e)
-      weights.fill(spec_.scenario.first_expert(rank_) + e, std::span(gate_up).subspan(2 * each * at(e), 2 * each),
-                   std::span(down).subspan(each * at(e), each));
-    w13 = gate_up.data();
-    w2 = down.data();
-  }
-  device_.wait();  // for the scales, which the constructors read
+void LayerRank::make_layers(const LayerWeights& weights) {
   const auto make = [&](MoeForm form, CombineOrder order) {
     MoeLayerConfig config = config_of(spec_, form, order);
-    config.w13_scales = experts_.w13_scales();
-    config.w2_scales = experts_.w2_scales();
-    config.intermediate_scale = experts_.intermediate_scale();
-    return MoeLayer(group_, config, w13, w2);
+    weights.set_scales(config);
+    return MoeLayer(group_, config, weights.w13(), weights.w2());
   };
   if (spec_.separate) separate_.emplace(make(MoeForm::separate, spec_.order));
   if (!spec_.fused) return;
@@ -199,53 +163,28 @@ void LayerRank::prepare(uint64_t set) {
   x_ = token_rows(s.seed, set, rank_, s.tokens(rank_), s.hidden, kLayerType, ScaleKind::none);
   device_.write(rows_, x_.view().data, out_bytes());
   device_.fill(out_, 0xFF, out_bytes());
-  input_.x = {rows_, x_.rows(), s.hidden, kLayerType};
-  if (quantises_tokens(spec_)) write_codes();
   device_.wait();
   group_.barrier();
 }
 
-/// The scale of a token is repeated throughout its row of scales.
-void LayerRank::write_codes() {
-  const int64_t hidden = spec_.scenario.hidden;
-  const size_t scale_bytes = scale_row_bytes(hidden, ScaleKind::f32);
-  std::vector<uint8_t> codes(at(x_.rows() * hidden));
-  std::vector<std::byte> scales(at(x_.rows()) * scale_bytes);
-  for (int64_t t = 0; t < x_.rows(); ++t) {
-    float scale[4] = {};  // padded to 16 bytes
-    oracle::quantise(kLayerType, x_.row(t), hidden, ScaleKind::f32, &codes[at(t * hidden)], scale, static_cast<int>(hidden));
-    for (size_t i = 0; i < scale_bytes; i += sizeof(float)) std::memcpy(&scales[at(t) * scale_bytes + i], scale, sizeof(float));
-  }
-  device_.write(codes_, codes.data(), codes.size());
-  device_.write(scales_, scales.data(), scales.size());
-  input_.x = {codes_, x_.rows(), hidden, DType::fp8_e4m3, scales_, ScaleKind::f32};
-}
-
 void LayerRank::forward(MoeLayer& layer) {
-  layer.forward(rows_, input_.ids, input_.weights, out_, {.stream = device_.stream(), .num_sms = spec_.layer_sms});
-}
-
-void LayerRank::calls() {
-  dispatch();
-  experts();
-  combine();
-}
-
-LayerInput LayerRank::selecting_input() {
-  LayerInput input = input_;
-  input.ids = expert_ids_;
-  input.selector = &*selector_;
-  input.slots = slots_;
-  return input;
+  layer.forward(rows_, ids_, weights_, out_, {.stream = device_.stream(), .num_sms = spec_.sms});
 }
 
 void LayerRank::selecting_layer() {
-  select_and_dispatch();
-  experts();
-  combine();
+  MoeLayerCall call{.stream = device_.stream(), .num_sms = spec_.sms};
+  ExpertIds ids = expert_ids_;
+  if (spec_.exchange == MoeExchange::low_latency) {
+    call.selector = &*selector_;
+  } else {
+    selector_->select(ids, slots_, call.stream);
+    ids.data = slots_;
+  }
+  separate_->forward(rows_, ids, weights_, out_, call);
 }
 
 std::vector<std::byte> LayerRank::outputs() const {
+  group_.barrier();
   std::vector<std::byte> out(out_bytes());
   device_.read(out.data(), out_, out.size());
   return out;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of an MoE layer, on the CPU or a GPU: a MoeLayer in either form or both, or the calls of which the separate form
-// consists, one by one, for times of each call alone and for settings that a MoeLayer does not have. Rows and weights are in
-// closed form. Results are checked against those of a single rank that computes everything without an exchange.
+// One rank of an MoE layer, on the CPU or a GPU: a MoeLayer in either form, or one in each. Rows and weights are in closed
+// form. Results are checked against those of a single rank that computes everything without an exchange.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "check/check_result.hpp"
+#include "check/scenario.hpp"
+#include "device/rank_device.hpp"
 #include "layer/arithmetic.hpp"
-#include "layer/exchange.hpp"
 #include "layer/experts.hpp"
+#include "switchyard/expert_map.hpp"
 #include "switchyard/layer.hpp"
 
 namespace switchyard::tool {
@@ -27,23 +27,19 @@ struct SelectedRoutes {
 
 /// Description of a layer, identical on all ranks.
 struct LayerSpec {
-  Scenario scenario;  ///< expert-major, with its routes
+  Scenario scenario;  ///< with its routes
   int64_t intermediate = 0;
   Backend backend = Backend::cpu;
-  LayerExchangeConfig exchange;                 ///< a MoeLayer takes only its mode and sizes
+  MoeExchange exchange = MoeExchange::normal;   ///< not automatic
   CombineOrder order = CombineOrder::per_rank;  ///< of the separate form
-  CallSms sms;                                  ///< of the calls one by one
-  int layer_sms = 0;                            ///< GPUs: MoeLayerCall::num_sms
-  LayerArithmetic arithmetic;                   ///< a low-latency exchange must be configured for its rows in flight
-  bool separate = true;                         ///< the separate form is a MoeLayer, else the calls one by one
-  bool calls = false;                           ///< with `separate`: the rank also has the calls one by one
-  bool fused = false;                           ///< the rank has the fused form: only if why_not_fused() is empty
+  int sms = 0;                                  ///< GPUs: MoeLayerCall::num_sms
+  LayerArithmetic arithmetic;
+  bool separate = true;  ///< the rank has the separate form
+  bool fused = false;    ///< the rank has the fused form: only if why_not_fused() is empty
   CombineOrder fused_order = CombineOrder::per_route;
   int64_t fused_rows = 0;                    ///< capacity of the fused form, beyond which a call is split; 0: its default
   bool fused_per_rank = false;               ///< with `fused`: the rank also has the fused form in order per_rank
-  std::optional<SelectedRoutes> selected{};  ///< only without a separate MoeLayer
-
-  bool has_calls() const { return !separate || calls; }
+  std::optional<SelectedRoutes> selected{};  ///< only with `separate`
 };
 /// The library's reason for not having a fused form of a layer, as far as this can be determined before a group exists; empty
 /// if it has one. See also LayerRank::why_not_fused().
@@ -66,21 +62,12 @@ class LayerRank {
 
   /// Collective. Sets the inputs of data set `set` and fills the outputs with NaN.
   void prepare(uint64_t set);
-  // The calls one by one, in this order; only with LayerSpec::has_calls(). With LayerArithmetic::quantises_tokens(), prepare()
-  // has quantized the tokens.
-  void dispatch() { exchange_->dispatch(input_); }
-  void up() { experts_.up(exchange_->x(), exchange_->rows()); }
-  void down() { experts_.down(exchange_->rows(), exchange_->y()); }
-  void experts() { experts_.forward(exchange_->x(), exchange_->rows(), exchange_->y()); }
-  void combine() { exchange_->combine(spec_.order, out_); }
-  /// dispatch() of expert ids, which the call replaces with the scenario's slots. Requires selects().
-  void select_and_dispatch() { exchange_->dispatch(selecting_input()); }
-  bool selects() const { return selector_.has_value(); }
-  /// All calls, with select_and_dispatch().
+  /// The layer in separate form.
+  void layer() { forward(*separate_); }
+  /// The same with expert ids, which are replaced with the scenario's slots: by the dispatch of a low-latency exchange, else
+  /// before the layer. Requires selects().
   void selecting_layer();
-  /// The layer in separate form: the MoeLayer, or all calls.
-  void layer() { separate_ ? forward(*separate_) : calls(); }
-  void calls();
+  bool selects() const { return selector_.has_value(); }
   /// The layer in fused form. Call it only if fuses().
   void fused() { forward(*fused_); }
   bool fuses() const { return fused_.has_value(); }
@@ -89,37 +76,30 @@ class LayerRank {
   bool fuses_per_rank() const { return fused_per_rank_.has_value(); }
   /// The library's reason if the spec requests the fused form but it is not available. Equal on all ranks.
   const std::string& why_not_fused() const { return why_not_fused_; }
-  /// Whether up() and down() can be called instead of experts(); true on GPUs.
-  bool in_parts() const { return experts_.in_parts(); }
-
-  /// Waits, then returns the outputs, [T, H].
+  /// Collective: no rank waits before all ranks have enqueued their calls. Waits, then returns the outputs, [T, H].
   std::vector<std::byte> outputs() const;
   /// Local. Compares `outputs`, as returned by outputs() after prepare(set) and a layer, with the single-rank reference for
   /// `max_tokens` evenly spread tokens, using `threads` threads.
   CheckResult check(const std::string& name, const std::vector<std::byte>& outputs, int64_t max_tokens, int threads) const;
 
  private:
-  void make_layers();
-  void write_codes();
+  void make_layers(const LayerWeights& weights);
   void forward(MoeLayer& layer);
-  LayerInput selecting_input();
   size_t out_bytes() const { return static_cast<size_t>(x_.rows()) * x_.row_bytes(); }
 
   const LayerSpec& spec_;
   Group& group_;
   RankDevice& device_;
   int rank_;
-  LayerExperts experts_;
-  std::unique_ptr<LayerExchange> exchange_;  ///< of the calls one by one
   std::optional<MoeLayer> separate_, fused_, fused_per_rank_;
   std::string why_not_fused_;
   RowArray x_;  ///< on the host
-  LayerInput input_;
+  ExpertIds ids_;
+  const float* weights_ = nullptr;
   std::optional<SlotSelector> selector_;
   ExpertIds expert_ids_;  ///< with a selector
   void* slots_ = nullptr;
   void *rows_ = nullptr, *out_ = nullptr;
-  void *codes_ = nullptr, *scales_ = nullptr;  ///< of quantized tokens
 };
 
 }  // namespace switchyard::tool

@@ -175,19 +175,26 @@ TraceOptions layer_trace_options(Backend backend, int64_t sms, int64_t blocks, i
   return o;
 }
 
-std::vector<LayerTimes> record_layers(Group& group, const RankDevice& device, const TraceOptions& options, int calls,
-                                      const std::function<void()>& call) {
-  Trace trace(group.size(), options);
+std::vector<TraceSlice> recorded(Group& group, const RankDevice& device, Trace& trace, const std::function<void()>& run) {
   device.wait();
   group.barrier();
   group.set_trace(&trace);
   group.barrier();
-  for (int i = 0; i < calls; ++i) call();
+  run();
   device.wait();
   group.barrier();
   group.set_trace(nullptr);
   group.barrier();
-  return trace.lost() > 0 ? std::vector<LayerTimes>{} : layer_times(trace.slices(), 1);
+  return trace.slices();
+}
+
+std::vector<LayerTimes> record_layers(Group& group, const RankDevice& device, const TraceOptions& options, int calls,
+                                      const std::function<void()>& call) {
+  Trace trace(group.size(), options);
+  const std::vector<TraceSlice> slices = recorded(group, device, trace, [&] {
+    for (int i = 0; i < calls; ++i) call();
+  });
+  return trace.lost() > 0 ? std::vector<LayerTimes>{} : layer_times(slices, 1);
 }
 
 nlohmann::json layer_times_json(const std::vector<LayerTimes>& times) {

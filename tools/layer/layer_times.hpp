@@ -42,6 +42,8 @@ std::vector<LayerTimes> layer_times(const std::vector<TraceSlice>& slices, size_
 
 /// Options for recording all warps of `sms` multiprocessors of a GPU, or a rank's workers on the host.
 TraceOptions layer_trace_options(Backend backend, int64_t sms, int64_t blocks, int64_t warps);
+/// Collective. Records `run` in `trace` and returns the spans.
+std::vector<TraceSlice> recorded(Group& group, const RankDevice& device, Trace& trace, const std::function<void()>& run);
 /// Collective. Records `calls` fused layers, at least 2, and returns this rank's times without the first call, which takes
 /// longer on a GPU than the calls that follow immediately. Returns one entry, or none if records were lost.
 std::vector<LayerTimes> record_layers(Group& group, const RankDevice& device, const TraceOptions& options, int calls,

@@ -190,9 +190,8 @@ class LayerCalls final : public TracedCalls {
     spec.scenario = s;
     spec.intermediate = o.intermediate;
     spec.backend = backend_named(o.backend);
-    spec.exchange = layer_normal_config(s);
     spec.order = order_named(o.order);
-    spec.layer_sms = static_cast<int>(o.sms);
+    spec.sms = static_cast<int>(o.sms);
     spec.arithmetic.quantize = scales_named(o.quantize);
     spec.fused = form_named(o.form) == MoeForm::fused;
     spec.separate = !spec.fused;

@@ -102,10 +102,11 @@ TraceCost cost_of(const std::vector<json>& ranks) {
   return {slowest("plain"), slowest("traced")};
 }
 
-/// A run: its scenario and its number of GPUs (0 on the CPU).
+/// A run: its scenario, its number of GPUs (0 on the CPU), and the number of blocks that record.
 struct Fitted {
   Scenario scenario;
   int gpus = 0;
+  int64_t blocks = 0;
 };
 
 /// Resolves options left on automatic.
@@ -122,12 +123,9 @@ Fitted fit(TraceVerbOptions& options) {
   if (o.warps == 0) o.warps = 1;
   if (used && !whole_layer) choose_sms(o, used->name(), used->sms_of_rank(o.ranks));
   check_words(o);
-  Fitted fitted{scenario_of(o), used ? used->count() : 0};
-  if (!whole_layer) return fitted;
-  settle_layer(o, fitted.scenario);
-  if (!used) return fitted;
-  if (form_named(o.form) == MoeForm::fused && o.sms == 0) o.sms = used->sms_of_rank(o.ranks);  // as in the library
-  choose_sms(o, used->name(), used->sms_of_rank(o.ranks));
+  Fitted fitted{scenario_of(o), used ? used->count() : 0, used ? std::max(o.sms, o.combine_sms) : o.blocks};
+  if (whole_layer) settle_layer(o, fitted.scenario);
+  if (used && fitted.blocks == 0) fitted.blocks = used->sms_of_rank(o.ranks);  // a layer chooses for each of its kernels
   return fitted;
 }
 
@@ -155,7 +153,7 @@ int run_trace(const TraceVerbOptions& asked) {
   const Scenario& s = fitted.scenario;
   const int gpus = fitted.gpus;
   TraceOptions trace_options;
-  trace_options.num_blocks = static_cast<int>(gpus > 0 ? std::max(o.sms, o.combine_sms) : o.blocks);
+  trace_options.num_blocks = static_cast<int>(fitted.blocks);
   trace_options.num_warps = gpus > 0 ? kMaxDeviceWarps : static_cast<int>(o.warps);
   trace_options.events_per_track = static_cast<size_t>(options.events);
   RankJob job;

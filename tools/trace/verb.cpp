@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Options of `switchyard trace`.
+#include <initializer_list>
 #include <memory>
 
 #include "cli/options.hpp"
@@ -20,12 +21,16 @@ void refuse_without_effect(const Options& add, const TraceVerbOptions& t) {
   for (const char* flag : {"--blocks", "--warps"})
     if (!on_cpu && add.has(flag))
       throw UsageError(std::string(flag) + ": given with --backend cuda; it belongs to --backend cpu");
-  for (const char* flag : {"--layout", "--staging"})
-    if (!mode_named(t.run.mode).has_layouts && add.has(flag))
-      throw UsageError(std::string(flag) + ": given with --mode " + t.run.mode + "; it belongs to --mode normal");
+  const Mode& mode = mode_named(t.run.mode);
+  const auto refuse = [&](bool here, std::initializer_list<const char*> flags, const char* where) {
+    for (const char* flag : flags)
+      if (!here && add.has(flag))
+        throw UsageError(std::string(flag) + ": given with --mode " + t.run.mode + "; it belongs to --mode " + where);
+  };
+  refuse(mode.has_layouts, {"--layout", "--staging", "--alignment"}, "normal");
+  refuse(&mode == &kLowLatency || &mode == &kFlat, {"--sending", "--pieces"}, "low_latency and flat");
   for (const char* flag : {"--form", "--intermediate"})
-    if (add.has(flag) && !mode_named(t.run.mode).has_experts)
-      throw UsageError(std::string(flag) + ": given without --mode layer, which has it");
+    if (add.has(flag) && !mode.has_experts) throw UsageError(std::string(flag) + ": given without --mode layer, which has it");
 }
 
 void declare(Options& add, TraceVerbOptions& t) {
@@ -45,8 +50,9 @@ void declare(Options& add, TraceVerbOptions& t) {
   add.choice("--staging", o.staging, kStaging,
              "How rows travel: direct writes each to its final place, ring through buffers of fixed size");
   add.choice("--order", o.order, kOrders, "Order of the sum in combine");
-  add.choice("--sending", o.sending, kSendings, "low_latency: send each row once per rank, or once per route");
-  add.automatic("--pieces", o.pieces, 1, 16, "low_latency: number of parts of a row that are placed and returned separately");
+  add.choice("--sending", o.sending, kSendings, "low_latency, flat: send each row once per rank, or once per route");
+  add.automatic("--pieces", o.pieces, 1, 16,
+                "low_latency, flat: number of parts of a row that are placed and returned separately");
   add.text("--routing", o.routing, "SOURCE", "Source of the routing: a pattern or a recording, see below");
   add.group("Shape");
   add.automatic("--ranks", o.ranks, 1, kMaxRanks, "Number of ranks; auto: 2, or one per GPU");

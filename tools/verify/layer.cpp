@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole layers: dispatch, experts and combine in separate calls, and the fused form if the library supports it.
+// Whole layers in separate form, and in fused form if the library supports it.
 #include "layer/layer_rank.hpp"
 
 #include <algorithm>
@@ -14,43 +14,33 @@ std::string fused_name(const LayerSpec& spec) { return std::string("layer, fused
 constexpr int64_t kAllTokens = std::numeric_limits<int64_t>::max();
 
 /// Whether the fused form is compared with this layer, bit for bit: bf16 and normal mode.
-bool fuses(const LayerSpec& spec) { return !spec.arithmetic.fp8() && std::holds_alternative<NormalConfig>(spec.exchange); }
+bool fuses(const LayerSpec& spec) { return !spec.arithmetic.fp8() && spec.exchange == MoeExchange::normal; }
 
-/// A MoeLayer for each exchange and order of the sum; in fp8, also the calls of a layer with low latency and column-major
-/// scales and, with float32 scales, layers with scales per channel. The layers of normal mode also run in fused form if
-/// possible.
+/// A layer for each exchange and order of the sum and, with float32 scales, layers with scales per channel. Those of normal
+/// mode also have the fused form if possible.
 std::vector<LayerSpec> layer_specs(const VerifyCase& c, const Scenario& s) {
   const ScaleKind quantize = scales_named(c.quantize);
-  LowLatencyConfig masked = layer_low_latency_config(s, quantize);
-  std::vector<LayerExchangeConfig> exchanges{layer_normal_config(s), masked};
-  masked.scale_order = ScaleOrder::column_major;
-  if (quantize != ScaleKind::none) exchanges.emplace_back(masked);
   std::vector<LayerSpec> all;
-  for (size_t e = 0; e < exchanges.size(); ++e) {
+  for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency})
     for (const std::string& order : c.orders) {
-      LayerSpec spec{s, c.intermediate, backend_of(c), exchanges[e], order_named(order), {c.sms, c.sms}, c.sms, {quantize}};
+      LayerSpec spec{s, c.intermediate, backend_of(c), exchange, order_named(order), c.sms, {quantize}};
       if (spec.order == CombineOrder::per_host) continue;  // covered by normal mode's own checks
-      spec.separate = e < 2;
       spec.fused_order = spec.order;
       spec.fused = fuses(spec) && why_not_fused(spec).empty();
       all.push_back(std::move(spec));
     }
-  }
-  if (quantize == ScaleKind::f32) {
-    const auto add = [&](size_t exchange, ScaleGranularity scaling, OutputScaling intermediate) {
-      const auto found = std::find_if(all.begin(), all.end(), [&](const LayerSpec& spec) {
-        return spec.exchange.index() == exchanges[exchange].index() && spec.separate;
-      });
-      if (found == all.end()) return;
-      LayerSpec spec = *found;
-      spec.arithmetic.scaling = scaling;
-      spec.arithmetic.intermediate_scaling = intermediate;
-      all.push_back(std::move(spec));
-    };
-    for (const auto intermediate : {OutputScaling::per_group, OutputScaling::fixed, OutputScaling::per_row})
-      add(0, ScaleGranularity::per_channel, intermediate);
-    add(1, ScaleGranularity::group_channel, OutputScaling::per_group);
-  }
+  if (quantize != ScaleKind::f32) return all;
+  const auto add = [&](MoeExchange exchange, ScaleGranularity scaling, OutputScaling intermediate) {
+    const auto found = std::find_if(all.begin(), all.end(), [&](const LayerSpec& spec) { return spec.exchange == exchange; });
+    if (found == all.end()) return;
+    LayerSpec spec = *found;
+    spec.arithmetic.scaling = scaling;
+    spec.arithmetic.intermediate_scaling = intermediate;
+    all.push_back(std::move(spec));
+  };
+  for (const auto intermediate : {OutputScaling::per_group, OutputScaling::fixed, OutputScaling::per_row})
+    add(MoeExchange::normal, ScaleGranularity::per_channel, intermediate);
+  add(MoeExchange::low_latency, ScaleGranularity::group_channel, OutputScaling::per_group);
   return all;
 }
 
@@ -60,12 +50,6 @@ std::string scaling_text(const LayerSpec& spec) {
   return std::string(", ") + to_string(numbers.scaling) + " " + to_string(numbers.intermediate_scaling);
 }
 
-std::string exchange_text(const LayerSpec& spec) {
-  const auto* masked = std::get_if<LowLatencyConfig>(&spec.exchange);
-  if (!masked) return kNormal.name;
-  return std::string(kLowLatency.name) + (masked->scale_order == ScaleOrder::column_major ? ", column-major scales" : "");
-}
-
 /// Maximum of `bytes` over all layers.
 size_t max_of(const VerifyCase& c, const Scenario& s, size_t (*bytes)(const LayerSpec&)) {
   size_t found = 0;
@@ -73,7 +57,7 @@ size_t max_of(const VerifyCase& c, const Scenario& s, size_t (*bytes)(const Laye
   return found;
 }
 
-/// Collective. Checks the fused form on data set `set` against the reference and, bit by bit, against the separate calls.
+/// Collective. Checks the fused form on data set `set` against the reference and, bit by bit, against the separate form.
 void check_fused(const std::string& name, LayerRank& rank, uint64_t set, Group& group, std::vector<CheckResult>& results) {
   rank.prepare(set);
   rank.layer();
@@ -106,7 +90,8 @@ std::vector<CheckResult> layer_checks(const VerifyCase& c, const Scenario& s, Gr
     LayerRank rank(spec, group, device);
     rank.prepare(set++);
     rank.layer();
-    const std::string name = "layer, " + exchange_text(spec) + ", " + to_string(spec.order) + scaling_text(spec);
+    const std::string name =
+        std::string("layer, ") + to_string(spec.exchange) + ", " + to_string(spec.order) + scaling_text(spec);
     results.push_back(rank.check(name, rank.outputs(), kAllTokens, 1));
     group.barrier();
     if (!fuses(spec)) continue;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicated experts with torch on 2 GPUs: low-latency calls that select slots, also in graphs, and weights that move in the
+"""Replicated experts with torch on 2 GPUs: layers and low-latency calls that select slots, also in graphs, and weights that move in the
 background. Results are bitwise those without replicas. Ranks are processes."""
 import pytest
 
@@ -50,8 +50,13 @@ def without_replicas(group, given, **options):
         return layer(*given).clone()
 
 
-def _decode(group):
-    given, home, options = inputs_of(group.rank, 1), home_map(), {"exchange": "low_latency"}
+#: Layers whose calls select slots.
+LAYERS = {"low_latency": {"exchange": "low_latency"}, "normal": {"exchange": "normal", "form": "separate"},
+          "fused": {"exchange": "normal", "form": "fused"}}
+
+
+def _selecting(group, kind):
+    given, home, options = inputs_of(group.rank, 1), home_map(), LAYERS[kind]
     want = without_replicas(group, given, **options)
     maps = [home, home.plan(torch.bincount(inputs_of(0, 1)[1].flatten().cpu().long(), minlength=E).numpy(), tolerance=0.0)]
     assert maps[0] != maps[1]
@@ -78,6 +83,14 @@ def _decode(group):
         group.barrier()
     counts = torch.bincount(given[1].flatten().cpu().long(), minlength=E)
     assert selector.gather_routes()[group.rank].tolist() == (6 * counts).tolist()
+    if kind == "low_latency":
+        _decode(group, given, home, selector)
+    torch.cuda.synchronize()
+    group.barrier()
+    del graph
+
+
+def _decode(group, given, home, selector):
     ll = sy.LowLatency(group, hidden=H, num_experts=home.num_slots, topk=K, max_tokens=T)
     for _ in range(3):  # the third call takes the short path
         received = ll.dispatch(given[0], given[1], selector=selector)
@@ -85,14 +98,12 @@ def _decode(group):
     assert torch.equal(ll.dispatch(given[0], selector.select(given[1])).rows, first)
     flat = ll.all_to_all(*given, selector=selector)
     assert torch.equal(flat, ll.all_to_all(given[0], selector.select(given[1]), given[2]))
-    torch.cuda.synchronize()
-    group.barrier()
-    del graph
 
 
-def test_decode():
-    config = {"num_experts": W * C, "exchange": "low_latency", **SHAPE}
-    over_ranks(_decode, 3 * sy.MoeLayer.heap_bytes(W, backend="cuda", **config) + (8 << 20))
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_that_select(kind):
+    config = {"num_experts": W * C, **LAYERS[kind], **SHAPE}
+    over_ranks(_selecting, 3 * sy.MoeLayer.heap_bytes(W, backend="cuda", **config) + (8 << 20), kind)
 
 
 def _background(group, form):

@@ -67,7 +67,7 @@ MODES = {
 
 
 #: Modes whose calls take a selector.
-SELECTING = ("low_latency", "flat", "layer_low_latency")
+SELECTING = ("low_latency", "flat", "layer_normal", "layer_low_latency", "layer_fused")
 
 
 def maps_and_routes():
@@ -159,46 +159,72 @@ def test_selectors_that_do_not_fit(ranks, calls):
         ranks(lambda group: rank(group, *more), 1, heap_bytes=256 << 20)
 
 
-@pytest.mark.parametrize("call", ["dispatch", "dispatch_async", "all_to_all", "layer"])
+#: Calls that take a selector.
+CALLS = ("dispatch", "dispatch_async", "all_to_all", "layer_normal", "layer_low_latency", "layer_fused")
+
+
+def make_call(group, call, home):
+    """Returns a function that makes the call with the arguments of one rank."""
+    if call in MODES:
+        make, options = available(call)
+        return make(group, home.num_slots, home.expert_of_slot, **options)
+    ll = sy.LowLatency(group, dtype="f32", num_experts=home.num_slots, **SHAPE)
+
+    def run(*args, **more):
+        result = getattr(ll, call)(*args, **more)
+        return result.wait() if call == "dispatch_async" else result
+
+    return run
+
+
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("selecting", [0, 1])
 def test_selectors_of_some_ranks(ranks, call, selecting):
     """All ranks raise Mismatch, which says which rank has a selector."""
     home = sy.ExpertMap.home(num_experts=E, world=2, slots_per_rank=C)
-    if call == "layer":
-        available("layer_low_latency")
 
     def rank(group):
         selector, x, ids = sy.SlotSelector(group, home), X[group.rank, :8], IDS[group.rank, :8]
         given = {"selector": selector} if group.rank == selecting else {}
-        if call == "layer":
-            run = layer(group, home.num_slots, home.expert_of_slot, exchange="low_latency", form="separate")
-        else:
-            ll = sy.LowLatency(group, dtype="f32", num_experts=home.num_slots, **SHAPE)
-
-            def run(*args, **more):
-                result = getattr(ll, call)(*args, **more)
-                return result.wait() if call == "dispatch_async" else result
-
+        run = make_call(group, call, home)
         with pytest.raises(sy.Mismatch) as error:
             run(x, ids, WEIGHTS[group.rank, :8], **given)
         has, lacks = f"given on rank {selecting}", f"None on rank {1 - selecting}"
-        assert any(f"calls: selector = {text};" in str(error.value) for text in (f"{has} and {lacks}", f"{lacks} and {has}"))
+        assert any(f"calls: selector = {text};" in str(error.value) for text in (f"{has} and {lacks}", f"{lacks} and {has}")), str(error.value)
 
     ranks(rank, 2, heap_bytes=256 << 20)
 
 
-@pytest.mark.parametrize("form", ["separate", "fused"])
-def test_layers_of_normal_mode_take_no_selector(ranks, form):
-    """The error ends the call of the other rank, whose arguments are valid."""
-    available("layer_normal")
+@pytest.mark.parametrize("call", CALLS)
+def test_maps_of_different_versions(ranks, call):
+    """All ranks raise Mismatch, which says the versions."""
     home = sy.ExpertMap.home(num_experts=E, world=2, slots_per_rank=C)
 
     def rank(group):
-        run = layer(group, home.num_slots, home.expert_of_slot, exchange="normal", form=form)
-        given = {"selector": sy.SlotSelector(group, home)}
-        expected = [(sy.Unsupported, "selector: the layer's exchange is"), (sy.PeerFailed, "rank 0")][group.rank]
+        one, two = sy.SlotSelector(group, home), sy.SlotSelector(group, home)
+        two.set_map(home)
+        run, arguments = make_call(group, call, home), (X[group.rank, :8], IDS[group.rank, :8], WEIGHTS[group.rank, :8])
+        run(*arguments, selector=two)
+        with pytest.raises(sy.Mismatch) as error:
+            run(*arguments, selector=(one, two)[group.rank])
+        texts = ("1 on rank 0 and 2 on rank 1", "2 on rank 1 and 1 on rank 0")
+        assert any(f"calls: version of the map of selector, modulo 8 = {text};" in str(error.value) for text in texts)
+
+    ranks(rank, 2, heap_bytes=256 << 20)
+
+
+@pytest.mark.parametrize("mode", ["layer_normal", "layer_low_latency", "layer_fused"])
+def test_layers_with_a_selector_that_does_not_fit(ranks, mode):
+    """The error ends the call of the other rank, whose arguments are valid."""
+    make, options = available(mode)
+    home, small = (sy.ExpertMap.home(num_experts=E, world=2, slots_per_rank=slots) for slots in (C, C - 1))
+
+    def rank(group):
+        run = make(group, home.num_slots, home.expert_of_slot, **options)
+        selectors = sy.SlotSelector(group, small), sy.SlotSelector(group, home)
+        expected = [(sy.InvalidArgument, "selector has 8 slots: must be num_experts, 10"), (sy.PeerFailed, "rank 0")][group.rank]
         with pytest.raises(expected[0], match=expected[1]):
-            run(X[group.rank], IDS[group.rank], WEIGHTS[group.rank], **(given if group.rank == 0 else {}))
+            run(X[group.rank], IDS[group.rank], WEIGHTS[group.rank], selector=selectors[group.rank])
 
     ranks(rank, 2, heap_bytes=256 << 20)
 

@@ -78,8 +78,10 @@ class CpuFused final : public FusedImpl {
     check_turn(parts, o);
     products_ = find_set(sets_, o).get();
     check_arguments(parts, x, given, weights, out);
+    check_selector(o);
     ExpertIds ids = given;
     if (o.device_tokens) ids.num_tokens = std::clamp<int64_t>(*o.device_tokens, 0, given.num_tokens);
+    if (o.selector && parts.up) select_slots(o, ids, selected_slots());
     const uint64_t start = Cpu::now_ns();
     group_.enter(Operation::layer, object_);
     p_.call = group_.begin_call(Operation::layer);
@@ -149,6 +151,8 @@ class CpuFused final : public FusedImpl {
     }
   }
 
+  SelectedSlots selected_slots() { return SelectedSlots::in(reinterpret_cast<std::byte*>(slots_.data()), max_routes()); }
+
   std::string this_call() const { return kCall + (" (call " + std::to_string(calls_)) + ")"; }
 
   void make_memory() {
@@ -162,6 +166,7 @@ class CpuFused final : public FusedImpl {
     p_.layout = layout_;
     p_.type = DType::bf16;
     p_.hidden = config.hidden;
+    slots_.resize(static_cast<size_t>(SelectedSlots::bytes(max_routes())) / 8);
     counts_row_.resize(static_cast<size_t>(layout_.control().counts_row_bytes()));
     handle_.layout = Layout::expert_major;
     handle_.rank = rank();
@@ -188,7 +193,8 @@ class CpuFused final : public FusedImpl {
   void gather_counts(const ExpertIds& ids, const FusedMoeCall& o) {
     const CallContext& call = p_.call;
     const int64_t capacity = config.capacity > 0 ? layout_.rows : std::numeric_limits<int64_t>::max();
-    const CountsHead head{fused_signature(hash(), p_.parts, o), ids.num_tokens, capacity, 0};
+    const CountsHead head{fused_signature(hash(), p_.parts, o, o.selector ? *selected_slots().version : 0), ids.num_tokens,
+                          capacity, 0};
     OtherCall other;
     const bool ok = exchange_host_counts<A>(solo_, call, layout_.control(), head, local_, counts_row_, handle_.counts, &other);
     if (!ok) group_.raise_fault(kCall, calls_);
@@ -250,6 +256,7 @@ class CpuFused final : public FusedImpl {
   std::vector<int> first_tiles_;
   std::vector<int64_t> tile_row_, num_rows_;
   CallStatistics stats_;
+  std::vector<int64_t> slots_;  // SelectedSlots
 };
 
 }  // namespace

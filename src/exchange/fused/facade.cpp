@@ -35,7 +35,7 @@ int64_t countable_rows(const FusedMoeConfig& c, int world) {
   constexpr int64_t kMaxTiles = int64_t{1} << 20, kMaxTickets = int64_t{1} << 30;
   const int64_t columns = (c.intermediate + kUpColumns - 1) / kUpColumns + (c.hidden + kDownColumns - 1) / kDownColumns;
   const int64_t tiles = std::min(kMaxTiles, kMaxTickets / columns) - ExpertRanges{c.num_experts, world}.max_count();
-  return tiles * kFusedRows;
+  return tiles * fused_type_sizes(c).tile_rows;
 }
 
 void check_split(const FusedMoeConfig& c, int world) {
@@ -185,11 +185,12 @@ FusedMoeMemory FusedMoe::memory_required(const FusedMoeConfig& config, int world
   const auto heap = static_cast<size_t>(layout_of(config, world).bytes());
   FusedMemory memory;
   if (backend == Backend::cpu) check_type_on_cpu(config);
-  if (backend == Backend::cpu) return {heap, static_cast<size_t>(carve_fused_on_cpu(nullptr, config, rows, memory))};
+  const auto slots = static_cast<size_t>(SelectedSlots::bytes(config.max_tokens * config.topk));
+  if (backend == Backend::cpu) return {heap, static_cast<size_t>(carve_fused_on_cpu(nullptr, config, rows, memory)) + slots};
   const int local_experts = ExpertRanges{config.num_experts, world}.max_count();
   const TablesShape tables{world, config.num_experts, local_experts, config.topk, config.max_tokens, true};
   const int64_t own = carve_fused(nullptr, config, rows, local_experts, memory) + carve_tables(nullptr, tables).bytes;
-  return {heap, static_cast<size_t>(own) + weight_scales_bytes(config, local_experts)};
+  return {heap, static_cast<size_t>(own) + slots + weight_scales_bytes(config, local_experts)};
 }
 size_t FusedMoe::heap_bytes(const FusedMoeConfig& config, int world) {
   return memory_required(config, world).heap_bytes + kHeapHeaderBytes + 4096;

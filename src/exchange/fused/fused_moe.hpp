@@ -28,7 +28,8 @@
 
 namespace switchyard {
 struct MoeWeights;
-}
+class SlotSelector;
+}  // namespace switchyard
 
 namespace switchyard::detail {
 
@@ -66,9 +67,10 @@ struct FusedMoeCall {
   /// Pointer to T in the rank's memory (CUDA: in GPU memory), or null. T is read when the call runs and is clamped to [0,
   /// topk_ids.num_tokens]. All of x and the ids must be readable. Rows T and above of `out` are not written.
   const int32_t* device_tokens = nullptr;
-  bool add = false;           ///< the sums start with the rows in `out` instead of +0
-  int weight_set = 0;         ///< index of the weight set; identical on all ranks and in both halves of a layer
-  bool known_memory = false;  ///< CUDA: exchange/normal/known_memory.hpp
+  bool add = false;                  ///< the sums start with the rows in `out` instead of +0
+  int weight_set = 0;                ///< index of the weight set; identical on all ranks and in both halves of a layer
+  bool known_memory = false;         ///< CUDA: exchange/normal/known_memory.hpp
+  SlotSelector* selector = nullptr;  ///< MoeLayerCall::selector, also of dispatch_up
 };
 
 /// Memory used by a FusedMoe on the rank with the most experts, in bytes. R is the capacity, or W * max_tokens * K.
@@ -77,8 +79,8 @@ struct FusedMoeMemory {
   /// and flags. per_rank: max_tokens * min(W, K) returned rows and R * (8 + 8 K) bytes.
   size_t heap_bytes = 0;
   /// R rows of H bf16 elements, which hold a row as received and later its output, and R rows of I elements; fp8: the latter at
-  /// one byte per element, and scales, (H + I) / 32 bytes per row. In addition: flags; on GPUs, tables; and for fp8, 16 bytes
-  /// per 128 x 128 weights of each weight set.
+  /// one byte per element, and scales, (H + I) / 32 bytes per row. In addition: flags; 8 bytes per route of a rank, for the
+  /// slots of a selector; on GPUs, tables; and for fp8, 16 bytes per 128 x 128 weights of each weight set.
   size_t private_bytes = 0;
 };
 

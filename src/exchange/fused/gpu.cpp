@@ -12,6 +12,7 @@
 #include "exchange/fused/launch.hpp"
 #include "exchange/gpu/call_order.hpp"
 #include "exchange/normal/plan/launch.hpp"
+#include "gemm/gpu/fp8/wide_tiles.hpp"
 #include "gemm/product_maps.hpp"
 #include "heap/gpu/device_guard.hpp"
 
@@ -64,17 +65,19 @@ gemm::GroupedParams bf16_params(const Product& d, const Tables& tables) {
   return g;
 }
 
-/// Rows are loaded in half units, as in gemm/gpu/fp8/many_kernel.cuh. The outputs of the gated product have scales too.
-gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const FusedMemory& m) {
+/// Operands are loaded as in gemm/gpu/fp8/wide_roles.cuh. The outputs of the gated product have scales too.
+/// `shared_base`: see GroupedParams.
+gemm::GroupedParams fp8_params(const Product& d, const Tables& tables, const FusedMemory& m, uint32_t shared_base) {
   gemm::GroupedParams g = unmapped_params(d, tables, gemm::kFp8Inner);
+  g.shared_base = shared_base;
   if (d.gated)
     g.quantised = {d.out, reinterpret_cast<std::byte*>(m.h_scales), 4, m.scale_pitch * 4, false};
   else
     g.out = reinterpret_cast<uint16_t*>(d.out);
   if (d.experts == 0 || d.rows == 0) return g;
   const gemm::ProductMaps maps = maps_of(d, DType::fp8_e4m3);
-  maps.set_many_weights(g, d.weights, gemm::kUnitRows);
-  maps.set_rows(g, d.in, d.rows, gemm::kUnitRows / 2, static_cast<uint64_t>(d.in_pitch));
+  maps.set_many_weights(g, d.weights, gemm::kTileColumns / 2);
+  maps.set_rows(g, d.in, d.rows, kWideSharedRows, static_cast<uint64_t>(d.in_pitch));
   return g;
 }
 /// Tensor map for the row scales of a product.
@@ -217,7 +220,10 @@ class CudaFused final : public FusedImpl {
     if (fp8) blocks = blocks / 2 * 2;  // clusters of two blocks
     PlanParams plan;
     if (parts.up) {
-      plan = plan_params(parts, ids, weights, o);
+      ExpertIds slots = ids;
+      if (o.selector) select_slots(o, slots, selected_slots());
+      plan = plan_params(parts, slots, weights, o);
+      if (o.selector) plan.map_version = selected_slots().version;
       plan.call = p.call;
       plan.words = gpu_.words(at.capture.active);
       launch_plan(plan, plan_blocks(ids.num_tokens, gpu_.max_blocks()), at.stream);
@@ -267,6 +273,7 @@ class CudaFused final : public FusedImpl {
   void check_gpu() {
     gpu::DeviceTraits traits;
     check_cuda(gpu::traits_of(&traits, gpu_.device()), "properties of the GPU");
+    shared_base_ = static_cast<uint32_t>(traits.reserved_bytes);
     if (traits.generation != 9)
       throw Error(ErrorCode::unsupported, "MoeForm::fused: GPU " + std::to_string(gpu_.device()) + " (" + traits.name +
                                               ") has compute capability " + std::to_string(traits.generation) +
@@ -292,6 +299,7 @@ class CudaFused final : public FusedImpl {
   void check_call(const FusedParts& parts, const void* x, const ExpertIds& ids, const float* weights, const void* out,
                   const FusedMoeCall& o) const {
     check_arguments(parts, x, ids, weights, out);
+    check_selector(o);
     gpu_.check_sms("MoeLayerCall", o.num_sms);
     if (config.dtype == DType::fp8_e4m3 && o.num_sms == 1)
       invalid("MoeLayerCall::num_sms", " = 1: must be 0 or at least 2 for fp8_e4m3");
@@ -311,7 +319,9 @@ class CudaFused final : public FusedImpl {
     carve_fused(memory_.as<std::byte>(), config, rows, local_experts(), params_.memory);
     tables_ = carve_tables(memory_.as<std::byte>(static_cast<size_t>(own)), shape);
     const auto columns = static_cast<size_t>(world() + config.num_experts);
-    state_ = DeviceMemory(kObjectStateBytes + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4, copies);
+    slots_at_ = kObjectStateBytes + (static_cast<size_t>(gpu_.max_blocks()) + 1) * columns * 4;
+    slots_at_ = (slots_at_ + 7) / 8 * 8;
+    state_ = DeviceMemory(slots_at_ + static_cast<size_t>(SelectedSlots::bytes(max_routes())), copies);
     ObjectState initial{};
     initial.epoch = epoch_before(first_epoch_);
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, copies), "state");
@@ -356,8 +366,8 @@ class CudaFused final : public FusedImpl {
       set.down = bf16_params(down, tables_);
       return set;
     }
-    set.up = fp8_params(up, tables_, m);
-    set.down = fp8_params(down, tables_, m);
+    set.up = fp8_params(up, tables_, m, shared_base_);
+    set.down = fp8_params(down, tables_, m, shared_base_);
     if (local_experts() == 0 || rows == 0) return set;
     set.scales = DeviceMemory(weight_scales_bytes(config, local_experts()), gpu_.copy_stream());
     auto* const spread_up = set.scales.as<float4>();
@@ -392,6 +402,8 @@ class CudaFused final : public FusedImpl {
     spread_scales(s, stream);
   }
 
+  SelectedSlots selected_slots() const { return SelectedSlots::in(state_.as<std::byte>(slots_at_), max_routes()); }
+
   PlanParams plan_params(const FusedParts& parts, const ExpertIds& ids, const float* weights, const FusedMoeCall& o) {
     last_tokens_ = ids.num_tokens;
     PlanParams p;
@@ -423,12 +435,14 @@ class CudaFused final : public FusedImpl {
   static constexpr int kLag = 16, kSumLag = 8;
 
   CudaRank& gpu_;
+  uint32_t shared_base_ = 0;  ///< GroupedParams::shared_base
   const SplitPasses passes_ = split_passes(config, world());
   FusedLayout layout_;
   Tables tables_;
   FusedParams params_;  ///< the members that depend on neither the call nor the weights
   std::map<int, WeightSet> sets_;
-  DeviceMemory state_;   ///< ObjectState, then the plan's scratch
+  DeviceMemory state_;   ///< ObjectState, then the plan's scratch, then selected_slots()
+  size_t slots_at_ = 0;  ///< in state_
   DeviceMemory memory_;  ///< FusedMemory, then tables
   int64_t last_tokens_ = 0;
   std::optional<CallOrder> order_;

@@ -12,6 +12,7 @@
 #include "exchange/fused/sizes.hpp"
 #include "exchange/group/call_difference.hpp"
 #include "exchange/group/exchange_base.hpp"
+#include "exchange/slots/impl.hpp"
 #include "switchyard/expert.hpp"
 
 namespace switchyard::detail {
@@ -26,9 +27,10 @@ int64_t max_rows(const FusedMoeConfig& config, int world);
 /// The passes of a split call.
 SplitPasses split_passes(const FusedMoeConfig& config, int world);
 
-/// The signature of a call of an object with this hash.
-inline uint64_t fused_signature(uint64_t hash, const FusedParts& parts, const FusedMoeCall& call) {
-  const uint64_t options = pack_options(Operation::layer, {call.add ? 1 : 0, parts.down ? 1 : 0, call.weight_set});
+/// The signature of a call of an object with this hash. `map_version`: with_map_version(); CUDA: 0.
+inline uint64_t fused_signature(uint64_t hash, const FusedParts& parts, const FusedMoeCall& call, uint32_t map_version = 0) {
+  const uint64_t options = pack_options(Operation::layer, {call.selector != nullptr ? 1 : 0, int64_t{map_version},
+                                                           call.add ? 1 : 0, parts.down ? 1 : 0, call.weight_set});
   return make_signature(mix_hash(mix_hash(hash, options), static_cast<uint64_t>(call.weight_set)), options);
 }
 
@@ -86,6 +88,18 @@ class FusedImpl : protected ExchangeBase {
   void end_turn(const FusedParts& parts, const FusedMoeCall& call) {
     between_ = !parts.down;
     up_set_ = call.weight_set;
+  }
+  void check_selector(const FusedMoeCall& call) const {
+    if (call.selector != nullptr)
+      SelectorAccess::impl(*call.selector).check_joined("MoeLayerCall::selector", group_, config.num_experts);
+  }
+  int64_t max_routes() const { return config.max_tokens * config.topk; }
+  /// Replaces the ids of a call with slots in `to`.
+  static void select_slots(const FusedMoeCall& call, ExpertIds& ids, const SelectedSlots& to) {
+    SlotSelectorImpl& selector = SelectorAccess::impl(*call.selector);
+    selector.count_call();
+    selector.run(ids, to, call.stream, call.device_tokens, call.num_sms);
+    ids.data = to.slots;
   }
   /// The weight set of a call. Throws invalid_argument if there is none.
   template <class Set>

@@ -58,8 +58,7 @@ struct WeightScales {
   int experts = 0, rows = 0, blocks = 0;  ///< gated: number of rows of the gate half; the up half has as many
   bool gated = false;
   int column_tiles = 0;
-  float4* spread = nullptr;  ///< [experts, column tiles, 2 blocks of a cluster, blocks]: scales of a stage's first weights and
-                             ///< of the other weights, 0, 0
+  float4* spread = nullptr;  ///< [experts, column tiles, blocks]: scales of the two halves of a stage's weights, 0, 0
 };
 void spread_scales(const WeightScales& scales, gpu::Stream stream);
 

@@ -21,6 +21,10 @@ inline void launch_layer(const LayerKernels& of, int threads, const FusedParams&
   FusedParams p = given;
   const bool traces = p.call.device_trace.records != nullptr;
   p.up.shared_bytes = static_cast<uint32_t>(traces ? max_traced_layer_shared(limits) : max_layer_shared(limits));
+  if (traces) {  // the tracks precede the dynamic shared memory
+    p.up.shared_base += kTrackBytes;
+    p.down.shared_base += kTrackBytes;
+  }
   (traces ? of.traced : of.plain).launch({blocks, threads, p.up.shared_bytes, limits.dependent_launches}, stream, p);
 }
 

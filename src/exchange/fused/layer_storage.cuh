@@ -7,6 +7,7 @@
 #include "arch/cuda/cuda_lane.cuh"
 #include "arch/cuda/cuda_traced.cuh"
 #include "exchange/fused/launch.hpp"
+#include "gemm/gpu/fp8/wide_tiles.hpp"
 #include "gemm/gpu/tile_roles.cuh"
 #include "protocol/fused/tickets.hpp"
 #include "protocol/wait.hpp"
@@ -17,19 +18,19 @@ using gemm::lane;
 using gemm::SharedStorage;
 using gemm::Tile;
 
-/// Constants of the bf16 and fp8 kernels: threads per block, rows of the largest tile, and number of blocks that compute a tile
-/// together, each with its own flag.
+/// Constants of the bf16 and fp8 kernels: threads per block, rows of the largest tile, and number of flags per column
+/// tile, one for each block that computes a tile.
 struct Bf16Layer {
   static constexpr int kThreads = gemm::kThreads, kRows = kFusedRows, kWriters = 1;
   static constexpr bool kFp8 = false;
+  static __device__ int count(int64_t rows) { return count_row_tiles(rows, kRows); }
   static __device__ RowTile tile(int64_t rows, int index) { return row_tile(rows, index, kRows); }
 };
 struct Fp8Layer {
-  static constexpr int kThreads = gemm::kManyThreads, kRows = kFusedFp8Rows, kWriters = 2;
+  static constexpr int kThreads = gemm::kThreads, kRows = kFusedFp8Rows, kWriters = 2;
   static constexpr bool kFp8 = true;
-  static __device__ RowTile tile(int64_t rows, int index) {
-    return unit_tile(rows, index, gemm::kUnitRows, kRows / gemm::kUnitRows);
-  }
+  static __device__ int count(int64_t rows) { return count_wide_row_tiles(rows); }
+  static __device__ RowTile tile(int64_t rows, int index) { return wide_row_tile(rows, index); }
 };
 
 /// Number of stages before the end of a tile at which the next tile is claimed: obtaining a ticket, its tile and the flags of
@@ -74,7 +75,7 @@ template <class L>
 __device__ __forceinline__ void count_row_tiles_of(const FusedParams& p, int* first_tiles) {
   const int experts = p.up.num_experts;
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += static_cast<int>(blockDim.x))
-    first_tiles[e] = count_row_tiles(gemm::rows_of(p.up.ranges, e), L::kRows);
+    first_tiles[e] = L::count(gemm::rows_of(p.up.ranges, e));
   __syncthreads();
   gemm::sum_before(first_tiles, experts);
   __syncthreads();
@@ -91,7 +92,7 @@ __device__ __forceinline__ LayerTile layer_tile_of(const FusedParams& p, const i
   if (ticket >= static_cast<uint32_t>(count_tickets(order))) return {{0, 0, 0, gemm::kNoTile}, false, 0};
   const TicketPlace tile = ticket_place(order, ticket);
   const int64_t rows = gemm::rows_of(p.up.ranges, tile.expert);
-  const TilePlace place = tile_place(tile.at, count_row_tiles(rows, L::kRows), (tile.down ? p.down : p.up).column_tiles);
+  const TilePlace place = tile_place(tile.at, L::count(rows), (tile.down ? p.down : p.up).column_tiles);
   const RowTile t = L::tile(rows, place.row_tile);
   return {{tile.expert, place.column_tile, static_cast<int>(gemm::first_row_of(p.up.ranges, tile.expert) + t.first),
            static_cast<uint32_t>(t.width) | static_cast<uint32_t>(t.rows) << 16},
@@ -210,7 +211,7 @@ __device__ __forceinline__ bool wait_until(const LayerCall& c, Site site, Event 
 template <class A>
 __device__ __forceinline__ bool wait_flags(const LayerCall& c, Site site, Event event, const uint64_t* flags, int count) {
   constexpr int kAtOnce = 6;
-  static_assert(kAtOnce * 32 >= Fp8Layer::kRows);
+  static_assert(kAtOnce * 32 >= Bf16Layer::kRows && kAtOnce * 32 >= kWideSharedRows);
   return wait_until<A, Awaited::this_rank>(c, site, event, c.p.call.rank(), [&] {
     uint64_t missing = c.word;
     for (int first = lane(); first < count; first += kAtOnce * 32) {

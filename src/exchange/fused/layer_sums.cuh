@@ -37,7 +37,7 @@ __device__ __forceinline__ void add_rows(uint32_t left, const std::byte* at, flo
   while (left != 0) {
     const int n = __popc(left);
     uint4 x[kAtOnce][kVectors];
-    float w[kAtOnce];
+    float w[kAtOnce] = {};  // Uninitialized, it would occupy registers throughout the kernel.
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       if (j >= n) break;

@@ -12,10 +12,11 @@
 
 namespace switchyard::detail {
 
-/// Rows of the largest tile that fits into a block's shared memory beside the row pieces in flight.
-inline constexpr int kFusedRows = 176, kFusedFp8Rows = 192;
-/// fp8: number of rows whose scales are loaded together: the rows of a tile and up to three rows before it.
-inline constexpr int kFusedScaleBox = kFusedFp8Rows + 4;
+/// Rows of the largest tile. bf16: the most that fit into a block's shared memory beside the row pieces in flight. fp8: of two
+/// blocks, see gemm/gpu/fp8/wide_tiles.hpp.
+inline constexpr int kFusedRows = 176, kFusedFp8Rows = 256;
+/// fp8: number of rows whose scales are loaded together: the rows of a block and up to three rows before them.
+inline constexpr int kFusedScaleBox = kFusedFp8Rows / 2 + 4;
 /// Rows are transferred through kPieceStorageBytes bytes of a block's shared memory, in pieces of at most kPieceBytes, two at a
 /// time. An fp8 token of 7168 columns is one piece, including its scales. Rows no longer than a piece are transferred whole, as
 /// many at a time as fit, up to kMaxSlots.
@@ -43,7 +44,7 @@ inline constexpr int kUpColumns = 128, kDownColumns = 256;
 /// fp8: largest hidden size for which the last piece of a token contains all its scales.
 inline constexpr int64_t kMaxFusedFp8Hidden = 65536;
 /// Maximum number of experts: in the plan, and per rank for fp8, where a block's shared memory is the limit.
-inline constexpr int kMaxFusedExperts = 4608, kMaxFusedFp8Experts = 2048;
+inline constexpr int kMaxFusedExperts = 4608, kMaxFusedFp8Experts = 2040;
 /// Shared memory for the tracks of a tracing kernel.
 inline constexpr uint32_t kTrackBytes = 1024;
 
@@ -56,14 +57,14 @@ struct SplitPasses {
 /// Maximum number of passes. On GPUs, every call enqueues all of its passes.
 inline constexpr int64_t kMaxPasses = 64;
 
-/// Sizes that depend on the weight type: rows of the largest tile, number of blocks that compute a tile together (each with its
-/// own flag), and bytes per operand element.
+/// Sizes that depend on the weight type: an expert with r rows has at most r / tile_rows + 1 row tiles, each with `writers`
+/// flags per column tile; bytes per operand element.
 struct FusedTypeSizes {
   int tile_rows, writers;
   int64_t element;
 };
 inline FusedTypeSizes fused_type_sizes(const FusedMoeConfig& c) {
-  return c.dtype == DType::fp8_e4m3 ? FusedTypeSizes{kFusedFp8Rows, 2, 1} : FusedTypeSizes{kFusedRows, 1, 2};
+  return c.dtype == DType::fp8_e4m3 ? FusedTypeSizes{kFusedFp8Rows / 2, 2, 1} : FusedTypeSizes{kFusedRows, 1, 2};
 }
 /// fp8: elements that share a scale.
 inline constexpr int64_t kFusedScaled = 128;
@@ -75,7 +76,7 @@ struct FusedWeightScales {
 inline FusedWeightScales weight_scales_of(const FusedMoeConfig& c) {
   const int64_t up_tiles = (c.intermediate + kUpColumns - 1) / kUpColumns,
                 down_tiles = (c.hidden + kDownColumns - 1) / kDownColumns;
-  return {up_tiles * 2 * (c.hidden / kFusedScaled), down_tiles * 2 * (c.intermediate / kFusedScaled)};
+  return {up_tiles * (c.hidden / kFusedScaled), down_tiles * (c.intermediate / kFusedScaled)};
 }
 
 /// Bytes of the spread scales for one weight set with `local_experts` experts: up first, then down. A multiple of 128, like all

@@ -18,6 +18,7 @@ struct PackedOption {
   const char* name;
   int bits;
   std::string (*text)(int64_t value);
+  bool qualifies = false;  ///< omitted if the option before it differs, too
 };
 
 template <class E>
@@ -28,8 +29,15 @@ std::string yes(int64_t value) { return value != 0 ? "true" : "false"; }
 std::string given(int64_t value) { return value != 0 ? "given" : "null"; }
 std::string number(int64_t value) { return std::to_string(value); }
 
+#define SY_MAP_VERSION(selector) "version of the map of " selector ", modulo 8"
+static_assert(kMapVersionBits == 3);
+constexpr PackedOption kSelector = {"MoeLayerCall::selector", 1, given};
+constexpr PackedOption kMapVersion = {SY_MAP_VERSION("MoeLayerCall::selector"), kMapVersionBits, number, true};
+
 /// In the order of pack_options().
-constexpr PackedOption kDispatch[] = {{"x.dtype", 4, named<DType>},
+constexpr PackedOption kDispatch[] = {kSelector,
+                                      kMapVersion,
+                                      {"x.dtype", 3, named<DType>},
                                       {"x.scale_kind", 3, named<ScaleKind>},
                                       {"DispatchOptions::quantize", 3, named<ScaleKind>},
                                       {"DispatchOptions::padding", 3, named<Padding>},
@@ -39,21 +47,28 @@ constexpr PackedOption kCombine[] = {{"y.dtype", 4, named<DType>},
                                      {"CombineOptions::order", 4, named<CombineOrder>},
                                      {"CombineOptions::apply_weights", 1, yes},
                                      {"CombineOptions::topk_weights", 1, given}};
-constexpr PackedOption kLayer[] = {{"MoeLayerCall::add", 1, yes},
+constexpr PackedOption kLayer[] = {kSelector,
+                                   kMapVersion,
+                                   {"MoeLayerCall::add", 1, yes},
                                    {"the second product", 1, yes},
-                                   {"the set of weights (0: those of the constructor)", 20, number}};
+                                   {"the set of weights (0: those of the constructor)", 16, number}};
 constexpr PackedOption kLowLatencyDispatch[] = {{"LowLatencyDispatchOptions::selector", 1, given}};
 constexpr PackedOption kLowLatencyCombine[] = {{"LowLatencyCombineOptions::order", 1, named<CombineOrder>},
                                                {"y.dtype", 2, named<DType>}};
 constexpr PackedOption kAllToAll[] = {{"AllToAllOptions::selector", 1, given}, {"x.dtype", 2, named<DType>}};
 
-/// By LowLatencyKind. The options are the bits of a header value (protocol/low_latency/call.hpp) above its detail and kind.
+/// By LowLatencyKind. The options are the bits of a header value (protocol/low_latency/call.hpp) above its detail and kind,
+/// `detail` those above the tokens.
 struct LowLatencyCall {
   const char* name;
-  std::span<const PackedOption> options;
+  std::span<const PackedOption> options, detail;
 };
-constexpr LowLatencyCall kLowLatencyCalls[] = {
-    {"dispatch", kLowLatencyDispatch}, {"combine", kLowLatencyCombine}, {"moe_all_to_all", kAllToAll}, {"another call", {}}};
+constexpr PackedOption kDispatchDetail[] = {{SY_MAP_VERSION("LowLatencyDispatchOptions::selector"), kMapVersionBits, number}};
+constexpr PackedOption kAllToAllDetail[] = {{SY_MAP_VERSION("AllToAllOptions::selector"), kMapVersionBits, number}};
+constexpr LowLatencyCall kLowLatencyCalls[] = {{"dispatch", kLowLatencyDispatch, kDispatchDetail},
+                                               {"combine", kLowLatencyCombine, {}},
+                                               {"moe_all_to_all", kAllToAll, kAllToAllDetail},
+                                               {"another call", {}, {}}};
 
 struct PackedCall {
   Operation operation;
@@ -62,9 +77,10 @@ struct PackedCall {
 /// Their indices are the lowest bits of the options: ranks may have called different operations of an object.
 constexpr PackedCall kCalls[] = {{Operation::layer, kLayer},
                                  {Operation::dispatch, kDispatch},
-                                 {Operation::cached_dispatch, std::span(kDispatch, 4)},
+                                 {Operation::cached_dispatch, std::span(kDispatch, 6)},
                                  {Operation::combine, kCombine}};
 constexpr int kCallBits = 2;
+static_assert(kMapVersionAt == kCallBits + kSelector.bits);
 static_assert(std::size(kCalls) == 1 << kCallBits);
 const PackedCall& call_in(uint64_t word) { return kCalls[word & (std::size(kCalls) - 1)]; }
 
@@ -81,12 +97,15 @@ std::string describe_option(const char* name, const std::string& mine, const std
 std::string describe_options(std::span<const PackedOption> options, uint64_t mine, uint64_t theirs, int my_rank,
                              int their_rank) {
   std::string text;
+  bool differed = false;
   for (const PackedOption& option : options) {
     const uint64_t mask = (uint64_t{1} << option.bits) - 1;
     const auto here = static_cast<int64_t>(mine & mask), there = static_cast<int64_t>(theirs & mask);
     mine >>= option.bits;
     theirs >>= option.bits;
-    if (here == there) continue;
+    const bool omitted = option.qualifies && differed;
+    differed = here != there;
+    if (!differed || omitted) continue;
     text +=
         (text.empty() ? "" : ", ") + describe_option(option.name, option.text(here), option.text(there), my_rank, their_rank);
   }
@@ -97,7 +116,10 @@ std::string describe_headers(uint64_t mine, uint64_t theirs, int my_rank, int th
   const uint64_t my_kind = mine >> kHeaderDetailBits, their_kind = theirs >> kHeaderDetailBits;
   const LowLatencyCall &my_call = kLowLatencyCalls[my_kind & 3], &their_call = kLowLatencyCalls[their_kind & 3];
   if (&my_call != &their_call) return describe_calls(my_call.name, their_call.name, my_rank, their_rank);
-  if (my_kind == their_kind) return mine == theirs ? "" : "the rows to sum are of different dispatches";
+  if (my_kind == their_kind && my_call.detail.empty())
+    return mine == theirs ? "" : "the rows to sum are of different dispatches";
+  if (my_kind == their_kind)
+    return describe_options(my_call.detail, mine >> kHeaderTokenBits, theirs >> kHeaderTokenBits, my_rank, their_rank);
   return describe_options(my_call.options, my_kind >> 2, their_kind >> 2, my_rank, their_rank);
 }
 

@@ -68,15 +68,15 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     return {buffer, buffer->data.get()};
   }
 
-  void* slots_for(const IdReader&) override {
+  void select(LowLatencyDispatchParams& p, SlotSelector& selector) {
     slots_.resize(static_cast<size_t>(config.max_tokens * config.topk));
-    return slots_.data();
+    select_slots(p, selector, {slots_.data(), &p.map_version}, nullptr, nullptr, 0);
   }
 
   void run(LowLatencyDispatchParams& p, const LowLatencyDispatchOptions& o, LowLatencyBlock& block, Halves halves) override {
     if (halves != Halves::receive) {
       p.tokens = tokens_now(p.tokens, o.device_tokens);  // the caller may reuse device_tokens afterwards
-      if (o.selector) select_slots(p, *o.selector, nullptr, nullptr, 0);
+      if (o.selector) select(p, *o.selector);
       take_ids(p.ids, p.tokens);
     }
     begin(p.call, Operation::dispatch, halves);
@@ -112,7 +112,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
 
   void run(FlatParams& p, const AllToAllOptions& o) override {
     p.d.tokens = tokens_now(p.d.tokens, o.device_tokens);
-    if (o.selector) select_slots(p.d, *o.selector, nullptr, nullptr, 0);
+    if (o.selector) select(p.d, *o.selector);
     take_ids(p.d.ids, p.d.tokens);
     begin(p.d.call, Operation::all_to_all, Halves::both);
     p.c.call = p.d.call;
@@ -194,7 +194,7 @@ class CpuLowLatency final : public LowLatencyImpl, SentCall {
     const CrossedIds ids = hosts_->take_crossed(crossed(block));
     await(p.call, round_, "dispatch");
     run_phase("dispatch", [&](CpuWarp& w) { return forward_crossing_tokens<A>(w, p, hosts_->remote(), ids); });
-    meet(p.call, dispatch_header(p), kHeaderDetailBits, "dispatch");
+    meet(p.call, dispatch_header(p), kHeaderTokenBits, "dispatch");
   }
   void cross(const LowLatencyCombineParams& p, LowLatencyBlock& block) {
     const PhasedCombineParams phased = hosts_->phased(p, crossed(block));

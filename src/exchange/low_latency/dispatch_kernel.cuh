@@ -31,6 +31,7 @@ __device__ __forceinline__ void dispatch(const CudaLowLatencyDispatch& args, con
     if (halves.send) slots.load();
   CudaWarp w(dynamic_shared, shape);
   const int tokens = tokens_now(args.d.tokens, args.device_tokens);
+  const uint32_t version = version_now(args.map_version);
   if (halves.send) prefetch_first_part(w, args.d, tokens);
   share_params(args.d, p);
   if constexpr (kSelects) {
@@ -44,6 +45,12 @@ __device__ __forceinline__ void dispatch(const CudaLowLatencyDispatch& args, con
     fence_entry(w);
   }
   if (halves.send) stage_sending(args.d, ids, tokens, dynamic_shared, shape, p, slots);
+  if (threadIdx.x == 0) {
+    if constexpr (kSelects)
+      p.map_version = halves.send ? slots.version() : 0;
+    else
+      p.map_version = version;
+  }
   if (!begin_block(args.d.call, words, args.state, halves.receive, p.call)) return;
   const KernelTrace<A> trace(w, p.call.device_trace, Event::dispatch, pack_launch(p.call.epoch, args.state, tokens));
   if (halves.send) low_latency_send<A>(w, p);

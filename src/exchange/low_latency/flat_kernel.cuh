@@ -22,12 +22,14 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   const EarlyIds ids = load_ids(args.f.d.ids, static_cast<int>(threadIdx.x), args.f.d.tokens * args.f.d.layout.topk);
   CudaWarp w(dynamic_shared, shape);
   const int tokens = tokens_now(args.f.d.tokens, args.device_tokens);
+  const uint32_t version = version_now(args.map_version);
   prefetch_first_part(w, args.f.d, tokens);
   share_params(args.f.d, p.d);
   share_params(args.f.c, p.c);
   __syncthreads();
   fence_entry(w);
   stage_sending(args.f.d, ids, tokens, dynamic_shared, shape, p.d);
+  if (threadIdx.x == 0) p.d.map_version = version;
   if (!begin_block(args.f.d.call, words, args.state, true, p.d.call)) return;
   if (threadIdx.x == 0) p.c.call.epoch = p.d.call.epoch;
   __syncthreads();

@@ -20,7 +20,8 @@ struct CudaFlat {
   FlatParams f;  ///< without the epoch
   LowLatencyState* state = nullptr;
   const int32_t* device_tokens = nullptr;
-  int warps = kLowLatencyWarps;  ///< of this launch
+  int warps = kLowLatencyWarps;           ///< of this launch
+  const uint32_t* map_version = nullptr;  ///< for LowLatencyDispatchParams::map_version; null: no slots are selected
 };
 
 /// Experts that scale rows.

@@ -32,6 +32,9 @@ __device__ inline void fence_entry(const CudaWarp& w) {
   if (is_announcer(w)) ptx::fence_acq_rel<Scope::system>();
 }
 
+/// The version of a call's map; 0 if `version` is null.
+__device__ inline uint32_t version_now(const uint32_t* version) { return version != nullptr ? *version : 0; }
+
 /// Copies the host's parameters to a block's shared memory. Call from all threads. The layout and the scale placement of P may
 /// differ from those of Args.
 template <class Args, class P>

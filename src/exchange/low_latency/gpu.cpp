@@ -76,7 +76,8 @@ class CudaLowLatency final : public LowLatencyImpl {
 
   void initialize() {
     slots_at_ = round_up(sizeof(LowLatencyState), 16);
-    state_ = DeviceMemory(static_cast<size_t>(slots_at_ + config.max_tokens * config.topk * 8), gpu_.copy_stream());
+    state_ = DeviceMemory(static_cast<size_t>(slots_at_ + SelectedSlots::bytes(config.max_tokens * config.topk)),
+                          gpu_.copy_stream());
     const LowLatencyState initial{epoch_before(first_epoch_), 0};
     std::byte* flags = group_.heap->view().base[rank()] + layout_.base;
     check_cuda(gpu::copy_to_device(state_.as<void>(), &initial, sizeof initial, gpu_.copy_stream()), "state");
@@ -125,12 +126,13 @@ class CudaLowLatency final : public LowLatencyImpl {
               const DeviceLimits limits = gpu_.limits_of_call(o.num_sms);
               const bool selects = o.selector != nullptr && halves != Halves::receive;
               if (selects && !hosts_ && select_in_dispatch(p, o, launched(halves), blocks, warps, limits, at.stream)) return;
-              if (selects) select_slots(p, *o.selector, at.stream, tokens, o.num_sms);
+              if (selects) select_slots(p, *o.selector, selected_slots(), at.stream, tokens, o.num_sms);
+              const uint32_t* const version = selects ? selected_slots().version : nullptr;
               if (hosts_)
-                return hosts_->dispatch(p, state_.as<LowLatencyState>(), tokens, block.crossed,
+                return hosts_->dispatch(p, state_.as<LowLatencyState>(), tokens, version, block.crossed,
                                         {at.stream, at.capture.active, launched(halves), blocks, warps});
-              launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), tokens, warps}, launched(halves),
-                                 blocks, limits, at.stream);
+              launch_low_latency(CudaLowLatencyDispatch{p, state_.as<LowLatencyState>(), tokens, warps, version},
+                                 launched(halves), blocks, limits, at.stream);
             });
   }
   /// Returns false, without a launch, if the ids must be replaced before the call.
@@ -143,7 +145,9 @@ class CudaLowLatency final : public LowLatencyImpl {
     });
     return launched;
   }
-  void* slots_for(const IdReader&) override { return state_.as<std::byte>(static_cast<size_t>(slots_at_)); }
+  SelectedSlots selected_slots() const {
+    return SelectedSlots::in(state_.as<std::byte>(static_cast<size_t>(slots_at_)), config.max_tokens * config.topk);
+  }
   void run(LowLatencyCombineParams& p, const LowLatencyCombineOptions& o, LowLatencyBlock& given, Halves halves) override {
     auto& block = static_cast<CudaLowLatencyBlock&>(given);
     if (hosts_ && block.host_of != hosts_->host_of())
@@ -163,8 +167,10 @@ class CudaLowLatency final : public LowLatencyImpl {
     enqueue(o.stream, gpu_.blocks(o.num_sms, tuned_.sms, gpu_.max_blocks()), warps, Operation::all_to_all, p.d.call,
             {p.d.x, p.c.out}, nullptr, [&](int blocks, const CallStream& at) {
               p.c.call = p.d.call;
-              if (o.selector != nullptr) select_slots(p.d, *o.selector, at.stream, o.device_tokens, o.num_sms);
-              const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps};
+              if (o.selector != nullptr)
+                select_slots(p.d, *o.selector, selected_slots(), at.stream, o.device_tokens, o.num_sms);
+              const CudaFlat flat{p, state_.as<LowLatencyState>(), o.device_tokens, warps,
+                                  o.selector != nullptr ? selected_slots().version : nullptr};
               if (o.row_function == nullptr) return launch_low_latency(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream);
               const auto& f = static_cast<const CudaRowFunction&>(*o.row_function->impl());
               check_cuda(f.launch(flat, blocks, gpu_.limits_of_call(o.num_sms), at.stream),
@@ -205,7 +211,7 @@ class CudaLowLatency final : public LowLatencyImpl {
   }
 
   CudaRank& gpu_;
-  DeviceMemory state_;    ///< LowLatencyState, then the slots of a call: [max_tokens, topk] of up to 8 bytes
+  DeviceMemory state_;    ///< LowLatencyState, then selected_slots()
   int64_t slots_at_ = 0;  ///< in state_
   std::optional<CallOrder> order_;
   std::unique_ptr<GpuLowLatencyLinks> hosts_;  ///< null: all ranks are on this host

@@ -126,16 +126,11 @@ class LowLatencyImpl : protected ExchangeBase {
   /// Runs the entire body of every constructor. When `build` runs, `layout_` already has its place in the heap.
   void construct(const std::function<void()>& build);
 
-  /// Memory for the slots of a call, with the type of `ids`.
-  virtual void* slots_for(const IdReader& ids) = 0;
-  /// Replaces the ids of a call with slots, in the memory of slots_for(). `p.tokens` is T or an upper bound of T.
-  void select_slots(LowLatencyDispatchParams& p, SlotSelector& selector, void* stream, const int32_t* device_tokens,
-                    int num_sms) {
-    void* const slots = slots_for(p.ids);
-    if (p.tokens > 0)
-      SelectorAccess::impl(selector).run({p.ids.ids, p.tokens, config.topk, p.ids.is_int64}, slots, stream, device_tokens,
-                                         num_sms);
-    p.ids.ids = slots;
+  /// Replaces the ids of a call with slots in `to`. `p.tokens` is T or an upper bound of T.
+  void select_slots(LowLatencyDispatchParams& p, SlotSelector& selector, const SelectedSlots& to, void* stream,
+                    const int32_t* device_tokens, int num_sms) {
+    SelectorAccess::impl(selector).run({p.ids.ids, p.tokens, config.topk, p.ids.is_int64}, to, stream, device_tokens, num_sms);
+    p.ids.ids = to.slots;
   }
   /// take_invalid() for the first `tokens` tokens of ids in host memory.
   void take_ids(const IdReader& ids, int tokens) {

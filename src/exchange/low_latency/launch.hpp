@@ -14,6 +14,8 @@ struct CudaLowLatencyDispatch {
   LowLatencyState* state = nullptr;
   const int32_t* device_tokens = nullptr;
   int warps = kLowLatencyWarps;  ///< of this launch
+  const uint32_t* map_version =
+      nullptr;  ///< for LowLatencyDispatchParams::map_version; null: the kernel selects, or no slots are selected
 };
 struct CudaLowLatencyCombine {
   LowLatencyCombineParams c;  ///< without the epoch

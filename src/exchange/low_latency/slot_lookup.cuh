@@ -47,6 +47,7 @@ class SlotLookup {
   __device__ int64_t operator()(int64_t id, int route) const {
     return table_(id, layout_.by_topk.quotient(static_cast<uint32_t>(route)));
   }
+  __device__ uint32_t version() const { return num_words_ > 0 ? table_.version() : 0; }
   /// Counts the first `routes` routes. All blocks replace all ids; only the last block, which sends the fewest messages, reads
   /// them again and counts them. Call from all threads after the block's sends: their release would wait for earlier counts.
   __device__ void count(const IdReader& ids, int routes) const {

@@ -90,11 +90,21 @@ void NormalImpl::offer(Call& call, Dispatch& d) {
   }
 }
 
+SelectedSlots NormalImpl::select_slots(SlotSelector& given, ExpertIds& ids, const DispatchOptions& o) {
+  SlotSelectorImpl& selector = SelectorAccess::impl(given);
+  const SelectedSlots selected = selected_slots();
+  selector.count_call();
+  selector.run(ids, selected, o.stream, o.device_tokens, o.num_sms);
+  ids.data = selected.slots;
+  return selected;
+}
+
 Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given,
-                                bool known_memory) {
+                                bool known_memory, SlotSelector* selector) {
   group_.check_usable("dispatch");
   const DispatchOptions o = resolved(given);
   check_ids(ids);
+  check_selector(selector);
   const RowFormat format = check_rows(x, o, ids.num_tokens);
   const bool sized_by_counts = o.size == SizePolicy::exact, bounded = o.size == SizePolicy::capacity;
   check_out(o, format, sized_by_counts ? 0 : static_rows(o));
@@ -115,14 +125,19 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   if (sized_by_counts && call->captured)
     throw Error(ErrorCode::unsupported,
                 "DispatchOptions::size = exact waits for the counts and cannot be captured; use worst_case or capacity");
+  ExpertIds slots = ids;
+  const SelectedSlots selected = selector ? select_slots(*selector, slots, o) : SelectedSlots();
+  const bool version_on_host = selected.version != nullptr && counts_at_ == CountsAt::host;
   call->signature =
-      signature(Operation::dispatch, {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.src_scales()),
+      signature(Operation::dispatch, {int64_t{selector != nullptr}, version_on_host ? int64_t{*selected.version} : 0,
+                                      static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.src_scales()),
                                       static_cast<int64_t>(o.quantize), static_cast<int64_t>(o.padding),
                                       static_cast<int64_t>(o.size), static_cast<int64_t>(o.overflow)});
   Dispatch d(x, format, o, weights);
   d.fresh = new_handle(*call, ids, o, d.error);
   d.handle = d.fresh;
-  const Routing routing{ids, weights, bounded ? capacity_of(o) : kNoBound, bounded && o.overflow == Overflow::fail, o};
+  const Routing routing{slots, weights,         bounded ? capacity_of(o) : kNoBound, bounded && o.overflow == Overflow::fail,
+                        o,     selected.version};
   if (!sized_by_counts) {
     choose_sizes(o, *d.fresh);
     offer(*call, d);
@@ -159,7 +174,7 @@ Dispatched NormalImpl::redispatch(const ConstRows& x, const Handle& handle, cons
   Dispatch d(x, format, o);
   d.handle = use_handle(*call, handle);
   call->signature = signature(Operation::cached_dispatch,
-                              {static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.src_scales()),
+                              {0, 0, static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.src_scales()),
                                static_cast<int64_t>(o.quantize), static_cast<int64_t>(o.padding)},
                               d.handle.get());
   offer(*call, d);

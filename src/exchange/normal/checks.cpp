@@ -95,6 +95,10 @@ void NormalImpl::check_out(const DispatchOptions& o, const RowFormat& f, int64_t
     invalid("DispatchOptions::out->scales", " is null: the rows have scales");
 }
 
+void NormalImpl::check_selector(SlotSelector* selector) const {
+  if (selector != nullptr) SelectorAccess::impl(*selector).check_joined("MoeLayerCall::selector", group_, config.num_experts);
+}
+
 void NormalImpl::check_ids(const ExpertIds& ids) const {
   if (ids.topk != config.topk)
     invalid("topk_ids.topk",

@@ -44,6 +44,12 @@ class CpuNormal final : public NormalImpl {
     std::vector<int32_t> chunk_records;
   };
 
+  void reserve_slots() override {
+    slots_.resize(static_cast<size_t>(SelectedSlots::bytes(config.max_tokens * config.topk)) / 8);
+  }
+  SelectedSlots selected_slots() override {
+    return SelectedSlots::in(reinterpret_cast<std::byte*>(slots_.data()), config.max_tokens * config.topk);
+  }
   void build();
   /// With several hosts: collective.
   void connect_hosts();
@@ -128,6 +134,7 @@ class CpuNormal final : public NormalImpl {
   void check_weights_present(const CpuCall& call, const HandleData& h);
 
   CallStatistics stats_;
+  std::vector<int64_t> slots_;  // SelectedSlots, if reserved
   CallEpochs epochs_{first_epoch_};
   uint64_t heap_offset_ = 0;  // offset of this object's block in the heap
   std::shared_ptr<OffsetAllocator> pool_;

@@ -169,9 +169,13 @@ size_t NormalExchange::heap_bytes(const NormalConfig& config, int world, Backend
 }
 
 Dispatched NormalCalls::dispatch(NormalExchange& exchange, const ConstRows& x, const ExpertIds& ids, const float* weights,
-                                 const DispatchOptions& options, bool known_memory) {
+                                 const DispatchOptions& options, bool known_memory, SlotSelector* selector) {
   NormalImpl& impl = *exchange.impl_;
-  return impl.collective_call("dispatch", [&] { return impl.dispatch(x, ids, weights, options, known_memory); });
+  return impl.collective_call("dispatch", [&] { return impl.dispatch(x, ids, weights, options, known_memory, selector); });
+}
+void NormalCalls::reserve_slots(NormalExchange& exchange) { exchange.impl_->reserve_slots(); }
+size_t NormalCalls::slot_bytes(const NormalConfig& config) {
+  return static_cast<size_t>(SelectedSlots::bytes(config.max_tokens * config.topk));
 }
 Dispatched NormalCalls::dispatch(NormalExchange& exchange, const ConstRows& x, const Handle& handle,
                                  const DispatchOptions& options, bool known_memory) {

@@ -83,6 +83,11 @@ RingParts CudaNormal::ring_parts() const {
   return ring;
 }
 
+void CudaNormal::reserve_slots() {
+  const DeviceGuard guard(gpu_.device());
+  slots_ = DeviceMemory(static_cast<size_t>(SelectedSlots::bytes(config.max_tokens * config.topk)), gpu_.copy_stream());
+}
+
 CudaNormal::~CudaNormal() {
   try {
     const DeviceGuard guard(gpu_.device());
@@ -93,6 +98,7 @@ CudaNormal::~CudaNormal() {
     MemoryUses uses = order_->uses();
     uses.and_until([pool = pool_] { return pool->is_idle(); });
     state_.end_after(uses);
+    slots_.end_after(uses);
     private_pool_.end_after(uses);
     gpu_.end_block(give_up_heap(), uses);
     order_.reset();

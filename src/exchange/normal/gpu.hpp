@@ -74,7 +74,10 @@ class CudaNormal final : public NormalImpl {
     std::shared_ptr<GpuHostTables> hosts;  ///< tables that the call uses
   };
 
+  void reserve_slots() override;
+
   // gpu.cpp: memory and the frame of every call.
+  SelectedSlots selected_slots() override { return SelectedSlots::in(slots_.as<std::byte>(), config.max_tokens * config.topk); }
   std::unique_ptr<Call> begin(const Frame& frame) override;
   void end(Call& call) override;
   std::shared_ptr<OutputBlock> allocate(Call& call, size_t bytes, Content content) override;
@@ -141,6 +144,7 @@ class CudaNormal final : public NormalImpl {
   std::shared_ptr<CudaBlock> spare_tables_;   ///< for a call that ends in pool_exhausted on all ranks
   DeviceMemory state_;                        ///< ObjectState, the plan's scratch, the states of ring streams
   size_t streams_at_ = 0;                     ///< offset of the ring streams in state_
+  DeviceMemory slots_;                        ///< SelectedSlots, if reserved
   DeviceMemory private_pool_;                 ///< ring staging
   std::optional<CallOrder> order_;
   std::unique_ptr<GpuHostLinks> hosts_;  ///< null: all ranks are on this host

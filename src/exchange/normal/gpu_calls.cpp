@@ -92,6 +92,7 @@ PlanParams CudaNormal::plan_params(const CudaCall& call, const Routing& routing,
   p.fail_on_overflow = routing.fail_on_overflow;
   p.static_drops = config.layout == Layout::rank_major && !drops;
   p.signature = call.signature;
+  p.map_version = routing.map_version;
   p.object = object();
   p.offers_place = offer != nullptr;
   if (offer) p.place = *offer;

@@ -10,6 +10,7 @@
 
 #include "exchange/group/exchange_base.hpp"
 #include "exchange/group/output_block.hpp"
+#include "exchange/slots/impl.hpp"
 #include "layout/ring_layout.hpp"
 #include "plan/plan.hpp"
 #include "protocol/normal/combine_pull.hpp"
@@ -57,7 +58,8 @@ class NormalImpl : protected ExchangeBase {
 
   // calls.cpp: the calls of NormalCalls (known_memory.hpp).
   Dispatched dispatch(const ConstRows& x, const ExpertIds& ids, const float* weights, const DispatchOptions& given,
-                      bool known_memory);
+                      bool known_memory, SlotSelector* selector);
+  virtual void reserve_slots() = 0;
   /// Cached dispatch.
   Dispatched redispatch(const ConstRows& x, const Handle& handle, const DispatchOptions& given, bool known_memory);
   void combine(const ConstRows& y, const Handle& handle, void* out, const CombineOptions& options, float* out_weights,
@@ -125,6 +127,7 @@ class NormalImpl : protected ExchangeBase {
     int64_t capacity;       ///< maximum rows that this rank receives, or kNoBound
     bool fail_on_overflow;  ///< all ranks end the call if one needs more than its capacity
     const DispatchOptions& options;
+    const uint32_t* map_version;  ///< counts on the device: see with_map_version(); null: no slots are selected
   };
   static constexpr int64_t kNoBound = std::numeric_limits<int64_t>::max();
   /// A dispatch in progress.
@@ -165,6 +168,8 @@ class NormalImpl : protected ExchangeBase {
 
   // ---- Implemented by a backend ----
 
+  /// Memory for the slots of one call, allocated by reserve_slots().
+  virtual SelectedSlots selected_slots() = 0;
   /// Performs the backend's own checks of memory and multiprocessors and begins the call.
   virtual std::unique_ptr<Call> begin(const Frame& frame) = 0;
   virtual void end(Call& call) = 0;
@@ -233,6 +238,7 @@ class NormalImpl : protected ExchangeBase {
   /// `rows`: number of allocated rows; 0 if only the counts determine it.
   void check_out(const DispatchOptions& options, const RowFormat& format, int64_t rows) const;
   void check_ids(const ExpertIds& ids) const;
+  void check_selector(SlotSelector* selector) const;
   void check_handle(const Handle& handle) const;
   void check_combine(const ConstRows& y, const Handle& handle, const void* out, const CombineOptions& options,
                      const float* out_weights) const;
@@ -244,6 +250,8 @@ class NormalImpl : protected ExchangeBase {
   /// of the dispatch that made the handle is mixed in here or, if only the device knows it, by the kernel.
   uint64_t signature(Operation op, std::initializer_list<int64_t> options, const HandleData* h = nullptr) const;
   MoveShape move_shape(const Dispatch& d) const;
+  /// Replaces the ids of a call with slots in selected_slots(), which it returns.
+  SelectedSlots select_slots(SlotSelector& selector, ExpertIds& ids, const DispatchOptions& options);
   SumShape sum_shape(const ConstRows& y, const HandleData& h, void* out, const CombineOptions& options,
                      float* out_weights) const;
 

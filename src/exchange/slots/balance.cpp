@@ -87,7 +87,7 @@ BalanceReport SlotSelectorImpl::balance(Group& group, const ExpertIds& topk_ids,
   }
   ++calls_;
   if (topk_ids.num_tokens == 0) return result;
-  run(topk_ids, slots, stream, nullptr);  // counts the routes
+  run(topk_ids, {slots}, stream, nullptr);  // counts the routes
   const SlotRuns runs = divide_source(map_, all, rank());
   on_ids([&](auto& ids) {
     replace_ids(ids, runs);

@@ -15,7 +15,7 @@ class CpuSlotSelector final : public SlotSelectorImpl {
   CpuSlotSelector(Group& group, const ExpertMap& map, std::span<const int64_t> routes, const char* object)
       : SlotSelectorImpl(group, map) {
     construct(object, "", [&] {
-      words_ = make_table(map, routes);
+      words_ = make_table(map, routes, 1);
       counts_.assign(static_cast<size_t>(map.num_experts), 0);
       return fields(map, routes);
     });
@@ -24,9 +24,11 @@ class CpuSlotSelector final : public SlotSelectorImpl {
   const int64_t* routes() const override { return counts_.data(); }
 
  private:
+  SlotTable table() const { return {words_.data(), map().num_experts, map().num_slots(), rank()}; }
+
   template <class Id>
   void replace(const ExpertIds& ids, void* slots) {
-    const SlotTable table{words_.data(), map().num_experts, map().num_slots(), rank()};
+    const SlotTable table = this->table();
     const auto* from = static_cast<const Id*>(ids.data);
     auto* to = static_cast<Id*>(slots);
     for (int64_t t = 0; t < ids.num_tokens; ++t)
@@ -38,10 +40,11 @@ class CpuSlotSelector final : public SlotSelectorImpl {
   }
 
   void check_call(const ExpertIds&, const void*) const override {}
-  void run(const ExpertIds& ids, void* slots, void*, const int32_t* device_tokens, int) override {
+  void run(const ExpertIds& ids, const SelectedSlots& to, void*, const int32_t* device_tokens, int) override {
     ExpertIds now = ids;
     if (device_tokens) now.num_tokens = std::clamp<int64_t>(*device_tokens, 0, ids.num_tokens);
-    ids.is_int64 ? replace<int64_t>(now, slots) : replace<int32_t>(now, slots);
+    ids.is_int64 ? replace<int64_t>(now, to.slots) : replace<int32_t>(now, to.slots);
+    if (to.version) *to.version = table().version();
   }
   void check_stream(const char*, void*) const override {}
   void read_ids(const ExpertIds& ids, void* to, void*) override { std::memcpy(to, ids.data, bytes_of(ids)); }

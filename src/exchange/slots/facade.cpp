@@ -32,7 +32,8 @@ std::string hash_text(int64_t hash) {
 
 namespace detail {
 
-std::vector<uint32_t> SlotSelectorImpl::make_table(const ExpertMap& map, std::span<const int64_t> routes) const {
+std::vector<uint32_t> SlotSelectorImpl::make_table(const ExpertMap& map, std::span<const int64_t> routes,
+                                                   int64_t version) const {
   if (map.world != world())
     invalid_value("ExpertMap::world", std::to_string(map.world), std::to_string(world()) + ", the number of ranks");
   if (map.num_experts != map_.num_experts || map.slots_per_rank != map_.slots_per_rank)
@@ -40,10 +41,11 @@ std::vector<uint32_t> SlotSelectorImpl::make_table(const ExpertMap& map, std::sp
             " and slots_per_rank = " + std::to_string(map.slots_per_rank) + ": must be " + std::to_string(map_.num_experts) +
             " and " + std::to_string(map_.slots_per_rank) + ", as in the map in force");
   check_expert_map(map);
-  if (!routes.empty()) return make_slot_table(map, routes, rank());
+  const auto low_bits = static_cast<uint32_t>(version);
+  if (!routes.empty()) return make_slot_table(map, routes, rank(), low_bits);
   // 2^20 routes per (rank, expert): enough to resolve the shares of an expert's slots.
   const std::vector<int64_t> equal(static_cast<size_t>(map.world) * static_cast<size_t>(map.num_experts), int64_t{1} << 20);
-  return make_slot_table(map, equal, rank());
+  return make_slot_table(map, equal, rank(), low_bits);
 }
 
 AgreedFields SlotSelectorImpl::fields(const ExpertMap& map, std::span<const int64_t> routes) const {
@@ -71,13 +73,13 @@ void SlotSelectorImpl::select(const ExpertIds& topk_ids, void* slots, void* stre
   group_.check_usable("SlotSelector::select");
   check_ids(topk_ids, slots);
   ++calls_;
-  if (topk_ids.num_tokens > 0) run(topk_ids, slots, stream, nullptr);
+  if (topk_ids.num_tokens > 0) run(topk_ids, {slots}, stream, nullptr);
 }
 
 void SlotSelectorImpl::count(const ExpertIds& topk_ids, void* stream) {
   group_.check_usable("RouteCounter::count");
   check_ids(topk_ids, nullptr, true);
-  if (topk_ids.num_tokens > 0) run(topk_ids, nullptr, stream, nullptr);
+  if (topk_ids.num_tokens > 0) run(topk_ids, {}, stream, nullptr);
 }
 
 void SlotSelectorImpl::check_joined(const char* name, const Group::Impl& group, int num_experts) const {
@@ -101,7 +103,7 @@ void SlotSelectorImpl::prepare_map(const ExpertMap& map, std::span<const int64_t
   ConstructionReport mine;
   mine.report = attempt([&] {
     check_stream("SlotSelector::set_map", stream);
-    stage_table(make_table(map, routes));
+    stage_table(make_table(map, routes, version_ + 1));
   });
   agree("SlotSelector::set_map", fields(map, routes), mine);
 }

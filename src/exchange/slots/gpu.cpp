@@ -16,7 +16,7 @@ class CudaSlotSelector final : public GpuSlotSelector {
       : GpuSlotSelector(group, map), gpu_(gpu) {
     construct(object, "", [&] {
       const DeviceGuard guard(gpu_.device());
-      const std::vector<uint32_t> words = make_table(map, routes);
+      const std::vector<uint32_t> words = make_table(map, routes, 1);
       table_bytes_ = words.size() * sizeof words[0];
       counts_bytes_ = static_cast<size_t>(map.num_experts) * sizeof(int64_t);
       memory_ = DeviceMemory(counts_bytes_ + table_bytes_, gpu_.copy_stream());
@@ -40,10 +40,10 @@ class CudaSlotSelector final : public GpuSlotSelector {
 
   const int64_t* routes() const override { return memory_.as<int64_t>(); }
 
-  void run(const ExpertIds& ids, void* slots, void* stream, const int32_t* device_tokens, int num_sms) override {
+  void run(const ExpertIds& ids, const SelectedSlots& to, void* stream, const int32_t* device_tokens, int num_sms) override {
     const DeviceGuard guard(gpu_.device());
     in_order(static_cast<gpu::Stream>(stream), [&](const SlotSelection& selection) {
-      const SelectParams p{ids.data, slots, ids.is_int64, ids.topk, ids.num_tokens, device_tokens, selection};
+      const SelectParams p{ids.data, to.slots, ids.is_int64, ids.topk, ids.num_tokens, device_tokens, selection, to.version};
       launch_select(p, gpu_.blocks(num_sms, 0, gpu_.max_blocks()), static_cast<gpu::Stream>(stream));
     });
   }

@@ -18,6 +18,16 @@ inline size_t bytes_of(const ExpertIds& ids) {
   return static_cast<size_t>(ids.num_tokens * ids.topk) * (ids.is_int64 ? sizeof(int64_t) : sizeof(int32_t));
 }
 
+/// Memory of the backend for the results of one call of another object that selects slots.
+struct SelectedSlots {
+  void* slots = nullptr;        ///< with the type of the ids; may be their memory
+  uint32_t* version = nullptr;  ///< null, or for SlotTable::version() of the table from which the slots were selected
+
+  /// Bytes for one call with at most `routes` routes, and their division; `at` is aligned to 8 bytes.
+  static constexpr int64_t bytes(int64_t routes) { return routes * 8 + 8; }
+  static SelectedSlots in(std::byte* at, int64_t routes) { return {at, reinterpret_cast<uint32_t*>(at + routes * 8)}; }
+};
+
 /// The constructor of a backend calls construct(), in which it stores the table from make_table().
 class SlotSelectorImpl : protected ExchangeBase {
  public:
@@ -37,9 +47,10 @@ class SlotSelectorImpl : protected ExchangeBase {
   /// experts of an object of `group`. `name`: the option that passed the selector.
   void check_joined(const char* name, const Group::Impl& group, int num_experts) const;
   /// Executes select() as part of such a call, whose arguments have been checked. Replaces the ids of the first T tokens, where
-  /// T is as in tokens_now(). `topk_ids.num_tokens` > 0. With `slots` null, only counts the routes. `num_sms`: CUDA: as in the
-  /// options of a call.
-  virtual void run(const ExpertIds& topk_ids, void* slots, void* stream, const int32_t* device_tokens, int num_sms = 0) = 0;
+  /// T is as in tokens_now(). With `to.slots` null, only counts the routes. `num_sms`: CUDA: as in the options of a call.
+  /// `to.version` is written even without tokens.
+  virtual void run(const ExpertIds& topk_ids, const SelectedSlots& to, void* stream, const int32_t* device_tokens,
+                   int num_sms = 0) = 0;
   /// Counts such a call, with or without tokens.
   void count_call() { ++calls_; }
   void set_map(const ExpertMap& map, std::span<const int64_t> routes, void* stream);
@@ -56,7 +67,7 @@ class SlotSelectorImpl : protected ExchangeBase {
  protected:
   SlotSelectorImpl(Group& group, const ExpertMap& map) : ExchangeBase(group), map_(map) {}
   /// Checks the arguments and returns this rank's table. Throws invalid_argument.
-  std::vector<uint32_t> make_table(const ExpertMap& map, std::span<const int64_t> routes) const;
+  std::vector<uint32_t> make_table(const ExpertMap& map, std::span<const int64_t> routes, int64_t version) const;
   /// The fields that must be equal on all ranks before a map is used. The selector and its calls are the first ones, so that a
   /// difference in another field implies equal calls.
   AgreedFields fields(const ExpertMap& map, std::span<const int64_t> routes) const;

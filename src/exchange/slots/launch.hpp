@@ -25,6 +25,7 @@ struct SelectParams {
   int64_t tokens = 0;
   const int32_t* device_tokens = nullptr;  ///< null, or the number of tokens when the kernel runs, at most `tokens`
   SlotSelection selection;
+  uint32_t* version = nullptr;  ///< null, or for the table's version
 };
 
 void launch_select(const SelectParams& params, int max_blocks, gpu::Stream stream);

@@ -31,7 +31,8 @@ __device__ void select_routes(const SelectParams& p) {
 }
 
 __global__ void __launch_bounds__(kSelectThreads) select_slots_kernel(const __grid_constant__ SelectParams p) {
-  if (p.tokens == 0) return;  // IdleCall
+  if (p.version != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.version = p.selection.table.version();
+  if (p.tokens == 0) return;  // also IdleCall
   p.ids64 ? select_routes<int64_t>(p) : select_routes<int32_t>(p);
 }
 
@@ -46,7 +47,7 @@ const Kernel<const SelectParams> select_slots("slot selection", slots::select_sl
 
 void launch_select(const SelectParams& p, int max_blocks, gpu::Stream stream) {
   const int64_t blocks = (p.tokens * p.topk + slots::kSelectThreads - 1) / slots::kSelectThreads;
-  select_slots.launch({static_cast<int>(std::min<int64_t>(blocks, max_blocks)), slots::kSelectThreads, 0}, stream, p);
+  select_slots.launch({static_cast<int>(std::clamp<int64_t>(blocks, 1, max_blocks)), slots::kSelectThreads, 0}, stream, p);
 }
 
 }  // namespace switchyard::detail

@@ -17,8 +17,6 @@ inline constexpr int kTileColumns = 256, kInner = 64;
 inline constexpr int kMaxRows = 192, kMaxFp8Rows = 128;
 /// For fp8, experts with more rows than kFewFp8Rows use a separate kernel, whose tiles consist of units of kUnitRows rows.
 inline constexpr int kFewFp8Rows = 64, kUnitRows = 64;
-/// Maximum rows per tile and threads per block of the fused fp8 layer.
-inline constexpr int kMaxManyRows = 192, kManyThreads = 512;
 /// Number of elements of an fp8 row that share a scale; also the number of elements per stage.
 inline constexpr int kFp8Inner = 128;
 /// Threads per block: two math warpgroups, and one whose first thread loads.

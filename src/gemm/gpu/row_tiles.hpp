@@ -35,21 +35,6 @@ SWITCHYARD_INLINE RowTile row_tile(int64_t rows, int index, int max) {
   return {first, static_cast<int>(width < rows - first ? width : rows - first), width};
 }
 
-/// Like row_tile(), but in whole units of `unit` rows, at most `max` per tile, for an expert with more than one unit. A tile
-/// with an odd number of units takes as long as one with an additional unit, so no tile has a single unit and few have three.
-SWITCHYARD_INLINE RowTile unit_tile(int64_t rows, int index, int unit, int max) {
-  const int64_t units = (rows + unit - 1) / unit;
-  const int64_t tiles = (units + max - 1) / max, last = units - (tiles - 1) * max;
-  int64_t first = static_cast<int64_t>(index) * max, own = index + 1 < tiles ? max : last;
-  if (tiles > 1 && last == 1 && index + 2 >= tiles) {  // max - 1 and 2 instead of max and 1
-    own = index + 2 == tiles ? max - 1 : 2;
-    if (index + 1 == tiles) first -= 1;
-  }
-  first *= unit;
-  const int64_t width = own * unit;
-  return {first, static_cast<int>(width < rows - first ? width : rows - first), static_cast<int>(width)};
-}
-
 /// Width of an expert's widest tile; 0 if it has no rows.
 SWITCHYARD_INLINE int widest_row_tile(int64_t rows, int max) { return rows > 0 ? row_tile(rows, 0, max).width : 0; }
 

@@ -264,7 +264,7 @@ SWITCHYARD_FN bool forward_crossing_tokens(typename A::Warp& w, const P& p, cons
     if (is_announcer(w)) publish_header_of<A>(w, p.call, l, from.rank, header_in(remote, rail));
   }
   const auto units = [&](int rail) {
-    const auto tokens = static_cast<int64_t>(header_in(remote, rail) & ((uint64_t{1} << kHeaderDetailBits) - 1));
+    const int64_t tokens = tokens_in(header_in(remote, rail));
     return remote.rails[rail].is_proxy_of_peer != 0 ? tokens * l.units_per_token() : 0;
   };
   for (int64_t i = spread_index(w);; i += w.total()) {

@@ -14,6 +14,7 @@
 
 #include <iterator>
 
+#include "base/call_signature.hpp"
 #include "layout/low_latency.hpp"
 #include "protocol/wait.hpp"
 
@@ -46,12 +47,22 @@ SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, uint64_t opt
 SWITCHYARD_FN inline uint64_t combine_kind(CombineOrder order, DType type) {
   return low_latency_kind(LowLatencyKind::combine, static_cast<uint64_t>(order), type);
 }
-/// In a header value, the kind is above these bits. The bits below contain T, which differs between ranks, or, in a combine,
-/// the low bits of the number of the dispatch whose rows it sums, which are identical on all ranks.
+/// In a header value, the kind is above these bits. The bits below contain, in a combine, the low bits of the number of the
+/// dispatch whose rows it sums, which are identical on all ranks; in other calls, sent_detail().
 inline constexpr int kHeaderDetailBits = kFlagValueBits - 5;
 static_assert(8 * std::size(NamesOf<DType>::kAll) <= 32, "5 bits of a header word hold kind, option and type");
+/// T, which differs between ranks, is below these bits of a header value.
+inline constexpr int kHeaderTokenBits = 16;
 inline constexpr int64_t kMaxLowLatencyTokens = 65535;  // the maximum that check_config allows
-static_assert(kMaxLowLatencyTokens >> kHeaderDetailBits == 0, "T travels in a header word, and in expert_count");
+static_assert(kMaxLowLatencyTokens >> kHeaderTokenBits == 0, "T travels in a header word, and in expert_count");
+static_assert(kHeaderTokenBits + kMapVersionBits <= kHeaderDetailBits);
+/// `map_version`: SlotTable::version() in a call with a SlotSelector, else 0. All ranks compare its low bits.
+SWITCHYARD_FN inline uint64_t sent_detail(uint32_t map_version, int tokens) {
+  return uint64_t{compared_version(map_version)} << kHeaderTokenBits | static_cast<uint64_t>(tokens);
+}
+SWITCHYARD_FN inline int tokens_in(uint64_t header_value) {
+  return static_cast<int>(header_value & ((uint64_t{1} << kHeaderTokenBits) - 1));
+}
 SWITCHYARD_FN inline uint64_t header_value(uint64_t kind, uint64_t detail) {
   return kind << kHeaderDetailBits | (detail & ((uint64_t{1} << kHeaderDetailBits) - 1));
 }
@@ -85,15 +96,17 @@ struct RecordMismatch {
 };
 
 /// Waits until all ranks have entered the same call, i.e. until their header values equal this rank's except in the lowest
-/// `own_bits` bits. Every warp waits.
+/// `own_bits` bits. Every warp waits. `stored`: uses, instead of `value`, the header that this rank's sending half has written,
+/// because only that half knows the version of the map.
 template <class A, class Layout>
 SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t value,
-                                int own_bits) {
+                                int own_bits, bool stored = false) {
   WarpSpan<A> span(w, call, Event::wait_entered, -1);
   const auto header = [&](int r) { return call.heap.local(layout.header(call.epoch, r)); };
   if (!wait_for<A>(
           w, call, call.world(), header, call.word(), Site::call_header, [](int r) { return r; }, span))
     return false;
+  if (stored) value = flag_value(*header(call.rank()));
   const uint64_t others =
       A::lanes_where(w, call.world(), [&](int r) { return flag_value(*header(r)) >> own_bits != value >> own_bits; });
   if (others == 0) return true;
@@ -104,7 +117,7 @@ SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, co
 /// T of rank r in a dispatch or flat exchange; valid after wait_entered.
 SWITCHYARD_FN inline int tokens_of(const CallContext& call, const LowLatencyLayout& layout, int r) {
   const uint64_t word = *call.heap.local(layout.header(call.epoch, r));
-  return static_cast<int>(flag_value(word) & ((uint64_t{1} << kHeaderDetailBits) - 1));
+  return tokens_in(flag_value(word));
 }
 
 /// Reads the user's ids, 32 or 64 bits wide; any id that is not an expert is read as -1.

@@ -44,7 +44,7 @@ SWITCHYARD_FN void send_counts(typename A::Warp& w, const P& p, Share share) {
 template <class P>
 SWITCHYARD_FN uint64_t dispatch_header(const P& p) {
   return header_value(low_latency_kind(LowLatencyKind::dispatch, p.selects ? 1 : 0, DType::bf16),
-                      static_cast<uint64_t>(p.tokens));
+                      sent_detail(p.map_version, p.tokens));
 }
 
 /// Sending half; does not wait. Helpers with no entries to send count first; if every helper has entries, all helpers count
@@ -240,7 +240,7 @@ SWITCHYARD_FN bool report_counts(typename A::Warp& w, const P& p) {
 template <class A, class P>
 SWITCHYARD_FN bool low_latency_receive(typename A::Warp& w, const P& p) {
   const auto& l = p.layout;
-  if (!wait_entered<A>(w, p.call, l, dispatch_header(p), kHeaderDetailBits)) return false;
+  if (!wait_entered<A>(w, p.call, l, dispatch_header(p), kHeaderTokenBits, p.selects)) return false;
   LastWait<A> last;
   const bool ok = for_each_message<A>(
       w, p.call, l, [&](int source, int unit, int piece) { return place_piece<A>(w, p, source, unit, piece, last); });

@@ -26,7 +26,7 @@ struct FlatParams {
 template <class P>
 SWITCHYARD_FN uint64_t flat_header(const P& p) {
   return header_value(low_latency_kind(LowLatencyKind::all_to_all, p.d.selects ? 1 : 0, p.c.type),
-                      static_cast<uint64_t>(p.d.tokens));
+                      sent_detail(p.d.map_version, p.d.tokens));
 }
 
 /// An expert's result if the caller passes no function: the row itself, or the row times the expert's scale.
@@ -120,7 +120,7 @@ SWITCHYARD_FN bool flat_exchange(typename A::Warp& w, const P& p, const Make& ma
   MoveCounter moved;
   enter_call<A>(w, call, p.d.layout, flat_header(p));
   send_messages<A>(w, p.d, moved);
-  if (!wait_entered<A>(w, call, p.d.layout, flat_header(p), kHeaderDetailBits)) return false;
+  if (!wait_entered<A>(w, call, p.d.layout, flat_header(p), kHeaderTokenBits)) return false;
   LastWait<A> last;
   const bool answered = for_each_message<A>(w, call, p.d.layout, [&](int source, int unit, int piece) {
     return answer_piece<A>(w, p, make, source, unit, piece, last, moved);

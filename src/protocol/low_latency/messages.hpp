@@ -30,8 +30,9 @@ struct LowLatencyDispatchParams {
   ScaleKind quantize = ScaleKind::none;
   int scale_group = kScaleGroup;
   int scale_element_bytes = 4;
-  bool with_places = true;  ///< messages contain the places of their rows; false: only the experts
-  bool selects = false;     ///< the call has a SlotSelector; compared by all ranks
+  bool with_places = true;   ///< messages contain the places of their rows; false: only the experts
+  bool selects = false;      ///< the call has a SlotSelector; compared by all ranks, as is the version of its map
+  uint32_t map_version = 0;  ///< sending half of a call that selects: SlotTable::version()
   IdReader ids;
   TokenSets sets;                  ///< for those ids, or none
   const float* weights = nullptr;  ///< [T * K] or null: all 1

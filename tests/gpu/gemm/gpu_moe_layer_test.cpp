@@ -33,6 +33,16 @@ std::vector<MoeCase> gpu_cases() {
   }
   using switchyard::OutputScaling;
   using switchyard::ScaleGranularity;
+  using switchyard::ScaleKind;
+  for (const ScaleKind scales : {ScaleKind::f32, ScaleKind::ue8m0})
+    all.push_back({.c = {.name = std::string("masked_columns_") + to_string(scales),
+                         .masked = true,
+                         .hidden = 384,
+                         .intermediate = 144,
+                         .tokens = {44, 61}},
+                   .fp8 = true,
+                   .row_scales = scales,
+                   .by_hand = switchyard::ScaleOrder::column_major});
   for (const auto& [name, between] : {std::pair{"per_group", OutputScaling::per_group},
                                       {"fixed", OutputScaling::fixed},
                                       {"per_row", OutputScaling::per_row}}) {

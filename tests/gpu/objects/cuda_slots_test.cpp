@@ -159,39 +159,86 @@ TEST(GpuSlots, ReplaysOfSelectingDispatchesUseTheMapInForce) {
 
 enum class Made { whole, in_halves, replayed };
 
+/// A dispatch, or a replay of one that was captured outside of step().
+class Attempt {
+ public:
+  Attempt(Station& station, Made how, SelectingDispatch& of, SlotSelector* selector)
+      : me(station), made(how), calls(of), given(selector) {
+    if (made != Made::replayed) return;
+    must(cudaStreamBeginCapture(me.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    calls.dispatch(given, me.stream(), false);
+    must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
+    must(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+  }
+  Attempt(const Attempt&) = delete;
+  Attempt& operator=(const Attempt&) = delete;
+  ~Attempt() {
+    if (graph == nullptr) return;
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
+  }
+  /// Enqueues the call. The hook of a split call may raise the error.
+  void step() {
+    end = outcome_of([&] {
+      if (made == Made::replayed)
+        must(cudaGraphLaunch(replay, me.stream()), "cudaGraphLaunch");
+      else
+        calls.dispatch(given, me.stream(), made == Made::in_halves);
+    });
+  }
+  /// Waits for the call, which must have failed on both ranks with a text that contains the parts.
+  void expect_mismatch(const std::vector<std::string>& parts) {
+    me.meet();
+    if (end.code == ErrorCode::ok) end = outcome_of([&] { me.group.check(); });
+    me.f.equal(code_name(ErrorCode::mismatch), code_name(end.code), "code, " + end.text);
+    for (const std::string& part : parts)
+      me.f.check(end.text.find(part) != std::string::npos, "'" + end.text + "' does not contain '" + part + "'");
+    me.gather();
+  }
+
+ private:
+  Station& me;
+  Made made;
+  SelectingDispatch& calls;
+  SlotSelector* given;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t replay = nullptr;
+  Outcome end;
+};
+
 /// Only rank `selecting` passes a selector: both ranks find that in the call itself.
 void select_on_one_rank(Station& me, Made made, int selecting) {
   me.f.set_context("case " + std::to_string(static_cast<int>(made)) + ", rank " + std::to_string(selecting) + " selects");
   SlotSelector selector(me.group, kFirst);
   SelectingDispatch calls(me);
-  const cudaStream_t stream = me.stream();
-  SlotSelector* const given = me.rank() == selecting ? &selector : nullptr;
-  calls.dispatch(&selector, stream, made == Made::in_halves);
+  calls.dispatch(&selector, me.stream(), made == Made::in_halves);
   calls.check(0, "both ranks select");
   me.meet();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  Outcome end = outcome_of([&] {
-    if (made == Made::replayed)
-      must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    calls.dispatch(given, stream, made == Made::in_halves);  // the hook may raise the error
-  });
-  if (made == Made::replayed) {
-    must(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
-    must(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
-    me.meet();
-    must(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
-  }
+  Attempt attempt(me, made, calls, me.rank() == selecting ? &selector : nullptr);
   me.meet();
-  if (end.code == ErrorCode::ok) end = outcome_of([&] { me.group.check(); });
-  me.f.equal(code_name(ErrorCode::mismatch), code_name(end.code), "code, " + end.text);
-  const std::string has = "given on rank " + std::to_string(selecting), lacks = "null on rank " + std::to_string(1 - selecting);
-  for (const std::string& part : {std::string("LowLatencyDispatchOptions::selector = "), has, lacks})
-    me.f.check(end.text.find(part) != std::string::npos, "'" + end.text + "' does not contain '" + part + "'");
-  me.gather();
-  if (made != Made::replayed) return;
-  cudaGraphExecDestroy(replay);
-  cudaGraphDestroy(graph);
+  attempt.step();
+  attempt.expect_mismatch({"LowLatencyDispatchOptions::selector = ", "given on rank " + std::to_string(selecting),
+                           "null on rank " + std::to_string(1 - selecting)});
+}
+
+/// Rank `late` sets the next map after its call, the other rank before it, so the versions that the calls use differ.
+void use_two_versions(Station& me, Made made, int late) {
+  me.f.set_context("case " + std::to_string(static_cast<int>(made)) + ", rank " + std::to_string(late) + " is late");
+  SlotSelector selector(me.group, kFirst);
+  SelectingDispatch calls(me);
+  Attempt attempt(me, made, calls, &selector);
+  attempt.step();
+  calls.check(0, "the first map");
+  me.meet();
+  selector.set_map(kSecond, {}, me.stream());
+  attempt.step();
+  calls.check(1, "the second map");
+  me.meet();
+  if (me.rank() != late) selector.set_map(kFirst, {}, me.stream());
+  attempt.step();
+  if (me.rank() == late) (void)outcome_of([&] { selector.set_map(kFirst, {}, me.stream()); });
+  attempt.expect_mismatch({"version of the map of LowLatencyDispatchOptions::selector, modulo 8 = ",
+                           "2 on rank " + std::to_string(late), "3 on rank " + std::to_string(1 - late)});
 }
 
 TEST(GpuSlots, SelectorsOfSomeRanksAreFound) {
@@ -199,6 +246,14 @@ TEST(GpuSlots, SelectorsOfSomeRanksAreFound) {
     for (const Made made : {Made::whole, Made::in_halves, Made::replayed})
       for (const int selecting : {0, 1})
         on_gpus(2, SelectingDispatch::heap_bytes(), 20s, [&](Station& me) { select_on_one_rank(me, made, selecting); });
+  });
+}
+
+TEST(GpuSlots, VersionsThatDifferAreFound) {
+  isolated([] {
+    for (const Made made : {Made::whole, Made::in_halves, Made::replayed})
+      for (const int late : {0, 1})
+        on_gpus(2, SelectingDispatch::heap_bytes(), 20s, [&](Station& me) { use_two_versions(me, made, late); });
   });
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
 
 #include "harness/outcome.hpp"
 #include "harness/suite_hosts.hpp"
@@ -118,8 +119,9 @@ class Side {
     const float* weights = nullptr;
   };
 
-  /// In calls that select, T is in device memory.
-  Given dispatch(const Input& in) {
+  /// In calls that select, T is in device memory. `between()` is called before a split call is received.
+  Given dispatch(
+      const Input& in, const std::function<void()>& between = [] {}) {
     const Given given = give(in);
     LowLatencyDispatchOptions o;
     o.topk_weights = given.weights;
@@ -127,13 +129,16 @@ class Side {
     o.num_sms = num_sms_;
     const int32_t tokens = static_cast<int32_t>(in.tokens);
     if (in_call_) {
-      o.selector = &selector;
+      o.selector = used_;
       o.device_tokens = static_cast<const int32_t*>(memory_.give(&tokens, sizeof tokens));
     }
-    if (shape_.split)
-      exchange_.dispatch_send(given.x, given.ids, output_, o)();
-    else
+    if (shape_.split) {
+      const ReceiveHook receive = exchange_.dispatch_send(given.x, given.ids, output_, o);
+      between();
+      receive();
+    } else {
       exchange_.dispatch(given.x, given.ids, output_, o);
+    }
     return given;
   }
 
@@ -165,7 +170,7 @@ class Side {
     o.topk_weights = given.weights;
     o.stream = memory_.stream();
     o.num_sms = num_sms_;
-    if (in_call_) o.selector = &selector;
+    if (in_call_) o.selector = used_;
     Bytes out(in.rows.size());
     void* const sums = memory_.lend(out.data(), out.size());
     exchange_.moe_all_to_all(given.x, given.ids, sums, o);
@@ -173,6 +178,9 @@ class Side {
     memory_.release();
     return out;
   }
+
+  /// Later calls use another selector.
+  void use(SlotSelector& other) { used_ = &other; }
 
   SlotSelector selector;
 
@@ -242,6 +250,7 @@ class Side {
     return parts;
   }
 
+  SlotSelector* used_ = &selector;
   Group& group_;
   RankMemory& memory_;
   const Shape& shape_;
@@ -305,6 +314,19 @@ TEST_P(SelectingCalls, HaveTheBitsOfASelection) {
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, SelectingCalls, testing::ValuesIn(everywhere()));
 
+/// The error of a call on this rank, on GPUs also one that appears when the call runs.
+template <class Call>
+Outcome outcome_of_call(const Group& group, const Call& call) {
+  return outcome_of([&] {
+    call();
+    char none = 0;
+    rank_memory(group).read(&none, nullptr, 0);  // waits for the call
+    group.check();
+  });
+}
+/// Whole and split, with both kernels of GPUs.
+const Shape* const kRefused[] = {&kShapes[0], &kShapes[1], &kShapes[7]};
+
 class SelectorsOfSomeRanks : public SelectingCalls {};
 
 /// True if the text names a rank whose call has a selector and one whose call has none. The last rank differs from the others.
@@ -327,17 +349,13 @@ TEST_P(SelectorsOfSomeRanks, FailOnAll) {
   const ExpertMap map = random_map(world, 1);
   for (const bool flat : {false, true}) {
     if (flat && spans_hosts(world)) continue;
-    for (const Shape& shape : {kShapes[0], kShapes[1], kShapes[7]}) {  // whole and split, with both kernels of GPUs
+    for (const Shape* const given : kRefused) {
+      const Shape& shape = *given;
       const auto failures = run([&](Group& group, Failures& f) {
         const bool selects = (group.rank() + 1 == world) == last_selects;
         Side side(group, shape, map, {}, sms, selects);
         const Input in(shape, group.rank() % 2 * kMaxTokens, static_cast<uint64_t>(group.rank()));
-        const Outcome o = outcome_of([&] {
-          flat ? (void)side.all_to_all(in) : (void)side.dispatch(in);
-          char none = 0;
-          rank_memory(group).read(&none, nullptr, 0);  // waits for the call
-          group.check();
-        });
+        const Outcome o = outcome_of_call(group, [&] { flat ? (void)side.all_to_all(in) : (void)side.dispatch(in); });
         f.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code, " + o.text);
         const char* const option = flat ? "AllToAllOptions::selector" : "LowLatencyDispatchOptions::selector";
         if (!spans_hosts(world)) f.check(names_both(o.text, option, world, last_selects), o.text);
@@ -347,12 +365,66 @@ TEST_P(SelectorsOfSomeRanks, FailOnAll) {
   }
 }
 
+class MapsOfSomeRanks : public SelectingCalls {};
+
+/// Ranks whose selectors have different versions of their maps: no rank's call succeeds, and the errors name both versions.
+TEST_P(MapsOfSomeRanks, FailOnAll) {
+  const int world = GetParam().world, sms = kBackend == Backend::cuda ? GetParam().workers.warps : 0;
+  const ExpertMap map = random_map(world, 1);
+  for (const bool flat : {false, true}) {
+    if (flat && spans_hosts(world)) continue;
+    for (const Shape* const given : kRefused) {
+      const Shape& shape = *given;
+      const auto failures = run([&](Group& group, Failures& f) {
+        Side side(group, shape, map, {}, sms, true);
+        SlotSelector later(group, map);
+        for (int version = 2; version <= 5; ++version) later.set_map(map, {}, rank_memory(group).stream());
+        side.exchange(Input(shape, kMaxTokens, static_cast<uint64_t>(group.rank())));  // equal versions
+        const bool is_late = group.rank() + 1 == world;
+        if (is_late) side.use(later);
+        // One rank has no tokens, and sends its version nevertheless.
+        const Input in(shape, group.rank() % 2 * kMaxTokens, static_cast<uint64_t>(group.rank()));
+        const Outcome o = outcome_of_call(group, [&] { flat ? (void)side.all_to_all(in) : (void)side.dispatch(in); });
+        f.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code, " + o.text);
+        const std::string option = flat ? "AllToAllOptions::selector" : "LowLatencyDispatchOptions::selector";
+        const std::string early = "1 on rank ", late = "5 on rank " + std::to_string(world - 1);
+        if (spans_hosts(world)) return;
+        for (const std::string& part : {"version of the map of " + option + ", modulo 8 = ", early, late})
+          f.check(o.text.find(part) != std::string::npos, o.text);
+      });
+      EXPECT_EQ(failures, "") << shape.name << (flat ? ", flat" : "");
+    }
+  }
+}
+
+/// A map that is set between the halves of a dispatch does not concern it: every rank compares the versions that were sent.
+TEST_P(MapsOfSomeRanks, AreThoseOfTheSendingHalf) {
+  const int world = GetParam().world, sms = kBackend == Backend::cuda ? GetParam().workers.warps : 0;
+  const ExpertMap map = random_map(world, 1);
+  EXPECT_EQ(run([&](Group& group, Failures& f) {
+              for (const Shape& shape : kShapes) {
+                if (!shape.split) continue;
+                f.set_context(shape.name);
+                Side side(group, shape, map, {}, sms, true);
+                const Input in(shape, kMaxTokens, static_cast<uint64_t>(group.rank()));
+                for (int i = 0; i < 3; ++i) {
+                  const auto set_map = [&] { side.selector.set_map(map, {}, rank_memory(group).stream()); };
+                  const Outcome o = outcome_of_call(group, [&] { side.dispatch(in, set_map); });
+                  f.equal(code_name(ErrorCode::ok), code_name(o.code), o.text);
+                }
+                f.equal(int64_t{4}, side.selector.version(), "version");
+              }
+            }),
+            "");
+}
+
 std::vector<Where> everywhere_with_peers() {
   std::vector<Where> all = everywhere();
   std::erase_if(all, [](const Where& where) { return where.world == 1; });
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Everywhere, SelectorsOfSomeRanks, testing::ValuesIn(everywhere_with_peers()));
+INSTANTIATE_TEST_SUITE_P(Everywhere, MapsOfSomeRanks, testing::ValuesIn(everywhere_with_peers()));
 
 /// A selector of other sizes: every rank gets the error, on GPUs and CPUs alike.
 TEST(SelectingCallsOfOne, SelectorOfOtherSizes) {

@@ -187,6 +187,9 @@ class Trace(unittest.TestCase):
         for args, text in ((["--mode", "layer", "--form", "half"], "--form: 'half' given"),
                            (["--mode", "normal", "--form", "fused"], "--form: given without --mode layer"),
                            (["--intermediate", "16"], "--intermediate: given without --mode layer"),
+                           (["--mode", "layer", "--alignment", "16"], "--alignment: given with --mode layer; it belongs to --mode normal"),
+                           (["--mode", "layer", "--sending", "per_route"], "--sending: given with --mode layer; it belongs to --mode low_latency and flat"),
+                           (["--mode", "ledger", "--pieces", "2"], "--pieces: given with --mode ledger; it belongs to --mode low_latency and flat"),
                            (["--mode", "layer", "--intermediate", "-3"], "--intermediate"),
                            (["--mode", "layer", "--dtype", "f16"], "--mode: 'layer' given with f16 rows"),
                            (["--mode", "layer", "--quantize", "f32"], "--quantize: 'f32' given with --mode layer --backend cpu")):
@@ -196,7 +199,7 @@ class Trace(unittest.TestCase):
 
 
 class Bench(unittest.TestCase):
-    """A complete layer, its individual calls, and its experts without the exchange."""
+    """A complete layer and its steps."""
 
     def measure(self, *args):
         with tempfile.TemporaryDirectory() as folder:
@@ -209,9 +212,10 @@ class Bench(unittest.TestCase):
         config = run["config"]
         self.assertEqual((config["mode"], config["exchange"], run["verified"]), ("layer", exchange, True))
         self.assertEqual((config["dtype"], config["quantize"]), ("bf16", "none"))
-        for name in ("dispatch", "experts", "combine", "layer"):
+        for name in ("dispatch", "experts", "combine", "recorded_layer", "layer"):
             self.assertEqual(run[name]["iterations"], 20, name)
             self.assertGreater(run[name]["p50_us"], 0, name)
+        self.assertGreater(run["recorded_layer"]["min_us"], max(run[name]["min_us"] for name in ("dispatch", "experts", "combine")))
         self.assertAlmostEqual(run["layer_over_experts"], run["layer"]["p50_us"] / run["experts"]["p50_us"])
         self.assertAlmostEqual(run["share_of_limit"]["layer"] * run["layer_over_experts"], 1)
         self.assertEqual(run["routes"], config["ranks"] * config["tokens_per_rank"] * config["topk"])
@@ -224,24 +228,33 @@ class Bench(unittest.TestCase):
         self.assertTrue(all(check["passed"] for check in run["checks"]))
 
     def test_normal(self):
-        runs, out, page = self.measure("--sweep", "intermediate=16,24", "--order", "per_route", "--alignment", "8", "--processes")
+        runs, out, page = self.measure("--sweep", "intermediate=16,24", "--order", "per_route", "--processes")
         self.assertEqual([run["config"]["intermediate"] for run in runs], [16, 24])
         for run in runs:
             self.check(run, "normal")
-            self.assertEqual((run["config"]["order"], run["config"]["expert_alignment"]), ("per_route", 8))
+            self.assertEqual(run["config"]["order"], "per_route")
+        self.assertIn("recording costs some time", out)
         self.assertIn("normal exchange", out)
         self.assertIn("over up + down", out)
         self.assertIn("layer mode, normal exchange", page)
         self.assertIn("The limit of a layer is up + down", page)
 
     def test_low_latency(self):
-        runs, out, page = self.measure("--exchange", "low_latency", "--sweep", "tokens=1,5", "--sweep", "sending=per_rank,per_route")
-        self.assertEqual([(run["config"]["tokens_per_rank"], run["config"]["sending"]) for run in runs],
+        runs, out, page = self.measure("--exchange", "low_latency", "--sweep", "tokens=1,5", "--sweep", "order=per_rank,per_route")
+        self.assertEqual([(run["config"]["tokens_per_rank"], run["config"]["order"]) for run in runs],
                          [(1, "per_rank"), (1, "per_route"), (5, "per_rank"), (5, "per_route")])
         for run in runs:
             self.check(run, "low_latency")
         self.assertIn("low_latency exchange", out)
-        self.assertIn("<h2>per_route sending</h2>", page)
+        self.assertIn("<h2>per_route order of combine</h2>", page)
+
+    def test_selecting_layer(self):
+        for exchange in ("normal", "low_latency"):
+            runs, _, _ = self.measure("--exchange", exchange, "--spare-slots", "1")
+            self.check(runs[0], exchange)
+            self.assertEqual(runs[0]["selecting_layer"]["iterations"], 20)
+            checks = [check for check in runs[0]["checks"] if check["name"].startswith("the layer that selects its slots")]
+            self.assertEqual([check["passed"] for check in checks], [True, True])
 
     def test_not_checked(self):
         runs, out, _ = self.measure("--no-verify")

@@ -52,37 +52,6 @@ TEST(RowTiles, CoverEveryRowOnce) {
   }
 }
 
-TEST(RowTiles, UnitsByHand) {
-  // With up to three units of 64 per tile, seven units form tiles of 3, 2 and 2, because no tile has a single unit; eight units
-  // form tiles of 3, 3 and 2.
-  EXPECT_EQ(unit_tile(7 * 64, 0, 64, 3).width, 192);
-  EXPECT_EQ(unit_tile(7 * 64, 1, 64, 3).first, 192);
-  EXPECT_EQ(unit_tile(7 * 64, 1, 64, 3).width, 128);
-  EXPECT_EQ(unit_tile(7 * 64, 2, 64, 3).first, 320);
-  EXPECT_EQ(unit_tile(8 * 64 - 1, 2, 64, 3).first, 384);
-  EXPECT_EQ(unit_tile(8 * 64 - 1, 2, 64, 3).rows, 127);
-  EXPECT_EQ(unit_tile(65, 0, 64, 3).width, 128);
-  EXPECT_EQ(unit_tile(1, 0, 64, 3).width, 64);
-}
-
-TEST(RowTiles, UnitsCoverEveryRowOnce) {
-  for (const int max : {2, 3, 4}) {
-    for (int64_t rows = 65; rows <= 3000; rows += rows < 600 ? 1 : 37) {
-      const int tiles = count_row_tiles(rows, 64 * max);
-      int64_t at = 0;
-      for (int i = 0; i < tiles; ++i) {
-        const RowTile t = unit_tile(rows, i, 64, max);
-        ASSERT_EQ(t.first, at) << rows << " rows, tile " << i;
-        ASSERT_EQ(t.width % 64, 0);
-        ASSERT_TRUE(t.width <= 64 * max && t.width >= (max == 2 && tiles > 1 ? 64 : 128)) << rows << " rows, tile " << i;
-        ASSERT_TRUE(t.rows <= t.width && t.rows > t.width - 64) << rows << " rows, tile " << i;
-        at += t.rows;
-      }
-      ASSERT_EQ(at, rows);
-    }
-  }
-}
-
 TEST(RowTiles, TicketsReachEveryTileOnce) {
   for (int row_tiles = 1; row_tiles <= 40; ++row_tiles) {
     for (const int column_tiles : {1, 2, 7, 28}) {

@@ -69,4 +69,27 @@ TEST(WideTiles, EveryUnitOnce) {
     for (const int column_tiles : {1, 4, 5}) expect_each_once(rows, column_tiles);
 }
 
+TEST(WideTiles, RowTilesAreTheirRows) {
+  for (int64_t rows = 0; rows < 3000; ++rows) {
+    const int tiles = count_wide_row_tiles(rows);
+    ASSERT_LE(tiles, rows / kWideSharedRows + 1) << rows << " rows";
+    std::map<int64_t, std::pair<int, bool>> by_first;  // of wide_tile(), with one column tile
+    for (int64_t ticket = 0; ticket < count_wide_tiles(rows, 1); ++ticket) {
+      const WideTile t = wide_tile(rows, ticket, 1);
+      by_first[t.first_unit * kWideUnit] = {t.units * kWideUnit * (t.shares_weights ? 2 : 1), t.shares_weights};
+    }
+    ASSERT_EQ(by_first.size(), static_cast<size_t>(tiles)) << rows << " rows";
+    int64_t at = 0;
+    for (int i = 0; i < tiles; ++i) {
+      const RowTile t = wide_row_tile(rows, i);
+      ASSERT_EQ(t.first, at) << rows << " rows, tile " << i;
+      ASSERT_EQ(by_first.count(at), 1U) << rows << " rows, tile " << i;
+      ASSERT_EQ(by_first[at], std::pair(t.width, t.width > kWideSharedRows)) << rows << " rows, tile " << i;
+      ASSERT_TRUE(t.rows <= t.width && t.rows > t.width - kWideUnit) << rows << " rows, tile " << i;
+      at += t.rows;
+    }
+    ASSERT_EQ(at, rows);
+  }
+}
+
 }  // namespace

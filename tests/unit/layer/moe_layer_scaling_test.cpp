@@ -108,9 +108,10 @@ TEST(MoeLayerScaling, MemoryOfScalesPerChannel) {
     return MoeLayer::memory_required(c, 2, Backend::cuda).scratch_bytes;
   };
   const size_t of_tokens = tokens * (hidden + scale_row_bytes(c.hidden, ScaleKind::f32)), of_scales = (rows * 4 + 15) / 16 * 16;
-  EXPECT_EQ(scratch(OutputScaling::per_group), of_tokens + rows * (width + width / 128 * 4));
-  EXPECT_EQ(scratch(OutputScaling::fixed), of_tokens + rows * width + of_scales);
-  EXPECT_EQ(scratch(OutputScaling::per_row), of_tokens + rows * width * 3 + of_scales);
+  const size_t of_calls = of_tokens + 8 * tokens * static_cast<size_t>(c.topk) + 8;  // and of slots
+  EXPECT_EQ(scratch(OutputScaling::per_group), of_calls + rows * (width + width / 128 * 4));
+  EXPECT_EQ(scratch(OutputScaling::fixed), of_calls + rows * width + of_scales);
+  EXPECT_EQ(scratch(OutputScaling::per_row), of_calls + rows * width * 3 + of_scales);
   EXPECT_EQ(MoeLayer::memory_required(c, 2, Backend::cuda).heap_bytes, block.heap_bytes);
   c.exchange = MoeExchange::automatic;  // low latency does not have this form
   EXPECT_EQ(MoeLayer::memory_required(c, 2, Backend::cuda).heap_bytes, block.heap_bytes);

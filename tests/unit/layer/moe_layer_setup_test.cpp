@@ -111,7 +111,8 @@ TEST(MoeLayerSetup, SaysItsMemory) {
   c.captured = false;
   MoeLayerMemory m = MoeLayer::memory_required(c, kWorld, Backend::cuda);
   EXPECT_EQ(m.heap_bytes, defaults.total());
-  EXPECT_EQ(m.scratch_bytes, static_cast<size_t>(rows) * 16 * 2);
+  constexpr size_t kSlots = 8 * (8 * 2 + 1);  // of a call's routes, and the version of their map
+  EXPECT_EQ(m.scratch_bytes, static_cast<size_t>(rows) * 16 * 2 + kSlots);
   EXPECT_EQ(m.private_bytes + m.weight_bytes, 0u);
   c.captured = true;
   EXPECT_EQ(MoeLayer::memory_required(c, kWorld, Backend::cuda).heap_bytes, defaults.total() + defaults.pool_bytes);
@@ -120,9 +121,9 @@ TEST(MoeLayerSetup, SaysItsMemory) {
   const auto round = [](size_t bytes) { return (bytes + 4095) / 4096 * 4096; };
   const size_t pool = defaults.pool_bytes - 2 * static_cast<size_t>(rows - 10) * 32 * 2;
   EXPECT_EQ(m.heap_bytes, defaults.control_bytes + round(2 * pool));
-  EXPECT_EQ(m.scratch_bytes, 10u * 16 * 2);
+  EXPECT_EQ(m.scratch_bytes, 10u * 16 * 2 + kSlots);
   c.capacity = 1000;
-  EXPECT_EQ(MoeLayer::memory_required(c, kWorld, Backend::cuda).scratch_bytes, static_cast<size_t>(rows) * 16 * 2);
+  EXPECT_EQ(MoeLayer::memory_required(c, kWorld, Backend::cuda).scratch_bytes, static_cast<size_t>(rows) * 16 * 2 + kSlots);
 
   c = on_gpus(DType::fp8_e4m3);
   c.exchange = MoeExchange::low_latency;

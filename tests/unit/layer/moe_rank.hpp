@@ -32,6 +32,7 @@ struct MoeCase {
   MoeForm form = MoeForm::separate;
   ScaleGranularity scaling = ScaleGranularity::block;  ///< of fp8
   OutputScaling between = OutputScaling::per_group;    ///< of fp8; of the rows between the products
+  ScaleOrder by_hand = ScaleOrder::row_major;          ///< of fp8 with low latency: scales that separate calls receive
 
   bool per_channel() const { return scaling == ScaleGranularity::per_channel; }
   DType type() const { return fp8 ? DType::fp8_e4m3 : c.type; }
@@ -62,6 +63,7 @@ struct MoeCase {
   LowLatencyConfig low_latency() const {
     LowLatencyConfig l = c.low_latency();
     if (fp8) l.scales = row_scales;
+    l.scale_order = by_hand;
     return l;
   }
   /// With fp8, the codes of rows, weights and intermediate rows have three fractional bits. Their errors are independent.

@@ -43,10 +43,9 @@ TEST(BenchPoints, EveryVariantOfLowLatencyCanBeSwept) {
   EXPECT_EQ(points.back().swept, (std::vector<std::string>{"quantize", "scale-order", "sending"}));
 }
 
-TEST(BenchPoints, ALayerHasWhatItsExchangeHas) {
+TEST(BenchPoints, ALayerHasTheSettingsOfAMoeLayer) {
   BenchOptions o;
   o.mode = "layer";
-  o.alignment = 128;
   o.order = "per_route";
   o.sweep = {"experts=64,128", "intermediate=512,2048"};
   const std::vector<BenchOptions> points = bench_points(o);
@@ -56,12 +55,26 @@ TEST(BenchPoints, ALayerHasWhatItsExchangeHas) {
   EXPECT_EQ(&exchange_of(o), &kNormal);
   o.exchange = "low_latency";
   EXPECT_EQ(&exchange_of(o), &kLowLatency);
-  EXPECT_THROW(bench_points(o), UsageError) << "alignment";
-  o.alignment = 1;
-  o.pieces = 2;
-  EXPECT_NO_THROW(bench_points(o));
-  o.exchange = "normal";
-  EXPECT_THROW(bench_points(o), UsageError) << "pieces";
+  for (const char* exchange : {"normal", "low_latency"}) {
+    o.exchange = exchange;
+    EXPECT_NO_THROW(bench_points(o)) << exchange;
+    const auto refused = [&](const char* text, auto set) {
+      BenchOptions other = o;
+      set(other);
+      try {
+        bench_points(other);
+        ADD_FAILURE() << text << exchange;
+      } catch (const UsageError& e) {
+        EXPECT_STREQ(e.what(), text) << exchange;
+      }
+    };
+    refused("--alignment: given with --mode layer; it belongs to --mode normal", [](auto& l) { l.alignment = 128; });
+    refused("--pieces: given with --mode layer; it belongs to --mode low_latency and flat", [](auto& l) { l.pieces = 2; });
+    refused("--sending: given with --mode layer; it belongs to --mode low_latency and flat",
+            [](auto& l) { l.sending = "per_route"; });
+    refused("--scale-order: given with --mode layer; it belongs to --mode low_latency",
+            [](auto& l) { l.scale_order = "column_major"; });
+  }
 }
 
 TEST(BenchPoints, ALayerCanBeQuantisedOnGpus) {
@@ -73,14 +86,6 @@ TEST(BenchPoints, ALayerCanBeQuantisedOnGpus) {
   ASSERT_EQ(points.size(), 3u);
   for (const BenchOptions& point : points) EXPECT_NO_THROW(check_words(point));
   o.sweep.clear();
-  o.quantize = "f32";
-  o.scale_order = "column_major";
-  EXPECT_THROW(bench_points(o), UsageError) << "scales of normal mode have one order";
-  o.exchange = "low_latency";
-  EXPECT_NO_THROW(check_words(bench_points(o).front()));
-  o.quantize = "none";
-  EXPECT_THROW(check_words(o), UsageError) << "no scales to order";
-  o.scale_order = "row_major";
   o.dtype = "fp8";
   EXPECT_THROW(check_words(o), UsageError) << "tokens are bf16";
   o.dtype = "bf16";
@@ -119,31 +124,35 @@ TEST(BenchPoints, ALayerHasScalesPerChannelWhereTheLibraryDoes) {
   expect("per_channel", "given with bf16 experts", [](auto& o) { o.quantize = "none"; });
   expect("per_channel", "given with --accumulate fast", [](auto& o) { o.accumulate = "fast"; });
   expect("per_channel", "given with --exchange low_latency", [](auto& o) { o.exchange = "low_latency"; });
-  expect("per_channel", "given with --spare-slots", [](auto& o) { o.spare_slots = 2; });
-  expect("per_channel", "--sms: given with --scaling per_channel", [](auto& o) { o.sms = 8; });
+  EXPECT_EQ(refused("per_channel", [](auto& o) { o.spare_slots = 2, o.sms = 8; }), "");
   EXPECT_EQ(refused("group_channel", [](auto& o) { o.exchange = "low_latency", o.spare_slots = 2, o.sms = 8; }), "");
 }
 
-TEST(BenchPoints, ALayerWithOneScalePerTokenIsAMoeLayerBesideItsCalls) {
+TEST(BenchPoints, ALayerHasTheFormsOfTheLibrary) {
   BenchOptions o;
   o.mode = "layer";
   o.quantize = "f32";
   o.ranks = 2;
   o.tokens = 8;
-  o.hidden = 64;
-  o.intermediate = 32;
+  o.hidden = 128;
+  o.intermediate = 128;
   o.experts = 4;
   o.topk = 2;
+  o.sms = 12;
   o.backend = "cuda";
-  const LayerPoint block = make_layer_point(o);
-  EXPECT_FALSE(block.spec.separate);
+  const LayerSpec block = make_layer_point(o).spec;
+  EXPECT_TRUE(block.separate && block.fused && block.fused_per_rank);
+  EXPECT_EQ(block.sms, 12);
   o.scaling = "per_channel";
-  const LayerPoint channel = make_layer_point(o);
-  EXPECT_TRUE(channel.spec.separate && channel.spec.has_calls());
-  EXPECT_FALSE(channel.spec.fused) << "the library has no fused form";
-  EXPECT_GT(layer_heap_bytes(channel.spec), layer_heap_bytes(block.spec)) << "two exchanges";
+  const LayerSpec channel = make_layer_point(o).spec;
+  EXPECT_TRUE(channel.separate);
+  EXPECT_FALSE(channel.fused) << "the library has no fused form";
+  EXPECT_EQ(channel.arithmetic.scaling, ScaleGranularity::per_channel);
   o.scaling = "group_channel";
-  EXPECT_FALSE(make_layer_point(o).spec.separate) << "dispatch quantizes the tokens";
+  o.exchange = "low_latency";
+  const LayerSpec decode = make_layer_point(o).spec;
+  EXPECT_EQ(decode.exchange, MoeExchange::low_latency);
+  EXPECT_FALSE(decode.fused);
 }
 
 TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {
@@ -173,10 +182,8 @@ TEST(BenchPoints, GpusTakeRingsAndTheirSettings) {
 /// The library's choice for a call that specifies no number of multiprocessors, with the built-in tuning and for a shape whose
 /// entry specifies more.
 TEST(BenchPoints, DispatchesThatQuantiseHaveTheMultiprocessorsThatTheLibraryGivesThem) {
-  const auto chosen = [](const char* mode, const char* layout, const char* quantize, const char* staging = "direct",
-                         const char* scaling = "block") {
+  const auto chosen = [](const char* mode, const char* layout, const char* quantize, const char* staging = "direct") {
     BenchOptions o;
-    o.scaling = scaling;
     o.backend = "cuda";
     o.mode = mode;
     o.layout = layout;
@@ -193,8 +200,6 @@ TEST(BenchPoints, DispatchesThatQuantiseHaveTheMultiprocessorsThatTheLibraryGive
   EXPECT_EQ(chosen("normal", "rank_major", "f32"), (Sms{64, 48}));
   EXPECT_EQ(chosen("normal", "expert_major", "none"), (Sms{48, 112}));
   EXPECT_EQ(chosen("normal", "expert_major", "ue8m0"), (Sms{64, 112}));
-  EXPECT_EQ(chosen("layer", "rank_major", "f32"), (Sms{64, 112})) << "rows of a layer are expert-major";
-  EXPECT_EQ(chosen("layer", "rank_major", "f32", "direct", "per_channel"), (Sms{48, 112})) << "its dispatch moves fp8 rows";
   for (const char* quantize : {"none", "f32"}) EXPECT_EQ(chosen("normal", "rank_major", quantize, "ring"), (Sms{24, 24}));
   TuningOverride file;
   file.set({{{"NVIDIA H200", TuningMode::normal, 2, 7168, 4096}, {.dispatch_sms = 20, .quantized_dispatch_sms = 96}}});

@@ -340,7 +340,7 @@ TEST(LayerWidths, OfGpusAreMultiplesOf8AndInFp8Of16) {
             "--hidden: 264 given; allowed for a layer with --backend cuda and --quantize f32: a multiple of 16");
 }
 
-LayerSpec spec_of(bool masked, bool separate) {
+LayerSpec spec_of(MoeExchange exchange) {
   LayerSpec spec;
   Scenario& s = spec.scenario;
   s.world = 2;
@@ -350,8 +350,7 @@ LayerSpec spec_of(bool masked, bool separate) {
   s.layout = Layout::expert_major;
   s.routing = {{5, 2, 3, {0, 1, 2, 3, 4, -1}, {0.5f, 0.5f, 1, 0.25f, 0.75f, 1}}, {5, 2, 1, {3, 0}, {1, 0.5f}}};
   spec.intermediate = 32;
-  spec.exchange = masked ? LayerExchangeConfig(layer_low_latency_config(s)) : LayerExchangeConfig(layer_normal_config(s));
-  spec.separate = separate;
+  spec.exchange = exchange;
   return spec;
 }
 
@@ -379,17 +378,16 @@ std::vector<nlohmann::json> checked(const LayerSpec& spec, int64_t max_tokens) {
 }
 
 TEST(LayerRank, FindsWrongAndUnwrittenOutputs) {
-  for (const int kind : {0, 1, 2, 3}) {
-    const bool masked = kind % 2 == 1, separate = kind < 2;  // a MoeLayer, or its calls one by one
-    const std::vector<nlohmann::json> ranks = checked(spec_of(masked, separate), 100);
+  for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {
+    const std::vector<nlohmann::json> ranks = checked(spec_of(exchange), 100);
     for (size_t r = 0; r < ranks.size(); ++r) {
-      EXPECT_FALSE(ranks[r][0].get<bool>()) << masked << r;
-      EXPECT_TRUE(ranks[r][1].get<bool>()) << masked << r;
-      EXPECT_EQ(ranks[r][2].get<int>(), r == 0 ? 3 * 64 : 64) << masked;
-      EXPECT_FALSE(ranks[r][3].get<bool>()) << masked << r;
+      EXPECT_FALSE(ranks[r][0].get<bool>()) << to_string(exchange) << r;
+      EXPECT_TRUE(ranks[r][1].get<bool>()) << to_string(exchange) << r;
+      EXPECT_EQ(ranks[r][2].get<int>(), r == 0 ? 3 * 64 : 64) << to_string(exchange);
+      EXPECT_FALSE(ranks[r][3].get<bool>()) << to_string(exchange) << r;
       EXPECT_EQ(ranks[r][4].get<std::string>().rfind(r == 0 ? "token 2: off by " : "token 0: off by ", 0), 0u) << ranks[r][4];
     }
-    EXPECT_EQ(checked(spec_of(masked, separate), 1)[0][2], 64) << "as many tokens as asked for";
+    EXPECT_EQ(checked(spec_of(exchange), 1)[0][2], 64) << "as many tokens as asked for";
   }
 }
 

@@ -120,18 +120,18 @@ TEST(TraceSummary, TheBusiestLinkOfEachDirectionCountsRowsAsTheyTravel) {
   const Trace trace = two_workers();
   const Scenario s = two_ranks();
   const auto links = [&](const TraceVerbOptions& o) { return summary_json(o, s, trace, {}).at("busiest_link"); };
-  constexpr double kRow = 64 * 2;
+  constexpr double kRowBytes = 64 * 2;
   json l = links(options_for("normal"));
-  EXPECT_EQ(l["out"], (json{{"from", 0}, {"to", 1}, {"bytes", 2 * kRow}, {"by", "routing"}}));
-  EXPECT_EQ(l["back"], (json{{"from", 1}, {"to", 0}, {"bytes", 2 * kRow}, {"by", "routing"}}));
+  EXPECT_EQ(l["out"], (json{{"from", 0}, {"to", 1}, {"bytes", 2 * kRowBytes}, {"by", "routing"}}));
+  EXPECT_EQ(l["back"], (json{{"from", 1}, {"to", 0}, {"bytes", 2 * kRowBytes}, {"by", "routing"}}));
   TraceVerbOptions fp8 = options_for("low_latency");
   fp8.run.quantize = "f32";
   l = links(fp8);
   EXPECT_EQ(l["out"]["bytes"], 2.0 * (64 + static_cast<double>(scale_row_bytes(64, ScaleKind::f32))));
-  EXPECT_EQ(l["back"]["bytes"], 2 * kRow);
+  EXPECT_EQ(l["back"]["bytes"], 2 * kRowBytes);
   l = links(options_for("ledger"));
   EXPECT_EQ(l["out"]["bytes"], 0.0);
-  EXPECT_EQ(l["back"]["bytes"], 2 * kRow);
+  EXPECT_EQ(l["back"]["bytes"], 2 * kRowBytes);
 }
 
 /// Two calls of each kind on two ranks, whose spans have byte counts that no routing of two_ranks() could produce.

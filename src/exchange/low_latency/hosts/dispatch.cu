@@ -22,11 +22,13 @@ __global__ void __launch_bounds__(kLowLatencyWarps* kLanes, 1)
   const EarlyIds ids = load_ids(args.d.ids, static_cast<int>(threadIdx.x), args.d.tokens * args.d.layout.topk);
   CudaWarp w(dynamic_shared, shape);
   const int tokens = tokens_now(args.d.tokens, args.device_tokens);
+  const uint32_t version = version_now(args.map_version);
   copy_to_shared(args.d, p);
   clear_sets(args.d, dynamic_shared, shape);
   __syncthreads();
   fence_entry(w);
   stage_sending(args.d, ids, tokens, dynamic_shared, shape, p);
+  if (threadIdx.x == 0) p.map_version = version;
   if (!begin_block(args.d.call, words, args.state, false, p.call)) return;
   low_latency_send<A>(w, p);
   const uint64_t crossed = pack_crossing<A>(w, p, args.remote);

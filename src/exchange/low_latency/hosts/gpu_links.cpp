@@ -114,8 +114,8 @@ void GpuLowLatencyLinks::join(gpu::Stream stream) {
 // ---- calls ----
 
 void GpuLowLatencyLinks::dispatch(const LowLatencyDispatchParams& params, LowLatencyState* state, const int32_t* device_tokens,
-                                  CrossedIds crossed, const Launch& launch) {
-  const CudaHostsDispatch call{params, remote_, crossed, watch(launch), state, device_tokens, launch.warps};
+                                  const uint32_t* map_version, CrossedIds crossed, const Launch& launch) {
+  const CudaHostsDispatch call{params, remote_, crossed, watch(launch), state, device_tokens, map_version, launch.warps};
   if (!launch.halves.send) {
     join(launch.stream);
     return launch_deliver(call, {false, true}, launch.blocks, launch.stream);

@@ -42,7 +42,7 @@ class GpuLowLatencyLinks {
   };
   /// `crossed`: the output's crossed tokens. \throws Error(unsupported) for a capture where rounds cannot be captured.
   void dispatch(const LowLatencyDispatchParams& params, LowLatencyState* state, const int32_t* device_tokens,
-                CrossedIds crossed, const Launch& launch);
+                const uint32_t* map_version, CrossedIds crossed, const Launch& launch);
   void combine(const LowLatencyCombineParams& params, LowLatencyState* state, CrossedIds crossed, const Launch& launch);
 
  private:

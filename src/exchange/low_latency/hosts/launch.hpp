@@ -17,7 +17,8 @@ struct CudaHostsDispatch {
   RoundWatch watch;
   LowLatencyState* state = nullptr;
   const int32_t* device_tokens = nullptr;
-  int warps = kLowLatencyWarps;  ///< of each launch
+  const uint32_t* map_version = nullptr;  ///< as in CudaLowLatencyDispatch
+  int warps = kLowLatencyWarps;           ///< of each launch
 };
 struct CudaHostsCombine {
   PhasedCombineParams c;  ///< without the epoch

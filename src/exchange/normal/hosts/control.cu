@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kAnnounceThreads) announce_hosts_kernel(const 
   if (threadIdx.x != 0) return;
   *p.count = listed;
   *head = relay_head(call, listed, static_cast<uint64_t>(p.plan.control.counts_row_bytes()));
-  *counts = {p.plan.signature, tokens, p.plan.capacity, static_cast<uint64_t>(p.plan.weights != nullptr)};
+  *counts = {sent_signature(p.plan), tokens, p.plan.capacity, static_cast<uint64_t>(p.plan.weights != nullptr)};
 }
 
 template <class A>

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "arch/gpu_runtime.hpp"
+#include "base/call_signature.hpp"
 #include "exchange/gpu/kernel.hpp"
 #include "exchange/gpu/state.hpp"
 #include "exchange/normal/plan/tables.hpp"
@@ -47,13 +48,19 @@ struct PlanParams {
   int64_t first_token = 0;    ///< of a pass; `ids`, `weights` and `tokens` begin there, device_tokens counts from 0
   bool static_drops = false;  ///< rank-major without drops: kept counts follow from the plan
   uint64_t signature = 0;
-  uint64_t object = 0;        ///< identity of this object, the same on all ranks
-  bool offers_place = false;  ///< `place` is already known and is sent with the counts
+  const uint32_t* map_version = nullptr;  ///< included in the signature sent with the counts (with_map_version); null: none
+  uint64_t object = 0;                    ///< identity of this object, the same on all ranks
+  bool offers_place = false;              ///< `place` is already known and is sent with the counts
   Placement place{};
   uint64_t own_rows = 0;  ///< place.rows for this rank itself
   Tables tables;
   SoftFault* soft = nullptr;
 };
+
+/// The signature that a rank sends with its counts.
+SWITCHYARD_FN inline uint64_t sent_signature(const PlanParams& p) {
+  return p.map_version != nullptr ? with_map_version(p.signature, *p.map_version) : p.signature;
+}
 
 /// The idle state is that of the object, followed by the header of its tables.
 inline void set_idle(PlanParams& p, const IdleCall& idle) {

@@ -94,6 +94,7 @@ template <class A>
 __device__ void send_counts(PlanView& v, CudaWarp& w) {
   const PlanParams& p = v.p;
   const CallContext& call = v.b.call;
+  const uint64_t signature = sent_signature(p);
   for (int c = threadIdx.x; c < v.columns(); c += kPlanThreads) {
     v.gathered[c] = __ldcg(&p.totals[c]);
     p.totals[c] = 0;
@@ -108,7 +109,7 @@ __device__ void send_counts(PlanView& v, CudaWarp& w) {
     CountsHead* to = call.heap.at(r, p.control.counts_head(call.epoch, call.rank()));
     auto* body = reinterpret_cast<int32_t*>(to + 1);
     for (int c = v.lane; c < v.columns(); c += kLanes) body[c] = v.gathered[c];
-    if (v.lane == 0) *to = CountsHead{p.signature, v.b.tokens, p.capacity, static_cast<uint64_t>(p.weights != nullptr)};
+    if (v.lane == 0) *to = CountsHead{signature, v.b.tokens, p.capacity, static_cast<uint64_t>(p.weights != nullptr)};
     if (v.lane == 1 && p.offers_place) {
       Placement* const offer = call.heap.at(r, p.control.placement(call.epoch, call.rank()));
       *offer = p.place;
@@ -129,6 +130,8 @@ template <class A>
 __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   const CallContext& call = v.b.call;
   if (!wait_placements<A>(w, call, v.p.control, Site::counts)) return false;
+  // With a selector, the signature that the last block sent to this rank, too.
+  const uint64_t mine = v.p.map_version != nullptr ? v.head(call.rank())->signature : v.p.signature;
   uint64_t weights = 0, missing = 0, other = 0;
   for (int base = 0; base < call.world(); base += kLanes) {
     const int r = base + v.lane;
@@ -138,13 +141,13 @@ __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
     if (here) v.b.capacity[r] = head->capacity;
     weights |= static_cast<uint64_t>(__ballot_sync(kAllLanes, sends)) << base;
     missing |= static_cast<uint64_t>(__ballot_sync(kAllLanes, here && !sends && head->tokens > 0)) << base;
-    other |= static_cast<uint64_t>(__ballot_sync(kAllLanes, here && head->signature != v.p.signature)) << base;
+    other |= static_cast<uint64_t>(__ballot_sync(kAllLanes, here && head->signature != mine)) << base;
   }
   if (weights != 0) other |= missing;
   if (v.lane == 0 && blockIdx.x == 0) v.p.tables.header->any_weights = weights != 0;
   if (other == 0) return true;
   const int rank = __ffsll(static_cast<long long>(other)) - 1;
-  return record_mismatch<A>(w, call, Site::counts, rank, v.p.signature, v.head(rank)->signature);
+  return record_mismatch<A>(w, call, Site::counts, rank, mine, v.head(rank)->signature);
 }
 
 /// Adds the sums of earlier blocks to start (experts) and record_base (ranks), and those of earlier warps to hist and touching.

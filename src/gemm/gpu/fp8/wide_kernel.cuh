@@ -21,11 +21,11 @@ namespace switchyard::detail::gemm {
 __device__ __forceinline__ void take_wide_turn() { ptx::named_barrier(1 + math_group(), kMathThreads); }
 __device__ __forceinline__ void pass_wide_turn() { ptx::named_barrier_arrive(2 - math_group(), kMathThreads); }
 
-/// sums += product * scales. `scales`: the scales of the thread's two rows, each times the scale of the weights.
-__device__ __forceinline__ void add_half(float (&sums)[kHalfColumns / 2], const float (&product)[kHalfColumns / 2],
-                                         float2 scales) {
+/// sums += product * scales, for the first sums. `scales`: those of the thread's two rows, each times that of the weights.
+template <int kCount>
+__device__ __forceinline__ void add_half(float (&sums)[kHalfColumns / 2], const float (&product)[kCount], float2 scales) {
 #pragma unroll
-  for (int i = 0; i < kHalfColumns / 2; i += 4) {
+  for (int i = 0; i < kCount; i += 4) {
     sums[i] += product[i] * scales.x;
     sums[i + 1] += product[i + 1] * scales.x;
     sums[i + 2] += product[i + 2] * scales.y;
@@ -33,19 +33,20 @@ __device__ __forceinline__ void add_half(float (&sums)[kHalfColumns / 2], const 
   }
 }
 
-/// A thread's rows and scales of one stage, in a warpgroup with a unit.
+/// A thread's rows and scales of one stage.
 template <class K>
 struct WideOperands {
   uint32_t first_rows, first_scales, first_row_scales;  ///< addresses in the first stage
   uint32_t rows[16];                                    ///< of the current stage, as the matrix instruction expects them
   float2 row_scales, weight_scales;
 
-  __device__ __forceinline__ explicit WideOperands(const WideStorage<K>& storage) {
+  /// Operands of the warpgroup's unit `unit`. The scales of a stage's rows are preceded by those of `before` other rows.
+  __device__ __forceinline__ WideOperands(const WideStorage<K>& storage, int unit, int before) {
     const int in_unit = warp_of_group() * 16 + (lane() & 15);
-    first_rows = storage.stage(0) + kWideRowsAt + static_cast<uint32_t>(math_group()) * kUnitBytes +
+    first_rows = storage.stage(0) + kWideRowsAt + static_cast<uint32_t>(unit) * kUnitBytes +
                  static_cast<uint32_t>(in_unit * kFp8Inner + (lane() >> 4 ^ (in_unit & 7)) * 16);
     first_scales = storage.scales(0);
-    first_row_scales = first_scales + static_cast<uint32_t>(math_group() * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
+    first_row_scales = first_scales + static_cast<uint32_t>(before + unit * kUnitRows + warp_of_group() * 16 + lane() / 4) * 4;
     ptx::keep_register(first_rows);
     ptx::keep_register(first_row_scales);
   }
@@ -72,9 +73,9 @@ struct WideOperands {
   }
 };
 
-/// Enqueues d (+)= rows * 128 weights. `zero` is 0 to overwrite d, and 1 to add.
-__device__ __forceinline__ void enqueue_half(float (&d)[kHalfColumns / 2], const uint32_t (&rows)[16], uint32_t weights,
-                                             uint32_t zero) {
+/// Enqueues d (+)= rows * 2 kCount weights. `zero` is 0 to overwrite d, and 1 to add.
+template <int kCount>
+__device__ __forceinline__ void enqueue_half(float (&d)[kCount], const uint32_t (&rows)[16], uint32_t weights, uint32_t zero) {
 #pragma unroll
   for (int step = 0; step < kFp8Inner / 32; ++step)
     ptx::multiply_e4m3_rows(d, &rows[step * 4],
@@ -83,13 +84,14 @@ __device__ __forceinline__ void enqueue_half(float (&d)[kHalfColumns / 2], const
 }
 inline constexpr auto kNextHalf = static_cast<uint32_t>(ptx::operand_bytes(kHalfWeightBytes));
 
-/// Computes the sums of this warpgroup's unit: each stage's product is multiplied by its scales and added in float32.
+/// Computes the sums of this warpgroup's unit: each stage's product is multiplied by its scales and added in float32. `before`:
+/// see WideOperands.
 template <class K>
 __device__ __forceinline__ void multiply_wide_unit(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
-                                                   WideSums& sums) {
+                                                   WideSums& sums, int before = 0) {
 #pragma unroll
   for (int i = 0; i < kHalfColumns / 2; ++i) sums.half[0][i] = sums.half[1][i] = 0;
-  WideOperands<K> from(storage);
+  WideOperands<K> from(storage, math_group(), before);
   float product[kHalfColumns / 2];
 #pragma unroll
   for (float& v : product) v = 0;
@@ -121,6 +123,44 @@ __device__ __forceinline__ void multiply_wide_unit(const GroupedParams& p, const
       from.load(at.slot);
     }
     add_half(sums.half[1], product, second);
+  }
+}
+
+/// Whether the warpgroups share the unit of a tile with one unit. Each then multiplies it by 64 weights of each half, into the
+/// first 32 sums of each half, instead of one warpgroup by all weights.
+template <class K>
+inline constexpr bool kSharesUnits = K::kScaling == ScaleGranularity::block && !K::kFast;
+inline constexpr int kSharedColumns = kHalfColumns / 2;
+
+/// Computes this warpgroup's sums of a shared unit. `before`: see WideOperands.
+template <class K>
+__device__ __forceinline__ void multiply_shared_unit(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
+                                                     WideSums& sums, int before = 0) {
+#pragma unroll
+  for (int i = 0; i < kSharedColumns / 2; ++i) sums.half[0][i] = sums.half[1][i] = 0;
+  WideOperands<K> from(storage, 0, before);
+  const auto own = static_cast<uint32_t>(ptx::operand_bytes(kSharedColumns * kFp8Inner)) * static_cast<uint32_t>(math_group());
+  float products[2][kSharedColumns / 2];
+#pragma unroll
+  for (int i = 0; i < kSharedColumns / 2; ++i) products[0][i] = products[1][i] = 0;
+#pragma unroll 1
+  for (int left = p.inner_blocks; left > 0; --left) {
+    const uint32_t slot = at.slot, weights = __shfl_sync(~0u, from.weights(p, slot) + own, 0);  // in a uniform register
+    ptx::mbarrier_wait(storage.full(slot), at.parity);
+    from.load(slot);
+    take_wide_turn();
+    ptx::wgmma_begin();
+    enqueue_half(products[0], from.rows, weights, p.zero);
+    enqueue_half(products[1], from.rows, weights + kNextHalf, p.zero);
+    ptx::wgmma_commit();
+    pass_wide_turn();
+    advance(storage, at);
+    ptx::wgmma_wait<0>();
+    ptx::keep(products[0]);
+    ptx::keep(products[1]);
+    release_in_both(storage, slot);
+    add_half(sums.half[0], products[0], from.scales(0));
+    add_half(sums.half[1], products[1], from.scales(1));
   }
 }
 
@@ -175,7 +215,7 @@ __device__ __forceinline__ void multiply_wide_unit_fast(const GroupedParams& p, 
                                                         WideSums& sums) {
 #pragma unroll
   for (int i = 0; i < kHalfColumns / 2; ++i) sums.half[0][i] = sums.half[1][i] = 0;
-  WideOperands<K> from(storage);
+  WideOperands<K> from(storage, math_group(), 0);
   ptx::mbarrier_wait(storage.full(at.slot), at.parity);
   from.load(at.slot);
   WideUnits units{from.row_scales, from.weight_scales};
@@ -238,9 +278,11 @@ __device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uin
                                                      Value value) {
   const ScaleKind kind = p.quantised.ue8m0 ? ScaleKind::ue8m0 : ScaleKind::f32;
   const FixedScale fixed = fixed_scale<K>(p);
-  __syncwarp();  // the previous contents have been read
+  constexpr uint32_t kEightRows = 8 * 128;
+  const int piece = lane() % 8, column = group * 128 + piece * 16;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    const uint32_t eight = staging + static_cast<uint32_t>(half) * kEightRows % K::kWarpStaging;
     // The four lanes that share a row have 32 outputs each: two adjacent ones of every eight.
     RawColumns<4> raw{};
 #pragma unroll
@@ -256,11 +298,12 @@ __device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uin
     else
       q = quantize_columns<DType::bf16, 4>(raw, 4, kind);
     const int in_warp = half * 8 + lane() / 4;
+    __syncwarp();  // the previous contents have been read
 #pragma unroll
     for (int pair = 0; pair < 16; ++pair) {
       const uint2 bytes = q.bytes[pair / 4];
-      const int column = pair * 8 + (lane() & 3) * 2;
-      ptx::store_shared_half(staging + staged_at<8>(in_warp, column / 16) + static_cast<uint32_t>(column % 16),
+      const int in_group = pair * 8 + (lane() & 3) * 2;
+      ptx::store_shared_half(eight + staged_at<8>(lane() / 4, in_group / 16) + static_cast<uint32_t>(in_group % 16),
                              static_cast<uint16_t>((pair % 4 < 2 ? bytes.x : bytes.y) >> (pair % 2 * 16)));
     }
     if ((lane() & 3) == 0 && in_warp < rows && group * 128 < p.columns && (group == 0 || !fixed.given)) {
@@ -270,15 +313,74 @@ __device__ __forceinline__ void store_wide_quantised(const GroupedParams& p, uin
       else
         *reinterpret_cast<uint32_t*>(to) = q.scale;
     }
-  }
-  __syncwarp();
-  const int piece = lane() % 8, column = group * 128 + piece * 16;
+    __syncwarp();
 #pragma unroll
-  for (int i = lane() / 8; i < 16; i += 4) {
-    if (i >= rows || column >= p.columns) continue;
-    // Quantized outputs have a multiple of 16 columns.
-    *reinterpret_cast<int4*>(p.quantised.rows + (row + i) * p.columns + column) =
-        ptx::load_shared_16(staging + staged_at<8>(i, piece));
+    for (int i = lane() / 8; i < 8; i += 4) {
+      if (half * 8 + i >= rows || column >= p.columns) continue;
+      // Quantized outputs have a multiple of 16 columns.
+      *reinterpret_cast<int4*>(p.quantised.rows + (row + half * 8 + i) * p.columns + column) =
+          ptx::load_shared_16(eight + staged_at<8>(i, piece));
+    }
+  }
+}
+
+/// Like store_wide_quantised() for a shared unit: the warps of both warpgroups that have the same 16 rows exchange their 64
+/// outputs per row, 8 rows at a time, and each quantizes half of these rows.
+template <class K, class Value>
+__device__ __forceinline__ void store_shared_quantised(const GroupedParams& p, const WideStorage<K>& storage, int64_t row,
+                                                       int rows, int group, Value value) {
+  constexpr int kLanes = 16;  // of a row, 8 columns each
+  const int pair = warp_of_group(), piece = lane() % kLanes, column = group * 128 + piece * 8;
+  const uint32_t own = storage.warp_staging(math_group() * 4 + pair), read = storage.warp_staging(piece / 8 * 4 + pair);
+  const ScaleKind kind = p.quantised.ue8m0 ? ScaleKind::ue8m0 : ScaleKind::f32;
+  const auto meet = [&] {
+    __syncwarp();
+    ptx::named_barrier(3 + pair, 64);
+  };
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const auto two = [&](int i) { return pack<__nv_bfloat16>(value(i * 4 + half * 2), value(i * 4 + half * 2 + 1)); };
+#pragma unroll
+    for (int first = 0; first < 8; first += 4)
+      ptx::store_matrices(own + staged_at<8>(lane() & 7, first + lane() / 8), two(first), two(first + 1), two(first + 2),
+                          two(first + 3));
+    meet();
+#pragma unroll 1
+    for (int i = math_group() * 4 + lane() / kLanes; i < math_group() * 4 + 4; i += 2) {
+      const int4 eight = ptx::load_shared_16(read + staged_at<8>(i, piece % 8));
+      RawColumns<1> raw{};
+      raw.eight[0].low = {static_cast<uint32_t>(eight.x), static_cast<uint32_t>(eight.y), static_cast<uint32_t>(eight.z),
+                          static_cast<uint32_t>(eight.w)};
+      const QuantizedColumns<1> q = quantize_columns<DType::bf16, 1, true>(raw, kLanes, kind);
+      if (half * 8 + i >= rows || column >= p.columns) continue;
+      store_group(p, row + half * 8 + i, group, column, piece == 0, q);
+    }
+    meet();  // both warps have read these rows: the next ones, possibly of the next tile, may overwrite them
+  }
+}
+
+/// Computes and stores this warpgroup's part of the block's tile, which has one unit.
+template <class K>
+__device__ __forceinline__ void multiply_shared_tile(const GroupedParams& p, const WideStorage<K>& storage, Position& at,
+                                                     uint32_t entry) {
+  WideSums sums;
+  multiply_shared_unit(p, storage, at, sums);
+  const Tile t = read_entry(entry);
+  const int first = warp_of_group() * 16, rows = static_cast<int>(t.shape >> 16) - first;
+  const auto value = [&](int i) { return gated(p.gating, sums.half[0][i], sums.half[1][i]); };
+  if constexpr (K::kQuantised) {
+    store_shared_quantised<K>(p, storage, t.row + first, rows, t.column_tile, value);
+  } else {
+    const uint32_t staging = storage.warp_staging(static_cast<int>(threadIdx.x >> 5));
+    const int column = t.column_tile * K::kColumns + math_group() * kSharedColumns;
+    if constexpr (K::kGated) {
+      store_wide_rows(p, staging, t.row + first, rows, column, value);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        store_wide_rows(p, staging, t.row + first, rows, column + half * kHalfColumns,
+                        [&](int i) { return activated<K>(p, sums.half[half][i]); });
+    }
   }
 }
 
@@ -328,7 +430,7 @@ __device__ __forceinline__ void skip_wide_unit(const GroupedParams& p, const Wid
   }
 }
 
-/// Role of each math warp. In tiles with one unit, the second warpgroup has no unit.
+/// Role of each math warp. In tiles with one unit, the warpgroups share it or, if they cannot, the second one has no unit.
 template <class K>
 __device__ __forceinline__ void multiply_wide_tiles(const GroupedParams& p, const WideStorage<K>& storage) {
   Position at;
@@ -342,9 +444,15 @@ __device__ __forceinline__ void multiply_wide_tiles(const GroupedParams& p, cons
       break;
     }
     at.slot = __shfl_sync(~0u, at.slot, 0);  // provably uniform: see WideStorage::kStages
-    if (math_group() < wide_units(shape & 0xffff))
+    const int units = wide_units(shape & 0xffff);
+    bool shared = false;
+    if constexpr (kSharesUnits<K>) {
+      shared = units == 1;
+      if (shared) multiply_shared_tile(p, storage, at, entry);
+    }
+    if (!shared && math_group() < units)
       multiply_wide_tile(p, storage, at, entry, static_cast<uint32_t>(i));
-    else
+    else if (!shared)
       skip_wide_unit(p, storage, at);
     ptx::mbarrier_arrive(storage.taken(slot));
   }

@@ -2,12 +2,16 @@
 // Roles of wide_kernel.cuh that prepare its tiles: claiming and loading, and the layout of shared memory.
 #pragma once
 
-#include "gemm/gpu/fp8/many_kernel.cuh"
+#include "arch/cuda/cluster.cuh"
+#include "arch/cuda/cuda_quantize.cuh"
+#include "gemm/gpu/fp8/kernel.cuh"
 #include "gemm/gpu/fp8/wide_tiles.hpp"
 
 namespace switchyard::detail::gemm {
 
-inline constexpr int kWideGroups = 2, kHalfColumns = 128;  // weights of one product
+inline constexpr int kWideGroups = 2, kHalfColumns = 128;      // weights of one product
+inline constexpr uint32_t kUnitBytes = kUnitRows * kFp8Inner;  // rows of a unit
+inline constexpr uint16_t kBothBlocks = 3;
 inline constexpr uint32_t kHalfWeightBytes = kHalfColumns * kFp8Inner;
 inline constexpr uint32_t kWideRowsAt = 2 * kHalfWeightBytes;  // in a stage, after its weights
 inline constexpr uint32_t kWideStageBytes = kWideRowsAt + kWideGroups * kUnitBytes;
@@ -23,6 +27,7 @@ struct WideKind : Fp8Kind<kTileFinish, kGranularity> {
   using Base = Fp8Kind<kTileFinish, kGranularity>;
   using Base::kColumns, Base::kGated, Base::kScaling;
   static constexpr bool kFast = kFastSums;
+  static constexpr uint32_t kWarpStaging = kWideStaging;
   static constexpr int kTurns = kScaling == ScaleGranularity::per_channel ? 0 : kFast ? 1 : 2;  ///< of a warpgroup per stage
   static constexpr int kScaledRows = kWideGroups * kUnitRows, kWeightScales = kScaling == ScaleGranularity::block ? 2 : 0;
   /// Scales of a block's two halves of weights. Gated: the gate and up halves.
@@ -38,7 +43,7 @@ struct WideKind : Fp8Kind<kTileFinish, kGranularity> {
 /// Layout of shared memory: the barriers and slots of SharedStorage, staging, stages, scales, and the list of first tickets.
 template <class K>
 struct WideStorage : SharedStorage {
-  static constexpr uint32_t kStagesAt = kFixedBytes + kMathWarps * kWideStaging;
+  static constexpr uint32_t kStagesAt = kFixedBytes + kMathWarps * K::kWarpStaging;
   /// The maximum that fits. A constant: the compiler computes descriptors in uniform registers only if the index of the stage
   /// is provably uniform.
   static constexpr uint32_t kStages = 4;
@@ -49,7 +54,9 @@ struct WideStorage : SharedStorage {
   __device__ explicit WideStorage(uint32_t base_in) : SharedStorage{base_in, kStages} {}
   static constexpr __device__ uint32_t num_stages() { return kStages; }
 
-  __device__ uint32_t warp_staging(int warp) const { return base + kFixedBytes + static_cast<uint32_t>(warp) * kWideStaging; }
+  __device__ uint32_t warp_staging(int warp) const {
+    return base + kFixedBytes + static_cast<uint32_t>(warp) * K::kWarpStaging;
+  }
   __device__ uint32_t stage(uint32_t slot) const { return base + kStagesAt + slot * kWideStageBytes; }
   __device__ uint32_t scales(uint32_t slot) const { return stage(num_stages()) + slot * kScaleBytes<K>; }
   __device__ uint32_t tile_scales(uint32_t slot) const { return scales(num_stages()) + slot * kTileScaleBytes<K>; }
@@ -99,46 +106,55 @@ __device__ __forceinline__ void announce_tiles(const GroupedParams& p, const Any
   if (leads && atomicAdd(p.tickets + 1, 1u) == clusters - 1) p.tickets[0] = p.tickets[1] = 0;
 }
 
+/// Starts loading stage `slot`, which is empty: inner block `block` of the operands of tile `t`. `more`: bytes of other copies
+/// that fill the stage.
+template <class K>
+__device__ __forceinline__ void load_wide_stage(const GroupedParams& p, const WideStorage<K>& storage, const Tile& t,
+                                                uint32_t slot, int block, uint32_t more = 0) {
+  const int rank = static_cast<int>(ptx::cluster_rank()), inner = block * kFp8Inner;
+  const int units = wide_units(t.shape), part = units * (kUnitRows / 2);  // rows loaded for both blocks if they share rows
+  const uint32_t weights = storage.stage(slot), rows = weights + kWideRowsAt, bar = storage.full(slot);
+  // The halves of a block's weights: gate and up weights of the same outputs, or weights of adjacent outputs.
+  const int output = t.column_tile * K::kColumns;
+  const auto load_weights = [&](int half, auto load) {
+    load(weights + static_cast<uint32_t>(half) * kHalfWeightBytes, K::kGated ? output : output + half * kHalfColumns,
+         K::kGated ? half : 0);
+  };
+  const auto load_own = [&](uint32_t to, int y, int z) { ptx::load_box(to, &p.many_weights, bar, inner, y, z, t.expert); };
+  const auto load_both = [&](uint32_t to, int y, int z) {
+    ptx::load_box_to_blocks(to, &p.many_weights, bar, inner, y, z, t.expert, kBothBlocks);
+  };
+  ptx::mbarrier_expect(bar, static_cast<uint32_t>(units) * kUnitBytes + 2 * kHalfWeightBytes + more);
+  if ((t.shape & kSharesWeights) != 0) {
+    load_weights(rank, load_both);
+    ptx::load_box(rows, &p.rows[kWideGroups * kUnitRows / kRowStep - 1], bar, inner, t.row);
+  } else {
+    load_weights(0, load_own);
+    load_weights(1, load_own);
+    ptx::load_box_to_blocks(rows + static_cast<uint32_t>(rank * part) * kFp8Inner, &p.rows[part / kRowStep - 1], bar, inner,
+                            t.row + rank * part, kBothBlocks);
+  }
+}
+
 /// Role of the loader thread.
 template <class K>
 __device__ __forceinline__ void load_wide_tiles(const GroupedParams& p, const WideStorage<K>& storage) {
-  const int rank = static_cast<int>(ptx::cluster_rank());
   const int due_at = p.inner_blocks > kBlocksAhead ? p.inner_blocks - kBlocksAhead : 0;
   uint32_t slot = 0, parity = 1;
   for_each_tile(storage, [&](const Tile& t) {
-    const int units = wide_units(t.shape),
-              part = units * (kUnitRows / 2);  // rows that this block loads for both if they share rows
-    const bool shares_weights = (t.shape & kSharesWeights) != 0;
-    // The halves of a block's weights: gate and up weights of the same outputs, or weights of adjacent outputs.
-    const int output = t.column_tile * K::kColumns;
-    const auto load_weights = [&](uint32_t to, uint32_t bar, int inner, int half, auto load) {
-      load(to + static_cast<uint32_t>(half) * kHalfWeightBytes, bar, inner, K::kGated ? output : output + half * kHalfColumns,
-           K::kGated ? half : 0);
-    };
-    const auto load_own = [&](uint32_t to, uint32_t bar, int x, int y, int z) {
-      ptx::load_box(to, &p.many_weights, bar, x, y, z, t.expert);
-    };
-    const auto load_both = [&](uint32_t to, uint32_t bar, int x, int y, int z) {
-      ptx::load_box_to_blocks(to, &p.many_weights, bar, x, y, z, t.expert, kBothBlocks);
-    };
     for (int block = 0; block < p.inner_blocks; ++block) {
       if (block == due_at) ptx::mbarrier_arrive(storage.due());
-      const int inner = block * kFp8Inner;
       ptx::mbarrier_wait(storage.empty(slot), parity);
-      const uint32_t weights = storage.stage(slot), rows = weights + kWideRowsAt, bar = storage.full(slot);
-      ptx::mbarrier_expect(bar, static_cast<uint32_t>(units) * kUnitBytes + 2 * kHalfWeightBytes);
-      if (shares_weights) {
-        load_weights(weights, bar, inner, rank, load_both);
-        ptx::load_box(rows, &p.rows[kWideGroups * kUnitRows / kRowStep - 1], bar, inner, t.row);
-      } else {
-        load_weights(weights, bar, inner, 0, load_own);
-        load_weights(weights, bar, inner, 1, load_own);
-        ptx::load_box_to_blocks(rows + static_cast<uint32_t>(rank * part) * kFp8Inner, &p.rows[part / kRowStep - 1], bar, inner,
-                                t.row + rank * part, kBothBlocks);
-      }
+      load_wide_stage(p, storage, t, slot, block);
       if (++slot == storage.num_stages()) slot = 0, parity ^= 1;
     }
   });
+}
+
+/// Releases a stage that this warp has read, in both blocks, because the other block loads a part of it.
+template <class AnyStorage>
+__device__ __forceinline__ void release_in_both(const AnyStorage& storage, uint32_t slot) {
+  if (lane() < 2) ptx::mbarrier_arrive_in_cluster(ptx::shared_of_block(storage.empty(slot), static_cast<uint32_t>(lane())));
 }
 
 }  // namespace switchyard::detail::gemm

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "base/macros.hpp"
+#include "gemm/gpu/row_tiles.hpp"
 
 namespace switchyard::detail {
 
@@ -37,6 +37,24 @@ SWITCHYARD_INLINE WideRows wide_rows(int64_t rows) {
   const int64_t units = (rows + kWideUnit - 1) / kWideUnit;
   const int rest = static_cast<int>(units % (2 * kWideBlockUnits));
   return {units / (2 * kWideBlockUnits), rest, (rest + kWideBlockUnits - 1) / kWideBlockUnits};
+}
+
+/// The same tiles as row tiles, in that order, for kernels with tickets of their own. Tiles of at most kWideSharedRows rows
+/// share rows, the others weights.
+inline constexpr int kWideSharedRows = kWideBlockUnits * kWideUnit;
+SWITCHYARD_INLINE int count_wide_row_tiles(int64_t rows) {
+  const WideRows r = wide_rows(rows);
+  return static_cast<int>(r.whole) + r.rests;
+}
+/// Row tile `index` of an expert with `rows` rows.
+SWITCHYARD_INLINE RowTile wide_row_tile(int64_t rows, int index) {
+  const WideRows r = wide_rows(rows);
+  const int64_t rest = index - r.whole;
+  const int64_t unit = rest < 0 ? int64_t{index} * 2 * kWideBlockUnits : r.whole * 2 * kWideBlockUnits + rest * kWideBlockUnits;
+  const int64_t last = r.whole * 2 * kWideBlockUnits + r.rest_units, left = last - unit;
+  const int64_t units = rest < 0 ? 2 * kWideBlockUnits : left < kWideBlockUnits ? left : kWideBlockUnits;
+  const int64_t first = unit * kWideUnit, width = units * kWideUnit;
+  return {first, static_cast<int>(width < rows - first ? width : rows - first), static_cast<int>(width)};
 }
 
 /// Number of tickets of `whole` and `rests` tiles over all column tiles.
