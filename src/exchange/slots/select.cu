@@ -31,9 +31,10 @@ __device__ void select_routes(const SelectParams& p) {
 }
 
 __global__ void __launch_bounds__(kSelectThreads) select_slots_kernel(const __grid_constant__ SelectParams p) {
-  if (p.version != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.version = p.selection.table.version();
-  if (p.tokens == 0) return;  // also IdleCall
-  p.ids64 ? select_routes<int64_t>(p) : select_routes<int32_t>(p);
+  const bool sets_version = p.version != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
+  const uint32_t version = sets_version ? p.selection.table.version() : 0;  // stored at the end: no id waits for this load
+  if (p.tokens > 0) p.ids64 ? select_routes<int64_t>(p) : select_routes<int32_t>(p);  // 0: also IdleCall
+  if (sets_version) *p.version = version;
 }
 
 }  // namespace slots

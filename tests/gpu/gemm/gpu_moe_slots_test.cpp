@@ -62,7 +62,7 @@ TEST_P(GpuMoeSlots, ReplaysUseTheMapInForce) {
   });
 }
 
-/// Rank 1 sets the next map before its call, rank 0 after it.
+/// Replayed: rank 1 sets the next map before its call, rank 0 after it. Eager: rank 1 passes a selector with a later version.
 TEST_P(GpuMoeSlots, VersionsThatDifferAreFound) {
   const MoeCase& m = GetParam();
   isolated([&] {
@@ -71,14 +71,15 @@ TEST_P(GpuMoeSlots, VersionsThatDifferAreFound) {
         me.f.set_context(replayed ? "replayed" : "eager");
         GpuRig rig(me);
         MoeGpuRank rank(rig, me.group, m);
-        SlotSelector selector(me.group, kHome);
-        const auto forward = [&] { rank.forward({.selector = &selector}); };
-        Graph graph(me, forward);
+        SlotSelector selector(me.group, kHome), later(me.group, kHome);
+        later.set_map(kHome, {}, me.stream());
+        Graph graph(me, [&] { rank.forward({.selector = &selector}); });
         run_call(me, rank, 0, false, [&] { graph.launch(); });
         me.meet();
-        if (me.rank() == 1) selector.set_map(kHome, {}, me.stream());
-        Outcome end = outcome_of([&] { replayed ? graph.launch() : forward(); });
-        if (me.rank() == 0) (void)outcome_of([&] { selector.set_map(kHome, {}, me.stream()); });
+        if (replayed && me.rank() == 1) selector.set_map(kHome, {}, me.stream());
+        Outcome end = outcome_of(
+            [&] { replayed ? graph.launch() : rank.forward({.selector = me.rank() == 1 ? &later : &selector}); });
+        if (replayed && me.rank() == 0) (void)outcome_of([&] { selector.set_map(kHome, {}, me.stream()); });
         me.meet();
         if (end.code == ErrorCode::ok) end = outcome_of([&] { me.group.check(); });
         me.f.equal(code_name(ErrorCode::mismatch), code_name(end.code), "code, " + end.text);
