@@ -128,11 +128,11 @@ Dispatched NormalImpl::dispatch(const ConstRows& x, const ExpertIds& ids, const 
   ExpertIds slots = ids;
   const SelectedSlots selected = selector ? select_slots(*selector, slots, o) : SelectedSlots();
   const bool version_on_host = selected.version != nullptr && counts_at_ == CountsAt::host;
-  call->signature =
-      signature(Operation::dispatch, {int64_t{selector != nullptr}, version_on_host ? int64_t{compared_version(*selected.version)} : 0,
-                                      static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.src_scales()),
-                                      static_cast<int64_t>(o.quantize), static_cast<int64_t>(o.padding),
-                                      static_cast<int64_t>(o.size), static_cast<int64_t>(o.overflow)});
+  call->signature = signature(
+      Operation::dispatch,
+      {int64_t{selector != nullptr}, version_on_host ? int64_t{compared_version(*selected.version)} : 0,
+       static_cast<int64_t>(format.src_type), static_cast<int64_t>(format.src_scales()), static_cast<int64_t>(o.quantize),
+       static_cast<int64_t>(o.padding), static_cast<int64_t>(o.size), static_cast<int64_t>(o.overflow)});
   Dispatch d(x, format, o, weights);
   d.fresh = new_handle(*call, ids, o, d.error);
   d.handle = d.fresh;

@@ -77,8 +77,8 @@ TEST_P(GpuMoeSlots, VersionsThatDifferAreFound) {
         run_call(me, rank, 0, false, [&] { graph.launch(); });
         me.meet();
         if (replayed && me.rank() == 1) selector.set_map(kHome, {}, me.stream());
-        Outcome end = outcome_of(
-            [&] { replayed ? graph.launch() : rank.forward({.selector = me.rank() == 1 ? &later : &selector}); });
+        Outcome end =
+            outcome_of([&] { replayed ? graph.launch() : rank.forward({.selector = me.rank() == 1 ? &later : &selector}); });
         if (replayed && me.rank() == 0) (void)outcome_of([&] { selector.set_map(kHome, {}, me.stream()); });
         me.meet();
         if (end.code == ErrorCode::ok) end = outcome_of([&] { me.group.check(); });
