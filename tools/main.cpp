@@ -190,7 +190,7 @@ static int with_output_written(int status) {
 /// Accepts `help` and `help VERB`, which users often type first.
 int main(int argc, char** argv) try {
   std::signal(SIGXFSZ, SIG_IGN);  // writing beyond `ulimit -f` then fails with an error, as on a full disk
-  // Ranks that share a GPU: their streams must not share a queue, and a lazy load may wait for another rank's kernel.
+  // If ranks share a GPU, their streams must not share a queue, and lazy loading may wait for another rank's kernel.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   std::vector<std::string> args(argv, argv + argc);

@@ -2,7 +2,7 @@
 /// \file
 /// Replicated experts: the assignment of experts to ranks, the division of an expert's routes among its replicas, a planner
 /// that chooses the replicas from past loads, SlotSelector, which replaces the ids of each call, RouteCounter, which counts
-/// them, and move_weights() and SlotWeights, which load the weights. All functions are deterministic: equal arguments yield
+/// routes, and move_weights() and SlotWeights, which load the weights. All functions are deterministic: equal arguments yield
 /// equal results on every rank. Those without a Group among their arguments run on the host and may be called from any thread.
 ///
 /// The slots of a map are numbered like experts: slot p is expert p of an exchange with num_experts = num_slots(), in which
@@ -113,8 +113,8 @@ int count_moved(const ExpertMap& from, const ExpertMap& to);
 ExpertMap vacate(const ExpertMap& from, const ExpertMap& to);
 
 /// Rates for plan_step(); equal on all ranks. The defaults are for bf16 experts of hidden 7168 and intermediate 2048 on H200s:
-/// seconds_per_row is measured, the others are estimates; measure_step_rates() measures them. Measure all of them on other
-/// devices.
+/// seconds_per_row was measured; the others are estimates, and measure_step_rates() measures them. On other devices, measure
+/// all of them.
 struct StepOptions {
   int64_t tile = 128;                ///< a load of up to this many rows above the mean counts as level; in [1, 2^40]
   double link_bytes_per_s = 300e9;   ///< at which a rank sends or receives weights
@@ -171,7 +171,7 @@ struct MoveOptions {
 /// an expert is a slot of the same rank if possible, else one on the same host; of several ranks, the one that has been chosen
 /// least often so far. Arrays must not overlap. Returns the number of bytes received from other ranks.
 ///
-/// Between hosts, weights travel like rows: through GroupOptions::network, and once for all ranks of a host that lack them.
+/// Between hosts, weights are sent like rows: through GroupOptions::network, and once for all ranks of a host that lack them.
 ///
 /// Returns after the copies have completed, and therefore, on a GPU, after earlier work on the stream. No other call may use
 /// the arrays concurrently; on GPUs, no work on other streams may use them either. Throws on all ranks, before any copy:
@@ -182,16 +182,16 @@ struct MoveOptions {
 int64_t move_weights(Group& group, const ExpertMap& from, const ExpertMap& to, std::span<const SlotArray> arrays,
                      const MoveOptions& options = {});
 
-/// Collective. Returns the options of the slowest rank: the lowest link_bytes_per_s, and the highest seconds_per_row and
-/// seconds_per_move. Rates that each rank has measured itself thus lead to the same plans on all ranks. Throws on all ranks:
-/// Error(invalid_argument); Error(mismatch) if the tiles differ.
+/// Collective. Returns `mine` with the rates of the slowest rank: the lowest link_bytes_per_s, and the highest seconds_per_row
+/// and seconds_per_move. Ranks that measure their own rates thus compute the same plans. Throws on all ranks:
+/// Error(invalid_argument); Error(mismatch) if the tiles differ by rank.
 StepOptions agree_on_step_rates(Group& group, const StepOptions& mine);
 
 /// Collective. Measures link_bytes_per_s and seconds_per_move with calls of move_weights() in which every rank receives
 /// temporary weights, of 256 bytes and of up to 64 MiB, from another rank; returns them with the other options of `mine` as
-/// agree_on_step_rates() does. On one rank, measures nothing. Takes a few milliseconds, and memory for two such sets of weights
-/// besides that of the moves. Weights that move in the background (SlotWeights) take less time from the calls. Throws as
-/// move_weights() and agree_on_step_rates() do.
+/// agree_on_step_rates() does. In a group of one rank, measures nothing. Takes a few milliseconds and allocates memory for two
+/// such sets of weights, in addition to that of the moves. Background moves (SlotWeights) delay calls less than these. Throws
+/// the errors of move_weights() and agree_on_step_rates().
 StepOptions measure_step_rates(Group& group, const StepOptions& mine = {}, const MoveOptions& options = {});
 
 /// The weights of a rank's slots, for moves in the background of other calls. Movable. Construction and move() are collective;
@@ -318,7 +318,8 @@ class SlotSelector {
   /// This rank's counters, [E], in the memory of the backend. The pointer is valid until destruction.
   const int64_t* routes() const;
   const ExpertMap& map() const;
-  /// Number of maps that have been in force: 1 after construction. Calls of other objects that use the selector compare it.
+  /// Number of maps that have been in force: 1 after construction. Calls of other objects that use the selector compare it
+  /// between ranks.
   int64_t version() const;
 
  private:
@@ -342,16 +343,16 @@ class RouteCounter {
   /// Local; does not wait. Graphs that contain a count() may still be replayed.
   ~RouteCounter();
 
-  /// Local. Adds the routes of a call. Ids that are not experts are not counted. GPUs: `topk_ids` is memory of this rank's GPU;
-  /// enqueues one kernel on `stream` (a cudaStream_t), which graphs can capture, and does not wait. \throws
-  /// Error(invalid_argument)
+  /// Local. Adds the routes of a call. Ids that are not experts are not counted. GPUs: `topk_ids` must be in memory of this
+  /// rank's GPU; enqueues one kernel on `stream` (a cudaStream_t), which graphs can capture, and does not wait.
+  /// \throws Error(invalid_argument)
   void count(const ExpertIds& topk_ids, void* stream = nullptr);
 
   /// Collective. Returns the counts of all ranks and does not reset them. If the counted ids are slots that `selector` has
-  /// selected, of_expert are the counts of the selector, by the experts of its map: all routes since its construction, also
-  /// those that gather_routes() has returned. GPUs: waits for the counted calls within the group's timeout; meanwhile, no graph
-  /// that contains one may run. \throws Error(invalid_argument) if the experts of the counter are not the slots of
-  /// `selector`
+  /// selected, of_expert contains the counts of the selector, by the experts of its map: all routes since its construction,
+  /// including those that gather_routes() has returned. GPUs: waits, within the group's timeout, for the counted calls;
+  /// meanwhile, no graph that contains such a call may run.
+  /// \throws Error(invalid_argument) if the experts of the counter are not the slots of `selector`
   RouteLoad load(SlotSelector* selector = nullptr);
 
   /// This rank's counters, [E], in the memory of the backend. The pointer is valid until destruction.

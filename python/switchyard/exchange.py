@@ -476,7 +476,7 @@ class Exchange:
 
     @named("Exchange.load")
     def load(self, selector: Optional[SlotSelector] = None) -> RouteLoad:
-        """Collective. With ``count_routes=True``: :meth:`RouteCounter.load` for the dispatches of this exchange."""
+        """Collective. Requires ``count_routes=True``. :meth:`RouteCounter.load` for the dispatches of this exchange."""
         if self._counter is None:
             invalid("load: the exchange counts no routes; create it with count_routes=True")
         return self._counter.load(selector)

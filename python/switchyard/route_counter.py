@@ -28,7 +28,7 @@ class RouteCounter:
     collective. num_experts: of the exchange.
 
         counter = sy.RouteCounter(group, num_experts=E)
-        counter.count(topk_ids)            # each call; Exchange(count_routes=True) does so itself
+        counter.count(topk_ids)            # each call; Exchange(count_routes=True) does this
         counter.load().of_rank
     """
 
@@ -65,7 +65,7 @@ class RouteCounter:
     def load(self, selector: Optional[SlotSelector] = None) -> RouteLoad:
         """Collective. Returns the counts of all ranks and does not reset them. If the counted ids are slots, pass the selector that
         selected them: `of_expert` then contains the selector's counts by expert, including those that ``gather_routes`` has returned.
-        GPUs: waits for the counted calls; meanwhile, no graph that contains one may run."""
+        GPUs: waits for the counted calls; meanwhile, no graph that contains such a call may run."""
         with self.group._call:
             _arguments.check("RouteCounter.load", selector=selector)
             experts = self.num_experts if selector is None else selector.expert_map.num_experts

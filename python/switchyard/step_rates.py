@@ -30,8 +30,7 @@ def _rates_of(options: structs.BalanceOptions) -> StepRates:
 @named("agree_on_step_rates")
 def agree_on_step_rates(group: Group, *, link_bytes_per_s: float = 300e9, seconds_per_row: float = 0.14e-6,
                         seconds_per_move: float = 0.5e-3) -> StepRates:
-    """Collective. Returns the rates of the slowest rank, so that rates that each rank has measured itself lead to the same plans
-    on all ranks."""
+    """Collective. Returns the rates of the slowest rank, so that ranks that measure their own rates compute the same plans."""
     _arguments.check("agree_on_step_rates", group=group, link_bytes_per_s=link_bytes_per_s, seconds_per_row=seconds_per_row,
                      seconds_per_move=seconds_per_move)
     options = structs.BalanceOptions(link_bytes_per_s=link_bytes_per_s, seconds_per_row=seconds_per_row,
@@ -44,8 +43,8 @@ def agree_on_step_rates(group: Group, *, link_bytes_per_s: float = 300e9, second
 @named("measure_step_rates")
 def measure_step_rates(group: Group, *, seconds_per_row: float = 0.14e-6, staging_bytes: int = 64 << 20) -> StepRates:
     """Collective. Measures `link_bytes_per_s` and `seconds_per_move` with calls of :func:`move_weights` in which every rank
-    receives temporary weights of up to 64 MiB; `seconds_per_row` is that of the slowest rank. Takes a few milliseconds, and memory for
-    two such sets of weights besides `staging_bytes`. GPUs: on the current stream."""
+    receives temporary weights of up to 64 MiB; `seconds_per_row` is that of the slowest rank. Takes a few milliseconds and allocates
+    memory for two such sets of weights, in addition to `staging_bytes`. GPUs: runs on the current stream."""
     _arguments.check("measure_step_rates", group=group, seconds_per_row=seconds_per_row, staging_bytes=staging_bytes)
     options = structs.BalanceOptions(seconds_per_row=seconds_per_row, staging_bytes=staging_bytes)
     stream: Optional[int] = sys.modules["torch"].cuda.current_stream().cuda_stream if group._backend == CUDA and "torch" in sys.modules else None

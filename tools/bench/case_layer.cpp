@@ -3,8 +3,8 @@
 // the order of the separate form, also per_rank.
 //
 // The rules are those of the mode that moves the rows. In normal mode, GPU calls are timed from event to event; in low-latency
-// mode, they are timed in replayed graphs. Before each call, the L2 cache is filled with unrelated lines and all GPUs meet. The
-// steps of the separate form are recorded by a trace, in calls of their own under the same conditions. Its products are the
+// mode, they are timed in replayed graphs. Before each call, the L2 cache is filled with unrelated lines and all GPUs
+// synchronize. A trace records the steps of the separate form in other calls under the same conditions. Its products are the
 // limit for the layer. Layers are timed and recorded in several turns so that thermal throttling slows all of them alike.
 #include <fmt/core.h>
 
@@ -239,8 +239,7 @@ class LayerBench final : public BenchCaseOf<Run> {
     if (selects)
       fmt::print("  selecting: the layer with expert ids, which are replaced with slots; layer: with slots as input.\n");
     if (!balances) return;
-    fmt::print(
-        "  balance: SlotSelector::balance with the weights to move, from the map without replicas, which is set first.\n");
+    fmt::print("  balance: SlotSelector::balance with the weights to move; before it, the map without replicas is set.\n");
     for (const Run& r : runs_) {
       if (r.balanced.is_null() || !r.balanced[0].contains("measured")) continue;
       const json& m = r.balanced[0]["measured"];

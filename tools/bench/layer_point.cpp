@@ -129,7 +129,7 @@ std::unique_ptr<Clock> clock_of(const LayerPoint& p, Group& group) {
   return make_gpu_clock(group, &exchange_of(p.options) == &kNormal ? Timing::enqueued : Timing::replayed, {});
 }
 
-/// The rows of each expert in the routings of all ranks.
+/// Returns the number of rows of each expert in the routings of all ranks.
 std::vector<int64_t> rows_per_expert(const LayerPoint& p) {
   std::vector<int64_t> rows(static_cast<size_t>(p.home.num_experts), 0);
   for (const Routing& ids : p.ids)
@@ -175,7 +175,7 @@ json recorded_layers(const LayerPoint& p, LayerRank& rank, Group& group, const R
                                         [&] { rank.fuses_per_rank() ? rank.fused_per_rank() : rank.fused(); }));
 }
 
-/// Part of `n` calls that belongs to a turn.
+/// Number of the `n` calls that belong to a turn.
 int64_t of_turn(int64_t n, int64_t turn) { return n * (turn + 1) / kLayerTurns - n * turn / kLayerTurns; }
 
 /// Collective. Times the sections and then records the steps of the separate form.

@@ -22,7 +22,7 @@ struct BenchOptions {
   int64_t ranks = 0;  ///< 0: 2, or 8 with 16 cores or more
   int64_t blocks = 1;
   int64_t warps = 0;  ///< 0: cores / ranks, at least 1
-  int64_t sms = 0;    ///< CUDA: multiprocessors of each call or, of a layer, each kernel; 0: as tuned, or the library's default
+  int64_t sms = 0;    ///< CUDA: multiprocessors per call or, for a layer, per kernel; 0: as tuned, or the library's default
   int64_t combine_sms = 0;  ///< CUDA: multiprocessors of combine; 0: as `sms`
   int64_t tokens = 512;
   int64_t hidden = 7168;

@@ -18,7 +18,7 @@ void add_shape(Options& add, BenchOptions& o) {
   add.integer("--blocks", o.blocks, 1, 64, "CPU: workers of a rank = blocks x warps");
   add.automatic("--warps", o.warps, 1, 256, "CPU: warps per block; auto: as many as occupy all cores");
   add.automatic("--sms", o.sms, 1, 1024,
-                "CUDA: multiprocessors for each call or, of a layer, each kernel; auto: the default of the library");
+                "CUDA: multiprocessors for each call or, in a layer, each kernel; auto: the default of the library");
   add.integer("--tokens", o.tokens, 1, 1 << 20, "Tokens per rank");
   add.integer("--hidden", o.hidden, 8, 1 << 17, "Row length, a multiple of 8");
   add.automatic("--experts", o.experts, 1, 1 << 16, "Number of experts; auto: as in the recording, else 256");

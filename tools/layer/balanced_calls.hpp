@@ -23,7 +23,7 @@ class BalancedCalls {
   /// Collective. Sets the map without replicas and balances the routing, so weights move in each call. Moves the weights
   /// that level the ranks best, regardless of cost.
   void run();
-  /// Collective. Rates of this machine, with seconds_per_row that of the slowest rank (measure_step_rates).
+  /// Collective. Measures the rates of this machine; seconds_per_row is that of the slowest rank (measure_step_rates).
   StepOptions measure_rates(double seconds_per_row);
   /// The report of the last call.
   const BalanceReport& report() const { return report_; }

@@ -62,13 +62,13 @@ class LayerRank {
 
   /// Collective. Sets the inputs of data set `set` and fills the outputs with NaN.
   void prepare(uint64_t set);
-  /// The layer in separate form.
+  /// Runs the layer in separate form.
   void layer() { forward(*separate_); }
-  /// The same with expert ids, which are replaced with the scenario's slots: by the dispatch of a low-latency exchange, else
-  /// before the layer. Requires selects().
+  /// Variant of layer() with expert ids. The dispatch of a low-latency exchange replaces them with the scenario's slots; in
+  /// normal mode, SlotSelector::select() does so first. Requires selects().
   void selecting_layer();
   bool selects() const { return selector_.has_value(); }
-  /// The layer in fused form. Call it only if fuses().
+  /// Runs the layer in fused form. Requires fuses().
   void fused() { forward(*fused_); }
   bool fuses() const { return fused_.has_value(); }
   /// Requires fuses_per_rank().

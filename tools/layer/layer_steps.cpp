@@ -42,7 +42,7 @@ constexpr Key kKeys[] = {{"dispatch", &LayerSteps::dispatch, false}, {"up", &Lay
                          {"down", &LayerSteps::down, true},          {"experts", &LayerSteps::experts, false},
                          {"combine", &LayerSteps::combine, false},   {"recorded_layer", &LayerSteps::layer, false}};
 
-/// Collective. Whether a rank of the group answers yes.
+/// Collective. Returns whether `mine` is true on any rank.
 bool any_rank(Group& group, bool mine) {
   std::vector<uint8_t> all(static_cast<size_t>(group.size()));
   const auto answer = static_cast<uint8_t>(mine);

@@ -30,7 +30,7 @@ void refuse_without_effect(const Options& add, const TraceVerbOptions& t) {
   refuse(mode.has_layouts, {"--layout", "--staging", "--alignment"}, "normal");
   refuse(&mode == &kLowLatency || &mode == &kFlat, {"--sending", "--pieces"}, "low_latency and flat");
   for (const char* flag : {"--form", "--intermediate"})
-    if (add.has(flag) && !mode.has_experts) throw UsageError(std::string(flag) + ": given without --mode layer, which has it");
+    if (add.has(flag) && !mode.has_experts) throw UsageError(std::string(flag) + ": given without --mode layer");
 }
 
 void declare(Options& add, TraceVerbOptions& t) {

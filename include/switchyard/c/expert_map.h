@@ -133,11 +133,11 @@ typedef struct sy_balance_report {
 sy_code sy_slot_selector_balance(sy_slot_selector* selector, const sy_expert_ids* topk_ids, void* slots, void* const* arrays,
                                  const size_t* slot_bytes, int32_t num_arrays, const sy_balance_options* options, void* stream,
                                  sy_balance_report* report);
-/// Collective. Replaces the rates of `options`, which each rank may have measured itself, with those of the slowest rank: the
-/// lowest link_bytes_per_s, and the highest seconds_per_row and seconds_per_move. Error: mismatch if the tiles differ.
+/// Collective. Replaces the rates in `options`, for example the measurements of each rank, with those of the slowest rank: the
+/// lowest link_bytes_per_s, and the highest seconds_per_row and seconds_per_move. Error: mismatch if the tiles differ by rank.
 sy_code sy_agree_on_step_rates(sy_group* group, sy_balance_options* options);
-/// Collective. Also measures link_bytes_per_s and seconds_per_move, with moves of temporary weights on `stream` within
-/// options->staging_bytes; see measure_step_rates in switchyard/expert_map.hpp.
+/// Collective. Like sy_agree_on_step_rates, but measures link_bytes_per_s and seconds_per_move, with moves of temporary weights
+/// on `stream` within options->staging_bytes; see measure_step_rates in switchyard/expert_map.hpp.
 sy_code sy_measure_step_rates(sy_group* group, sy_balance_options* options, void* stream);
 
 /// Collective. Variant of sy_slot_selector_balance that moves the weights in the background (sy_slot_weights_move): it does not
@@ -171,13 +171,13 @@ typedef struct sy_route_counter sy_route_counter;
 /// Collective. `num_experts`: E of the exchange, equal on all ranks.
 sy_code sy_route_counter_create(sy_group* group, int32_t num_experts, sy_route_counter** counter);
 sy_code sy_route_counter_destroy(sy_route_counter* counter);
-/// Local. Adds the routes of a call. Ids that are not experts are not counted. GPUs: the ids are memory of this rank's GPU;
-/// enqueues one kernel on `stream` (a cudaStream_t), which graphs can capture, and does not wait.
+/// Local. Adds the routes of a call. Ids that are not experts are not counted. GPUs: the ids must be in memory of this rank's
+/// GPU; enqueues one kernel on `stream` (a cudaStream_t), which graphs can capture, and does not wait.
 sy_code sy_route_counter_count(sy_route_counter* counter, const sy_expert_ids* topk_ids, void* stream);
 /// Collective. Writes the counts of all ranks since creation, without resetting them: `of_expert`, [W, E], the routes from each
 /// rank to each expert, and `of_rank`, [W], the routes to the experts of each rank. If the counted ids are slots that
-/// `selector` has selected, `of_expert` are the counts of the selector, by the experts of its map. `selector`, `of_expert` and
-/// `of_rank` may be NULL. GPUs: waits for the counted calls; meanwhile, no graph that contains one may run.
+/// `selector` has selected, `of_expert` receives the counts of the selector, by the experts of its map. `selector`, `of_expert`
+/// and `of_rank` may be NULL. GPUs: waits for the counted calls; meanwhile, no graph that contains such a call may run.
 sy_code sy_route_counter_load(sy_route_counter* counter, sy_slot_selector* selector, int64_t* of_expert, int64_t* of_rank);
 /// Local. This rank's counters, [E], in the memory of the backend, valid until the counter is destroyed.
 sy_code sy_route_counter_routes(const sy_route_counter* counter, const int64_t** routes);

@@ -116,7 +116,7 @@ typedef struct sy_moe_layer_call {
   sy_bool known_memory;  ///< CUDA: as in sy_dispatch_options
   int32_t reserved;      ///< must be 0
   /// If not NULL, `topk_ids` are expert ids, which the call replaces with slots (sy_low_latency_dispatch_options::selector);
-  /// num_experts of the layer is the number of slots. Normal mode and the fused form on GPUs: a separate kernel does so first.
+  /// num_experts of the layer is the number of slots. GPUs, normal mode and fused form: a separate kernel replaces them first.
   sy_slot_selector* selector;
   /// CUDA: cudaEvent_t after which the weights are complete, for example that of sy_slot_weights_ready, or NULL. The separate
   /// form waits for it between dispatch and the experts, the fused form before its kernel. Not during stream capture, and not

@@ -117,7 +117,7 @@ sy_code sy_low_latency_rows_get(const sy_low_latency_rows* rows, sy_row_view* vi
 /// As sy_low_latency_output_destroy.
 sy_code sy_low_latency_rows_destroy(sy_low_latency_rows* rows);
 
-/// Options of one dispatch. May differ by rank, except that `selector` is NULL on all ranks or on none.
+/// Options of one dispatch. May differ by rank, except that `selector` must be NULL on all ranks or on none.
 typedef struct sy_low_latency_dispatch_options {
   size_t struct_size;
   const float* topk_weights;  ///< float32 [T, K] or NULL: sent with the rows, for the weighted sums of combine
@@ -129,8 +129,8 @@ typedef struct sy_low_latency_dispatch_options {
   sy_bool known_memory;  ///< CUDA: as in sy_dispatch_options
   /// If not NULL, `topk_ids` are expert ids, which the call replaces with slots as sy_slot_selector_select does; it counts as a
   /// call of that function. The map has num_experts slots. CUDA: in common configurations on one host, the sending kernel
-  /// selects the slots; otherwise, a separate kernel does so first. NULL on all ranks or on none, and with maps of the same
-  /// version on all ranks, compared modulo 8; otherwise, all ranks get SY_MISMATCH.
+  /// selects the slots; otherwise, a separate kernel does so first. Must be NULL on all ranks or on none, and the versions of
+  /// the maps must be equal on all ranks (compared modulo 8); otherwise, all ranks get SY_MISMATCH.
   sy_slot_selector* selector;
 } sy_low_latency_dispatch_options;
 

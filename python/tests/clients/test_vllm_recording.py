@@ -15,7 +15,7 @@ SCRIPT = str(ROOT / "scripts" / "record_routing.py")
 
 
 def _recipes():
-    """The Python blocks of the page's part on vLLM."""
+    """The Python blocks of the page's vLLM section."""
     page = (ROOT / "docs" / "routing.md").read_text()
     part = page[page.index("**vLLM**"):page.index("**Megatron Core**")]
     return re.findall(r"```python\n(.*?)```", part, re.DOTALL)

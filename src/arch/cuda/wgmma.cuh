@@ -173,7 +173,7 @@ __device__ __forceinline__ void multiply_e4m3_rows(float (&d)[64], const uint32_
       : SWITCHYARD_ACCUMULATORS_8("+f")
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
-/// The same for d[64, 64] and 64 rows of b.
+/// Variant for d[64, 64] and 64 rows of b.
 __device__ __forceinline__ void multiply_e4m3_rows(float (&d)[32], const uint32_t* a, uint64_t b, uint32_t add) {
   asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" SWITCHYARD_NAMES_4
                "}, {%32, %33, %34, %35}, %36, p, 1, 1;}"

@@ -188,7 +188,7 @@ __device__ __forceinline__ void multiply_fp8_tile(const gemm::GroupedParams& g, 
   } else if constexpr (K::kQuantised) {
     gemm::store_wide_quantised<K>(g, staging, t.row + first, rows, t.column_tile, value);
   } else {
-    // Of the quarters of the columns, a shared unit's warpgroup has one in each half.
+    // In a shared unit, each warpgroup stores one quarter of the columns from each half.
 #pragma unroll
     for (int i = 0; i < (kShared ? 2 : 4); ++i) {
       const int quarter = kShared ? 2 * i + gemm::math_group() : i;

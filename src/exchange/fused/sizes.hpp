@@ -12,8 +12,8 @@
 
 namespace switchyard::detail {
 
-/// Rows of the largest tile. bf16: the most that fit into a block's shared memory beside the row pieces in flight. fp8: of two
-/// blocks, see gemm/gpu/fp8/wide_tiles.hpp.
+/// Rows of the largest tile. bf16: the most that fit into a block's shared memory beside the row pieces in flight. fp8: the
+/// rows of two blocks; see gemm/gpu/fp8/wide_tiles.hpp.
 inline constexpr int kFusedRows = 176, kFusedFp8Rows = 256;
 /// fp8: number of rows whose scales are loaded together: the rows of a block and up to three rows before them.
 inline constexpr int kFusedScaleBox = kFusedFp8Rows / 2 + 4;
@@ -57,8 +57,8 @@ struct SplitPasses {
 /// Maximum number of passes. On GPUs, every call enqueues all of its passes.
 inline constexpr int64_t kMaxPasses = 64;
 
-/// Sizes that depend on the weight type: an expert with r rows has at most r / tile_rows + 1 row tiles, each with `writers`
-/// flags per column tile; bytes per operand element.
+/// Sizes that depend on the weight type. An expert with r rows has at most r / tile_rows + 1 row tiles, each with `writers`
+/// flags per column tile. `element`: bytes per operand element.
 struct FusedTypeSizes {
   int tile_rows, writers;
   int64_t element;

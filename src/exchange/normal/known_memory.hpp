@@ -15,7 +15,7 @@ class SlotSelector;
 namespace switchyard::detail {
 
 struct NormalCalls {
-  /// `selector`: as MoeLayerCall::selector; not null only after reserve_slots().
+  /// `selector`: as MoeLayerCall::selector; must be null before reserve_slots().
   static Dispatched dispatch(NormalExchange& exchange, const ConstRows& x, const ExpertIds& ids, const float* weights,
                              const DispatchOptions& options, bool known_memory, SlotSelector* selector = nullptr);
   /// Local. Allocates memory for the slots of one call: slot_bytes().

@@ -183,7 +183,7 @@ int64_t SlotSelector::version() const { return impl_->version(); }
 
 namespace {
 
-/// The map of an exchange without replicas. A wrong number of experts is found by the constructor of the backend, on all ranks.
+/// Returns the map of an exchange without replicas. The backend's constructor rejects a wrong number of experts, on all ranks.
 ExpertMap counted_map(int num_experts, int world) {
   const int per_rank = num_experts > 0 ? (num_experts - 1) / world + 1 : 1;
   if (num_experts >= 1 && num_experts <= 1 << 20) return home_map(num_experts, world, per_rank);

@@ -21,7 +21,7 @@ inline size_t bytes_of(const ExpertIds& ids) {
 /// Memory of the backend for the results of one call of another object that selects slots.
 struct SelectedSlots {
   void* slots = nullptr;        ///< with the type of the ids; may be their memory
-  uint32_t* version = nullptr;  ///< null, or for SlotTable::version() of the table from which the slots were selected
+  uint32_t* version = nullptr;  ///< if not null, receives SlotTable::version() of the table that selected the slots
 
   /// Bytes for one call with at most `routes` routes, and their division; `at` is aligned to 8 bytes.
   static constexpr int64_t bytes(int64_t routes) { return routes * 8 + 8; }
@@ -41,7 +41,7 @@ class SlotSelectorImpl : protected ExchangeBase {
   SlotSelectorImpl& operator=(const SlotSelectorImpl&) = delete;
 
   void select(const ExpertIds& topk_ids, void* slots, void* stream);
-  /// RouteCounter::count()
+  /// Implements RouteCounter::count().
   void count(const ExpertIds& topk_ids, void* stream);
   /// For calls of another object that select slots: throws invalid_argument unless the map's slots are the `num_experts`
   /// experts of an object of `group`. `name`: the option that passed the selector.
@@ -58,7 +58,7 @@ class SlotSelectorImpl : protected ExchangeBase {
   BalanceReport balance(Group& group, const ExpertIds& topk_ids, void* slots, std::span<const SlotArray> arrays,
                         const BalanceOptions& options, SlotWeightsImpl* weights);
   std::vector<int64_t> gather_routes();
-  /// [W, E] since construction. `name`: of the method in errors.
+  /// Collective. Returns the routes since construction, [W, E]. `name`: the method's name in errors.
   std::vector<int64_t> gather_all_routes(const char* name);
   virtual const int64_t* routes() const = 0;
   const ExpertMap& map() const { return map_; }

@@ -61,7 +61,7 @@ class WeightMover final : private ExchangeBase {
     for (const SlotArray& array : arrays)
       for (size_t at = 0; at < array.slot_bytes; at += range_)
         received += round(array, at, std::min(range_, array.slot_bytes - at));
-    synchronize();  // others may still read this rank's memory
+    synchronize();  // other ranks may still read this rank's memory
     if (rails_) rails_->release();
     return received;
   }
@@ -107,7 +107,7 @@ class WeightMover final : private ExchangeBase {
     const size_t half = static_cast<size_t>(rounds_) % kHalves * moves_.max_staged * range_;
     return group_.heap->view().base[r] + staging_ + half + n * bytes;
   }
-  /// What this rank sends to and receives from ranks of other hosts in a round with ranges of `bytes` bytes.
+  /// This rank's transfers to and from ranks of other hosts in a round with ranges of `bytes` bytes.
   std::vector<RailTransfer> transfers(size_t bytes) const {
     std::vector<RailTransfer> all;
     const auto transfer_with = [&](int peer) -> RailTransfer& {

@@ -19,9 +19,9 @@ namespace {
 
 constexpr size_t kSmallBytes = 256, kFirstBytes = size_t{1} << 20, kLargestBytes = size_t{64} << 20;
 constexpr int kMoves = 3;          // of each size, after one that is not timed
-constexpr double kLongEnough = 3;  // times the time of a small move
+constexpr double kLongEnough = 3;  // target time of a large move, in multiples of that of a small move
 
-/// The options with this rank's rates replaced by those of the slowest rank.
+/// Collective. Returns `mine` with the rates of the slowest rank.
 StepOptions slowest(Group::Impl& group, const char* call, const StepOptions& mine) {
   const double rates[] = {mine.link_bytes_per_s, mine.seconds_per_row, mine.seconds_per_move};
   constexpr size_t kRates = std::size(rates);
@@ -46,8 +46,8 @@ class MoveTimer {
     for (int r = 0; r < world; ++r) after_.expert_of_slot[static_cast<size_t>(2 * r + 1)] = (r + 1) % world;
   }
 
-  /// Collective. The time in which every rank receives an expert of `bytes` bytes from the next rank: of the fastest of several
-  /// moves, on the slowest rank.
+  /// Collective. Measures several moves in which every rank receives an expert of `bytes` bytes from the next rank. Returns the
+  /// time of the fastest one, on the slowest rank.
   double seconds(size_t bytes) {
     Group::Impl& group = group_.impl();
     std::shared_ptr<void> memory;

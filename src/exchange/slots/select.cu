@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces expert ids with slots, unless they are null, and counts the routes to each expert. Each thread processes one route
+// Replaces expert ids with slots, unless `slots` is null, and counts the routes to each expert. Each thread processes one route
 // at a time. The counts are sums of integers and therefore independent of timing.
 #include <algorithm>
 
@@ -32,7 +32,7 @@ __device__ void select_routes(const SelectParams& p) {
 
 __global__ void __launch_bounds__(kSelectThreads) select_slots_kernel(const __grid_constant__ SelectParams p) {
   const bool sets_version = p.version != nullptr && blockIdx.x == 0 && threadIdx.x == 0;
-  const uint32_t version = sets_version ? p.selection.table.version() : 0;  // stored at the end: no id waits for this load
+  const uint32_t version = sets_version ? p.selection.table.version() : 0;  // stored last, so that no id waits for this load
   if (p.tokens > 0) p.ids64 ? select_routes<int64_t>(p) : select_routes<int32_t>(p);  // 0: also IdleCall
   if (sets_version) *p.version = version;
 }

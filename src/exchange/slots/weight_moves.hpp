@@ -35,9 +35,9 @@ struct WeightMoves {
   size_t max_crossing = 0;                       ///< maximum number of slots that a rank sends to and receives from other hosts
 };
 
-/// The source of a slot is the rank's own slot of the expert. Without one, it is a rank on the same host or, without any, the
-/// rank that sends the expert to this host already; else a rank on another host. Of several ranks, it is the one chosen for the
-/// fewest slots of other ranks so far; of equal ranks, the lowest.
+/// The source of a slot is, in order of preference: the rank's own slot of the expert, a rank on the same host, the rank that
+/// already sends the expert to this host, or a rank on another host. Among several ranks, the source is the one chosen for the
+/// fewest slots of other ranks so far; among equal ranks, the lowest.
 /// \pre both maps are valid, have the same sizes, and are for the ranks of `hosts`
 WeightMoves plan_moves(const ExpertMap& from, const ExpertMap& to, const HostMap& hosts);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights between hosts on GPUs: rounds of the rank, in the order of the stream.
+// Weights between hosts on GPUs: rounds of the rank, in stream order.
 #include <chrono>
 #include <map>
 #include <utility>

@@ -40,7 +40,7 @@ SWITCHYARD_FN int64_t receiving_index(const Warp& w) {
 
 /// Kind of the call that a rank has entered: 5 bits of its header word. Identical on all ranks that make the same call.
 enum class LowLatencyKind : uint8_t { dispatch = 0, combine = 1, all_to_all = 2 };
-/// `option`: one bit: a combine's order, or whether another call has a SlotSelector.
+/// `option`: one bit. Combine: its order; other kinds: whether the call has a SlotSelector.
 SWITCHYARD_FN inline uint64_t low_latency_kind(LowLatencyKind kind, uint64_t option, DType type) {
   return static_cast<uint64_t>(kind) + 4 * option + 8 * static_cast<uint64_t>(type);
 }
@@ -51,7 +51,7 @@ SWITCHYARD_FN inline uint64_t combine_kind(CombineOrder order, DType type) {
 /// dispatch whose rows it sums, which are identical on all ranks; in other calls, sent_detail().
 inline constexpr int kHeaderDetailBits = kFlagValueBits - 5;
 static_assert(8 * std::size(NamesOf<DType>::kAll) <= 32, "5 bits of a header word hold kind, option and type");
-/// T, which differs between ranks, is below these bits of a header value.
+/// T, which may differ by rank, occupies this number of low bits of a header value.
 inline constexpr int kHeaderTokenBits = 16;
 inline constexpr int64_t kMaxLowLatencyTokens = 65535;  // the maximum that check_config allows
 static_assert(kMaxLowLatencyTokens >> kHeaderTokenBits == 0, "T travels in a header word, and in expert_count");
@@ -96,8 +96,8 @@ struct RecordMismatch {
 };
 
 /// Waits until all ranks have entered the same call, i.e. until their header values equal this rank's except in the lowest
-/// `own_bits` bits. Every warp waits. `stored`: uses, instead of `value`, the header that this rank's sending half has written,
-/// because only that half knows the version of the map.
+/// `own_bits` bits. Every warp waits. `stored`: compares the header that this rank's sending half has written instead of
+/// `value`, because only that half has the version of the map.
 template <class A, class Layout>
 SWITCHYARD_FN bool wait_entered(typename A::Warp& w, const CallContext& call, const Layout& layout, uint64_t value,
                                 int own_bits, bool stored = false) {

@@ -47,7 +47,7 @@ TEST_P(GpuMoeSlots, ReplaysUseTheMapInForce) {
     MoeGpuRank rank(rig, me.group, m);
     SlotSelector selector(me.group, kHome);
     Graph graph(me, [&] { rank.forward({.selector = &selector}); });
-    for (uint32_t call = 0; call < 10; ++call) {  // more versions than are told apart
+    for (uint32_t call = 0; call < 10; ++call) {  // more versions than the comparison distinguishes
       run_call(me, rank, call, false, [&] {
         if (call % 3 == 2)
           rank.forward({.selector = &selector});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes that moves of weights transfer between ranks and between hosts, and a rank that dies between two rounds.
+// Bytes that moves of weights transfer between ranks and between hosts, and a rank that terminates between two rounds.
 //
 // Entries: moved_bytes_threads and moved_bytes_processes (label multiproc), both also over hosts; on GPUs, gpu_moved_bytes_*.
 #include <gtest/gtest.h>
@@ -139,7 +139,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, MovedBytesOf, testing::Values(2, 3, 4, 6),
                          [](const auto& world) { return "W" + std::to_string(world.param); });
 
 /// A rank terminates before its third round between hosts. The other ranks report it; the map in force and the weights of its
-/// slots stay.
+/// slots do not change.
 TEST(MovedBytes, ARankThatDiesBetweenRounds) {
   if (ranks_of_suite() != Ranks::processes || !spans_hosts(4)) GTEST_SKIP() << "needs processes of several hosts";
   const auto failures = run_processes(

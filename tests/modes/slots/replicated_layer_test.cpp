@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// MoeLayers that select slots of random maps. In order per_route, their results have the bits of the layer without replicas; in
-// both orders, those of an oracle, which sums the rows of single routes by the ranks of their slots. Slots that no call may use
-// have weights that are not numbers.
+// MoeLayers that select slots of random maps. With per_route, their results are bit-identical to those of the layer without
+// replicas; with both orders, to those of an oracle that sums the rows of single routes by the ranks of their slots. Slots that
+// no call may use have NaN weights.
 //
 // Entries: replicated_layer_threads and replicated_layer_processes (label multiproc); on GPUs, gpu_replicated_layer_*.
 #include <gtest/gtest.h>

@@ -24,7 +24,7 @@ using switchyard::SlotSelector;
 
 constexpr int kExperts = 11, kTopk = 3;
 
-/// Ids of call `call` of a rank, some of which are no experts. Rank 1 has no tokens in every third call.
+/// Ids of call `call` of a rank, some of which are not experts. Rank 1 has no tokens in every third call.
 std::vector<int64_t> ids_of(int rank, int call) {
   Draw draw(static_cast<uint64_t>(100 * call + rank + 1));
   std::vector<int64_t> ids(static_cast<size_t>(rank == 1 && call % 3 == 0 ? 0 : kTopk * (5 + 7 * rank)));

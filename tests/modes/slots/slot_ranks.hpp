@@ -39,7 +39,7 @@ inline std::vector<int64_t> skewed_routes(int experts, int world, uint64_t seed,
   return routes;
 }
 
-/// Returns memory whose first access kills this process, for a rank that dies while weights move.
+/// Returns memory whose first access kills this process, for a rank that terminates while weights move.
 inline void* deadly_memory(size_t bytes) {
   std::signal(SIGSEGV, [](int) { ::kill(::getpid(), SIGKILL); });
   return ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -105,7 +105,7 @@ class MovedLayer {
     add(all.w13_scales, 2 * scales);
     add(all.w2_scales, scales);
   }
-  /// Empty slots contain no number.
+  /// Empty slots contain NaN.
   void fill_slots(const ExpertMap& map) {
     for (const Array& array : arrays_)
       for (int s = 0; s < map.slots_per_rank; ++s) {
@@ -163,7 +163,7 @@ class MovedLayer {
     rig_.read(rows.data(), out_, rows.size());
     return rows;
   }
-  /// Of the last call: whether some route of any rank goes to a slot that is empty in `home`.
+  /// Whether, in the last call, any route of any rank goes to a slot that is empty in `home`.
   std::string uses_replicas(const ExpertMap& home) {
     std::vector<int32_t> slots(static_cast<size_t>(tokens() * m_.c.topk));
     rig_.read(slots.data(), slots_, slots.size() * 4);

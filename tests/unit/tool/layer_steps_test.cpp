@@ -130,7 +130,7 @@ TEST(LayerSteps, OccurOncePerCall) {
 }
 
 TEST(LayerSteps, AreRecordedInPartsWithoutTheFirstCallOfEach) {
-  constexpr int64_t kCalls = 20;  // more than one recording takes
+  constexpr int64_t kCalls = 20;  // more than one recording holds
   const auto ranks =
       on_two_ranks(MoeExchange::normal, [&](Group& group, Clock& clock, LayerRank& rank, const TraceOptions& options) {
         int64_t made = 0;

@@ -17,7 +17,7 @@ EXPERTS, TOPK, LAYERS, CALLS = 10, 3, 2, 3
 
 
 def _routing(hidden_states, gating_output, topk, renormalize):
-    """The choice of a model's router."""
+    """Returns the weights and ids that a model's router chooses."""
     weights, ids = torch.topk(torch.softmax(gating_output.float(), 1), topk)
     return weights, ids.int()
 

@@ -130,7 +130,7 @@ template <class A>
 __device__ bool receive_counts(PlanView& v, CudaWarp& w) {
   const CallContext& call = v.b.call;
   if (!wait_placements<A>(w, call, v.p.control, Site::counts)) return false;
-  // With a selector, the signature that the last block sent to this rank, too.
+  // With a selector: the signature that the last block sent, also to this rank.
   const uint64_t mine = v.p.map_version != nullptr ? v.head(call.rank())->signature : v.p.signature;
   uint64_t weights = 0, missing = 0, other = 0;
   for (int base = 0; base < call.world(); base += kLanes) {

@@ -39,7 +39,7 @@ SWITCHYARD_INLINE WideRows wide_rows(int64_t rows) {
   return {units / (2 * kWideBlockUnits), rest, (rest + kWideBlockUnits - 1) / kWideBlockUnits};
 }
 
-/// The same tiles as row tiles, in that order, for kernels with tickets of their own. Tiles of at most kWideSharedRows rows
+/// The same tiles as row tiles, in that order, for kernels that assign their own tickets. Tiles of at most kWideSharedRows rows
 /// share rows, the others weights.
 inline constexpr int kWideSharedRows = kWideBlockUnits * kWideUnit;
 SWITCHYARD_INLINE int count_wide_row_tiles(int64_t rows) {
