@@ -115,7 +115,7 @@ size_t layer_device_bytes(const LayerSpec& spec) {
   int64_t tokens = 0;
   for (int r = 0; r < s.world; ++r) tokens = std::max(tokens, s.tokens(r));
   const size_t weights = spec.backend == Backend::cuda ? LayerWeights::device_bytes(shape_of(spec), spec.arithmetic) : 0;
-  return at(2 * tokens) * dtype_bytes(kLayerType, s.hidden) + at(tokens * s.topk * (spec.selected ? 16 : 8)) + weights +
+  return at(2 * tokens) * dtype_bytes(kLayerType, s.hidden) + at(tokens * s.topk * (spec.selected ? 12 : 8)) + weights +
          (size_t{1} << 20);
 }
 
@@ -134,10 +134,8 @@ LayerRank::LayerRank(const LayerSpec& spec, Group& group, RankDevice& device)
   make_layers(weights);
   if (!spec.selected) return;
   const Routing& of_experts = spec.selected->of_experts[at(rank_)];
-  const size_t id_bytes = of_experts.topk_ids.size() * 4;
   expert_ids_ = of_experts.expert_ids();
-  expert_ids_.data = device_.upload(of_experts.topk_ids.data(), id_bytes);
-  slots_ = device_.allocate(some(id_bytes));
+  expert_ids_.data = device_.upload(of_experts.topk_ids.data(), of_experts.topk_ids.size() * 4);
   selector_.emplace(group, spec.selected->map, spec.selected->expected);
 }
 
@@ -172,15 +170,8 @@ void LayerRank::forward(MoeLayer& layer) {
 }
 
 void LayerRank::selecting_layer() {
-  MoeLayerCall call{.stream = device_.stream(), .num_sms = spec_.sms};
-  ExpertIds ids = expert_ids_;
-  if (spec_.exchange == MoeExchange::low_latency) {
-    call.selector = &*selector_;
-  } else {
-    selector_->select(ids, slots_, call.stream);
-    ids.data = slots_;
-  }
-  separate_->forward(rows_, ids, weights_, out_, call);
+  separate_->forward(rows_, expert_ids_, weights_, out_,
+                     {.stream = device_.stream(), .num_sms = spec_.sms, .selector = &*selector_});
 }
 
 std::vector<std::byte> LayerRank::outputs() const {

@@ -64,8 +64,8 @@ class LayerRank {
   void prepare(uint64_t set);
   /// Runs the layer in separate form.
   void layer() { forward(*separate_); }
-  /// Variant of layer() with expert ids. The dispatch of a low-latency exchange replaces them with the scenario's slots; in
-  /// normal mode, SlotSelector::select() does so first. Requires selects().
+  /// Variant of layer() with expert ids and a selector (MoeLayerCall::selector), which selects the scenario's slots. Requires
+  /// selects().
   void selecting_layer();
   bool selects() const { return selector_.has_value(); }
   /// Runs the layer in fused form. Requires fuses().
@@ -98,7 +98,6 @@ class LayerRank {
   const float* weights_ = nullptr;
   std::optional<SlotSelector> selector_;
   ExpertIds expert_ids_;  ///< with a selector
-  void* slots_ = nullptr;
   void *rows_ = nullptr, *out_ = nullptr;
 };
 
