@@ -189,9 +189,9 @@ StepOptions agree_on_step_rates(Group& group, const StepOptions& mine);
 
 /// Collective. Measures link_bytes_per_s and seconds_per_move with calls of move_weights() in which every rank receives
 /// temporary weights, of 256 bytes and of up to 64 MiB, from another rank; returns them with the other options of `mine` as
-/// agree_on_step_rates() does. In a group of one rank, measures nothing. Takes a few milliseconds and allocates memory for two
-/// such sets of weights, in addition to that of the moves. Background moves (SlotWeights) delay calls less than these. Throws
-/// the errors of move_weights() and agree_on_step_rates().
+/// agree_on_step_rates() does. In a group of one rank, measures nothing. Takes milliseconds within a host, more over slow
+/// networks, and allocates memory for two such sets of weights, in addition to that of the moves. Background moves
+/// (SlotWeights) delay calls less than these. Throws the errors of move_weights() and agree_on_step_rates().
 StepOptions measure_step_rates(Group& group, const StepOptions& mine = {}, const MoveOptions& options = {});
 
 /// The weights of a rank's slots, for moves in the background of other calls. Movable. Construction and move() are collective;

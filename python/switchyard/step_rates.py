@@ -43,7 +43,7 @@ def agree_on_step_rates(group: Group, *, link_bytes_per_s: float = 300e9, second
 @named("measure_step_rates")
 def measure_step_rates(group: Group, *, seconds_per_row: float = 0.14e-6, staging_bytes: int = 64 << 20) -> StepRates:
     """Collective. Measures `link_bytes_per_s` and `seconds_per_move` with calls of :func:`move_weights` in which every rank
-    receives temporary weights of up to 64 MiB; `seconds_per_row` is that of the slowest rank. Takes a few milliseconds and allocates
+    receives temporary weights of up to 64 MiB; `seconds_per_row` is that of the slowest rank. Takes milliseconds within a host, more over slow networks, and allocates
     memory for two such sets of weights, in addition to `staging_bytes`. GPUs: runs on the current stream."""
     _arguments.check("measure_step_rates", group=group, seconds_per_row=seconds_per_row, staging_bytes=staging_bytes)
     options = structs.BalanceOptions(seconds_per_row=seconds_per_row, staging_bytes=staging_bytes)
