@@ -221,9 +221,9 @@ class Exchange:
             o.out = None if out is None else self._take_out(out, taken, routing)
             if routing is not None:
                 pointer = 0 if routing[1] is None else routing[1].pointer
-                if self._counter is not None:
-                    self._counter._count(by_ids, o.stream)
                 check(self._functions.sy_exchange_dispatch(exchange, by_x, by_ids, pointer, by_options, by_out))
+                if self._counter is not None:  # a call that fails is not counted
+                    self._counter._count(by_ids, o.stream)
             else:
                 assert handle is not None
                 check(self._functions.sy_exchange_dispatch_cached(exchange, by_x, handle.pointer, by_options, by_out))

@@ -83,10 +83,15 @@ std::vector<SlotArray> slot_arrays(void* const* arrays, const size_t* slot_bytes
   return given;
 }
 
+/// Writes the rates that are within the struct of the caller, which may be older.
 void write_rates(sy_balance_options* to, const StepOptions& from) {
-  to->link_bytes_per_s = from.link_bytes_per_s;
-  to->seconds_per_row = from.seconds_per_row;
-  to->seconds_per_move = from.seconds_per_move;
+  const auto write = [&](double& field, double value) {
+    const auto at = static_cast<size_t>(reinterpret_cast<char*>(&field) - reinterpret_cast<char*>(to));
+    if (at + sizeof field <= to->struct_size) field = value;
+  };
+  write(to->link_bytes_per_s, from.link_bytes_per_s);
+  write(to->seconds_per_row, from.seconds_per_row);
+  write(to->seconds_per_move, from.seconds_per_move);
 }
 
 }  // namespace

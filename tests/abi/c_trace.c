@@ -235,6 +235,11 @@ static void slot_selectors(void) {
   rates.seconds_per_row = 1;
   CHECK_OK(sy_agree_on_step_rates(group, &rates));
   CHECK_OK(sy_measure_step_rates(group, &rates, NULL)); /* nothing moves on one rank */
+  sy_balance_options older = SY_BALANCE_OPTIONS_INIT;   /* of a program whose struct ends before the rates */
+  older.struct_size = 2 * sizeof(size_t);
+  older.seconds_per_row = -7;
+  CHECK_OK(sy_agree_on_step_rates(group, &older));
+  CHECK(older.seconds_per_row == -7);
   CHECK(rates.seconds_per_row == 1 && rates.link_bytes_per_s == 300e9 && rates.seconds_per_move == 0.5e-3);
   CHECK_FAILS(sy_slot_selector_state(NULL, NULL, NULL, NULL), SY_INVALID_ARGUMENT, "selector is NULL");
   char weights[5][4] = {"aaa", "bbb", "ccc", "ddd", "eee"};

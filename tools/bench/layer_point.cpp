@@ -149,7 +149,7 @@ void time_balance(const LayerPoint& p, Group& group, Clock& clock, json& out) {
                      {"busiest_before", last.max_before},
                      {"busiest_after", last.max_after},
                      {"mean", last.mean}};
-  if (!out.contains("experts")) return;
+  if (!out.contains("experts") || group.size() == 1) return;  // one rank moves nothing that could be measured
   auto experts = out["experts"].get<std::vector<double>>();
   const auto middle = experts.begin() + static_cast<std::ptrdiff_t>(experts.size() / 2);
   std::nth_element(experts.begin(), middle, experts.end());

@@ -82,3 +82,15 @@ def test_an_exchange_that_counts_nothing(ranks):
             sy.Exchange(group, num_experts=E, topk=K, hidden=H, max_tokens=4).load()
 
     ranks(body, 1)
+
+
+def test_a_dispatch_that_fails_is_not_counted(ranks):
+    def body(group):
+        exchange = sy.Exchange(group, num_experts=2, topk=1, hidden=H, max_tokens=8, dtype="f32", count_routes=True)
+        ids = np.zeros((8, 1), np.int32)
+        with pytest.raises(sy.CapacityExceeded):
+            exchange.dispatch(X[:8], ids, size="capacity", capacity=4, overflow="fail")
+        exchange.dispatch(X[:8], ids)
+        np.testing.assert_array_equal(exchange.load().of_expert, [[8, 0], [8, 0]])
+
+    ranks(body, 2)

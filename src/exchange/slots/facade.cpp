@@ -131,6 +131,14 @@ std::vector<int64_t> SlotSelectorImpl::gather_routes() {
   return all;
 }
 
+void SlotSelectorImpl::agree_on_load(const char* call, const SlotSelectorImpl* selector) {
+  if (selector) selector->check_joined("selector", group_, map_.num_experts);
+  const auto given = [](int64_t value) { return std::string(value != 0 ? "given" : "null"); };
+  ConstructionReport mine;
+  mine.report = attempt([] {});
+  group_.agree(call, {agreed("the number of the counter", object_), {"selector", int64_t{selector != nullptr}, given}}, mine);
+}
+
 std::vector<int64_t> SlotSelectorImpl::gather_all_routes(const char* name) {
   const auto experts = static_cast<size_t>(map_.num_experts);
   std::vector<int64_t> mine(experts), all(experts * static_cast<size_t>(world()));
@@ -213,9 +221,7 @@ RouteLoad RouteCounter::load(SlotSelector* selector) {
   constexpr const char* kLoad = "RouteCounter::load";
   return impl_->collective_call(kLoad, [&] {
     const ExpertMap& map = impl_->map();
-    if (selector && selector->map().num_slots() != map.num_experts)
-      invalid("selector", " has " + std::to_string(selector->map().num_slots()) + " slots: must be num_experts, " +
-                              std::to_string(map.num_experts));
+    impl_->agree_on_load(kLoad, selector ? &SelectorAccess::impl(*selector) : nullptr);
     RouteLoad load{impl_->gather_all_routes(kLoad), std::vector<int64_t>(static_cast<size_t>(map.world), 0)};
     const auto experts = static_cast<size_t>(map.num_experts);
     std::vector<int> owner(experts, 0);

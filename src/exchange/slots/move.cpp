@@ -169,8 +169,13 @@ class WeightMover final : private ExchangeBase {
 namespace detail {
 
 void check_arrays(std::span<const SlotArray> arrays) {
-  for (size_t i = 0; i < arrays.size(); ++i)
-    if (arrays[i].slot_bytes > 0 && arrays[i].data == nullptr) invalid("arrays[" + std::to_string(i) + "].data", " is null");
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    const std::string array = "arrays[" + std::to_string(i) + "]";
+    if (arrays[i].slot_bytes > 0 && arrays[i].data == nullptr) invalid(array + ".data", " is null");
+    if (arrays[i].slot_bytes > size_t{PTRDIFF_MAX})
+      invalid_value((array + ".slot_bytes").c_str(), std::to_string(arrays[i].slot_bytes),
+                    "at most " + std::to_string(PTRDIFF_MAX));
+  }
 }
 
 void check_maps(const ExpertMap& from, const ExpertMap& to, int world) {

@@ -43,7 +43,7 @@ class MoveTimer {
   MoveTimer(Group& group, const MoveOptions& options) : group_(group), options_(options) {
     const int world = group.size();
     before_ = after_ = home_map(world, world, 2);
-    for (int r = 0; r < world; ++r) after_.expert_of_slot[static_cast<size_t>(2 * r + 1)] = (r + 1) % world;
+    for (int r = 0; r < world; ++r) after_.expert_of_slot[static_cast<size_t>(r) * 2 + 1] = (r + 1) % world;
   }
 
   /// Collective. Measures several moves in which every rank receives an expert of `bytes` bytes from the next rank. Returns the

@@ -128,6 +128,11 @@ TEST(RouteCounter, RefusedArguments) {
                        refused([&] { counter.count(ExpertIds::of(&id, 1, 33)); }, ErrorCode::invalid_argument,
                                "topk_ids.topk = 33");
                        failures.equal(int64_t{0}, counter.load().of_rank[0], "nothing was counted");
+                       SlotSelector selector(group, switchyard::home_map(kExperts, 2, kExperts));
+                       RouteCounter of_slots(group, 2 * kExperts);
+                       refused([&] { (void)of_slots.load(group.rank() == 0 ? &selector : nullptr); }, ErrorCode::mismatch,
+                               "selector = given on rank 0 and null on rank 1");
+                       refused([&] { (void)counter.load(&selector); }, ErrorCode::invalid_argument, "selector has");
                      }),
             "");
 }

@@ -457,6 +457,8 @@ TEST(MoveWeights, RefusedArguments) {
                         move_arrays(home, first ? std::vector<size_t>{8} : std::vector<size_t>{8, 8}, 4096);
                       },
                       ErrorCode::mismatch, "the number of arrays = 1 on rank 0 and 2");
+                  refused([&] { move_arrays(home, {SIZE_MAX}, 4096); }, ErrorCode::invalid_argument,
+                          "arrays[0].slot_bytes = 18446744073709551615: must be at most 9223372036854775807");
                   refused([&] { move_arrays(home, {first ? size_t{8} : size_t{16}}, 4096); }, ErrorCode::mismatch,
                           "hash of slot_bytes");
                   refused(
