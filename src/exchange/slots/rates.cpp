@@ -10,6 +10,7 @@
 
 #include "exchange/group/exchange_base.hpp"
 #include "exchange/slots/move.hpp"
+#include "plan/expert_division.hpp"
 
 namespace switchyard {
 
