@@ -31,6 +31,10 @@ void refuse_without_effect(const Options& add, const TraceVerbOptions& t) {
   refuse(&mode == &kLowLatency || &mode == &kFlat, {"--sending", "--pieces"}, "low_latency and flat");
   for (const char* flag : {"--form", "--intermediate"})
     if (add.has(flag) && !mode.has_experts) throw UsageError(std::string(flag) + ": given without --mode layer");
+  if (mode.has_experts && add.has("--order") && form_named(t.run.form) != MoeForm::separate &&
+      order_named(t.run.order) != CombineOrder::per_route)
+    throw UsageError("--order: '" + t.run.order + "' given with --form " + t.run.form +
+                     "; allowed: per_route, in which fused layers are recorded, or --form separate");
 }
 
 void declare(Options& add, TraceVerbOptions& t) {

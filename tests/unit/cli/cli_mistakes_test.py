@@ -158,6 +158,7 @@ MISTAKES = [
     ("verify ledger --quick --tokens 3", "--tokens: given with --quick", "allowed: one of them"),
     ("trace --in t.json --tokens 3", "--tokens: given with --in"),
     ("trace --form fused", "--form: given without --mode layer"),
+    ("trace --mode layer --order per_rank", "--order: 'per_rank' given with --form automatic; allowed: per_route"),
     ("trace --mode layer --alignment 16", "--alignment: given with --mode layer", "it belongs to --mode normal"),
     ("trace --mode layer --sending per_route", "--sending: given with --mode layer", "it belongs to --mode low_latency and flat"),
     ("doctor --hosts 2", "--hosts: given without --measure"),
