@@ -261,6 +261,17 @@ class Side {
   Bytes slots_, made_;
 };
 
+/// The error of a call on this rank, on GPUs also one that appears when the call runs.
+template <class Call>
+Outcome outcome_of_call(const Group& group, const Call& call) {
+  return outcome_of([&] {
+    call();
+    char none = 0;
+    rank_memory(group).read(&none, nullptr, 0);  // waits for the call
+    group.check();
+  });
+}
+
 class SelectingCalls : public testing::TestWithParam<Where> {
  protected:
   std::string run(const RankBody& body) const {
@@ -269,6 +280,27 @@ class SelectingCalls : public testing::TestWithParam<Where> {
     for (const Shape& shape : kShapes)
       heap = std::max(heap, 2 * LowLatencyExchange::heap_bytes(config_of(shape, random_map(world, 1)), world));
     return joined(run_ranks(ranks_of_suite(), fleet_of(world, GetParam().workers, heap + (size_t{1} << 20)), body));
+  }
+  /// A group for each of some shapes and kinds of call. make(shape, group, call) makes a side and an input and returns
+  /// call(side, input), the error of the refused call, whose code is checked. `check` checks its text: (text, option,
+  /// failures).
+  template <class Make, class Check>
+  void expect_refused(const Make& make, const Check& check) const {
+    const bool one_host = !spans_hosts(GetParam().world);
+    for (const bool flat : {false, true}) {
+      if (flat && !one_host) continue;
+      for (const int number : {0, 1, 7}) {  // whole and split, with both kernels of GPUs
+        const Shape& shape = kShapes[number];
+        const auto failures = run([&](Group& group, Failures& f) {
+          const Outcome o = make(shape, group, [&](Side& side, const Input& in) {
+            return outcome_of_call(group, [&] { flat ? (void)side.all_to_all(in) : (void)side.dispatch(in); });
+          });
+          f.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code, " + o.text);
+          if (one_host) check(o.text, flat ? "AllToAllOptions::selector" : "LowLatencyDispatchOptions::selector", f);
+        });
+        EXPECT_EQ(failures, "") << shape.name << (flat ? ", flat" : "");
+      }
+    }
   }
 };
 
@@ -314,19 +346,6 @@ TEST_P(SelectingCalls, HaveTheBitsOfASelection) {
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, SelectingCalls, testing::ValuesIn(everywhere()));
 
-/// The error of a call on this rank, on GPUs also one that appears when the call runs.
-template <class Call>
-Outcome outcome_of_call(const Group& group, const Call& call) {
-  return outcome_of([&] {
-    call();
-    char none = 0;
-    rank_memory(group).read(&none, nullptr, 0);  // waits for the call
-    group.check();
-  });
-}
-/// Whole and split, with both kernels of GPUs.
-const Shape* const kRefused[] = {&kShapes[0], &kShapes[1], &kShapes[7]};
-
 class SelectorsOfSomeRanks : public SelectingCalls {};
 
 /// True if the text names a rank whose call has a selector and one whose call has none. The last rank differs from the others.
@@ -347,22 +366,14 @@ TEST_P(SelectorsOfSomeRanks, FailOnAll) {
   const int world = GetParam().world, sms = kBackend == Backend::cuda ? GetParam().workers.warps : 0;
   const bool last_selects = world % 2 == 0;
   const ExpertMap map = random_map(world, 1);
-  for (const bool flat : {false, true}) {
-    if (flat && spans_hosts(world)) continue;
-    for (const Shape* const given : kRefused) {
-      const Shape& shape = *given;
-      const auto failures = run([&](Group& group, Failures& f) {
-        const bool selects = (group.rank() + 1 == world) == last_selects;
-        Side side(group, shape, map, {}, sms, selects);
-        const Input in(shape, group.rank() % 2 * kMaxTokens, static_cast<uint64_t>(group.rank()));
-        const Outcome o = outcome_of_call(group, [&] { flat ? (void)side.all_to_all(in) : (void)side.dispatch(in); });
-        f.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code, " + o.text);
-        const char* const option = flat ? "AllToAllOptions::selector" : "LowLatencyDispatchOptions::selector";
-        if (!spans_hosts(world)) f.check(names_both(o.text, option, world, last_selects), o.text);
+  expect_refused(
+      [&](const Shape& shape, Group& group, const auto& call) {
+        Side side(group, shape, map, {}, sms, (group.rank() + 1 == world) == last_selects);
+        return call(side, Input(shape, group.rank() % 2 * kMaxTokens, static_cast<uint64_t>(group.rank())));
+      },
+      [&](const std::string& text, const char* option, Failures& f) {
+        f.check(names_both(text, option, world, last_selects), text);
       });
-      EXPECT_EQ(failures, "") << shape.name << (flat ? ", flat" : "");
-    }
-  }
 }
 
 class MapsOfSomeRanks : public SelectingCalls {};
@@ -371,30 +382,21 @@ class MapsOfSomeRanks : public SelectingCalls {};
 TEST_P(MapsOfSomeRanks, FailOnAll) {
   const int world = GetParam().world, sms = kBackend == Backend::cuda ? GetParam().workers.warps : 0;
   const ExpertMap map = random_map(world, 1);
-  for (const bool flat : {false, true}) {
-    if (flat && spans_hosts(world)) continue;
-    for (const Shape* const given : kRefused) {
-      const Shape& shape = *given;
-      const auto failures = run([&](Group& group, Failures& f) {
+  expect_refused(
+      [&](const Shape& shape, Group& group, const auto& call) {
         Side side(group, shape, map, {}, sms, true);
         SlotSelector later(group, map);
         for (int version = 2; version <= 5; ++version) later.set_map(map, {}, rank_memory(group).stream());
         side.exchange(Input(shape, kMaxTokens, static_cast<uint64_t>(group.rank())));  // equal versions
-        const bool is_late = group.rank() + 1 == world;
-        if (is_late) side.use(later);
+        if (group.rank() + 1 == world) side.use(later);
         // One rank has no tokens, and sends its version nevertheless.
-        const Input in(shape, group.rank() % 2 * kMaxTokens, static_cast<uint64_t>(group.rank()));
-        const Outcome o = outcome_of_call(group, [&] { flat ? (void)side.all_to_all(in) : (void)side.dispatch(in); });
-        f.equal(code_name(ErrorCode::mismatch), code_name(o.code), "code, " + o.text);
-        const std::string option = flat ? "AllToAllOptions::selector" : "LowLatencyDispatchOptions::selector";
-        const std::string early = "1 on rank ", late = "5 on rank " + std::to_string(world - 1);
-        if (spans_hosts(world)) return;
-        for (const std::string& part : {"version of the map of " + option + ", modulo 8 = ", early, late})
-          f.check(o.text.find(part) != std::string::npos, o.text);
+        return call(side, Input(shape, group.rank() % 2 * kMaxTokens, static_cast<uint64_t>(group.rank())));
+      },
+      [&](const std::string& text, const std::string& option, Failures& f) {
+        for (const std::string& part : {"version of the map of " + option + ", modulo 8 = ", std::string("1 on rank "),
+                                        "5 on rank " + std::to_string(world - 1)})
+          f.check(text.find(part) != std::string::npos, text);
       });
-      EXPECT_EQ(failures, "") << shape.name << (flat ? ", flat" : "");
-    }
-  }
 }
 
 /// A map that is set between the halves of a dispatch does not concern it: every rank compares the versions that were sent.
