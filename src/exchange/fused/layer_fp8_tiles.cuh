@@ -30,15 +30,22 @@ __device__ __forceinline__ gemm::WideStorage<K> wide_storage(const LayerStorage&
   return gemm::WideStorage<K>(r.storage.base);
 }
 
-/// Tiles that share rows cover two column tiles, so the tickets of their odd column tiles have no work.
-__device__ __forceinline__ bool has_no_work(const LayerTile& t) {
-  return t.tile.shape != gemm::kNoTile && (t.tile.shape & 0xffff) <= kWideSharedRows && (t.tile.column_tile & 1) != 0;
+/// Whether the blocks of the cluster share the rows of its tile, which then covers two column tiles.
+__device__ __forceinline__ bool shares_rows(const LayerTile& t) { return (t.tile.shape & 0xffff) <= kWideSharedRows; }
+/// Claims the cluster's next tile, of ticket `ticket`. Skips the tickets of odd column tiles whose rows are shared: the tile of
+/// the column tile before them covers them. Call from all lanes of the first block's claimer warp.
+__device__ __forceinline__ LayerTile claim_fp8_tile(const LayerCall& c, const int* first_tiles, uint32_t& ticket) {
+  for (;;) {
+    ticket = static_cast<uint32_t>(take(&c.p.memory.counters->tickets, 1));
+    const LayerTile t = layer_tile_of<Fp8Layer>(c.p, first_tiles, ticket);
+    if (t.tile.shape == gemm::kNoTile || !shares_rows(t) || (t.tile.column_tile & 1) == 0) return t;
+  }
 }
 /// This block's part of a cluster's tile.
 __device__ __forceinline__ LayerTile part_of_block(LayerTile t) {
   if (t.tile.shape == gemm::kNoTile) return t;
   const int rank = static_cast<int>(ptx::cluster_rank());
-  if ((t.tile.shape & 0xffff) <= kWideSharedRows) {
+  if (shares_rows(t)) {
     t.tile.column_tile += rank;
     return t;
   }
@@ -61,10 +68,7 @@ __device__ __forceinline__ void claim_fp8_tiles(const LayerCall& c, const int* f
     if (i > 0) ptx::mbarrier_wait(storage.due(), static_cast<uint32_t>(i - 1) & 1);
     uint32_t ticket = 0;
     LayerTile t;
-    if (leads) do {
-        ticket = static_cast<uint32_t>(take(&c.p.memory.counters->tickets, 1));
-        t = layer_tile_of<Fp8Layer>(c.p, first_tiles, ticket);
-      } while (has_no_work(t));
+    if (leads) t = claim_fp8_tile(c, first_tiles, ticket);
     ptx::mbarrier_wait(storage.taken(slot), parity ^ 1);
     if (leads && lane() == 0)
       ptx::store_async(ptx::shared_of_block(storage.letter(slot), 1), ticket, ptx::shared_of_block(storage.sent(slot), 1));

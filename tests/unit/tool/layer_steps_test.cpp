@@ -14,6 +14,7 @@
 #include "tools/layer/layer_times.hpp"
 #include "tools/run/ranks.hpp"
 #include "trace/tracer.hpp"
+#include "unit/tool/small_layer.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -84,16 +85,7 @@ TEST(LayerSteps, AreArraysByKey) {
 /// Runs `body` on two ranks, each with a layer, a clock and trace options.
 template <class Body>
 std::vector<nlohmann::json> on_two_ranks(MoeExchange exchange, const Body& body) {
-  LayerSpec spec;
-  Scenario& s = spec.scenario;
-  s.world = 2;
-  s.experts = 5;
-  s.topk = 2;
-  s.hidden = 64;
-  s.layout = Layout::expert_major;
-  s.routing = {{5, 2, 3, {0, 1, 2, 3, 4, -1}, {}}, {5, 2, 1, {3, 0}, {}}};
-  spec.intermediate = 32;
-  spec.exchange = exchange;
+  const LayerSpec spec = small_layer(exchange);
   RankJob job;
   job.world = spec.scenario.world;
   job.group.num_warps = 2;

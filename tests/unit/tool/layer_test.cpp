@@ -15,6 +15,7 @@
 #include "tools/layer/layer_rank.hpp"
 #include "tools/layer/moe_reference.hpp"
 #include "tools/run/ranks.hpp"
+#include "unit/tool/small_layer.hpp"
 
 namespace switchyard::tool {
 namespace {
@@ -340,20 +341,6 @@ TEST(LayerWidths, OfGpusAreMultiplesOf8AndInFp8Of16) {
             "--hidden: 264 given; allowed for a layer with --backend cuda and --quantize f32: a multiple of 16");
 }
 
-LayerSpec spec_of(MoeExchange exchange) {
-  LayerSpec spec;
-  Scenario& s = spec.scenario;
-  s.world = 2;
-  s.experts = 5;
-  s.topk = 2;
-  s.hidden = 64;
-  s.layout = Layout::expert_major;
-  s.routing = {{5, 2, 3, {0, 1, 2, 3, 4, -1}, {0.5f, 0.5f, 1, 0.25f, 0.75f, 1}}, {5, 2, 1, {3, 0}, {1, 0.5f}}};
-  spec.intermediate = 32;
-  spec.exchange = exchange;
-  return spec;
-}
-
 /// Returns the check results of each rank: for its layer, for the same layer with one wrong element in its last token, and for
 /// outputs that were never written.
 std::vector<nlohmann::json> checked(const LayerSpec& spec, int64_t max_tokens) {
@@ -379,7 +366,7 @@ std::vector<nlohmann::json> checked(const LayerSpec& spec, int64_t max_tokens) {
 
 TEST(LayerRank, FindsWrongAndUnwrittenOutputs) {
   for (const MoeExchange exchange : {MoeExchange::normal, MoeExchange::low_latency}) {
-    const std::vector<nlohmann::json> ranks = checked(spec_of(exchange), 100);
+    const std::vector<nlohmann::json> ranks = checked(small_layer(exchange), 100);
     for (size_t r = 0; r < ranks.size(); ++r) {
       EXPECT_FALSE(ranks[r][0].get<bool>()) << to_string(exchange) << r;
       EXPECT_TRUE(ranks[r][1].get<bool>()) << to_string(exchange) << r;
@@ -387,7 +374,7 @@ TEST(LayerRank, FindsWrongAndUnwrittenOutputs) {
       EXPECT_FALSE(ranks[r][3].get<bool>()) << to_string(exchange) << r;
       EXPECT_EQ(ranks[r][4].get<std::string>().rfind(r == 0 ? "token 2: off by " : "token 0: off by ", 0), 0u) << ranks[r][4];
     }
-    EXPECT_EQ(checked(spec_of(exchange), 1)[0][2], 64) << "as many tokens as asked for";
+    EXPECT_EQ(checked(small_layer(exchange), 1)[0][2], 64) << "as many tokens as asked for";
   }
 }
 
