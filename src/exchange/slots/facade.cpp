@@ -202,7 +202,10 @@ ExpertMap counted_map(int num_experts, int world) {
 
 RouteCounter::RouteCounter(Group& group, int num_experts)
     : impl_(group.impl().collective_call("RouteCounter", [&] {
-        const ExpertMap map = counted_map(num_experts, group.size());
+        ExpertMap map;
+        ConstructionReport mine;
+        mine.report = attempt([&] { map = counted_map(num_experts, group.size()); });
+        group.impl().agree(kRouteCounterObject, {agreed("RouteCounter::num_experts", num_experts)}, mine);
         if constexpr (kHasGpuCode)
           if (group.impl().device) return SlotSelectorImpl::make_on_gpu(group, map, {}, kRouteCounterObject);
         return SlotSelectorImpl::make_on_cpu(group, map, {}, kRouteCounterObject);

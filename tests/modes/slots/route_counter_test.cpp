@@ -120,7 +120,8 @@ TEST(RouteCounter, RefusedArguments) {
                          failures.check(o.text.find(text) != std::string::npos, "'" + o.text + "' does not contain it");
                        };
                        refused([&] { RouteCounter(group, 0); }, ErrorCode::invalid_argument, "num_experts = 0");
-                       refused([&] { RouteCounter(group, 4 + group.rank()); }, ErrorCode::mismatch, "num_experts");
+                       refused([&] { RouteCounter(group, 4 + group.rank()); }, ErrorCode::mismatch,
+                               "RouteCounter::num_experts = 4 on rank 0 and 5 on rank 1");
                        RouteCounter counter(group, kExperts);
                        refused([&] { counter.count(ExpertIds::of(static_cast<int32_t*>(nullptr), 1, 1)); },
                                ErrorCode::invalid_argument, "topk_ids.data is null");
