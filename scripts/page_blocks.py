@@ -48,14 +48,14 @@ class Block:
             else:
                 self.reason = comment[2]
 
-    def fault(self):
+    def fault(self, in_clone):
         if self.language not in COMMANDS | NOT_COMMANDS:
             return f"a fence of {self.language or 'no language'}; allowed: {', '.join(sorted(COMMANDS | NOT_COMMANDS))}"
         if self.language in COMMANDS and self.file:
             return "<!-- file: --> above commands: it is for files that the commands use"
         if self.language not in COMMANDS and self.reason:
             return "<!-- not run: --> above a fence that has no commands"
-        if self.file and (ROOT / self.file).exists():
+        if self.file and in_clone(self.file):
             return f"<!-- file: {self.file} -->, which the clone already has"
         return None
 
@@ -85,6 +85,11 @@ def blocks_of(page):
 
 def all_pages():
     return [path.relative_to(ROOT).as_posix() for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
+
+
+def tracked_files():
+    """What --check compares with: pages may run in the same clone meanwhile and have their files in it."""
+    return set(subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines())
 
 
 def script_of(blocks):
@@ -143,7 +148,8 @@ def main():
     parser.add_argument("pages", nargs="*", help="paths in the clone (default: all)")
     args = parser.parse_args()
     pages = {page: blocks_of(page) for page in args.pages or all_pages()}
-    faults = [f"{block.place}: {block.fault()}" for blocks in pages.values() for block in blocks if block.fault()]
+    in_clone = tracked_files().__contains__ if args.check else lambda file: (ROOT / file).exists()
+    faults = [f"{block.place}: {fault}" for blocks in pages.values() for block in blocks if (fault := block.fault(in_clone))]
     if faults:
         print("\n".join(faults))
         return 1
