@@ -5,8 +5,8 @@
     python3 -m pip install torch safetensors numpy && python3 eplb_balance.py RECORDING > eplb_balance.txt
 
 Downloads SGLang's wheel without dependencies and runs only its planner module. Each line contains a case, the ratio of the
-maximum rank load to the mean if the routes of an expert are divided evenly among its replicas, and, for some cases, the expert
-of each of the 320 slots.
+maximum rank load to the mean if the routes of an expert are divided evenly among its replicas, and the experts of the 320 slots,
+two hexadecimal digits each.
 """
 import importlib.util
 import pathlib
@@ -64,8 +64,7 @@ def main():
             slots, count = slots[0].tolist(), count[0].tolist()
             each = SLOTS // WORLD
             ranks = [sum(loads[e] / count[e] for e in slots[r * each:(r + 1) * each]) for r in range(WORLD)]
-            shown = " ".join(map(str, slots)) if name == "recorded" or int(name) % 10 == 7 else ""
-            print(f"{name} {max(ranks) / (sum(loads) / WORLD):.9f} {shown}".rstrip())
+            print(f"{name} {max(ranks) / (sum(loads) / WORLD):.9f} {bytes(slots).hex()}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@
 #include <functional>
 #include <numeric>
 #include <random>
-#include <sstream>
 
 #include "harness/outcome.hpp"
 #include "switchyard/expert_map.hpp"
@@ -231,31 +230,26 @@ std::vector<int64_t> recorded_loads() {
 struct Balanced {
   std::string name;
   std::vector<int64_t> loads;
-  double ratio;                ///< busiest rank over mean
-  std::vector<int32_t> slots;  ///< of some cases
+  double ratio;  ///< busiest rank over mean
+  std::vector<int32_t> slots;
   double mean() const { return static_cast<double>(std::accumulate(loads.begin(), loads.end(), int64_t{0})) / kWorld; }
 };
 
 std::vector<Balanced> balanced_by_eplb() {
   std::ifstream file(SWITCHYARD_SOURCE_DIR "/tests/unit/plan/eplb_balance.txt");
   std::vector<Balanced> all;
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    Balanced b;
-    words >> b.name >> b.ratio;
-    for (int32_t e = 0; words >> e;) b.slots.push_back(e);
+  Balanced b;
+  for (std::string slots; file >> b.name >> b.ratio >> slots; b.slots.clear()) {
+    for (size_t at = 0; at < slots.size(); at += 2) b.slots.push_back(std::stoi(slots.substr(at, 2), nullptr, 16));
     b.loads = b.name == "recorded" ? recorded_loads() : loads_of(std::stoull(b.name));
-    all.push_back(std::move(b));
+    all.push_back(b);
   }
   return all;
 }
 
 /// The file belongs to these loads: its maps have its ratios if routes are divided evenly over the slots.
 TEST(ExpertPlanner, FileOfEplb) {
-  size_t maps = 0;
   for (const Balanced& b : balanced_by_eplb()) {
-    if (b.slots.empty()) continue;
-    ++maps;
     ASSERT_EQ(b.slots.size(), idx(kWorld * kSlots));
     std::vector<double> of_rank(kWorld, 0);
     for (size_t p = 0; p < b.slots.size(); ++p)
@@ -266,7 +260,6 @@ TEST(ExpertPlanner, FileOfEplb) {
     EXPECT_LE(static_cast<double>(divide_routes({kExperts, kWorld, kSlots, b.slots}, b.loads).max()),
               b.ratio * b.mean() + kWorld);
   }
-  EXPECT_EQ(maps, 21u);
 }
 
 TEST(ExpertPlanner, BalancesAtLeastLikeEplb) {
@@ -285,7 +278,7 @@ TEST(ExpertPlanner, BalancesAtLeastLikeEplb) {
     moved += count_moved(home, by_default);
     moved_for_best += count_moved(home, best);
     const ExpertMap eplb{kExperts, kWorld, kSlots, b.slots};
-    EXPECT_TRUE(b.slots.empty() || count_moved(home, eplb) > 260) << b.name;
+    EXPECT_GT(count_moved(home, eplb), 260) << b.name;
   }
   RecordProperty("moved_by_default", moved);
   RecordProperty("moved_for_best", moved_for_best);
