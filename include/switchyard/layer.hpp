@@ -129,9 +129,8 @@ struct MoeLayerCall {
   /// If not null, `topk_ids` are expert ids, which the call replaces with slots as SlotSelector::select() does; the layer's
   /// experts are the slots of the map: `num_experts` is num_slots(). The call counts as a call of select() on all ranks, and
   /// the routes of tokens below T are counted. GPUs: a replay uses the map in force; in normal mode and in the fused
-  /// form, a separate kernel selects the slots; for low latency, see LowLatencyDispatchOptions::selector. Must be null on all
-  /// ranks or on none, and the versions of the maps must be equal on all ranks (compared modulo 8); otherwise, all ranks get
-  /// Error(mismatch).
+  /// form, a separate kernel selects the slots. For low latency, and for what ranks compare, see
+  /// LowLatencyDispatchOptions::selector.
   SlotSelector* selector = nullptr;
   /// CUDA: cudaEvent_t after which the weights are complete, for example SlotWeights::ready_event(), or null. The separate form
   /// waits for it on the stream between dispatch and the experts, the fused form before its kernel. Not during stream capture,

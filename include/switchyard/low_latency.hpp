@@ -102,9 +102,9 @@ struct LowLatencyDispatchOptions {
   /// If not null, `topk_ids` are expert ids, which the call replaces with slots as SlotSelector::select() does. The call counts
   /// as a call of select() on all ranks, and the routes of tokens below T are counted. The map's slots are the experts of this
   /// object: `num_experts` is num_slots(). CUDA: in common configurations on one host (bf16 or fp8 rows, `sending` per
-  /// rank), the sending kernel of dispatch selects the slots; otherwise, a separate kernel selects them first. Must be null on
-  /// all ranks or on none, and the versions of the maps must be equal on all ranks (compared modulo 8); otherwise, all ranks
-  /// get Error(mismatch).
+  /// rank), the sending kernel of dispatch selects the slots; otherwise, a separate kernel selects them first. All ranks must
+  /// pass the same selector with the same version of its map, or null. They compare (version + 3 * number of the selector)
+  /// modulo 8; if this differs, or if only some pass null, all ranks get Error(mismatch).
   SlotSelector* selector = nullptr;
 };
 

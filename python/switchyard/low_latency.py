@@ -209,7 +209,8 @@ class LowLatency:
         are a multiple of 16 bytes. output: the destination; None: an output shared by all such calls on this object, each of
         which overwrites the previous result. selector: `topk_ids` are expert ids, which the call replaces with slots as
         :meth:`SlotSelector.select` does, on GPUs usually without another launch; ``num_experts`` of this object is the number of
-        slots. Pass it on all ranks or on none, with maps of the same version; otherwise, all ranks raise Mismatch."""
+        slots. All ranks pass the same selector, with the same version of its map, or None. They compare (version + 3 * number of
+        the selector) modulo 8; if this differs, or if only some pass None, all ranks raise Mismatch."""
         if is_traced():
             _refuse_selector(selector)
             from ._torch import low_latency_ops as _low_latency_ops

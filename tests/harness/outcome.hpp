@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdio>
 #include <functional>
 #include <string>
 #include <thread>
@@ -79,6 +80,19 @@ inline std::vector<Outcome> outcomes(int world, const switchyard::GroupOptions& 
 /// Every rank must receive the error, either from its own comparison or from the rank that compared first.
 inline void expect_mismatch(const std::vector<Outcome>& all) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "mismatch") << o.text;
+}
+
+/// For the mismatch of calls whose `option`, a selector, used different maps: the compared value of the higher rank minus that
+/// of the lower rank, modulo 8; -1 if the text does not contain both. Selectors created one after the other with maps of equal
+/// version differ by 3, and consecutive maps of a selector by 1.
+inline int map_difference(const std::string& text, const std::string& option) {
+  const std::string name = "map of " + option + " (its version + 3 * the selector's number, modulo 8)";
+  const size_t at = text.find(name);
+  int one = 0, other = 0, rank = 0, other_rank = 0;
+  if (at == std::string::npos ||
+      std::sscanf(text.c_str() + at + name.size(), " = %d on rank %d and %d on rank %d", &one, &rank, &other, &other_rank) != 4)
+    return -1;
+  return ((rank > other_rank ? one - other : other - one) + 8) % 8;
 }
 
 }  // namespace harness

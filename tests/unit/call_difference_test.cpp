@@ -48,7 +48,8 @@ TEST(CallDifference, OfMaps) {
   const auto layer = [](int selects, uint32_t version) {
     return with_map_version(signature(Operation::layer, selects, 0, 1, 1, 5), version);
   };
-  const std::string other = "version of the map of MoeLayerCall::selector, modulo 8 = 7 on rank 3 and 1 on rank 5";
+  const std::string other =
+      "map of MoeLayerCall::selector (its version + 3 * the selector's number, modulo 8) = 7 on rank 3 and 1 on rank 5";
   EXPECT_EQ(difference(sent(1, 7), sent(1, 9)), other);
   EXPECT_EQ(difference(layer(1, 15), layer(1, 1)), other);
   EXPECT_EQ(difference(layer(0, 0), layer(1, 3)), "MoeLayerCall::selector = null on rank 3 and given on rank 5");
@@ -98,9 +99,11 @@ TEST(CallDifference, OfLowLatency) {
     return header_value(low_latency_kind(kind, 1, DType::bf16), sent_detail(version, tokens));
   };
   EXPECT_EQ(difference(of_map(LowLatencyKind::dispatch, 7, 65535), of_map(LowLatencyKind::dispatch, 8, 3), Site::call_header),
-            "version of the map of LowLatencyDispatchOptions::selector, modulo 8 = 7 on rank 3 and 0 on rank 5");
-  EXPECT_EQ(difference(of_map(LowLatencyKind::all_to_all, 1, 0), of_map(LowLatencyKind::all_to_all, 2, 1), Site::call_header),
-            "version of the map of AllToAllOptions::selector, modulo 8 = 1 on rank 3 and 2 on rank 5");
+            "map of LowLatencyDispatchOptions::selector (its version + 3 * the selector's number, modulo 8) = 7 on rank 3 and "
+            "0 on rank 5");
+  EXPECT_EQ(
+      difference(of_map(LowLatencyKind::all_to_all, 1, 0), of_map(LowLatencyKind::all_to_all, 2, 1), Site::call_header),
+      "map of AllToAllOptions::selector (its version + 3 * the selector's number, modulo 8) = 1 on rank 3 and 2 on rank 5");
   EXPECT_EQ(tokens_in(of_map(LowLatencyKind::dispatch, 7, 65535)), 65535);
   const uint64_t plain = sum(CombineOrder::per_route, DType::bf16, 7);
   EXPECT_EQ(difference(plain, sum(CombineOrder::per_rank, DType::f32, 7), Site::call_header),

@@ -129,8 +129,9 @@ typedef struct sy_low_latency_dispatch_options {
   sy_bool known_memory;  ///< CUDA: as in sy_dispatch_options
   /// If not NULL, `topk_ids` are expert ids, which the call replaces with slots as sy_slot_selector_select does; it counts as a
   /// call of that function. The map has num_experts slots. CUDA: in common configurations on one host, the sending kernel
-  /// selects the slots; otherwise, a separate kernel does so first. Must be NULL on all ranks or on none, and the versions of
-  /// the maps must be equal on all ranks (compared modulo 8); otherwise, all ranks get SY_MISMATCH.
+  /// selects the slots; otherwise, a separate kernel does so first. All ranks must pass the same selector with the same version
+  /// of its map, or NULL. They compare (version + 3 * number of the selector) modulo 8; if this differs, or if only some pass
+  /// NULL, all ranks get SY_MISMATCH.
   sy_slot_selector* selector;
 } sy_low_latency_dispatch_options;
 

@@ -207,8 +207,9 @@ def test_maps_of_different_versions(ranks, call):
         run(*arguments, selector=two)
         with pytest.raises(sy.Mismatch) as error:
             run(*arguments, selector=(one, two)[group.rank])
-        texts = ("1 on rank 0 and 2 on rank 1", "2 on rank 1 and 1 on rank 0")
-        assert any(f"calls: version of the map of selector, modulo 8 = {text};" in str(error.value) for text in texts)
+        name = "map of selector (its version + 3 * the selector's number, modulo 8)"
+        texts = ("1 on rank 0 and 5 on rank 1", "5 on rank 1 and 1 on rank 0")
+        assert any(f"calls: {name} = {text};" in str(error.value) for text in texts), str(error.value)
 
     ranks(rank, 2, heap_bytes=256 << 20)
 

@@ -29,7 +29,7 @@ std::string yes(int64_t value) { return value != 0 ? "true" : "false"; }
 std::string given(int64_t value) { return value != 0 ? "given" : "null"; }
 std::string number(int64_t value) { return std::to_string(value); }
 
-#define SY_MAP_VERSION(selector) "version of the map of " selector ", modulo 8"
+#define SY_MAP_VERSION(selector) "map of " selector " (its version + 3 * the selector's number, modulo 8)"
 static_assert(kMapVersionBits == 3);
 constexpr PackedOption kSelector = {"MoeLayerCall::selector", 1, given};
 constexpr PackedOption kMapVersion = {SY_MAP_VERSION("MoeLayerCall::selector"), kMapVersionBits, number, true};

@@ -193,8 +193,9 @@ struct Group::Impl {
   uint64_t traced_steps = 0;  ///< steps of layers (StepTrace) that the rank's recordings contain
 
   detail::FaultRecord fault;
-  uint64_t nonce = 0;    ///< random, identical on all ranks of this group
-  uint64_t objects = 0;  ///< number of exchanges that ranks have agreed on so far
+  uint64_t nonce = 0;     ///< random, identical on all ranks of this group
+  uint64_t objects = 0;   ///< number of exchanges that ranks have agreed on so far
+  int64_t selectors = 0;  ///< those among them that are SlotSelectors or RouteCounters
   // Settings for objects created from now on. Tests change them (tests/testing).
   uint64_t first_epoch = 1;  ///< identical on all ranks
   int64_t round_bytes =

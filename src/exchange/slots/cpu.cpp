@@ -19,6 +19,7 @@ class CpuSlotSelector final : public SlotSelectorImpl {
       counts_.assign(static_cast<size_t>(map.num_experts), 0);
       return fields(map, routes);
     });
+    count_selector();
   }
 
   const int64_t* routes() const override { return counts_.data(); }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/as_error.hpp"
+#include "base/call_signature.hpp"
 #include "exchange/group/make.hpp"
 #include "exchange/slots/impl.hpp"
 
@@ -41,11 +42,11 @@ std::vector<uint32_t> SlotSelectorImpl::make_table(const ExpertMap& map, std::sp
             " and slots_per_rank = " + std::to_string(map.slots_per_rank) + ": must be " + std::to_string(map_.num_experts) +
             " and " + std::to_string(map_.slots_per_rank) + ", as in the map in force");
   check_expert_map(map);
-  const auto low_bits = static_cast<uint32_t>(version);
-  if (!routes.empty()) return make_slot_table(map, routes, rank(), low_bits);
+  const uint32_t compared = table_version(version, number_);
+  if (!routes.empty()) return make_slot_table(map, routes, rank(), compared);
   // 2^20 routes per (rank, expert): enough to resolve the shares of an expert's slots.
   const std::vector<int64_t> equal(static_cast<size_t>(map.world) * static_cast<size_t>(map.num_experts), int64_t{1} << 20);
-  return make_slot_table(map, equal, rank(), low_bits);
+  return make_slot_table(map, equal, rank(), compared);
 }
 
 AgreedFields SlotSelectorImpl::fields(const ExpertMap& map, std::span<const int64_t> routes) const {

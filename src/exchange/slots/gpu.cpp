@@ -24,6 +24,7 @@ class CudaSlotSelector final : public GpuSlotSelector {
       order_.emplace(gpu_, object, object_, InvalidIds::count);
       return fields(map, routes);
     });
+    count_selector();
   }
 
   ~CudaSlotSelector() override {

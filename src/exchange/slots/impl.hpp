@@ -67,7 +67,9 @@ class SlotSelectorImpl : protected ExchangeBase {
   int64_t version() const { return version_; }
 
  protected:
-  SlotSelectorImpl(Group& group, const ExpertMap& map) : ExchangeBase(group), map_(map) {}
+  SlotSelectorImpl(Group& group, const ExpertMap& map) : ExchangeBase(group), map_(map), number_(group_.selectors) {}
+  /// Call at the end of a constructor that has not thrown.
+  void count_selector() { group_.selectors = number_ + 1; }
   /// Checks the arguments and returns this rank's table. Throws invalid_argument.
   std::vector<uint32_t> make_table(const ExpertMap& map, std::span<const int64_t> routes, int64_t version) const;
   /// The fields that must be equal on all ranks before a map is used. The selector and its calls are the first ones, so that a
@@ -100,6 +102,7 @@ class SlotSelectorImpl : protected ExchangeBase {
   AgreedFields fields_of_balance(std::span<const SlotArray> arrays, const BalanceOptions& options) const;
 
   ExpertMap map_;
+  const int64_t number_;  ///< among the group's selectors, from 0; identical on all ranks
   int64_t version_ = 1;
   int64_t calls_ = 0;                  ///< of select() and balance() since the ranks last compared them
   std::vector<int64_t> reset_routes_;  ///< [E] counted before the last reset; empty: 0

@@ -383,7 +383,7 @@ TEST(ReplicatedLayersOfTwo, ASelectorOnOneRank) {
 }
 
 TEST(ReplicatedLayersOfTwo, MapsOfDifferentVersions) {
-  const std::string text = "version of the map of ", rest = ", modulo 8 = ";
+  const std::string text = "map of ", rest = " (its version + 3 * the selector's number, modulo 8) = ";
   expect_refused([](SlotSelector&, SlotSelector& later, SlotSelector&) { return &later; }, ErrorCode::mismatch,
                  text + "MoeLayerCall::selector" + rest, text + "LowLatencyDispatchOptions::selector" + rest);
 }
