@@ -133,8 +133,9 @@ struct MoeLayerCall {
   /// LowLatencyDispatchOptions::selector.
   SlotSelector* selector = nullptr;
   /// CUDA: cudaEvent_t after which the weights are complete, for example SlotWeights::ready_event(), or null. The separate form
-  /// waits for it on the stream between dispatch and the experts, the fused form before its kernel. Not during stream capture,
-  /// and not in the fused form with fp8 weights, which reads their scales in the constructor and in with_weights().
+  /// waits for it on the stream between dispatch and the experts, the fused form before its kernel. Not during stream capture.
+  /// The fused form copies the scales of fp8 weights in the constructor, in with_weights() and in such a call: after scales
+  /// have changed, the first call needs `weights_ready`, and the scales must be valid until it ends.
   void* weights_ready = nullptr;
 };
 

@@ -19,7 +19,8 @@ class FusedLayer final : public LayerForm {
                const FormCall& call) override {
     order_after(call.stream, call.weights_ready);  // the kernel starts after the weights are complete
     layer_.forward(x.data, ids, weights, out,
-                   {call.stream, call.num_sms, call.device_tokens, call.add, set, call.known_memory, call.selector});
+                   {call.stream, call.num_sms, call.device_tokens, call.add, set, call.known_memory, call.selector,
+                    call.weights_ready != nullptr});
   }
   int add_weights(const MoeWeights& weights) override {
     return backend == Backend::cuda ? layer_.add_weights(weights) : layer_.add_products(make_(weights));

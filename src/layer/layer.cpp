@@ -130,16 +130,11 @@ size_t MoeLayer::heap_bytes(const MoeLayerConfig& config, int world, Backend bac
 
 namespace {
 
-/// Throws if the layer does not support the options of a call.
-void check_call(const MoeLayerConfig& config, const MoeLayerCall& call) {
-  if (call.weights_ready == nullptr) return;
-  if (is_captured(call.stream))
+/// Throws if no layer supports the options of a call.
+void check_call(const MoeLayerCall& call) {
+  if (call.weights_ready != nullptr && is_captured(call.stream))
     throw Error(ErrorCode::invalid_argument,
                 "MoeLayerCall::weights_ready: the stream is being captured; a graph cannot wait for weights that move");
-  if (config.form == MoeForm::fused && config.dtype == DType::fp8_e4m3)
-    throw Error(ErrorCode::unsupported,
-                "MoeLayerCall::weights_ready: the fused form reads the scales of fp8 weights when they are added; use "
-                "MoeForm::separate, or with_weights() after SlotWeights::ready()");
 }
 
 }  // namespace
@@ -162,7 +157,7 @@ void detail::LayerCalls::forward(MoeLayer& layer, const void* x, const ExpertIds
   }
   const ConstRows rows{x, some.num_tokens, form.config.hidden, form.config.token_dtype()};
   try {
-    check_call(form.config, now);
+    check_call(now);
   } catch (const Error&) {  // a failing call ends those of the other ranks, whose arguments may be valid
     some.topk = 0;
     now.weights_ready = nullptr;  // an event outside a capture would invalidate it

@@ -119,8 +119,9 @@ typedef struct sy_moe_layer_call {
   /// num_experts of the layer is the number of slots. GPUs, normal mode and fused form: a separate kernel replaces them first.
   sy_slot_selector* selector;
   /// CUDA: cudaEvent_t after which the weights are complete, for example that of sy_slot_weights_ready, or NULL. The separate
-  /// form waits for it between dispatch and the experts, the fused form before its kernel. Not during stream capture, and not
-  /// in the fused form with fp8 weights.
+  /// form waits for it between dispatch and the experts, the fused form before its kernel. Not during stream capture. The fused
+  /// form copies the scales of fp8 weights when it is created, in sy_moe_layer_with_weights and in such a call: after scales
+  /// have changed, the first call needs `weights_ready`, and the scales must be valid until it ends.
   void* weights_ready;
 } sy_moe_layer_call;
 

@@ -109,9 +109,10 @@ CopyPlan copy_plan_of(int64_t row_bytes, int max_rows) {
 /// Call parameters that depend on the weight set.
 struct WeightSet {
   gemm::GroupedParams up, down;
-  FusedFp8Scales up_scales, down_scales;  ///< fp8
-  DeviceMemory scales;                    ///< fp8: weight_scales_bytes()
-  Point ready;                            ///< fp8: when they are ready; null: they were ready when the set was created
+  FusedFp8Scales up_scales, down_scales;                   ///< fp8
+  DeviceMemory scales;                                     ///< fp8: weight_scales_bytes(), or none without experts or rows
+  const void *w13_scales = nullptr, *w2_scales = nullptr;  ///< fp8: the caller's
+  Point ready;  ///< fp8: when they are ready; null: they were ready when the set was created
 };
 
 class CudaFused final : public FusedImpl {
@@ -215,6 +216,7 @@ class CudaFused final : public FusedImpl {
         holder->used_on(at.stream, at.capture);
     if (set.ready && !at.capture.active && !StreamPoints::reached(*set.ready))
       StreamPoints::order(at.stream, at.id, *set.ready);
+    if (o.read_scales) read_scales(set, at.stream);
     const bool fp8 = config.dtype == DType::fp8_e4m3;
     int blocks = gpu_.blocks(o.num_sms, 0, gpu_.max_blocks());
     if (fp8) blocks = blocks / 2 * 2;  // clusters of two blocks
@@ -379,13 +381,19 @@ class CudaFused final : public FusedImpl {
     auto* const stream = static_cast<gpu::Stream>(weights.stream);
     const bool captured = capture_of(stream).active;
     const gpu::Stream on = captured ? gpu_.copy_stream() : stream;
-    spread(set.up, weights.w13_scales, 2 * config.intermediate, true, set.up_scales, on);
-    spread(set.down, weights.w2_scales, config.hidden, false, set.down_scales, on);
+    set.w13_scales = weights.w13_scales;
+    set.w2_scales = weights.w2_scales;
+    read_scales(set, on);
     if (captured)
       check_cuda(gpu::wait_for_stream(on), "scales of the weights");
     else
       set.ready = gpu_.points().mark(on, stream_id(on));
     return set;
+  }
+  void read_scales(const WeightSet& set, gpu::Stream stream) {
+    if (set.w13_scales == nullptr) return;
+    spread(set.up, set.w13_scales, 2 * config.intermediate, true, set.up_scales, stream);
+    spread(set.down, set.w2_scales, config.hidden, false, set.down_scales, stream);
   }
   void end_set(WeightSet& set) { set.scales.end_after(order_->uses().until(set.ready)); }
   void spread(const gemm::GroupedParams& g, const void* given, int64_t weights, bool gated, const FusedFp8Scales& to,

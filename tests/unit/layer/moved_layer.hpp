@@ -47,12 +47,13 @@ class MovedLayer {
     const std::vector<SlotArray> arrays = slot_arrays();
     SlotWeights moving(group_, map.slots_per_rank, arrays, {kStagingBytes, copy_stream_});
     std::string found;
-    const auto compare = [&](MoeLayer& moved, const char* when) {
+    const auto compare = [&](MoeLayer& moved, const char* when, void* weights_ready = nullptr) {
       for (uint32_t call = 1; call <= 2; ++call) {
         write(call);
         const std::vector<std::byte> expected = result_of(plain, ids_);
         selector.select(ids(ids_), slots_, rig_.stream());
-        if (result_of(moved, slots_) != expected) found += m_.c.name + ": other bits than without replicas " + when + "; ";
+        if (result_of(moved, slots_, call == 1 ? weights_ready : nullptr) != expected)
+          found += m_.c.name + ": other bits than without replicas " + when + "; ";
       }
     };
     compare(layer, "before the moves");
@@ -62,6 +63,7 @@ class MovedLayer {
     moving.wait(rig_.stream());
     selector.set_map(replicas, {}, rig_.stream());
     meet_();
+    if constexpr (Rig::kBackend == Backend::cuda) compare(layer, "after a move that a call waits for", moving.ready_event());
     MoeLayer after_replicas = layer.with_weights(in_slots());
     compare(after_replicas, "after a move in the background");
     found += uses_replicas(map);
@@ -154,11 +156,11 @@ class MovedLayer {
     rig_.write(ids_, input.ids.data(), input.ids.size() * 4);
     rig_.write(weights_, input.weights.data(), input.weights.size() * 4);
   }
-  std::vector<std::byte> result_of(MoeLayer& layer, int32_t* routes) {
+  std::vector<std::byte> result_of(MoeLayer& layer, int32_t* routes, void* weights_ready = nullptr) {
     std::vector<std::byte> rows(static_cast<size_t>(tokens()) * m_.c.row_bytes(), std::byte{0xcc});
     rig_.write(out_, rows.data(), rows.size());
     meet_();
-    layer.forward(x_, ids(routes), weights_, out_, {.stream = rig_.stream()});
+    layer.forward(x_, ids(routes), weights_, out_, {.stream = rig_.stream(), .weights_ready = weights_ready});
     meet_();
     rig_.read(rows.data(), out_, rows.size());
     return rows;
