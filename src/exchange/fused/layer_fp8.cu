@@ -15,7 +15,8 @@ namespace switchyard::detail {
 namespace fused {
 
 /// True if the group has already failed. The value read by the cluster's first block decides, because the blocks of a cluster
-/// must all continue or all return. Call from all threads of a cluster. `word`: four bytes of shared memory.
+/// must all continue or all return. Call from all threads of a cluster. `word`: four bytes of shared memory that no thread of
+/// the block has accessed since its last block barrier.
 __device__ __forceinline__ bool cluster_failed(const FusedParams& p, uint32_t word) {
   if (threadIdx.x == 0) {
     const uint64_t abort = ptx::load_relaxed<Scope::system>(p.call.abort_word);
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(gemm::kThreads, 1) __cluster_dims__(2, 1, 1)
   const int64_t staged = stage_tokens<Fp8Layer>(p, part);  // stages data that the plan does not access, while it runs
   ptx::wait_for_previous();
   if (is_left_out(p)) return;
-  if (cluster_failed(p, part)) return;
+  if (cluster_failed(p, base + kClusterFailedAt)) return;
   int* const first_tiles = reinterpret_cast<int*>(shared + p.up.shared_bytes) - (p.up.num_experts + 1);
   const LayerStorage r = make_fp8_storage(base);
   make_fp8_barriers(r);
