@@ -30,29 +30,25 @@ __device__ __forceinline__ gemm::WideStorage<K> wide_storage(const LayerStorage&
   return gemm::WideStorage<K>(r.storage.base);
 }
 
-/// Whether the blocks of the cluster share the rows of its tile, which then covers two column tiles.
-__device__ __forceinline__ bool shares_rows(const LayerTile& t) { return (t.tile.shape & 0xffff) <= kWideSharedRows; }
 /// Claims the cluster's next tile, of ticket `ticket`. Skips the tickets of odd column tiles whose rows are shared: the tile of
 /// the column tile before them covers them. Call from all lanes of the first block's claimer warp.
 __device__ __forceinline__ LayerTile claim_fp8_tile(const LayerCall& c, const int* first_tiles, uint32_t& ticket) {
   for (;;) {
     ticket = static_cast<uint32_t>(take(&c.p.memory.counters->tickets, 1));
     const LayerTile t = layer_tile_of<Fp8Layer>(c.p, first_tiles, ticket);
-    if (t.tile.shape == gemm::kNoTile || !shares_rows(t) || (t.tile.column_tile & 1) == 0) return t;
+    if (t.tile.shape == gemm::kNoTile || has_wide_tile(static_cast<int>(t.tile.shape & 0xffff), t.tile.column_tile)) return t;
   }
 }
 /// This block's part of a cluster's tile.
 __device__ __forceinline__ LayerTile part_of_block(LayerTile t) {
   if (t.tile.shape == gemm::kNoTile) return t;
-  const int rank = static_cast<int>(ptx::cluster_rank());
-  if (shares_rows(t)) {
-    t.tile.column_tile += rank;
-    return t;
-  }
-  const int first = rank * kWideSharedRows, left = static_cast<int>(t.tile.shape >> 16) - first;
-  const auto rows = static_cast<uint32_t>(left < kWideSharedRows ? left : kWideSharedRows);
-  t.tile.row += first;
-  t.tile.shape = kWideSharedRows | gemm::kSharesWeights | rows << 16;
+  const int width = static_cast<int>(t.tile.shape & 0xffff);
+  const WidePart part =
+      wide_part(static_cast<int>(t.tile.shape >> 16), width, t.tile.column_tile, static_cast<int>(ptx::cluster_rank()));
+  t.tile.column_tile = part.column_tile;
+  t.tile.row += part.first;
+  t.tile.shape = static_cast<uint32_t>(part.width) | (shares_wide_rows(width) ? 0 : gemm::kSharesWeights) |
+                 static_cast<uint32_t>(part.rows) << 16;
   return t;
 }
 
@@ -122,9 +118,10 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
   });
 }
 
-/// Role of the signaling warp: sets this block's flags of a tile once this block's part of the tile is stored. A row tile has
-/// two flags per column tile: one per block if the blocks share weights; otherwise, the block with the column tile sets both. A
+/// Role of the signaling warp: sets this block's flags of a tile (wide_flags()) once this block's part of the tile is stored. A
 /// tile uses the barrier of its slot; the next tile in that slot begins only after this warp has released the entry.
+/// A block whose wait has failed may have loaded missing rows for the other block as well. It sets no flags, so the row tile
+/// remains incomplete, unless the other block sets all flags: that block then checks both.
 template <class A>
 __device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
@@ -140,8 +137,10 @@ __device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {
     const bool shares_weights = (t.tile.shape & gemm::kSharesWeights) != 0;
     uint64_t* const flags =
         (t.down ? p.memory.y_done : p.memory.h_done) + flag_of_tile(t.index, columns, t.tile.column_tile * Fp8Layer::kWriters);
-    if (lane() < Fp8Layer::kWriters && (shares_weights ? lane() == rank : t.tile.column_tile < column_tiles))
-      release_tile(c, flags + lane());
+    const WideFlags own = wide_flags(shares_weights, t.tile.column_tile, column_tiles, rank);
+    const bool failed = sets_flags_alone(shares_weights, t.tile.column_tile, column_tiles, rank) &&
+                        ptx::load_of_block(ptx::shared_of_block(r.failed(), 1)) != 0;
+    if (!failed && lane() < own.count) release_tile(c, flags + own.first + lane());
     __syncwarp();
     ptx::mbarrier_arrive(r.storage.taken(slot));
   }

@@ -27,7 +27,7 @@ struct Bf16Layer {
   static __device__ RowTile tile(int64_t rows, int index) { return row_tile(rows, index, kRows); }
 };
 struct Fp8Layer {
-  static constexpr int kThreads = gemm::kThreads, kRows = kFusedFp8Rows, kWriters = 2;
+  static constexpr int kThreads = gemm::kThreads, kRows = kFusedFp8Rows, kWriters = kWideFlags;
   static constexpr bool kFp8 = true;
   static __device__ int count(int64_t rows) { return count_wide_row_tiles(rows); }
   static __device__ RowTile tile(int64_t rows, int index) { return wide_row_tile(rows, index); }

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of the fp8 kernel for many rows: every unit of rows and every column tile is computed by exactly one block, in
-// worked examples and for all sizes.
+// The tiles of the fp8 kernels for many rows: every unit of rows and every column tile is computed by exactly one block, in
+// worked examples and for all sizes. The same for the fused layer, whose tiles also set each flag once, and never before the
+// tiles that they wait for.
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "gemm/gpu/fp8/wide_tiles.hpp"
+#include "protocol/fused/tickets.hpp"
 
 namespace {
 
@@ -89,6 +94,110 @@ TEST(WideTiles, RowTilesAreTheirRows) {
       at += t.rows;
     }
     ASSERT_EQ(at, rows);
+  }
+}
+
+TEST(WideParts, ByHand) {
+  const auto expect = [](const WidePart& part, int first, int rows, int width, int column_tile) {
+    EXPECT_EQ(std::tuple(part.first, part.rows, part.width, part.column_tile), std::tuple(first, rows, width, column_tile));
+  };
+  // 193 to 256 rows: the blocks share the weights of column tile 3 and have two units each.
+  expect(wide_part(193, 256, 3, 0), 0, 128, 128, 3);
+  expect(wide_part(193, 256, 3, 1), 128, 65, 128, 3);
+  // One or two units: the blocks share the rows and have a column tile each.
+  expect(wide_part(65, 128, 2, 0), 0, 65, 128, 2);
+  expect(wide_part(65, 128, 2, 1), 0, 65, 128, 3);
+  expect(wide_part(1, 64, 2, 1), 0, 1, 64, 3);
+  EXPECT_TRUE(has_wide_tile(256, 3));
+  EXPECT_TRUE(has_wide_tile(128, 2));
+  EXPECT_FALSE(has_wide_tile(128, 3));
+  EXPECT_FALSE(has_wide_tile(64, 1));
+}
+
+/// A rank's fused layer in fp8, whose clusters claim tickets one after the other.
+class FusedWideTiles {
+ public:
+  FusedWideTiles(std::vector<int64_t> rows, int lag, int up_columns, int down_columns) : rows_(std::move(rows)) {
+    for (const int64_t r : rows_) first_.push_back(first_.back() + count_wide_row_tiles(r));
+    order_ = {first_.data(), static_cast<int>(rows_.size()), lag, up_columns, down_columns};
+  }
+  void expect_all() {
+    for (int ticket = 0; ticket < count_tickets(order_); ++ticket) claim(ticket);
+    for (const bool down : {false, true}) {
+      const int columns = columns_of(down);
+      std::set<Unit> units;
+      for (int e = 0; e < order_.experts; ++e)
+        for (int64_t row = 0; row < rows_[static_cast<size_t>(e)]; row += kWideUnit)
+          for (int column = 0; column < columns; ++column) units.insert({e, row, column});
+      EXPECT_EQ(units_[down], units) << (down ? "down" : "up");
+      EXPECT_EQ(flags_[down].size(), static_cast<size_t>(first_.back() * columns * kWideFlags)) << (down ? "down" : "up");
+    }
+  }
+
+ private:
+  using Unit = std::tuple<int, int64_t, int>;  ///< expert, first row, column tile
+
+  int columns_of(bool down) const { return down ? order_.down_columns : order_.up_columns; }
+  void claim(int ticket) {
+    const TicketPlace p = ticket_place(order_, static_cast<uint32_t>(ticket));
+    const int64_t rows = rows_[static_cast<size_t>(p.expert)];
+    const int columns = columns_of(p.down);
+    const TilePlace place = tile_place(p.at, count_wide_row_tiles(rows), columns);
+    const RowTile t = wide_row_tile(rows, place.row_tile);
+    if (!has_wide_tile(t.width, place.column_tile)) return;
+    const int index = first_[static_cast<size_t>(p.expert)] + place.row_tile;
+    if (p.down) {
+      const FlagRange awaited = awaited_by_down(index, order_.up_columns * kWideFlags);
+      for (int64_t f = awaited.first; f < awaited.first + awaited.count; ++f)
+        EXPECT_EQ(flags_[0].count(f), 1U) << "ticket " << ticket << " waits for flag " << f;
+    }
+    const bool shares_weights = !shares_wide_rows(t.width);
+    WideFlags set[2];
+    int columns_of_blocks[2];
+    for (int block = 0; block < 2; ++block) {
+      const WidePart part = wide_part(t.rows, t.width, place.column_tile, block);
+      columns_of_blocks[block] = part.column_tile;
+      set[block] = wide_flags(shares_weights, part.column_tile, columns, block);
+      compute(p, t.first, part, columns);
+      for (int f = set[block].first; f < set[block].first + set[block].count; ++f)
+        EXPECT_TRUE(flags_[p.down].insert(flag_of_tile(index, columns * kWideFlags, part.column_tile * kWideFlags + f)).second);
+    }
+    for (int block = 0; block < 2; ++block)
+      EXPECT_EQ(sets_flags_alone(shares_weights, columns_of_blocks[block], columns, block), set[1 - block].count == 0)
+          << "ticket " << ticket;
+  }
+  void compute(const TicketPlace& p, int64_t first, const WidePart& part, int columns) {
+    EXPECT_TRUE(part.rows <= part.width && part.rows > part.width - kWideUnit) << part.rows << " of " << part.width;
+    if (part.column_tile >= columns) return;
+    for (int row = 0; row < part.width; row += kWideUnit)
+      EXPECT_TRUE(units_[p.down].insert({p.expert, first + part.first + row, part.column_tile}).second);
+  }
+
+  std::vector<int64_t> rows_;
+  std::vector<int> first_{0};
+  TicketOrder order_;
+  std::set<Unit> units_[2];
+  std::set<int64_t> flags_[2];
+};
+
+TEST(FusedWideTiles, EachUnitAndFlagOnceAndNeverTooEarly) {
+  std::vector<std::vector<int64_t>> all{{}, {0, 0}, {449, 0, 63, 2300, 1}, {0, 64, 65, 0}, {5000}, {128, 192, 256, 320, 384}};
+  for (int64_t rows = 1; rows <= 600; rows += rows % 64 < 2 || rows % 64 == 63 ? 1 : 20) all.push_back({rows});
+  for (const std::vector<int64_t>& rows : all)
+    for (const int lag : {0, 1, static_cast<int>(rows.size())})
+      for (const auto& [up, down] : {std::pair{1, 1}, {1, 4}, {2, 1}, {3, 2}, {16, 5}}) {
+        SCOPED_TRACE(testing::Message() << testing::PrintToString(rows) << ", lag " << lag << ", columns " << up << " and "
+                                        << down);
+        FusedWideTiles(rows, lag, up, down).expect_all();
+        if (testing::Test::HasFailure()) return;
+      }
+}
+
+/// A half of a layer has the tiles of one product only; its down tiles wait for nothing.
+TEST(FusedWideTiles, OfHalves) {
+  for (const int columns : {1, 2, 5}) {
+    FusedWideTiles({300, 0, 64, 129}, 2, columns, 0).expect_all();
+    FusedWideTiles({300, 0, 64, 129}, 2, 0, columns).expect_all();
   }
 }
 
