@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
 
 #include "gpu/faults/fault_checks.hpp"
 #include "gpu/gemm/moe_calls.hpp"
@@ -27,6 +28,9 @@ using switchyard::testing::MoeCase;
 constexpr int kWorld = 2;
 
 MoeCase two_ranks() { return {.c = {.name = "fused", .tokens = {40, 31}}, .form = MoeForm::fused}; }
+MoeCase two_ranks_in_fp8() {
+  return {.c = {.name = "fused_fp8", .intermediate = 128, .tokens = {40, 31}}, .fp8 = true, .form = MoeForm::fused};
+}
 
 size_t heap_of(const MoeCase& m) { return m.heap_bytes(Backend::cuda); }
 
@@ -208,12 +212,13 @@ void expect_departure(Station& me, Stuck how) {
     me.f.equal(code_name(ErrorCode::peer_timeout), code_name(o.reason), "reason at the stuck rank, " + shown(o));
 }
 
-class StuckFusedRank : public testing::TestWithParam<Stuck> {};
+class StuckFusedRank : public testing::TestWithParam<std::tuple<Stuck, bool>> {};
 
 TEST_P(StuckFusedRank, BetweenItsPlanAndItsRows) {
-  const Stuck how = GetParam();
+  const Stuck how = std::get<0>(GetParam());
+  const bool fp8 = std::get<1>(GetParam());
   constexpr int kStuck = 1;
-  const MoeCase m = two_ranks();
+  const MoeCase m = fp8 ? two_ranks_in_fp8() : two_ranks();
   isolated([&] {
     on_gpus(kWorld, heap_of(m), how == Stuck::until_the_deadline ? 1s : 20s, [&](Station& me) {
       GpuRig rig(me);
@@ -248,9 +253,12 @@ TEST_P(StuckFusedRank, BetweenItsPlanAndItsRows) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, StuckFusedRank, testing::Values(Stuck::until_the_deadline, Stuck::until_it_aborts),
+INSTANTIATE_TEST_SUITE_P(Gpu, StuckFusedRank,
+                         testing::Combine(testing::Values(Stuck::until_the_deadline, Stuck::until_it_aborts), testing::Bool()),
                          [](const auto& p) {
-                           return std::string(p.param == Stuck::until_the_deadline ? "until_the_deadline" : "until_it_aborts");
+                           const bool aborts = std::get<0>(p.param) == Stuck::until_it_aborts;
+                           return std::string(aborts ? "until_it_aborts" : "until_the_deadline") +
+                                  (std::get<1>(p.param) ? "_in_fp8" : "");
                          });
 
 /// A rank that is late but within the deadline causes no fault. The statistics of the other rank list it, although its plan was

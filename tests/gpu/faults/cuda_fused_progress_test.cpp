@@ -32,20 +32,23 @@ int gpus() {
 
 class FusedOnFewMultiprocessors : public testing::TestWithParam<MoeCase> {};
 
-/// One block performs all roles for all tiles of its rank. Block counts may differ by rank.
+/// One block, in fp8 one cluster of two, performs all roles for all tiles of its rank. Block counts may differ by rank.
 TEST_P(FusedOnFewMultiprocessors, GivesTheSameBits) {
   const MoeCase& m = GetParam();
+  const int least = m.fp8 ? 2 : 1;
   on_gpus(m.c.world(), m.heap_bytes(Backend::cuda), [&](Station& me) {
     GpuRig rig(me);
     MoeGpuRank rank(rig, me.group, m);
-    for (uint32_t call = 0; call < 3; ++call) run_call(me, rank, call, false, [&] { rank.forward({.num_sms = 1}); });
-    run_call(me, rank, 3, true, [&] { rank.forward({.num_sms = 1 + 2 * me.rank(), .add = true}); });
+    for (uint32_t call = 0; call < 3; ++call) run_call(me, rank, call, false, [&] { rank.forward({.num_sms = least}); });
+    run_call(me, rank, 3, true, [&] { rank.forward({.num_sms = least + 2 * me.rank(), .add = true}); });
     me.group.check();
     me.meet();
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, FusedOnFewMultiprocessors, testing::ValuesIn(fused_cases()),
+                         [](const auto& c) { return c.param.c.name; });
+INSTANTIATE_TEST_SUITE_P(GpuInFp8, FusedOnFewMultiprocessors, testing::ValuesIn(fused_fp8_cases()),
                          [](const auto& c) { return c.param.c.name; });
 
 TEST(FusedOnOneMultiprocessor, WithoutAnotherRank) {
