@@ -175,10 +175,11 @@ class MoeLayer {
  public:
   /// `w13` [L, 2 * I, H] and `w2` [L, H, I] are the weights of this rank's experts, as in the constructor of ExpertMlp; they
   /// may be null on a rank without experts. Waits up to GroupOptions::timeout for the other ranks.
-  /// GPUs, fp8: scales are read in stream order on `stream` (cudaStream_t; null: the legacy default stream). \throws on all
-  /// ranks, even if the error originates on only some of them: Error(invalid_argument) naming the field, or as ExpertMlp;
-  /// Error(unsupported) for settings that the backend does not support; Error(heap_exhausted); Error(system) if memory is
-  /// insufficient; Error(mismatch) if configurations differ. The group stays usable.
+  /// GPUs, fp8: scales are read in stream order on `stream` (cudaStream_t; null: the legacy default stream). Calls are ordered
+  /// after this, except those captured on other streams, which the caller must order. \throws on all ranks, even if the error
+  /// originates on only some of them: Error(invalid_argument) naming the field, or as ExpertMlp; Error(unsupported) for
+  /// settings that the backend does not support; Error(heap_exhausted); Error(system) if memory is insufficient;
+  /// Error(mismatch) if configurations differ. The group stays usable.
   MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2, void* stream = nullptr);
   /// Local. Creates another layer of the model, which differs from this one only in its weights and shares all other memory
   /// with it (docs/layer.md gives its cost). Either may be destroyed first. The weights are as in the constructor, with
