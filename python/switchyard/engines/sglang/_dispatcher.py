@@ -20,7 +20,7 @@ from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
 from sglang.srt.utils import load_json_config
 
 from ..._abi import names as _names
-from ...deep_ep import _low_latency, _normal
+from ...deep_ep import _normal
 from ...deep_ep._copies import Shape as NormalShape
 from ...deep_ep._events import EventHandle, EventOverlap
 from . import _shared
@@ -103,11 +103,14 @@ class _Half(BaseDispatcher):
             _names.invalid(f"fp8 rows of hidden size {self._shape.hidden}: SGLang's runners need a multiple of 128; use "
                            f"--deepep-dispatcher-output-dtype bf16")
         if self._modes.enable_low_latency():  # now, because SGLang sizes its caches, and captures graphs, before the first decode
-            self._objects()
+            self._calls()
 
-    def _objects(self) -> _low_latency.LowLatencyMode:
-        scales = _low_latency.sending_of(self._fp8[DeepEPMode.LOW_LATENCY], False, False).scales
-        return self._exchanges.low_latency(self._shape, self._halves, self._half, scales)
+    def _calls(self) -> _shared.LowLatencyCalls:
+        """Returns the calls of decode. The first call after a choice of format is collective."""
+        if self._decode is None:
+            scales = "f32" if self._fp8[DeepEPMode.LOW_LATENCY] else None
+            self._decode = self._exchanges.low_latency(self._shape, self._halves, scales)[self._half]
+        return self._decode
 
     def _choose(self, quant_config: Dict[str, Any]) -> None:
         for mode in (DeepEPMode.NORMAL, DeepEPMode.LOW_LATENCY):
@@ -115,6 +118,7 @@ class _Half(BaseDispatcher):
             if name not in _SENT:
                 _names.invalid(f"rows in {name}: Switchyard sends bf16 or fp8; use --deepep-dispatcher-output-dtype bf16 or fp8")
             self._fp8[mode] = _SENT[name]
+        self._decode: Optional[_shared.LowLatencyCalls] = None
 
     def register_deepep_dispatch_hook(self, hook: Callable[[Any], None]) -> Any:
         """Registers a callback that enqueues work between sending and receiving."""
@@ -132,7 +136,7 @@ class _Half(BaseDispatcher):
         Args:
             hidden_states: bf16 [T, H].
             topk_output: SGLang's StandardTopKOutput with topk_ids int32 or int64 [T, K], -1 for no expert, and topk_weights
-                float32 [T, K].
+                float32 [T, K]. In decode, the weights are sent with the tokens.
 
         Returns:
             DeepEPNormalDispatchOutput in normal mode (prefill), DeepEPLLDispatchOutput in low-latency mode (decode). The latter is
@@ -165,26 +169,18 @@ class _Half(BaseDispatcher):
         return following()
 
     def _low_latency(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, split: bool) -> Callable[[], Any]:
-        sending = _low_latency.sending_of(self._fp8[DeepEPMode.LOW_LATENCY], False, False)
-        shape, streams = self._shape, self._exchanges.buffer._streams
-        objects = self._objects()
-        stream = None if split else streams.ready()
-        again = (None if stream is None else
-                 _low_latency.dispatch_again(objects, x, ids, shape.tokens, shape.experts, sending.scales, stream))
-        if again is not None:
-            rows, counts, handle, hook = again.packed, again.received.rows, again.handle, None
-        else:
-            rows, counts, handle, hook = streams.here(
-                lambda: _low_latency.dispatch(objects, x, ids, shape.tokens, shape.experts, sending, None, split))
-        expected = (x.shape[0] * self._exchanges.group.size * ids.shape[1] + shape.experts) // shape.experts
+        calls, shape, tokens = self._calls(), self._shape, x.shape[0]
+        if tokens > shape.tokens:
+            _names.invalid(f"hidden_states has {tokens} tokens: SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK = {shape.tokens} allows "
+                           f"no more")
+        arrived = calls.dispatch(x, ids.contiguous(), weights, split)
+        expected = (tokens * self._exchanges.group.size * ids.shape[1] + shape.experts) // shape.experts
 
         def receive() -> DeepEPLLDispatchOutput:
-            if hook is not None:
-                hook()
-            self._handle = (objects, handle)
-            get_global_expert_distribution_recorder().on_deepep_dispatch_low_latency(counts)
-            values, scales = rows if isinstance(rows, tuple) else (rows, None)
-            return DeepEPLLDispatchOutput(values, scales, ids, weights, counts, expected)
+            received = arrived()
+            self._handle = (calls, received, weights)
+            get_global_expert_distribution_recorder().on_deepep_dispatch_low_latency(received.rows)
+            return DeepEPLLDispatchOutput(received.x, received.scales, ids, weights, received.rows, expected)
 
         return receive
 
@@ -230,6 +226,10 @@ class _Half(BaseDispatcher):
     def combine(self, combine_input: Any) -> torch.Tensor:
         """Collective. Returns the sums of the experts' rows for the tokens of the last dispatch, bf16 [T, H].
 
+        In decode, each rank multiplies its experts' rows by the weights passed to dispatch and returns one bf16 sum per token
+        (``order="per_rank"``); later changes of that tensor have no effect. If all ranks pass another tensor of weights instead, as a
+        hook may, each expert's row returns and is multiplied by these weights (``"per_route"``). If only some do, all raise Mismatch.
+
         Args:
             combine_input: DeepEPNormalCombineInput, with rows already multiplied by their weights, or DeepEPLLCombineInput.
         """
@@ -250,21 +250,17 @@ class _Half(BaseDispatcher):
             _names.invalid("combine without dispatch")
         _deepep_precompile_tp_barrier()
         y, _, weights = combine_input
-        streams, wait = self._exchanges.buffer._streams, None
-        if isinstance(known, _normal.NormalHandle):
-            sms = self._num_sms()
-            (out, _), event = streams.run(lambda: known.exchange._combine(y, known.handle, None, num_sms=sms), (y,), None, split)
-            wait = event.current_stream_wait if split else None
-        else:
-            objects, handle = known
-            stream = None if split else streams.ready()
-            out = None if stream is None else _low_latency.combine_again(objects, y, weights, handle, stream)
-            if out is None:
-                out, wait = streams.here(lambda: _low_latency.combine(objects, y, weights, handle, False, split, None))
+        if not isinstance(known, _normal.NormalHandle):
+            calls, received, sent = known
+            self._continue = calls.combine(y, received, None if weights is sent else weights, split)
+            return
+        sms = self._num_sms()
+        (out, _), event = self._exchanges.buffer._streams.run(
+            lambda: known.exchange._combine(y, known.handle, None, num_sms=sms), (y,), None, split)
 
         def receive() -> torch.Tensor:
-            if wait is not None:
-                wait()
+            if split:
+                event.current_stream_wait()
             return out
 
         self._continue = receive

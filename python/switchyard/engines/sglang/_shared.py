@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
 from ... import deep_ep
 from ..._abi import names as _names
-from ...deep_ep import _low_latency
 from ...deep_ep._buffer import Buffer
 from ...group import Group
 from ...layer import MoeLayer
-from ...low_latency import LowLatency
+from ...low_latency import LowLatency, Received
 from . import _hooks
 
 _logger = logging.getLogger(__name__)
@@ -53,7 +52,7 @@ class Shared:
                            f"use SGLang's own deepep")
         group.set_timeout(_TIMEOUTS["timeout"])
         self.group, self._process_group = group, process_group
-        self._low_latency: Dict[Tuple[Any, ...], _low_latency.LowLatencyMode] = {}
+        self._low_latency: Dict[Tuple[Any, ...], List[LowLatencyCalls]] = {}
         self._layers: Dict[Tuple[Any, ...], Layers] = {}
         _logger.info("Switchyard moves the tokens of MoE layers between %d ranks (%s)", world, group.backend)
 
@@ -62,17 +61,18 @@ class Shared:
         device = {} if self.group.backend == "cpu" else {"device": self.buffer._index}
         return Group.from_process_group(self._process_group, heap_bytes + _SPARE, backend=self.group.backend, **_TIMEOUTS, **device)
 
-    def low_latency(self, shape: Shape, halves: int, half: int, scales: Optional[str]) -> _low_latency.LowLatencyMode:
-        """Returns the low-latency objects of one half of a batch. Calls of different halves may be in flight concurrently.
-        The first call with a shape is collective."""
+    def low_latency(self, shape: Shape, halves: int, scales: Optional[str]) -> List["LowLatencyCalls"]:
+        """Returns the low-latency calls of each half of a batch. Calls of different halves may be in flight concurrently. The first
+        call with these arguments is collective."""
         key = (shape, halves, scales)
-        if (*key, half) not in self._low_latency:
+        if key not in self._low_latency:
             config = {"hidden": shape.hidden, "num_experts": shape.experts, "topk": shape.topk, "max_tokens": shape.tokens,
                       "scales": scales, "dtype": "bf16", "scale_order": "column_major"}
             group = self._another(halves * LowLatency.heap_bytes(self.group.size, **config))
-            for each in range(halves):
-                self._low_latency[(*key, each)] = _low_latency.LowLatencyMode(group, self.buffer._streams)
-        return self._low_latency[(*key, half)]
+            device = torch.device("cpu") if group.backend == "cpu" else torch.device("cuda", self.buffer._index)
+            like = torch.empty((0, shape.hidden), dtype=torch.bfloat16, device=device)
+            self._low_latency[key] = [LowLatencyCalls(LowLatency(group, **config), like, self.buffer._streams) for _ in range(halves)]
+        return self._low_latency[key]
 
     def layers(self, configs: Dict[str, Dict[str, Any]]) -> "Layers":
         """Returns the layers with these keywords of :class:`MoeLayer`, by name. The first call with them is collective."""
@@ -84,7 +84,7 @@ class Shared:
 
     def _others(self) -> List[Group]:
         """Returns the groups of low-latency objects and layers."""
-        groups = [each.group for each in self._low_latency.values()] + [each.group for each in self._layers.values()]
+        groups = [each[0].exchange.group for each in self._low_latency.values()] + [each.group for each in self._layers.values()]
         return list({id(each): each for each in groups}.values())
 
     def check(self) -> None:
@@ -97,6 +97,50 @@ class Shared:
         for group in self._others():
             group.close()
         self.buffer.destroy()
+
+
+class LowLatencyCalls:
+    """Calls of one :class:`LowLatency`, whose dispatches fill two outputs alternately. `streams` orders them with all other calls of
+    the process. `like`: a tensor of the kind of the outputs.
+
+    Each method returns the function that returns the call's result. If `split`, the method executes the sending half of the call,
+    and the function the other half, on the same stream; otherwise, the method executes the whole call. If the function has not been
+    called before the next call, for example after an exception in the model, that call first executes the missing half."""
+
+    def __init__(self, exchange: LowLatency, like: torch.Tensor, streams: Any) -> None:
+        self.exchange, self._streams = exchange, streams
+        self._next, self._last = exchange.make_output(like), exchange.make_output(like)
+        self._missing: Optional[Callable[[], Any]] = None
+
+    def dispatch(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, split: bool) -> Callable[[], Received]:
+        """Collective. Sends rows with their ids and weights into the output that is not the one of the last dispatch."""
+        call, into = self.exchange.dispatch_async if split else self.exchange.dispatch, self._next
+        made = self._call(lambda: call(x, ids, weights, output=into), split)
+        self._next, self._last = self._last, into
+        return made
+
+    def combine(self, y: torch.Tensor, received: Received, weights: Optional[torch.Tensor], split: bool) -> Callable[[], torch.Tensor]:
+        """Collective. Sums the rows `y`. weights: None: those of the dispatch, by which each rank multiplies its experts' rows to
+        return one sum per token; otherwise, each expert's row returns, and this rank multiplies it. All ranks choose the same."""
+        call, order = self.exchange.combine_async if split else self.exchange.combine, "per_rank" if weights is None else "per_route"
+        return self._call(lambda: call(y, received, topk_weights=weights, order=order), split)
+
+    def _call(self, call: Callable[[], Any], split: bool) -> Callable[[], Any]:
+        missing, self._missing = self._missing, None
+        if missing is not None:
+            missing()
+        made = self._streams.here(call)
+        if not split:
+            return lambda: made
+        other_half = self._streams.on_stream_of(made.wait)
+
+        def receive() -> Any:
+            if self._missing is receive:
+                self._missing = None
+            return other_half()
+
+        self._missing = receive
+        return receive
 
 
 class Layers:
