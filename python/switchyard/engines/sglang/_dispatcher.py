@@ -171,8 +171,9 @@ class _Half(BaseDispatcher):
     def _low_latency(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, split: bool) -> Callable[[], Any]:
         calls, shape, tokens = self._calls(), self._shape, x.shape[0]
         if tokens > shape.tokens:
-            _names.invalid(f"hidden_states has {tokens} tokens: SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK = {shape.tokens} allows "
-                           f"no more")
+            with calls.exchange.group._call:  # reports the error to the other ranks
+                _names.invalid(f"hidden_states has {tokens} tokens: SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK = {shape.tokens} "
+                               f"allows no more")
         arrived = calls.dispatch(x, ids.contiguous(), weights, split)
         expected = (tokens * self._exchanges.group.size * ids.shape[1] + shape.experts) // shape.experts
 
