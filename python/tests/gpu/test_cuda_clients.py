@@ -98,6 +98,16 @@ def test_sglang_dispatcher(scenario):
     over_ranks(2, getattr(sglang_passes, scenario), ranks=2, device="cuda")
 
 
+@pytest.mark.parametrize("rows", ["bf16", "fp8"])
+@pytest.mark.parametrize("scenario, options", [("check_order", (1,)), ("check_order", (2,)), ("check_graph", ())])
+def test_sglang_decode(scenario, options, rows):
+    """Order of the sums and weights of one batch, of two in flight together, and in a graph."""
+    import sglang_decode
+    from sglang_ranks import over_ranks
+
+    over_ranks(2, getattr(sglang_decode, scenario), rows, *options, ranks=2, device="cuda")
+
+
 @pytest.mark.parametrize("scenario", ["check_layer_bf16", "check_layer_fp8"])
 def test_sglang_layer(scenario, layers):
     import sglang_passes

@@ -85,6 +85,7 @@ class _Half(BaseDispatcher):
         self._continue: Optional[Callable[[], Any]] = None
         self._handle: Any = None
         self._fp8: Dict[DeepEPMode, bool] = {}
+        self._decode: Optional[_shared.LowLatencyCalls] = None  #: for the chosen format
         given = get_deepep_config()
         self._sms = int(load_json_config(given)["normal_dispatch"]["num_sms"]) if given else 0
         self._choose({})
@@ -118,7 +119,7 @@ class _Half(BaseDispatcher):
             if name not in _SENT:
                 _names.invalid(f"rows in {name}: Switchyard sends bf16 or fp8; use --deepep-dispatcher-output-dtype bf16 or fp8")
             self._fp8[mode] = _SENT[name]
-        self._decode: Optional[_shared.LowLatencyCalls] = None
+        self._decode = None
 
     def register_deepep_dispatch_hook(self, hook: Callable[[Any], None]) -> Any:
         """Registers a callback that enqueues work between sending and receiving."""

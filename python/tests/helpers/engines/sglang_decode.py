@@ -71,7 +71,7 @@ def check_order(rank, world, rows, halves=1):
 
 def check_graph(rank, world, rows):
     """GPUs: two layers captured in a graph, replayed with other ids and weights."""
-    layers, (x, ids, weights) = [decoder(world, rows) for _ in range(2)], batch_of(TOKENS[rank])
+    layers, (x, ids, weights) = [decoder(world, rows) for _ in range(2)], batch_of(4 + rank)
 
     def step():
         with prefill(False):
