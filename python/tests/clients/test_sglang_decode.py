@@ -71,8 +71,8 @@ def _values(rank, world):
             rows = (output.hidden_states.float() * here).bfloat16()
             out = made.combine(combine_input=ones(output)._replace(hidden_states=rows))
         y = (x.float()[:, None] * factors[ids.clamp(min=0)][..., None]).bfloat16()
-        want, exact, most = _sums(y, ids, weights, world)
-        assert torch.equal(out, want) and ((out.double() - exact).abs() <= most).all()
+        want, exact, bound = _sums(y, ids, weights, world)
+        assert torch.equal(out, want) and ((out.double() - exact).abs() <= bound).all()
         assert not out[:1].any() and not out[:1].signbit().any()
         if step == 0:
             exchange = made._inners[0]._calls().exchange
