@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicated experts with torch on 2 GPUs: layers and low-latency calls that select slots, also in graphs, and weights that move in the
-background. Results are bitwise those without replicas. Ranks are processes."""
+"""Replicated experts with torch on 2 GPUs: layers and low-latency calls that select slots, also in graphs, weights that move in the
+background, counts of routes, and rates of moves. Results are bitwise those without replicas. Ranks are processes."""
 import pytest
 
 import switchyard as sy
@@ -146,3 +146,35 @@ def _background(group, form):
 def test_weights_move_in_the_background(form):
     config = {"num_experts": W * C, "exchange": "normal", "form": form, **SHAPE}
     over_ranks(_background, 3 * sy.MoeLayer.heap_bytes(W, backend="cuda", **config) + (8 << 20), form)
+
+
+def _counting(group):
+    x, ids, _ = inputs_of(group.rank, 1)
+    exchange = sy.Exchange(group, num_experts=E, topk=K, hidden=H, max_tokens=T, count_routes=True)
+    counter = sy.RouteCounter(group, num_experts=E)
+    rows, handle = exchange.dispatch(x, ids)
+    exchange.dispatch(x, handle=handle)  # repeats a routing, so it is not counted
+    del rows, handle
+    counter.count(ids.long())
+    torch.cuda.synchronize()
+    group.barrier()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        counter.count(ids)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    once = torch.stack([torch.bincount(inputs_of(r, 1)[1].flatten().cpu().long(), minlength=E) for r in range(W)])
+    load, counted = exchange.load(), counter.load()
+    assert load.of_expert.tolist() == once.tolist() and counted.of_expert.tolist() == (4 * once).tolist()
+    assert load.of_rank.tolist() == once.sum(0).reshape(W, E // W).sum(1).tolist()
+    rates = sy.measure_step_rates(group, seconds_per_row=1e-6 * (1 + group.rank), staging_bytes=1 << 20)
+    assert rates.seconds_per_row == 1e-6 * W
+    assert len(set(group.all_gather(repr(tuple(rates)).ljust(100).encode()))) == 1
+    group.barrier()
+    del graph
+
+
+def test_counts_and_rates():
+    shape = {"num_experts": E, "topk": K, "hidden": H, "max_tokens": T}
+    over_ranks(_counting, sy.Exchange.heap_bytes(W, backend="cuda", **shape) + (4 << 20))

@@ -61,6 +61,7 @@ TEST(GpuSlots, ReplaysUseTheMapInForce) {
     counter.count(ExpertIds::of(route.out, kTokens, kTopk), stream);
     must(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
     must(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+    must(cudaGraphUpload(replay, stream), "cudaGraphUpload");
     must(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
     route.check(0, "the first map");
     for (int step = 1; step <= 6; ++step) {
@@ -142,6 +143,8 @@ TEST(GpuSlots, ReplaysOfSelectingDispatchesUseTheMapInForce) {
     calls.dispatch(selector, stream);
     must(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
     must(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+    must(cudaGraphUpload(replay, stream), "cudaGraphUpload");
+    me.meet();  // all graphs are uploaded before a kernel waits
     must(cudaGraphLaunch(replay, stream), "cudaGraphLaunch");
     calls.check(0, "the first map");
     for (int step = 1; step <= 6; ++step) {
@@ -169,6 +172,7 @@ class Attempt {
     calls.dispatch(given, me.stream(), false);
     must(cudaStreamEndCapture(me.stream(), &graph), "cudaStreamEndCapture");
     must(cudaGraphInstantiate(&replay, graph, 0), "cudaGraphInstantiate");
+    must(cudaGraphUpload(replay, me.stream()), "cudaGraphUpload");
   }
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
@@ -229,6 +233,7 @@ void use_two_versions(Station& me, Made made, int late) {
   SlotSelector selector(me.group, kFirst);
   SelectingDispatch calls(me);
   Attempt attempt(me, made, calls, &selector);
+  me.meet();
   attempt.step();
   calls.check(0, "the first map");
   me.meet();
