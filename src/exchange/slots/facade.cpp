@@ -133,10 +133,11 @@ std::vector<int64_t> SlotSelectorImpl::gather_routes() {
 }
 
 void SlotSelectorImpl::agree_on_load(const char* call, const SlotSelectorImpl* selector) {
-  if (selector) selector->check_joined("selector", group_, map_.num_experts);
   const auto given = [](int64_t value) { return std::string(value != 0 ? "given" : "null"); };
   ConstructionReport mine;
-  mine.report = attempt([] {});
+  mine.report = attempt([&] {
+    if (selector) selector->check_joined("selector", group_, map_.num_experts);
+  });
   group_.agree(call, {agreed("the number of the counter", object_), {"selector", int64_t{selector != nullptr}, given}}, mine);
 }
 

@@ -134,6 +134,11 @@ TEST(RouteCounter, RefusedArguments) {
                        refused([&] { (void)of_slots.load(group.rank() == 0 ? &selector : nullptr); }, ErrorCode::mismatch,
                                "selector = given on rank 0 and null on rank 1");
                        refused([&] { (void)counter.load(&selector); }, ErrorCode::invalid_argument, "selector has");
+                       SlotSelector small(group, switchyard::home_map(kExperts, 2, 6));
+                       refused([&] { (void)of_slots.load(group.rank() == 0 ? &small : &selector); },
+                               ErrorCode::invalid_argument, "selector has 12 slots: must be num_experts, 22");
+                       failures.set_context("after the errors");
+                       failures.equal(int64_t{0}, of_slots.load(&selector).of_rank[0], "nothing was counted");
                      }),
             "");
 }
