@@ -287,7 +287,6 @@ class SlotSelector:
         self._takes = _arguments.bind("SlotSelector.set_map", CPU, W=expert_map.world, E=expert_map.num_experts)
         self._ids = _arguments.bind("SlotSelector.select", group._backend)
         self._given = structs.ExpertIds()
-        self._device: Any = None  # of the last ids; None: torch's current GPU
         given = None if routes is None else self._takes.routes(routes)
         made = ctypes.c_void_p()
         check_collective(self._functions.sy_slot_selector_create(group.pointer, byref(expert_map._struct()), given and given.pointer, byref(made)))
@@ -316,7 +315,6 @@ class SlotSelector:
             g.num_tokens, g.topk = ids.shape
             check(self._functions.sy_slot_selector_select(self.pointer, byref(g), result.pointer, ids.arrays.stream(ids.array)))
             written(out)
-            self._device = getattr(ids.array, "device", None)
             return out
 
     def _take_ids(self, topk_ids: Any, out: Any) -> Tuple[Any, Any, Any]:
@@ -339,8 +337,8 @@ class SlotSelector:
         with Construction(self.group, "SlotSelector.set_map"):
             _arguments.check("SlotSelector.set_map", expert_map=expert_map)
             given = None if routes is None else self._takes.routes(routes)
-            stream = sys.modules["torch"].cuda.current_stream(self._device).cuda_stream if self.group._backend == CUDA else None
-            check_collective(self._functions.sy_slot_selector_set_map(self.pointer, byref(expert_map._struct()), given and given.pointer, stream))
+            check_collective(self._functions.sy_slot_selector_set_map(self.pointer, byref(expert_map._struct()), given and given.pointer,
+                                                                      self.group._current_stream()))
             self._map = expert_map
 
     @named("SlotSelector.balance")
@@ -383,7 +381,6 @@ class SlotSelector:
                     self.pointer, byref(given), result.pointer, weights.pointers, weights.sizes, len(arrays), byref(options), stream,
                     byref(made)))
             written(out)
-            self._device = getattr(ids.array, "device", None)
             if made.fetched:
                 written(*arrays)
                 self._map = self._state_map()

@@ -238,8 +238,8 @@ class Group:
 
     _process_group: Any = None  # the torch.distributed process group, with the same ranks
 
-    def __init__(self, pointer: int, backend: int, workers: int = 1) -> None:
-        functions = library().functions
+    def __init__(self, pointer: int, settings: Any) -> None:
+        functions, backend = library().functions, settings.backend
         self._lock = CallLock()
         self._owned = Owned(pointer, functions.sy_group_destroy, lock=self._lock)
         self._functions = functions
@@ -247,7 +247,7 @@ class Group:
         _interrupts.watch(self)
         self.backend = _names.name_of(_names.BACKENDS, backend)  #: "cpu" or "cuda"
         self._backend = backend
-        self._workers = workers
+        self._workers, self._device = settings.num_warps, settings.device
         number = ctypes.c_int32()
         check(functions.sy_group_rank(pointer, byref(number)))
         self.rank: int = number.value
@@ -268,7 +268,7 @@ class Group:
         settings = _options(heap_bytes, **options)
         group = ctypes.c_void_p()
         check(library().functions.sy_group_from_environment(byref(settings), byref(group)))
-        return cls(group.value or 0, settings.backend, settings.num_warps)
+        return cls(group.value or 0, settings)
 
     @classmethod
     @checked("Group.connect")
@@ -278,7 +278,7 @@ class Group:
         settings = _options(heap_bytes, **options)
         group = ctypes.c_void_p()
         check(library().functions.sy_group_connect(rank, world, store.encode(), token.encode(), byref(settings), byref(group)))
-        return cls(group.value or 0, settings.backend, settings.num_warps)
+        return cls(group.value or 0, settings)
 
     @classmethod
     @checked("Group.threads")
@@ -288,7 +288,7 @@ class Group:
         settings = _options(heap_bytes, **options)
         groups = (ctypes.c_void_p * max(world, 1))()
         check(library().functions.sy_group_in_process(world, byref(settings), groups))
-        return [cls(group or 0, settings.backend, settings.num_warps) for group in groups]
+        return [cls(group or 0, settings) for group in groups]
 
     @classmethod
     @named("Group.from_process_group")
@@ -347,6 +347,14 @@ class Group:
     def pointer(self) -> int:
         """The underlying ``sy_group*``, for code that calls the C interface."""
         return alive(self._owned, "the group")
+
+    def _current_stream(self) -> Optional[int]:
+        """CUDA: torch's current stream on the group's GPU. None: CPU, or the legacy default stream, if torch is not imported."""
+        torch = sys.modules.get("torch")
+        if self._backend != _names.CUDA or torch is None:
+            return None
+        index = self._device if self._device >= 0 else self.rank % torch.cuda.device_count()
+        return int(torch.cuda.current_stream(index).cuda_stream)
 
     @checked("Group.experts_of")
     def experts_of(self, num_experts: int, rank: Optional[int] = None) -> range:

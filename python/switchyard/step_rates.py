@@ -2,13 +2,11 @@
 """Rates from which SlotSelector.balance decides whether weights move (docs/how_to/replicate_experts.md)."""
 from __future__ import annotations
 
-import sys
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from ._abi import arguments as _arguments
 from ._abi.arguments import named
 from ._abi.ffi import byref, check_collective, library, structs
-from ._abi.names import CUDA
 from .group import Group, constructs
 
 __all__ = ["StepRates", "agree_on_step_rates", "measure_step_rates"]
@@ -43,10 +41,10 @@ def agree_on_step_rates(group: Group, *, link_bytes_per_s: float = 300e9, second
 @named("measure_step_rates")
 def measure_step_rates(group: Group, *, seconds_per_row: float = 0.14e-6, staging_bytes: int = 64 << 20) -> StepRates:
     """Collective. Measures `link_bytes_per_s` and `seconds_per_move` with calls of :func:`move_weights` in which every rank
-    receives temporary weights of up to 64 MiB; `seconds_per_row` is that of the slowest rank. Takes milliseconds within a host, more over slow networks, and allocates
-    memory for two such sets of weights, in addition to `staging_bytes`. GPUs: runs on the current stream."""
+    receives temporary weights of up to 64 MiB; `seconds_per_row` is that of the slowest rank. Takes milliseconds within a host, more over
+    slow networks, and allocates memory for two such sets of weights, in addition to `staging_bytes`. GPUs: runs on the current
+    stream of the group's GPU."""
     _arguments.check("measure_step_rates", group=group, seconds_per_row=seconds_per_row, staging_bytes=staging_bytes)
     options = structs.BalanceOptions(seconds_per_row=seconds_per_row, staging_bytes=staging_bytes)
-    stream: Optional[int] = sys.modules["torch"].cuda.current_stream().cuda_stream if group._backend == CUDA and "torch" in sys.modules else None
-    check_collective(library().functions.sy_measure_step_rates(group.pointer, byref(options), stream))
+    check_collective(library().functions.sy_measure_step_rates(group.pointer, byref(options), group._current_stream()))
     return _rates_of(options)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates of moves, equal on all ranks, and the decisions of balance that follow from them."""
+"""Rates of moves, equal on all ranks, the decisions of balance that follow from them, and the stream of calls without arrays."""
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -47,3 +50,19 @@ def test_rates_that_do_not_fit(ranks):
             sy.measure_step_rates(group, staging_bytes=8)
 
     ranks(body, W)
+
+
+@pytest.mark.parametrize("device, expected", [(-1, [100, 101, 100]), (1, [101, 101, 101])])
+def test_calls_without_arrays_use_the_stream_of_the_groups_gpu(monkeypatch, device, expected):
+    """Not that of torch's current GPU."""
+    groups = sy.Group.threads(3)
+    assert [group._current_stream() for group in groups] == [None] * 3  # CPU
+    torch = SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: 2, current_stream=lambda at=0: SimpleNamespace(cuda_stream=100 + at)))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    for group in groups:
+        monkeypatch.setattr(group, "_backend", sy._abi.names.CUDA)
+        monkeypatch.setattr(group, "_device", device)
+    assert [group._current_stream() for group in groups] == expected
+    monkeypatch.undo()
+    for group in groups:
+        group.close()

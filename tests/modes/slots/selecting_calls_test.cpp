@@ -344,7 +344,7 @@ TEST_P(SelectingCalls, HaveTheBitsOfASelection) {
             "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Everywhere, SelectingCalls, testing::ValuesIn(everywhere()));
+INSTANTIATE_TEST_SUITE_P(Everywhere, SelectingCalls, testing::ValuesIn(everywhere()), where_name);
 
 class SelectorsOfSomeRanks : public SelectingCalls {};
 
@@ -436,8 +436,8 @@ std::vector<Where> everywhere_with_peers() {
   std::erase_if(all, [](const Where& where) { return where.world == 1; });
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(Everywhere, SelectorsOfSomeRanks, testing::ValuesIn(everywhere_with_peers()));
-INSTANTIATE_TEST_SUITE_P(Everywhere, MapsOfSomeRanks, testing::ValuesIn(everywhere_with_peers()));
+INSTANTIATE_TEST_SUITE_P(Everywhere, SelectorsOfSomeRanks, testing::ValuesIn(everywhere_with_peers()), where_name);
+INSTANTIATE_TEST_SUITE_P(Everywhere, MapsOfSomeRanks, testing::ValuesIn(everywhere_with_peers()), where_name);
 
 /// A selector of other sizes: every rank gets the error, on GPUs and CPUs alike.
 TEST(SelectingCallsOfOne, SelectorOfOtherSizes) {
