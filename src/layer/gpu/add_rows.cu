@@ -58,6 +58,7 @@ class GpuRowAdder final : public RowAdder {
     gemm::check_gpu(gpu::current_device(&device), kClass, "current GPU");
     gemm::check_gpu(gpu::traits_of(&traits, device), kClass, "properties of the GPU");
     multiprocessors_ = traits.multiprocessors;
+    gemm::check_gpu(gpu::allow_shared(kernel(), 0), kClass, "kernel that adds to out");
   }
 
   void* sums() override { return sums_.data(); }
@@ -71,11 +72,12 @@ class GpuRowAdder final : public RowAdder {
                            vectors_};
     const auto stream = static_cast<gpu::Stream>(call.stream);
     sums_.used_on(stream);
-    gemm::check_gpu(gpu::launch(is_f16_ ? add_rows<__half> : add_rows<__nv_bfloat16>, grid, stream, params), kClass,
-                    "launch of the kernel that adds to out");
+    gemm::check_gpu(gpu::launch(kernel(), grid, stream, params), kClass, "launch of the kernel that adds to out");
   }
 
  private:
+  void (*kernel() const)(AddParams) { return is_f16_ ? add_rows<__half> : add_rows<__nv_bfloat16>; }
+
   bool is_f16_;
   int64_t vectors_;  ///< of a row
   int multiprocessors_ = 0;
