@@ -12,7 +12,7 @@ from ._abi.arrays import I32, I64, NUMPY, U8, Arrays
 from ._abi.arguments import checked
 from ._abi.ffi import Owned, _process, alive, byref, check, library, number_from, structs
 from ._abi.names import EXPERT_MAJOR, F32, RANK_MAJOR
-from ._torch.registry import number_of
+from ._torch.registry import number_of, torch_for
 
 __all__ = ["Counts", "Handle", "Ledger", "Matrices", "RoutingLayout"]
 
@@ -97,6 +97,23 @@ class Handle:
         twin._cache = {}
         twin._number = number_of(twin)
         return twin
+
+    def _of_experts(self, places: Sequence[int]) -> "Handle":
+        """For expert-major handles of tensors: returns a handle of the same rows for GroupedGemm only. Its expert i has the rows of
+        this rank's expert places[i], or no rows if that is -1. Enqueues work on the current stream unless places are contiguous."""
+        other, view = self.twin(), structs.DispatchedView.from_buffer_copy(self._view)  # type: ignore[arg-type]
+        first = places[0] if places else 0
+        for name in ("expert_first_row", "tokens_per_expert", "aligned_per_expert"):
+            array = getattr(self, name)
+            if first >= 0 and list(places) == list(range(first, first + len(places))):
+                part = array[first:first + len(places)]
+            else:  # -1 selects the appended 0
+                torch = torch_for("Handle._of_experts")
+                part = torch.nn.functional.pad(array, (0, 1))[torch.tensor(places, device=array.device)]
+            setattr(view, name, part.data_ptr())
+            other._cache[name] = part
+        view.num_local_experts, other._view = len(places), view
+        return other
 
     def _set(self, view: structs.DispatchedView, arrays: Arrays, like: Any, weighted: bool) -> None:
         """Stores the results of the dispatch, including `view`; `like` determines the kind of arrays. `weighted`: whether this

@@ -91,9 +91,8 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
     """
     modules = experts_modules(model, topk)
     maps = _maps(modules, replicas, group.size)
-    if maps:
-        _replicas.check_support({each.name: each.module for each in modules if each.name in maps}, experts)
-    found = [(each, "module" if each.name in maps else way_of(each.module, experts, group.backend)) for each in modules]
+    _replicas.check_support({each.name: each.module for each in modules if each.name in maps})
+    found = [(each, way_of(each.module, experts, group.backend)) for each in modules]
     configs = [exchange_config(model, each, max_tokens, group.backend, group.hosts, _slots(maps, each)) for each in modules]
     _replicas.agree(group, "parallelize_moe", maps)
     copied = {name: Replicas(name, group, each) for name, each in maps.items()}

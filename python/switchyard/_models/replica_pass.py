@@ -1,58 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward pass of a module with replicas, and its gradients. Rows of owned experts and rows of replicas form two ranges. A twin
-of the module with separate tensors computes each range, so the weights of owned experts are not copied."""
+of the module with separate tensors, or separate grouped products, compute each range, so the weights of owned experts are not copied.
+A layer reads one tensor and therefore has copies of the weights of all slots."""
 from __future__ import annotations
 
 import struct
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from ..errors import Mismatch
+from .products import Products, multiply, products_of
 from .replicas import Layout, Replicas, sum_gradients
+
+_WAYS = ("module", "grouped", "layer")
 
 
 class Held:
     """The replicas of one module on this rank. Each copy of a module has a separate object."""
 
     def __init__(self) -> None:
-        self.tensors: List[Any] = []
-        self.key: Any = None  #: state of the owned weights when `tensors` were copied; None: unknown
+        self.tensors: List[Any] = []  #: weights of the replicas; empty while a layer has them
+        self.products: Optional[Products] = None  #: products of `tensors`
+        self.key: Any = None  #: state of the owned weights when they were last copied, and for what; None: unknown
+        self._slots: List[Any] = []
         self._storages: List[Any] = []  # kept alive, so that no other storage has the same identity
 
-    def refresh(self, share: Any, replicas: Replicas, weights: Sequence[Any]) -> bool:
+    def refresh(self, share: Any, replicas: Replicas, weights: Sequence[Any], way: str) -> bool:
         """Collective. Copies the weights of all replicas if any rank records gradients or has changed weights. Returns True if the
         pass computes gradients of the weights; the result is equal on all ranks."""
         records = torch.is_grad_enabled()
-        key = None if records else self._key(share, replicas)
+        key = None if records else self._key(share, replicas, way)
         mask = sum(1 << i for i, each in enumerate(weights) if records and each.requires_grad)
-        if _agree(share, key is None or key != self.key, mask):
-            self.tensors = []
+        if _agree(share, key is None or key != self.key, mask, way):
+            self.key, self.tensors, self.products = None, [], None
             self.tensors = replicas.fetch(weights)
+            if way == "layer":
+                self._fill(weights, replicas.layout)
         self.key = key  # after training, the next pass copies weights: writes through .data are not detectable
         self._storages = [] if key is None else [each.untyped_storage() for each in share.parameters().values()]
         return mask != 0
 
+    def slots(self, weights: Sequence[Any], layout: Layout) -> List[Any]:
+        """Returns the weights of all slots for a layer, [C, ...]. Their memory changes only with the device, type or shape of `weights`,
+        which are those of owned experts."""
+        shapes = [(layout.given.slots_per_rank, *each.shape[1:]) for each in weights]
+        if [(each.shape, each.dtype, each.device) for each in self._slots] != [(s, w.dtype, w.device) for s, w in zip(shapes, weights)]:
+            self._slots, self.key = [], None
+            self._slots = [each.new_zeros(shape) for each, shape in zip(weights, shapes)]
+        return self._slots
+
+    def _fill(self, weights: Sequence[Any], layout: Layout) -> None:
+        """Writes the weights of all slots, in the order of the current stream, and discards `tensors`."""
+        own = [each.detach() for each in weights]
+        end, slots = len(layout.owned), self.slots(own, layout)
+        with torch.no_grad():
+            for array, each, copied in zip(slots, own, self.tensors):
+                for i, row in enumerate(layout.owned):
+                    array[i].copy_(each[row])
+                array[end:end + len(copied)].copy_(copied)
+        self.tensors = []
+
     @staticmethod
-    def _key(share: Any, replicas: Replicas) -> Any:
+    def _key(share: Any, replicas: Replicas, way: str) -> Any:
         parameters = share.parameters()
         if len(parameters) < len(share.names) or any(each.is_inference() for each in parameters.values()):
             return None
-        return replicas.version, [(each.untyped_storage()._cdata, each.data_ptr(), each._version) for each in parameters.values()]
+        return way == "layer", replicas.version, [(each.untyped_storage()._cdata, each.data_ptr(), each._version) for each in parameters.values()]
 
 
-def _agree(share: Any, changed: bool, mask: int) -> bool:
-    """Collective. Returns True if weights have changed on any rank. Raises Mismatch if the ranks run different modules or record
-    gradients of different weights."""
-    every = [struct.unpack("<q?Q", each) for each in share.group.all_gather(struct.pack("<q?Q", share.site, changed, mask))]
-    for r, (site, _, its_mask) in enumerate(every):
+def _agree(share: Any, changed: bool, mask: int, way: str) -> bool:
+    """Collective. Returns True if weights have changed on any rank. Raises Mismatch if the ranks run different modules, record
+    gradients of different weights, or compute their experts in different ways."""
+    state = struct.pack("<q?QB", share.site, changed, mask, _WAYS.index(way))
+    every = [struct.unpack("<q?QB", each) for each in share.group.all_gather(state)]
+    for r, (site, _, its_mask, its_way) in enumerate(every):
         if site != share.site:
             names = share.group._sites
             raise Mismatch(f"forward in {names.get(site, 'another module')} on rank {r}")
         if its_mask != mask:
             name = next(each for i, each in enumerate(share.names) if (its_mask ^ mask) >> i & 1)
             raise Mismatch(f"{share.name}: either all ranks or none must record gradients of {name}; rank {r} and this rank differ")
+        if _WAYS[its_way] != way:
+            raise Mismatch(f"{share.name}: either all ranks or none must record gradients; rank {r} computes the experts with "
+                           f"{_WAYS[its_way]!r}, this rank with {way!r}")
     return any(each[1] for each in every)
 
 
@@ -109,13 +141,33 @@ def _compute(share: Any, layout: Layout, rows: Any, handle: Any, weights: Sequen
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def _multiply(share: Any, layout: Layout, held: Held, rows: Any, handle: Any) -> Any:
+    """Computes rows in order of slots with grouped products. Does not wait for the number of rows."""
+    owned, slots = len(layout.owned), len(layout.owned) + len(layout.replicas)
+    if rows.shape[0] == 0 or slots == 0:
+        return rows
+    parts = []
+    if owned > 0:
+        places = {row: slot for slot, row in enumerate(layout.owned)}
+        parts.append((share.made_products(), handle._of_experts([places.get(row, -1) for row in range(len(layout.mine))])))
+    if layout.replicas:
+        held.products = held.products or products_of(*share.pair(held.tensors))
+        parts.append((held.products, handle._of_experts(list(range(owned, slots)))))
+    return multiply(parts, rows, share._exchange.allocate_rows(handle))
+
+
 @torch.compiler.disable
-def forward(share: Any, replicas: Replicas, held: Held, x: Any, ids: Any, topk_weights: Any) -> Any:
-    """Collective. Runs the pass of a share with replicas. Compiled graphs end before this function and continue after it."""
+def forward(share: Any, replicas: Replicas, held: Held, way: str, x: Any, ids: Any, topk_weights: Any) -> Any:
+    """Collective. Runs the pass of a share with replicas. way: "module", "grouped" or "layer". Compiled graphs end before this
+    function and continue after it."""
     layout, weights = replicas.layout, [getattr(share._module, name) for name in share.names]
-    trains = held.refresh(share, replicas, weights)
+    trains = held.refresh(share, replicas, weights, way)
+    if way == "layer":
+        return share.made_layer()(x, ids, topk_weights, selector=replicas.selector)
     rows, handle = share._exchange.dispatch(x, replicas.selector.select(ids), topk_weights)
-    if not layout.any:
+    if way == "grouped":
+        rows = _multiply(share, layout, held, rows, handle)
+    elif not layout.any:
         rows = share._by_module(rows, handle, False)
     else:
         copies = held.tensors

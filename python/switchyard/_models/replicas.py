@@ -164,10 +164,8 @@ def maps_of(replicas: Any, experts: Dict[str, int], world: int) -> Dict[str, Exp
     return {name: maps[name] for name in experts if name in maps}
 
 
-def check_support(modules: Dict[str, Any], experts: str) -> None:
+def check_support(modules: Dict[str, Any]) -> None:
     """Raises an error if these modules cannot have replicas."""
-    if experts not in ("automatic", "module"):
-        raise InvalidArgument(f"experts is {experts!r} with replicas; allowed: automatic, module")
     for name, module in modules.items():
         if "forward" in vars(module):
             raise InvalidArgument(f"replicas: the forward of {name} is replaced on the module; divide the model first")

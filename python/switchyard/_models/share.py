@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from .._torch.recorded import is_traced
 from ..errors import Mismatch
 from ..exchange import Exchange
-from ..gemm import GroupedGemm
 from ..group import Group
 from ..layer import MoeLayer
-from . import states, wrappers
+from . import products, states, wrappers
 from .replicas import Replicas
 
 if TYPE_CHECKING:
@@ -58,10 +57,10 @@ class Share:
             parameter.data, parameter.grad = parameter.detach()[self.mine.start:self.mine.stop].clone(), None
         self._count = module.num_experts = len(self.mine)
         self._layers: Optional[Layers] = None
-        self._gemms: Tuple[GroupedGemm, ...] = ()
+        self._products: Optional[products.Products] = None
         self._places: Any = None
         self._kept: Dict[str, Any] = {}
-        self.replicas, self._held = replicas, None if replicas is None else _held()
+        self.replicas, self._held = replicas, _held()
         self.saves_plain = False  #: whether state dicts contain the share as a plain tensor; set by full_state_dict
         self._follow()
         module.forward = self.forward
@@ -73,7 +72,7 @@ class Share:
         """Returns the share for a copy of the module, with separate parameters and the same exchange."""
         twin = Share.__new__(Share)
         memo[id(self)] = twin
-        vars(twin).update(vars(self), _gemms=(), _places=None, _kept={}, _held=None if self.replicas is None else _held())
+        vars(twin).update(vars(self), _products=None, _places=None, _kept={}, _held=_held())
         vars(twin).pop("_ddp", None)
         twin._module = copy.deepcopy(self._module, memo)
         twin._experts = copy.deepcopy(self._experts, memo)
@@ -115,7 +114,7 @@ class Share:
         """Uses one of these layers for passes without gradients. Collective."""
         self._layers = layers
         if self._module.down_proj.is_cuda == (self.group.backend == "cuda"):
-            self._made_layer()
+            self.made_layer()
 
     # ---- Forward ----
 
@@ -142,17 +141,17 @@ class Share:
 
     def _compute(self, hidden_states: Any, ids: Any, weights: Any, traced: bool) -> Any:
         x, ids, weights = hidden_states.contiguous(), ids.contiguous(), weights.float().contiguous()
+        way = "module" if traced or self._records(hidden_states, weights) else self._way
         if self.replicas is not None:
             from . import replica_pass
 
-            return replica_pass.forward(self, self.replicas, self._held, x, ids, weights)
-        way = "module" if traced or self._records(hidden_states, weights) else self._way
+            return replica_pass.forward(self, self.replicas, self._held, way, x, ids, weights)
         if way == "layer":
-            return self._made_layer()(x, ids, weights)
+            return self.made_layer()(x, ids, weights)
         rows: Any
         rows, handle = self._exchange.dispatch(x, ids, weights)
         if way == "grouped":
-            rows = self._by_gemms(rows, handle) if rows.shape[0] > 0 and self._count > 0 else rows
+            rows = self._by_products(rows, handle) if rows.shape[0] > 0 and self._count > 0 else rows
         else:
             rows = self._by_module(rows, handle, traced)
         return self._exchange.combine(rows.contiguous(), handle, order="per_route")
@@ -184,29 +183,38 @@ class Share:
         nothing = [getattr(self._module, name).flatten()[:0].sum() for name in self.names if getattr(self._module, name).requires_grad]
         return rows + sum(nothing).to(rows.dtype) if nothing else rows
 
-    def _by_gemms(self, rows: Any, handle: Any) -> Any:
-        w13, w2, moved = self._weights()
-        if moved or not self._gemms:
-            self._gemms = ()
-            self._gemms = (GroupedGemm(w13, epilogue="swiglu"), GroupedGemm(w2))
-        up, down = self._gemms
-        return down(up(rows, handle), handle, out=self._exchange.allocate_rows(handle))
+    def _by_products(self, rows: Any, handle: Any) -> Any:
+        return products.multiply([(self.made_products(), handle)], rows, self._exchange.allocate_rows(handle))
 
-    def _made_layer(self) -> MoeLayer:
+    def made_products(self) -> products.Products:
+        """Returns the products of the owned experts, recreating them if their weights have moved."""
+        w13, w2, moved = self._weights([each.detach() for each in self.parameters().values()])
+        if moved or self._products is None:
+            self._products = None
+            self._products = products.products_of(w13, w2)
+        return self._products
+
+    def made_layer(self) -> MoeLayer:
         """Returns the layer, recreating it if its weights have moved, which happens on all ranks or on none."""
         assert self._layers is not None
-        w13, w2, moved = self._weights()
+        weights = [each.detach() for each in self.parameters().values()]
+        w13, w2, moved = self._weights(weights if self.replicas is None else self._held.slots(weights, self.replicas.layout))
         if moved:
             self._layers.make(self._module, w13, w2)
         return self._layers[self._module]
 
-    def _weights(self) -> Tuple[Any, Any, bool]:
+    def pair(self, weights: Sequence[Any]) -> Tuple[Any, Any]:
+        """Returns gate_up_proj and down_proj. weights: in the order of `names`."""
+        by_name = dict(zip(self.names, weights))
+        return by_name["gate_up_proj"], by_name["down_proj"]
+
+    def _weights(self, weights: Sequence[Any]) -> Tuple[Any, Any, bool]:
         """Returns both weights and whether their memory has changed since the previous call. If so, calls that read the old
         memory have finished. The objects that read the weights keep their storages alive, so no other storage can have the same
         identity; the memory of a storage may still change. A move is also detected on ranks without experts."""
         import torch
 
-        both = [self._module.gate_up_proj.detach(), self._module.down_proj.detach()]
+        both = self.pair(weights)
         places = [(each.data_ptr(), each.untyped_storage()._cdata, each.storage_offset(), each.dtype) for each in both]
         moved = places != self._places
         if moved and self._places is not None and both[0].is_cuda:

@@ -12,7 +12,7 @@ import switchyard as sy
 torch = pytest.importorskip("torch")
 
 from plain_moe import EXPERTS, HIDDEN, TOPK, Experts, off, seeded  # noqa: E402
-from replicated_training import MAPS, REPLICATED, family, map_of, text_of, train  # noqa: E402
+from replicated_training import MAPS, MAX_TOKENS, REPLICATED, check_training, family, home_map, map_of  # noqa: E402
 from switchyard._models.replicas import Layout, sum_gradients  # noqa: E402
 
 TOKENS = 48
@@ -172,39 +172,9 @@ def test_exact_gradients(ranks, world):
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("name", ["mixtral", "qwen3"])
 def test_training_of_models(name, world):
-    """Weights, norms and outputs after steps with two maps are those of the undivided model. The first map is planned from
-    counts, and the state dicts contain no replicas."""
-    whole, want = family(name), []
-    start, keys = {key: value.clone() for key, value in whole.state_dict().items()}, list(whole.state_dict())
-    models = [copy.deepcopy(whole) for _ in range(world)]
-    home = sy.ExpertMap.home(num_experts=EXPERTS, world=world, slots_per_rank=len(MAPS[world][0]))
-    heap = sy.moe_heap_bytes(whole, world, max_tokens=24, replicas=home)
-    assert heap > sy.moe_heap_bytes(whole, world, max_tokens=24)
-    train(whole, [each for key, each in whole.named_parameters() if ".experts." in key], lambda step: [text_of(r, step) for r in range(world)], want)
-
-    def rank(group):
-        model, norms = models[group.rank], []
-        before = dict(model.named_parameters())
-        names = sy.parallelize_moe(model, group, max_tokens=24, replicas=home)
-
-        def between(step):
-            if step == 0:
-                planned = sy.set_replicas(model)
-                assert list(planned) == names and any(each != home for each in planned.values())
-            else:
-                assert sy.set_replicas(model, {names[0]: map_of(world)})[names[0]] == map_of(world)
-
-        train(model, sy.expert_parameters(model), lambda step: [text_of(group.rank, step)], norms, between)
-        assert norms == pytest.approx(want, rel=1e-4)
-        assert list(model.state_dict()) == keys and all(before[key] is each for key, each in model.named_parameters())
-        with torch.no_grad():
-            assert off(model(input_ids=text_of(group.rank, 99)).logits, whole(input_ids=text_of(group.rank, 99)).logits) < 1e-4
-        return sy.full_state_dict(model)
-
-    for state in sy.run_ranks(rank, world, heap_bytes=heap, timeout=60):
-        assert list(state) == keys
-        worst = max(off(state[key], value) for key, value in whole.state_dict().items() if ".experts." in key)
-        assert worst < 1e-4 < min(off(state[key], start[key]) for key in keys if ".experts." in key), worst
+    heap = sy.moe_heap_bytes(family(name), world, max_tokens=MAX_TOKENS, replicas=home_map(world))
+    assert heap > sy.moe_heap_bytes(family(name), world, max_tokens=MAX_TOKENS)
+    sy.run_ranks(check_training, world, name, heap_bytes=heap, timeout=60)
 
 
 @pytest.mark.parametrize("host", ["a", "a,b"])
@@ -378,7 +348,9 @@ def test_maps_that_do_not_fit(ranks):
         refuse("replicas: 'layer' is not an experts module; allowed: experts", {"layer": good})
         refuse("replicas: the map of experts has 4 experts; the module has 6", sy.ExpertMap.home(num_experts=4, world=2, slots_per_rank=3))
         refuse("replicas: the map of experts is for 4 ranks; the group has 2", map_of(4))
-        refuse("experts is 'layer' with replicas; allowed: automatic, module", good, experts="layer")
+        refuse("experts is 'layer', but Experts has weights of torch.float32", good, experts="layer")
+        refuse("experts is 'grouped' in a group on the CPU; allowed there: automatic, module, layer", good, experts="grouped")
+        refuse("experts is 'grouped' in a group on the CPU", good, sy.SwitchyardError, experts="module" if r else "grouped")  # on one rank
         refuse("replicas differ between rank 0 and rank 1", good if r else map_of(2, [[0, 1, 2, 3, 4], [3, 4, 5, 0, 1]]), sy.Mismatch)
         refuse("replicas differ between rank 0 and rank 1", good if r else None, sy.Mismatch)
         refuse("the map of experts is for 4 ranks", map_of(4) if r else good)  # on one rank only

@@ -8,13 +8,12 @@ import pytest
 
 import switchyard as sy
 from clone import EXAMPLES, script
-from switchyard import parallelize
-from switchyard._models import share as share_module
 from switchyard._abi import ffi as _ffi
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from host_products import HostProducts, use_host_products  # noqa: E402
 from models import (EXPERTS, MODELS, WORDS, change_experts, check_products, deepseek, distance, in_bf16, logits_of, mixtral, move_experts,  # noqa: E402
                     qwen3)
 
@@ -112,33 +111,9 @@ def test_layers(name, world):
     sy.run_ranks(rank, world, heap_bytes=heap, timeout=60)
 
 
-class _Products:
-    """Replaces GroupedGemm, which is for GPUs: makes the same calls with torch on the CPU, using only the rows of experts."""
-
-    made = 0
-
-    def __init__(self, weights, *, epilogue="none"):
-        self._weights, self._gated = weights, epilogue == "swiglu"
-        _Products.made += 1
-
-    def __call__(self, x, handle, *, out=None):
-        counts = handle.counts()
-        columns = self._weights.shape[1] // (2 if self._gated else 1)
-        out = x.new_full((x.shape[0], columns), float("nan")) if out is None else out
-        for e, (first, rows) in enumerate(zip(counts.expert_first_row, counts.tokens_per_expert)):
-            made = x[first:first + rows].float() @ self._weights[e].float().T
-            if self._gated:
-                gate, up = made.chunk(2, dim=-1)
-                made = torch.nn.functional.silu(gate) * up
-            out[first:first + rows] = made.to(x.dtype)
-        return out
-
-
 def test_the_calls_of_grouped_products(monkeypatch):
     """Results of "grouped" products. The products are created anew only after weights have moved."""
-    monkeypatch.setattr(share_module, "GroupedGemm", _Products)
-    monkeypatch.setattr(parallelize, "way_of", lambda *_: "grouped")
-    monkeypatch.setattr(_Products, "made", 0)
+    use_host_products(monkeypatch)
     whole = in_bf16("qwen3")
     model, ids = copy.deepcopy(whole), tokens_of(0)
 
@@ -148,13 +123,13 @@ def test_the_calls_of_grouped_products(monkeypatch):
         for share in own:
             share._by_module = None  # a pass through the module would fail
         errors = [distance(model, whole, ids), distance(model, whole, ids)]
-        assert _Products.made == 2 * len(names)
+        assert HostProducts.made == 2 * len(names)
         change_experts(model, whole, names, group.experts_of(EXPERTS), 1.5)
         errors.append(distance(model, whole, ids))
-        assert _Products.made == 2 * len(names)
+        assert HostProducts.made == 2 * len(names)
         move_experts([model, whole], names, 0.5)
         errors.append(distance(model, whole, ids))
-        assert _Products.made == 4 * len(names) and max(errors) <= 1e-2, errors
+        assert HostProducts.made == 4 * len(names) and max(errors) <= 1e-2, errors
 
     sy.run_ranks(rank, 1, timeout=60)
 
