@@ -23,7 +23,7 @@ class Held:
     def __init__(self) -> None:
         self.tensors: List[Any] = []  #: weights of the replicas; empty while a layer has them
         self.products: Optional[Products] = None  #: products of `tensors`
-        self.key: Any = None  #: state of the owned weights when they were last copied, and for what; None: unknown
+        self.key: Any = None  #: state of the owned weights when they were last copied; None: unknown
         self._slots: List[Any] = []
         self._storages: List[Any] = []  # kept alive, so that no other storage has the same identity
 
@@ -31,7 +31,7 @@ class Held:
         """Collective. Copies the weights of all replicas if any rank records gradients or has changed weights. Returns True if the
         pass computes gradients of the weights; the result is equal on all ranks."""
         records = torch.is_grad_enabled()
-        key = None if records else self._key(share, replicas, way)
+        key = None if records else self._key(share, replicas)
         mask = sum(1 << i for i, each in enumerate(weights) if records and each.requires_grad)
         if _agree(share, key is None or key != self.key, mask, way):
             self.key, self.tensors, self.products = None, [], None
@@ -48,7 +48,8 @@ class Held:
         shapes = [(layout.given.slots_per_rank, *each.shape[1:]) for each in weights]
         if [(each.shape, each.dtype, each.device) for each in self._slots] != [(s, w.dtype, w.device) for s, w in zip(shapes, weights)]:
             self._slots, self.key = [], None
-            self._slots = [each.new_zeros(shape) for each, shape in zip(weights, shapes)]
+            with torch.inference_mode(False):  # later passes, in any mode, write to them
+                self._slots = [each.new_zeros(shape) for each, shape in zip(weights, shapes)]
         return self._slots
 
     def _fill(self, weights: Sequence[Any], layout: Layout) -> None:
@@ -63,11 +64,11 @@ class Held:
         self.tensors = []
 
     @staticmethod
-    def _key(share: Any, replicas: Replicas, way: str) -> Any:
+    def _key(share: Any, replicas: Replicas) -> Any:
         parameters = share.parameters()
         if len(parameters) < len(share.names) or any(each.is_inference() for each in parameters.values()):
             return None
-        return way == "layer", replicas.version, [(each.untyped_storage()._cdata, each.data_ptr(), each._version) for each in parameters.values()]
+        return replicas.version, [(each.untyped_storage()._cdata, each.data_ptr(), each._version) for each in parameters.values()]
 
 
 def _agree(share: Any, changed: bool, mask: int, way: str) -> bool:
@@ -157,9 +158,9 @@ def _multiply(share: Any, layout: Layout, held: Held, rows: Any, handle: Any) ->
 
 
 @torch.compiler.disable
-def forward(share: Any, replicas: Replicas, held: Held, way: str, x: Any, ids: Any, topk_weights: Any) -> Any:
-    """Collective. Runs the pass of a share with replicas. way: "module", "grouped" or "layer". Compiled graphs end before this
-    function and continue after it."""
+def forward(share: Any, replicas: Replicas, held: Held, x: Any, ids: Any, topk_weights: Any) -> Any:
+    """Collective. Runs the pass of a share with replicas. Compiled graphs end before this function and continue after it."""
+    way = share.way(x, topk_weights)
     layout, weights = replicas.layout, [getattr(share._module, name) for name in share.names]
     trains = held.refresh(share, replicas, weights, way)
     if way == "layer":

@@ -141,11 +141,11 @@ class Share:
 
     def _compute(self, hidden_states: Any, ids: Any, weights: Any, traced: bool) -> Any:
         x, ids, weights = hidden_states.contiguous(), ids.contiguous(), weights.float().contiguous()
-        way = "module" if traced or self._records(hidden_states, weights) else self._way
         if self.replicas is not None:
             from . import replica_pass
 
-            return replica_pass.forward(self, self.replicas, self._held, way, x, ids, weights)
+            return replica_pass.forward(self, self.replicas, self._held, x, ids, weights)
+        way = "module" if traced else self.way(hidden_states, weights)
         if way == "layer":
             return self.made_layer()(x, ids, weights)
         rows: Any
@@ -156,16 +156,15 @@ class Share:
             rows = self._by_module(rows, handle, traced)
         return self._exchange.combine(rows.contiguous(), handle, order="per_route")
 
-    def _records(self, *inputs: "torch.Tensor") -> bool:
-        """Returns whether a pass uses the module, because it records gradients or the weights are computed from other tensors
-        (LoRA)."""
+    def way(self, *inputs: "torch.Tensor") -> str:
+        """Returns the implementation of the experts in a pass: the module if the pass records gradients or the weights are computed
+        from other tensors (LoRA)."""
         import torch
 
-        if self._way == "module":
-            return True
-        if any(self._module._parameters.get(name) is None for name in self.names):
-            return True
-        return torch.is_grad_enabled() and any(each.requires_grad for each in (*inputs, *self._module.parameters()))
+        if self._way == "module" or any(self._module._parameters.get(name) is None for name in self.names):
+            return "module"
+        records = torch.is_grad_enabled() and any(each.requires_grad for each in (*inputs, *self._module.parameters()))
+        return "module" if records else self._way
 
     def _by_module(self, rows: Any, handle: Any, traced: bool) -> Any:
         """Computes rows with the module. If the sizes are not known on the host, rows after those of the last expert belong to

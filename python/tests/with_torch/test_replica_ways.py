@@ -138,6 +138,26 @@ def test_weights_that_change(ranks, way, world):
     ranks(rank, world)
 
 
+def test_modes_of_passes(ranks, way):
+    """In a compiled model, the experts run uncompiled. A copy of the model runs first in inference mode and then in other modes, with
+    weights that change in between."""
+    def rank(group):
+        model, share = divided(group, way, map_of(2))
+        copied, whole, routes = copy.deepcopy(model), Exact(), routes_of(group.rank)
+        compiled = torch.compile(model.experts, backend="eager", dynamic=False)
+        share._experts = None  # a pass through the module would fail
+        with torch.no_grad():
+            assert off(compiled(*routes).float(), infer(whole, *routes).float()) < 1e-2
+        for factor, mode in enumerate((torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode, torch.no_grad), 1):
+            with torch.no_grad():
+                copied.experts.down_proj.mul_(factor)
+                whole.experts.down_proj.mul_(factor)
+            with mode():
+                assert off(copied.experts(*routes).float(), whole.experts(*routes).float()) < 1e-2
+
+    ranks(rank, 2)
+
+
 @pytest.mark.parametrize("world", [2, 3])
 def test_training_does_not_depend_on_the_form(ranks, way, world):
     """Training with passes without gradients between steps yields the bits of experts="module"."""
