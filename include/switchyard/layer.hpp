@@ -129,13 +129,13 @@ struct MoeLayerCall {
   /// If not null, `topk_ids` are expert ids, which the call replaces with slots as SlotSelector::select() does; the layer's
   /// experts are the slots of the map: `num_experts` is num_slots(). The call counts as a call of select() on all ranks, and
   /// the routes of tokens below T are counted. GPUs: a replay uses the map in force; in normal mode and in the fused
-  /// form, a separate kernel selects the slots. For low latency, and for what ranks compare, see
-  /// LowLatencyDispatchOptions::selector.
+  /// form, a separate kernel selects the slots. LowLatencyDispatchOptions::selector describes low latency and the comparison of
+  /// selectors between ranks.
   SlotSelector* selector = nullptr;
   /// CUDA: cudaEvent_t after which the weights are complete, for example SlotWeights::ready_event(), or null. The separate form
   /// waits for it on the stream between dispatch and the experts, the fused form before its kernel. Not during stream capture.
-  /// The fused form copies the scales of fp8 weights in the constructor, in with_weights() and in such a call: after scales
-  /// have changed, the first call needs `weights_ready`, and the scales must be valid until it ends.
+  /// The fused form copies the scales of fp8 weights in the constructor, in with_weights(), and in each call with
+  /// `weights_ready`; they must be valid until that call ends. The first call after a change of scales must pass it.
   void* weights_ready = nullptr;
 };
 
@@ -176,9 +176,9 @@ class MoeLayer {
   /// `w13` [L, 2 * I, H] and `w2` [L, H, I] are the weights of this rank's experts, as in the constructor of ExpertMlp; they
   /// may be null on a rank without experts. Waits up to GroupOptions::timeout for the other ranks.
   /// GPUs, fp8: scales are read in stream order on `stream` (cudaStream_t; null: the legacy default stream). Calls are ordered
-  /// after this, except those captured on other streams, which the caller must order. \throws on all ranks, even if the error
-  /// originates on only some of them: Error(invalid_argument) naming the field, or as ExpertMlp; Error(unsupported) for
-  /// settings that the backend does not support; Error(heap_exhausted); Error(system) if memory is insufficient;
+  /// after these reads, except in graphs launched on other streams, which the caller must order. \throws on all ranks, even if
+  /// the error originates on only some of them: Error(invalid_argument) naming the field, or as ExpertMlp; Error(unsupported)
+  /// for settings that the backend does not support; Error(heap_exhausted); Error(system) if memory is insufficient;
   /// Error(mismatch) if configurations differ. The group stays usable.
   MoeLayer(Group& group, const MoeLayerConfig& config, const void* w13, const void* w2, void* stream = nullptr);
   /// Local. Creates another layer of the model, which differs from this one only in its weights and shares all other memory

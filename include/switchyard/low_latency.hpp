@@ -104,7 +104,8 @@ struct LowLatencyDispatchOptions {
   /// object: `num_experts` is num_slots(). CUDA: in common configurations on one host (bf16 or fp8 rows, `sending` per
   /// rank), the sending kernel of dispatch selects the slots; otherwise, a separate kernel selects them first. All ranks must
   /// pass the same selector with the same version of its map, or null. They compare (version + 3 * number of the selector)
-  /// modulo 8; if this differs, or if only some pass null, all ranks get Error(mismatch).
+  /// modulo 8, where the SlotSelectors and RouteCounters of a group are numbered in order of construction. All ranks get
+  /// Error(mismatch) if the results differ or only some ranks pass null.
   SlotSelector* selector = nullptr;
 };
 

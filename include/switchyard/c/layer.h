@@ -120,8 +120,8 @@ typedef struct sy_moe_layer_call {
   sy_slot_selector* selector;
   /// CUDA: cudaEvent_t after which the weights are complete, for example that of sy_slot_weights_ready, or NULL. The separate
   /// form waits for it between dispatch and the experts, the fused form before its kernel. Not during stream capture. The fused
-  /// form copies the scales of fp8 weights when it is created, in sy_moe_layer_with_weights and in such a call: after scales
-  /// have changed, the first call needs `weights_ready`, and the scales must be valid until it ends.
+  /// form copies the scales of fp8 weights when the layer is created, in sy_moe_layer_with_weights, and in each call with
+  /// `weights_ready`; they must be valid until that call ends. The first call after a change of scales must pass it.
   void* weights_ready;
 } sy_moe_layer_call;
 

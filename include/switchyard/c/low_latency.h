@@ -130,8 +130,8 @@ typedef struct sy_low_latency_dispatch_options {
   /// If not NULL, `topk_ids` are expert ids, which the call replaces with slots as sy_slot_selector_select does; it counts as a
   /// call of that function. The map has num_experts slots. CUDA: in common configurations on one host, the sending kernel
   /// selects the slots; otherwise, a separate kernel does so first. All ranks must pass the same selector with the same version
-  /// of its map, or NULL. They compare (version + 3 * number of the selector) modulo 8; if this differs, or if only some pass
-  /// NULL, all ranks get SY_MISMATCH.
+  /// of its map, or NULL. They compare (version + 3 * number of the selector) modulo 8, where selectors and route counters of a
+  /// group are numbered in order of creation. All ranks get SY_MISMATCH if the results differ or only some ranks pass NULL.
   sy_slot_selector* selector;
 } sy_low_latency_dispatch_options;
 
