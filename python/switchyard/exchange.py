@@ -48,8 +48,8 @@ class Exchange:
     pool_bytes: memory for outputs; 0: enough for one output and one buffer of expert outputs with any routing.
     routing_gradients: for training with expert-major layout; returns gradients of routing weights to the tokens' owners through
     a separate small exchange.
-    count_routes: counts the routes of each dispatch with `topk_ids` for :meth:`load`, except if the call raises an error. GPUs: an
-    error that is found when the dispatch runs (CapacityExceeded) does not prevent counting.
+    count_routes: counts the routes of each dispatch with `topk_ids` for :meth:`load`, unless the call raises an error. GPUs: a
+    dispatch that fails on the device (CapacityExceeded) is counted.
 
     Rows delivered by a dispatch occupy the pool until the last array that refers to them is dropped.
     """

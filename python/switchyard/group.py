@@ -349,7 +349,7 @@ class Group:
         return alive(self._owned, "the group")
 
     def _current_stream(self) -> Optional[int]:
-        """CUDA: torch's current stream on the group's GPU. None: CPU, or the legacy default stream, if torch is not imported."""
+        """Returns torch's current stream on the group's GPU. None: on the CPU, or the legacy default stream if torch is not imported."""
         torch = sys.modules.get("torch")
         if self._backend != _names.CUDA or torch is None:
             return None

@@ -100,7 +100,7 @@ class Handle:
 
     def _of_experts(self, places: Sequence[int]) -> "Handle":
         """For expert-major handles of tensors: returns a handle of the same rows for GroupedGemm only. Its expert i has the rows of
-        this rank's expert places[i], or no rows if that is -1. Enqueues work on the current stream unless places are contiguous."""
+        this rank's expert places[i], or no rows if places[i] is -1. Enqueues work on the current stream unless places are contiguous."""
         other, view = self.twin(), structs.DispatchedView.from_buffer_copy(self._view)  # type: ignore[arg-type]
         first = places[0] if places else 0
         for name in ("expert_first_row", "tokens_per_expert", "aligned_per_expert"):

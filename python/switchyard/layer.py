@@ -176,8 +176,8 @@ class MoeLayer:
         token without any expert is +0. topk_weights: float32 [T, K]; None: all 1. out: [T, H], allocated by default. add: adds
         the layer's result to the content of `out`. device_tokens: int32 [1] with T, read when the call runs; rows of `out` from
         T on are not written. selector: `topk_ids` are expert ids, which the call replaces with slots as :meth:`SlotSelector.select`
-        does; ``num_experts`` is the number of slots. All ranks pass the same selector, with the same version of its map, or
-        None; otherwise, all ranks raise Mismatch (:meth:`LowLatency.dispatch`). weights_ready: orders the experts, in the fused form
+        does; ``num_experts`` is the number of slots. All ranks must pass the same selector, with the same version of its
+        map, or None; otherwise, all raise Mismatch (:meth:`LowLatency.dispatch`). weights_ready: orders the experts, in the fused form
         the whole call, on the stream after the last :meth:`SlotWeights.move`. Returns out."""
         again = self._again
         if again is not None and weights_ready is None and add is False and device_tokens is None and num_sms.__class__ is int and num_sms == 0 \

@@ -209,8 +209,9 @@ class LowLatency:
         are a multiple of 16 bytes. output: the destination; None: an output shared by all such calls on this object, each of
         which overwrites the previous result. selector: `topk_ids` are expert ids, which the call replaces with slots as
         :meth:`SlotSelector.select` does, on GPUs usually without another launch; ``num_experts`` of this object is the number of
-        slots. All ranks pass the same selector, with the same version of its map, or None. They compare (version + 3 * number of
-        the selector) modulo 8; if this differs, or if only some pass None, all ranks raise Mismatch."""
+        slots. All ranks must pass the same selector, with the same version of its map, or None. They compare (version + 3 * number
+        of the selector) modulo 8, where SlotSelectors and RouteCounters of a group are numbered in order of construction. All ranks
+        raise Mismatch if the results differ or only some ranks pass None."""
         if is_traced():
             _refuse_selector(selector)
             from ._torch import low_latency_ops as _low_latency_ops

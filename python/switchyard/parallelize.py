@@ -77,9 +77,9 @@ def parallelize_moe(model: Any, group: Group, *, max_tokens: int, topk: Optional
     replicas. None: there are no replicas. Equal on all ranks. For every map, each rank owns the experts of
     ``group.experts_of(num_experts)``; all other experts in its slots are replicas. Each pass that records gradients copies the
     replicas' weights from the owners; other passes do so after weights have changed on any rank. The backward pass adds the
-    replicas' gradients to the owner's in order of rank, in float32. With "grouped", replicas have products of their own, and
-    owned weights are read in place. With "layer", each module also keeps copies of the weights of all slots of this rank,
-    which are updated together with the replicas. :func:`set_replicas` replaces the maps.
+    replicas' gradients to the owner's in order of rank, in float32. With "grouped", separate products compute the rows of
+    replicas, and owned weights are read in place. With "layer", each module keeps copies of the weights of all slots of this
+    rank, which are updated together with the replicas. :func:`set_replicas` replaces the maps.
 
     Expert parameters are reduced in place to those of ``group.experts_of(num_experts)``; an optimizer that refers to them
     trains the share. Routers, shared experts and everything else stay unchanged on every rank. Each forward and backward pass

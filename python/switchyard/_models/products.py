@@ -8,7 +8,7 @@ from ..gemm import GroupedGemm
 
 
 class Products(NamedTuple):
-    """Both products of some experts. They read the weights in place and keep them alive."""
+    """Both products of a set of experts. They read the weights in place and keep them alive."""
 
     up: GroupedGemm
     down: GroupedGemm
@@ -19,7 +19,7 @@ def products_of(w13: Any, w2: Any) -> Products:
 
 
 def multiply(parts: Sequence[Tuple[Products, Any]], rows: Any, out: Any) -> Any:
-    """Returns `out` with the experts' results. parts: products, each with the handle of the rows that they compute."""
+    """Writes the experts' results to `out` and returns it. parts: products, each with the handle of its rows."""
     middle: Any = None
     for (up, _), handle in parts:
         middle = up(rows, handle, out=middle)

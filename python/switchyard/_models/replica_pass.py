@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward pass of a module with replicas, and its gradients. Rows of owned experts and rows of replicas form two ranges. A twin
 of the module with separate tensors, or separate grouped products, compute each range, so the weights of owned experts are not copied.
-A layer reads one tensor and therefore has copies of the weights of all slots."""
+A layer reads each weight as one tensor, which therefore contains copies for all slots."""
 from __future__ import annotations
 
 import struct
@@ -21,8 +21,8 @@ class Held:
     """The replicas of one module on this rank. Each copy of a module has a separate object."""
 
     def __init__(self) -> None:
-        self.tensors: List[Any] = []  #: weights of the replicas; empty while a layer has them
-        self.products: Optional[Products] = None  #: products of `tensors`
+        self.tensors: List[Any] = []  #: weights of the replicas; empty if slots() contains them
+        self.products: Optional[Products] = None  #: products that read `tensors`; None: not created yet
         self.key: Any = None  #: state of the owned weights when they were last copied; None: unknown
         self._slots: List[Any] = []
         self._storages: List[Any] = []  # kept alive, so that no other storage has the same identity
@@ -43,17 +43,17 @@ class Held:
         return mask != 0
 
     def slots(self, weights: Sequence[Any], layout: Layout) -> List[Any]:
-        """Returns the weights of all slots for a layer, [C, ...]. Their memory changes only with the device, type or shape of `weights`,
-        which are those of owned experts."""
+        """Returns the weights of all slots for a layer, [C, ...]. weights: those of owned experts. The memory
+        changes only with their device, type or shape."""
         shapes = [(layout.given.slots_per_rank, *each.shape[1:]) for each in weights]
         if [(each.shape, each.dtype, each.device) for each in self._slots] != [(s, w.dtype, w.device) for s, w in zip(shapes, weights)]:
             self._slots, self.key = [], None
-            with torch.inference_mode(False):  # later passes, in any mode, write to them
+            with torch.inference_mode(False):  # later passes write to them in any mode
                 self._slots = [each.new_zeros(shape) for each, shape in zip(weights, shapes)]
         return self._slots
 
     def _fill(self, weights: Sequence[Any], layout: Layout) -> None:
-        """Writes the weights of all slots, in the order of the current stream, and discards `tensors`."""
+        """Copies the weights of all slots in stream order on the current stream, and discards `tensors`."""
         own = [each.detach() for each in weights]
         end, slots = len(layout.owned), self.slots(own, layout)
         with torch.no_grad():

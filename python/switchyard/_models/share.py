@@ -157,8 +157,8 @@ class Share:
         return self._exchange.combine(rows.contiguous(), handle, order="per_route")
 
     def way(self, *inputs: "torch.Tensor") -> str:
-        """Returns the implementation of the experts in a pass: the module if the pass records gradients or the weights are computed
-        from other tensors (LoRA)."""
+        """Returns the form of the experts in a pass with these inputs: "module" if the pass records gradients or the weights are
+        computed from other tensors (LoRA), otherwise the form of the share."""
         import torch
 
         if self._way == "module" or any(self._module._parameters.get(name) is None for name in self.names):
@@ -203,7 +203,7 @@ class Share:
         return self._layers[self._module]
 
     def pair(self, weights: Sequence[Any]) -> Tuple[Any, Any]:
-        """Returns gate_up_proj and down_proj. weights: in the order of `names`."""
+        """Returns gate_up_proj and down_proj of `weights`, which are in the order of `names`."""
         by_name = dict(zip(self.names, weights))
         return by_name["gate_up_proj"], by_name["down_proj"]
 

@@ -85,7 +85,7 @@ class _Half(BaseDispatcher):
         self._continue: Optional[Callable[[], Any]] = None
         self._handle: Any = None
         self._fp8: Dict[DeepEPMode, bool] = {}
-        self._decode: Optional[_shared.LowLatencyCalls] = None  #: for the chosen format
+        self._decode: Optional[_shared.LowLatencyCalls] = None  #: calls of decode in the chosen format; None: not created yet
         given = get_deepep_config()
         self._sms = int(load_json_config(given)["normal_dispatch"]["num_sms"]) if given else 0
         self._choose({})
@@ -229,8 +229,9 @@ class _Half(BaseDispatcher):
         """Collective. Returns the sums of the experts' rows for the tokens of the last dispatch, bf16 [T, H].
 
         In decode, each rank multiplies its experts' rows by the weights passed to dispatch and returns one bf16 sum per token
-        (``order="per_rank"``); later changes of that tensor have no effect. If all ranks pass another tensor of weights instead, as a
-        hook may, each expert's row returns and is multiplied by these weights (``"per_route"``). If only some do, all raise Mismatch.
+        (``order="per_rank"``); later changes of that tensor have no effect. If all ranks pass another tensor of weights, for
+        example from a hook, each expert's row returns and is multiplied by these weights (``"per_route"``). If only some ranks do,
+        all raise Mismatch.
 
         Args:
             combine_input: DeepEPNormalCombineInput, with rows already multiplied by their weights, or DeepEPLLCombineInput.

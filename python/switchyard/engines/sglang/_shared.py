@@ -103,9 +103,9 @@ class LowLatencyCalls:
     """Calls of one :class:`LowLatency`, whose dispatches fill two outputs alternately. `streams` orders them with all other calls of
     the process. `like`: a tensor of the kind of the outputs.
 
-    Each method returns the function that returns the call's result. If `split`, the method executes the sending half of the call,
-    and the function the other half, on the same stream; otherwise, the method executes the whole call. If the function has not been
-    called before the next call, for example after an exception in the model, that call first executes the missing half."""
+    Each method returns a function that returns the call's result. If `split`, the method executes the sending half of the call,
+    and the function the other half, on the same stream; otherwise, the method executes the whole call. If the function was not
+    called before the next call, for example because the model raised an exception, that call first executes the missing half."""
 
     def __init__(self, exchange: LowLatency, like: torch.Tensor, streams: Any) -> None:
         self.exchange, self._streams = exchange, streams
@@ -113,15 +113,16 @@ class LowLatencyCalls:
         self._missing: Optional[Callable[[], Any]] = None
 
     def dispatch(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, split: bool) -> Callable[[], Received]:
-        """Collective. Sends rows with their ids and weights into the output that is not the one of the last dispatch."""
+        """Collective. Sends rows with their ids and weights into the output that the previous dispatch did not use."""
         call, into = self.exchange.dispatch_async if split else self.exchange.dispatch, self._next
         made = self._call(lambda: call(x, ids, weights, output=into), split)
         self._next, self._last = self._last, into
         return made
 
     def combine(self, y: torch.Tensor, received: Received, weights: Optional[torch.Tensor], split: bool) -> Callable[[], torch.Tensor]:
-        """Collective. Sums the rows `y`. weights: None: those of the dispatch, by which each rank multiplies its experts' rows to
-        return one sum per token; otherwise, each expert's row returns, and this rank multiplies it. All ranks choose the same."""
+        """Collective. Sums the rows `y`. weights: None: each rank multiplies its experts' rows by the weights of the dispatch
+        and returns one sum per token; otherwise, each expert's row returns, and this rank multiplies it by `weights`. Must be
+        None on all ranks or on none."""
         call, order = self.exchange.combine_async if split else self.exchange.combine, "per_rank" if weights is None else "per_route"
         return self._call(lambda: call(y, received, topk_weights=weights, order=order), split)
 
