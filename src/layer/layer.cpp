@@ -130,7 +130,7 @@ size_t MoeLayer::heap_bytes(const MoeLayerConfig& config, int world, Backend bac
 
 namespace {
 
-/// Throws if no layer supports the options of a call.
+/// Throws if the options of a call are invalid in every form and type.
 void check_call(const MoeLayerCall& call) {
   if (call.weights_ready != nullptr && is_captured(call.stream))
     throw Error(ErrorCode::invalid_argument,

@@ -46,7 +46,7 @@ struct SlotTable {
     while (last[i] < point) slot = last[num_slots + ++i];  // the last entry of an expert is 2^32 - 1
     return slot;
   }
-  /// table_version()
+  /// Returns the table_version() of the map.
   SWITCHYARD_FN uint32_t version() const { return words[num_words(num_experts, num_slots) - 1]; }
 };
 

@@ -71,7 +71,7 @@ struct FusedMoeCall {
   int weight_set = 0;                ///< index of the weight set; identical on all ranks and in both halves of a layer
   bool known_memory = false;         ///< CUDA: exchange/normal/known_memory.hpp
   SlotSelector* selector = nullptr;  ///< MoeLayerCall::selector, also of dispatch_up
-  bool read_scales = false;  ///< CUDA, fp8: reads the scales of the weight set again, in stream order; not during capture
+  bool read_scales = false;  ///< CUDA, fp8: copies the scales of the weight set again, in stream order; not during capture
 };
 
 /// Memory used by a FusedMoe on the rank with the most experts, in bytes. R is the capacity, or W * max_tokens * K.

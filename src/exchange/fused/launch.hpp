@@ -55,7 +55,7 @@ void launch_fused_fp8(const FusedParams& params, int blocks, const DeviceLimits&
 struct WeightScales {
   const void* given = nullptr;  ///< [experts, rows, blocks], float32, or UE8M0
   bool ue8m0 = false;
-  int experts = 0, rows = 0, blocks = 0;  ///< gated: the first half of the rows are those of the gate half
+  int experts = 0, rows = 0, blocks = 0;  ///< gated: the first half of the rows is the gate half
   bool gated = false;
   int column_tiles = 0;
   float4* spread = nullptr;  ///< [experts, column tiles, blocks]: scales of the two halves of a stage's weights, 0, 0

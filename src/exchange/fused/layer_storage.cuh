@@ -39,7 +39,8 @@ inline constexpr int kClaimedAhead = 16;
 
 /// Offset of the block's current token part: after its barriers, within kFixedBytes.
 inline constexpr uint32_t kPartAt = 768;
-/// fp8: offset of the cluster's failure, which is written while threads of the block may still read the last token part.
+/// fp8: offset of the word that contains the cluster's failure. It is separate from the token part because threads of the block
+/// may still read the last part when this word is written.
 inline constexpr uint32_t kClusterFailedAt = kPartAt + 4;
 
 /// Shared memory of a block, excluding the products' space, of which only the beginning is used here.

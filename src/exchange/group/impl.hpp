@@ -195,7 +195,7 @@ struct Group::Impl {
   detail::FaultRecord fault;
   uint64_t nonce = 0;     ///< random, identical on all ranks of this group
   uint64_t objects = 0;   ///< number of exchanges that ranks have agreed on so far
-  int64_t selectors = 0;  ///< those among them that are SlotSelectors or RouteCounters
+  int64_t selectors = 0;  ///< number of SlotSelectors and RouteCounters among them
   // Settings for objects created from now on. Tests change them (tests/testing).
   uint64_t first_epoch = 1;  ///< identical on all ranks
   int64_t round_bytes =

@@ -69,7 +69,7 @@ class SlotSelectorImpl : protected ExchangeBase {
 
  protected:
   SlotSelectorImpl(Group& group, const ExpertMap& map) : ExchangeBase(group), map_(map), number_(group_.selectors) {}
-  /// Call at the end of a constructor that has not thrown.
+  /// Counts this selector in the group. Call at the end of each constructor, after all that may throw.
   void count_selector() { group_.selectors = number_ + 1; }
   /// Checks the arguments and returns this rank's table. Throws invalid_argument.
   std::vector<uint32_t> make_table(const ExpertMap& map, std::span<const int64_t> routes, int64_t version) const;
@@ -103,7 +103,7 @@ class SlotSelectorImpl : protected ExchangeBase {
   AgreedFields fields_of_balance(std::span<const SlotArray> arrays, const BalanceOptions& options) const;
 
   ExpertMap map_;
-  const int64_t number_;  ///< among the group's selectors, from 0; identical on all ranks
+  const int64_t number_;  ///< position among the selectors and route counters of the group, from 0; identical on all ranks
   int64_t version_ = 1;
   int64_t calls_ = 0;                  ///< of select() and balance() since the ranks last compared them
   std::vector<int64_t> reset_routes_;  ///< [E] counted before the last reset; empty: 0

@@ -56,8 +56,8 @@ SWITCHYARD_INLINE RowTile wide_row_tile(int64_t rows, int index) {
   const int64_t first = unit * kWideUnit, width = units * kWideUnit;
   return {first, static_cast<int>(width < rows - first ? width : rows - first), static_cast<int>(width)};
 }
-/// Whether a cluster's blocks share the rows of a row tile of this width. Its tile then covers two column tiles, an even one
-/// and the next; the tickets of odd column tiles have no tile.
+/// Whether the blocks of a cluster share the rows of a row tile of this width. The cluster's tile then covers two column tiles,
+/// an even one and the next, and tickets of odd column tiles have no tile.
 SWITCHYARD_INLINE bool shares_wide_rows(int width) { return width <= kWideSharedRows; }
 SWITCHYARD_INLINE bool has_wide_tile(int width, int column_tile) { return !shares_wide_rows(width) || (column_tile & 1) == 0; }
 /// Block `block`'s part of a cluster's tile: rows from `first` of the row tile on, `rows` of which exist, and a column tile,
@@ -70,8 +70,8 @@ SWITCHYARD_INLINE WidePart wide_part(int rows, int width, int column_tile, int b
   const int first = block * kWideSharedRows, left = rows - first;
   return {first, left < kWideSharedRows ? left : kWideSharedRows, kWideSharedRows, column_tile};
 }
-/// A row tile has kWideFlags flags per column tile. Once its part is stored, a block sets flags [first, first + count) of its
-/// column tile: one of them if the blocks share weights; else all, or none past the last column tile.
+/// A row tile has kWideFlags flags per column tile. After storing its part, a block sets flags [first, first + count) of its
+/// column tile: one if the blocks share weights; otherwise all, or none past the last column tile.
 inline constexpr int kWideFlags = 2;
 struct WideFlags {
   int first, count;
@@ -80,7 +80,8 @@ SWITCHYARD_INLINE WideFlags wide_flags(bool shares_weights, int column_tile, int
   if (shares_weights) return {block, 1};
   return {0, column_tile < column_tiles ? kWideFlags : 0};
 }
-/// True for the part of the last column tile if the other block of its tile, which loads half of its rows, sets no flags.
+/// Whether the block sets all flags of the cluster's tile. This is so if the blocks share rows, half of which each block loads,
+/// and the other block's column tile is past the last one.
 SWITCHYARD_INLINE bool sets_flags_alone(bool shares_weights, int column_tile, int column_tiles, int block) {
   return !shares_weights && block == 0 && column_tile + 1 == column_tiles;
 }
