@@ -10,7 +10,8 @@ clocks and temperature affect all builds. For each point and time that all build
 the median of each build's p50 (microseconds) over the rounds and its ratio to that of the first
 build. `spread` is the largest difference between rounds of a build, relative to the median.
 
-Exit status: 0; 1 if a run failed or a result differed from the oracle; 2 for wrong usage.
+Exit status: 0; 1 if a run failed, a result differed from the oracle, or the builds have no time in
+common; 2 for wrong usage.
 """
 import argparse
 import json

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # PyTorch 2.15.0, backend gloo: torch.distributed.all_to_all_single into a tensor that is not contiguous returns without an error and
-# puts rows in the wrong places, even in columns beside the output.
+# writes elements to wrong positions, even outside the output.
 #
 # Expected: the output equals that of the same call into a contiguous tensor, or the call fails. The documentation requires no layout.
-# Seen: two ranks, a row from each. The received elements are written one after the other from the first element of the output on, as
-# if it were contiguous. In a transposed output, elements change places; in a slice of columns, the second row stays unwritten and its
-# data overwrites the neighboring columns of the first. Given split sizes make no difference.
-# An input that is not contiguous is rejected ("Tensors must be contiguous"). all_gather_into_tensor and reduce_scatter_tensor into the
-# same outputs are right. A contiguous output that is then copied avoids it.
+# Seen: two ranks, one row from each. The call writes the received elements one after the other from the first element of the output
+# on, as if it were contiguous. In a transposed output, elements are permuted; in a slice of columns, the second row remains unwritten
+# and its data overwrites the columns beside the first. Explicit split sizes make no difference.
+# The call rejects an input that is not contiguous ("Tensors must be contiguous"). all_gather_into_tensor and reduce_scatter_tensor
+# write correct results into the same outputs. Workaround: receive into a contiguous tensor and copy it.
 # Needs Python 3 with venv, network access and 7 GB of disk, no GPU; nothing is installed outside a temporary folder. Fails if the
 # behavior changes.
 set -euo pipefail

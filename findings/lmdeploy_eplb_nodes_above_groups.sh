@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # LMDeploy 0.18.0, expert load balancer: if the number of nodes does not divide the number of expert groups (4 by default), the experts
-# are not placed by their loads: each keeps its place, and the replicas follow on the last GPUs.
+# are not placed by load: they remain in order, and all replicas are on the last GPUs.
 #
 # Expected: experts and replicas are packed onto GPUs by load for every number of nodes, as with one node.
 # Seen: 58 layers of 256 experts with random loads, 32 redundant slots, 32 GPUs, averages over layers: the busiest GPU has 1.01 times the
 # mean load with one node, 1.07 times with 4 nodes and 1.33 times with 8 nodes (LMDEPLOY_EPLB_RANKS_PER_NODE=4); without a balancer, with
 # 8 experts per GPU, 1.39 times. With 8 nodes, slot i of the first 256 holds expert i in each layer, and the last 32 slots, on GPUs 28
-# to 31, hold the replicas: the loads decide only which experts these are of.
-# With LMDEPLOY_EPLB_NUM_GROUPS=8, which 8 nodes divide, experts are packed (1.14 times); LMDEPLOY_EPLB_RANKS_PER_NODE=32 also avoids it.
+# to 31, hold the replicas: the loads determine only which experts have replicas.
+# Workarounds: with LMDEPLOY_EPLB_NUM_GROUPS=8, which is divisible by 8 nodes, experts are packed by load (1.14 times); so they are
+# with LMDEPLOY_EPLB_RANKS_PER_NODE=32 (one node).
 # Needs Python 3.11 with venv, network access and 7 GB of disk, no GPU; nothing is installed outside a temporary folder. Fails if the
 # behavior changes.
 set -euo pipefail
@@ -28,7 +29,7 @@ import types
 
 import torch
 
-# The balancer needs only this file of its package, which imports much more: both are loaded by path.
+# Importing the package would import much more than the balancer and its settings, so both files are loaded by path.
 sys.modules["lmdeploy"] = sys.modules["lmdeploy.pytorch"] = types.ModuleType("lmdeploy")
 for name, path in ("lmdeploy.pytorch.envs", "envs.py"), ("eplb", "nn/eplb.py"):
     spec = importlib.util.spec_from_file_location(name, f"package/lmdeploy/pytorch/{path}")

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Megatron Core 0.16.1, group-limited routing: if a token may use more groups than it has experts (moe_router_group_topk above
-# moe_router_topk), the groups are chosen without regard to the scores, and some groups get no tokens.
+# Megatron Core 0.16.1, group-limited routing: if a token may use more groups than experts (moe_router_group_topk above
+# moe_router_topk), the groups are chosen without regard to the scores, and some groups can remain without tokens.
 #
 # Expected: groups are chosen by routing scores, as documented, so a looser limit never loses better experts. A limit of at least
 # moe_router_topk groups excludes none of a token's best experts: the result equals that of routing without a limit.
 # Seen: 64 experts in 8 groups, 2 experts per token, random scores. With limits of 2 and 8 groups, routing equals that without a limit.
 # With limits of 3 to 7, it does not: with 4, half of the tokens lose their best expert and four groups get no tokens at all. With one
 # rank per group, half of the ranks are idle. TransformerConfig accepts the values and no warning is given.
-# A group's score is the sum of its moe_router_topk / moe_router_group_topk best experts, rounded down: here none, so that all groups
-# score 0. Seen with tensors on the CPU; which of the groups with equal scores are taken may differ elsewhere.
+# A group's score is the sum of the scores of its best moe_router_topk // moe_router_group_topk experts, here of none, so all groups
+# score 0. The results are from the CPU; other devices may choose other groups among those with equal scores.
 # Needs Python 3.11 with venv, network access and 7 GB of disk, no GPU; nothing is installed outside a temporary folder. Fails if the
 # behavior changes.
 set -euo pipefail

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# SGLang 0.5.23, expert load balancer deepseek_vec: if two experts share the largest load, all redundant slots go to another expert.
+# SGLang 0.5.23, expert load balancer deepseek_vec: if two experts share a large maximum load, all redundant slots can go to
+# another expert.
 #
 # Expected: each redundant slot replicates the expert with the largest load per replica, as with the algorithm deepseek, whatever the
 # scale of the loads.
 # Seen: loads of 100 for six experts and 5000 for two, eight redundant slots: deepseek_vec gives all eight to expert 0 (load 100), so the
-# busiest replica keeps a load of 5000; deepseek gives four to each busy expert (1000). With 4000 or with 5000 and 5001 they agree. In
-# 1000 layers of 64 experts with random integer loads and 64 redundant slots, the busiest replica has more than 1.05 times the load that
-# deepseek leaves it in 17 layers (at most 1.92 times), and one expert has up to 52 replicas (deepseek: 3).
-# The algorithm needs distinct scores, so it adds 0.0001 times the expert's number to each load. In float32, this is rounded away where
-# loads are large. If the two largest scores are equal, replicating either leaves the same maximum, so all candidates compare equal and
-# the first is taken, in this step and in all later ones.
+# maximum load of a replica remains 5000; deepseek gives four to each busy expert (1000). With 4000, or with 5000 and 5001, they agree.
+# In 1000 layers of 64 experts with random integer loads and 64 redundant slots, the maximum is more than 1.05 times that of deepseek in
+# 17 layers (at most 1.92 times), and one expert has up to 52 replicas (deepseek: 3).
+# The algorithm requires distinct scores, so it adds 0.0001 times the expert's number to each load. Rounding of large loads to float32
+# removes this difference. If the two largest scores are equal, replicating either one alone leaves the same maximum. All candidates
+# then compare equal, and the algorithm takes the first one in this step and in all later ones.
 # The algorithm is not the default. Needs Python 3.11 with venv, network access and 7 GB of disk, no GPU; nothing is installed outside a
 # temporary folder. Fails if the behavior changes.
 set -euo pipefail
@@ -29,7 +30,7 @@ import torch
 
 
 def algorithm(name):
-    # Loaded by path: each of these files needs only torch, whereas the package imports much more.
+    # Importing the package would import much more than these files, which need only torch, so they are loaded by path.
     spec = importlib.util.spec_from_file_location(name, f"package/sglang/srt/eplb/eplb_algorithms/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -120,8 +120,9 @@ __device__ __forceinline__ void load_fp8_tiles(const LayerCall& c) {
 
 /// Role of the signaling warp: sets this block's flags of a tile (wide_flags()) once this block's part of the tile is stored. A
 /// tile uses the barrier of its slot; the next tile in that slot begins only after this warp has released the entry.
-/// A block whose wait has failed may have loaded invalid rows for the other block too. It sets no flags, so the row tile remains
-/// incomplete. A block that alone sets the flags of the cluster's tile sets them only if no wait of either block has failed.
+/// A block whose wait has failed may have loaded invalid rows for the other block too. It sets no flags, so the row tile
+/// remains incomplete. A block that alone sets the flags of the cluster's tile sets them only if no wait of either block has
+/// failed.
 template <class A>
 __device__ __forceinline__ void announce_fp8_tiles(const LayerCall& c) {
   const FusedParams& p = c.p;
