@@ -88,7 +88,7 @@ def all_pages():
 
 
 def tracked_files():
-    """Returns the tracked files of the clone. --check uses them because pages that run in the clone meanwhile write files there."""
+    """Returns the tracked files of the clone. --check uses them because pages that run meanwhile write files in it."""
     return set(subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines())
 
 

@@ -82,9 +82,9 @@ inline void expect_mismatch(const std::vector<Outcome>& all) {
   for (const Outcome& o : all) EXPECT_EQ(code_name(o.code), "mismatch") << o.text;
 }
 
-/// For the mismatch of calls whose `option`, a selector, used different maps: the compared value of the higher rank minus that
-/// of the lower rank, modulo 8; -1 if the text does not contain both. Selectors created one after the other with maps of equal
-/// version differ by 3, and consecutive maps of a selector by 1.
+/// `text`: error of calls whose selectors, passed as `option`, used different maps. Returns the compared value of the higher
+/// rank minus that of the lower rank, modulo 8; -1 if the text does not contain both. The values of selectors created one after
+/// the other with maps of equal version differ by 3, those of consecutive maps of a selector by 1.
 inline int map_difference(const std::string& text, const std::string& option) {
   const std::string name = "map of " + option + " (its version + 3 * the selector's number, modulo 8)";
   const size_t at = text.find(name);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode with the plug-in for SGLang: order of the sums, weights sent with the tokens, repeated calls, and outputs that alternate."""
+"""Decode with the plug-in for SGLang: order of the sums, weights sent with the tokens, repeated calls, and alternating outputs."""
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,7 +17,7 @@ def test_order_of_the_sums(world, rows, halves):
 
 
 def _only_one(rank, world, split):
-    """Ranks that disagree on the weights' tensor get an error instead of waiting for each other."""
+    """If only one rank passes other weights to combine, all ranks get an error instead of waiting for each other."""
     made, (x, ids, weights) = decoder(world), batch_of(4)
     with prefill(False), pytest.raises(sy.Mismatch, match="different calls: order = 'per_r.*rank .* and 'per_r"):
         given = ones(made.dispatch(hidden_states=x, topk_output=topk_output(ids, weights)), weights.clone() if rank == 1 else None)
@@ -91,7 +91,7 @@ def test_values_and_repeated_calls(world):
 
 
 def _alternating(rank, world):
-    """An output, its weights included, is valid until the second next dispatch, also of other layers."""
+    """An output, including its weights, is valid until the second dispatch after its own, also of other layers."""
     layers, (x, ids, weights) = [decoder(world) for _ in range(2)], batch_of(TOKENS[rank])
     with prefill(False):
         outputs = []

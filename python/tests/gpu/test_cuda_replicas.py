@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training and inference with replicas of experts on 2 GPUs, compared with the undivided model. Ranks are processes. The scenarios
-also run on the CPU, in with_torch/test_replicas.py and with_torch/test_replica_ways.py."""
+"""Training and inference with replicas of experts on 2 GPUs, compared with the undivided model. Ranks are processes. with_torch/
+test_replicas.py and with_torch/test_replica_ways.py run the same scenarios on the CPU."""
 import pytest
 
 import switchyard as sy

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for GroupedGemm, which is for GPUs: makes the same calls with torch on the CPU."""
+"""A stand-in for GroupedGemm, which requires a GPU: accepts the same calls and computes with torch on the CPU."""
 import ctypes
 
 import torch
@@ -9,8 +9,8 @@ from switchyard._models import products
 
 
 class HostProducts:
-    """Computes only the rows of experts, each independently of the number of rows. Finds them as GroupedGemm does: by the addresses
-    that the handle contains."""
+    """Computes only the rows of experts, each independently of the number of rows. Reads the positions of the rows, as GroupedGemm
+    does, at the addresses in the handle."""
 
     made = 0
 

@@ -90,8 +90,8 @@ def check_training(group, name, device="cpu", within=1e-4):
 
 
 def check_ways(group, name, experts, way, device="cpu", scale=1):
-    """Passes without gradients use the library's products or layer with replicas, for maps that are given and planned: with weights
-    changed in place, with moved weights, and after passes with gradients, which use the module and leave no products."""
+    """Passes without gradients use the library's products or layer with replicas, for given and planned maps: after changes of weights
+    in place, after moves of their memory, and after passes with gradients, which use the module and release the products."""
     import models
 
     world = group.size

@@ -54,7 +54,7 @@ def test_rates_that_do_not_fit(ranks):
 
 @pytest.mark.parametrize("device, expected", [(-1, [100, 101, 100]), (1, [101, 101, 101])])
 def test_calls_without_arrays_use_the_stream_of_the_groups_gpu(monkeypatch, device, expected):
-    """Not that of torch's current GPU."""
+    """The group's GPU determines the stream, even if torch's current GPU is another."""
     groups = sy.Group.threads(3)
     assert [group._current_stream() for group in groups] == [None] * 3  # CPU
     torch = SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: 2, current_stream=lambda at=0: SimpleNamespace(cuda_stream=100 + at)))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas of experts with experts="grouped" and "layer": passes without gradients use the library's products of slots, passes with
-gradients the module. Grouped products are those of helpers/host_products.py."""
+"""Replicas of experts with experts="grouped" and "layer": passes without gradients use products or a layer for the slots, passes
+with gradients the module. helpers/host_products.py computes grouped products."""
 import copy
 
 import pytest
@@ -19,7 +19,7 @@ TOKENS = 24
 
 @pytest.fixture(params=["grouped", "layer"])
 def way(request, monkeypatch):
-    """Makes this form of experts available on the CPU, and returns its name."""
+    """Returns the name of a form of experts, after making it available on the CPU."""
     try:
         _ffi.layer_library()
     except sy.LibraryNotFound as error:
@@ -34,8 +34,8 @@ def argument(way):
 
 
 class Exact(torch.nn.Module):
-    """Experts with integer weights and, in each row of the down projections, one nonzero value: every sum is exact, so the results do
-    not depend on the order of a sum."""
+    """Experts with integer weights and, in each row of the down projections, one nonzero value: all sums are exact, so results do not
+    depend on their order."""
 
     def __init__(self):
         super().__init__()
@@ -68,8 +68,8 @@ def divided(group, way, expert_map, kind=Exact):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 def test_bits_without_gradients(ranks, way, world):
-    """The outputs have the bits of those without replicas, for each map in turn and for each rank without tokens, and are those of the
-    undivided module. The id -1 means no expert. The module is not used. Routes are counted."""
+    """With each map in turn, also if one rank has no tokens, outputs are bitwise identical to those without replicas and close to those
+    of the undivided module. Passes do not use the module, skip the id -1, and count routes."""
     whole = Exact()
 
     def rank(group):
@@ -96,7 +96,7 @@ def test_bits_without_gradients(ranks, way, world):
 @pytest.mark.parametrize("world", [2, 4])
 def test_weights_that_change(ranks, way, world):
     """Changes on one rank, in place and by moved memory, are detected; unchanged weights are not copied again. A pass with gradients
-    releases the products of replicas. A copy of the model has its own replicas."""
+    releases the products of replicas. A copy of the model has separate replicas."""
     def rank(group):
         model, share = divided(group, way, map_of(world))
         copied, whole, routes = copy.deepcopy(model), Exact(), routes_of(group.rank)
@@ -160,7 +160,7 @@ def test_modes_of_passes(ranks, way):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_training_does_not_depend_on_the_form(ranks, way, world):
-    """Training with passes without gradients between steps yields the bits of experts="module"."""
+    """Training with passes without gradients between steps yields the same bits as with experts="module"."""
     class Small(Model):
         def __init__(self):
             super().__init__(dtype=torch.bfloat16)
@@ -189,7 +189,7 @@ def test_training_does_not_depend_on_the_form(ranks, way, world):
 
 
 def test_gradients_on_one_rank_only(ranks, way):
-    """The ranks would compute their experts in different ways."""
+    """All ranks raise Mismatch: they would compute their experts in different forms."""
     def rank(group):
         model, _ = divided(group, way, map_of(2))
         model.experts.requires_grad_(False)
@@ -232,7 +232,7 @@ def test_models(way, name, world):
 
 
 def test_products_are_made_again_only_after_weights_move(ranks, monkeypatch):
-    """Those of owned experts once; those of replicas after each copy."""
+    """Changes in place do not create products again. Without replicas, there are none for replicas."""
     use_host_products(monkeypatch)
 
     def rank(group):

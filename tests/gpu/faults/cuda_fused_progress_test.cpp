@@ -32,7 +32,8 @@ int gpus() {
 
 class FusedOnFewMultiprocessors : public testing::TestWithParam<MoeCase> {};
 
-/// One block, in fp8 one cluster of two, performs all roles for all tiles of its rank. Block counts may differ by rank.
+/// One block, or in fp8 one cluster of two blocks, performs all roles for all tiles of its rank. The number of blocks may
+/// differ by rank.
 TEST_P(FusedOnFewMultiprocessors, GivesTheSameBits) {
   const MoeCase& m = GetParam();
   const int least = m.fp8 ? 2 : 1;

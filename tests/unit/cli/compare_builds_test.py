@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 
-#: Prints the n-th of `times` as the time of `layer` in its n-th call, at 64 tokens, and ten times as much at 128.
+#: Reports the n-th of `times` as the time of `layer` at 64 tokens in its n-th call, and ten times as much at 128 tokens.
 TOOL = """#!{python}
 import json, pathlib, sys
 log = pathlib.Path({log!r})

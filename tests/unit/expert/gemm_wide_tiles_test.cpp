@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles of the fp8 kernels for many rows: every unit of rows and every column tile is computed by exactly one block, in
-// worked examples and for all sizes. The same for the fused layer, whose tiles also set each flag once, and never before the
-// tiles that they wait for.
+// worked examples and for all sizes. The same holds for the fused layer. There, blocks also set each flag exactly once, and
+// the tickets of the up tiles that a down tile waits for precede its own.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -114,7 +114,7 @@ TEST(WideParts, ByHand) {
   EXPECT_FALSE(has_wide_tile(64, 1));
 }
 
-/// A rank's fused layer in fp8, whose clusters claim tickets one after the other.
+/// The tiles of one rank's fused layer in fp8. Tickets are claimed one after the other.
 class FusedWideTiles {
  public:
   FusedWideTiles(std::vector<int64_t> rows, int lag, int up_columns, int down_columns) : rows_(std::move(rows)) {
@@ -193,7 +193,7 @@ TEST(FusedWideTiles, EachUnitAndFlagOnceAndNeverTooEarly) {
       }
 }
 
-/// A half of a layer has the tiles of one product only; its down tiles wait for nothing.
+/// A half of a layer has the tiles of one product only; its down tiles wait for no flags.
 TEST(FusedWideTiles, OfHalves) {
   for (const int columns : {1, 2, 5}) {
     FusedWideTiles({300, 0, 64, 129}, 2, columns, 0).expect_all();

@@ -5,8 +5,8 @@
     python3 -m pip install torch safetensors numpy && python3 eplb_balance.py RECORDING > eplb_balance.txt
 
 Downloads SGLang's wheel without dependencies and runs only its planner module. Each line contains a case, the ratio of the
-maximum rank load to the mean if the routes of an expert are divided evenly among its replicas, and the experts of the 320 slots,
-two hexadecimal digits each.
+maximum rank load to the mean if the routes of an expert are divided evenly among its replicas, and the experts of the 320 slots
+with two hexadecimal digits each.
 """
 import importlib.util
 import pathlib

@@ -42,7 +42,7 @@ def _same(weights):
     return weights
 
 
-#: By name: what happens to the weights between dispatch and combine, and the sums of all tokens.
+#: By name: the change of the weights between dispatch and combine, and the sum of each token.
 CHANGES = {"same": (_same, PER_RANK), "in place": (lambda weights: weights.mul_(3), PER_RANK),
            "copy": (torch.clone, PER_ROUTE), "other": (lambda weights: weights * 2, 2 * PER_ROUTE)}
 
