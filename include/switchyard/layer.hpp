@@ -113,9 +113,9 @@ struct MoeLayerConfig {
 /// Settings of one call. All ranks must pass the same `add`, and agree on whether selector and device_tokens are null.
 struct MoeLayerCall {
   void* stream = nullptr;  ///< CUDA: cudaStream_t; null: the legacy default stream
-  /// CUDA: maximum number of multiprocessors for each kernel of the call, in [1, those of the GPU / ranks on it]. 0: the
-  /// exchange uses the tuned number or its default. The matrix products use all multiprocessors, or the rank's share if ranks
-  /// share a GPU, but no more than GroupOptions::num_sms.
+  /// CUDA: maximum number of multiprocessors for each kernel of the call, in [1, those of the GPU / ranks on it], for the
+  /// fused form with fp8 weights at least 2. 0: the exchange uses the tuned number or its default; the matrix products and the
+  /// fused kernel use all multiprocessors, or the rank's share if ranks share a GPU, but no more than GroupOptions::num_sms.
   int num_sms = 0;
   /// Pointer to T in the rank's memory (CUDA: in GPU memory), or null. T is read when the call runs, so it may vary between
   /// graph launches, and is clamped to [0, topk_ids.num_tokens]. All ids must be readable. Rows T and above of `out` are not

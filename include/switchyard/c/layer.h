@@ -111,7 +111,9 @@ typedef struct sy_moe_layer_call {
   /// Pointer to T in the rank's memory (CUDA: in GPU memory), or NULL. T is read when the call runs, so it may vary between
   /// graph launches, and is clamped to [0, topk_ids->num_tokens]. Rows T and above of `out` are not written.
   const int32_t* device_tokens;
-  int32_t num_sms;       ///< CUDA: maximum multiprocessors of each kernel, in [1, those of the GPU / ranks on it]; 0: chosen
+  /// CUDA: maximum multiprocessors of each kernel, in [1, those of the GPU / ranks on it], for the fused form with fp8 weights
+  /// at least 2; 0: chosen
+  int32_t num_sms;
   sy_bool add;           ///< 0 or 1: the layer is added to the rows in `out`; switchyard/layer.hpp documents the rounding
   sy_bool known_memory;  ///< CUDA: as in sy_dispatch_options
   int32_t reserved;      ///< must be 0

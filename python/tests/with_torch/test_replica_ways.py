@@ -100,7 +100,7 @@ def test_weights_that_change(ranks, way, world):
     def rank(group):
         model, share = divided(group, way, map_of(world))
         copied, whole, routes = copy.deepcopy(model), Exact(), routes_of(group.rank)
-        made, fetched = [], []
+        fetched = []
         share.replicas.fetch = lambda weights, original=share.replicas.fetch: (fetched.append(1), original(weights))[1]
 
         def check(count, one=model):
@@ -131,7 +131,6 @@ def test_weights_that_change(ranks, way, world):
         check(7)
         sy.set_replicas(model, home_map(world))
         check(8)
-        made.append(HostProducts.made)
         whole.load_state_dict(Exact().state_dict())
         check(9, copied)
 
@@ -232,7 +231,8 @@ def test_models(way, name, world):
 
 
 def test_products_are_made_again_only_after_weights_move(ranks, monkeypatch):
-    """Changes in place do not create products again. Without replicas, there are none for replicas."""
+    """Changes in place do not create the products of owned weights again; moved memory does. Without replicas, there are no
+    products of replicas."""
     use_host_products(monkeypatch)
 
     def rank(group):
@@ -244,5 +244,8 @@ def test_products_are_made_again_only_after_weights_move(ranks, monkeypatch):
         infer(model, *routes)
         assert HostProducts.made == 2 and share._held.products is None
         assert off(infer(model, *routes).float(), 2 * infer(Exact(), *routes).float()) < 1e-2
+        model.experts.down_proj.data = model.experts.down_proj.data.clone()
+        infer(model, *routes)
+        assert HostProducts.made == 4
 
     ranks(rank, 1)
