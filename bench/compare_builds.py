@@ -6,21 +6,27 @@
       --json ratios.json -- --mode layer --backend cuda --quantize f32 --order per_rank
 
 In each round, every build runs once, in reverse order in every second round, so that drifts of
-clocks and temperature affect all builds. For each point and time that all builds report, prints
-the median of each build's p50 (microseconds) over the rounds and its ratio to that of the first
-build. `spread` is the largest difference between rounds of a build, relative to the median.
+clocks and temperature affect all builds. For each point and time that all builds report in all
+rounds, prints the median of each build's p50 (microseconds) over the rounds and its ratio to that
+of the first build. `spread` is the largest difference between rounds of a build, relative to the
+median. Times of 0 are left out.
 
 Exit status: 0; 1 if a run failed, a result differed from the oracle, or the builds have no time in
-common; 2 for wrong usage.
+common; 2 for wrong usage; 130 after an interrupt.
 """
 import argparse
 import json
+import math
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+#: Names in each row of the result besides those of the builds.
+_COLUMNS = ("point", "time")
 
 
 def arguments():
@@ -34,43 +40,55 @@ def arguments():
     builds = {}
     for each in given.build:
         name, _, tool = each.partition("=")
-        if not name or not Path(tool).is_file():
-            parser.error(f"--build {each}: must be NAME=TOOL, where TOOL is a file")
-        if name in builds:
-            parser.error(f"--build {each}: two builds have this name")
-        builds[name] = tool
+        if not name or not Path(tool).is_file() or not os.access(tool, os.X_OK):
+            parser.error(f"--build {each}: must be NAME=TOOL, where TOOL is a file that can be executed")
+        if name in builds or name in _COLUMNS:
+            parser.error(f"--build {each}: two {'builds' if name in builds else 'columns of the result'} have this name")
+        builds[name] = os.path.abspath(tool)  # a name without a slash would be searched for in PATH
     if len(builds) < 2:
         parser.error("--build: at least two are needed")
     if given.rounds < 1:
         parser.error(f"--rounds {given.rounds}: must be at least 1")
+    if not 0 < given.limit < math.inf:
+        parser.error(f"--limit {given.limit:g}: must be a number above 0")
+    if given.json and not Path(given.json).resolve().parent.is_dir():
+        parser.error(f"--json {given.json}: its folder does not exist")
     if any(each.split("=")[0] == "--json" for each in given.bench):
         parser.error("--json is an option of this program, not of bench")
     return given, builds
 
 
 def run(tool, options, limit):
-    """Returns the output of one bench as an object. Raises RuntimeError if it fails."""
+    """Returns the output of one bench as an object, and its times. Raises RuntimeError if it fails or prints something else."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "bench.json")
         try:
             done = subprocess.run([tool, "bench", *options, "--json", str(result)], stdin=subprocess.DEVNULL, capture_output=True,
-                                  text=True, timeout=limit, check=False)
+                                  text=True, errors="replace", timeout=limit, check=False)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"no end in {limit:g} s") from None
+        except OSError as error:
+            raise RuntimeError(str(error)) from None
         if done.returncode != 0 or not result.is_file():
             raise RuntimeError(f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[-2000:]}")
-        return json.loads(result.read_text(encoding="utf-8"))
+        try:
+            output = json.loads(result.read_text(encoding="utf-8"))
+            return output, times_of(output)
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise RuntimeError(f"its --json is not that of a bench: {error!r}") from None
 
 
 def times_of(output):
     """Returns {(point, time): p50 in microseconds}, where `point` contains the settings that differ between the runs."""
     found, configs = {}, [each["config"] for each in output["runs"]]
-    varied = [key for key in configs[0] if any(config.get(key) != configs[0][key] for config in configs)]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    varied = [key for key in keys if any(config.get(key) != configs[0].get(key) for config in configs)]
     for each in output["runs"]:
-        point = ", ".join(f"{key} {each['config'][key]}" for key in varied)
+        point = ", ".join(f"{key} {each['config'].get(key)}" for key in varied)
         for name, value in each.items():
-            if isinstance(value, dict) and "p50_us" in value:
-                found[point, name] = value["p50_us"]
+            time_us = value.get("p50_us") if isinstance(value, dict) else None
+            if isinstance(time_us, (int, float)) and 0 < time_us < math.inf:
+                found[point, name] = time_us
     return found
 
 
@@ -105,11 +123,11 @@ def main():
         for name in list(builds)[::-1 if number % 2 else 1]:
             begin = time.monotonic()
             try:
-                output = run(builds[name], given.bench, given.limit)
+                output, times = run(builds[name], given.bench, given.limit)
             except RuntimeError as error:
                 print(f"round {number + 1}, {name}: {error}", file=sys.stderr)
                 return 1
-            rounds[name].append(times_of(output))
+            rounds[name].append(times)
             about[name] = {key: output[key] for key in ("commit", "version", "machine", "gpus") if key in output}
             print(f"round {number + 1} of {given.rounds}, {name}: {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
     rows = summary(rounds, next(iter(builds)))
@@ -124,4 +142,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -58,11 +58,47 @@ class CompareBuilds(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertIn("round 1, b: exit status 1: what went wrong\n", done.stderr)
 
+    def test_wrong_results(self):
+        """Output that is not that of a bench is an error of the run. Times of 0, and those that not all builds have, are left out."""
+        broken = Path(self.folder.name, "broken")
+        for text, message in (("hello", "its --json is not that of a bench"), ("[]", "its --json is not that of a bench"),
+                              ('{"runs": [{"layer": {"p50_us": 1}}]}', "KeyError('config')"), ('{"runs": []}', "no time in common"),
+                              ('{"runs": [{"config": {"tokens": 64}, "layer": {"p50_us": 0}}]}', "no time in common"),
+                              ('{"runs": [{"config": {"tokens": 64}, "layer": {"p50_us": null}}]}', "no time in common"),
+                              ('{"runs": [{"config": {"tokens": 64}}, {"config": {"ranks": 2}, "layer": {"p50_us": 1}}]}', "no time in common")):
+            with self.subTest(text):
+                broken.write_text(f"#!{sys.executable}\nimport sys\nopen(sys.argv[-1], 'w').write({text!r})\n")
+                broken.chmod(0o755)
+                done = self.compare("--rounds=1", f"--build=b={broken}", self.tool("a", [1.0] * 9), "--", "x")
+                self.assertEqual(done.returncode, 1)
+                self.assertIn(message, done.stderr)
+                self.assertNotIn("Traceback", done.stderr)
+
+    def test_failing_run_that_prints_bytes(self):
+        broken = Path(self.folder.name, "broken")
+        broken.write_text(f"#!{sys.executable}\nimport sys\nsys.stderr.buffer.write(b'bad \\xff')\nsys.exit(3)\n")
+        broken.chmod(0o755)
+        done = self.compare(f"--build=b={broken}", self.tool("a", [1.0]), "--", "x")
+        self.assertEqual((done.returncode, done.stderr), (1, "round 1, b: exit status 3: bad \ufffd\n"))
+
+    def test_tools_in_the_current_folder(self):
+        """Their names need no slash."""
+        self.tool("a", [1.0]), self.tool("b", [2.0])
+        done = subprocess.run([sys.executable, ROOT / "bench/compare_builds.py", "--rounds=1", "--build=a=a", "--build=b=./b", "--", "x"],
+                              cwd=self.folder.name, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_wrong_usage(self):
         a = self.tool("a", [1.0])
+        data = Path(self.folder.name, "data")
+        data.touch()
         for args, text in (([a, "--", "x"], "--build: at least two are needed"),
                            ([a, a, "--", "x"], "two builds have this name"),
-                           ([a, "--build", "b=/nowhere", "--", "x"], "--build b=/nowhere: must be NAME=TOOL, where TOOL is a file"),
+                           ([a, "--build", "b=/nowhere", "--", "x"], "--build b=/nowhere: must be NAME=TOOL, where TOOL is a file that can be executed"),
+                           ([a, f"--build=b={data}", "--", "x"], "where TOOL is a file that can be executed"),
+                           ([a, self.tool("time", []), "--", "x"], "two columns of the result have this name"),
+                           ([a, self.tool("b", []), "--limit", "nan", "--", "x"], "--limit nan: must be a number above 0"),
+                           ([a, self.tool("b", []), "--json", "/nowhere/x", "--", "x"], "--json /nowhere/x: its folder does not exist"),
                            ([a, self.tool("b", []), "--rounds", "0", "--", "x"], "--rounds 0: must be at least 1"),
                            ([a, self.tool("b", []), "--", "--json", "x"], "--json is an option of this program, not of bench")):
             with self.subTest(text):
