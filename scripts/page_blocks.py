@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -88,8 +89,9 @@ def all_pages():
 
 
 def tracked_files():
-    """Returns the tracked files of the clone. --check uses them because pages that run meanwhile write files in it."""
-    return set(subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines())
+    """Returns the tracked files of the clone and their folders. --check uses them because pages that run meanwhile write files in it."""
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    return {path.as_posix() for each in files if each for path in (Path(each), *Path(each).parents)}
 
 
 def script_of(blocks):
@@ -97,7 +99,7 @@ def script_of(blocks):
     have succeeded."""
     parts = ["set -e\n"]
     for block in blocks:
-        parts.append(f"echo {block.place} >&9\n{block.text}test $? = 0\n")  # -e ignores a failed first part of `a && b`
+        parts.append(f"echo {shlex.quote(block.place)} >&9\n{block.text}test $? = 0\n")  # -e ignores a failed first part of `a && b`
     return "".join(parts) + "echo end >&9\n"
 
 
@@ -120,7 +122,7 @@ def run_page(page, blocks):
             for name in set(os.listdir(ROOT)) - before - KEPT:
                 path = ROOT / name
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        reached = progress.read_text(encoding="utf-8").split()
+        reached = progress.read_text(encoding="utf-8").splitlines()
     if reached[-1:] == ["end"]:
         return len(commands), 0
     print(f"FAIL {reached[-1] if reached else page}: {ended}; the page's later blocks were not run", flush=True)
@@ -148,7 +150,11 @@ def main():
     parser.add_argument("pages", nargs="*", help="paths in the clone (default: all)")
     args = parser.parse_args()
     pages = {page: blocks_of(page) for page in args.pages or all_pages()}
-    in_clone = tracked_files().__contains__ if args.check else lambda file: (ROOT / file).exists()
+    tracked = tracked_files() if args.check else None
+
+    def in_clone(file):
+        return (ROOT / file).exists() if tracked is None else os.path.normpath(file) in tracked
+
     faults = [f"{block.place}: {fault}" for blocks in pages.values() for block in blocks if (fault := block.fault(in_clone))]
     if faults:
         print("\n".join(faults))
