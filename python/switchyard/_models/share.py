@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+import weakref
+from typing import TYPE_CHECKING, Any, Dict, List, MutableMapping, Optional, Sequence, Tuple
 
 from .._torch.recorded import is_traced
 from ..errors import Mismatch
@@ -18,22 +19,22 @@ if TYPE_CHECKING:
 
 
 class Layers:
-    """Layers of modules with identical shapes; they share all memory except their weights."""
+    """Layers of modules with identical shapes; they share all memory except their weights. A layer ends with its module."""
 
     def __init__(self, group: Group, config: Dict[str, Any]) -> None:
         self._group, self._config = group, config
-        self._of: Dict[int, MoeLayer] = {}  # by the module's identity
+        self._of: MutableMapping[Any, MoeLayer] = weakref.WeakKeyDictionary()  # by module
+        self._last: Optional[MoeLayer] = None  # the others share its memory; kept even if its module ends, at a time that differs by rank
 
     def __getitem__(self, module: Any) -> MoeLayer:
-        return self._of[id(module)]
+        return self._of[module]
 
     def make(self, module: Any, w13: Any, w2: Any) -> None:
         """Creates the layer of this module, replacing any previous one. Collective for the first module; all ranks create the
         layers in the same order."""
-        for each in self._of.values():
-            self._of[id(module)] = each.with_weights(w13, w2)
-            return
-        self._of[id(module)] = MoeLayer(self._group, w13, w2, **self._config)
+        last = self._last
+        self._last = MoeLayer(self._group, w13, w2, **self._config) if last is None else last.with_weights(w13, w2)
+        self._of[module] = self._last
 
 
 def _held() -> Any:
@@ -199,7 +200,9 @@ class Share:
         weights = [each.detach() for each in self.parameters().values()]
         w13, w2, moved = self._weights(weights if self.replicas is None else self._held.slots(weights, self.replicas.layout))
         if moved:
+            places, self._places = self._places, None  # if this fails, the next pass repeats it
             self._layers.make(self._module, w13, w2)
+            self._places = places
         return self._layers[self._module]
 
     def pair(self, weights: Sequence[Any]) -> Tuple[Any, Any]:

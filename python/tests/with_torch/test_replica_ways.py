@@ -2,6 +2,8 @@
 """Replicas of experts with experts="grouped" and "layer": passes without gradients use products or a layer for the slots, passes
 with gradients the module. helpers/host_products.py computes grouped products."""
 import copy
+import gc
+import weakref
 
 import pytest
 
@@ -217,6 +219,44 @@ def test_memory_of_a_layer(ranks):
         assert places == [each.data_ptr() for each in held._slots]
 
     ranks(rank, 2, heap_bytes=sizes[1])
+
+
+@pytest.mark.parametrize("replicas", [False, True])
+def test_layers_end_with_copies_of_the_model(ranks, replicas):
+    """Only the layer that was made last remains, so that later ones share its memory."""
+    def rank(group):
+        model, _ = divided(group, "layer", map_of(2) if replicas else None)
+        routes, weights = routes_of(group.rank), []
+        want = infer(model, *routes)
+        for _ in range(5):
+            copied = copy.deepcopy(model)
+            assert torch.equal(infer(copied, *routes), want)
+            share = copied.experts.forward.__self__
+            weights.append(weakref.ref((share._held._slots[1] if replicas else copied.experts.down_proj).untyped_storage()))
+            del copied, share
+            gc.collect()
+        assert [each() is None for each in weights] == [True] * 4 + [False]
+        assert torch.equal(infer(model, *routes), want)
+
+    ranks(rank, 2)
+
+
+def test_weights_that_a_layer_rejects(ranks):
+    """Each pass raises the error until the weights are valid again; none uses the previous weights."""
+    def rank(group):
+        model, _ = divided(group, "layer", None)
+        routes, whole = routes_of(group.rank), Exact()
+        infer(model, *routes)
+        valid = model.experts.down_proj.data * 2
+        model.experts.down_proj.data = valid.transpose(1, 2).contiguous().transpose(1, 2)
+        for _ in range(3):
+            with pytest.raises(sy.InvalidArgument, match="w2 is not dense"):
+                infer(model, *routes)
+        model.experts.down_proj.data = valid
+        whole.experts.down_proj.data *= 2
+        assert off(infer(model, *routes).float(), infer(whole, *routes).float()) < 1e-2
+
+    ranks(rank, 2)
 
 
 @pytest.mark.parametrize("world", [2, 4])
