@@ -352,7 +352,7 @@ class RouteCounter {
   /// selected, of_expert contains the counts of the selector, by the experts of its map: all routes since its construction,
   /// including those that gather_routes() has returned. GPUs: waits, within the group's timeout, for the counted calls;
   /// meanwhile, no graph that contains such a call may run. Throws on all ranks: Error(invalid_argument) if the experts of the
-  /// counter are not the slots of `selector`; Error(mismatch) if only some ranks pass a selector.
+  /// counter are not the slots of `selector`; Error(mismatch) if the selectors differ or only some pass one.
   RouteLoad load(SlotSelector* selector = nullptr);
 
   /// This rank's counters, [E], in the memory of the backend. The pointer is valid until destruction.

@@ -138,7 +138,11 @@ void SlotSelectorImpl::agree_on_load(const char* call, const SlotSelectorImpl* s
   mine.report = attempt([&] {
     if (selector) selector->check_joined("selector", group_, map_.num_experts);
   });
-  group_.agree(call, {agreed("the number of the counter", object_), {"selector", int64_t{selector != nullptr}, given}}, mine);
+  group_.agree(call,
+               {agreed("the number of the counter", object_),
+                {"selector", int64_t{selector != nullptr}, given},
+                agreed("the number of the selector", selector ? selector->object_ : 0)},
+               mine);
 }
 
 std::vector<int64_t> SlotSelectorImpl::gather_all_routes(const char* name) {

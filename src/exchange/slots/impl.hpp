@@ -46,8 +46,8 @@ class SlotSelectorImpl : protected ExchangeBase {
   /// For calls of another object that select slots: throws invalid_argument unless the map's slots are the `num_experts`
   /// experts of an object of `group`. `name`: the option that passed the selector.
   void check_joined(const char* name, const Group::Impl& group, int num_experts) const;
-  /// Collective: the first step of RouteCounter::load(). Throws on all ranks if only some pass a selector, or if any fails
-  /// check_joined().
+  /// Collective: the first step of RouteCounter::load(). Throws on all ranks if they pass different selectors or only some pass
+  /// one, or if any fails check_joined().
   void agree_on_load(const char* call, const SlotSelectorImpl* selector);
   /// Executes select() as part of such a call, whose arguments have been checked. Replaces the ids of the first T tokens, where
   /// T is as in tokens_now(). With `to.slots` null, only counts the routes. `num_sms`: CUDA: as in the options of a call.

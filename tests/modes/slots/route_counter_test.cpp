@@ -137,6 +137,9 @@ TEST(RouteCounter, RefusedArguments) {
                        SlotSelector small(group, switchyard::home_map(kExperts, 2, 6));
                        refused([&] { (void)of_slots.load(group.rank() == 0 ? &small : &selector); },
                                ErrorCode::invalid_argument, "selector has 12 slots: must be num_experts, 22");
+                       SlotSelector other(group, switchyard::home_map(kExperts, 2, kExperts));
+                       refused([&] { (void)of_slots.load(group.rank() == 0 ? &other : &selector); }, ErrorCode::mismatch,
+                               "the number of the selector = ");
                        failures.set_context("after the errors");
                        failures.equal(int64_t{0}, of_slots.load(&selector).of_rank[0], "nothing was counted");
                      }),
