@@ -156,3 +156,22 @@ def _refused(rank, world, tokens, topk, message):
 ])
 def test_refused_calls(tokens, topk, message):
     over_ranks(2, _refused, tokens, topk, message)
+
+
+def _after_a_failing_dispatch(rank, world, split):
+    """Neither half of the dispatch before it can be used instead."""
+    made, (x, ids, weights) = decoder(world), batch_of(4)
+    with prefill(False):
+        if split:
+            made.dispatch_a(hidden_states=x, topk_output=topk_output(ids, weights))
+        else:
+            output = made.dispatch(hidden_states=x, topk_output=topk_output(ids, weights))
+        with pytest.raises((sy.InvalidArgument, sy.PeerFailed), match="shape|rank [01] reported the error"):
+            made.dispatch_a(hidden_states=x[:, 8:], topk_output=topk_output(ids, weights))
+        with pytest.raises(sy.InvalidArgument, match="dispatch_b without dispatch_a" if split else "combine without dispatch"):
+            made.dispatch_b() if split else made.combine(combine_input=ones(output))
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_failing_dispatch(split):
+    over_ranks(2, _after_a_failing_dispatch, split)

@@ -158,6 +158,7 @@ class _Half(BaseDispatcher):
         return self._next("dispatch_b", "dispatch_a")
 
     def _send(self, x: torch.Tensor, topk_output: Any, split: bool) -> None:
+        self._continue = self._handle = None  # those of an abandoned pass, also if this call fails
         _deepep_precompile_tp_barrier()  # ranks reach this call at very different times while DeepGEMM compiles
         low_latency = self._modes.resolve(get_is_extend_in_batch()) == DeepEPMode.LOW_LATENCY
         ids, weights = topk_output.topk_ids, topk_output.topk_weights
