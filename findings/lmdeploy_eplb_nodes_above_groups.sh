@@ -55,7 +55,7 @@ PYTHON
 export LMDEPLOY_EPLB_EXPERTS_STATISTIC_FILE=loads.json
 for settings in "32 4" "8 4" "4 4" "4 8"; do
   read -r ranks groups <<<"$settings"
-  LMDEPLOY_EPLB_RANKS_PER_NODE=$ranks LMDEPLOY_EPLB_NUM_GROUPS=$groups venv/bin/python check.py
+  LMDEPLOY_EPLB_RANKS_PER_NODE=$ranks LMDEPLOY_EPLB_NUM_GROUPS=$groups venv/bin/python check.py || exit 2
 done >seen
 cat >expected <<'TEXT'
 nodes 1, groups 4: busiest GPU 1.01 times the mean load (no balancer: 1.39), layers with experts in order: 0

@@ -58,7 +58,7 @@ chance = random.Random(0)
 print(f"random loads: busiest replica above 1.05 times that of deepseek in {int((load > 1.05 * other_load).sum())} of 1000 layers, "
       f"at most {(load / other_load).max().item():.2f} times; most replicas {ours.max().item()}, deepseek {other.max().item()}")
 PYTHON
-venv/bin/python check.py >seen
+venv/bin/python check.py >seen || exit 2
 cat >expected <<'TEXT'
 busy experts (4000, 4000): replicas [1, 1, 1, 1, 1, 1, 5, 5], busiest 800; deepseek [1, 1, 1, 1, 1, 1, 5, 5], 800
 busy experts (5000, 5000): replicas [9, 1, 1, 1, 1, 1, 1, 1], busiest 5000; deepseek [1, 1, 1, 1, 1, 1, 5, 5], 1000

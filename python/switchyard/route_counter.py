@@ -11,7 +11,7 @@ from ._abi.arguments import named
 from ._abi.arrays import I64, NUMPY
 from ._abi.ffi import Owned, alive, byref, check, check_collective, library, structs
 from .expert_map import SlotSelector
-from .group import Group, constructs
+from .group import Construction, Group, constructs
 
 __all__ = ["RouteCounter", "RouteLoad"]
 
@@ -65,8 +65,8 @@ class RouteCounter:
     def load(self, selector: Optional[SlotSelector] = None) -> RouteLoad:
         """Collective. Returns the counts of all ranks and does not reset them. If the counted ids are slots, pass the selector that
         selected them: `of_expert` then contains the selector's counts by expert, including those that ``gather_routes`` has returned.
-        GPUs: waits for the counted calls; meanwhile, no graph that contains such a call may run."""
-        with self.group._call:
+        GPUs: waits for the counted calls; meanwhile, no graph that contains such a call may run. Errors are raised on all ranks."""
+        with Construction(self.group, "RouteCounter.load"):
             _arguments.check("RouteCounter.load", selector=selector)
             experts = self.num_experts if selector is None else selector.expert_map.num_experts
             of_expert, of_rank = (ctypes.c_int64 * (self.group.size * experts))(), (ctypes.c_int64 * self.group.size)()

@@ -143,7 +143,7 @@ def _compute(share: Any, layout: Layout, rows: Any, handle: Any, weights: Sequen
 
 
 def _multiply(share: Any, layout: Layout, held: Held, rows: Any, handle: Any) -> Any:
-    """Computes rows in order of slots with grouped products. Does not wait for the number of rows."""
+    """Computes rows in order of slots with grouped products, without reading the number of rows on the host."""
     owned, slots = len(layout.owned), len(layout.owned) + len(layout.replicas)
     if rows.shape[0] == 0 or slots == 0:
         return rows

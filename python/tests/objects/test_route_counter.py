@@ -76,6 +76,23 @@ def test_a_counter_counts_other_calls(ranks):
     ranks(body, W)
 
 
+@pytest.mark.parametrize("wrong", ["text", "closed"])
+def test_a_selector_that_one_rank_must_not_pass(ranks, wrong):
+    """All ranks raise the error, and the group stays usable."""
+    def body(group):
+        counter = sy.RouteCounter(group, num_experts=E)
+        counter.count(IDS[0, group.rank, :TOKENS[group.rank]])
+        selector = sy.SlotSelector(group, sy.ExpertMap.home(num_experts=E, world=W, slots_per_rank=E))
+        if wrong == "closed":
+            selector.close()
+        with pytest.raises(sy.SwitchyardError) as error:
+            counter.load(None if group.rank > 0 else selector if wrong == "closed" else "text")
+        assert "selector" in str(error.value) and not isinstance(error.value, sy.PeerFailed)
+        np.testing.assert_array_equal(counter.load().of_expert, routes_of(1))
+
+    ranks(body, W)
+
+
 def test_an_exchange_that_counts_nothing(ranks):
     def body(group):
         with pytest.raises(sy.InvalidArgument, match="count_routes=True"):

@@ -176,7 +176,7 @@ class _Half(BaseDispatcher):
             with calls.exchange.group._call:  # reports the error to the other ranks
                 _names.invalid(f"hidden_states has {tokens} tokens: SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK = {shape.tokens} "
                                f"allows no more")
-        arrived = calls.dispatch(x, ids.contiguous(), weights, split)
+        arrived = calls.dispatch(x, ids.contiguous(), weights.contiguous(), split)
         expected = (tokens * self._exchanges.group.size * ids.shape[1] + shape.experts) // shape.experts
 
         def receive() -> DeepEPLLDispatchOutput:
@@ -216,7 +216,7 @@ class _Half(BaseDispatcher):
         quantize = _FP8 if jit and self._fp8[DeepEPMode.NORMAL] else 0  # without DeepGEMM, SGLang's prefill takes bf16 rows
         exchange, generation = buffer._normal.choose(shape, x.shape[0], 0)
         options = (quantize, _EXACT, 0, 0, 0, self._num_sms())
-        rows, scales, handle = exchange._dispatch(x, ids.contiguous(), weights, None, options)
+        rows, scales, handle = exchange._dispatch(x, ids.contiguous(), weights.contiguous(), None, options)
         its_ids, its_weights = handle.topk_ids.long(), handle.topk_weights.clone()
         call = _normal.Call(x, ids, weights, ids, ids, 128 if jit else 1, 0, 1, 0)
         counts: List[int] = _normal._counts(buffer._normal, call, handle, buffer._streams)
