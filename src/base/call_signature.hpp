@@ -24,7 +24,7 @@ SWITCHYARD_FN constexpr uint64_t mix_signature(uint64_t signature, uint64_t valu
 }
 
 /// The version in the table of selector `number` of a group. The low bits differ between consecutive maps of a selector, and
-/// between maps of equal version of up to eight selectors created one after the other.
+/// between maps of equal version of up to eight selectors and route counters created one after the other.
 constexpr uint32_t table_version(int64_t version, int64_t number) { return static_cast<uint32_t>(version + 3 * number); }
 /// Number of low bits of table_version() that ranks compare in a call with a selector, and their position in the options of a
 /// signature, after the number of the operation and a bit for the selector.
