@@ -210,10 +210,6 @@ class SlotWeights:
         """The underlying ``sy_slot_weights*``, for code that calls the C interface."""
         return self._owned.pointer or alive(self._owned, "the slot weights", self.group)
 
-    def _current_stream(self) -> Optional[int]:
-        """CUDA: the current stream of the arrays' GPU."""
-        return None if self.stream is None else sys.modules["torch"].cuda.current_stream(self.stream.device).cuda_stream
-
     @named("SlotWeights.move")
     def move(self, before: ExpertMap, after: ExpertMap) -> int:
         """Collective. Starts to copy the weights of each expert that `after` assigns to an empty slot of `before`. All other slots that
@@ -225,13 +221,13 @@ class SlotWeights:
             _arguments.check("SlotWeights.move", before=before, after=after)
             received = ctypes.c_int64()
             check_collective(self._functions.sy_slot_weights_move(self.pointer, byref(before._struct()), byref(after._struct()),
-                                                                  self._current_stream(), byref(received)))
+                                                                  self.group._current_stream(), byref(received)))
             written(*self._arrays)
             return received.value
 
     def wait(self) -> None:
         """Local. Orders later work on the current stream after the copies of the last move. CPU: no effect."""
-        check(self._functions.sy_slot_weights_wait(self.pointer, self._current_stream()))
+        check(self._functions.sy_slot_weights_wait(self.pointer, self.group._current_stream()))
 
     @property
     def ready(self) -> bool:

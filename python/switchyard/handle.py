@@ -98,21 +98,18 @@ class Handle:
         twin._number = number_of(twin)
         return twin
 
-    def _of_experts(self, places: Sequence[int]) -> "Handle":
-        """For expert-major handles of tensors: returns a handle of the same rows for GroupedGemm only. Its expert i has the rows of
-        this rank's expert places[i], or no rows if places[i] is -1. Enqueues work on the current stream unless places are contiguous."""
+    def _of_experts(self, part: Any) -> "Handle":
+        """For expert-major handles of tensors: returns a handle of the same rows for GroupedGemm only. Its experts are those of this
+        rank in `part`: a slice, or an int64 tensor on the device of the rows, in which -1 is an expert without rows. With a tensor,
+        enqueues work on the current stream."""
         other, view = self.twin(), structs.DispatchedView.from_buffer_copy(self._view)  # type: ignore[arg-type]
-        first = places[0] if places else 0
         for name in ("expert_first_row", "tokens_per_expert", "aligned_per_expert"):
             array = getattr(self, name)
-            if first >= 0 and list(places) == list(range(first, first + len(places))):
-                part = array[first:first + len(places)]
-            else:  # -1 selects the appended 0
-                torch = torch_for("Handle._of_experts")
-                part = torch.nn.functional.pad(array, (0, 1))[torch.tensor(places, device=array.device)]
-            setattr(view, name, part.data_ptr())
-            other._cache[name] = part
-        view.num_local_experts, other._view = len(places), view
+            if not isinstance(part, slice):  # -1 selects the appended 0
+                array = torch_for("Handle._of_experts").nn.functional.pad(array, (0, 1))
+            other._cache[name] = array[part]
+            setattr(view, name, other._cache[name].data_ptr())
+        view.num_local_experts, other._view = other._cache["tokens_per_expert"].shape[0], view
         return other
 
     def _set(self, view: structs.DispatchedView, arrays: Arrays, like: Any, weighted: bool) -> None:

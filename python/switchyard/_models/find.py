@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Names of the second and third arguments of an experts module's forward; the first is hidden_states.
 _ARGUMENTS = (("top_k_index", "top_k_weights"), ("router_indices", "routing_weights"))
-_WAYS = ("automatic", "module", "grouped", "layer")
+WAYS = ("automatic", "module", "grouped", "layer")
 #: Attributes of routers and configs that contain the number of experts per token.
 _TOPK = ("top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
 
@@ -193,8 +193,8 @@ def _why_not(module: Any) -> Optional[str]:
 def way_of(module: Any, experts: str, backend: str) -> str:
     """Returns the implementation of these experts for passes without gradients: "module", "grouped" or "layer". Identical on
     all ranks."""
-    if experts not in _WAYS:
-        raise InvalidArgument(f"experts is {experts!r}; allowed: {', '.join(_WAYS)}")
+    if experts not in WAYS:
+        raise InvalidArgument(f"experts is {experts!r}; allowed: {', '.join(WAYS)}")
     if experts == "module" or (experts == "automatic" and backend == "cpu"):
         return "module"
     if experts == "grouped" and backend == "cpu":

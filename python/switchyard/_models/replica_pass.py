@@ -11,10 +11,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ..errors import Mismatch
+from .find import WAYS
 from .products import Products, multiply, products_of
 from .replicas import Layout, Replicas, sum_gradients
-
-_WAYS = ("module", "grouped", "layer")
 
 
 class Held:
@@ -74,7 +73,7 @@ class Held:
 def _agree(share: Any, changed: bool, mask: int, way: str) -> bool:
     """Collective. Returns True if weights have changed on any rank. Raises Mismatch if the ranks run different modules, record
     gradients of different weights, or compute their experts in different ways."""
-    state = struct.pack("<q?QB", share.site, changed, mask, _WAYS.index(way))
+    state = struct.pack("<q?QB", share.site, changed, mask, WAYS.index(way))
     every = [struct.unpack("<q?QB", each) for each in share.group.all_gather(state)]
     for r, (site, _, its_mask, its_way) in enumerate(every):
         if site != share.site:
@@ -83,9 +82,9 @@ def _agree(share: Any, changed: bool, mask: int, way: str) -> bool:
         if its_mask != mask:
             name = next(each for i, each in enumerate(share.names) if (its_mask ^ mask) >> i & 1)
             raise Mismatch(f"{share.name}: either all ranks or none must record gradients of {name}; rank {r} and this rank differ")
-        if _WAYS[its_way] != way:
+        if WAYS[its_way] != way:
             raise Mismatch(f"{share.name}: either all ranks or none must record gradients; rank {r} computes the experts with "
-                           f"{_WAYS[its_way]!r}, this rank with {way!r}")
+                           f"{WAYS[its_way]!r}, this rank with {way!r}")
     return any(each[1] for each in every)
 
 
@@ -149,11 +148,10 @@ def _multiply(share: Any, layout: Layout, held: Held, rows: Any, handle: Any) ->
         return rows
     parts = []
     if owned > 0:
-        places = {row: slot for slot, row in enumerate(layout.owned)}
-        parts.append((share.made_products(), handle._of_experts([places.get(row, -1) for row in range(len(layout.mine))])))
+        parts.append((share.made_products(), handle._of_experts(layout.slots_of_mine(rows.device))))
     if layout.replicas:
         held.products = held.products or products_of(*share.pair(held.tensors))
-        parts.append((held.products, handle._of_experts(list(range(owned, slots)))))
+        parts.append((held.products, handle._of_experts(slice(owned, slots))))
     return multiply(parts, rows, share._exchange.allocate_rows(handle))
 
 

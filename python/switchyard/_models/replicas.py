@@ -37,6 +37,7 @@ class Layout:
         self.given, self.routed = expert_map, _map_of([a + b for a, b in zip(own, replicas)], count, expert_map.slots_per_rank)
         self.mine, self.replicas = range(first[rank], first[rank + 1]), replicas[rank]
         self.owned = [each - self.mine.start for each in own[rank]]
+        self._slots_of_mine: Dict[Any, Any] = {}
         self.any = any(replicas)
         if not self.any:
             return
@@ -50,6 +51,17 @@ class Layout:
         leaving = [[(each, r) for each in replicas[r]] for r in range(world)]
         self.gradients = _Moves([a + [-1] * len(b) for a, b in zip(leaving, landed)], [a + b for a, b in zip(leaving, landed)], copies)
         self.sums = [(each - self.mine.start, self._terms(each, rank, each in own[rank], landed[rank])) for each in sent[rank]]
+
+    def slots_of_mine(self, device: Any) -> Any:
+        """Returns the slots of the experts in `mine`, for Handle._of_experts. The first call on a device copies them to it."""
+        if device not in self._slots_of_mine:
+            import torch
+
+            slots = {row: slot for slot, row in enumerate(self.owned)}
+            all_owned = len(slots) == len(self.mine)  # slots are in ascending order of experts
+            self._slots_of_mine[device] = slice(0, len(slots)) if all_owned else torch.tensor(
+                [slots.get(row, -1) for row in range(len(self.mine))], device=device)
+        return self._slots_of_mine[device]
 
     def _terms(self, expert: int, rank: int, here: bool, landed: Sequence[Tuple[int, int]]) -> List[Optional[int]]:
         rows: Dict[int, Optional[int]] = {copy[1]: len(self.replicas) + i for i, copy in enumerate(landed) if copy[0] == expert}
