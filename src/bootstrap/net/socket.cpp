@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/net/socket.hpp"
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
@@ -37,7 +39,31 @@ bool is_socket(const std::string& path, uint64_t* inode = nullptr) {
   return true;
 }
 
-/// Removes a socket file that no process serves, left behind when a process was killed while listening.
+/// Excludes other listeners from the folder of a socket file. Between bind() and listen(), a socket file looks like one that
+/// no process serves; only the holder of this lock creates or replaces one. A folder that cannot be opened or locked (no read
+/// permission, some network file systems) is used without a lock.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& path) {
+    const size_t slash = path.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+    fd_ = UniqueFd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (fd_ && ::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) busy_ = errno == EWOULDBLOCK;
+  }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+  ~FolderLock() {
+    if (fd_ && !busy_) ::flock(fd_.get(), LOCK_UN);  // a child process forked meanwhile holds a copy of the descriptor
+  }
+  bool busy() const { return busy_; }
+
+ private:
+  UniqueFd fd_;
+  bool busy_ = false;
+};
+
+/// Removes a socket file that no process serves, left behind when a process was killed while listening. The caller holds the
+/// folder's lock.
 bool remove_stale(const std::string& path, const SocketAddress& address) {
   if (!is_socket(path)) return false;
   int error = 0;
@@ -45,8 +71,11 @@ bool remove_stale(const std::string& path, const SocketAddress& address) {
   return error == ECONNREFUSED && ::unlink(path.c_str()) == 0;
 }
 
-/// Makes one attempt. Returns 0 or the error number.
+/// Makes one attempt. Returns 0 or the error number: EADDRINUSE while another process listens there, EWOULDBLOCK while another
+/// process has locked the folder.
 int try_listen(const Endpoint& endpoint, const SocketAddress& address, UniqueFd& fd) {
+  std::optional<FolderLock> lock;
+  if (endpoint.kind == Endpoint::Kind::unix_path && lock.emplace(endpoint.name).busy()) return EWOULDBLOCK;
   fd = make_socket(address.family());
   if (!fd) return errno;
   const int on = 1;
@@ -68,6 +97,8 @@ int try_listen(const Endpoint& endpoint, const SocketAddress& address, UniqueFd&
   std::string text = "rank 0 cannot listen at " + endpoint.text + ": ";
   if (error == EADDRINUSE) {
     text += "another process still listens there after " + std::to_string(deadline.budget().count()) + " ms";
+  } else if (error == EWOULDBLOCK) {
+    text += "another process has locked its folder (flock) for " + std::to_string(deadline.budget().count()) + " ms";
   } else if (error == EADDRNOTAVAIL) {
     text += "'" + endpoint.name + "' is not an address of this machine; rank 0 must run on the host that the store names";
   } else if (error == EEXIST) {
@@ -137,7 +168,8 @@ Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std
       }
       if (worst == EADDRNOTAVAIL || error == EADDRINUSE) worst = error;
     }
-    if (worst != EADDRINUSE || deadline.passed()) throw_cannot_listen(endpoint, worst, deadline);
+    const bool occupied = worst == EADDRINUSE || worst == EWOULDBLOCK;
+    if (!occupied || deadline.passed()) throw_cannot_listen(endpoint, worst, deadline);
     const Milliseconds until_retry = std::min(kListenRetry, deadline.remaining());
     if (pause)
       pause(until_retry);

@@ -84,10 +84,10 @@ class Listener {
   uint64_t inode_ = 0;
 };
 
-/// Retries until the deadline while another process is listening there; replaces a socket file that no process serves. If the
-/// endpoint is this machine's own name and it resolves to loopback here (is_own_name), listens on all addresses, because the
-/// name resolves differently on other machines. Throws RendezvousError naming the obstacle. `pause`, if set, is called between
-/// attempts while another process is listening there, and waits up to the given time.
+/// Retries until the deadline while another process is listening there. Replaces a socket file that no process serves, under a
+/// lock (flock) of its folder: of several processes, exactly one listens. If the endpoint is this machine's own name and it
+/// resolves to loopback here (is_own_name), listens on all addresses, because the name resolves differently on other machines.
+/// Throws RendezvousError naming the obstacle. `pause`, if set, is called between attempts and waits up to the given time.
 Listener listen_at(const Endpoint& endpoint, const Deadline& deadline, const std::function<void(Milliseconds)>& pause = {});
 
 /// TCP: listens at this address, but on a port chosen by the system. Returns a non-listening object on failure.
