@@ -10,7 +10,7 @@ from ._abi.arguments import checked, named
 from ._abi.arrays import I64, NUMPY, U8, arrays_of, arrays_of_torch, check_apart, take, written
 from ._abi.ffi import Owned, alive, byref, check, check_collective, layer_library, number_from, structs
 from ._abi.names import BF16, CPU, CUDA, F32, FP8, invalid, value_of
-from ._torch.recorded import is_traced, needs_gradient, refuse_gradient
+from ._torch.recorded import is_plain, refuse_gradient
 from .expert_map import SlotSelector, SlotWeights
 from .group import Group, constructs
 
@@ -181,8 +181,8 @@ class MoeLayer:
         the whole call, on the stream after the last :meth:`SlotWeights.move`. Returns out."""
         again = self._again
         if again is not None and weights_ready is None and add is False and device_tokens is None and num_sms.__class__ is int and num_sms == 0 \
-                and (selector is None or selector.__class__ is SlotSelector) and not is_traced() and not needs_gradient():
-            result = again(x, topk_ids, topk_weights, out, None, selector)
+                and (selector is None or selector.__class__ is SlotSelector) and is_plain():
+            result = again(x, topk_ids, topk_weights, out, selector)
             if result is not None:
                 return result
         refuse_gradient("MoeLayer", "an Exchange with experts of your own between dispatch and combine", x=x, topk_weights=topk_weights,

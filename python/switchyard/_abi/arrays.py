@@ -108,6 +108,7 @@ class TorchArrays:
         made = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
         self._empty_cpu, self._empty_cuda = getattr(made, "_empty_strided_cpu", None), getattr(made, "_empty_strided_cuda", None)
         self.increment_version = self._find_increment_version(torch)
+        self.records = torch.is_grad_enabled
         self._current_device = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
     @staticmethod

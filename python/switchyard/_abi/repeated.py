@@ -216,53 +216,79 @@ class Layer(_Repeated):
         torch, code = arrays_of_torch(), layer._row_type
         self._type, self._topk = torch.dtypes[code], layer.topk
         self._wide = {torch.dtypes[I32]: 0, torch.dtypes[I64]: 1}
-        self._row_bytes = bytes_of(code, self._hidden)
+        self._row_bytes, self._records = bytes_of(code, self._hidden), torch.records
         self._ids, self._options = structs.ExpertIds(topk=self._topk), structs.MoeLayerCall()
         self._by_ids, self._by_options = byref(self._ids), byref(self._options)
         self._from, self._weights, self._result = c_void_p(), c_void_p(), c_void_p()
+        self._shape: Any = None  # of the last call's x; the following are of the same call
+        self._routes: Any = None
+        self._ids_type: Any = None
+        self._bytes = self._ids_bytes = self._weights_bytes = 0
 
-    def _fits(self, tensor: Any, dtype: Any, shape: Any, device: int) -> bool:
-        return (type(tensor) is self._Tensor and tensor.dtype is dtype and tensor.shape == shape and not tensor.requires_grad
-                and tensor.is_contiguous() and (tensor.is_cuda and tensor.get_device() == device if self._cuda else tensor.is_cpu))
+    def _sized(self, shape: Any, ids_type: Any) -> bool:
+        """Prepares for tokens of this shape and ids of this type; returns False if no call has them."""
+        wide = self._wide.get(ids_type)
+        if wide is None or len(shape) != 2 or shape[1] != self._hidden:
+            return False
+        self._shape, tokens = None, shape[0]  # an exception such as KeyboardInterrupt leaves no mixture of two calls
+        places = tokens * self._topk
+        self._ids.num_tokens, self._ids.is_int64, self._routes, self._ids_type = tokens, wide, (tokens, self._topk), ids_type
+        self._bytes, self._ids_bytes, self._weights_bytes = tokens * self._row_bytes, (8 if wide else 4) * places, 4 * places
+        self._shape = shape
+        return True
 
-    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, out: Any, stream: Optional[int] = None, selector: Any = None) -> Any:
-        """Returns the tensor, or None if not applicable. If `stream` is None, uses the current stream of x's GPU. selector: a SlotSelector
-        or None."""
-        if type(x) is not self._Tensor or type(topk_ids) is not self._Tensor or len(x.shape) != 2:
+    def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, out: Any, selector: Any = None) -> Any:
+        """Returns the tensor, or None if not applicable. Uses the current stream of x's GPU. selector: a SlotSelector or None."""
+        tensor, cuda = self._Tensor, self._cuda
+        if type(x) is not tensor or type(topk_ids) is not tensor:
             return None
         self._acquire()
         try:
-            tokens, device = x.shape[0], x.get_device()
-            rows, routes, wide = (tokens, self._hidden), (tokens, self._topk), self._wide.get(topk_ids.dtype)
-            if wide is None or not self._owned.pointer or not self._fits(x, self._type, rows, device) \
-                    or not self._fits(topk_ids, topk_ids.dtype, routes, device) \
-                    or not (topk_weights is None or self._fits(topk_weights, self._f32, routes, device)):
+            shape, ids_type = x.shape, topk_ids.dtype
+            if (shape != self._shape or ids_type is not self._ids_type) and not self._sized(shape, ids_type):
                 return None
-            chosen = None if selector is None else alive_here(selector._owned)
-            if selector is not None and chosen is None:
+            routes, rows, device = self._routes, self._type, x.get_device()
+            if x.dtype is not rows or topk_ids.shape != routes or not self._owned.pointer or not x.is_contiguous() \
+                    or not topk_ids.is_contiguous() or not (x.is_cuda and topk_ids.is_cuda and topk_ids.get_device() == device
+                                                            if cuda else x.is_cpu and topk_ids.is_cpu):
                 return None
-            at, ids, scale = x.data_ptr(), topk_ids.data_ptr(), None if topk_weights is None else topk_weights.data_ptr()
-            if out is None:
-                result = self._rows(tokens, self._hidden, x)
-                to = result.data_ptr()
-            elif self._fits(out, self._type, rows, device):
-                result, to, size, places = out, out.data_ptr(), tokens * self._row_bytes, tokens * self._topk
-                if not (_apart(to, size, at, size) and _apart(to, size, ids, 8 * places if wide else 4 * places)
-                        and (scale is None or _apart(to, size, scale, 4 * places))):
+            at, ids, scale, chosen = x.data_ptr(), topk_ids.data_ptr(), None, None
+            if topk_weights is not None:
+                if type(topk_weights) is not tensor or topk_weights.dtype is not self._f32 or topk_weights.shape != routes \
+                        or not topk_weights.is_contiguous() \
+                        or not (topk_weights.is_cuda and topk_weights.get_device() == device if cuda else topk_weights.is_cpu):
                     return None
+                scale = topk_weights.data_ptr()
+            if selector is not None:
+                chosen = alive_here(selector._owned)
+                if chosen is None:
+                    return None
+            if out is None:
+                result = self._rows(shape[0], self._hidden, x)
+                to = result.data_ptr()
             else:
+                if type(out) is not tensor or out.dtype is not rows or out.shape != shape or not out.is_contiguous() \
+                        or not (out.is_cuda and out.get_device() == device if cuda else out.is_cpu):
+                    return None
+                result, to, size = out, out.data_ptr(), self._bytes
+                end = to + size
+                if to < at + size and at < end or to < ids + self._ids_bytes and ids < end \
+                        or scale is not None and to < scale + self._weights_bytes and scale < end:
+                    return None  # they share memory
+            if self._records() and (x.requires_grad or (scale is not None and topk_weights.requires_grad)
+                                    or (out is not None and out.requires_grad)):
                 return None
-            if self._cuda:
-                self._options.known_memory = device == self._device
-                self._options.stream = self._raw_stream(device) if stream is None else stream
-            i = self._ids
-            i.data, i.num_tokens, i.is_int64 = ids, tokens, wide
+            options = self._options
+            if cuda:
+                options.known_memory, options.stream = device == self._device, self._raw_stream(device)
+            self._ids.data, options.selector = ids, chosen
             self._from.value, self._weights.value, self._result.value = at, scale, to
-            self._options.selector = chosen
-            check(self._function(self._at, self._from, self._by_ids, self._weights, self._result, self._by_options))
+            code = self._function(self._at, self._from, self._by_ids, self._weights, self._result, self._by_options)
+            if code:
+                check(code)
             if out is not None:
                 self._wrote((out,))
-            if self._device < 0 and self._cuda and at:
+            if cuda and self._device < 0 and at:
                 self._device = device
             return result
         finally:

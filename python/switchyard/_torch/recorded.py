@@ -42,6 +42,12 @@ def needs_gradient(*tensors: Any) -> bool:
     return False
 
 
+def is_plain() -> bool:
+    """Returns whether the current call is neither traced nor in a torch.func transform."""
+    compiles = _compiles or _find_torch()
+    return compiles is None or (not compiles() and _transform() is None)
+
+
 def refuse_gradient(call: str, instead: str, **tensors: Any) -> None:
     """Raises Unsupported if torch must record gradients for one of these tensors in a call that does not support gradients."""
     for name, each in tensors.items():

@@ -309,7 +309,7 @@ def recorded(monkeypatch):
     calls = []
     options_at = {"sy_low_latency_dispatch": 4, "sy_low_latency_combine": 4, "sy_exchange_combine": 4, "sy_exchange_dispatch_cached": 3,
                   "sy_moe_layer_forward": 5}
-    here = types.SimpleNamespace(right=True)
+    here = types.SimpleNamespace(right=True, stream=100, records=True)
 
     def bare(name):
         def call(*arguments):
@@ -323,10 +323,10 @@ def recorded(monkeypatch):
         if code:
             raise sy.InvalidArgument("lies on another GPU")
 
-    fake_torch = types.SimpleNamespace(Tensor=Tensor, raw_stream=lambda device: 100 + device, dtypes={0: "bf16", 2: "f32", 10: "i32", 11: "i64"},
+    fake_torch = types.SimpleNamespace(Tensor=Tensor, raw_stream=lambda device: here.stream + device, dtypes={0: "bf16", 2: "f32", 10: "i32", 11: "i64"},
                                        codes={"bf16": 0, "i64": 11},
                                        rows=lambda number, columns, like: Tensor(like.device, (number, columns), like.dtype),
-                                       increment_version=lambda tensor: None)
+                                       increment_version=lambda tensor: None, records=lambda: here.records)
     monkeypatch.setattr(_repeated, "bare", bare)
     monkeypatch.setattr(_repeated, "check", check)
     monkeypatch.setattr(_repeated, "arrays_of_torch", lambda: fake_torch)
@@ -394,3 +394,46 @@ def test_known_memory(kind, recorded):
         x, handle = Tensor(1, (3, 8)), types.SimpleNamespace(_at=1, _rows_allocated=3, _tokens=3)
         assert it(x, handle, 0, None, Tensor(0, (3, 8))) is None and calls == []  # the full path rejects it
         assert it(x, handle, 0, None, Tensor(1, (3, 8))) is not None and calls == [(1, 101)]
+
+
+def test_a_layer_on_gpus(recorded):
+    """Each call uses the current stream of its GPU. Tensors on other devices, and gradients, are left to the full path."""
+    calls, here = recorded
+    it, rows, ids, weights = _repeated.Layer(an_exchange()), (3, 8), (3, 2), (3, 2)
+    given = [Tensor(1, rows), Tensor(1, ids, "i64"), Tensor(1, weights, "f32"), Tensor(1, rows)]
+    for here.stream in (100, 200, 200, 0):
+        assert it(*given) is given[3]
+    made = it(*given[:3], None)
+    assert (made.device, made.shape, made.dtype) == (1, rows, "bf16")
+    assert calls == [(0, 101), (1, 201), (1, 201), (1, 1), (1, 1)]
+    calls.clear()
+    for index, tensor in enumerate(given):
+        elsewhere, on_host, differentiated = (Tensor(0 if each == 0 else 1, tensor.shape, tensor.dtype) for each in range(3))
+        on_host.is_cuda, differentiated.requires_grad = False, index != 1  # ids are integers
+        for other in (elsewhere, on_host, *([differentiated] if index != 1 else [])):
+            assert it(*given[:index], other, *given[index + 1:]) is None, index
+    assert not calls
+    here.records = False
+    given[0].requires_grad = given[3].requires_grad = True
+    assert it(*given) is given[3] and len(calls) == 1
+
+
+def test_numbers_of_tokens_of_a_layer(recorded):
+    """The library is given the number of tokens and the type of ids of each call, also after a call that is left to the full path or
+    is interrupted."""
+    it, seen = _repeated.Layer(an_exchange()), []
+    function = it._function
+    it._function = lambda *given: seen.append((given[2]._obj.num_tokens, given[2]._obj.is_int64)) or function(*given)
+
+    def call(tokens, code, routes=None):
+        return it(Tensor(0, (tokens, 8)), Tensor(0, (tokens if routes is None else routes, 2), code), None, Tensor(0, (tokens, 8)))
+
+    for tokens, code in ((3, "i64"), (3, "i64"), (3, "i32"), (5, "i32"), (0, "i32"), (3, "i64")):
+        for interrupted in (False, True):
+            assert call(tokens, code) is not None and seen.pop() == (tokens, int(code == "i64"))
+            if interrupted:
+                with pytest.raises(TypeError):
+                    it._sized((None, 8), "i32")
+            else:
+                assert call(tokens + 1, code, tokens) is None and call(7, "bf16") is None and not seen
+        assert call(tokens, code) is not None and seen.pop() == (tokens, int(code == "i64"))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repeated forward passes of a layer take a fast path, which computes the same bits as the full path. Other calls, and those that
 are invalid, take the full path."""
+import itertools
 import random
 
 import numpy as np
@@ -111,6 +112,13 @@ def _in_one(sizes):
     return memory[:320].view(torch.bfloat16).view(5, 32), memory[240:240 + sizes]
 
 
+def _across(size, dtype):
+    """Returns (other, out): [5, 2] of `size` bytes, whose last element is in the first bf16 rows."""
+    memory = torch.zeros(size + 320, dtype=torch.uint8)
+    begin = size - size // 10
+    return memory[:size].view(dtype).view(5, 2), memory[begin:begin + 320].view(torch.bfloat16).view(5, 32)
+
+
 @pytest.mark.parametrize("wrong, text", [
     (lambda x, ids, weights, out: {"x": x.float()}, "x is torch.float32"),
     (lambda x, ids, weights, out: {"x": x[:, :16].contiguous()}, r"x has the shape \[5, 16\]"),
@@ -129,6 +137,8 @@ def _in_one(sizes):
      "out shares memory with topk_ids"),
     (lambda x, ids, weights, out: dict(zip(("out", "topk_weights"), [(o, w.view(torch.float32).view(5, 2)) for o, w in [_in_one(40)]][0])),
      "out shares memory with topk_weights"),
+    (lambda x, ids, weights, out: dict(zip(("topk_ids", "out"), _across(80, torch.int64))), "out shares memory with topk_ids"),
+    (lambda x, ids, weights, out: dict(zip(("topk_weights", "out"), _across(40, torch.float32))), "out shares memory with topk_weights"),
     (lambda x, ids, weights, out: {"num_sms": -1}, "num_sms"),
     (lambda x, ids, weights, out: {"add": 1}, "add"),
 ])
@@ -145,7 +155,28 @@ def test_what_is_wrong_in_a_layer_is_found(ranks, layer_of, wrong, text):
     ranks(rank, 1, heap_bytes=sy.MoeLayer.heap_bytes(1, **LAYER))
 
 
-def test_gradients_and_transforms_of_a_layer_are_refused(ranks, layer_of):
+def test_a_layer_between_its_arguments(ranks, taken, layer_of):
+    """Arguments may touch `out` without sharing a byte with it, and the calls take the fast path."""
+
+    def rank(group):
+        layer, (x, long_ids, weights) = layer_of(group), tokens_of_layer(3, 5)
+        want = layer(x, long_ids, weights)
+        for order, ids in itertools.product(itertools.permutations(("x", "out", "ids", "weights")), (long_ids, long_ids.int())):
+            memory, at, places = torch.zeros(2 * x.nbytes + 128, dtype=torch.uint8), 0, {}
+            for name in order:
+                tensor = {"x": x, "out": x, "ids": ids, "weights": weights}[name]
+                places[name] = memory[at:at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                at += tensor.nbytes
+            for name, tensor in (("x", x), ("ids", ids), ("weights", weights)):
+                places[name].copy_(tensor)
+            out = layer.forward(places["x"], places["ids"], places["weights"], out=places["out"])
+            assert out is places["out"] and torch.equal(out, want) and torch.equal(places["x"], x) and torch.equal(places["ids"], ids)
+
+    ranks(rank, 1, heap_bytes=sy.MoeLayer.heap_bytes(1, **LAYER))
+    assert [each is not None for each in taken] == [True] * 48
+
+
+def test_gradients_and_transforms_of_a_layer_are_refused(ranks, taken, layer_of):
     def rank(group):
         layer, (x, ids, weights) = layer_of(group), tokens_of_layer(3, 5)
         out = torch.empty_like(x)
@@ -154,10 +185,10 @@ def test_gradients_and_transforms_of_a_layer_are_refused(ranks, layer_of):
         for given in ((x.clone().requires_grad_(), ids, weights), (x, ids, weights.clone().requires_grad_())):
             with pytest.raises(sy.Unsupported, match="requires a gradient"):
                 layer.forward(*given, out=out)
-            want = out.clone()
+            want, calls = out.clone(), len(taken)
             with torch.no_grad():
                 layer.forward(*given, out=out)
-            assert torch.equal(out, want)
+            assert torch.equal(out, want) and [each is not None for each in taken[calls:]] == [True]
         with pytest.raises(sy.Unsupported, match="torch.vmap"):
             torch.vmap(lambda each: layer.forward(each, ids, weights, out=out))(torch.randn(3, 5, 32).bfloat16())
 
