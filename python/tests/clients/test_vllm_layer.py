@@ -22,9 +22,10 @@ TWO, FOUR = (17, 5), (9, 0, 24, 1)
 ])
 def test_layer(shape, tokens, options):
     results = in_vllm("whole_layer", len(tokens), shape, tokens, options)
-    print([max(errors) for errors, _, _ in results])
-    for errors, experts, prepare in results:
+    print([max(errors) for errors, *_ in results])
+    for errors, experts, prepare, fast in results:
         assert (experts, prepare) == ("SwitchyardExperts", "SwitchyardPassThrough")
+        assert fast == [True] * 4  # all calls except the first with weights at these addresses
         assert max(errors) <= 1e-2, errors
 
 

@@ -64,9 +64,9 @@ def test_vllm_forms_of_standard_experts(options):
 @pytest.mark.parametrize("shape, tokens, options", [(SHAPE, TWO, {"moved": True, "shared": True}), (ONE, TWO, {"on_input": True}),
                                                     (SHAPE, EMPTY, {"skew": True})])
 def test_vllm_layer(shape, tokens, options, layers):
-    for errors, experts, prepare in in_vllm("whole_layer", 2, shape, tokens, options, device="cuda"):
+    for errors, experts, prepare, fast in in_vllm("whole_layer", 2, shape, tokens, options, device="cuda"):
         print(errors)
-        assert (experts, prepare) == ("SwitchyardExperts", "SwitchyardPassThrough")
+        assert (experts, prepare, fast) == ("SwitchyardExperts", "SwitchyardPassThrough", [True] * 4)
         assert max(errors) <= BAR, errors
 
 

@@ -25,6 +25,7 @@ from ._ranks import Ranks, backend, check_experts, check_parallel, refuse
 from ._standard import weighted
 
 _ALL2ALL = "use SWITCHYARD_VLLM=all2all, which exchanges rows for vLLM's own experts"
+_REDUCED = TopKWeightAndReduceNoOP()
 #: By process group, until vLLM destroys the group's manager.
 _ranks: Dict[Any, Ranks] = {}
 
@@ -115,7 +116,7 @@ class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
         self._config = config_of(moe_config, "fp8_e4m3" if quantized else moe_config.in_dtype)
         self._peers = _ranks_of(get_ep_group().cpu_group)
         self._layer: Optional[MoeLayer] = None
-        self._at: Tuple[int, ...] = ()
+        self._at: Tuple[int, ...] = ()  # addresses of its weights
 
     # ---- Properties that vLLM reads ----
 
@@ -154,7 +155,7 @@ class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
         return True
 
     def finalize_weight_and_reduce_impl(self) -> Any:
-        return TopKWeightAndReduceNoOP()
+        return _REDUCED
 
     def workspace_shapes(self, M: int, N: int, K: int, topk: int, global_num_experts: int, local_num_experts: int,
                          expert_tokens_meta: Any, activation: Any) -> Tuple[Tuple[int, ...], Tuple[int, ...], Tuple[int, ...]]:
@@ -167,15 +168,14 @@ class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
         self._bind(layer.w13_weight, layer.w2_weight)
 
     def _bind(self, w13: torch.Tensor, w2: torch.Tensor) -> MoeLayer:
-        """Returns the layer for these weights, [L, 2 I, H] and [L, H, I]. Collective if their addresses differ from those of the
-        last call."""
-        at = (w13.data_ptr(), w2.data_ptr())
-        if self._layer is None or self._at != at:
-            scales = (self.w1_scale, self.w2_scale) if self._config["dtype"] == "fp8_e4m3" else (None, None)
-            data = tuple(None if each is None else each.detach() for each in (w13, w2, *scales))
-            self._layer, self._at = self._peers.layer(data, **self._config), at  # type: ignore[arg-type]
-            check_experts(self._layer.group, self.moe_config)
-        return self._layer
+        """Returns the layer for these weights, [L, 2 I, H] and [L, H, I], and their scales. Collective if no layer reads memory at
+        these addresses yet."""
+        scales = (self.w1_scale, self.w2_scale) if self._config["dtype"] == "fp8_e4m3" else (None, None)
+        data = tuple(None if each is None else each.detach() for each in (w13, w2, *scales))
+        layer = self._layer = self._peers.layer(data, **self._config)  # type: ignore[arg-type]
+        self._at = (w13.data_ptr(), w2.data_ptr())
+        check_experts(layer.group, self.moe_config)
+        return layer
 
     def apply(self, output: torch.Tensor, hidden_states: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor,
               topk_weights: torch.Tensor, topk_ids: torch.Tensor, activation: Any, global_num_experts: int,
@@ -183,9 +183,7 @@ class SwitchyardExperts(mk.FusedMoEExpertsModular):  # type: ignore[misc]
               workspace13: torch.Tensor, workspace2: torch.Tensor, expert_tokens_meta: Any,
               apply_router_weight_on_input: bool) -> None:
         """Collective. Writes the layer's result [T, H] to `output`."""
-        layer = self._layer if self._at == (w1.data_ptr(), w2.data_ptr()) else None
-        if layer is None:
-            layer = self._bind(w1, w2)
+        layer: Any = self._layer if self._at == (w1.data_ptr(), w2.data_ptr()) else self._bind(w1, w2)
         if apply_router_weight_on_input:
             layer.forward(weighted(hidden_states, topk_weights), topk_ids, out=output)
         else:
@@ -208,13 +206,14 @@ class SwitchyardPassThrough(PassThroughPrepareAndFinalize):  # type: ignore[misc
             refuse(f"{type(fused_experts).__name__}, which vLLM chose for this quantization, with 'layer'", _ALL2ALL)
         self._experts = fused_experts
 
-    def finalize(self, output: torch.Tensor, fused_expert_output: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+    def finalize(self, output: torch.Tensor, fused_expert_output: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
+                 apply_router_weight_on_input: bool, weight_and_reduce_impl: Any) -> None:
         if output is fused_expert_output:  # usually, the experts have already written the result
             return
         if output.shape[0] == 0:
             self._experts.take_part(output)
         else:
-            super().finalize(output, fused_expert_output, *arguments, **keywords)
+            super().finalize(output, fused_expert_output, topk_weights, topk_ids, apply_router_weight_on_input, weight_and_reduce_impl)
 
 
 def _bind_passthrough(original: Any) -> Any:

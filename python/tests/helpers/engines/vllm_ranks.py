@@ -19,6 +19,7 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeig
 from vllm.platforms import current_platform, interface
 from vllm.v1.worker import workspace
 
+from switchyard._abi import repeated
 from switchyard.engines import vllm as plugin
 
 MANAGERS = {"deepep_high_throughput": "DeepEPHTAll2AllManager", "deepep_low_latency": "DeepEPLLAll2AllManager"}
@@ -343,7 +344,16 @@ def layers_of(config, shape, weights, options, shared=None, quant_config=None, c
 
 
 def whole_layer(rank, world, store, shape, tokens, options):
-    """Builds vLLM's layers with its factory, loads weights, and runs its runner; returns errors by step."""
+    """Builds vLLM's layers with its factory, loads weights, and runs its runner; returns errors by step, and for each call of the fast
+    path, whether it applied."""
+    fast, original = [], repeated.Layer.__call__
+
+    def noted(self, *arguments):
+        result = original(self, *arguments)
+        fast.append(result is not None)
+        return result
+
+    repeated.Layer.__call__ = noted  # in the process of this scenario
     plugin.install("layer")
     hidden, _, experts, _ = shape
     w13, w2, by_rank = inputs_of(world, shape, tokens, options.get("skew", False))
@@ -383,7 +393,7 @@ def whole_layer(rank, world, store, shape, tokens, options):
             errors.append(run(layers[1], 8))
         plugin.uninstall()
         errors.append(run(layers[0], 4))
-        return errors, type(made.fused_experts).__name__, type(made.prepare_finalize).__name__
+        return errors, type(made.fused_experts).__name__, type(made.prepare_finalize).__name__, fast
 
 
 def fp8_layer(rank, world, store, shape):
