@@ -26,6 +26,7 @@ import contextlib
 import ctypes
 import glob
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -117,11 +118,13 @@ class Bench(Layers):
 
     def host_times(self, calls):
         """This rank's host times in microseconds of the functions of `calls`, by name, one per repetition: the median of four calls.
-        The functions alternate, because the speed of a host drifts. Few calls are in flight, so no call waits for a free entry of
+        The functions alternate, because the speed of a host drifts, in a random order that is the same on all ranks, because the
+        first calls are slower after a function that runs other code. Few calls are in flight, so no call waits for a free entry of
         the queue. A function with an attribute `before` calls it first, untimed."""
         taken = {name: [] for name in calls}
         for repetition in range(5 * self.given.repetitions):
-            for name, call in calls.items():
+            for name in random.Random(repetition).sample(list(calls), len(calls)):
+                call = calls[name]
                 getattr(call, "before", int)()
                 self.torch.cuda.synchronize()
                 four = []
