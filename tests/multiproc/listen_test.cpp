@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "bootstrap/net/socket.hpp"
+#include "launch/on_threads.hpp"
 #include "multiproc/meeting.hpp"
 #include "switchyard/status.hpp"
 
@@ -98,6 +99,23 @@ TEST(Listen, ASocketFileThatIsBeingCreatedIsNotStale) {
   EXPECT_NE(served.find("another process still listens there"), std::string::npos) << served;
   creator.reset();
   EXPECT_TRUE(listen_at(parse_endpoint(place.store()), Deadline(kLong)));
+}
+
+/// Threads listen in turns. Each attempt may find the file of a listener that removes it at this moment.
+TEST(Listen, AListenerThatEndsMakesRoomForTheNext) {
+  constexpr size_t kThreads = 4;
+  const Place place("path");
+  const Endpoint endpoint = parse_endpoint(place.store());
+  std::vector<std::string> errors(kThreads);
+  launch::on_threads(kThreads, [&](size_t t) {
+    try {
+      for (int turn = 0; turn < 2000; ++turn)
+        listen_at(endpoint, Deadline(kLong), [](Milliseconds) { std::this_thread::yield(); });
+    } catch (const RendezvousError& error) {
+      errors[t] = error.what();
+    }
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(kThreads));
 }
 
 /// A listener holds the lock only while it creates its file.

@@ -62,13 +62,17 @@ class FolderLock {
   bool busy_ = false;
 };
 
-/// Removes a socket file that no process serves, left behind when a process was killed while listening. The caller holds the
-/// folder's lock.
-bool remove_stale(const std::string& path, const SocketAddress& address) {
-  if (!is_socket(path)) return false;
+/// Makes room at the path of a socket file that another process has bound: removes the file if no process serves it any more,
+/// left behind when a process was killed while listening. The caller holds the folder's lock. Returns 0 if the path is free,
+/// also when its listener has just removed the file; else EADDRINUSE, or EEXIST for a file that is not a socket.
+int make_room(const std::string& path, const SocketAddress& address) {
+  struct stat info;
+  if (::lstat(path.c_str(), &info) != 0) return errno == ENOENT ? 0 : EADDRINUSE;
+  if (!S_ISSOCK(info.st_mode)) return EEXIST;
   int error = 0;
   const UniqueFd probe = start_connect(address, error);
-  return error == ECONNREFUSED && ::unlink(path.c_str()) == 0;
+  if (error == ENOENT) return 0;
+  return error == ECONNREFUSED && (::unlink(path.c_str()) == 0 || errno == ENOENT) ? 0 : EADDRINUSE;
 }
 
 /// Makes one attempt. Returns 0 or the error number: EADDRINUSE while another process listens there, EWOULDBLOCK while another
@@ -87,7 +91,7 @@ int try_listen(const Endpoint& endpoint, const SocketAddress& address, UniqueFd&
   if (::bind(fd.get(), as_sockaddr(address), address.length) != 0) {
     const int error = errno;
     if (error != EADDRINUSE || endpoint.kind != Endpoint::Kind::unix_path) return error;
-    if (!remove_stale(endpoint.name, address)) return is_socket(endpoint.name) ? EADDRINUSE : EEXIST;
+    if (const int occupied = make_room(endpoint.name, address); occupied != 0) return occupied;
     if (::bind(fd.get(), as_sockaddr(address), address.length) != 0) return errno;
   }
   return ::listen(fd.get(), kBacklog) == 0 ? 0 : errno;
