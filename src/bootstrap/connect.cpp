@@ -86,15 +86,14 @@ class Rendezvous {
   }
 
   /// Waits for rank 0's verdict when a peer no longer listens, because a third rank may have caused that peer to end. Rank 0
-  /// observes every failure and announces the rank to blame; step() throws this verdict. Returns if no verdict arrives.
+  /// has been told and announces the rank to blame, or its connection ends: step() throws either. Returns at the deadline.
   void await_verdict() {
-    const Deadline until_explained(kExplanationTime);
     do {
       store_->step();
       polls_.clear();
       store_->prepare(polls_);
-      ::poll(polls_.data(), static_cast<nfds_t>(polls_.size()), std::min(until_explained.poll_ms(), deadline_.poll_ms()));
-    } while (!until_explained.passed() && !deadline_.passed());
+      ::poll(polls_.data(), static_cast<nfds_t>(polls_.size()), deadline_.poll_ms());
+    } while (!deadline_.passed());
   }
 
   void wait() {
