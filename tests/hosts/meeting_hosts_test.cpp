@@ -124,12 +124,16 @@ TEST_F(MeetingNamedHosts, NamesThatAreNotItsOwnStayWhereTheyAre) {
 TEST_F(MeetingHosts, AFirewallThatLetsOnlyTheStoreThroughIsNamedOnAllRanks) {
   const Networks& networks = Networks::get();
   if (!networks.block_all_but(4711)) GTEST_SKIP() << "ip(8) or the kernel knows no rules by port";
-  ForkedRanks ranks(4, [](ChildRank& me) {
-    Networks::get().enter(me.rank() / 2);
-    const Outcome o = outcome_of([&] { Group::connect(me.rank(), 4, "tcp://10.77.0.1:4711", "token", options_of(1500ms)); });
-    me.say(harness::code_name(o.code) + " " + o.text);
-  });
-  const auto ends = ranks.finish(kLong);
+  const auto ends = with_enough_time(
+      [](Milliseconds deadline) {
+        return run_ranks(4, [&](ChildRank& me) {
+          Networks::get().enter(me.rank() / 2);
+          const Outcome o =
+              outcome_of([&] { Group::connect(me.rank(), 4, "tcp://10.77.0.1:4711", "token", options_of(deadline)); });
+          me.say(harness::code_name(o.code) + " " + o.text);
+        });
+      },
+      [](const std::vector<RankEnd>& all) { return said(all[0], "did not come to tcp://"); });
   networks.unblock();
   for (const RankEnd& end : ends) {
     EXPECT_TRUE(said(end, "rendezvous ")) << all_said(end);

@@ -3,6 +3,8 @@
 // create networks.
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "harness/outcome.hpp"
 #include "hosts/networks.hpp"
 #include "multiproc/meeting.hpp"
@@ -19,18 +21,20 @@ using harness::outcome_of;
 std::vector<RankEnd> barrier_without_network(GroupOptions options, const std::function<void(ForkedRanks&)>& after) {
   const Networks& networks = Networks::get();
   options.heap_bytes = size_t{1} << 20;
+  const auto timeout = std::exchange(options.timeout, kLong);
   ForkedRanks ranks(4, [&](ChildRank& me) {
     networks.enter(me.rank() / 2);
     Group group = Group::connect(me.rank(), me.world(), "tcp://10.77.0.1:4711", "token", options);
     me.require(group.hosts() == 2 && group.host() == me.rank() / 2, "hosts by their networks");
     group.barrier();
+    group.set_timeout(timeout);
     me.say("met");
     me.await("go");
     const Outcome o = outcome_of([&] { group.barrier(); });
     me.say(harness::code_name(o.code) + " " + o.report.site + " " + o.text);
     me.await("end");
   });
-  for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "met", 30s));
+  for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said(r, "met", kLong));
   networks.cut();
   ranks.send_to_all("go");
   after(ranks);

@@ -152,13 +152,17 @@ void say(ChildRank& me, const Outcome& o) {
 }
 
 TEST(ProcessHostsFaults, WithAnotherTokenNobodyGetsIn) {
-  const Place place("127.0.0.1");
-  const auto ends = run_ranks(3, [&](ChildRank& me) {
-    GroupOptions options = options_of("a,b");
-    options.rendezvous_timeout = 1500ms;
-    say(me, outcome_of(
-                [&] { Group::connect(me.rank(), me.world(), place.store(), me.rank() == 2 ? "another" : "token", options); }));
-  });
+  const auto ends = with_enough_time(
+      [](Milliseconds deadline) {
+        const Place place("127.0.0.1");
+        return run_ranks(3, [&](ChildRank& me) {
+          GroupOptions options = options_of("a,b");
+          options.rendezvous_timeout = deadline;
+          const char* const token = me.rank() == 2 ? "another" : "token";
+          say(me, outcome_of([&] { Group::connect(me.rank(), me.world(), place.store(), token, options); }));
+        });
+      },
+      [](const std::vector<RankEnd>& all) { return said(all[0], "nobody was turned away"); });
   for (const RankEnd& end : ends) EXPECT_TRUE(said(end, "rendezvous rank -1: ")) << all_said(end);
   EXPECT_TRUE(said(ends[0], "its job token is another one")) << all_said(ends[0]);
 }
@@ -200,23 +204,21 @@ TEST(ProcessHostsFaults, AnAbortReachesRanksThatWaitAndRanksThatDoNot) {
     me.require(static_cast<int>(o.reason) == 77, "the reason given");
     me.await("end");  // no rank leaves before all have been notified
   });
-  for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank 2", 5s));
+  for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank 2", kLong));
   ranks.send_to_all("end");
-  const auto ends = ranks.finish(5s);
+  const auto ends = ranks.finish(kLong);
   for (const RankEnd& end : ends) EXPECT_TRUE(end.ok()) << end << all_said(end);
 }
 
-/// Runs `after` in the parent once all ranks have reported that they have met. The ranks then call barrier() and report how it
-/// ended.
-std::vector<RankEnd> ends_of_barrier(const GroupOptions& options, const std::function<void(ForkedRanks&)>& after,
-                                     const std::vector<int>& absent) {
+/// Runs `after` in the parent once all ranks have reported that they have met. Ranks to which it sends "go" then call barrier()
+/// and report how it ended.
+std::vector<RankEnd> ends_of_barrier(const GroupOptions& options, const std::function<void(ForkedRanks&)>& after) {
   const Place place("127.0.0.1");
   ForkedRanks ranks(4, [&](ChildRank& me) {
     Group group = Group::connect(me.rank(), me.world(), place.store(), "token", options);
     group.barrier();
     me.say("met");
-    const bool waits = std::find(absent.begin(), absent.end(), me.rank()) == absent.end();
-    if (!waits) me.await("go");
+    me.await("go");
     const Outcome o = outcome_of([&] { group.barrier(); });
     say(me, o);
     if (o.code == ErrorCode::peer_timeout) {
@@ -230,29 +232,29 @@ std::vector<RankEnd> ends_of_barrier(const GroupOptions& options, const std::fun
   ranks.send_to_all("end");
   return ranks.finish(kLong);
 }
+void go(ForkedRanks& ranks, const std::vector<int>& which) {
+  for (const int r : which) ranks.send(r, "go");
+}
 
 TEST(ProcessHostsFaults, AKilledRankIsNoticedByAllHosts) {
   for (const int killed : {1, 3}) {
-    const auto ends = ends_of_barrier(
-        options_of("a,a,b,b"),
-        [&](ForkedRanks& ranks) {
-          ranks.kill(killed);
-          for (int r = 0; r < 4; ++r)
-            EXPECT_TRUE(r == killed || ranks.wait_until_said_first(r, "peer_failed rank " + std::to_string(killed), kLong));
-        },
-        {killed});
+    const auto ends = ends_of_barrier(options_of("a,a,b,b"), [&](ForkedRanks& ranks) {
+      go(ranks, killed == 1 ? std::vector{0, 2, 3} : std::vector{0, 1, 2});
+      ranks.kill(killed);
+      for (int r = 0; r < 4; ++r)
+        EXPECT_TRUE(r == killed || ranks.wait_until_said_first(r, "peer_failed rank " + std::to_string(killed), kLong));
+    });
     for (const RankEnd& end : ends) EXPECT_TRUE(end.rank == killed || said(end, "is gone")) << all_said(end);
   }
 }
 
 TEST(ProcessHostsFaults, AKilledHostIsNoticed) {
-  ends_of_barrier(options_of("a,a,b,b"),
-                  [&](ForkedRanks& ranks) {
-                    ranks.kill(2);
-                    ranks.kill(3);
-                    for (const int r : {0, 1}) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
-                  },
-                  {2, 3});
+  ends_of_barrier(options_of("a,a,b,b"), [&](ForkedRanks& ranks) {
+    go(ranks, {0, 1});
+    ranks.kill(2);
+    ranks.kill(3);
+    for (const int r : {0, 1}) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
+  });
 }
 
 TEST(ProcessHostsFaults, ARankThatLeftIsNoDeath) {
@@ -295,16 +297,14 @@ void with_host_1_stopped(ForkedRanks& ranks, const Body& body) {
   for (const int r : {2, 3}) ranks.kill(r, SIGCONT);
 }
 
-/// A stopped rank sends nothing, which looks like a network that drops all packets.
+/// A stopped rank sends nothing, which looks like a network that drops all packets. It is silent before the others wait.
 TEST(ProcessHostsFaults, AWaitForASilentHostEndsAtItsDeadline) {
-  const auto ends = ends_of_barrier(options_of("a,a,b,b", 1200ms),
-                                    [&](ForkedRanks& ranks) {
-                                      with_host_1_stopped(ranks, [&] {
-                                        for (const int r : {0, 1})
-                                          EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_timeout rank 2", kLong));
-                                      });
-                                    },
-                                    {2, 3});
+  const auto ends = ends_of_barrier(options_of("a,a,b,b", 1200ms), [&](ForkedRanks& ranks) {
+    with_host_1_stopped(ranks, [&] {
+      go(ranks, {0, 1});
+      for (const int r : {0, 1}) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_timeout rank 2", kLong));
+    });
+  });
   for (const int r : {0, 1}) {
     const RankEnd& end = ends[static_cast<size_t>(r)];
     EXPECT_TRUE(said(end, "its host has been silent for")) << all_said(end);
@@ -346,29 +346,24 @@ TEST(ProcessHostsFaults, ARankThatStandsStillIsSeen) {
 }
 
 TEST(ProcessHostsFaults, AShortSilenceIsNotNoticed) {
-  const auto ends = ends_of_barrier(options_of("a,a,b,b", 60s),
-                                    [&](ForkedRanks& ranks) {
-                                      with_host_1_stopped(ranks, [&] { ::usleep(2'000'000); });
-                                      ranks.send(2, "go");
-                                      ranks.send(3, "go");
-                                      for (int r = 0; r < 4; ++r)
-                                        EXPECT_TRUE(ranks.wait_until_said_first(r, "ok rank -1", kLong));
-                                    },
-                                    {2, 3});
+  const auto ends = ends_of_barrier(options_of("a,a,b,b", 60s), [&](ForkedRanks& ranks) {
+    go(ranks, {0, 1});
+    with_host_1_stopped(ranks, [&] { ::usleep(2'000'000); });
+    go(ranks, {2, 3});
+    for (int r = 0; r < 4; ++r) EXPECT_TRUE(ranks.wait_until_said_first(r, "ok rank -1", kLong));
+  });
   expect_all_ok(ends);
 }
 
 TEST(ProcessHostsFaults, AHostThatIsSilentForLongerThanAllowedIsDead) {
   GroupOptions options = options_of("a,a,b,b");
   options.silence = 1s;
-  const auto ends = ends_of_barrier(options,
-                                    [&](ForkedRanks& ranks) {
-                                      with_host_1_stopped(ranks, [&] {
-                                        for (const int r : {0, 1})
-                                          EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
-                                      });
-                                    },
-                                    {2, 3});
+  const auto ends = ends_of_barrier(options, [&](ForkedRanks& ranks) {
+    go(ranks, {0, 1});
+    with_host_1_stopped(ranks, [&] {
+      for (const int r : {0, 1}) EXPECT_TRUE(ranks.wait_until_said_first(r, "peer_failed rank ", kLong));
+    });
+  });
   for (const int r : {0, 1}) {
     const RankEnd& end = ends[static_cast<size_t>(r)];
     EXPECT_TRUE(said(end, "its host has been silent for")) << all_said(end);

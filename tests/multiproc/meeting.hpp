@@ -6,12 +6,15 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "bootstrap/bootstrap.hpp"
+#include "bootstrap/net/socket.hpp"
 #include "multiproc/fork_ranks.hpp"
 #include "switchyard/status.hpp"
 
@@ -35,7 +38,7 @@ class Place {
     } else if (kind == "abstract") {
       store_ = "unix:@switchyard-test-" + detail::random_token();
     } else {
-      store_ = "tcp://" + kind + ":" + std::to_string(free_port());
+      store_ = "tcp://" + kind + ":" + std::to_string(reserve_port());
     }
   }
   ~Place() {
@@ -47,18 +50,23 @@ class Place {
   std::string path() const { return folder_ + "/store"; }
 
  private:
-  static int free_port() {
-    const detail::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  /// Binds a port without listening there, so that no other place gets it. With SO_REUSEADDR, a rank 0 can listen there.
+  int reserve_port() {
+    port_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t length = sizeof address;
-    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) throw std::runtime_error("bind failed");
-    ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length);
+    const int on = 1;
+    if (::bind(port_.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+        ::setsockopt(port_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0)
+      throw std::runtime_error("cannot reserve a port");
+    ::getsockname(port_.get(), reinterpret_cast<sockaddr*>(&address), &length);
     return ntohs(address.sin_port);
   }
   std::string folder_;
   std::string store_;
+  detail::UniqueFd port_;
 };
 
 inline void expect_ok(const std::vector<RankEnd>& ends) {
@@ -101,6 +109,19 @@ inline void say_outcome(ChildRank& me, const JoinSpec& spec, Milliseconds deadli
   }
 }
 
+/// Runs a scenario whose deadline must pass after its ranks have reached some point: with a short deadline first and, while
+/// `too_soon` finds that a rank was not there yet, with longer ones, because a loaded machine may hold any rank up. Returns the
+/// ends of the last run.
+inline std::vector<RankEnd> with_enough_time(const std::function<std::vector<RankEnd>(Milliseconds deadline)>& scenario,
+                                             const std::function<bool(const std::vector<RankEnd>&)>& too_soon) {
+  std::vector<RankEnd> ends;
+  for (const int ms : {1000, 5000, 25000}) {
+    ends = scenario(Milliseconds{ms});
+    if (!too_soon(ends)) break;
+  }
+  return ends;
+}
+
 inline bool said(const RankEnd& end, const std::string& part) {
   for (const std::string& line : end.said) {
     if (line.find(part) != std::string::npos) return true;
@@ -111,6 +132,23 @@ inline std::string all_said(const RankEnd& end) {
   std::string text;
   for (const std::string& line : end.said) text += line + "\n";
   return text;
+}
+
+/// The deadline of a rank other than rank 0 has passed before anyone answered it.
+inline bool got_no_answer(const RankEnd& end) {
+  return said(end, ": none)") || said(end, ": Connection refused)") || said(end, ": No such file or directory)");
+}
+
+/// Opens a raw connection to a store that may not be listening yet.
+inline detail::UniqueFd knock(const std::string& store) {
+  for (;;) {
+    int error = 0;
+    detail::UniqueFd fd =
+        detail::start_connect(detail::resolve(detail::parse_endpoint(store), detail::Deadline(kLong))[0], error);
+    while (error == EINPROGRESS) error = detail::connect_result(fd.get());
+    if (error == 0) return fd;
+    ::usleep(10000);
+  }
 }
 
 }  // namespace switchyard::test

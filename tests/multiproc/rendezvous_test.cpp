@@ -35,27 +35,20 @@ std::vector<RankEnd> with_intruder(const std::string& kind,
   return processes.finish(kLong);
 }
 
-/// Opens a raw connection to a store that may not be listening yet.
-UniqueFd knock(const std::string& store) {
-  for (;;) {
-    int error = 0;
-    UniqueFd fd = start_connect(resolve(parse_endpoint(store), Deadline(kLong))[0], error);
-    while (error == EINPROGRESS) error = connect_result(fd.get());
-    if (error == 0) return fd;
-    ::usleep(10000);
-  }
-}
-
 class Intruders : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Stores, Intruders, testing::Values("path", "127.0.0.1"));
 
 TEST_P(Intruders, WithAnotherTokenIsRefused) {
   // Over TCP, a rank cannot distinguish rank 0 from a stranger in its place, so it retries until its deadline.
   const bool at_once = GetParam() == "path";
-  const auto ends = with_intruder(GetParam(), [&](ChildRank& me, const std::string& store) {
-    say_outcome(me, {1, 2, store, "another token"}, at_once ? kLong : Milliseconds{1000});
-    me.say("done");
-  });
+  const auto ends = with_enough_time(
+      [&](Milliseconds deadline) {
+        return with_intruder(GetParam(), [&](ChildRank& me, const std::string& store) {
+          say_outcome(me, {1, 2, store, "another token"}, at_once ? kLong : deadline);
+          me.say("done");
+        });
+      },
+      [](const std::vector<RankEnd>& all) { return got_no_answer(all[2]); });
   EXPECT_TRUE(said(ends[0], "joined")) << all_said(ends[0]);
   EXPECT_TRUE(said(ends[1], "joined")) << all_said(ends[1]);
   EXPECT_TRUE(said(ends[2], at_once ? "refused by rank 0" : "turned away before, without proof")) << all_said(ends[2]);
@@ -91,27 +84,37 @@ TEST_P(Intruders, GarbageIsIgnored) {
 
 TEST_P(Intruders, SilenceHoldsNobodyUp) {
   // More connections than rank 0 serves at a time plus its backlog are opened and stay open until the end. The ranks must join
-  // without waiting for a handshake deadline of these connections.
-  const auto start = std::chrono::steady_clock::now();
-  const Place place(GetParam());
-  ForkedRanks processes(3, [&](ChildRank& me) {
-    if (me.rank() == 2) {
-      std::vector<UniqueFd> held;
-      for (int i = 0; i < 700; ++i) held.push_back(knock(place.store()));
-      me.say("done");
-      me.await("end");
-      return;
-    }
-    if (me.rank() == 1) me.await("go");
-    say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong);
-  });
-  ASSERT_TRUE(processes.wait_until_said(2, "done", kLong));
-  processes.send(1, "go");
-  EXPECT_TRUE(processes.wait_until_said(1, "joined", kLong));
-  EXPECT_TRUE(processes.wait_until_said(0, "joined", kLong));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, Milliseconds{4000}) << "a handshake deadline is 5 s";
-  processes.send(2, "end");
-  expect_ok(processes.finish(kLong));
+  // without waiting for a handshake deadline of these connections: none of them is told that it did not say who it is within
+  // that deadline. A loaded machine may need longer than that deadline to open them.
+  bool waited = true;
+  for (int attempt = 0; attempt < 5 && waited; ++attempt) {
+    const Place place(GetParam());
+    ForkedRanks processes(3, [&](ChildRank& me) {
+      if (me.rank() == 2) {
+        std::deque<Connection> held;
+        for (int i = 0; i < 700; ++i) held.emplace_back(knock(place.store()), kMaxHandshakeBytes);
+        me.say("done");
+        me.await("end");
+        for (Connection& connection : held) {
+          connection.receive();
+          while (const auto frame = connection.take())
+            if (frame->kind == FrameKind::refusal) return me.say("refused");
+        }
+        return;
+      }
+      if (me.rank() == 1) me.await("go");
+      say_outcome(me, {me.rank(), 2, place.store(), "token"}, kLong);
+    });
+    ASSERT_TRUE(processes.wait_until_said(2, "done", kLong));
+    processes.send(1, "go");
+    EXPECT_TRUE(processes.wait_until_said(1, "joined", kLong));
+    EXPECT_TRUE(processes.wait_until_said(0, "joined", kLong));
+    processes.send(2, "end");
+    const auto ends = processes.finish(kLong);
+    expect_ok(ends);
+    waited = said(ends[2], "refused");
+  }
+  EXPECT_FALSE(waited) << "a handshake deadline has passed in each attempt";
 }
 
 /// Before rank 0 listens, strangers occupy its address and send messages that only rank 0 may send: that a rank is rejected,
@@ -249,9 +252,9 @@ TEST(Rendezvous, ARankZeroOfAnotherJobComesNext) {
       if (me.rank() != 0) me.await("go");
       say_outcome(me, {me.rank() % 2, 2, place.store(), first ? "token" : "another token"}, kLong);
     });
-    ::usleep(200000);
+    knock(place.store());  // the first rank 0 listens
     processes.send(2, "go");
-    ::usleep(200000);
+    ::usleep(200000);  // the second one finds the address occupied; otherwise this test shows less
     processes.send(1, "go");
     ASSERT_TRUE(processes.wait_until_ended(0, kLong));
     processes.send(3, "go");
@@ -261,11 +264,14 @@ TEST(Rendezvous, ARankZeroOfAnotherJobComesNext) {
 }
 
 TEST(Rendezvous, RefusalsAreToldAtTheDeadline) {
-  const Place place("path");
-  const auto ends = run_ranks(2, [&](ChildRank& me) {
-    say_outcome(me, {me.rank(), 2, place.store(), me.rank() == 0 ? "token" : "tokem"},
-                me.rank() == 0 ? Milliseconds{1000} : kLong);
-  });
+  const auto ends = with_enough_time(
+      [](Milliseconds deadline) {
+        const Place place("path");
+        return run_ranks(2, [&](ChildRank& me) {
+          say_outcome(me, {me.rank(), 2, place.store(), me.rank() == 0 ? "token" : "tokem"}, deadline);
+        });
+      },
+      [](const std::vector<RankEnd>& all) { return said(all[1], "missing 0 "); });
   EXPECT_TRUE(said(ends[0], "missing 1 ")) << all_said(ends[0]);
   EXPECT_TRUE(said(ends[0], "its job token is another one")) << all_said(ends[0]);
 }
@@ -347,30 +353,30 @@ TEST(Rendezvous, AllRanksBlameTheSameOne) {
 }
 
 TEST(Rendezvous, ARankThatNeverConnectsIsMissedAtTheDeadline) {
-  const Place place("path");
-  ForkedRanks ranks(3, [&](ChildRank& me) {
-    if (me.rank() < 2) {
-      say_outcome(me, {me.rank(), 3, place.store(), "token"}, me.rank() == 0 ? Milliseconds{1500} : kLong);
-      return;
-    }
-    HandMadeRank rank(place.store(), 2, 3);
-    rank.wait_for(FrameKind::roster);
-    me.await("end");
-  });
-  EXPECT_TRUE(ranks.wait_until_ended(0, kLong));
-  EXPECT_TRUE(ranks.wait_until_ended(1, kLong));
-  ranks.send(2, "end");
-  const auto ends = ranks.finish(kLong);
+  const auto ends = with_enough_time(
+      [](Milliseconds deadline) {
+        const Place place("path");
+        ForkedRanks ranks(3, [&](ChildRank& me) {
+          if (me.rank() < 2)
+            return say_outcome(me, {me.rank(), 3, place.store(), "token"}, me.rank() == 0 ? deadline : 2 * deadline);
+          HandMadeRank rank(place.store(), 2, 3);
+          rank.wait_for(FrameKind::roster);
+          me.await("end");
+        });
+        EXPECT_TRUE(ranks.wait_until_ended(0, kLong));
+        EXPECT_TRUE(ranks.wait_until_ended(1, kLong));
+        ranks.kill(2);  // it may still look for a rank 0
+        return ranks.finish(kLong);
+      },
+      [](const std::vector<RankEnd>& all) { return said(all[0], "did not come to"); });
   for (size_t r = 0; r < 2; ++r) EXPECT_TRUE(said(ends[r], "2 ")) << r << ": " << all_said(ends[r]);
   EXPECT_TRUE(said(ends[0], "did not connect to all others")) << all_said(ends[0]);
 }
 
 TEST(Rendezvous, AServerWithoutTheTokenIsNotBelieved) {
-  const Place place("path");
-  ForkedRanks ranks(2, [&](ChildRank& me) {
-    if (me.rank() == 1) return say_outcome(me, {1, 2, place.store(), "token"}, Milliseconds{1500});
-    // Follows the protocol in everything except the proof.
-    Listener listener = listen_at(parse_endpoint(place.store()), Deadline(kLong));
+  // Follows the protocol in everything except the proof.
+  const auto lie = [](ChildRank& me, const std::string& store) {
+    Listener listener = listen_at(parse_endpoint(store), Deadline(kLong));
     for (;;) {
       auto accepted = listener.accept();
       if (!accepted) {
@@ -382,7 +388,8 @@ TEST(Rendezvous, AServerWithoutTheTokenIsNotBelieved) {
       connection.flush();
       std::optional<Frame> hello;
       while (connection.receive() && !(hello = connection.take())) ::usleep(1000);
-      const Nonce nonce = decode_hello(hello.value().payload).value().nonce;
+      if (!hello) continue;  // its deadline has passed
+      const Nonce nonce = decode_hello(hello->payload).value().nonce;
       connection.queue(FrameKind::welcome, encode(Welcome{prove(Welcome{}, "a guess", nonce)}));
       connection.queue(FrameKind::progress, encode(Progress{3, 0}));
       Roster roster;
@@ -392,20 +399,27 @@ TEST(Rendezvous, AServerWithoutTheTokenIsNotBelieved) {
       connection.flush();
       me.say("lied");
     }
-  });
-  ASSERT_TRUE(ranks.wait_until_ended(1, kLong));
-  ranks.kill(0);
-  const auto ends = ranks.finish(kLong);
+  };
+  const auto ends = with_enough_time(
+      [&](Milliseconds deadline) {
+        const Place place("path");
+        ForkedRanks ranks(2, [&](ChildRank& me) {
+          if (me.rank() == 1) return say_outcome(me, {1, 2, place.store(), "token"}, deadline);
+          lie(me, place.store());
+        });
+        EXPECT_TRUE(ranks.wait_until_ended(1, kLong));
+        ranks.kill(0);
+        return ranks.finish(kLong);
+      },
+      [](const std::vector<RankEnd>& all) { return got_no_answer(all[1]); });
   EXPECT_TRUE(said(ends[0], "lied"));
   EXPECT_TRUE(said(ends[1], "missing 0 ")) << all_said(ends[1]);
   EXPECT_TRUE(said(ends[1], "does not know the job token")) << all_said(ends[1]);
 }
 
 TEST(Rendezvous, AnotherServiceAtThePortIsNotMistakenForRankZero) {
-  const Place place("127.0.0.1");
-  ForkedRanks ranks(2, [&](ChildRank& me) {
-    if (me.rank() == 1) return say_outcome(me, {1, 2, place.store(), "token"}, Milliseconds{1000});
-    Listener listener = listen_at(parse_endpoint(place.store()), Deadline(kLong));
+  const auto serve_mail = [](const std::string& store) {
+    Listener listener = listen_at(parse_endpoint(store), Deadline(kLong));
     for (;;) {
       if (auto accepted = listener.accept()) {
         const std::string banner = "220 mail.example.org ESMTP, talk to me now please\r\n";
@@ -414,9 +428,18 @@ TEST(Rendezvous, AnotherServiceAtThePortIsNotMistakenForRankZero) {
       }
       ::usleep(1000);
     }
-  });
-  ASSERT_TRUE(ranks.wait_until_ended(1, kLong));
-  const auto ends = ranks.finish(Milliseconds{0});
+  };
+  const auto ends = with_enough_time(
+      [&](Milliseconds deadline) {
+        const Place place("127.0.0.1");
+        ForkedRanks ranks(2, [&](ChildRank& me) {
+          if (me.rank() == 0) serve_mail(place.store());
+          say_outcome(me, {1, 2, place.store(), "token"}, deadline);
+        });
+        EXPECT_TRUE(ranks.wait_until_ended(1, kLong));
+        return ranks.finish(Milliseconds{0});
+      },
+      [](const std::vector<RankEnd>& all) { return got_no_answer(all[1]); });
   EXPECT_TRUE(said(ends[1], "missing 0 ")) << all_said(ends[1]);
   EXPECT_TRUE(said(ends[1], "does not speak this protocol")) << all_said(ends[1]);
 }
