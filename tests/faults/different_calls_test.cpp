@@ -34,6 +34,8 @@ using switchyard::NormalExchange;
 using switchyard::Staging;
 
 constexpr int kWorld = 3;
+/// A deadline longer than the time limit of this program: a wait that no error ends is a failure.
+constexpr auto kNever = 3600s;
 
 /// Objects of all modes, ready for each of their calls.
 struct Rig {
@@ -144,8 +146,7 @@ TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
     if (i == GetParam()) continue;
     const int odd = static_cast<int>((GetParam() + i) % kWorld);
     const bool both_made = std::string(a.in_text) == b.in_text;  // detected when configurations are compared
-    const auto start = std::chrono::steady_clock::now();
-    const auto all = outcomes(kWorld, options_with(90s), [&](Group& group) {
+    const auto all = outcomes(kWorld, options_with(kNever), [&](Group& group) {
       Rig rig(group);
       const Outcome o = outcome_of([&] { (group.rank() == odd ? a : b).make(rig); });
       if (!both_made) {
@@ -153,7 +154,6 @@ TEST_P(DifferentCalls, EndWithMismatchAtOnce) {
       }
       if (o.code != ErrorCode::ok) throw switchyard::Error(o.code, o.text);
     });
-    EXPECT_LT(std::chrono::steady_clock::now() - start, 45s);
     for (const Outcome& o : all) {
       EXPECT_EQ(code_name(o.code), "mismatch") << a.name << " against " << b.name << ": " << o.text;
       EXPECT_TRUE(both_made || o.text.find(a.in_text) != std::string::npos) << a.name << ", " << b.name << ": " << o.text;
@@ -440,13 +440,11 @@ TEST(DifferentCallsOfProcesses, EndWithMismatchAtOnce) {
   for (const auto& [a, b] : pairs) {
     Fleet fleet;
     fleet.world = kWorld;
-    fleet.options = options_with(90s);
+    fleet.options = options_with(kNever);
     const auto failures = run_processes(fleet, [&](Group& group, Failures& f) {
-      const auto start = std::chrono::steady_clock::now();
       Rig rig(group);
       const Outcome o = outcome_of([&] { kCalls[group.rank() == 1 ? a : b].make(rig); });
       f.equal(std::string("mismatch"), code_name(o.code), "code of " + o.text);
-      f.check(std::chrono::steady_clock::now() - start < 45s, "took long");
     });
     EXPECT_EQ(joined(failures), "") << kCalls[a].name << " against " << kCalls[b].name;
   }

@@ -182,7 +182,8 @@ const Call kCalls[] = {
     {"fused_layer_object", [](Rig& r) { switchyard::detail::FusedMoe e(r.group, FusedMoeRig::config(), r.fused.products); }},
 };
 
-switchyard::GroupOptions patient() { return options_with(90s); }
+/// Deadlines longer than the time limit of this program: a wait that no error ends is a failure.
+switchyard::GroupOptions patient() { return options_with(3600s); }
 
 /// Outcomes of a call and of the barrier that follows it.
 struct Ends {
@@ -238,7 +239,6 @@ void expect_reported(const std::vector<Ends>& ends, int poor, const std::string&
 class NoMemory : public testing::TestWithParam<Call> {};
 
 TEST_P(NoMemory, OnOneRankIsAnErrorThatAllHearOf) {
-  const auto start = std::chrono::steady_clock::now();
   int allocations = 0, in_step = 0;
   for (bool failed = true; failed; ++allocations) {
     const auto ends = ends_of(
@@ -264,7 +264,6 @@ TEST_P(NoMemory, OnOneRankIsAnErrorThatAllHearOf) {
       expect_reported(ends, kPoor, what);
     }
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 60s);
   std::printf("%s: %d allocations, %d that all ranks share in step\n", GetParam().name, allocations - 1, in_step);
 }
 

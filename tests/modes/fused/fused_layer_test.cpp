@@ -169,13 +169,19 @@ TEST(FusedLayer, TheDeadlineNamesARankThatIsMissing) {
   for (const int workers : {1, 3}) {
     FusedScenario s = scenario(3, workers);
     s.absent = 2;
-    s.deadline_ms = 300;
     std::vector<std::string> expected;
     for (const char* rank : {"0", "1"})
       expected.push_back(std::string("rank ") + rank + " call 0: a wait for layer_told of rank 2 ended in a fault");
-    EXPECT_EQ(run_fused_layer(s), expected);
-    s.per_rank = true;
-    EXPECT_EQ(run_fused_layer(s), expected);
+    for (const bool per_rank : {false, true}) {
+      s.per_rank = per_rank;
+      std::vector<std::string> found;
+      for (const int deadline_ms : {300, 3000, 30000}) {  // a loaded machine may hold up the rank that is not missing, too
+        s.deadline_ms = deadline_ms;
+        found = run_fused_layer(s);
+        if (joined(found).find("of rank 0") == std::string::npos && joined(found).find("of rank 1") == std::string::npos) break;
+      }
+      EXPECT_EQ(found, expected);
+    }
   }
 }
 
