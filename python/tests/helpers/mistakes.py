@@ -12,7 +12,7 @@ import switchyard as sy
 
 #: Seconds after which a mistake counts as a hang. Groups wait twice as long, so no mistake can end by a deadline of the
 #: library.
-DEADLINE = 10
+DEADLINE = 30
 SHAPE = {"hidden": 128, "num_experts": 4, "topk": 2, "max_tokens": 8}
 OPTIONS = {"heap_bytes": 8 << 20, "timeout": 2 * DEADLINE, "rendezvous_timeout": 2 * DEADLINE}
 

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import pickle
-import time
+import threading
 
 import numpy as np
 import pytest
@@ -38,14 +38,19 @@ def x_and_ids():
 
 
 def test_a_wait_that_ends_has_a_report(ranks):
+    ended = threading.Event()
+
     def rank(group):
         exchange = sy.Exchange(group, **CONFIG)
         if group.rank == 1:
-            time.sleep(1.0)
+            ended.wait(60)
             return None
         group.set_timeout(0.2)
-        with pytest.raises(sy.PeerTimeout) as caught:
-            exchange.dispatch(*x_and_ids())
+        try:
+            with pytest.raises(sy.PeerTimeout) as caught:
+                exchange.dispatch(*x_and_ids())
+        finally:
+            ended.set()
         return pickle.loads(pickle.dumps(caught.value))
 
     error = ranks(rank, 2)[0]

@@ -149,7 +149,7 @@ def test_a_rank_collects_what_belongs_to_another_that_waits_for_it(ranks):
 
     gc.disable()
     try:
-        ranks(rank, 2, heap_bytes=sy.Exchange.heap_bytes(2, **CONFIG), timeout=5)
+        ranks(rank, 2, heap_bytes=sy.Exchange.heap_bytes(2, **CONFIG))
     finally:
         gc.enable()
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """run_ranks, and processes, when a rank fails or returns early or the user presses Ctrl-C: all ranks end at once and report the
 reason."""
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import switchyard as sy
+from processes import a_store
 
 CONFIG = {"hidden": 16, "num_experts": 4, "topk": 2, "max_tokens": 8, "dtype": "f32"}
 #: No test may end because a deadline of the library expired.
@@ -138,7 +138,7 @@ def test_ctrl_c_ends_run_ranks(environment, other):
 
 def test_ctrl_c_ends_a_process_in_a_call_and_its_peers(environment):
     """Rank 0 waits in a call without a deadline. Its peer, which waits for input, receives the error at its next call."""
-    store = f"unix:@switchyard-interrupt-{os.getpid()}"
+    store = a_store()
     ranks = [start(environment, PROCESS, str(rank), store) for rank in (0, 1)]
     assert ranks[1].stdout.readline().strip() == "waits"
     try:

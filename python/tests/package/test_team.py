@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are kept from test to test: a failing scenario is reported, and the next scenario finds no leftovers of it."""
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,11 +104,15 @@ def _rank_1_hangs(rank, world):
 
 
 def test_a_rank_that_does_not_end_is_told_where_it_is():
-    passes("fork")
-    before = processes_of("fork")
-    with pytest.raises(pytest.fail.Exception, match=r"(?s)^rank 1: no answer in .*in _rank_1_hangs\n"):
-        run_on_team("fork", WORLD, _rank_1_hangs, seconds=2)
-    assert all(map(gone, before))
+    for seconds in (2, 20):
+        passes("fork")
+        before = processes_of("fork")
+        with pytest.raises(pytest.fail.Exception) as told:
+            run_on_team("fork", WORLD, _rank_1_hangs, seconds=seconds)
+        assert all(map(gone, before))
+        if not str(told.value).startswith("rank 0: no answer"):  # on a loaded machine, rank 0 may also need more time
+            break
+    assert re.match(r"(?s)rank 1: no answer in .*in _rank_1_hangs\n", str(told.value))
     passes("fork")
 
 

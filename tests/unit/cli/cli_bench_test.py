@@ -7,6 +7,7 @@ Usage: cli_bench_test.py PATH-OF-SWITCHYARD [unittest arguments]
 import json
 import os
 import resource
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -248,15 +249,14 @@ class Launched(unittest.TestCase):
     """Every rank is a separate call, as with torchrun, mpirun and srun. Only the first rank prints."""
 
     def ranks(self, world, *args, launcher=None, folder="."):
-        store = f"unix:@switchyard-test-{os.getpid()}-{launcher}"
-        port = 10000 + os.getpid() % 50000  # a process number may be larger than any port
+        name = f"switchyard-test-{secrets.token_hex(8)}"
         calls = []
         for rank in range(world):
-            own = {"SWITCHYARD_RANK": str(rank), "SWITCHYARD_WORLD_SIZE": str(world), "SWITCHYARD_STORE": store,
+            own = {"SWITCHYARD_RANK": str(rank), "SWITCHYARD_WORLD_SIZE": str(world), "SWITCHYARD_STORE": f"unix:@{name}",
                    "SWITCHYARD_JOB_TOKEN": "any"}
             if launcher == "torchrun":
                 own = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world),
-                       "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
+                       "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": name}
             calls.append(subprocess.Popen([cli_test.TOOL, "bench", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                           cwd=folder, env={**os.environ, **own}))
         return [(call.communicate(timeout=120), call.returncode) for call in calls]
@@ -355,15 +355,18 @@ class Bench(unittest.TestCase):
             self.assertIn(f"--compute: given with --mode {mode}; it belongs to --mode low_latency", err)
 
     def test_late(self):
-        """Times would be negative if no rank had been late, and would exceed the delay if it had not been subtracted."""
-        late = 20000
+        """Times would be negative if no rank had been late, and would exceed any delay if it had not been subtracted."""
         for mode, sections in (("low_latency", ("dispatch", "combine_per_rank", "both_per_route")), ("flat", ("all_to_all", "two_calls"))):
-            result, out = self.measure("--mode", mode, "--sweep", f"late-us=0,{late}")
-            self.assertIn("Rank 0 entered so many microseconds after the others", out)
-            self.assertEqual([one["config"]["late_us"] for one in result["runs"]], [0, late])
-            for section in sections:
-                self.assertGreater(result["runs"][1][section]["min_us"], 0)
-                self.assertLess(result["runs"][1][section]["p50_us"], late)
+            for late in (20000, 100000):  # on a loaded machine, calls may take longer than the first
+                result, out = self.measure("--mode", mode, "--sweep", f"late-us=0,{late}")
+                self.assertIn("Rank 0 entered so many microseconds after the others", out)
+                self.assertEqual([one["config"]["late_us"] for one in result["runs"]], [0, late])
+                for section in sections:
+                    self.assertGreater(result["runs"][1][section]["min_us"], 0)
+                longest = max(result["runs"][1][section]["p50_us"] for section in sections)
+                if longest < late:
+                    break
+            self.assertLess(longest, late)
         code, out, err = run("bench", *QUICK, "--late-us", "5")
         self.assertEqual((code, out), (2, ""), err)
         self.assertIn("--late-us: given with --mode normal --backend cpu; it belongs to --mode low_latency and flat", err)
