@@ -123,11 +123,18 @@ provision() {
   done
 }
 
-# Creates the user `dev`, who may not use sudo, and that user's copy of the clone in its current state.
+# Lists the files of the clone: tracked ones that exist, and new ones that git does not ignore. The list is made first, because
+# pages that CI runs in the clone meanwhile create files and remove them again.
+list_clone() {
+  git ls-files -z --cached --others --exclude-standard |
+    while IFS= read -r -d '' file; do [[ ! -e $file && ! -L $file ]] || printf '%s\0' "$file"; done >"$tree.files"
+}
+
+# Creates the user `dev`, who may not use sudo, and that user's copy of the listed files of the clone.
 make_user() {
   chroot "$tree" useradd --create-home --shell /bin/bash dev
   mkdir "$tree/home/dev/switchyard"
-  git ls-files -z --cached --others --exclude-standard | xargs -0 ls -d 2>/dev/null | tar -c -T - | tar -x -C "$tree/home/dev/switchyard"
+  tar -c --null -T "$tree.files" | tar -x -C "$tree/home/dev/switchyard"
   chroot "$tree" chown -R dev:dev /home/dev/switchyard
 }
 
@@ -142,6 +149,7 @@ verb_make() {
   require_privileges
   verb_remove
   mkdir -p "$tree"
+  list_clone
   local script=()
   if [[ $system == ubuntu* ]]; then
     local package=$root/build/bare/ubuntu-keys.deb
