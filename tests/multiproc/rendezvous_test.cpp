@@ -87,7 +87,7 @@ TEST_P(Intruders, SilenceHoldsNobodyUp) {
   // without waiting for a handshake deadline of these connections: none of them is told that it did not say who it is within
   // that deadline. A loaded machine may need longer than that deadline to open them.
   bool waited = true;
-  for (int attempt = 0; attempt < 5 && waited; ++attempt) {
+  for (int attempt = 0; attempt < 3 && waited; ++attempt) {
     const Place place(GetParam());
     ForkedRanks processes(3, [&](ChildRank& me) {
       if (me.rank() == 2) {
