@@ -107,12 +107,12 @@ def test_a_rank_that_does_not_end_is_told_where_it_is():
     for seconds in (2, 20):
         passes("fork")
         before = processes_of("fork")
-        with pytest.raises(pytest.fail.Exception) as told:
+        with pytest.raises(pytest.fail.Exception) as failure:
             run_on_team("fork", WORLD, _rank_1_hangs, seconds=seconds)
         assert all(map(gone, before))
-        if not str(told.value).startswith("rank 0: no answer"):  # on a loaded machine, rank 0 may also need more time
+        if not str(failure.value).startswith("rank 0: no answer"):  # on a loaded machine, rank 0 may also need more time
             break
-    assert re.match(r"(?s)rank 1: no answer in .*in _rank_1_hangs\n", str(told.value))
+    assert re.match(r"(?s)rank 1: no answer in .*in _rank_1_hangs\n", str(failure.value))
     passes("fork")
 
 

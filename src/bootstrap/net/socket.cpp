@@ -62,10 +62,10 @@ class FolderLock {
   bool busy_ = false;
 };
 
-/// Makes room at the path of a socket file that another process has bound: removes the file if no process serves it any more,
-/// left behind when a process was killed while listening. The caller holds the folder's lock. Returns 0 if the path is free,
-/// also when its listener has just removed the file; else EADDRINUSE, or EEXIST for a file that is not a socket.
-int make_room(const std::string& path, const SocketAddress& address) {
+/// Frees a path that another process has bound: removes its socket file if no process serves it any more, left behind when a
+/// process was killed while listening. The caller holds the folder's lock. Returns 0 if the path is free, also when its listener
+/// has just removed the file; else EADDRINUSE, or EEXIST for a file that is not a socket.
+int free_path(const std::string& path, const SocketAddress& address) {
   struct stat info;
   if (::lstat(path.c_str(), &info) != 0) return errno == ENOENT ? 0 : EADDRINUSE;
   if (!S_ISSOCK(info.st_mode)) return EEXIST;
@@ -91,7 +91,7 @@ int try_listen(const Endpoint& endpoint, const SocketAddress& address, UniqueFd&
   if (::bind(fd.get(), as_sockaddr(address), address.length) != 0) {
     const int error = errno;
     if (error != EADDRINUSE || endpoint.kind != Endpoint::Kind::unix_path) return error;
-    if (const int occupied = make_room(endpoint.name, address); occupied != 0) return occupied;
+    if (const int occupied = free_path(endpoint.name, address); occupied != 0) return occupied;
     if (::bind(fd.get(), as_sockaddr(address), address.length) != 0) return errno;
   }
   return ::listen(fd.get(), kBacklog) == 0 ? 0 : errno;
