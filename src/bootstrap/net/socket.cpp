@@ -63,8 +63,8 @@ class FolderLock {
 };
 
 /// Frees a path that another process has bound: removes its socket file if no process serves it any more, left behind when a
-/// process was killed while listening. The caller holds the folder's lock. Returns 0 if the path is free, also when its listener
-/// has just removed the file; else EADDRINUSE, or EEXIST for a file that is not a socket.
+/// process was killed while listening. The caller holds the folder's lock. Returns 0 if the path is free, also when its
+/// listener has just removed the file; else EADDRINUSE, or EEXIST for a file that is not a socket.
 int free_path(const std::string& path, const SocketAddress& address) {
   struct stat info;
   if (::lstat(path.c_str(), &info) != 0) return errno == ENOENT ? 0 : EADDRINUSE;
