@@ -123,18 +123,20 @@ provision() {
   done
 }
 
-# Lists the files of the clone: tracked ones that exist, and new ones that git does not ignore. The list is made first, because
-# pages that CI runs in the clone meanwhile create files and remove them again.
-list_clone() {
+# Saves the clone in its current state: tracked files that exist, and new ones that git does not ignore. This is done first,
+# because pages that CI later runs in the clone create files and remove them again.
+save_clone() {
   git ls-files -z --cached --others --exclude-standard |
-    while IFS= read -r -d '' file; do [[ ! -e $file && ! -L $file ]] || printf '%s\0' "$file"; done >"$tree.files"
+    while IFS= read -r -d '' file; do [[ ! -e $file && ! -L $file ]] || printf '%s\0' "$file"; done |
+    tar -c --null -T - -f "$tree.tar"
 }
 
-# Creates the user `dev`, who may not use sudo, and that user's copy of the listed files of the clone.
+# Creates the user `dev`, who may not use sudo, and that user's copy of the clone.
 make_user() {
   chroot "$tree" useradd --create-home --shell /bin/bash dev
   mkdir "$tree/home/dev/switchyard"
-  tar -c --null -T "$tree.files" | tar -x -C "$tree/home/dev/switchyard"
+  tar -x -f "$tree.tar" -C "$tree/home/dev/switchyard"
+  rm "$tree.tar"
   chroot "$tree" chown -R dev:dev /home/dev/switchyard
 }
 
@@ -149,7 +151,7 @@ verb_make() {
   require_privileges
   verb_remove
   mkdir -p "$tree"
-  list_clone
+  save_clone
   local script=()
   if [[ $system == ubuntu* ]]; then
     local package=$root/build/bare/ubuntu-keys.deb
