@@ -86,7 +86,8 @@ class Rendezvous {
   }
 
   /// Waits for rank 0's verdict when a peer no longer listens, because a third rank may have caused that peer to end. Rank 0
-  /// has been told and announces the rank to blame, or its connection ends: step() throws either. Returns at the deadline.
+  /// has a report of the failure and announces the rank to blame, or its connection ends; step() throws in both cases. Returns
+  /// at the deadline.
   void await_verdict() {
     do {
       store_->step();

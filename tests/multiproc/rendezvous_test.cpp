@@ -84,8 +84,8 @@ TEST_P(Intruders, GarbageIsIgnored) {
 
 TEST_P(Intruders, SilenceHoldsNobodyUp) {
   // More connections than rank 0 serves at a time plus its backlog are opened and stay open until the end. The ranks must join
-  // without waiting for a handshake deadline of these connections: none of them is told that it did not say who it is within
-  // that deadline. A loaded machine may need longer than that deadline to open them.
+  // without waiting for a handshake deadline of these connections: none of them is refused because it did not identify itself
+  // within that deadline. A loaded machine may need longer than that deadline to open them.
   bool waited = true;
   for (int attempt = 0; attempt < 3 && waited; ++attempt) {
     const Place place(GetParam());
