@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of several processes that listen at one socket file, exactly one succeeds, whatever the others do at the same time.
+// Listening at one socket file from several processes: exactly one succeeds.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -51,8 +51,8 @@ std::string failure_of(const Place& place, Milliseconds time) {
   return "";
 }
 
-/// Threads start together at a socket file that a killed process has left behind. Each opens the folder by itself, as processes
-/// do.
+/// Threads start to listen together at a stale socket file of a killed process. Each opens the folder separately, as separate
+/// processes would.
 TEST(Listen, OneOfManyReplacesAStaleFile) {
   constexpr int kThreads = 6;
   const Place place("path");
