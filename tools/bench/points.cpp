@@ -309,8 +309,8 @@ void print_tail(const BenchOptions& any) {
 void print_late(const BenchOptions& any) {
   const bool swept = std::find(any.swept.begin(), any.swept.end(), "late-us") != any.swept.end();
   if (!swept && any.late_us == 0) return;
-  fmt::print("  Rank 0 entered {} after the others; times of all ranks count from its entry.\n",
-             swept ? "so many microseconds" : fmt::format("{} us", any.late_us));
+  fmt::print("  Rank 0 enters each call {} after the other ranks; all times start at its entry.\n",
+             swept ? "late-us microseconds" : fmt::format("{} us", any.late_us));
 }
 
 PointTable::PointTable(const BenchOptions& any, const std::vector<std::string>& shown, const std::vector<std::string>& header)
